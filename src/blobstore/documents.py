@@ -1,0 +1,261 @@
+"""JSON documents that others own: manifests, config blobs, shard indexes and config.json of a checkpoint.
+
+Rule M1: a manifest is a JSON object with ``schemaVersion`` 2 and ``layers``, each a descriptor of media type, digest and
+size. Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names. Rule Q1: config.json is a strict
+JSON object of at most 16 MiB whose quantization settings, if any, exist. Unknown keys are ignored, keys are compared
+exactly, and the raw bytes are kept: they are what is hashed, stored and sent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from blobstore import strictjson
+from blobstore.digest import Digest
+from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
+from blobstore.names import file_name
+
+_T = TypeVar("_T", bound=BaseModel)
+
+MANIFEST_MEDIA_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
+CONFIG_MEDIA_TYPE: Final = "application/vnd.docker.container.image.v1+json"
+TENSOR_MEDIA_TYPE: Final = "application/vnd.ollama.image.tensor"
+JSON_MEDIA_TYPE: Final = "application/vnd.ollama.image.json"
+
+MAX_MANIFEST = 64 * 2**20
+"""Bytes of a manifest in a local store (100,000 layers are about 23 MB)."""
+MAX_REGISTRY_MANIFEST = 4 * 2**20
+"""Bytes of a manifest that a registry may send."""
+MAX_LAYERS = 100_000
+MAX_CONFIG = 16 * 2**20
+MAX_INDEX = 256 * 2**20
+MAX_BLOB = 2**48
+"""Bytes of one blob: a size beyond it is a mistake or an attack, and nothing is allocated for it."""
+
+
+def parse_object(raw: bytes, what: str, *, rule: str, limit: int) -> dict[str, Any]:
+    """Return the JSON object in ``raw``.
+
+    Raises: DocumentError with ``rule`` when it is not one; LimitExceededError over ``limit`` bytes or 64 levels.
+    """
+    if len(raw) > limit:
+        raise LimitExceededError(f"limit exceeded: {what} has {len(raw):,} bytes, at most {limit:,}", rule=rule)
+    if not raw.strip(b" \t\r\n\0"):
+        raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
+    try:
+        value = strictjson.parse(raw)
+        strictjson.check_depth(value)
+    except strictjson.StrictJsonError as error:
+        raise DocumentError(f"{what}: {error} (rule {rule})", rule=rule) from None
+    if not isinstance(value, dict):
+        raise DocumentError(f"{what} is not a JSON object (rule {rule})", rule=rule)
+    return value
+
+
+def _validated(model: type[_T], value: dict[str, Any], what: str, rule: str) -> _T:
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DocumentError(f"{what}: {place or 'document'}: {first['msg']} (rule {rule})", rule=rule) from None
+
+
+def _digest(value: object) -> Digest:
+    try:
+        return value if isinstance(value, Digest) else Digest.parse(value)
+    except BlobStoreError as error:
+        raise ValueError(error.message) from None
+
+
+def _shard_name(value: object) -> str:
+    try:
+        name = file_name(value)
+    except BlobStoreError as error:
+        raise ValueError(error.message) from None
+    if not name.endswith(".safetensors"):
+        raise ValueError(f"{name!r} is no .safetensors file")
+    return name
+
+
+_Digest = Annotated[Digest, BeforeValidator(_digest), PlainSerializer(str)]
+_MediaType = Annotated[str, StringConstraints(max_length=255)]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="ignore", populate_by_name=True, arbitrary_types_allowed=True, protected_namespaces=()
+    )
+
+
+class Descriptor(_Document):
+    """A blob that a manifest refers to: its kind, digest and size in bytes; ``name`` is the tensor or file name."""
+
+    media_type: _MediaType = Field(alias="mediaType")
+    digest: _Digest
+    size: int = Field(ge=0, le=MAX_BLOB)
+    source: str | None = Field(default=None, alias="from")
+    name: str | None = None
+
+
+class Manifest(_Document):
+    """A model: its config blob and its layers, in order. ``raw`` are the bytes that it was read from or is written as."""
+
+    schema_version: Literal[2] = Field(default=2, alias="schemaVersion")
+    media_type: _MediaType = Field(default=MANIFEST_MEDIA_TYPE, alias="mediaType")
+    config: Descriptor | None = None
+    layers: tuple[Descriptor, ...] = Field(strict=False)
+    _raw: bytes = PrivateAttr(default=b"")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_one_image(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "manifests" in value:
+            raise ValueError("an image index is not supported, only a manifest with layers")
+        # True == 1.0 == 1 in Python, and pydantic's Literal compares: the version has to be the integer.
+        if isinstance(value, dict) and not isinstance(value.get("schemaVersion"), int | None):
+            raise ValueError("schemaVersion is not 2")
+        return value
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str = "manifest", *, limit: int = MAX_MANIFEST) -> Manifest:
+        """Return the manifest in ``raw``, and keep the bytes.
+
+        Raises: DocumentError (rule M1) naming the place; LimitExceededError over ``limit`` bytes, 100,000 layers, or a
+        blob of 256 TiB.
+        """
+        value = parse_object(raw, what, rule="M1", limit=limit)
+        if "schemaVersion" not in value:
+            raise DocumentError(f"{what}: schemaVersion is missing (rule M1)", rule="M1")
+        if isinstance(layers := value.get("layers"), list) and len(layers) > MAX_LAYERS:
+            raise LimitExceededError(f"limit exceeded: {what} has {len(layers):,} layers, at most {MAX_LAYERS:,}", rule="M1")
+        manifest = _validated(cls, value, what, "M1")
+        manifest._raw = raw
+        return manifest
+
+    @property
+    def raw(self) -> bytes:
+        """The exact bytes: as parsed, or else one line of compact JSON in Ollama's key order and a newline."""
+        return self._raw or self._encode()
+
+    @property
+    def digest(self) -> Digest:
+        """The model's ID: the sha256 of `raw`."""
+        return Digest.of(self.raw)
+
+    @property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """Every blob that the model needs: the layers in order, then the config."""
+        return (*self.layers, self.config) if self.config is not None else self.layers
+
+    @property
+    def tensor_layers(self) -> tuple[Descriptor, ...]:
+        """The layers that hold tensors, in order."""
+        return tuple(layer for layer in self.layers if layer.media_type == TENSOR_MEDIA_TYPE)
+
+    def document(self, name: str) -> Descriptor | None:
+        """Return the JSON layer of that file name, or None."""
+        return next((layer for layer in self.layers if layer.media_type == JSON_MEDIA_TYPE and layer.name == name), None)
+
+    def _encode(self) -> bytes:
+        # manifest.Manifest and manifest.Layer in ollama/ollama@fb307609: `from` and `name` are left out when empty.
+        return strictjson.encode(self.model_dump(by_alias=True, exclude_none=True)) + b"\n"
+
+
+class ModelConfig(_Document):
+    """Ollama's config blob. Written by `encode` in Ollama's key order; read leniently, since GGUF models have one too."""
+
+    model_format: str = ""
+    model_family: str = ""
+    model_families: list[str] | None = None
+    model_type: str = ""
+    file_type: str = ""
+    renderer: str | None = None
+    parser: str | None = None
+    requires: str | None = None
+    capabilities: list[str] | None = None
+    architecture: str = ""
+    os: str = ""
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str = "config") -> ModelConfig:
+        """Return the config in ``raw``. Raises: DocumentError (rule M1) when it is not one."""
+        return _validated(cls, parse_object(raw, what, rule="M1", limit=MAX_CONFIG), what, "M1")
+
+    def encode(self) -> bytes:
+        """Return one line of compact JSON without a newline; renderer, parser and requires are left out when None."""
+        optional = {"renderer", "parser", "requires"}
+        document = self.model_dump()
+        return strictjson.encode({key: value for key, value in document.items() if value is not None or key not in optional})
+
+
+class ShardIndex(_Document):
+    """``model.safetensors.index.json``: tensor name → shard file name."""
+
+    weight_map: dict[str, Annotated[str, BeforeValidator(_shard_name)]] = Field(min_length=1)
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str = "shard index") -> ShardIndex:
+        """Return the index in ``raw``.
+
+        Raises: DocumentError (rule I1) when weight_map is missing or empty, or names something else than a plain
+        ``*.safetensors`` file: nothing is opened before that.
+        """
+        return _validated(cls, parse_object(raw, what, rule="I1", limit=MAX_INDEX), what, "I1")
+
+
+class QuantizationSettings(_Document):
+    """MLX's ``quantization`` of a config.json: the defaults for all modules."""
+
+    group_size: Literal[16, 32, 64, 128]
+    bits: Literal[2, 3, 4, 5, 6, 8]
+    mode: Literal["affine", "mxfp4", "mxfp8", "nvfp4"] = "affine"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _integers(cls, value: Any) -> Any:
+        if isinstance(value, dict) and not all(type(value.get(key, 0)) is int for key in ("bits", "group_size")):
+            raise ValueError("bits and group_size are integers")
+        return value
+
+
+class SourceConfig(_Document):
+    """What an import reads from a checkpoint's config.json; everything else in it is only stored."""
+
+    architectures: list[str] | None = None
+    model_type: str | None = None
+    quantization: QuantizationSettings | None = None
+    quantization_config: dict[str, Any] | None = None
+    text_config: dict[str, Any] | None = None
+    has_vision: bool | None = None
+    vision_config: Any = None
+    audio_config: Any = None
+    sound_config: Any = None
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str = "config.json") -> SourceConfig:
+        """Return the config in ``raw``.
+
+        Raises: DocumentError (rule Q1) when it is no strict JSON object, or its quantization settings do not exist.
+        """
+        value = parse_object(raw, what, rule="Q1", limit=MAX_CONFIG)
+        if "quantization" in value and value["quantization"] is None:
+            value = {key: item for key, item in value.items() if key != "quantization"}
+        return _validated(cls, value, what, "Q1")
+
+    @property
+    def architecture(self) -> str:
+        """The first architecture's name, else the model type, else ""."""
+        return next(iter(self.architectures or ()), None) or self.model_type or ""

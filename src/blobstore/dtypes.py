@@ -1,0 +1,70 @@
+"""DType: the element types of safetensors, by the names that its headers use.
+
+Source: safetensors README, "Format", and safetensors/src/tensor.rs `Dtype` at version 0.8.0. No numpy here: the numpy,
+torch and MLX types are in arrays.py.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+
+
+class DType(enum.Enum):
+    """An element type; the value is its name in a header."""
+
+    BOOL = "BOOL"
+    U8 = "U8"
+    I8 = "I8"
+    F8_E5M2 = "F8_E5M2"
+    F8_E4M3 = "F8_E4M3"
+    F8_E8M0 = "F8_E8M0"
+    F8_E4M3FNUZ = "F8_E4M3FNUZ"
+    F8_E5M2FNUZ = "F8_E5M2FNUZ"
+    F6_E2M3 = "F6_E2M3"
+    F6_E3M2 = "F6_E3M2"
+    F4 = "F4"
+    I16 = "I16"
+    U16 = "U16"
+    F16 = "F16"
+    BF16 = "BF16"
+    I32 = "I32"
+    U32 = "U32"
+    F32 = "F32"
+    I64 = "I64"
+    U64 = "U64"
+    F64 = "F64"
+    C64 = "C64"
+
+    @property
+    def bits(self) -> int:
+        """Width of one element in bits: 4, 6, 8, 16, 32 or 64."""
+        return _BITS[self]
+
+    @property
+    def is_float(self) -> bool:
+        """True for the types that models are trained in and that can be quantized: BF16, F16, F32."""
+        return self in _FLOATS
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes of an array of this type: exact for whole bytes, rounded up for a sub-byte type."""
+        return -(-math.prod(shape) * self.bits // 8)
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_BITS = {
+    **dict.fromkeys((DType.F4,), 4),
+    **dict.fromkeys((DType.F6_E2M3, DType.F6_E3M2), 6),
+    **dict.fromkeys((DType.BOOL, DType.U8, DType.I8), 8),
+    **dict.fromkeys((DType.F8_E5M2, DType.F8_E4M3, DType.F8_E8M0, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ), 8),
+    **dict.fromkeys((DType.I16, DType.U16, DType.F16, DType.BF16), 16),
+    **dict.fromkeys((DType.I32, DType.U32, DType.F32), 32),
+    **dict.fromkeys((DType.I64, DType.U64, DType.F64, DType.C64), 64),
+}
+_FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})
+
+DTYPE_BY_NAME = {dtype.value: dtype for dtype in DType}
+"""Header name → DType; a plain dict because the header parser looks up one name a tensor."""

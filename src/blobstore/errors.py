@@ -1,0 +1,118 @@
+"""Every error that leaves the library.
+
+One class a kind of fault, so that a caller can tell "you asked for the wrong thing" from "this file is damaged" from
+"the disk is full". All carry the same optional fields, so that a message never has to be parsed:
+
+``rule``    the numbered rule that was broken (``F8``: see docs/design.md, "Rules")
+``tensor``  tensor name · ``index`` element index in it
+``blob``    digest text or blob name · ``model`` model name
+``path``    file or folder · ``errno`` operating system error number
+``hint``    one sentence: what to do about it
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BlobStoreError(Exception):
+    """Base of all errors of this package. ``str(error)`` is one sentence without the hint."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        rule: str | None = None,
+        tensor: str | None = None,
+        index: tuple[int, ...] | None = None,
+        blob: str | None = None,
+        model: str | None = None,
+        path: str | None = None,
+        errno: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.rule = rule
+        self.tensor = tensor
+        self.index = index
+        self.blob = blob
+        self.model = model
+        self.path = path
+        self.errno = errno
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with all fields, so that an error survives a process boundary."""
+        fields = {key: value for key, value in self.__dict__.items() if key != "message"}
+        return (_rebuild, (type(self), self.message, fields))
+
+
+def _rebuild(kind: type[BlobStoreError], message: str, fields: dict[str, Any]) -> BlobStoreError:
+    return kind(message, **fields)
+
+
+class UsageError(BlobStoreError):
+    """The caller asked for something that can't be: a name that is no name, an unknown type, a bad option."""
+
+
+class InvalidNameError(UsageError):
+    """Text that is no model name, or a file name that must not become a path."""
+
+
+class InvalidDigestError(UsageError):
+    """Text that is not ``sha256:`` and 64 lower-case hex digits."""
+
+
+class NotFoundError(BlobStoreError):
+    """A model, tensor, blob, file or folder that was named does not exist."""
+
+
+class CorruptDataError(BlobStoreError):
+    """Bytes are not what they have to be: wherever they came from, they can't be used."""
+
+
+class HeaderError(CorruptDataError):
+    """A safetensors file breaks one of the rules F1 to F21."""
+
+
+class DocumentError(CorruptDataError):
+    """A JSON document (manifest, config, shard index) is not valid."""
+
+
+class DigestMismatchError(CorruptDataError):
+    """The bytes of a blob are not the bytes of its digest."""
+
+
+class ShortReadError(CorruptDataError):
+    """A file ended before the bytes that its header or manifest promises."""
+
+
+class UnsupportedSourceError(BlobStoreError):
+    """A checkpoint is well-formed, but of a kind that is not imported, or not as asked."""
+
+
+class NonFiniteWeightError(UnsupportedSourceError):
+    """A weight to be quantized is NaN or infinite; ``tensor`` and ``index`` say which."""
+
+
+class LimitExceededError(BlobStoreError):
+    """Valid input beyond a limit of ours (docs/design.md, "Limits")."""
+
+
+class StorageError(BlobStoreError):
+    """The operating system refused: no space, no permission, an I/O error."""
+
+
+class BusyError(StorageError):
+    """Somebody else holds the lock."""
+
+
+def from_os_error(error: OSError, operation: str, path: object) -> BlobStoreError:
+    """Return our error for an operating system's error: what was tried, on what, and why it failed.
+
+    A missing file becomes `NotFoundError`, everything else `StorageError` with ``errno``.
+    """
+    reason = (error.strerror or str(error)).lower()
+    kind = NotFoundError if isinstance(error, FileNotFoundError) else StorageError
+    return kind(f"can't {operation} {path}: {reason}", path=str(path), errno=error.errno)

@@ -1,0 +1,138 @@
+"""RangeReader: the only door to bytes that we did not make.
+
+A reader knows its size and reads ranges; where the bytes lie (memory, a file, later HTTP) is its own business. Formats
+are parsed from readers, so a parser does no I/O of its own. Offsets count from the first byte of the file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Protocol
+
+from blobstore.errors import CorruptDataError, ShortReadError, StorageError, from_os_error
+
+
+class RangeReader(Protocol):
+    """Bytes with a size. Reading beyond the size is an error, never a short answer."""
+
+    name: str
+    size: int
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from ``offset``. Raises: ShortReadError when the data end before it is full."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly ``length`` bytes from ``offset``. Raises: ShortReadError when there are fewer."""
+
+
+class BytesReader:
+    """A reader over bytes in memory."""
+
+    def __init__(self, data: bytes, name: str = "bytes") -> None:
+        self.name = name
+        self.size = len(data)
+        self._data = memoryview(data)
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Copy ``len(buffer)`` bytes from ``offset``."""
+        buffer[:] = self._range(offset, len(buffer))
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return a copy of ``length`` bytes from ``offset``."""
+        return bytes(self._range(offset, length))
+
+    def _range(self, offset: int, length: int) -> memoryview:
+        if offset + length > self.size:
+            raise _short(self, offset, length)
+        return self._data[offset : offset + length]
+
+
+class FileReader:
+    """A reader over one open regular file, by ``pread``: safe to share between threads.
+
+    ``follow`` says whether the last path segment may be a symbolic link: true for users' checkpoints (the Hugging Face
+    cache is made of links), false inside a store. Opening never blocks on a FIFO or a device.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, follow: bool = True) -> None:
+        self.name = os.fspath(path)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+        try:
+            self._fd = os.open(self.name, flags)
+        except OSError as error:
+            raise from_os_error(error, "open", self.name) from error
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self._fd)
+            raise StorageError(f"{self.name} is not a regular file", path=self.name)
+        self.size = status.st_size
+        self.identity = FileIdentity(status)
+
+    def fileno(self) -> int:
+        """Return the open file descriptor; it stays ours."""
+        return self._fd
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset``; interrupted and partial reads go on."""
+        wanted = len(buffer)
+        filled = 0
+        while filled < wanted:
+            try:
+                count = os.preadv(self._fd, [buffer[filled:]], offset + filled)
+            except OSError as error:
+                raise from_os_error(error, "read", self.name) from error
+            if count == 0:
+                raise _short(self, offset, wanted)
+            filled += count
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset``."""
+        if offset + length > self.size:
+            raise _short(self, offset, length)
+        buffer = bytearray(length)
+        self.readinto(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def check_unchanged(self) -> None:
+        """Raise when the path no longer names the file that was opened, or the file was written to meanwhile."""
+        try:
+            now = FileIdentity(os.stat(self.name))
+        except OSError as error:
+            raise from_os_error(error, "find again", self.name) from error
+        if now != self.identity:
+            raise CorruptDataError(f"{self.name} changed while it was read", path=self.name)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> FileReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class FileIdentity:
+    """What tells one state of a file from another: device, inode, size and time of the last write."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, status: os.stat_result) -> None:
+        self._key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FileIdentity) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _short(reader: RangeReader, offset: int, length: int) -> ShortReadError:
+    return ShortReadError(
+        f"{reader.name} ends before byte {offset + length}: it has {reader.size} bytes and {length} were wanted from {offset}",
+        path=reader.name,
+    )

@@ -1,0 +1,125 @@
+"""Durable file operations: what has returned from here is on the disk, also after a power cut.
+
+Facts: fsync of a file makes its bytes durable, not its name; the name needs an fsync of its folder (fsync(2)). A failed
+fsync may have dropped the bytes, and a second one would then succeed: it is never retried ("fsyncgate", PostgreSQL 2018).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from blobstore.errors import from_os_error
+
+FILE_MODE = 0o644
+FOLDER_MODE = 0o755
+_SYNCFS_REPORTS_ERRORS = (5, 8)
+
+
+@contextmanager
+def os_errors(operation: str, path: object) -> Iterator[None]:
+    """Turn an OSError inside the block into our error: "can't OPERATION PATH: reason"."""
+    try:
+        yield
+    except OSError as error:
+        raise from_os_error(error, operation, path) from error
+
+
+def sync(fd: int) -> None:
+    """Make an open file's bytes (or an open folder's names) durable. Raises: OSError; the file is then lost."""
+    if sys.platform == "darwin":  # fsync there stops at the drive's cache
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(fd)
+
+
+def sync_all(fds: Sequence[int]) -> None:
+    """Make several open files of one file system durable: with one syncfs where that reports errors, else one by one.
+
+    syncfs(2) returns write errors since Linux 5.8; it takes one journal commit where fsync takes one a file.
+    """
+    if len(fds) > 1 and _syncfs is not None:
+        if _syncfs(fds[0]) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return
+    for fd in fds:
+        sync(fd)
+
+
+def _find_syncfs() -> ctypes._NamedFuncPointer | None:
+    if sys.platform != "linux" or _kernel_version() < _SYNCFS_REPORTS_ERRORS:
+        return None
+    function = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if function is not None:
+        function.argtypes = (ctypes.c_int,)
+        function.restype = ctypes.c_int
+    return function
+
+
+def _kernel_version() -> tuple[int, int]:
+    major, minor, *_ = os.uname().release.split("-")[0].split(".")
+    return int(major), int(minor)
+
+
+_syncfs = _find_syncfs()
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its missing ancestors, each name durable. Nothing happens when it is there."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    try:
+        path.mkdir(mode=FOLDER_MODE)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    sync_folder(path.parent)
+
+
+def create_temporary(folder: Path) -> tuple[int, Path]:
+    """Return an open, empty, private file in ``folder`` and its path; the folder is made when it is missing.
+
+    The file is locked (flock) as long as it is open, so that a clean-up can tell a live one from one left by a crash.
+    """
+    make_folder(folder)
+    path = folder / f"{os.getpid()}-{secrets.token_hex(8)}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = os.open(path, flags, FILE_MODE)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return fd, path
+
+
+def write_all(fd: int, data: memoryview) -> None:
+    """Write all of ``data``; interrupted and partial writes go on. Raises: OSError."""
+    while data:
+        count = os.write(fd, data)
+        if count == 0:
+            raise OSError(errno.EIO, "nothing was written")
+        data = data[count:]
+
+
+def remove_if_there(path: Path) -> bool:
+    """Remove a file; return False when there was none."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,122 @@
+"""JSON as strict as RFC 8259 allows, and the compact text that Go's encoding/json writes.
+
+Python's parser is laxer than the files deserve: it keeps the last of duplicate keys, takes ``NaN``, reads ``-0`` as 0
+and recurses as deep as the input asks. Here each of these is an error, so that no two readers of one file can differ.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MAX_DEPTH = 64
+
+
+class StrictJsonError(ValueError):
+    """The text is not the JSON that is asked for; ``reason`` is one of the words of `Reason`."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Reason:
+    """Why a text was refused: the caller's rules have different numbers for them."""
+
+    UTF8 = "utf8"
+    SYNTAX = "syntax"
+    DUPLICATE = "duplicate"
+    DEPTH = "depth"
+
+
+def parse(raw: bytes) -> Any:
+    """Return the Python value of one JSON text in UTF-8 without a byte order mark; ``-0`` is read as the float that it is.
+
+    Raises: StrictJsonError with reason UTF8 (also half a surrogate pair as an escape), SYNTAX (also NaN, Infinity, integers of over 4300
+    digits), DUPLICATE (a key twice in one object, compared after unescaping) or DEPTH (over 64 levels).
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise StrictJsonError(Reason.UTF8, f"not UTF-8 at byte {error.start}") from None
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_refuse_constant,
+            parse_int=_integer if "-0" in text else None,
+        )
+    except StrictJsonError:
+        raise
+    except RecursionError:
+        raise StrictJsonError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise StrictJsonError(Reason.SYNTAX, f"not valid JSON: {error}") from None
+    if "\\u" in text:
+        _refuse_surrogates(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """Raise StrictJsonError (DEPTH) when ``value`` is nested deeper than 64 levels, itself included."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level if isinstance(node, dict | list) for child in _children(node)]
+        if not level:
+            return
+    raise StrictJsonError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH} levels")
+
+
+def _children(node: dict[str, Any] | list[Any]) -> Any:
+    return node.values() if isinstance(node, dict) else node
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise StrictJsonError(Reason.DUPLICATE, f"the key {_shown(key)} is there twice")
+            seen.add(key)
+    return result
+
+
+def _refuse_constant(word: str) -> Any:
+    raise StrictJsonError(Reason.SYNTAX, f"not valid JSON: {word}")
+
+
+def _integer(digits: str) -> int | float:
+    return -0.0 if digits == "-0" else int(digits)
+
+
+def _refuse_surrogates(value: Any) -> None:
+    # A lone \ud800 survives json.loads, but the string it makes can be written nowhere.
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            waiting.extend(node)
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
+        elif isinstance(node, str) and not node.isascii():
+            try:
+                node.encode("utf-8")
+            except UnicodeEncodeError:
+                raise StrictJsonError(Reason.UTF8, "a \\u escape is half of a surrogate pair") from None
+
+
+def _shown(key: str) -> str:
+    return repr(key if len(key) <= 80 else key[:77] + "...")
+
+
+_GO_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def encode(value: Any) -> bytes:
+    """Return compact JSON as Go's encoding/json writes it: no spaces, UTF-8, ``< > &`` and U+2028/9 escaped.
+
+    Dictionaries keep their order. Source: go/src/encoding/json/encode.go, `HTMLEscape`; FORMAT.md section 1.
+    """
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_GO_ESCAPES).encode()
