@@ -94,14 +94,20 @@ class FileReader:
         self.readinto(offset, memoryview(buffer))
         return bytes(buffer)
 
+    def check_is(self, identity: FileIdentity) -> None:
+        """Raise CorruptDataError when the open file is not the one of ``identity``, or was written to since."""
+        if FileIdentity(os.fstat(self._fd)) != identity:
+            raise CorruptDataError(f"{self.name} changed while it was read", path=self.name)
+
     def check_unchanged(self) -> None:
         """Raise when the path no longer names the file that was opened, or the file was written to meanwhile."""
+        self.check_is(self.identity)
         try:
             now = FileIdentity(os.stat(self.name))
         except OSError as error:
             raise from_os_error(error, "find again", self.name) from error
         if now != self.identity:
-            raise CorruptDataError(f"{self.name} changed while it was read", path=self.name)
+            raise CorruptDataError(f"{self.name} was replaced while it was read", path=self.name)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

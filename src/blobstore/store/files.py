@@ -12,7 +12,7 @@ import fcntl
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,18 +40,15 @@ def sync(fd: int) -> None:
         os.fsync(fd)
 
 
-def sync_all(fds: Sequence[int]) -> None:
-    """Make several open files of one file system durable: with one syncfs where that reports errors, else one by one.
+def sync_file_system(fd: int) -> None:
+    """Make everything written to the file system of ``fd`` durable, where `SYNCS_WHOLE_FILE_SYSTEM`; else do nothing.
 
-    syncfs(2) returns write errors since Linux 5.8; it takes one journal commit where fsync takes one a file.
+    syncfs(2) takes one journal commit where fsync takes one a file, and since Linux 5.8 it reports the write errors
+    that happened since ``fd`` was opened. Raises: OSError; what was written since then is lost.
     """
-    if len(fds) > 1 and _syncfs is not None:
-        if _syncfs(fds[0]) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return
-    for fd in fds:
-        sync(fd)
+    if _syncfs is not None and _syncfs(fd) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _find_syncfs() -> ctypes._NamedFuncPointer | None:
@@ -70,6 +67,8 @@ def _kernel_version() -> tuple[int, int]:
 
 
 _syncfs = _find_syncfs()
+SYNCS_WHOLE_FILE_SYSTEM = _syncfs is not None
+"""Whether one call makes all files durable; without it every file is synced when it is finished."""
 
 
 def sync_folder(path: Path) -> None:
@@ -94,17 +93,17 @@ def make_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def create_temporary(folder: Path) -> tuple[int, Path]:
-    """Return an open, empty, private file in ``folder`` and its path; the folder is made when it is missing.
+def make_private_folder(parent: Path) -> Path:
+    """Return a new folder in ``parent``, which is made when it is missing. Its name is unique to this process."""
+    make_folder(parent)
+    path = parent / f"{os.getpid()}-{secrets.token_hex(8)}"
+    path.mkdir(mode=FOLDER_MODE)
+    return path
 
-    The file is locked (flock) as long as it is open, so that a clean-up can tell a live one from one left by a crash.
-    """
-    make_folder(folder)
-    path = folder / f"{os.getpid()}-{secrets.token_hex(8)}"
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    fd = os.open(path, flags, FILE_MODE)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return fd, path
+
+def create_file(path: Path) -> int:
+    """Return a new open file; a file or link that is there already is an error. Raises: OSError."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
 
 
 def write_all(fd: int, data: memoryview) -> None:

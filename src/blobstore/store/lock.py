@@ -16,6 +16,17 @@ from blobstore.errors import BusyError
 from blobstore.store.files import FILE_MODE, make_folder, os_errors
 
 
+def lock_file(path: Path, kind: int = fcntl.LOCK_EX) -> int:
+    """Return an open file at ``path``, made when missing and locked until it is closed. Raises: OSError, BlockingIOError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 class StoreLock:
     """A lock file; made when it is first taken."""
 
@@ -36,14 +47,13 @@ class StoreLock:
 
     @contextmanager
     def _held(self, kind: int) -> Iterator[None]:
-        with os_errors("lock the store with", self._path):
+        with os_errors("write to the store", self._path.parent):
             make_folder(self._path.parent)
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
-        try:
             try:
-                fcntl.flock(fd, kind | fcntl.LOCK_NB)
+                fd = lock_file(self._path, kind)
             except BlockingIOError:
                 raise BusyError(f"the store is in use by another process ({self._path})", path=str(self._path)) from None
+        try:
             yield
         finally:
             os.close(fd)

@@ -11,32 +11,47 @@ from blobstore.documents import MAX_MANIFEST, Manifest
 from blobstore.errors import BlobStoreError, InvalidNameError, LimitExceededError, NotFoundError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
-from blobstore.store.files import create_temporary, make_folder, os_errors, remove_if_there, sync, sync_folder, write_all
+from blobstore.store.files import create_file, make_folder, os_errors, remove_if_there, sync, sync_folder, write_all
+
+
+_DEPTH = 4  # host, namespace, model, tag
 
 
 class ManifestFolder:
     """The ``manifests/`` folder of a store. No folder or file below it is reached through a symbolic link."""
 
-    def __init__(self, path: Path, temporary_folder: Path) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._temporary_folder = temporary_folder
 
     def names(self) -> list[ModelName]:
-        """Return the names of all models, sorted. Files at another depth or with other names are not models."""
-        return sorted(self._walk(self.path, ()))
+        """Return the names of all models, sorted. Files at another depth or with other names are no models."""
+        names = []
+        for parts in self._files(self.path, ()):
+            with suppress(InvalidNameError):
+                names.append(_name(parts))
+        return sorted(names)
 
-    def _walk(self, folder: Path, parts: tuple[str, ...]) -> Iterator[ModelName]:
+    def strays(self) -> list[Path]:
+        """Return the files that lie where manifests lie, but whose path is no model name."""
+        strays = []
+        for parts in self._files(self.path, ()):
+            try:
+                _name(parts)
+            except InvalidNameError:
+                strays.append(self.path.joinpath(*parts))
+        return strays
+
+    def _files(self, folder: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         if not folder.exists():
             return
         with os_errors("list", folder), os.scandir(folder) as entries:
-            found = list(entries)
+            found = sorted(entries, key=lambda entry: entry.name)
         for entry in found:
             inner = (*parts, entry.name)
-            if len(inner) == 4 and entry.is_file(follow_symlinks=False):  # noqa: PLR2004  # host, namespace, model, tag
-                with suppress(InvalidNameError):
-                    yield _name(inner)
-            elif len(inner) < 4 and entry.is_dir(follow_symlinks=False):  # noqa: PLR2004
-                yield from self._walk(folder / entry.name, inner)
+            if len(inner) == _DEPTH and entry.is_file(follow_symlinks=False):
+                yield inner
+            elif len(inner) < _DEPTH and entry.is_dir(follow_symlinks=False):
+                yield from self._files(folder / entry.name, inner)
 
     def read(self, name: ModelName) -> Manifest:
         """Return the manifest of ``name``, and the bytes it was read from.
@@ -57,26 +72,24 @@ class ManifestFolder:
             error.model = str(name)
             raise
 
-    def write(self, name: ModelName, manifest: Manifest) -> None:
-        """Put ``manifest`` under ``name``: bytes durable, renamed into place, the name and new folders durable.
+    def write(self, name: ModelName, manifest: Manifest, temporary: Path) -> None:
+        """Put ``manifest`` under ``name``: written to the path ``temporary``, made durable, renamed into place.
 
-        Raises: StorageError; the old manifest, if any, is untouched then.
+        New folders and the name are durable at the end; an older manifest is replaced. Raises: StorageError, and the
+        old manifest is untouched then.
         """
         path = self._path(name)
         with os_errors("write the manifest", path):
-            fd, temporary = create_temporary(self._temporary_folder)
+            fd = create_file(temporary)
             try:
                 write_all(fd, memoryview(manifest.raw))
                 sync(fd)
-                make_folder(path.parent)
-                self._refuse_links(name)
-                temporary.rename(path)
-                sync_folder(path.parent)
-            except BaseException:
-                remove_if_there(temporary)
-                raise
             finally:
                 os.close(fd)
+            make_folder(path.parent)
+            self._refuse_links(name)
+            temporary.rename(path)
+            sync_folder(path.parent)
 
     def remove(self, name: ModelName) -> None:
         """Remove a manifest and the folders that it leaves empty. Raises: NotFoundError when there is none."""
@@ -86,7 +99,7 @@ class ManifestFolder:
             if not remove_if_there(path):
                 raise NotFoundError(f"model {str(name)!r} not found", model=str(name), path=str(path))
             sync_folder(path.parent)
-            for folder in list(path.parents)[:3]:
+            for folder in list(path.parents)[: _DEPTH - 1]:
                 try:
                     folder.rmdir()
                 except OSError:

@@ -1,0 +1,102 @@
+"""Expert groups: which tensors of a mixture of experts belong together. Pure.
+
+Two forms (FORMAT.md section 2). *Packed*: every tensor under a group's prefix, under its own name, in one blob.
+*Stacked*: the numbered experts' weights of one projection become one tensor ``[experts, out, in]``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from blobstore.errors import UnsupportedSourceError
+from blobstore.importer.inventory import SourceTensor
+
+_LAYER = (
+    r"(?:|model\.|language_model\.|language_model\.model\.|model\.language_model\.|backbone\.|language_model\.backbone\."
+    r"|model\.language_model\.backbone\.|mtp\.)layers\.[0-9]+"
+)
+_GROUP = re.compile(
+    rf"(?P<group>{_LAYER}\.(?:mlp\.experts|mlp\.shared_experts|moe\.experts|mixer\.experts|mixer\.shared_experts|mlp\.switch_mlp))"
+    r"\.(?P<rest>.+)",
+    re.ASCII | re.DOTALL,
+)
+_NUMBERED = re.compile(r"(?P<expert>[0-9]+)\.(?P<projection>.+)", re.ASCII | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One projection of a group's numbered experts: ``tensors[e]`` is expert e's. All have one dtype and shape."""
+
+    name: str
+    tensors: tuple[SourceTensor, ...]
+
+
+def group_of(name: str) -> str | None:
+    """Return the prefix of the expert group that a tensor belongs to, or None."""
+    match = _GROUP.fullmatch(name)
+    return match["group"] if match else None
+
+
+def stacked_group_of(name: str) -> str | None:
+    """Return the group prefix of a numbered expert's weight, which the stacked form combines, or None."""
+    match = _GROUP.fullmatch(name)
+    return match["group"] if match and name.endswith(".weight") and _NUMBERED.fullmatch(match["rest"]) else None
+
+
+def packed_order(group: str, tensors: Iterable[SourceTensor]) -> list[SourceTensor]:
+    """Return a group's tensors by expert number, then by projection name; unnumbered ones after them."""
+
+    def key(tensor: SourceTensor) -> tuple[float, str]:
+        rest = tensor.name[len(group) + 1 :]
+        match = _NUMBERED.fullmatch(rest)
+        return (int(match["expert"]), match["projection"]) if match else (float("inf"), rest)
+
+    return sorted(tensors, key=key)
+
+
+def projections(group: str, tensors: Iterable[SourceTensor]) -> list[Projection]:
+    """Return the numbered experts of a group by projection, sorted by projection name; unnumbered tensors are ignored.
+
+    Raises: UnsupportedSourceError when a number is written in another way than "12", when a projection has not the same
+    experts 0 to N-1 as the others, or when experts of one projection differ in shape or dtype.
+    """
+    by_projection: dict[str, dict[int, SourceTensor]] = defaultdict(dict)
+    for tensor in tensors:
+        match = _NUMBERED.fullmatch(tensor.name[len(group) + 1 :])
+        if match is None:
+            continue
+        if str(int(match["expert"])) != match["expert"]:
+            raise UnsupportedSourceError(f"{tensor.name!r} has the expert number {match['expert']}", tensor=tensor.name)
+        by_projection[match["projection"]][int(match["expert"])] = tensor
+    _check_numbers(group, by_projection)
+    result = [
+        Projection(name, tuple(experts[number] for number in sorted(experts)))
+        for name, experts in sorted(by_projection.items())
+    ]
+    for projection in result:
+        _check_layout(group, projection)
+    return result
+
+
+def _check_numbers(group: str, by_projection: Mapping[str, Mapping[int, SourceTensor]]) -> None:
+    count = max((max(experts) + 1 for experts in by_projection.values()), default=0)
+    for name, experts in sorted(by_projection.items()):
+        if missing := [number for number in range(count) if number not in experts]:
+            raise UnsupportedSourceError(
+                f"the expert group {group} has no {group}.{missing[0]}.{name}: experts 0 to {count - 1} must all be there",
+                tensor=f"{group}.{missing[0]}.{name}",
+            )
+
+
+def _check_layout(group: str, projection: Projection) -> None:
+    first = projection.tensors[0]
+    for tensor in projection.tensors:
+        if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
+            raise UnsupportedSourceError(
+                f"experts of {group} differ: {first.name} is {first.dtype} {list(first.shape)}, "
+                f"{tensor.name} is {tensor.dtype} {list(tensor.shape)}",
+                tensor=tensor.name,
+            )

@@ -1,0 +1,92 @@
+"""Policy: which type each tensor gets. Pure; the general policy of FORMAT.md section 6.
+
+Source of the facts: ollama/ollama@fb307609 x/create/create.go `GetTensorQuantization`, x/create/quantpolicy.go, and the
+recorded plans in fixtures/ollama-records. A policy sees output tensors: stacked experts have rank 3 already.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from blobstore.errors import UnsupportedSourceError
+from blobstore.importer.options import ImportOptions
+from blobstore.quant import Quantization, QuantType
+
+_MIN_ELEMENTS = 1024
+_LEFT_ALONE = ("embed", "norm", "ln_", "layernorm", "audio_tower", "embed_audio", "vision", "visual")
+_ROUTING_GATES = (".mlp.gate.weight", ".mixer.gate.weight", ".shared_expert_gate.weight", ".router.proj.weight")
+_EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts.")
+_EXPERT_COMPANIONS = (".bias", ".scale", ".qbias")
+_SENSITIVE = (".v_proj", ".k_proj", "down_proj")
+
+# Architectures for which Ollama has a policy of its own (FORMAT.md section 6). They will be chosen in `policy_for`.
+_OLLAMA_SPECIAL = ("qwen3_5", "qwen3next", "gemma4", "laguna", "glimmer", "cohere2moe", "nemotronh")
+
+
+class Policy(Protocol):
+    """Decides the quantization of one output tensor by its name and shape."""
+
+    def wants(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Return True when the tensor is one that gets quantized if groups divide its rows."""
+
+    def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
+        """Return the quantization, or None to keep the source's dtype."""
+
+
+class GeneralPolicy:
+    """The policy for architectures without one of their own, for one asked type."""
+
+    def __init__(self, asked: QuantType, options: ImportOptions) -> None:
+        self._asked = asked
+        self._options = options
+
+    def wants(self, name: str, shape: tuple[int, ...]) -> bool:
+        """See `Policy`: a weight matrix that is no embedding, norm, gate or part of another modality's tower."""
+        expert = is_expert(name)
+        if not expert and (not name.endswith(".weight") or any(word in name for word in _LEFT_ALONE)):
+            return False
+        if name.endswith(_ROUTING_GATES) or math.prod(shape) < _MIN_ELEMENTS:
+            return False
+        return len(shape) == 2 or (len(shape) == 3 and expert)  # noqa: PLR2004  # a matrix, or a stack of them
+
+    def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
+        """See `Policy`: the asked type, or 8 bits for the head and the sensitive projections."""
+        if not self.wants(name, shape):
+            return None
+        eight_bit = self._asked.eight_bit
+        if name.endswith("lm_head.weight"):
+            return self._if_fits(eight_bit, shape)
+        if not self._options.fits(self._asked, shape):
+            return None
+        if self._promotes(name) and self._options.fits(eight_bit, shape):
+            return self._options.quantization(eight_bit)
+        return self._options.quantization(self._asked)
+
+    def _promotes(self, name: str) -> bool:
+        if not any(word in name for word in _SENSITIVE):
+            return False
+        return self._asked is QuantType.INT4 or (self._asked.bits == 4 and not is_expert(name))  # noqa: PLR2004
+
+    def _if_fits(self, quant_type: QuantType, shape: tuple[int, ...]) -> Quantization | None:
+        return self._options.quantization(quant_type) if self._options.fits(quant_type, shape) else None
+
+
+def is_expert(name: str) -> bool:
+    """Return True for a weight of a mixture's experts, shared ones included."""
+    return any(mark in name for mark in _EXPERT_MARKS) and not name.endswith(_EXPERT_COMPANIONS)
+
+
+def policy_for(architecture: str, asked: QuantType, options: ImportOptions) -> Policy:
+    """Return the policy for an architecture.
+
+    Raises: UnsupportedSourceError in the ollama profile for an architecture whose own policy is not built yet: another
+    plan than Ollama's would break the profile's promise.
+    """
+    plain = architecture.lower().replace("_", "") if architecture else ""
+    if options.profile.name == "ollama" and any(word.replace("_", "") in plain for word in _OLLAMA_SPECIAL):
+        raise UnsupportedSourceError(
+            f"Ollama has a quantization policy of its own for {architecture}, which the ollama profile does not have yet",
+            hint="Import it without --quant, or with --profile default.",
+        )
+    return GeneralPolicy(asked, options)

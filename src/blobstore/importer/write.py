@@ -1,0 +1,180 @@
+"""Write: carry an import plan out. Nothing is decided here.
+
+Each blob is written in one pass: rows are read in chunks, cast and quantized, hashed and appended. Blobs are independent,
+so several threads take one each; the result does not depend on their number.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any, Protocol
+
+import numpy as np
+
+from blobstore import kernels
+from blobstore.arrays import numpy_dtype
+from blobstore.dtypes import DType
+from blobstore.errors import NonFiniteWeightError, UnsupportedSourceError
+from blobstore.importer.inventory import SourceFile, SourceTensor
+from blobstore.importer.plan import ImportPlan, OutputTensor, PlannedBlob
+from blobstore.quant import Quantization
+from blobstore.ranges import FileReader
+from blobstore.store import BlobWriter, FinishedBlob, Ingest
+
+CHUNK = 4 * 2**20
+"""Source bytes that one thread reads and quantizes at a time; a whole number of groups of every type and dtype."""
+
+Array = np.ndarray[Any, Any]
+
+
+class Progress(Protocol):
+    """Told after every chunk: how many more source bytes are done, and of which blob. Called from any thread."""
+
+    def __call__(self, nbytes: int, blob: str) -> None: ...
+
+
+class SourceReaders:
+    """The source files of an import, opened when they are first read, and checked to be those of the inventory."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, FileReader] = {}
+        self._mutex = threading.Lock()
+
+    def reader(self, file: SourceFile) -> FileReader:
+        """Return the reader for ``file``. Raises: NotFoundError, CorruptDataError when it changed since the inventory."""
+        with self._mutex:
+            reader = self._open.get(file.path)
+            if reader is None:
+                reader = FileReader(file.path)
+                self._open[file.path] = reader
+                reader.check_is(file.identity)
+            return reader
+
+    def check_unchanged(self) -> None:
+        """Raise when a file that was read has been written to, replaced or removed meanwhile."""
+        for reader in self._open.values():
+            reader.check_unchanged()
+
+    def close(self) -> None:
+        """Close all files."""
+        for reader in self._open.values():
+            reader.close()
+
+
+def write_blobs(plan: ImportPlan, ingest: Ingest, jobs: int, progress: Progress) -> list[FinishedBlob]:
+    """Write the plan's tensor blobs with ``jobs`` threads; return them in plan order, complete but not yet visible.
+
+    Raises: the error of the first blob in plan order that fails, whatever the number of threads: it names the tensor or
+    the file; StorageError. Nothing is committed here.
+    """
+    work = _Work(ingest, progress)
+    try:
+        with ThreadPoolExecutor(jobs, thread_name_prefix="import") as pool:
+            futures = [pool.submit(work.write_blob, blob) for blob in plan.blobs]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+            except BaseException:
+                work.stopped.set()
+                raise
+            finally:
+                # Blobs are started in plan order, so those before a failed one are running or done: only later ones go.
+                for future in futures:
+                    future.cancel()
+        blobs = [future.result() for future in futures if not future.cancelled()]
+        work.readers.check_unchanged()
+        return blobs
+    finally:
+        work.readers.close()
+
+
+class _Work:
+    """What the threads of one import share."""
+
+    def __init__(self, ingest: Ingest, progress: Progress) -> None:
+        self.readers = SourceReaders()
+        self.stopped = threading.Event()
+        self._ingest = ingest
+        self._progress = progress
+
+    def write_blob(self, blob: PlannedBlob) -> FinishedBlob:
+        header = blob.header
+        with self._ingest.writer(len(header) + blob.data_size) as writer:
+            writer.write(header)
+            for tensor in blob.tensors:
+                self._write_tensor(tensor, writer, blob.name)
+            return writer.finish()
+
+    def _write_tensor(self, tensor: OutputTensor, writer: BlobWriter, blob_name: str) -> None:
+        companions: list[list[Array]] = []
+        for source in tensor.sources:
+            for start, chunk in self._chunks(source):
+                weights = chunk if source.dtype is tensor.dtype else _cast(chunk, tensor.dtype, source, start)
+                if tensor.quantization is None:
+                    writer.write(_bytes(weights))
+                else:
+                    words, *rest = _quantize(weights, tensor.quantization, tensor.dtype, source, start)
+                    writer.write(_bytes(words))
+                    companions.append(rest)
+                self._progress(chunk.nbytes, blob_name)
+        # The weight comes first in a blob, so its scales and biases wait here: for int4/32, an eighth of what is stored.
+        for arrays in zip(*companions, strict=True):
+            for array in arrays:
+                writer.write(_bytes(array))
+
+    def _chunks(self, source: SourceTensor) -> Iterator[tuple[int, Array]]:
+        """Yield ``(index of the first element, elements)`` of a tensor; each chunk lives until the next one."""
+        reader = self.readers.reader(source.file)
+        buffer = memoryview(bytearray(min(CHUNK, source.nbytes)))
+        for done in range(0, source.nbytes, CHUNK):
+            if self.stopped.is_set():
+                raise InterruptedError
+            view = buffer[: min(CHUNK, source.nbytes - done)]
+            reader.readinto(source.offset + done, view)
+            yield done * 8 // source.dtype.bits, _elements(view, source.dtype)
+
+
+def _bytes(array: Array) -> Array:
+    # ml_dtypes' types have no buffer protocol of their own.
+    return array.view(np.uint8)
+
+
+def _elements(view: memoryview, dtype: DType) -> Array:
+    """Return the bytes as elements; types that numpy has not are left as bytes, which can only be copied."""
+    return np.frombuffer(view, numpy_dtype(dtype) if dtype.bits >= 8 else np.uint8)  # noqa: PLR2004
+
+
+def _cast(chunk: Array, dtype: DType, source: SourceTensor, start: int) -> Array:
+    """Return ``chunk`` rounded to ``dtype``. Raises: UnsupportedSourceError when a finite value would become infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast: Array = chunk.astype(numpy_dtype(dtype))
+    overflows = np.isinf(cast) & np.isfinite(chunk)
+    if overflows.any():
+        first = int(np.argmax(overflows))
+        index = _index(source, start + first)
+        raise UnsupportedSourceError(
+            f"{source.name!r}: the value {chunk[first]} at {list(index)} does not fit {dtype}", tensor=source.name, index=index
+        )
+    return cast
+
+
+def _quantize(
+    weights: Array, quantization: Quantization, dtype: DType, source: SourceTensor, start: int
+) -> list[Array]:
+    """Return the stored arrays of a flat run of whole groups. Raises: NonFiniteWeightError with tensor and index."""
+    parts = [np.empty(part.shape, numpy_dtype(part.dtype)) for part in quantization.parts(weights.shape, dtype)]
+    bad = kernels.quantize_into(weights, quantization, parts)
+    if bad >= 0:
+        index = _index(source, start + bad)
+        raise NonFiniteWeightError(
+            f"{source.name!r}: the weight at {list(index)} is {weights[bad]}, and only finite weights can be quantized",
+            tensor=source.name,
+            index=index,
+            path=source.file.path,
+        )
+    return parts
+
+
+def _index(source: SourceTensor, flat: int) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(flat, source.shape))
