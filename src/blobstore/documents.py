@@ -34,6 +34,8 @@ CONFIG_MEDIA_TYPE: Final = "application/vnd.docker.container.image.v1+json"
 TENSOR_MEDIA_TYPE: Final = "application/vnd.ollama.image.tensor"
 JSON_MEDIA_TYPE: Final = "application/vnd.ollama.image.json"
 
+CONFIG_NAME: Final = "config.json"
+
 MAX_MANIFEST = 64 * 2**20
 """Bytes of a manifest in a local store (100,000 layers are about 23 MB)."""
 MAX_REGISTRY_MANIFEST = 4 * 2**20
@@ -45,7 +47,7 @@ MAX_BLOB = 2**48
 """Bytes of one blob: a size beyond it is a mistake or an attack, and nothing is allocated for it."""
 
 
-def parse_object(raw: bytes, what: str, *, rule: str, limit: int) -> dict[str, Any]:
+def parse_object(raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG) -> dict[str, Any]:
     """Return the JSON object in ``raw``.
 
     Raises: DocumentError with ``rule`` when it is not one; LimitExceededError over ``limit`` bytes or 64 levels.
@@ -70,7 +72,8 @@ def _validated(model: type[_T], value: dict[str, Any], what: str, rule: str) -> 
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise DocumentError(f"{what}: {place or 'document'}: {first['msg']} (rule {rule})", rule=rule) from None
+        reason = str(first.get("ctx", {}).get("error", first["msg"]))
+        raise DocumentError(f"{what}: {place or 'document'}: {reason} (rule {rule})", rule=rule) from None
 
 
 def _digest(value: object) -> Digest:
@@ -165,9 +168,14 @@ class Manifest(_Document):
         """The layers that hold tensors, in order."""
         return tuple(layer for layer in self.layers if layer.media_type == TENSOR_MEDIA_TYPE)
 
+    @property
+    def json_layers(self) -> tuple[Descriptor, ...]:
+        """The layers that hold JSON documents, in order; ``name`` is the file name."""
+        return tuple(layer for layer in self.layers if layer.media_type == JSON_MEDIA_TYPE)
+
     def document(self, name: str) -> Descriptor | None:
         """Return the JSON layer of that file name, or None."""
-        return next((layer for layer in self.layers if layer.media_type == JSON_MEDIA_TYPE and layer.name == name), None)
+        return next((layer for layer in self.json_layers if layer.name == name), None)
 
     def _encode(self) -> bytes:
         # manifest.Manifest and manifest.Layer in ollama/ollama@fb307609: `from` and `name` are left out when empty.
@@ -192,7 +200,7 @@ class ModelConfig(_Document):
     @classmethod
     def parse(cls, raw: bytes, what: str = "config") -> ModelConfig:
         """Return the config in ``raw``. Raises: DocumentError (rule M1) when it is not one."""
-        return _validated(cls, parse_object(raw, what, rule="M1", limit=MAX_CONFIG), what, "M1")
+        return _validated(cls, parse_object(raw, what, rule="M1"), what, "M1")
 
     def encode(self) -> bytes:
         """Return one line of compact JSON without a newline; renderer, parser and requires are left out when None."""
@@ -250,7 +258,7 @@ class SourceConfig(_Document):
 
         Raises: DocumentError (rule Q1) when it is no strict JSON object, or its quantization settings do not exist.
         """
-        value = parse_object(raw, what, rule="Q1", limit=MAX_CONFIG)
+        value = parse_object(raw, what, rule="Q1")
         if "quantization" in value and value["quantization"] is None:
             value = {key: item for key, item in value.items() if key != "quantization"}
         return _validated(cls, value, what, "Q1")

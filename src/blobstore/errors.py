@@ -68,6 +68,13 @@ class NotFoundError(BlobStoreError):
     """A model, tensor, blob, file or folder that was named does not exist."""
 
 
+class TensorNotFoundError(NotFoundError, KeyError):
+    """A model has no tensor of that name. A KeyError too, as a mapping has to raise."""
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class CorruptDataError(BlobStoreError):
     """Bytes are not what they have to be: wherever they came from, they can't be used."""
 

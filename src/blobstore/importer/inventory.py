@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from blobstore.documents import MAX_INDEX, ShardIndex, SourceConfig
+from blobstore.documents import CONFIG_NAME, MAX_INDEX, ShardIndex, SourceConfig
 from blobstore.dtypes import DType
 from blobstore.errors import (
     BlobStoreError,
@@ -28,7 +28,6 @@ from blobstore.ranges import FileIdentity, FileReader
 from blobstore.safetensors import Header, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
-CONFIG_NAME = "config.json"
 MAX_DOCUMENT = 256 * 2**20
 _OTHER_WEIGHTS = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.npz", "*.h5", "*.msgpack")
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from blobstore import strictjson
-from blobstore.documents import ModelConfig
+from blobstore.documents import CONFIG_NAME, ModelConfig
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.importer.capabilities import describe_model
 from blobstore.importer.classify import classify
 from blobstore.importer.experts import group_of, packed_order, projections, stacked_group_of
-from blobstore.importer.inventory import CONFIG_NAME, Inventory, SourceTensor
+from blobstore.importer.inventory import Inventory, SourceTensor
 from blobstore.importer.options import Experts, ImportOptions
 from blobstore.importer.policy import Policy, is_expert, policy_for
 from blobstore.quant import Part, Quantization

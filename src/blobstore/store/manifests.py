@@ -72,6 +72,12 @@ class ManifestFolder:
             error.model = str(name)
             raise
 
+    def modified(self, name: ModelName) -> float:
+        """Return when the manifest was written, in seconds since the epoch. Raises: NotFoundError, StorageError."""
+        path = self._path(name)
+        with os_errors("look at", path):
+            return path.stat(follow_symlinks=False).st_mtime
+
     def write(self, name: ModelName, manifest: Manifest, temporary: Path) -> None:
         """Put ``manifest`` under ``name``: written to the path ``temporary``, made durable, renamed into place.
 

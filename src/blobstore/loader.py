@@ -1,0 +1,186 @@
+"""Loader: a stored model as a mapping of tensors, memory-mapped.
+
+Opening reads and validates every header and maps every blob; weights are read when they are touched. The maps are private
+to the process and read-only, and they stay valid when the model is removed from the store meanwhile. Blobs are immutable
+files: one that another program truncates while it is mapped ends the process with SIGBUS, which no check can prevent.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+from blobstore.arrays import QuantizedArray
+from blobstore.digest import Digest
+from blobstore.documents import Descriptor, Manifest, ModelConfig
+from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, TensorNotFoundError, UsageError
+from blobstore.names import ModelName
+from blobstore.ranges import FileReader
+from blobstore.safetensors import read_header
+from blobstore.store import Store
+from blobstore.stored import stored_tensors
+from blobstore.tensors import Blob, Library, Tensor
+
+Names = Literal["ollama", "mlx"]
+
+
+class Model(Mapping[str, Tensor]):
+    """The tensors of a stored model by logical name (companions are part of their tensor), in manifest order.
+
+    Use it as a context manager, or call `close`: arrays taken from it stay valid, new ones can't be taken.
+    """
+
+    def __init__(self, name: ModelName, manifest: Manifest, store: Store, *, verify: bool) -> None:
+        self.name = name
+        self.manifest = manifest
+        self._store = store
+        self._tensors: dict[str, Tensor] = {}
+        for layer in manifest.tensor_layers:
+            for tensor in self._open(layer, verify=verify):
+                if tensor.name in self._tensors:
+                    raise CorruptDataError(
+                        f"model {name}: two blobs hold the tensor {tensor.name!r}", tensor=tensor.name, model=str(name)
+                    )
+                self._tensors[tensor.name] = tensor
+
+    def _open(self, layer: Descriptor, *, verify: bool) -> list[Tensor]:
+        try:
+            with self._store.blobs.open(layer) as reader:
+                header = read_header(reader)
+                header.check_limits()
+                blob = Blob(layer.digest, reader.name, reader.identity, _mapped(reader), header.data_start)
+            if verify:
+                _verify(blob)
+            return [Tensor(stored, blob) for stored in stored_tensors(header)]
+        except BlobStoreError as error:
+            raise _located(error, self.name, layer) from error
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor. Raises: TensorNotFoundError, which is a KeyError too."""
+        try:
+            return self._tensors[name]
+        except KeyError:
+            message = f"model {self.name} has no tensor {name!r}"
+            raise TensorNotFoundError(message, tensor=name, model=str(self.name)) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's config blob. Raises: NotFoundError, CorruptDataError."""
+        if self.manifest.config is None:
+            raise NotFoundError(f"model {self.name} has no config", model=str(self.name))
+        return ModelConfig.parse(self._store.blobs.read(self.manifest.config), f"the config of {self.name}")
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, before packing."""
+        return sum(tensor.parameters for tensor in self.values())
+
+    def document(self, name: str) -> bytes:
+        """Return a JSON document of the model, such as ``config.json``. Raises: NotFoundError, CorruptDataError."""
+        return read_document(self._store, self.name, self.manifest, name)
+
+    def documents(self) -> list[str]:
+        """Return the file names of the model's JSON documents, in manifest order."""
+        return [layer.name for layer in self.manifest.json_layers if layer.name]
+
+    def arrays(self, library: Library = "numpy", *, names: Names = "ollama") -> dict[str, Any]:
+        """Return every stored array, companions included, as a flat dictionary of numpy, torch or mlx arrays.
+
+        ``names="ollama"`` (as Ollama's runner sees them): NAME, NAME_scale, NAME_qbias, NAME.global_scale;
+        ``names="mlx"`` (as mlx-lm): ….weight, ….scales, ….biases, ….global_scale. Views or copies: as in `Tensor`.
+
+        Raises: UsageError for another word; UnsupportedSourceError when the library has no such dtype.
+        """
+        if names not in _ARRAY_NAMES:
+            raise UsageError(f"unknown names {names!r}", hint="Use one of: ollama, mlx.")
+        return {
+            _ARRAY_NAMES[names](tensor.name, suffix): array
+            for tensor in self.values()
+            for suffix, array in _parts(tensor.array(library))
+        }
+
+    def close(self) -> None:
+        """Let go of the maps; each is freed with the last array taken from it."""
+        self._tensors.clear()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> Model:
+    """Return a stored model, every blob of it validated and mapped. ``verify`` also reads and hashes every blob.
+
+    Raises: InvalidNameError; NotFoundError (no such model, a missing blob), CorruptDataError (a blob that is short, long,
+    or no valid file; companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each with
+    ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
+    """
+    full = ModelName.parse(name) if isinstance(name, str) else name
+    return Model(full, store.manifest(full), store, verify=verify)
+
+
+def read_document(store: Store, name: ModelName, manifest: Manifest, document: str) -> bytes:
+    """Return a JSON document of a model. Raises: NotFoundError when it has none of that name; CorruptDataError."""
+    layer = manifest.document(document)
+    if layer is None:
+        raise NotFoundError(f"model {name} has no {document}", model=str(name))
+    try:
+        return store.blobs.read(layer)
+    except BlobStoreError as error:
+        raise _located(error, name, layer) from error
+
+
+def _mapped(reader: FileReader) -> mmap.mmap:
+    # The size was checked on the open file just before: what is mapped is what was checked.
+    try:
+        return mmap.mmap(reader.fileno(), reader.size, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise CorruptDataError(f"can't map {reader.name}: {error}", path=reader.name) from error
+
+
+def _verify(blob: Blob) -> None:
+    if Digest.of(blob.data) != blob.digest:
+        raise CorruptDataError("its bytes are damaged: they are not its digest's", blob=str(blob.digest))
+
+
+def _located(error: BlobStoreError, model: ModelName, layer: Descriptor) -> BlobStoreError:
+    """Return the error with the model and the blob in its message and fields."""
+    located = type(error)(f"model {model}: blob {layer.digest} ({layer.name}): {error.message}", hint=error.hint, rule=error.rule)
+    located.model, located.blob = str(model), str(layer.digest)
+    located.tensor = error.tensor or layer.name
+    located.path, located.errno = error.path, error.errno
+    return located
+
+
+def _parts(array: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(array, QuantizedArray):
+        yield "", array
+        return
+    parts = (("", array.weight), (".scale", array.scale), (".bias", array.bias), (".global_scale", array.global_scale))
+    yield from ((suffix, part) for suffix, part in parts if part is not None)
+
+
+def _ollama_name(name: str, suffix: str) -> str:
+    return name + {".scale": "_scale", ".bias": "_qbias"}.get(suffix, suffix)
+
+
+def _mlx_name(name: str, suffix: str) -> str:
+    if not suffix:
+        return name
+    return name.removesuffix(".weight") + {".scale": ".scales", ".bias": ".biases"}.get(suffix, suffix)
+
+
+_ARRAY_NAMES = {"ollama": _ollama_name, "mlx": _mlx_name}

@@ -1,0 +1,151 @@
+"""StoredTensor: the logical tensors of a blob, read from its header. Pure.
+
+A quantized tensor is stored as several arrays: ``NAME`` (U32 codes), ``NAME.scale``, for affine types ``NAME.bias``, for
+double-scaled nvfp4 ``NAME.global_scale``. Its type is in the blob's metadata: ``NAME.quant_type`` and ``NAME.group_size``
+win over ``quant_type`` and ``group_size``; without metadata it is inferred when the shapes allow only one answer
+(FORMAT.md sections 3 and 7).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from blobstore.dtypes import DType
+from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError
+from blobstore.quant import Part, Quantization, QuantType
+from blobstore.safetensors import Header, TensorEntry
+
+SUFFIXES = ("", ".scale", ".bias", ".global_scale")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One logical tensor of a blob: ``entries`` are its stored arrays by suffix, ``""`` being the weight."""
+
+    name: str
+    entries: Mapping[str, TensorEntry]
+    quantization: Quantization | None
+
+    @property
+    def dtype(self) -> DType:
+        """The stored dtype of the weight: U32 for quantized codes."""
+        return self.entries[""].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape before packing."""
+        shape = self.entries[""].shape
+        return shape if self.quantization is None else self.quantization.logical_shape(shape)
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, before packing."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes, scales and biases included."""
+        return sum(entry.nbytes for entry in self.entries.values())
+
+    @property
+    def type_name(self) -> str:
+        """The quantized type, else the dtype: what a person calls the tensor's type."""
+        return str(self.quantization.quant_type if self.quantization is not None else self.dtype)
+
+
+def stored_tensors(header: Header) -> Iterator[StoredTensor]:
+    """Yield the logical tensors of a blob, in stored order.
+
+    Raises: CorruptDataError with ``tensor`` when a quantized tensor lacks a companion or one has the wrong dtype or
+    shape, or its type can't be told; UnsupportedSourceError for a type that does not exist here.
+    """
+    companions = {name + suffix for name in header.tensors if _has_scale(header, name) for suffix in SUFFIXES[1:]}
+    for name in sorted(header.tensors.keys() - companions, key=lambda name: header.tensors[name].begin):
+        entries = {suffix: header.tensors[name + suffix] for suffix in _suffixes(header, name)}
+        quantization = _quantization(name, entries, header.metadata)
+        yield StoredTensor(name, entries, quantization)
+
+
+def _has_scale(header: Header, name: str) -> bool:
+    return header.tensors[name].dtype is DType.U32 and name + ".scale" in header.tensors
+
+
+def _suffixes(header: Header, name: str) -> Iterator[str]:
+    yield ""
+    if _has_scale(header, name):
+        yield from (suffix for suffix in SUFFIXES[1:] if name + suffix in header.tensors)
+
+
+def _quantization(name: str, entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> Quantization | None:
+    own = f"{name}.quant_type" in metadata
+    if entries[""].dtype is not DType.U32 or not (own or "quant_type" in metadata or ".scale" in entries):
+        if own:
+            raise CorruptDataError(f"tensor {name!r} is {entries[''].dtype}, but its metadata call it quantized", tensor=name)
+        return None
+    if ".scale" not in entries:
+        raise CorruptDataError(f"the scale of the quantized tensor {name!r} is missing", tensor=name)
+    if own or "quant_type" in metadata:
+        quantization = _described(name, metadata, f"{name}." if own else "")
+    else:
+        quantization = _inferred(name, entries)
+    _check_parts(name, entries, quantization)
+    return quantization
+
+
+def _described(name: str, metadata: Mapping[str, str], prefix: str) -> Quantization:
+    text, size = metadata[f"{prefix}quant_type"], metadata.get(f"{prefix}group_size", "")
+    try:
+        quant_type = QuantType.parse(text)
+        group_size = int(size) if size.isascii() and size.isdigit() else 0
+        return Quantization(quant_type, group_size if size else quant_type.group_sizes[0])
+    except UsageError as error:
+        raise UnsupportedSourceError(f"tensor {name!r} is of type {text!r} in groups of {size!r}: {error}", tensor=name) from None
+
+
+def _inferred(name: str, entries: Mapping[str, TensorEntry]) -> Quantization:
+    possible = [
+        quantization
+        for quant_type in QuantType
+        if quant_type.is_affine == (".bias" in entries)
+        for quantization in (Quantization(quant_type, size) for size in quant_type.group_sizes)
+        if not _wrong_part(entries, quantization)
+    ]
+    if len(possible) != 1:
+        answers = ", ".join(str(quantization) for quantization in possible) or "none"
+        raise CorruptDataError(
+            f"the type of {name!r} can't be told: its blob has no metadata, and its shapes fit {answers}", tensor=name
+        )
+    return possible[0]
+
+
+def _check_parts(name: str, entries: Mapping[str, TensorEntry], quantization: Quantization) -> None:
+    if wrong := _wrong_part(entries, quantization):
+        raise CorruptDataError(f"tensor {name!r} of type {quantization}: {wrong}", tensor=name)
+
+
+def _wrong_part(entries: Mapping[str, TensorEntry], quantization: Quantization) -> str | None:
+    """Say what is wrong with the stored arrays of a tensor of that type, or return None."""
+    weight, scale = entries[""], entries[".scale"]
+    if not weight.shape or (quantization.quant_type.is_affine and not scale.dtype.is_float):
+        return f"its scale is {scale.dtype}" if weight.shape else "its weight has rank 0"
+    shape = quantization.logical_shape(weight.shape)
+    if not quantization.divides(shape):
+        return f"rows of {shape[-1]} are not whole groups"
+    wanted = {part.suffix: part for part in quantization.parts(shape, scale.dtype)}
+    for suffix, entry in entries.items():
+        if suffix == ".global_scale":
+            if quantization.quant_type is not QuantType.NVFP4 or entry.dtype is not DType.F32 or math.prod(entry.shape) != 1:
+                return f"its global scale is {entry.dtype} {list(entry.shape)}"
+        elif suffix not in wanted:
+            return f"it has a {suffix[1:]}"
+        elif (entry.dtype, entry.shape) != (wanted[suffix].dtype, wanted[suffix].shape):
+            return _mismatch(entry, wanted[suffix])
+    missing = wanted.keys() - entries.keys()
+    return f"its {min(missing)[1:]} is missing" if missing else None
+
+
+def _mismatch(entry: TensorEntry, part: Part) -> str:
+    what = part.suffix[1:] or "weight"
+    return f"its {what} is {entry.dtype} {list(entry.shape)}, not {part.dtype} {list(part.shape)}"

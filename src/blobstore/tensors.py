@@ -1,0 +1,256 @@
+"""Tensor: one tensor of a mapped blob, as numpy, torch or mlx.
+
+numpy and torch arrays are views of the map: no byte is copied, and they are read-only. MLX on a CPU reads the file into
+its own memory when the array is evaluated; with Metal it wraps the map where it can.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+import os
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+from blobstore import kernels
+from blobstore.arrays import QuantizedArray, numpy_dtype
+from blobstore.digest import Digest
+from blobstore.dtypes import DType
+from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, from_os_error
+from blobstore.quant import QuantType
+from blobstore.ranges import FileIdentity
+from blobstore.safetensors import TensorEntry
+from blobstore.stored import SUFFIXES, StoredTensor
+
+Library = Literal["numpy", "torch", "mlx"]
+Array = np.ndarray[Any, Any]
+
+_log = logging.getLogger("blobstore.loader")
+
+# mlx 0.32.4, mlx/io/safetensors.cpp `dtype_from_safetensor_str`: F8_E4M3 and F8_E8M0 become uint8.
+_MLX_DTYPES = frozenset(
+    DType[name] for name in "BOOL U8 I8 F8_E4M3 F8_E8M0 I16 U16 F16 BF16 I32 U32 F32 I64 U64 C64".split()
+)
+_MLX_MAX_DIM = 2**31 - 1
+
+
+@dataclass(slots=True, eq=False)
+class Blob:
+    """A mapped blob. ``data`` is the whole file; ``data_start`` is where its data region begins."""
+
+    digest: Digest
+    path: str
+    identity: FileIdentity
+    data: mmap.mmap
+    data_start: int
+    mlx_arrays: dict[str, Any] = field(default_factory=dict)
+
+    def view(self, entry: TensorEntry) -> memoryview:
+        """Return the bytes of one stored array, without a copy."""
+        return memoryview(self.data)[self.data_start + entry.begin : self.data_start + entry.end]
+
+
+class Tensor:
+    """One tensor of a model. Cheap until its values are asked for."""
+
+    __slots__ = ("_blob", "_stored")
+
+    def __init__(self, stored: StoredTensor, blob: Blob) -> None:
+        self._stored = stored
+        self._blob = blob
+
+    @property
+    def name(self) -> str:
+        """The name in the blob."""
+        return self._stored.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape before packing: ``[..., rows, cols]``."""
+        return self._stored.shape
+
+    @property
+    def dtype(self) -> DType:
+        """The stored dtype; U32 (the packed codes) for a quantized tensor."""
+        return self._stored.dtype
+
+    @property
+    def quant_type(self) -> QuantType | None:
+        """The quantized type, or None."""
+        return self._stored.quantization.quant_type if self._stored.quantization is not None else None
+
+    @property
+    def group_size(self) -> int | None:
+        """Values that share a scale, or None."""
+        return self._stored.quantization.group_size if self._stored.quantization is not None else None
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, before packing."""
+        return self._stored.parameters
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes, scales and biases included."""
+        return self._stored.nbytes
+
+    @property
+    def blob(self) -> Digest:
+        """The digest of the blob that holds the tensor."""
+        return self._blob.digest
+
+    def raw(self) -> memoryview:
+        """Return the stored bytes of the weight: a read-only view."""
+        return self._blob.view(self._stored.entries[""])
+
+    def numpy(self) -> Array | QuantizedArray[Array]:
+        """Return a read-only numpy view of the map; of a quantized tensor, a QuantizedArray of such views.
+
+        BF16 and FP8 arrays have ml_dtypes' types. Raises: UnsupportedSourceError for F4 and F6 (see `raw`).
+        """
+        return self._assemble(self._numpy_part)
+
+    def dequantize(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return the values as a new float32 array of `shape`; an unquantized tensor is converted."""
+        return _as_float32(self.numpy())
+
+    def __getitem__(self, rows: Any) -> Array:
+        """Return the rows that a numpy index of the leading dimensions selects.
+
+        Of an unquantized tensor a view (where numpy makes one); of a quantized one, those rows dequantized to a new
+        float32 array ``[..., cols]``, and only they are read. Raises: UsageError for an index into quantized columns.
+        """
+        array = self.numpy()
+        if not isinstance(array, QuantizedArray):
+            selected: Array = array[rows]
+            return selected
+        if isinstance(rows, tuple) and len(rows) >= len(self.shape):
+            raise UsageError(f"{self.name!r} is quantized: index its rows, and the columns of the result")
+        return kernels.dequantize(
+            QuantizedArray(
+                array.weight[rows],
+                array.scale[rows],
+                array.bias[rows] if array.bias is not None else None,
+                array.global_scale,
+                array.quantization,
+            )
+        )
+
+    def torch(self) -> Any:
+        """Return a torch tensor that shares the map's memory, or a QuantizedArray of them. Never write to it.
+
+        Raises: UnsupportedSourceError when torch has no such dtype.
+        """
+        return self._assemble(self._torch_part)
+
+    def mlx(self) -> Any:
+        """Return an mlx array, or a QuantizedArray of them. FP8 and E8M0 bytes are uint8, as MLX has them.
+
+        Raises: UnsupportedSourceError for a dtype or a dimension that MLX has not.
+        """
+        return self._assemble(self._mlx_part)
+
+    def array(self, library: Library) -> Any:
+        """Return `numpy`, `torch` or `mlx` by name. Raises: UsageError for another word."""
+        if library not in ("numpy", "torch", "mlx"):
+            raise UsageError(f"unknown array library {library!r}", hint="Use one of: numpy, torch, mlx.")
+        return getattr(self, library)()
+
+    def _assemble(self, part: Any) -> Any:
+        arrays = {suffix: part(suffix, entry) for suffix, entry in self._stored.entries.items()}
+        if self._stored.quantization is None:
+            return arrays[""]
+        weight, scale, bias, global_scale = (arrays.get(suffix) for suffix in SUFFIXES)
+        return QuantizedArray(weight, scale, bias, global_scale, self._stored.quantization)
+
+    def _numpy_part(self, _: str, entry: TensorEntry) -> Array:
+        return _numpy_view(self._blob, entry)
+
+    def _torch_part(self, _: str, entry: TensorEntry) -> Any:
+        import torch
+
+        name = _TORCH_NAMES.get(entry.dtype)
+        dtype = getattr(torch, name, None) if name else None
+        if dtype is None:
+            raise UnsupportedSourceError(f"torch has no {entry.dtype}", tensor=self.name)
+        if entry.nbytes == 0:
+            return torch.empty(entry.shape, dtype=dtype)
+        with warnings.catch_warnings():
+            # torch has no read-only tensors and says so; the docstring does too.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.frombuffer(self._blob.view(entry), dtype=dtype).reshape(entry.shape)
+
+    def _mlx_part(self, suffix: str, entry: TensorEntry) -> Any:
+        if entry.dtype not in _MLX_DTYPES or any(dim > _MLX_MAX_DIM for dim in entry.shape):
+            raise UnsupportedSourceError(
+                f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}", tensor=self.name, blob=str(self.blob)
+            )
+        wrapped = _mlx_wrapped(self._blob, entry)
+        return _mlx_loaded(self._blob)[self.name + suffix] if wrapped is None else wrapped
+
+
+_TORCH_NAMES = {
+    DType.BOOL: "bool",
+    DType.U8: "uint8",
+    DType.I8: "int8",
+    DType.F8_E5M2: "float8_e5m2",
+    DType.F8_E4M3: "float8_e4m3fn",
+    DType.F8_E8M0: "float8_e8m0fnu",
+    DType.F8_E4M3FNUZ: "float8_e4m3fnuz",
+    DType.F8_E5M2FNUZ: "float8_e5m2fnuz",
+    DType.I16: "int16",
+    DType.U16: "uint16",
+    DType.F16: "float16",
+    DType.BF16: "bfloat16",
+    DType.I32: "int32",
+    DType.U32: "uint32",
+    DType.F32: "float32",
+    DType.I64: "int64",
+    DType.U64: "uint64",
+    DType.F64: "float64",
+    DType.C64: "complex64",
+}
+
+
+def _numpy_view(blob: Blob, entry: TensorEntry) -> Array:
+    return np.frombuffer(blob.view(entry), numpy_dtype(entry.dtype), math.prod(entry.shape)).reshape(entry.shape)
+
+
+def _as_float32(array: Array | QuantizedArray[Array]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return kernels.dequantize(array) if isinstance(array, QuantizedArray) else array.astype(np.float32)
+
+
+def _mlx_wrapped(blob: Blob, entry: TensorEntry) -> Any:
+    """Return an mlx array over the map without a copy, or None where MLX can't: without Metal, or for an odd address."""
+    import mlx.core as mx
+
+    if not mx.metal.is_available() or entry.nbytes == 0:
+        return None
+    view = _numpy_view(blob, entry)
+    plain = view.view(np.uint16) if view.dtype == ml_dtypes.bfloat16 else view
+    try:
+        wrapped = mx.asarray(plain.view(np.uint8) if plain.dtype.kind == "V" else plain, copy=False)
+    except (ValueError, BufferError) as error:
+        _log.debug("MLX copies blob %s instead of wrapping it: %s", blob.digest, error)
+        return None
+    return wrapped.view(mx.bfloat16) if entry.dtype is DType.BF16 else wrapped
+
+
+def _mlx_loaded(blob: Blob) -> dict[str, Any]:
+    """Return the blob's arrays as `mx.load` gives them, lazily read from the file that was validated and mapped."""
+    import mlx.core as mx
+
+    if not blob.mlx_arrays:
+        try:
+            now = FileIdentity(os.stat(blob.path, follow_symlinks=False))
+        except OSError as error:
+            raise from_os_error(error, "load", blob.path) from error
+        if now != blob.identity:
+            raise CorruptDataError(f"blob {blob.digest} was replaced since the model was opened", blob=str(blob.digest))
+        blob.mlx_arrays = mx.load(blob.path, format="safetensors")
+    return blob.mlx_arrays
