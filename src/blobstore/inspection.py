@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from blobstore import safetensors
 from blobstore.digest import Digest
 from blobstore.documents import CONFIG_NAME, Manifest, ModelConfig, parse_object
 from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
-from blobstore.safetensors import read_header
+from blobstore.ranges import FileReader
+from blobstore.safetensors import Header
 from blobstore.store import Store
 from blobstore.stored import StoredTensor, stored_tensors
 
@@ -47,6 +51,15 @@ class BrokenModel:
     error: BlobStoreError
 
 
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Return the validated header of a .safetensors file: its tensors, metadata, and where its data start.
+
+    Raises: HeaderError with the rule that is broken, NotFoundError, StorageError, LimitExceededError.
+    """
+    with FileReader(path) as reader:
+        return safetensors.read_header(reader)
+
+
 def list_models(store: Store) -> list[ModelSummary | BrokenModel]:
     """Return every model of the store, sorted by name; one that can't be read is there with its error."""
     models: list[ModelSummary | BrokenModel] = []
@@ -68,14 +81,14 @@ def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary
     tensors: list[StoredTensor] = []
     for layer in manifest.tensor_layers:
         with store.blobs.open(layer) as reader:
-            tensors.extend(stored_tensors(read_header(reader)))
+            tensors.extend(stored_tensors(safetensors.read_header(reader)))
     return ModelSummary(
         name=name,
         id=manifest.digest,
         modified=datetime.fromtimestamp(store.manifests.modified(name), UTC),
         size=sum({blob.digest: blob.size for blob in manifest.descriptors}.values()),
         parameters=sum(tensor.parameters for tensor in tensors),
-        quant_type=_main_type(tensors),
+        quant_type=_model_type(_config(store, manifest), tensors),
         layers=len(manifest.layers),
         tensors=tuple(tensors),
     )
@@ -87,24 +100,37 @@ def describe(store: Store, manifest: Manifest) -> ModelDetails:
     config = parse_object(store.blobs.read(layer), CONFIG_NAME, rule="Q1") if layer is not None else {}
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
-    blob = manifest.config
-    capabilities = ModelConfig.parse(store.blobs.read(blob)).capabilities if blob is not None else None
     architectures = config.get("architectures")
     return ModelDetails(
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else None,
         context_length=_integer(config, inner, "max_position_embeddings"),
         embedding_length=_integer(config, inner, "hidden_size"),
-        capabilities=tuple(capabilities or ()),
+        capabilities=tuple(_config(store, manifest).capabilities or ()),
     )
 
 
-def _main_type(tensors: list[StoredTensor]) -> str:
-    """Return the type that most weights of quantized tensors have, else the dtype that most weights have."""
-    weights: Counter[tuple[bool, str]] = Counter()
+def _config(store: Store, manifest: Manifest) -> ModelConfig:
+    return ModelConfig.parse(store.blobs.read(manifest.config)) if manifest.config is not None else ModelConfig()
+
+
+def _model_type(config: ModelConfig, tensors: list[StoredTensor]) -> str:
+    """Return the type that was asked for, when some tensor has it; else the one that most weights have.
+
+    Sensitive layers of a 4-bit model are kept in 8 bits, so a count alone would call a small int4 model int8.
+    """
+    weights = weights_by_type(tensors)
+    if config.file_type in weights:
+        return config.file_type
+    quantized = {tensor.type_name for tensor in tensors if tensor.quantization is not None}
+    return next((kind for kind in weights if kind in quantized), next(iter(weights), ""))
+
+
+def weights_by_type(tensors: Iterable[StoredTensor]) -> dict[str, int]:
+    """Return the number of weights of each quantized type or dtype, the most frequent first."""
+    weights: Counter[str] = Counter()
     for tensor in tensors:
-        weights[tensor.quantization is not None, tensor.type_name] += tensor.parameters
-    best = max(weights, key=lambda kind: (kind[0], weights[kind], kind[1]), default=(False, ""))
-    return best[1]
+        weights[tensor.type_name] += tensor.parameters
+    return dict(sorted(weights.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _integer(config: dict[str, object], inner: dict[str, object], key: str) -> int | None:

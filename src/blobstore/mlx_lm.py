@@ -10,6 +10,7 @@ import logging
 import re
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def load(name: str | ModelName, *, store: Store) -> tuple[Any, Any]:
     """
     with open_model(name, store=store) as model:
         return _build(model), _tokenizer(model)
+
+
+def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> Iterator[str]:
+    """Yield the continuation of ``prompt``, the text of one token at a time, at temperature 0, until the model ends it."""
+    from mlx_lm import stream_generate
+
+    for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens):
+        yield response.text
 
 
 def _build(model: Model) -> Any:

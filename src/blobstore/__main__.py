@@ -1,0 +1,5 @@
+"""``python -m blobstore``."""
+
+from blobstore.cli import main
+
+main()

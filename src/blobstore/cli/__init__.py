@@ -1,0 +1,80 @@
+"""The command line: ``blobstore COMMAND``. One file a group of commands; only this package reads the environment.
+
+Nothing heavy is imported here or at the top of the command files: ``--help`` and ``list`` answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import blobstore
+from blobstore.cli import importing, models, running
+from blobstore.cli.output import fail
+from blobstore.errors import BlobStoreError, UsageError
+
+EXIT_FAILED = 1
+EXIT_WRONG_USE = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="blobstore",
+    help="Model checkpoints as a content-addressed store of quantized tensor blobs, in Ollama's format.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for group in (importing, models, running):
+    group.register(app)
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001  # typer calls it with the flag's value
+    if wanted:
+        from blobstore import kernels
+
+        typer.echo(f"blobstore {blobstore.__version__} (kernels: {kernels.active().name})")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[  # noqa: ARG001  # acts in its callback
+        bool, typer.Option("--version", help="Show the version and the kernels in use.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 130 interrupted. Errors are one line on stderr."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code."""
+    try:
+        if kernel := os.environ.get("BLOBSTORE_KERNELS"):
+            from blobstore import kernels
+
+            kernels.use(kernel)
+        return int(app(arguments, prog_name="blobstore", standalone_mode=False) or 0)
+    except UsageError as error:
+        fail(error.message, error.hint)
+        return EXIT_WRONG_USE
+    except BlobStoreError as error:
+        fail(error.message, error.hint)
+        return EXIT_FAILED
+    except typer.TyperException as error:
+        fail(error.format_message(), "blobstore COMMAND --help shows what a command takes.")
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away, as `head` does: nothing is wrong. Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        fail("interrupted")
+        return EXIT_INTERRUPTED

@@ -1,0 +1,188 @@
+"""``import`` and ``plan``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blobstore.cli.output import JsonOption, StoreOption, count, printable, show_json, show_table, size, store_at
+from blobstore.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from blobstore.importer import ImportPlan, ImportResult
+
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A .safetensors file, or a folder with a checkpoint.")]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of the model [default: the source's name, tagged with the type].")]
+Quant = Annotated[
+    str | None, typer.Option("--quant", metavar="TYPE", help="int4, int8, nvfp4, mxfp4 or mxfp8 [default: keep the weights].")
+]
+GroupSize = Annotated[
+    int | None, typer.Option("--group-size", metavar="N", help="Weights that share a scale: 32, 64 or 128 for int4 and int8.")
+]
+Method = Annotated[str, typer.Option("--method", metavar="METHOD", help="How scales are chosen: minmax.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", metavar="DTYPE", help="Convert float weights first: bfloat16, float16 or float32.")
+]
+Profile = Annotated[
+    str, typer.Option("--profile", metavar="PROFILE", help="default, or ollama for what `ollama create` would write.")
+]
+ExpertsForm = Annotated[
+    str | None, typer.Option("--experts", metavar="FORM", help="packed (one blob a group) or stacked (one tensor a projection).")
+]
+Align = Annotated[int | None, typer.Option("--align", metavar="BYTES", help="Align the data in each blob: a power of two.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Threads [default: one a core].")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("import")(import_)
+    app.command("plan")(plan)
+
+
+def import_(
+    source: Source,
+    name: Name = None,
+    quant: Quant = None,
+    group_size: GroupSize = None,
+    method: Method = "minmax",
+    dtype: Dtype = None,
+    profile: Profile = "default",
+    experts: ExpertsForm = None,
+    align: Align = None,
+    jobs: Jobs = None,
+    dry_run: DryRun = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Import a checkpoint into the store, quantized on the way."""
+    from blobstore.importer import default_name, plan_import, run_plan
+    from blobstore.names import ModelName
+
+    target = ModelName.parse(name) if name is not None else None
+    made = plan_import(
+        source,
+        quant=quant,
+        group_size=group_size,
+        method=method,
+        dtype=dtype,
+        profile=profile,
+        experts=experts,
+        alignment=align,
+    )
+    target = target or default_name(source, made.options)
+    _warn_of_left_out(made)
+    if dry_run:
+        _show_plan(made, as_json=as_json)
+        return
+    with progress_bar(made.inventory.nbytes) as progress:
+        result = run_plan(made, target, store_at(store), jobs, progress)
+    if as_json:
+        show_json(_result_document(result))
+    else:
+        _show_result(result)
+
+
+def plan(
+    source: Source,
+    quant: Quant = None,
+    group_size: GroupSize = None,
+    method: Method = "minmax",
+    dtype: Dtype = None,
+    profile: Profile = "default",
+    experts: ExpertsForm = None,
+    align: Align = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what an import would write: its blobs and each tensor's type."""
+    from blobstore.importer import plan_import
+
+    made = plan_import(
+        source,
+        quant=quant,
+        group_size=group_size,
+        method=method,
+        dtype=dtype,
+        profile=profile,
+        experts=experts,
+        alignment=align,
+    )
+    _warn_of_left_out(made)
+    _show_plan(made, as_json=as_json)
+
+
+def _warn_of_left_out(made: ImportPlan) -> None:
+    for name in made.inventory.left_out:
+        print(f"Left out: {printable(name)} is not part of the checkpoint", file=sys.stderr)
+
+
+def _show_result(result: ImportResult) -> None:
+    rate = result.source_bytes / max(result.seconds, 1e-3)
+    print(f"{result.name}   {result.digest.short}")
+    print(f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight")
+    print(f"{result.blobs} blobs: {result.created} new ({size(result.new_bytes)}), {result.reused} were there")
+    print(f"{result.seconds:.2f} s, {size(int(rate))}/s")
+
+
+def _result_document(result: ImportResult) -> dict[str, Any]:
+    return {
+        "name": str(result.name),
+        "digest": str(result.digest),
+        "blobs": result.blobs,
+        "created": result.created,
+        "reused": result.reused,
+        "source_bytes": result.source_bytes,
+        "stored_bytes": result.stored_bytes,
+        "new_bytes": result.new_bytes,
+        "bits_per_weight": result.bits_per_weight,
+        "seconds": result.seconds,
+    }
+
+
+def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
+    if as_json:
+        show_json(_plan_document(made))
+        return
+    rows = [
+        (tensor.name, _type(tensor), "×".join(str(dim) for dim in tensor.shape) or "scalar", size(blob_bytes))
+        for blob in made.blobs
+        for tensor in blob.tensors
+        for blob_bytes in (sum(part.nbytes for part in tensor.parts),)
+    ]
+    show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows)
+    print(
+        f"{len(made.blobs)} blobs, {count(made.parameters)} parameters, {size(made.stored_bytes)}, "
+        f"{made.bits_per_weight:.2f} bits per weight"
+    )
+
+
+def _type(tensor: Any) -> str:
+    return str(tensor.quantization if tensor.quantization is not None else tensor.dtype)
+
+
+def _plan_document(made: ImportPlan) -> dict[str, Any]:
+    return {
+        "blobs": [
+            {
+                "name": blob.name,
+                "size": blob.size,
+                "metadata": dict(blob.metadata),
+                "tensors": [
+                    {
+                        "name": tensor.name,
+                        "dtype": tensor.dtype.value,
+                        "shape": list(tensor.shape),
+                        "quant_type": tensor.quantization.quant_type.value if tensor.quantization else None,
+                        "group_size": tensor.quantization.group_size if tensor.quantization else None,
+                        "sources": [source.name for source in tensor.sources],
+                    }
+                    for tensor in blob.tensors
+                ],
+            }
+            for blob in made.blobs
+        ],
+        "stored_bytes": made.stored_bytes,
+        "bits_per_weight": made.bits_per_weight,
+    }

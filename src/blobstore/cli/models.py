@@ -1,0 +1,178 @@
+"""``list``, ``show``, ``rm`` and ``cp``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blobstore.cli.output import JsonOption, StoreOption, age, count, rfc3339, show_facts, show_json, show_table, size, store_at
+from blobstore.names import ModelName
+
+if TYPE_CHECKING:
+    from blobstore.inspection import BrokenModel, ModelDetails, ModelSummary
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("list")(list_)
+    app.command("ls", hidden=True)(list_)
+    app.command("show")(show)
+    app.command("rm")(rm)
+    app.command("cp")(cp)
+
+
+def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List the models of the store."""
+    from blobstore.inspection import ModelSummary, list_models
+
+    models = list_models(store_at(store))
+    if as_json:
+        show_json([_list_item(model) for model in models])
+        return
+    rows = [_list_row(model) if isinstance(model, ModelSummary) else _broken_row(model) for model in models]
+    show_table(("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"), rows)
+
+
+def _list_row(model: ModelSummary) -> tuple[str, ...]:
+    return (str(model.name), model.id.short, size(model.size), model.quant_type, count(model.parameters), age(model.modified))
+
+
+def _broken_row(model: BrokenModel) -> tuple[str, ...]:
+    return (str(model.name), "", "", "broken", "", model.error.message)
+
+
+def _list_item(model: ModelSummary | BrokenModel) -> dict[str, Any]:
+    from blobstore.inspection import BrokenModel
+
+    if isinstance(model, BrokenModel):
+        return {
+            "name": str(model.name),
+            "id": None,
+            "size": None,
+            "modified": None,
+            "quant_type": None,
+            "parameters": None,
+            "error": model.error.message,
+        }
+    return {
+        "name": str(model.name),
+        "id": str(model.id),
+        "size": model.size,
+        "modified": rfc3339(model.modified),
+        "quant_type": model.quant_type,
+        "parameters": model.parameters,
+    }
+
+
+def show(
+    name: Name,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors too.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a model is."""
+    from blobstore.inspection import describe, summarize
+
+    full = ModelName.parse(name)
+    opened = store_at(store)
+    manifest = opened.manifest(full)
+    summary = summarize(opened, full, manifest)
+    details = describe(opened, manifest)
+    if as_json:
+        show_json(_show_document(summary, details))
+        return
+    _show_summary(summary, details)
+    if tensors:
+        print()
+        show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), [_tensor_row(tensor) for tensor in summary.tensors])
+
+
+def _show_summary(summary: ModelSummary, details: ModelDetails) -> None:
+    from blobstore.inspection import weights_by_type
+
+    facts = {
+        "name": str(summary.name),
+        "id": str(summary.id),
+        "architecture": details.architecture,
+        "parameters": f"{count(summary.parameters)} ({summary.parameters:,})",
+        "type": summary.quant_type,
+        "weights": ", ".join(f"{kind} {count(number)}" for kind, number in weights_by_type(summary.tensors).items()),
+        "context length": details.context_length,
+        "embedding length": details.embedding_length,
+        "capabilities": ", ".join(details.capabilities) or None,
+        "size": size(summary.size),
+        "layers": summary.layers,
+        "tensors": len(summary.tensors),
+    }
+    show_facts({key: str(value) for key, value in facts.items() if value is not None})
+
+
+def _tensor_row(tensor: Any) -> tuple[str, ...]:
+    kind = tensor.quantization if tensor.quantization is not None else tensor.dtype
+    return (tensor.name, str(kind), "×".join(str(dim) for dim in tensor.shape) or "scalar", size(tensor.nbytes))
+
+
+def _show_document(summary: ModelSummary, details: ModelDetails) -> dict[str, Any]:
+    return {
+        "name": str(summary.name),
+        "id": str(summary.id),
+        "architecture": details.architecture,
+        "parameters": summary.parameters,
+        "quant_type": summary.quant_type,
+        "context_length": details.context_length,
+        "embedding_length": details.embedding_length,
+        "capabilities": list(details.capabilities),
+        "size": summary.size,
+        "layers": summary.layers,
+        "tensors": [
+            {
+                "name": tensor.name,
+                "dtype": tensor.dtype.value,
+                "shape": list(tensor.shape),
+                "quant_type": tensor.quantization.quant_type.value if tensor.quantization else None,
+                "group_size": tensor.quantization.group_size if tensor.quantization else None,
+                "size": tensor.nbytes,
+            }
+            for tensor in summary.tensors
+        ],
+    }
+
+
+def rm(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Models to remove.")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove models, and the blobs that no other model needs."""
+    opened = store_at(store)
+    documents = []
+    for full in [ModelName.parse(name) for name in names]:
+        removal = opened.remove(full)
+        freed, kept = (sum(blob.size for blob in blobs) for blobs in (removal.removed, removal.kept))
+        documents.append(
+            {"name": str(full), "removed": len(removal.removed), "bytes": freed, "kept": len(removal.kept), "reason": removal.reason}
+        )
+        if not as_json:
+            print(f"Removed {full}: {len(removal.removed)} blobs, {size(freed)}")
+            if removal.reason is not None:
+                print(f"Kept {len(removal.kept)} blobs ({size(kept)}): {removal.reason}")
+    if as_json:
+        show_json(documents)
+
+
+def cp(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A model of the store.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its second name.")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a model a second name; its blobs are shared."""
+    old, new = ModelName.parse(source), ModelName.parse(target)
+    store_at(store).copy(old, new)
+    if as_json:
+        show_json({"source": str(old), "name": str(new)})
+    else:
+        print(f"Copied {old} to {new}")

@@ -1,0 +1,91 @@
+"""What the commands print: JSON documents, tables, sizes, errors. Text from files is made harmless first."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+StoreOption = Annotated[
+    str | None, typer.Option("--store", metavar="DIR", help="The store [default: $OLLAMA_MODELS, else ~/.ollama/models].")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+def store_at(folder: str | None) -> Any:
+    """Return the store that ``--store``, the environment or the default names."""
+    from blobstore.store import open_store
+
+    return open_store(folder or os.environ.get("OLLAMA_MODELS") or None)
+
+
+def fail(message: str, hint: str | None = None) -> None:
+    """Print ``Error: …`` and, where there is one, ``Hint: …`` on stderr, one line each."""
+    print(f"Error: {printable(message)}", file=sys.stderr)
+    if hint:
+        print(f"Hint: {printable(hint)}", file=sys.stderr)
+
+
+def show_json(document: Any) -> None:
+    """Print one JSON document on stdout."""
+    print(json.dumps(document, indent=2, ensure_ascii=True))
+
+
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns as wide as their widest cell, three spaces apart."""
+    cells = [list(headings), *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
+    for row in cells:
+        print("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def show_facts(facts: Mapping[str, str]) -> None:
+    """Print names and values, one pair a line, the values in one column."""
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name.ljust(width)}   {printable(value)}")
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with control characters, bidirectional marks and unpaired surrogates as ``\\x..`` escapes."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def size(nbytes: int) -> str:
+    """Return a size as people write it: ``5.9 MB`` (powers of 1000, as Ollama)."""
+    value = float(nbytes)
+    for unit in _UNITS:
+        if value < 999.5 or unit == _UNITS[-1]:  # noqa: PLR2004  # 999.5 would be shown as 1000
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError("the last unit takes every size")
+
+
+def count(number: int) -> str:
+    """Return a number of parameters as people write it: ``5.25M``."""
+    for limit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= limit:
+            return f"{number / limit:.3g}{suffix}"
+    return str(number)
+
+
+def age(moment: datetime) -> str:
+    """Return how long ago a moment was: ``2 hours ago``."""
+    seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
+    for length, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= length:
+            number = seconds // length
+            return f"{number} {unit}{'s' if number > 1 else ''} ago"
+    return "just now"
+
+
+def rfc3339(moment: datetime) -> str:
+    """Return a UTC moment in RFC 3339, whole seconds."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

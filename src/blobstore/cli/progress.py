@@ -1,0 +1,32 @@
+"""One progress bar on stderr: bytes, rate, time left. None when stderr is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from blobstore.cli.output import printable
+
+if TYPE_CHECKING:
+    from blobstore.importer import Progress
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[Progress | None]:
+    """Yield what an import reports to: a bar over ``total`` source bytes, or None when nobody would see it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+
+        def advance(nbytes: int, blob: str) -> None:
+            bar.update(task, advance=nbytes, description=printable(blob).replace("[", "\\["))
+
+        yield advance

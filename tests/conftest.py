@@ -1,0 +1,45 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from blobstore.store import Store, open_store
+
+Snapshot = dict[str, bytes]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store."""
+    return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def snapshot() -> Callable[[Store], Snapshot]:
+    """A function that returns every visible file of a store, by path: what "the store is unchanged" compares."""
+
+    def take(store: Store) -> Snapshot:
+        return {
+            str(path.relative_to(store.root)): path.read_bytes()
+            for path in sorted(store.root.rglob("*"))
+            if path.is_file() and path.relative_to(store.root) != Path(".blobstore/lock")
+        }
+
+    return take
+
+
+@pytest.fixture
+def command() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """A function that runs ``blobstore ARGUMENTS…`` in a process of its own."""
+
+    def run(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "blobstore", *map(str, arguments)]
+        return subprocess.run(line, capture_output=True, text=True, check=False, timeout=100, **options)  # type: ignore[call-overload]
+
+    return run

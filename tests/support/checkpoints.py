@@ -1,0 +1,77 @@
+"""Small checkpoints: .safetensors files and folders written with the reference library's rules, not with our code."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+_NAMES = {
+    BF16: "BF16",
+    np.dtype(np.float16): "F16",
+    np.dtype(np.float32): "F32",
+    np.dtype(np.float64): "F64",
+    np.dtype(np.uint8): "U8",
+    np.dtype(np.uint32): "U32",
+    np.dtype(np.int32): "I32",
+    np.dtype(np.int64): "I64",
+    np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
+}
+LLAMA_CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}
+
+
+def safetensors_bytes(tensors: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return a .safetensors file with the tensors in the order given."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, array in tensors.items():
+        header[name] = {
+            "dtype": _NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + b"".join(np.ascontiguousarray(array).tobytes() for array in tensors.values())
+
+
+def raw_safetensors(header: Mapping[str, Any] | bytes, data: bytes = b"") -> bytes:
+    """Return a file with that header, valid or not."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def normal(name: str, *shape: int, dtype: Any = BF16, scale: float = 0.02) -> np.ndarray[Any, Any]:
+    """Return normal weights that depend only on ``name`` and shape."""
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    return (generator.standard_normal(shape, dtype=np.float32) * np.float32(scale)).astype(dtype)
+
+
+def small_tensors(dtype: Any = BF16) -> dict[str, np.ndarray[Any, Any]]:
+    """Return a one-layer model's tensors: an embedding, a norm, three projections, a head."""
+    shapes = {
+        "lm_head.weight": (96, 64),
+        "model.embed_tokens.weight": (96, 64),
+        "model.layers.0.input_layernorm.weight": (64,),
+        "model.layers.0.mlp.down_proj.weight": (64, 128),
+        "model.layers.0.mlp.up_proj.weight": (128, 64),
+        "model.layers.0.self_attn.q_proj.weight": (64, 64),
+    }
+    return {name: normal(name, *shape, dtype=dtype) for name, shape in shapes.items()}
+
+
+def write_checkpoint(
+    folder: Path, tensors: Mapping[str, np.ndarray[Any, Any]] | None = None, config: Mapping[str, Any] | None = None
+) -> Path:
+    """Write ``model.safetensors`` and ``config.json`` to ``folder`` and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(small_tensors() if tensors is None else tensors))
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG if config is None else config))
+    return folder
