@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from blobstore import mlx_lm as mlx_lm
     from blobstore.arrays import QuantizedArray as QuantizedArray
     from blobstore.errors import BlobStoreError as BlobStoreError
-    from blobstore.inspection import read_header as read_header
     from blobstore.importer import ImportPlan as ImportPlan
     from blobstore.importer import ImportResult as ImportResult
     from blobstore.importer import import_model as import_model
     from blobstore.importer import plan_import as plan_import
+    from blobstore.inspection import read_header as read_header
     from blobstore.kernels import dequantize as dequantize
     from blobstore.kernels import quantize as quantize
     from blobstore.loader import Model as Model

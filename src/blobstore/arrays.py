@@ -18,7 +18,7 @@ from blobstore.quant import Quantization, QuantType
 
 T = TypeVar("T")
 
-_NUMPY: dict[DType, Any] = {
+_NUMPY_TYPES: dict[DType, Any] = {
     DType.BOOL: np.bool_,
     DType.U8: np.uint8,
     DType.I8: np.int8,
@@ -39,7 +39,7 @@ _NUMPY: dict[DType, Any] = {
     DType.F64: np.float64,
     DType.C64: np.complex64,
 }
-_NUMPY = {dtype: np.dtype(kind) for dtype, kind in _NUMPY.items()}
+_NUMPY: dict[DType, np.dtype[Any]] = {dtype: np.dtype(kind) for dtype, kind in _NUMPY_TYPES.items()}
 _DTYPE = {kind: dtype for dtype, kind in _NUMPY.items()}
 
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from blobstore.errors import InvalidDigestError
+from blobstore.errors import InvalidDigestError, quoted
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _TEXT_LENGTH = len("sha256:") + 64
@@ -22,8 +26,8 @@ class Digest:
     hex: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.hex, str) or _HEX.fullmatch(self.hex) is None:
-            raise InvalidDigestError(f"not a sha256 digest: {_shown(self.hex)}", rule="D1")
+        if _HEX.fullmatch(self.hex) is None:
+            raise InvalidDigestError(f"not a sha256 digest: {quoted(self.hex)}", rule="D1")
 
     @classmethod
     def parse(cls, text: object) -> Digest:
@@ -33,7 +37,7 @@ class Digest:
         """
         # The length comes first: a hostile megabyte costs nothing.
         if not isinstance(text, str) or len(text) != _TEXT_LENGTH or not text.startswith("sha256:"):
-            raise InvalidDigestError(f"not a digest (sha256: and 64 lower-case hex digits): {_shown(text)}", rule="D1")
+            raise InvalidDigestError(f"not a digest (sha256: and 64 lower-case hex digits): {quoted(text)}", rule="D1")
         return cls(text[len("sha256:") :])
 
     @classmethod
@@ -44,8 +48,8 @@ class Digest:
         return None
 
     @classmethod
-    def of(cls, data: bytes) -> Digest:
-        """Return the digest of bytes in memory."""
+    def of(cls, data: ReadableBuffer) -> Digest:
+        """Return the digest of bytes in memory, of any contiguous buffer."""
         return cls(hashlib.sha256(data).hexdigest())
 
     @property
@@ -60,8 +64,3 @@ class Digest:
 
     def __str__(self) -> str:
         return f"sha256:{self.hex}"
-
-
-def _shown(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -99,7 +99,12 @@ _MediaType = Annotated[str, StringConstraints(max_length=255)]
 
 class _Document(BaseModel):
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="ignore", populate_by_name=True, arbitrary_types_allowed=True, protected_namespaces=()
+        frozen=True,
+        strict=True,
+        extra="ignore",
+        populate_by_name=True,
+        arbitrary_types_allowed=True,
+        protected_namespaces=(),
     )
 
 
@@ -129,7 +134,7 @@ class Manifest(_Document):
             raise ValueError("an image index is not supported, only a manifest with layers")
         # True == 1.0 == 1 in Python, and pydantic's Literal compares: the version has to be the integer.
         if isinstance(value, dict) and not isinstance(value.get("schemaVersion"), int | None):
-            raise ValueError("schemaVersion is not 2")
+            raise ValueError("schemaVersion is not 2")  # noqa: TRY004  # pydantic reports ValueErrors
         return value
 
     @classmethod
@@ -145,7 +150,7 @@ class Manifest(_Document):
         if isinstance(layers := value.get("layers"), list) and len(layers) > MAX_LAYERS:
             raise LimitExceededError(f"limit exceeded: {what} has {len(layers):,} layers, at most {MAX_LAYERS:,}", rule="M1")
         manifest = _validated(cls, value, what, "M1")
-        manifest._raw = raw
+        manifest._raw = raw  # noqa: SLF001  # its own class
         return manifest
 
     @property

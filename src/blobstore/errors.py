@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_SHOWN = 80
+
 
 class BlobStoreError(Exception):
     """Base of all errors of this package. ``str(error)`` is one sentence without the hint."""
@@ -113,6 +115,12 @@ class StorageError(BlobStoreError):
 
 class BusyError(StorageError):
     """Somebody else holds the lock."""
+
+
+def quoted(value: object) -> str:
+    """Return a value in quotes for a message, cut to 80 characters: hostile input may be megabytes long."""
+    text = value if isinstance(value, str) else repr(value)
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}…"
 
 
 def from_os_error(error: OSError, operation: str, path: object) -> BlobStoreError:

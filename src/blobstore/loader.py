@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from blobstore.arrays import QuantizedArray
 from blobstore.digest import Digest
@@ -114,7 +114,7 @@ class Model(Mapping[str, Tensor]):
         """Let go of the maps; each is freed with the last array taken from it."""
         self._tensors.clear()
 
-    def __enter__(self) -> Model:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -158,7 +158,9 @@ def _verify(blob: Blob) -> None:
 
 def _located(error: BlobStoreError, model: ModelName, layer: Descriptor) -> BlobStoreError:
     """Return the error with the model and the blob in its message and fields."""
-    located = type(error)(f"model {model}: blob {layer.digest} ({layer.name}): {error.message}", hint=error.hint, rule=error.rule)
+    located = type(error)(
+        f"model {model}: blob {layer.digest} ({layer.name}): {error.message}", hint=error.hint, rule=error.rule
+    )
     located.model, located.blob = str(model), str(layer.digest)
     located.tensor = error.tensor or layer.name
     located.path, located.errno = error.path, error.errno

@@ -115,7 +115,7 @@ def _expert_module(match: re.Match[str], modules: set[str]) -> str | None:
 
 def _quantize_layers(network: Any, weights: dict[str, Any], utils: Any) -> None:
     """Replace each layer whose scales are stored by its quantized form, with the bits and groups that its arrays have."""
-    import mlx.nn as nn
+    from mlx import nn
 
     def settings(path: str, module: Any) -> Any:
         if f"{path}.scales" not in weights or not hasattr(module, "to_quantized"):
@@ -151,4 +151,6 @@ def _tokenizer(model: Model) -> Any:
         try:
             return _import_utils().load_tokenizer(Path(folder), eos_token_ids=config.get("eos_token_id"))
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-            raise UnsupportedSourceError(f"the tokenizer of {model.name} can't be loaded: {error}", model=str(model.name)) from error
+            raise UnsupportedSourceError(
+                f"the tokenizer of {model.name} can't be loaded: {error}", model=str(model.name)
+            ) from error

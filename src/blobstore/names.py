@@ -22,6 +22,7 @@ _MAX_PART = 80
 _MAX_HOST = 350
 _MAX_FILE_NAME_BYTES = 255
 _MAX_PATH_BYTES = 4095
+_LAST_CONTROL = 0x9F
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[0-9]{1,5})?", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*", re.ASCII)
@@ -53,7 +54,7 @@ class ModelName:
 
         Raises: InvalidNameError (rule N1) when a part is empty, too long, or has a character that it may not have.
         """
-        if not isinstance(text, str) or len(text) > _MAX_TEXT:
+        if len(text) > _MAX_TEXT:
             raise InvalidNameError("not a model name: too long", rule="N1")
         fields: dict[str, str] = {}
         rest = text
@@ -66,7 +67,7 @@ class ModelName:
         if len(parts) not in _PART_COUNTS:
             raise InvalidNameError(f"not a model name: {text!r} has {len(parts)} parts, at most 3 are possible", rule="N1")
         fields |= dict(zip(("model", "namespace", "host"), reversed(parts), strict=False))
-        return cls(**fields)  # type: ignore[arg-type]  # the keys are the fields' names
+        return cls(**fields)  # the keys are the fields' names
 
     @property
     def path_parts(self) -> tuple[str, str, str, str]:
@@ -87,8 +88,8 @@ class ModelName:
         return self.short
 
 
-def _check(pattern: re.Pattern[str], longest: int, text: object, part: str) -> None:
-    if not isinstance(text, str) or not text:
+def _check(pattern: re.Pattern[str], longest: int, text: str, part: str) -> None:
+    if not text:
         raise InvalidNameError(f"not a model name: the {part} is empty", rule="N1")
     if len(text) > longest:
         raise InvalidNameError(f"not a model name: the {part} is longer than {longest} characters", rule="N1")
@@ -113,7 +114,7 @@ def relative_path(text: object) -> str:
     encoded = text.encode("utf-8", "surrogatepass")
     if len(encoded) > _MAX_PATH_BYTES:
         raise InvalidNameError(f"not a file name: longer than {_MAX_PATH_BYTES} bytes", rule="P1")
-    if any(character in "\\:" or not (character.isprintable() or ord(character) > 0x9F) for character in text):
+    if any(character in "\\:" or not (character.isprintable() or ord(character) > _LAST_CONTROL) for character in text):
         raise InvalidNameError(f"not a file name: {text!r} has a character that no file name here may have", rule="P1")
     for segment in text.split("/"):
         if segment in ("", ".", "..") or segment.lower() == ".git":

@@ -33,7 +33,7 @@ class QuantType(enum.Enum):
 
         Raises: UsageError for any other word.
         """
-        name = text.lower() if isinstance(text, str) else ""
+        name = text.lower()
         try:
             return cls(_ALIASES.get(name, name))
         except ValueError:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, Self
 
 from blobstore.errors import CorruptDataError, ShortReadError, StorageError, from_os_error
 
@@ -103,7 +104,7 @@ class FileReader:
         """Raise when the path no longer names the file that was opened, or the file was written to meanwhile."""
         self.check_is(self.identity)
         try:
-            now = FileIdentity(os.stat(self.name))
+            now = FileIdentity(Path(self.name).stat())
         except OSError as error:
             raise from_os_error(error, "find again", self.name) from error
         if now != self.identity:
@@ -115,7 +116,7 @@ class FileReader:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> FileReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,6 +140,6 @@ class FileIdentity:
 
 def _short(reader: RangeReader, offset: int, length: int) -> ShortReadError:
     return ShortReadError(
-        f"{reader.name} ends before byte {offset + length}: it has {reader.size} bytes and {length} were wanted from {offset}",
+        f"{reader.name} ends before byte {offset + length}: it has {reader.size}, and {length} were wanted from {offset}",
         path=reader.name,
     )

@@ -8,10 +8,11 @@ F3  8 + N <= file size          F4  the header is UTF-8, no byte order mark     
 F6  after the JSON only spaces  F7  strict JSON, one object                          F8  no duplicate keys
 F9  ``__metadata__`` maps strings to strings
 F10 every other value is an object with dtype, shape, data_offsets; unknown fields are accepted and not kept
-F11 dtype is a known name       F12 shape: non-negative integers                     F13 data_offsets: [begin, end], integers, begin <= end
-F14 end - begin = elements * bits / 8, without overflow in 64 bits                   F15 sub-byte tensors fill whole bytes
-F16 the ranges, sorted, cover the data from 0 without hole or overlap                F17 the last end is the end of the file
-F18 any string is a tensor name                                                      F19 empty and rank-0 tensors are legal
+F11 dtype is a known name       F12 shape: non-negative integers
+F13 data_offsets: [begin, end], integers, begin <= end
+F14 end - begin = elements * bits / 8, without overflow in 64 bits          F15 sub-byte tensors fill whole bytes
+F16 the ranges, sorted, cover the data from 0 without hole or overlap       F17 the last end is the end of the file
+F18 any string is a tensor name                                             F19 empty and rank-0 tensors are legal
 
 Offsets in `TensorEntry` count from the start of the data region, as in the file.
 """
@@ -25,7 +26,7 @@ from typing import Any
 
 from blobstore import strictjson
 from blobstore.dtypes import DTYPE_BY_NAME, DType
-from blobstore.errors import HeaderError, LimitExceededError
+from blobstore.errors import HeaderError, LimitExceededError, quoted
 from blobstore.ranges import RangeReader
 from blobstore.strictjson import Reason, StrictJsonError
 
@@ -76,7 +77,7 @@ class Header:
             if len(entry.shape) > MAX_RANK:
                 raise LimitExceededError(f"limit exceeded: rank {len(entry.shape)}, at most {MAX_RANK}", tensor=name)
             if len(name) * 4 > MAX_NAME_BYTES and len(name.encode()) > MAX_NAME_BYTES:
-                raise LimitExceededError(f"limit exceeded: the tensor name {name[:40]!r}… is over {MAX_NAME_BYTES:,} bytes")
+                raise LimitExceededError(f"limit exceeded: the tensor name {quoted(name)} is over {MAX_NAME_BYTES:,} bytes")
 
 
 def read_header(reader: RangeReader) -> Header:
@@ -139,14 +140,14 @@ def _metadata(value: Any) -> dict[str, str]:
 
 
 def _entry(name: str, value: Any) -> TensorEntry:
-    if not isinstance(value, dict) or not _ENTRY_FIELDS <= value.keys():
+    if not isinstance(value, dict) or not value.keys() >= _ENTRY_FIELDS:
         raise _invalid("F10", "the entry is not an object with dtype, shape and data_offsets", name)
     if len(value) > len(_ENTRY_FIELDS):
         _check_unknown_fields(value, name)
     dtype_name = value["dtype"]
     dtype = DTYPE_BY_NAME.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
-        raise _invalid("F11", f"unknown dtype {str(dtype_name)[:40]!r}", name)
+        raise _invalid("F11", f"unknown dtype {quoted(dtype_name)}", name)
     shape = value["shape"]
     if not isinstance(shape, list) or not all(type(dim) is int and 0 <= dim <= _MAX_U64 for dim in shape):
         raise _invalid("F12", "shape is not a list of non-negative integers", name)
@@ -234,7 +235,5 @@ def lay_out(arrays: Iterable[tuple[str, DType, tuple[int, ...]]]) -> dict[str, T
 
 
 def _invalid(rule: str, what: str, tensor: str | None = None) -> HeaderError:
-    place = f"tensor {tensor[:80]!r}: " if tensor is not None else ""
+    place = f"tensor {quoted(tensor)}: " if tensor is not None else ""
     return HeaderError(f"{place}{what} (rule {rule})", rule=rule, tensor=tensor)
-
-

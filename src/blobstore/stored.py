@@ -82,7 +82,9 @@ def _quantization(name: str, entries: Mapping[str, TensorEntry], metadata: Mappi
     own = f"{name}.quant_type" in metadata
     if entries[""].dtype is not DType.U32 or not (own or "quant_type" in metadata or ".scale" in entries):
         if own:
-            raise CorruptDataError(f"tensor {name!r} is {entries[''].dtype}, but its metadata call it quantized", tensor=name)
+            raise CorruptDataError(
+                f"tensor {name!r} is {entries[''].dtype}, but its metadata call it quantized", tensor=name
+            )
         return None
     if ".scale" not in entries:
         raise CorruptDataError(f"the scale of the quantized tensor {name!r} is missing", tensor=name)
@@ -101,7 +103,9 @@ def _described(name: str, metadata: Mapping[str, str], prefix: str) -> Quantizat
         group_size = int(size) if size.isascii() and size.isdigit() else 0
         return Quantization(quant_type, group_size if size else quant_type.group_sizes[0])
     except UsageError as error:
-        raise UnsupportedSourceError(f"tensor {name!r} is of type {text!r} in groups of {size!r}: {error}", tensor=name) from None
+        raise UnsupportedSourceError(
+            f"tensor {name!r} is of type {text!r} in groups of {size!r}: {error}", tensor=name
+        ) from None
 
 
 def _inferred(name: str, entries: Mapping[str, TensorEntry]) -> Quantization:

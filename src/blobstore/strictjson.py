@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from blobstore.errors import quoted
+
 MAX_DEPTH = 64
 
 
@@ -30,10 +32,11 @@ class Reason:
 
 
 def parse(raw: bytes) -> Any:
-    """Return the Python value of one JSON text in UTF-8 without a byte order mark; ``-0`` is read as the float that it is.
+    """Return the Python value of one JSON text in UTF-8 without a byte order mark; ``-0`` is read as the float it is.
 
-    Raises: StrictJsonError with reason UTF8 (also half a surrogate pair as an escape), SYNTAX (also NaN, Infinity, integers of over 4300
-    digits), DUPLICATE (a key twice in one object, compared after unescaping) or DEPTH (over 64 levels).
+    Raises: StrictJsonError with reason UTF8 (also half a surrogate pair as an escape), SYNTAX (also NaN, Infinity,
+    integers of over 4300 digits), DUPLICATE (a key twice in one object, compared after unescaping) or DEPTH (deeper
+    than the interpreter recurses; `check_depth` holds the limit of 64).
     """
     try:
         text = raw.decode("utf-8")
@@ -77,7 +80,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise StrictJsonError(Reason.DUPLICATE, f"the key {_shown(key)} is there twice")
+                raise StrictJsonError(Reason.DUPLICATE, f"the key {quoted(key)} is there twice")
             seen.add(key)
     return result
 
@@ -105,10 +108,6 @@ def _refuse_surrogates(value: Any) -> None:
                 node.encode("utf-8")
             except UnicodeEncodeError:
                 raise StrictJsonError(Reason.UTF8, "a \\u escape is half of a surrogate pair") from None
-
-
-def _shown(key: str) -> str:
-    return repr(key if len(key) <= 80 else key[:77] + "...")
 
 
 _GO_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})

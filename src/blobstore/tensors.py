@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import mmap
-import os
 import warnings
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import ml_dtypes
@@ -32,9 +32,9 @@ Array = np.ndarray[Any, Any]
 
 _log = logging.getLogger("blobstore.loader")
 
-# mlx 0.32.4, mlx/io/safetensors.cpp `dtype_from_safetensor_str`: F8_E4M3 and F8_E8M0 become uint8.
-_MLX_DTYPES = frozenset(
-    DType[name] for name in "BOOL U8 I8 F8_E4M3 F8_E8M0 I16 U16 F16 BF16 I32 U32 F32 I64 U64 C64".split()
+# mlx 0.32.4, mlx/io/safetensors.cpp `dtype_from_safetensor_str`; F8_E4M3 and F8_E8M0 become uint8 there.
+_NOT_IN_MLX = frozenset(
+    {DType.F64, DType.F4, DType.F6_E2M3, DType.F6_E3M2, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ}
 )
 _MLX_MAX_DIM = 2**31 - 1
 
@@ -113,7 +113,8 @@ class Tensor:
 
         BF16 and FP8 arrays have ml_dtypes' types. Raises: UnsupportedSourceError for F4 and F6 (see `raw`).
         """
-        return self._assemble(self._numpy_part)
+        array: Array | QuantizedArray[Array] = self._assemble(self._numpy_part)
+        return array
 
     def dequantize(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the values as a new float32 array of `shape`; an unquantized tensor is converted."""
@@ -186,7 +187,7 @@ class Tensor:
             return torch.frombuffer(self._blob.view(entry), dtype=dtype).reshape(entry.shape)
 
     def _mlx_part(self, suffix: str, entry: TensorEntry) -> Any:
-        if entry.dtype not in _MLX_DTYPES or any(dim > _MLX_MAX_DIM for dim in entry.shape):
+        if entry.dtype in _NOT_IN_MLX or any(dim > _MLX_MAX_DIM for dim in entry.shape):
             raise UnsupportedSourceError(
                 f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}", tensor=self.name, blob=str(self.blob)
             )
@@ -247,10 +248,10 @@ def _mlx_loaded(blob: Blob) -> dict[str, Any]:
 
     if not blob.mlx_arrays:
         try:
-            now = FileIdentity(os.stat(blob.path, follow_symlinks=False))
+            now = FileIdentity(Path(blob.path).stat(follow_symlinks=False))
         except OSError as error:
             raise from_os_error(error, "load", blob.path) from error
         if now != blob.identity:
             raise CorruptDataError(f"blob {blob.digest} was replaced since the model was opened", blob=str(blob.digest))
-        blob.mlx_arrays = mx.load(blob.path, format="safetensors")
+        blob.mlx_arrays = dict(mx.load(blob.path, format="safetensors"))  # type: ignore[arg-type]  # a dict for this format
     return blob.mlx_arrays

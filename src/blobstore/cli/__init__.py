@@ -32,7 +32,7 @@ for group in (importing, models, running):
     group.register(app)
 
 
-def _show_version(wanted: bool) -> None:  # noqa: FBT001  # typer calls it with the flag's value
+def _show_version(wanted: bool) -> None:  # typer calls it with the flag's value
     if wanted:
         from blobstore import kernels
 
@@ -42,8 +42,9 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001  # typer calls it with 
 
 @app.callback()
 def _options(
-    version: Annotated[  # noqa: ARG001  # acts in its callback
-        bool, typer.Option("--version", help="Show the version and the kernels in use.", callback=_show_version, is_eager=True)
+    version: Annotated[  # acts in its callback
+        bool,
+        typer.Option("--version", help="Show the version and the kernels in use.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     pass

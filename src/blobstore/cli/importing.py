@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.output import JsonOption, StoreOption, count, printable, show_json, show_table, size, store_at
+from blobstore.cli.output import JsonOption, StoreOption, count, printable, shape, show_json, show_table, size, store_at
 from blobstore.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from blobstore.importer import ImportPlan, ImportResult
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A .safetensors file, or a folder with a checkpoint.")]
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of the model [default: the source's name, tagged with the type].")]
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="Name of the model [default: the source's name, tagged with the type]."),
+]
 Quant = Annotated[
-    str | None, typer.Option("--quant", metavar="TYPE", help="int4, int8, nvfp4, mxfp4 or mxfp8 [default: keep the weights].")
+    str | None,
+    typer.Option("--quant", metavar="TYPE", help="int4, int8, nvfp4, mxfp4 or mxfp8 [default: keep the weights]."),
 ]
 GroupSize = Annotated[
-    int | None, typer.Option("--group-size", metavar="N", help="Weights that share a scale: 32, 64 or 128 for int4 and int8.")
+    int | None,
+    typer.Option("--group-size", metavar="N", help="Weights that share a scale: 32, 64 or 128 for int4 and int8."),
 ]
 Method = Annotated[str, typer.Option("--method", metavar="METHOD", help="How scales are chosen: minmax.")]
 Dtype = Annotated[
@@ -29,7 +34,8 @@ Profile = Annotated[
     str, typer.Option("--profile", metavar="PROFILE", help="default, or ollama for what `ollama create` would write.")
 ]
 ExpertsForm = Annotated[
-    str | None, typer.Option("--experts", metavar="FORM", help="packed (one blob a group) or stacked (one tensor a projection).")
+    str | None,
+    typer.Option("--experts", metavar="FORM", help="packed (one blob a group) or stacked (one tensor a projection)."),
 ]
 Align = Annotated[int | None, typer.Option("--align", metavar="BYTES", help="Align the data in each blob: a power of two.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Threads [default: one a core].")]
@@ -121,7 +127,9 @@ def _warn_of_left_out(made: ImportPlan) -> None:
 def _show_result(result: ImportResult) -> None:
     rate = result.source_bytes / max(result.seconds, 1e-3)
     print(f"{result.name}   {result.digest.short}")
-    print(f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight")
+    print(
+        f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight"
+    )
     print(f"{result.blobs} blobs: {result.created} new ({size(result.new_bytes)}), {result.reused} were there")
     print(f"{result.seconds:.2f} s, {size(int(rate))}/s")
 
@@ -146,7 +154,7 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
         show_json(_plan_document(made))
         return
     rows = [
-        (tensor.name, _type(tensor), "×".join(str(dim) for dim in tensor.shape) or "scalar", size(blob_bytes))
+        (tensor.name, _type(tensor), shape(tensor.shape), size(blob_bytes))
         for blob in made.blobs
         for tensor in blob.tensors
         for blob_bytes in (sum(part.nbytes for part in tensor.parts),)

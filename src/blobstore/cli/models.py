@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.output import JsonOption, StoreOption, age, count, rfc3339, show_facts, show_json, show_table, size, store_at
+from blobstore.cli.output import (
+    JsonOption,
+    StoreOption,
+    age,
+    count,
+    rfc3339,
+    shape,
+    show_facts,
+    show_json,
+    show_table,
+    size,
+    store_at,
+)
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
@@ -37,7 +49,14 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 
 def _list_row(model: ModelSummary) -> tuple[str, ...]:
-    return (str(model.name), model.id.short, size(model.size), model.quant_type, count(model.parameters), age(model.modified))
+    return (
+        str(model.name),
+        model.id.short,
+        size(model.size),
+        model.quant_type,
+        count(model.parameters),
+        age(model.modified),
+    )
 
 
 def _broken_row(model: BrokenModel) -> tuple[str, ...]:
@@ -112,7 +131,7 @@ def _show_summary(summary: ModelSummary, details: ModelDetails) -> None:
 
 def _tensor_row(tensor: Any) -> tuple[str, ...]:
     kind = tensor.quantization if tensor.quantization is not None else tensor.dtype
-    return (tensor.name, str(kind), "×".join(str(dim) for dim in tensor.shape) or "scalar", size(tensor.nbytes))
+    return (tensor.name, str(kind), shape(tensor.shape), size(tensor.nbytes))
 
 
 def _show_document(summary: ModelSummary, details: ModelDetails) -> dict[str, Any]:
@@ -153,7 +172,13 @@ def rm(
         removal = opened.remove(full)
         freed, kept = (sum(blob.size for blob in blobs) for blobs in (removal.removed, removal.kept))
         documents.append(
-            {"name": str(full), "removed": len(removal.removed), "bytes": freed, "kept": len(removal.kept), "reason": removal.reason}
+            {
+                "name": str(full),
+                "removed": len(removal.removed),
+                "bytes": freed,
+                "kept": len(removal.kept),
+                "reason": removal.reason,
+            }
         )
         if not as_json:
             print(f"Removed {full}: {len(removal.removed)} blobs, {size(freed)}")

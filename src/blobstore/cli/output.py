@@ -54,7 +54,7 @@ def show_facts(facts: Mapping[str, str]) -> None:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with control characters, bidirectional marks and unpaired surrogates as ``\\x..`` escapes."""
+    """Return ``text`` with control characters, bidirectional marks and unpaired surrogates as Python escapes."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
@@ -66,6 +66,11 @@ def size(nbytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1000
     raise AssertionError("the last unit takes every size")
+
+
+def shape(dims: Sequence[int]) -> str:
+    """Return a shape as people write it: ``768x256``."""
+    return "x".join(str(dim) for dim in dims) or "scalar"
 
 
 def count(number: int) -> str:

@@ -21,7 +21,9 @@ def register(app: typer.Typer) -> None:
 def run(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")],
-    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after so many tokens.")] = _DEFAULT_TOKENS,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after so many tokens.")
+    ] = _DEFAULT_TOKENS,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:

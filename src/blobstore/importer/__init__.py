@@ -18,7 +18,16 @@ from blobstore.kernels import check_method
 from blobstore.names import ModelName
 from blobstore.store import FinishedBlob, Store
 
-__all__ = ["ImportOptions", "ImportPlan", "ImportResult", "Progress", "default_name", "import_model", "plan_import", "run_plan"]
+__all__ = [
+    "ImportOptions",
+    "ImportPlan",
+    "ImportResult",
+    "Progress",
+    "default_name",
+    "import_model",
+    "plan_import",
+    "run_plan",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +126,7 @@ def default_name(source: str | os.PathLike[str], options: ImportOptions) -> Mode
 
     Raises: InvalidNameError when the stem is no model name.
     """
-    path = Path(os.path.abspath(source))
+    path = Path(os.path.abspath(source))  # noqa: PTH100  # resolve() would follow a link to another name
     stem = path.stem if path.name.endswith(".safetensors") else path.name
     return ModelName(model=stem, tag=options.quant_type.value if options.quant_type is not None else "latest")
 

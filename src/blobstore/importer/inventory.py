@@ -160,7 +160,9 @@ def _check_index(index: ShardIndex, read: list[tuple[SourceFile, Header]], left_
             if index.weight_map.get(name) != file.name:
                 where = index.weight_map.get(name)
                 says = f"says it is in {where}" if where else "does not name it"
-                raise CorruptDataError(f"{file.path} holds the tensor {name!r}, but the index {says}", tensor=name, rule="I1")
+                raise CorruptDataError(
+                    f"{file.path} holds the tensor {name!r}, but the index {says}", tensor=name, rule="I1"
+                )
     held = {name for file, _ in read for name in file.tensor_names}
     if missing := sorted(index.weight_map.keys() - held):
         raise CorruptDataError(

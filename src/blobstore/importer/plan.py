@@ -62,7 +62,9 @@ class PlannedBlob:
     @property
     def entries(self) -> dict[str, TensorEntry]:
         """The header entries of all stored arrays."""
-        return lay_out((tensor.name + part.suffix, part.dtype, part.shape) for tensor in self.tensors for part in tensor.parts)
+        return lay_out(
+            (tensor.name + part.suffix, part.dtype, part.shape) for tensor in self.tensors for part in tensor.parts
+        )
 
     @property
     def data_size(self) -> int:
@@ -173,7 +175,9 @@ def _plan_stacked(inventory: Inventory, options: ImportOptions, policy: Policy |
             yield from (_blob(tensor.name, [tensor], options) for tensor in tensors)
 
 
-def _split(inventory: Inventory, find_group: Callable[[str], str | None]) -> tuple[list[SourceTensor], dict[str, list[SourceTensor]]]:
+def _split(
+    inventory: Inventory, find_group: Callable[[str], str | None]
+) -> tuple[list[SourceTensor], dict[str, list[SourceTensor]]]:
     plain: list[SourceTensor] = []
     groups: dict[str, list[SourceTensor]] = defaultdict(list)
     for tensor in inventory.tensors.values():
@@ -201,7 +205,9 @@ def _quantized(tensor: OutputTensor, quantization: Quantization) -> OutputTensor
         raise UnsupportedSourceError(
             f"{tensor.name!r} is {tensor.dtype}: only BF16, F16 and F32 weights are quantized",
             tensor=tensor.name,
-            hint="Import it without --quant, or convert it with --dtype." if tensor.dtype is DType.F64 else "Import it without --quant.",
+            hint="Import it without --quant, or convert it with --dtype."
+            if tensor.dtype is DType.F64
+            else "Import it without --quant.",
         )
     return replace(tensor, quantization=quantization)
 
@@ -257,10 +263,14 @@ def _check_quantizable(blobs: tuple[PlannedBlob, ...], options: ImportOptions, p
 def _documents(inventory: Inventory, options: ImportOptions) -> dict[str, bytes]:
     if not options.profile.own_document:
         if CONFIG_NAME not in inventory.documents:
-            raise UnsupportedSourceError(f"{inventory.path} has no config.json", hint="Only --profile default can do without.")
+            raise UnsupportedSourceError(
+                f"{inventory.path} has no config.json", hint="Only --profile default can do without."
+            )
         return dict(inventory.documents)
     if OWN_DOCUMENT in inventory.documents:
-        raise UnsupportedSourceError(f"{inventory.path} has a {OWN_DOCUMENT} of its own, which is our name", path=inventory.path)
+        raise UnsupportedSourceError(
+            f"{inventory.path} has a {OWN_DOCUMENT} of its own, which is our name", path=inventory.path
+        )
     return {**inventory.documents, OWN_DOCUMENT: _own_document(inventory, options)}
 
 
@@ -279,7 +289,12 @@ def _own_document(inventory: Inventory, options: ImportOptions) -> bytes:
             "alignment": options.alignment,
         },
         "sources": [
-            {"name": file.name, "size": file.size, "metadata": dict(sorted(file.metadata.items())), "tensors": file.tensor_names}
+            {
+                "name": file.name,
+                "size": file.size,
+                "metadata": dict(sorted(file.metadata.items())),
+                "tensors": file.tensor_names,
+            }
             for file in inventory.files
         ],
     }

@@ -32,7 +32,8 @@ Array = np.ndarray[Any, Any]
 class Progress(Protocol):
     """Told after every chunk: how many more source bytes are done, and of which blob. Called from any thread."""
 
-    def __call__(self, nbytes: int, blob: str) -> None: ...
+    def __call__(self, nbytes: int, blob: str) -> None:
+        """Take note of ``nbytes`` more source bytes."""
 
 
 class SourceReaders:
@@ -154,14 +155,14 @@ def _cast(chunk: Array, dtype: DType, source: SourceTensor, start: int) -> Array
         first = int(np.argmax(overflows))
         index = _index(source, start + first)
         raise UnsupportedSourceError(
-            f"{source.name!r}: the value {chunk[first]} at {list(index)} does not fit {dtype}", tensor=source.name, index=index
+            f"{source.name!r}: the value {chunk[first]} at {list(index)} does not fit {dtype}",
+            tensor=source.name,
+            index=index,
         )
     return cast
 
 
-def _quantize(
-    weights: Array, quantization: Quantization, dtype: DType, source: SourceTensor, start: int
-) -> list[Array]:
+def _quantize(weights: Array, quantization: Quantization, dtype: DType, source: SourceTensor, start: int) -> list[Array]:
     """Return the stored arrays of a flat run of whole groups. Raises: NonFiniteWeightError with tensor and index."""
     parts = [np.empty(part.shape, numpy_dtype(part.dtype)) for part in quantization.parts(weights.shape, dtype)]
     bad = kernels.quantize_into(weights, quantization, parts)

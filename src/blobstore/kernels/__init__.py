@@ -30,16 +30,17 @@ class Kernel(Protocol):
 
     name: str
 
-    def quantize_affine(
-        self, weights: Array, bits: int, group_size: int, words: Array, scales: Array, biases: Array
-    ) -> int: ...
-    def quantize_fp(self, weights: Array, quant_type: QuantType, words: Array, scales: Array) -> int: ...
-    def dequantize_affine(
-        self, words: Array, scales: Array, biases: Array, bits: int, group_size: int, out: Array
-    ) -> None: ...
-    def dequantize_fp(
-        self, words: Array, scales: Array, quant_type: QuantType, global_scale: float, out: Array
-    ) -> None: ...
+    def quantize_affine(self, weights: Array, bits: int, group_size: int, words: Array, scales: Array, biases: Array) -> int:
+        """``code * scale + bias``; see `Kernel`."""
+
+    def quantize_fp(self, weights: Array, quant_type: QuantType, words: Array, scales: Array) -> int:
+        """Small floats times a scale; ``scales`` are U8 bit patterns."""
+
+    def dequantize_affine(self, words: Array, scales: Array, biases: Array, bits: int, group_size: int, out: Array) -> None:
+        """Write float32 values to ``out``."""
+
+    def dequantize_fp(self, words: Array, scales: Array, quant_type: QuantType, global_scale: float, out: Array) -> None:
+        """Write float32 values to ``out``."""
 
 
 KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (NativeKernel(), ReferenceKernel())}
@@ -103,9 +104,7 @@ def quantize(
         raise UsageError(f"only arrays of rank 2 or more can be quantized, not shape {array.shape}")
     if not quantization.divides(array.shape):
         raise UsageError(f"groups of {quantization.group_size} do not divide the last dimension of shape {array.shape}")
-    parts = [
-        np.empty(part.shape, numpy_dtype(part.dtype)) for part in quantization.parts(array.shape, dtype)
-    ]
+    parts = [np.empty(part.shape, numpy_dtype(part.dtype)) for part in quantization.parts(array.shape, dtype)]
     bad = quantize_into(np.ascontiguousarray(array), quantization, parts, kernel=kernel)
     if bad >= 0:
         index = tuple(int(i) for i in np.unravel_index(bad, array.shape))

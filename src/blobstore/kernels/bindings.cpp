@@ -48,11 +48,11 @@ std::int64_t quantize_affine_as(In<typename Float::Bits> weights, unsigned bits,
 }
 
 template <typename Float>
-std::int64_t quantize_fp_as(In<typename Float::Bits> weights, std::string_view type, Out<std::uint32_t> words,
+std::int64_t quantize_fp_as(In<typename Float::Bits> weights, std::string_view quant_type, Out<std::uint32_t> words,
                             Out<std::uint8_t> scales) {
-  const bool nv = type == "nvfp4";
-  const bool mx8 = type == "mxfp8";
-  require(nv || mx8 || type == "mxfp4", "unknown type");
+  const bool nv = quant_type == "nvfp4";
+  const bool mx8 = quant_type == "mxfp8";
+  require(nv || mx8 || quant_type == "mxfp4", "unknown type");
   require_sizes(weights.size(), words.size(), scales.size(), mx8 ? 8 : 4, nv ? 16 : 32);
   const nb::gil_scoped_release unlocked;
   const auto kernel = nv    ? quantize_fp<Float, E2M1, E4M3Scale, 16>
@@ -72,11 +72,11 @@ void dequantize_affine_as(In<std::uint32_t> words, In<typename Float::Bits> scal
   kernel(words.data(), scales.data(), biases.data(), out.size(), group_size, out.data());
 }
 
-void dequantize_fp_as(In<std::uint32_t> words, In<std::uint8_t> scales, std::string_view type, float global_scale,
+void dequantize_fp_as(In<std::uint32_t> words, In<std::uint8_t> scales, std::string_view quant_type, float global_scale,
                       Out<float> out) {
-  const bool nv = type == "nvfp4";
-  const bool mx8 = type == "mxfp8";
-  require(nv || mx8 || type == "mxfp4", "unknown type");
+  const bool nv = quant_type == "nvfp4";
+  const bool mx8 = quant_type == "mxfp8";
+  require(nv || mx8 || quant_type == "mxfp4", "unknown type");
   require_sizes(out.size(), words.size(), scales.size(), mx8 ? 8 : 4, nv ? 16 : 32);
   const nb::gil_scoped_release unlocked;
   const auto kernel = nv    ? dequantize_fp<E2M1, E4M3Scale, 16>
@@ -89,7 +89,7 @@ template <typename Float>
 void bind_float(nb::module_& m, const char* quantize_affine, const char* quantize_fp, const char* dequantize_affine) {
   m.def(quantize_affine, &quantize_affine_as<Float>, nb::arg("weights").noconvert(), nb::arg("bits"), nb::arg("group_size"),
         nb::arg("words").noconvert(), nb::arg("scales").noconvert(), nb::arg("biases").noconvert());
-  m.def(quantize_fp, &quantize_fp_as<Float>, nb::arg("weights").noconvert(), nb::arg("type"), nb::arg("words").noconvert(),
+  m.def(quantize_fp, &quantize_fp_as<Float>, nb::arg("weights").noconvert(), nb::arg("quant_type"), nb::arg("words").noconvert(),
         nb::arg("scales").noconvert());
   m.def(dequantize_affine, &dequantize_affine_as<Float>, nb::arg("words").noconvert(), nb::arg("scales").noconvert(),
         nb::arg("biases").noconvert(), nb::arg("bits"), nb::arg("group_size"), nb::arg("out").noconvert());
@@ -101,6 +101,6 @@ NB_MODULE(_native, m) {
   bind_float<Bf16>(m, "quantize_affine_bf16", "quantize_fp_bf16", "dequantize_affine_bf16");
   bind_float<F16>(m, "quantize_affine_f16", "quantize_fp_f16", "dequantize_affine_f16");
   bind_float<F32>(m, "quantize_affine_f32", "quantize_fp_f32", "dequantize_affine_f32");
-  m.def("dequantize_fp", &dequantize_fp_as, nb::arg("words").noconvert(), nb::arg("scales").noconvert(), nb::arg("type"),
+  m.def("dequantize_fp", &dequantize_fp_as, nb::arg("words").noconvert(), nb::arg("scales").noconvert(), nb::arg("quant_type"),
         nb::arg("global_scale"), nb::arg("out").noconvert());
 }

@@ -35,9 +35,7 @@ class NativeKernel:
         name, raw = _FORMATS[weights.dtype]
         return int(getattr(_native, f"quantize_fp_{name}")(weights.view(raw), quant_type.value, words, scales))
 
-    def dequantize_affine(
-        self, words: Array, scales: Array, biases: Array, bits: int, group_size: int, out: Array
-    ) -> None:
+    def dequantize_affine(self, words: Array, scales: Array, biases: Array, bits: int, group_size: int, out: Array) -> None:
         """See `blobstore.kernels.Kernel`."""
         name, raw = _FORMATS[scales.dtype]
         kernel = getattr(_native, f"dequantize_affine_{name}")

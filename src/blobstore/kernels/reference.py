@@ -17,6 +17,7 @@ Array = np.ndarray[Any, Any]
 
 _E2M1_MAX = np.float32(6)
 _E4M3_MAX = np.float32(448)
+_BITS_OF_2_TO_MINUS_127 = 0x400000
 _E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 # Midpoints between neighbouring E2M1 values, and whether the midpoint itself goes up (to the even code).
 _E2M1_MIDPOINTS = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
@@ -71,9 +72,7 @@ class ReferenceKernel:
         words[:] = _packed(codes.reshape(-1), quant_type.bits)
         return -1
 
-    def dequantize_affine(
-        self, words: Array, scales: Array, biases: Array, bits: int, group_size: int, out: Array
-    ) -> None:
+    def dequantize_affine(self, words: Array, scales: Array, biases: Array, bits: int, group_size: int, out: Array) -> None:
         """See `blobstore.kernels.Kernel`."""
         codes = _unpacked(words, bits).reshape(-1, group_size).astype(np.float32)
         with np.errstate(all="ignore"):
@@ -116,12 +115,14 @@ def _packed(codes: Array, bits: int) -> Array:
     """Return U32 words of ``codes`` (flat), the first code in the lowest bits."""
     per_word = 32 // bits
     shifts = (np.arange(per_word, dtype=np.uint32) * np.uint32(bits))[None, :]
-    return np.bitwise_or.reduce(codes.astype(np.uint32).reshape(-1, per_word) << shifts, axis=1)
+    words: Array = np.bitwise_or.reduce(codes.astype(np.uint32).reshape(-1, per_word) << shifts, axis=1)
+    return words
 
 
 def _unpacked(words: Array, bits: int) -> Array:
     shifts = (np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits))[None, :]
-    return ((words[:, None] >> shifts) & np.uint32(2**bits - 1)).reshape(-1)
+    codes: Array = ((words[:, None] >> shifts) & np.uint32(2**bits - 1)).reshape(-1)
+    return codes
 
 
 def _e8m0_bits_up(values: Array) -> Array:
@@ -129,14 +130,16 @@ def _e8m0_bits_up(values: Array) -> Array:
     raw = values.view(np.uint32)
     exponent, mantissa = raw >> 23, raw & 0x7FFFFF
     normal = np.minimum(exponent + (mantissa != 0), 254)
-    subnormal = raw > 0x400000  # 2^-127 is the float with the bits 0x400000
-    return np.where(exponent == 0, subnormal, normal).astype(np.uint8)
+    subnormal = raw > _BITS_OF_2_TO_MINUS_127
+    scales: Array = np.where(exponent == 0, subnormal, normal).astype(np.uint8)
+    return scales
 
 
 def _e4m3_bits(values: Array) -> Array:
     """Return E4M3 bytes of ``values``, rounded half to even and saturated at 448."""
     limited = np.clip(values, -_E4M3_MAX, _E4M3_MAX)
-    return limited.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    codes: Array = limited.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    return codes
 
 
 def _e2m1_codes(values: Array) -> Array:

@@ -46,7 +46,9 @@ class BlobFolder:
         with self.open(descriptor) as reader:
             data = reader.read(0, reader.size)
         if Digest.of(data) != descriptor.digest:
-            raise CorruptDataError(f"blob {descriptor.digest} is damaged: its bytes are not its digest's", blob=str(descriptor.digest))
+            raise CorruptDataError(
+                f"blob {descriptor.digest} is damaged: its bytes are not its digest's", blob=str(descriptor.digest)
+            )
         return data
 
     def check(self, descriptor: Descriptor) -> None:

@@ -14,7 +14,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from blobstore.digest import Digest
 from blobstore.documents import Manifest
@@ -80,7 +80,7 @@ class BlobWriter:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> BlobWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,6 @@ from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.files import create_file, make_folder, os_errors, remove_if_there, sync, sync_folder, write_all
 
-
 _DEPTH = 4  # host, namespace, model, tag
 
 
@@ -119,7 +118,9 @@ class ManifestFolder:
         for part in name.path_parts[:-1]:
             folder /= part
             if folder.is_symlink():
-                raise InvalidNameError(f"the folder {folder} of model {name} is a symbolic link", model=str(name), path=str(folder))
+                raise InvalidNameError(
+                    f"the folder {folder} of model {name} is a symbolic link", model=str(name), path=str(folder)
+                )
 
 
 def _name(parts: tuple[str, ...]) -> ModelName:
