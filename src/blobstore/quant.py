@@ -1,6 +1,6 @@
 """QuantType and Quantization: what each quantized form stores, in one table.
 
-Facts: docs/quantization.md (group sizes, modes and companions; FORMAT.md section 3 of the project's notes).
+Facts: docs/formats.md section 3.
 Words: a *group* is ``group_size`` consecutive values of the last dimension; each group has one scale (and, for the
 affine types, one bias). *Codes* are packed into U32 words, the first code in the lowest bits.
 """

@@ -199,7 +199,7 @@ def encode_header(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str
 
     Compact JSON, top-level keys sorted by their UTF-8 bytes, fields in the order dtype, shape, data_offsets, metadata
     keys sorted and ``__metadata__`` only when non-empty, Go's escapes, then spaces so that the data start at a multiple
-    of ``align`` bytes. Source: FORMAT.md section 1; the records in fixtures/ollama-records.
+    of ``align`` bytes. Source: docs/formats.md section 1; the records in fixtures/ollama-records.
 
     Raises: HeaderError when the entries would not pass `parse_header`.
     """

@@ -3,7 +3,7 @@
 A quantized tensor is stored as several arrays: ``NAME`` (U32 codes), ``NAME.scale``, for affine types ``NAME.bias``, for
 double-scaled nvfp4 ``NAME.global_scale``. Its type is in the blob's metadata: ``NAME.quant_type`` and ``NAME.group_size``
 win over ``quant_type`` and ``group_size``; without metadata it is inferred when the shapes allow only one answer
-(FORMAT.md sections 3 and 7).
+(docs/formats.md sections 3 and 7).
 """
 
 from __future__ import annotations

@@ -116,6 +116,6 @@ _GO_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u
 def encode(value: Any) -> bytes:
     """Return compact JSON as Go's encoding/json writes it: no spaces, UTF-8, ``< > &`` and U+2028/9 escaped.
 
-    Dictionaries keep their order. Source: go/src/encoding/json/encode.go, `HTMLEscape`; FORMAT.md section 1.
+    Dictionaries keep their order. Source: go/src/encoding/json/encode.go, `HTMLEscape`; docs/formats.md section 1.
     """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_GO_ESCAPES).encode()

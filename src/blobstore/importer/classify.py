@@ -1,6 +1,6 @@
 """Classify: which kind of checkpoint an inventory is. Pure.
 
-Only float checkpoints are imported so far; every other kind of FORMAT.md section 5 is recognised, so that packed codes
+Only float checkpoints are imported so far; every other kind of docs/formats.md section 5 is recognised, so that packed codes
 are never mistaken for weights, and refused by name.
 """
 

@@ -1,6 +1,6 @@
 """Expert groups: which tensors of a mixture of experts belong together. Pure.
 
-Two forms (FORMAT.md section 2). *Packed*: every tensor under a group's prefix, under its own name, in one blob.
+Two forms (docs/formats.md section 2). *Packed*: every tensor under a group's prefix, under its own name, in one blob.
 *Stacked*: the numbered experts' weights of one projection become one tensor ``[experts, out, in]``.
 """
 

@@ -1,6 +1,6 @@
 """Inventory: what a checkpoint consists of, from its headers and JSON documents. No weight is read.
 
-Which files belong to a checkpoint (FORMAT.md section 5): with a shard index exactly the files and tensors that it names;
+Which files belong to a checkpoint (docs/formats.md section 5): with a shard index exactly the files and tensors that it names;
 without one ``model.safetensors`` or ``model-*.safetensors``, both together being an error. A single ``.safetensors``
 file is a checkpoint without documents.
 """

@@ -24,7 +24,7 @@ class Experts(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A preset of four independent options (FORMAT.md, "profile"); ``group_sizes`` are int4's and int8's."""
+    """A preset of four independent options (docs/design.md, "Glossary"); ``group_sizes`` are int4's and int8's."""
 
     name: str
     group_sizes: dict[QuantType, int]

@@ -1,4 +1,4 @@
-"""Policy: which type each tensor gets. Pure; the general policy of FORMAT.md section 6.
+"""Policy: which type each tensor gets. Pure; the general policy of docs/formats.md section 6.
 
 Source of the facts: ollama/ollama@fb307609 x/create/create.go `GetTensorQuantization`, x/create/quantpolicy.go, and the
 recorded plans in fixtures/ollama-records. A policy sees output tensors: stacked experts have rank 3 already.
@@ -20,7 +20,7 @@ _EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixe
 _EXPERT_COMPANIONS = (".bias", ".scale", ".qbias")
 _SENSITIVE = (".v_proj", ".k_proj", "down_proj")
 
-# Architectures for which Ollama has a policy of its own (FORMAT.md section 6). They will be chosen in `policy_for`.
+# Architectures for which Ollama has a policy of its own (docs/formats.md section 6). They will be chosen in `policy_for`.
 _OLLAMA_SPECIAL = ("qwen3_5", "qwen3next", "gemma4", "laguna", "glimmer", "cohere2moe", "nemotronh")
 
 

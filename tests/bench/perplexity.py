@@ -1,0 +1,63 @@
+"""Perplexity of a stored fixture for every type: `python tests/bench/perplexity.py [pycode-5m|pycode-moe-5m]`.
+
+Imports the fixture into a temporary store as it is and in each type, loads it with `blobstore.mlx_lm.load`, and prints a
+Markdown table: the first 20 held-out sequences of 256 tokens, the first token of each being context only.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import blobstore
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+SEQUENCES = 20
+LENGTH = 256
+CASES = (
+    (None, {}),
+    ("int4", {}),
+    ("int4", {"group_size": 64}),
+    ("int8", {}),
+    ("nvfp4", {}),
+    ("mxfp4", {}),
+    ("mxfp8", {}),
+)
+
+
+def perplexity(model: Any, fixture: Path, sequences: int = SEQUENCES) -> float:
+    """Return exp of the mean negative log-likelihood of the fixture's first held-out sequences."""
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    ids = np.load(fixture / "heldout_ids.npy").reshape(-1, LENGTH)[:sequences].astype(np.int32)
+    total = 0.0
+    for sequence in ids:
+        tokens = mx.array(sequence[None])
+        logits = model(tokens[:, :-1]).astype(mx.float32)
+        total += nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="sum").item()
+    return math.exp(total / (sequences * (LENGTH - 1)))
+
+
+def main(name: str = "pycode-5m") -> None:
+    """Print the table."""
+    fixture = FIXTURES / name
+    print("| type | group | bits per weight | perplexity |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        store = blobstore.open_store(folder)
+        for quant, options in CASES:
+            result = blobstore.import_model(fixture, "bench", store=store, quant=quant, **options)
+            model, _ = blobstore.mlx_lm.load("bench", store=store)
+            plan = blobstore.plan_import(fixture, quant=quant, **options)
+            kinds = {str(tensor.quantization) for tensor in plan.tensors if tensor.quantization is not None}
+            group = ", ".join(sorted(kinds)) or "BF16"
+            print(f"| {quant or 'none'} | {group} | {result.bits_per_weight:.2f} | {perplexity(model, fixture):.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
