@@ -34,17 +34,13 @@ LLAMA: Json = json.loads("""{
 }""")
 QWEN3_MOE: Json = json.loads("""{
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 512,
-    "moe_intermediate_size": 128, "num_experts": 12, "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-    "max_position_embeddings": 4096, "norm_topk_prob": true, "torch_dtype": "bfloat16", "tie_word_embeddings": false
+    "moe_intermediate_size": 128, "num_experts": 12, "num_experts_per_tok": 2, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048, "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6, "max_position_embeddings": 4096, "norm_topk_prob": true, "torch_dtype": "bfloat16",
+    "tie_word_embeddings": false
 }""")
 _TOKENIZER = """{
-    "version": "1.0", "truncation": null, "padding": null, "added_tokens": [
-        {"id": 256, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-         "special": true},
-        {"id": 257, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-         "special": true}
-    ], "normalizer": null,
+    "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
     "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
     "post_processor": null,
     "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
@@ -150,6 +146,8 @@ def _tokenizer() -> Json:
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     alphabet = sorted([*map(chr, visible), *(chr(0x100 + number) for number in range(256 - len(visible)))])
     tokenizer: Json = json.loads(_TOKENIZER)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    tokenizer["added_tokens"] = [{"id": 256, "content": "<s>", **flags}, {"id": 257, "content": "</s>", **flags}]
     tokenizer["model"]["vocab"] = {character: number for number, character in enumerate(alphabet)}
     return tokenizer
 

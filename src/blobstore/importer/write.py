@@ -163,13 +163,26 @@ def _cast(chunk: Array, dtype: DType, source: SourceTensor, start: int) -> Array
 
 
 def _quantize(weights: Array, quantization: Quantization, dtype: DType, source: SourceTensor, start: int) -> list[Array]:
-    """Return the stored arrays of a flat run of whole groups. Raises: NonFiniteWeightError with tensor and index."""
+    """Return the stored arrays of a flat run of whole groups.
+
+    Raises: NonFiniteWeightError with tensor and index; UnsupportedSourceError when a group's range overflows its scale,
+    which MLX stores as infinity, and which would come back as NaN.
+    """
     parts = [np.empty(part.shape, numpy_dtype(part.dtype)) for part in quantization.parts(weights.shape, dtype)]
     bad = kernels.quantize_into(weights, quantization, parts)
     if bad >= 0:
         index = _index(source, start + bad)
         raise NonFiniteWeightError(
             f"{source.name!r}: the weight at {list(index)} is {weights[bad]}, and only finite weights can be quantized",
+            tensor=source.name,
+            index=index,
+            path=source.file.path,
+        )
+    if not all(np.isfinite(part).all() for part in parts[1:]):
+        group = int(np.argmin(np.isfinite(parts[1]))) * quantization.group_size
+        index = _index(source, start + group)
+        raise UnsupportedSourceError(
+            f"{source.name!r}: the weights from {list(index)} on span more than {dtype} can scale",
             tensor=source.name,
             index=index,
             path=source.file.path,

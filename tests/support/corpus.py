@@ -1,0 +1,151 @@
+"""The corpus of inputs to accept and to refuse (fixtures/corpus): its cases, and the large ones that are made by recipe."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blobstore.errors import BlobStoreError
+
+from support import FIXTURES
+
+CORPUS = FIXTURES / "corpus"
+TIB = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One input. ``rule`` is the number alone (``F8``); ``size`` is the file's, None where the corpus does not say."""
+
+    id: str
+    accepted: bool
+    rule: str
+    size: int | None
+    note: str
+    reference_accepts: bool
+    _document: dict[str, Any] = field(repr=False, compare=False)
+
+    @property
+    def by_recipe(self) -> bool:
+        """Whether the corpus describes the input in words only: it is large, or larger than memory."""
+        return not self._document.keys() & {"bytes_base64", "bytes_zlib_base64"}
+
+    @property
+    def data(self) -> bytes:
+        """The input's bytes, decoded or built anew at every call; of a sparse file, those before the hole."""
+        if "bytes_base64" in self._document:
+            return base64.b64decode(self._document["bytes_base64"], validate=True)
+        if "bytes_zlib_base64" in self._document:
+            return zlib.decompress(base64.b64decode(self._document["bytes_zlib_base64"], validate=True))
+        return _RECIPES[self.id]()
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of the whole file, a hole at its end included."""
+        return _SPARSE.get(self.id) or len(self.data)
+
+    def write(self, path: Path) -> Path:
+        """Write the input to ``path`` and return it."""
+        with path.open("wb") as file:
+            file.write(self.data)
+            file.truncate(_SPARSE.get(self.id))
+        return path
+
+
+@cache
+def load(kind: str) -> tuple[Case, ...]:
+    """Return the cases of one file of the corpus, in its order. A missing file is an error, so that no test can vanish."""
+    return tuple(_case(json.loads(line)) for line in (CORPUS / f"{kind}.jsonl").read_text("utf-8").splitlines())
+
+
+def case(kind: str, name: str) -> Case:
+    """Return one case by its id."""
+    (found,) = (one for one in load(kind) if one.id == name)
+    return found
+
+
+def accepted(kind: str) -> list[Case]:
+    """Return the cases that have to be accepted."""
+    return [one for one in load(kind) if one.accepted]
+
+
+def rejected(kind: str) -> list[Case]:
+    """Return the cases that have to be refused."""
+    return [one for one in load(kind) if not one.accepted]
+
+
+def case_id(value: Any) -> str | None:
+    """Name a test after its case: the ``ids`` of a parametrization."""
+    return value.id if isinstance(value, Case) else None
+
+
+def refusal(call: Callable[[], object]) -> BlobStoreError:
+    """Return the error that ``call`` raises; it has to be one of ours and to survive pickling with all its fields."""
+    with pytest.raises(BlobStoreError) as caught:
+        call()
+    error = caught.value
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert vars(again) == vars(error)
+    assert (again.args, str(again)) == (error.args, str(error))
+    return error
+
+
+def _case(document: dict[str, Any]) -> Case:
+    if document["expected"] not in ("accept", "reject"):
+        raise ValueError(f"{document['id']}: expected is {document['expected']!r}")
+    made = Case(
+        id=document["id"],
+        accepted=document["expected"] == "accept",
+        rule=document["rule"].split()[0],
+        size=document.get("size"),
+        note=document.get("note", ""),
+        reference_accepts=document["safetensors_verdict"].startswith("accept"),
+        _document=document,
+    )
+    if made.by_recipe and made.id not in _RECIPES:
+        raise ValueError(f"{made.id} has no bytes, and no recipe here makes them")
+    return made
+
+
+def _file(header: bytes, data: bytes = b"") -> bytes:
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def _many_empty() -> bytes:
+    entries = (b'"t%06d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % number for number in range(10**6))
+    return _file(b"{" + b",".join(entries) + b"}")
+
+
+def _long_name() -> bytes:
+    return _file(b'{"' + b"n" * 99_000_000 + b'":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4))
+
+
+def layers(count: int) -> bytes:
+    """Return the corpus's ``manifest-ok`` with ``count`` tensor layers, each with a digest of its own."""
+    manifest = json.loads(case("manifest", "manifest-ok").data)
+    (layer,) = manifest["layers"]
+    manifest["layers"] = [{**layer, "digest": f"sha256:{number:064x}"} for number in range(count)]
+    return json.dumps(manifest, separators=(",", ":")).encode()
+
+
+_RECIPES: dict[str, Callable[[], bytes]] = {
+    "st-many-1e6-empty": _many_empty,
+    "st-hdr-100000001-spaces": lambda: _file(b"{}".ljust(100_000_001)),
+    "st-hdr-99MB-name": _long_name,
+    "st-hdr-90MB-open-brackets": lambda: _file(b'{"a":' + b"[" * 90_000_000),
+    "st-sparse-1TiB-empty-object": lambda: _file(b"{}"),
+    "manifest-layers-100k": lambda: layers(100_000),
+    "manifest-layers-1M": lambda: layers(1_000_000),
+    "manifest-size-5MiB": lambda: case("manifest", "manifest-ok").data.ljust(5 * 2**20),
+}
+_SPARSE = {"st-sparse-1TiB-empty-object": TIB}

@@ -1,0 +1,186 @@
+"""Every .safetensors file of the corpus gets its verdict; what is accepted reads as the reference library reads it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+from blobstore import read_header
+from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
+from blobstore.ranges import BytesReader, RangeReader
+from blobstore.safetensors import Header
+from blobstore.safetensors import read_header as read_header_from
+from support.corpus import Case, accepted, case, case_id, load, refusal, rejected
+
+# Inputs that break two rules, where the one that is found first is not the one that the corpus names.
+OTHER_RULE = {
+    "st-ws-trailing-nul-then-junk": "F7",
+    "st-ws-trailing-vt-nbsp": "F7",
+    "st-hdr-90MB-open-brackets": "F10",
+}
+SMALL = [case for case in load("header") if not case.by_recipe]
+LARGE = [case for case in load("header") if case.by_recipe]
+
+MIB = 2**20
+# A process of Python and numpy-free blobstore has about 25 MiB before it reads anything.
+PEAK = {
+    "st-many-1e6-empty": 1200 * MIB,
+    "st-hdr-100000001-spaces": 64 * MIB,
+    "st-hdr-99MB-name": 512 * MIB,
+    "st-hdr-90MB-open-brackets": 384 * MIB,
+    "st-sparse-1TiB-empty-object": 64 * MIB,
+}
+CHILD = """
+import json, resource, sys
+from blobstore import BlobStoreError, read_header
+try:
+    said = {"tensors": len(read_header(sys.argv[1]).tensors)}
+except BlobStoreError as error:
+    said = {"error": type(error).__name__, "rule": error.rule}
+if sys.platform == "linux":  # ru_maxrss starts there at the peak of the process that was forked
+    peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+else:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({**said, "peak": peak}))
+"""
+
+
+class SparseReader:
+    """A reader over bytes followed by a hole; reading into the hole fails the test."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        self.name = "sparse"
+        self.size = size
+        self._head = BytesReader(data)
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from the bytes before the hole."""
+        self._head.readinto(offset, buffer)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes from before the hole."""
+        assert offset + length <= self._head.size, "the data were read"
+        return self._head.read(offset, length)
+
+
+def reader(case: Case) -> RangeReader:
+    data = case.data
+    return SparseReader(data, case.file_size) if case.by_recipe else BytesReader(data)
+
+
+def rule(case: Case) -> str:
+    return OTHER_RULE.get(case.id, case.rule)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Without the cyclic garbage collector: it has nothing to find among a million tensors, but looks for long."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def check_refusal(error: BlobStoreError, case: Case) -> None:
+    assert isinstance(error, HeaderError | LimitExceededError)
+    assert error.rule == rule(case), error
+    assert f"(rule {error.rule})" in str(error) or isinstance(error, LimitExceededError)
+    assert len(str(error)) < 2000
+
+
+@pytest.mark.parametrize("case", [case for case in SMALL if case.accepted], ids=case_id)
+def test_files(case: Case, tmp_path: Path) -> None:
+    header = read_header(case.write(tmp_path / "model.safetensors"))
+    assert_same(header, read_header_from(reader(case)))
+    assert header.data_start + max((entry.end for entry in header.tensors.values()), default=0) == case.size
+
+
+@pytest.mark.parametrize("case", [case for case in SMALL if not case.accepted], ids=case_id)
+def test_files_to_refuse(case: Case, tmp_path: Path) -> None:
+    path = case.write(tmp_path / "model.safetensors")
+    error = refusal(lambda: read_header(path))
+    check_refusal(error, case)
+    if isinstance(error, HeaderError):
+        assert str(path) in str(error)
+
+
+@pytest.mark.parametrize("case", LARGE, ids=case_id)
+def test_large_files_in_bounded_memory(case: Case, tmp_path: Path) -> None:
+    path = case.write(tmp_path / "model.safetensors")
+    line = [sys.executable, "-c", CHILD, str(path)]
+    child = subprocess.run(line, capture_output=True, text=True, check=False, timeout=100)
+    path.unlink()
+    assert child.returncode == 0, child.stderr
+    said: dict[str, Any] = json.loads(child.stdout)
+    assert said.pop("peak") < PEAK[case.id]
+    if case.accepted:
+        assert said == {"tensors": 10**6 if case.id == "st-many-1e6-empty" else 1}
+    else:
+        assert said["rule"] == rule(case)
+
+
+@pytest.mark.parametrize("case", LARGE, ids=case_id)
+def test_recipes_make_the_sizes_of_the_corpus(case: Case) -> None:
+    assert case.file_size == (case.size or 2**40)
+
+
+@pytest.mark.parametrize("case", rejected("header"), ids=case_id)
+def test_bytes_to_refuse(case: Case) -> None:
+    check_refusal(refusal(lambda: read_header_from(reader(case))), case)
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("case", [case for case in accepted("header") if case.reference_accepts], ids=case_id)
+def test_tensors_are_those_of_the_reference(case: Case) -> None:
+    data = case.data
+    header = read_header_from(BytesReader(data))
+    reference = dict(safetensors.deserialize(data))
+    assert len(header.tensors) == len(reference)
+    assert [name for name in header.tensors if name not in reference][:3] == []
+    different = [
+        name
+        for name, entry in header.tensors.items()
+        for wanted in (reference[name],)
+        if (entry.dtype.value, list(entry.shape)) != (wanted["dtype"], wanted["shape"])
+        or data[header.data_start + entry.begin : header.data_start + entry.end] != bytes(wanted["data"])
+    ]
+    assert different[:3] == []
+
+
+@pytest.mark.parametrize("case", [case for case in SMALL if case.accepted and case.reference_accepts], ids=case_id)
+def test_metadata_are_those_of_the_reference(case: Case, tmp_path: Path) -> None:
+    path = case.write(tmp_path / "model.safetensors")
+    with safetensors.safe_open(path, "numpy") as reference:
+        header = read_header(path)
+        assert header.metadata == (reference.metadata() or {})
+        assert set(header.tensors) == set(reference.keys())
+
+
+def test_the_reference_accepts_every_accepted_file() -> None:
+    assert [case.id for case in accepted("header") if not case.reference_accepts] == []
+
+
+def test_the_table_of_other_rules_is_about_refused_files() -> None:
+    by_id = {case.id: case for case in rejected("header")}
+    assert all(by_id[name].rule != other for name, other in OTHER_RULE.items())
+
+
+def test_a_git_lfs_pointer_is_called_so() -> None:
+    assert "git-lfs pointer" in str(refusal(lambda: read_header_from(reader(case("header", "st-alien-git-lfs-pointer")))))
+
+
+def test_a_rank_beyond_numpy_can_be_listed() -> None:
+    header = read_header_from(reader(case("header", "st-shape-65-dims")))
+    assert [len(entry.shape) for entry in header.tensors.values()] == [65]
+    assert isinstance(refusal(header.check_limits), LimitExceededError)
+
+
+def assert_same(one: Header, other: Header) -> None:
+    assert list(one.tensors.items()) == list(other.tensors.items())
+    assert (one.metadata, one.data_start) == (other.metadata, other.data_start)
