@@ -1,0 +1,130 @@
+"""Models built for mlx-lm: equal to the ones that mlx-lm builds itself, quantized layers as stored, experts in both forms."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mlx import core as mx
+from mlx import nn
+from mlx_lm import generate, utils
+from support import PYCODE, PYCODE_MOE, QUANT_TYPES, ROOT
+from support.checkpoints import write_checkpoint
+
+import blobstore
+from blobstore.errors import NotFoundError, UnsupportedSourceError
+from blobstore.store import Store
+
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+from perplexity import perplexity  # noqa: E402  # a program, not a package
+
+TOKENS = mx.array(np.load(PYCODE / "heldout_ids.npy")[:24].astype(np.int32)[None])
+
+
+def stored(source: Path, store: Store, **options: Any) -> Any:
+    blobstore.import_model(source, "m", store=store, **options)
+    return blobstore.mlx_lm.load("m", store=store)[0]
+
+
+def logits(model: Any) -> np.ndarray[Any, Any]:
+    return np.array(model(TOKENS).astype(mx.float32))
+
+
+def quantized_by_mlx(source: Path, store: Store, *, in_float32: bool) -> Any:
+    """Return mlx-lm's own model of the source, its layers quantized by MLX as the stored model's plan says."""
+    model, _ = utils.load_model(source, lazy=True)
+    summary = blobstore.open_model("m", store=store)
+    kinds = {name.removesuffix(".weight"): tensor for name, tensor in summary.items() if tensor.quant_type}
+
+    def settings(path: str, _: Any) -> Any:
+        tensor = kinds.get(path) or kinds.get(path.replace("switch_mlp", "experts.0"))
+        if tensor is None or tensor.quant_type is None:
+            return False
+        return {"group_size": tensor.group_size, "bits": tensor.quant_type.bits, "mode": tensor.quant_type.mode}
+
+    if in_float32:
+        model.set_dtype(mx.float32)
+    nn.quantize(model, class_predicate=settings)
+    return model
+
+
+def test_perplexity_of_the_unquantized_fixture(store: Store) -> None:
+    assert perplexity(stored(PYCODE, store), PYCODE) == pytest.approx(24.345, abs=0.01)
+
+
+def test_perplexity_of_the_unquantized_mixture(store: Store) -> None:
+    assert perplexity(stored(PYCODE_MOE, store), PYCODE_MOE) == pytest.approx(30.195, abs=0.01)
+
+
+@pytest.mark.parametrize("quant", ["int4", "int8"])
+@pytest.mark.parametrize("source", [PYCODE, PYCODE_MOE], ids=["dense", "mixture"])
+def test_affine_models_compute_what_mlx_lm_computes(source: Path, quant: str, store: Store) -> None:
+    ours = logits(stored(source, store, quant=quant))
+    np.testing.assert_array_equal(ours, logits(quantized_by_mlx(source, store, in_float32=False)))
+
+
+@pytest.mark.parametrize("quant", [None, *QUANT_TYPES])
+def test_packed_and_stacked_experts_compute_the_same(quant: str | None, tmp_path: Path) -> None:
+    # Experts are promoted one by one in the stacked form, so only types without promotion store the same weights.
+    forms = {}
+    for form in ("packed", "stacked"):
+        store = blobstore.open_store(tmp_path / form)
+        forms[form] = logits(stored(PYCODE_MOE, store, quant=quant, experts=form))
+    if quant == "int4":
+        assert np.abs(forms["packed"] - forms["stacked"]).max() < 4
+    else:
+        np.testing.assert_array_equal(forms["packed"], forms["stacked"])
+
+
+@pytest.mark.parametrize("quant", QUANT_TYPES)
+def test_quantized_layers_are_as_stored(quant: str, store: Store) -> None:
+    model = stored(PYCODE, store, quant=quant)
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, nn.QuantizedLinear)}
+    with blobstore.open_model("m", store=store) as opened:
+        kinds = {name.removesuffix(".weight"): tensor for name, tensor in opened.items() if tensor.quant_type}
+        assert layers.keys() == kinds.keys()
+        for path, tensor in kinds.items():
+            layer = layers[path]
+            assert (layer.bits, layer.group_size, layer.mode) == (
+                tensor.quant_type.bits,
+                tensor.group_size,
+                tensor.quant_type.mode,
+            )
+            np.testing.assert_array_equal(np.array(layer.weight), tensor.numpy().weight)
+
+
+def test_run_prints_what_mlx_lm_generates(store: Store, command: Any) -> None:
+    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
+    prompt = "def read_file(path):"
+    model, tokenizer = blobstore.mlx_lm.load("m", store=store)
+    expected = generate(model, tokenizer, prompt, max_tokens=12)
+    printed = command("run", "m", prompt, "--max-tokens", "12", "--store", store.root)
+    assert printed.returncode == 0, printed.stderr
+    assert printed.stdout == f"{prompt}{expected}\n"
+    document = json.loads(command("run", "m", prompt, "--max-tokens", "12", "--store", store.root, "--json").stdout)
+    assert document.keys() == {"text", "tokens", "seconds"}
+    assert (document["text"], document["tokens"]) == (expected, 12)
+
+
+def test_a_bare_file_has_no_config_to_run(store: Store) -> None:
+    blobstore.import_model(PYCODE / "model.safetensors", "m", store=store)
+    with pytest.raises(NotFoundError, match=r"config\.json"):
+        blobstore.mlx_lm.load("m", store=store)
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path, store: Store) -> None:
+    source = write_checkpoint(tmp_path / "source", config={"architectures": ["Nope"], "model_type": "nope"})
+    blobstore.import_model(source, "m", store=store)
+    with pytest.raises(UnsupportedSourceError, match="nope"):
+        blobstore.mlx_lm.load("m", store=store)
+
+
+def test_missing_tensors_are_named(tmp_path: Path, store: Store) -> None:
+    config = json.loads((PYCODE / "config.json").read_text())
+    blobstore.import_model(write_checkpoint(tmp_path / "source", config=config), "m", store=store)
+    with pytest.raises(UnsupportedSourceError, match="m:latest"):
+        blobstore.mlx_lm.load("m", store=store)

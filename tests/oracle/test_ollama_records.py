@@ -1,0 +1,307 @@
+"""Float checkpoints in the ollama profile are what Ollama's importer makes of them (fixtures/ollama-records).
+
+Held for every source and type: the plan, the config, the layers of the manifest; every byte of what is copied; every array
+of int4, int8 and mxfp8, and of nvfp4 and mxfp4 all but the E2M1 codes. Those are held too, by MLX's rule for them: it takes
+the quotient in the source's dtype, and of equally near values the first of its table (so +0 where we keep the sign). With
+an F32 source nothing but the sign of zero differs; with BF16 and F16 our codes are never further from the weight.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support import FIXTURES, QUANT_TYPES
+from support.ollama_sources import INDEX, write_source
+
+from blobstore.arrays import QuantizedArray, dtype_of
+from blobstore.documents import JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, Descriptor
+from blobstore.importer import ImportPlan, ImportResult, plan_import, run_plan
+from blobstore.importer.classify import classify
+from blobstore.importer.plan import OutputTensor, PlannedBlob
+from blobstore.inspection import ModelSummary, summarize
+from blobstore.loader import Model, open_model
+from blobstore.names import ModelName
+from blobstore.quant import QuantType
+from blobstore.store import Store, open_store
+
+Array = np.ndarray[Any, Any]
+Json = dict[str, Any]
+
+SOURCES = ("a_dense_bf16", "a_dense_bias_tied", "b_qwen3_moe", "b_switch_mlp_stacked", "c_sharded", "g_f16", "g_f32")
+E2M1_TYPES = ("nvfp4", "mxfp4")
+# Of equally near values the first one is taken: the smaller magnitude, and +0 rather than -0.
+E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One source imported as one type, and what Ollama recorded for it."""
+
+    record: Json
+    plan: ImportPlan
+    result: ImportResult
+    store: Store
+
+    def open(self) -> Model:
+        """Return the imported model, opened."""
+        return open_model(self.result.name, store=self.store)
+
+    def summary(self) -> ModelSummary:
+        """Return its summary."""
+        return summarize(self.store, self.result.name, self.result.manifest)
+
+    def header_text(self, layer: Descriptor) -> str:
+        """Return the header of a tensor blob, with its padding."""
+        data = self.store.blobs.read(layer)
+        return data[8 : 8 + int.from_bytes(data[:8], "little")].decode()
+
+
+@pytest.fixture(scope="session")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Case]:
+    """A function that imports a source as a type, once a session."""
+    root = tmp_path_factory.mktemp("ollama-records")
+    store = open_store(root / "store")
+
+    @functools.cache
+    def record(source: str) -> Json:
+        loaded: Json = json.loads((FIXTURES / "ollama-records" / f"{source}.json").read_text())
+        return loaded
+
+    @functools.cache
+    def folder(source: str) -> Path:
+        return write_source(root / "sources", source)
+
+    @functools.cache
+    def case(source: str, quant: str) -> Case:
+        plan = plan_import(folder(source), quant=quant, profile="ollama")
+        result = run_plan(plan, ModelName(model=source, tag=quant), store)
+        return Case(record(source)[quant], plan, result, store)
+
+    return case
+
+
+@pytest.fixture
+def case(cases: Callable[[str, str], Case], source: str, quant: str) -> Case:
+    """The case of a test that is parametrized by source and type."""
+    return cases(source, quant)
+
+
+every_source = pytest.mark.parametrize("source", SOURCES)
+every_type = pytest.mark.parametrize("quant", ["none", *QUANT_TYPES])
+
+
+@every_source
+@every_type
+def test_plan_is_equal(case: Case) -> None:
+    assert classify(case.plan.inventory).value == case.record["kind"]
+    assert [_planned(blob) for blob in case.plan.blobs] == case.record["blobs"]
+
+
+@every_source
+@every_type
+def test_config_and_layers_are_equal(case: Case) -> None:
+    recorded = json.loads(case.record["manifest"])
+    manifest = case.result.manifest
+    assert case.plan.config.encode().decode() == case.record["config"]
+    assert manifest.config == Descriptor.model_validate(recorded["config"])
+    assert [(layer.media_type, layer.name) for layer in manifest.layers] == [
+        (layer["mediaType"], layer["name"]) for layer in recorded["layers"]
+    ]
+
+
+@every_source
+@pytest.mark.parametrize("quant", ["none"])
+def test_manifest_of_an_unquantized_import_is_equal_byte_for_byte(case: Case) -> None:
+    assert case.result.manifest.raw.decode() == case.record["manifest"]
+
+
+@every_source
+@every_type
+def test_copied_blobs_are_equal_byte_for_byte(case: Case) -> None:
+    layers, headers = case.result.manifest.layers, case.record["headers"]
+    copied = {layer.name for layer in layers} - {blob.name for blob in case.plan.blobs if _is_quantized(blob)}
+    assert len(copied) == len(layers) if case.record["quantize"] == "" else 0 < len(copied) < len(layers)
+    for layer, recorded in zip(layers, _recorded_layers(case), strict=True):
+        if layer.name in copied:
+            assert layer == recorded
+        if layer.name in copied and layer.media_type == TENSOR_MEDIA_TYPE:
+            assert case.header_text(layer) == headers[str(layer.digest)]
+
+
+@every_source
+@pytest.mark.parametrize("quant", QUANT_TYPES)
+def test_quantized_blobs_hold_the_same_arrays_and_metadata(case: Case) -> None:
+    # MLX writes the arrays of a blob in the order of a hash table, and does not pad the header: digests can't be equal.
+    names = {blob.name for blob in case.plan.blobs if _is_quantized(blob)}
+    for layer, recorded in zip(case.result.manifest.layers, _recorded_layers(case), strict=True):
+        if layer.name in names:
+            assert _contents(case.header_text(layer)) == _contents(case.record["headers"][str(recorded.digest)])
+
+
+@every_source
+@every_type
+def test_arrays_are_equal(case: Case, quant: str) -> None:
+    arrays, codes = _described_arrays(case), _e2m1_weights(case)
+    recorded = case.record["arrays"]
+    assert {name: array[:2] for name, array in arrays.items()} == {name: array[:2] for name, array in recorded.items()}
+    assert bool(codes) == (quant in E2M1_TYPES)
+    assert {name: array[2] for name, array in arrays.items() if name not in codes} == {
+        name: array[2] for name, array in recorded.items() if name not in codes
+    }
+
+
+@every_source
+@pytest.mark.parametrize("quant", E2M1_TYPES)
+def test_recorded_e2m1_codes_are_those_of_mlx_rule(case: Case, cases: Callable[[str, str], Case], source: str) -> None:
+    with case.open() as model, cases(source, "none").open() as weights:
+        for name in _e2m1_weights(case):
+            codes = _mlx_codes(_weight(weights, name), _scales(_quantized(model, name)))
+            packed = codes[..., 0::2] | codes[..., 1::2] << 4
+            assert hashlib.sha256(packed.tobytes()).hexdigest() == case.record["arrays"][name][2], name
+
+
+@every_source
+@pytest.mark.parametrize("quant", E2M1_TYPES)
+def test_e2m1_codes_are_never_further_from_the_weight_than_mlx_codes(
+    case: Case, cases: Callable[[str, str], Case], source: str
+) -> None:
+    with case.open() as model, cases(source, "none").open() as weights:
+        for name in _e2m1_weights(case):
+            weight, quantized = _weight(weights, name), _quantized(model, name)
+            scales = _scales(quantized)
+            ours, theirs = _codes(quantized), _mlx_codes(weight, scales)
+            assert (_distance(ours, weight, scales) <= _distance(theirs, weight, scales)).all(), name
+            if weight.dtype == np.float32:
+                assert np.array_equal(np.where(ours == 8, 0, ours), theirs), name
+
+
+@every_source
+@every_type
+def test_show_is_equal(case: Case, source: str, quant: str) -> None:
+    show, summary = case.record["show"], case.summary()
+    # FORMAT.md section 8: Ollama's `show` leaves out blobs that hold nothing but a bias, and we do not.
+    biases = [tensor for tensor in summary.tensors if tensor.name.endswith(".bias")]
+    assert len(biases) == (6 if source == "a_dense_bias_tied" else 0)
+    assert summary.parameters == show["parameter_count"] + sum(bias.parameters for bias in biases)
+    assert [
+        {"name": tensor.name, "type": tensor.type_name, "shape": list(tensor.shape)}
+        for tensor in sorted(summary.tensors, key=lambda tensor: tensor.name)
+        if tensor not in biases
+    ] == sorted(show["tensors"], key=lambda tensor: tensor["name"])
+    if quant != "none":
+        assert summary.quant_type == show["dtype"]
+
+
+def test_safetensors_outside_the_index_are_left_out(cases: Callable[[str, str], Case]) -> None:
+    whole, sharded = cases("a_dense_bf16", "int4"), cases("c_sharded", "int4")
+    assert sharded.plan.inventory.left_out == ("consolidated.safetensors",)
+    assert INDEX not in {layer.name for layer in sharded.result.manifest.layers}
+    assert sharded.result.manifest.raw == whole.result.manifest.raw
+
+
+def _planned(blob: PlannedBlob) -> Json:
+    """Return a blob in the form of the records: there, only stacked tensors have a dtype and shape of their own."""
+    # A record's metadata are those that are copied from a source, which float checkpoints have not.
+    return {"name": blob.name, "metadata": None, "tensors": [_planned_tensor(tensor) for tensor in blob.tensors]}
+
+
+def _planned_tensor(tensor: OutputTensor) -> Json:
+    stacks = len(tensor.sources) > 1
+    return {
+        "name": tensor.name,
+        "sources": [source.name for source in tensor.sources],
+        "transform": "stack_experts" if stacks else "",
+        "quantize": tensor.quantization.quant_type.value if tensor.quantization is not None else "",
+        "dtype": tensor.dtype.value if stacks else "",
+        "shape": list(tensor.shape) if stacks else None,
+    }
+
+
+def _is_quantized(blob: PlannedBlob) -> bool:
+    return any(tensor.quantization is not None for tensor in blob.tensors)
+
+
+def _recorded_layers(case: Case) -> Iterator[Descriptor]:
+    for layer in json.loads(case.record["manifest"])["layers"]:
+        assert layer["mediaType"] in (TENSOR_MEDIA_TYPE, JSON_MEDIA_TYPE)
+        yield Descriptor.model_validate(layer)
+
+
+def _contents(text: str) -> Json:
+    """Return what a header says except where each array lies: its size instead."""
+    header = json.loads(text)
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry.pop("data_offsets")
+            entry["nbytes"] = end - begin
+    return dict(header)
+
+
+def _described_arrays(case: Case) -> dict[str, list[Any]]:
+    """Return the arrays of a model as the records describe them: dtype, shape, sha256 of the bytes."""
+    with case.open() as model:
+        return {
+            name: [dtype_of(array).value, list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
+            for name, array in model.arrays("numpy", names="ollama").items()
+        }
+
+
+def _e2m1_weights(case: Case) -> set[str]:
+    quantized = {tensor.name: tensor.quantization for tensor in case.plan.tensors if tensor.quantization is not None}
+    return {name for name, quantization in quantized.items() if quantization.quant_type.value in E2M1_TYPES}
+
+
+def _weight(model: Model, name: str) -> Array:
+    array = model[name].numpy()
+    assert not isinstance(array, QuantizedArray)
+    return array
+
+
+def _quantized(model: Model, name: str) -> QuantizedArray[Array]:
+    array = model[name].numpy()
+    assert isinstance(array, QuantizedArray)
+    return array
+
+
+def _scales(array: QuantizedArray[Array]) -> Array:
+    """Return the decoded scales, which float16 and bfloat16 hold exactly, with a last dimension of 1."""
+    kind = ml_dtypes.float8_e4m3fn if array.quant_type is QuantType.NVFP4 else ml_dtypes.float8_e8m0fnu
+    scales: Array = array.scale.view(kind).astype(np.float32)[..., None]
+    return scales
+
+
+def _mlx_codes(weight: Array, scales: Array) -> Array:
+    """Return MLX's codes: the first of the nearest values to ``weight / scale``, all in the weight's dtype."""
+    divisors = scales.astype(weight.dtype)
+    quotients = weight.reshape(*scales.shape[:-1], -1) / np.where(divisors == 0, np.inf, divisors).astype(weight.dtype)
+    if weight.dtype == np.float32:
+        return _nearest(quotients).reshape(weight.shape)
+    every_value = np.arange(2**16, dtype=np.uint16).view(weight.dtype)
+    return _nearest(every_value)[quotients.view(np.uint16)].reshape(weight.shape)
+
+
+def _nearest(values: Array) -> Array:
+    with np.errstate(all="ignore"):
+        distances = np.abs(values[..., None] - E2M1_VALUES.astype(values.dtype))
+    codes: Array = distances.astype(np.float32).argmin(-1).astype(np.uint8)
+    return codes
+
+
+def _codes(array: QuantizedArray[Array]) -> Array:
+    packed = array.weight.view(np.uint8)
+    return np.stack([packed & 15, packed >> 4], -1).reshape(array.shape)
+
+
+def _distance(codes: Array, weight: Array, scales: Array) -> Array:
+    values = E2M1_VALUES.astype(np.float64)[codes].reshape(*scales.shape[:-1], -1) * scales
+    distances: Array = np.abs(values - weight.astype(np.float64).reshape(values.shape))
+    return distances

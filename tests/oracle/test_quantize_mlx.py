@@ -1,0 +1,340 @@
+"""The affine kernel stores the bits of ``mx.quantize``; the fp kernels store them too, except for a list of facts.
+
+The facts hold for MLX 0.32.4 on the CPU and a float32 copy of the input. Each has a test that fails when MLX changes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import ml_dtypes
+import mlx.core as mx
+import numpy as np
+import pytest
+from blobstore import kernels
+from blobstore.arrays import QuantizedArray
+from blobstore.quant import Quantization, QuantType
+
+Array = np.ndarray[Any, Any]
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = [BF16, np.dtype(np.float16), np.dtype(np.float32)]
+AFFINE = list(itertools.product(("int4", "int8"), (32, 64, 128)))
+FP = [("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32)]
+FP4 = FP[:2]
+E8M0_TYPES = [("mxfp4", 6.0), ("mxfp8", 448.0)]
+ROWS, COLS = 1024, 1280
+TIES_THAT_GO_UP = (0.75, 1.75, 3.5)
+
+
+def random_weights(dtype: np.dtype[Any], *seed: int) -> Array:
+    """Return ``[1024, 1280]`` finite weights: rows of scales 1e-6 to 1e3; normal, heavy-tailed, or full of ties."""
+    generator = np.random.default_rng(seed)
+    values = generator.standard_normal((ROWS, COLS), dtype=np.float32)
+    values[1::3] **= 3
+    values[2::3] = np.rint(values[2::3] * 8) / 16
+    scales = 10.0 ** generator.uniform(-6, 3, (ROWS, 1))
+    scales[2::3] = 2.0 ** generator.integers(-20, 10, scales[2::3].shape)
+    values *= scales.astype(np.float32)
+    limit = float(ml_dtypes.finfo(dtype).max)
+    return np.clip(values, -limit, limit).astype(dtype)
+
+
+def edge_weights(dtype: np.dtype[Any]) -> Array:
+    """Return ``[rows, 128]`` weights, one row a corner of the number format or of the arithmetic."""
+    info = ml_dtypes.finfo(dtype)
+    largest, normal, subnormal = float(info.max), float(info.smallest_normal), float(info.smallest_subnormal)
+    generator = np.random.default_rng(128)
+    noise = generator.standard_normal(128)
+    whole = generator.integers(-8, 9, 128)
+    one_hot = np.eye(1, 128, 5)[0]
+    alternating = np.where(np.arange(128) % 2, 1.0, -1.0)
+    constants = [0.0, -0.0, 1.0, -1.0, 3.3, -3.3, 1e-7, -1e-7, largest, -largest, normal, -normal, subnormal, -subnormal]
+    rows = [np.full(128, value) for value in constants]
+    rows += [-np.abs(noise), np.abs(noise), -1 - np.abs(noise), 1 + np.abs(noise)]
+    rows += [noise * 0.01 + one_hot * 50, noise * 0.01 - one_hot * 50, one_hot * largest, one_hot * -largest]
+    rows += [alternating * largest, alternating * normal, alternating * 0.0, noise * 0.2 * largest, noise * normal]
+    rows += [whole * subnormal, whole * normal, whole / 2, whole / 4, whole * 1.0, whole * 2.0**-13]
+    rows += [noise * 1e-7, noise * 1e-9, noise * 1e-6 + 1, noise * 1e-6 - 1, generator.integers(-127, 129, 128) * 1.0]
+    rows += [np.where(noise < 0, -0.0, noise), np.where(noise > 0, 0.0, noise)]
+    return np.clip(np.array(rows), -largest, largest).astype(dtype)
+
+
+def to_mlx(array: Array) -> mx.array:
+    return mx.array(array.view(np.uint16)).view(mx.bfloat16) if array.dtype == BF16 else mx.array(array)
+
+
+def from_mlx(array: mx.array) -> Array:
+    return np.array(array.view(mx.uint16)).view(BF16) if array.dtype == mx.bfloat16 else np.array(array)
+
+
+def quantize_with_mlx(array: Array, quantization: Quantization) -> list[Array]:
+    kind = quantization.quant_type
+    parts = mx.quantize(
+        to_mlx(array), group_size=quantization.group_size, bits=kind.bits, mode=kind.mode, stream=mx.cpu
+    )
+    return [from_mlx(part) for part in parts]
+
+
+def dequantize_with_mlx(quantized: QuantizedArray[Array], **options: Any) -> Array:
+    kind = quantized.quant_type
+    return from_mlx(
+        mx.dequantize(
+            mx.array(quantized.weight),
+            mx.array(quantized.scale),
+            None if quantized.bias is None else mx.array(quantized.bias),
+            group_size=quantized.group_size,
+            bits=kind.bits,
+            mode=kind.mode,
+            dtype=mx.float32,
+            stream=mx.cpu,
+            **options,
+        )
+    )
+
+
+def raw(array: Array) -> Array:
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def raw_or_nan(values: Array) -> Array:
+    """Return the bits of float32 values, one pattern for all NaNs."""
+    return np.where(np.isnan(values), np.uint32(0x7FC00000), raw(values))
+
+
+def codes_of(words: Array, bits: int) -> Array:
+    """Return the codes ``[rows, cols]`` of U32 words, as MLX packs them: the first in the lowest bits."""
+    octets = words.view(np.uint8)
+    return octets if bits == 8 else np.stack([octets & 15, octets >> 4], axis=-1).reshape(len(words), -1)
+
+
+def assert_affine_bits_equal(weights: Array, quant_type: str, group_size: int) -> None:
+    ours = kernels.quantize(weights, quant_type, group_size=group_size)
+    weight, scale, bias = quantize_with_mlx(weights, ours.quantization)
+    np.testing.assert_array_equal(raw(ours.scale), raw(scale))
+    np.testing.assert_array_equal(raw(ours.bias), raw(bias))
+    np.testing.assert_array_equal(ours.weight, weight)
+
+
+def assert_fp_bits_equal_but_for_ties_and_zeros(weights: Array, quant_type: str, group_size: int) -> None:
+    values = weights.astype(np.float32)
+    ours = kernels.quantize(weights, quant_type, group_size=group_size)
+    weight, scale = quantize_with_mlx(values, ours.quantization)
+    np.testing.assert_array_equal(ours.scale, scale)
+    codes = codes_of(ours.weight, ours.quant_type.bits)
+    if quant_type != "mxfp8":
+        kind = ml_dtypes.float8_e4m3fn if quant_type == "nvfp4" else ml_dtypes.float8_e8m0fnu
+        decoded = np.repeat(ours.scale.view(kind).astype(np.float32), group_size, axis=1)
+        with np.errstate(all="ignore"):
+            scaled = np.abs(values / decoded)
+        codes = np.where(codes == 8, 0, codes - np.isin(scaled, TIES_THAT_GO_UP))
+    np.testing.assert_array_equal(codes, codes_of(weight, ours.quant_type.bits))
+
+
+def is_beyond_mlx(weights: Array, quant_type: str, group_size: int) -> Array:
+    """Return which rows have a group for which MLX is known to differ in more than ties and zeros (tests below)."""
+    amax = np.abs(weights.astype(np.float32)).reshape(len(weights), -1, group_size).max(axis=-1)
+    if quant_type == "nvfp4":
+        beyond = amax > np.float32(448 * 2.0**25)
+    else:
+        beyond = amax / np.float32(448 if quant_type == "mxfp8" else 6) <= np.float32(2.0**-128)
+    return beyond.any(axis=1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
+def test_affine_of_random_weights_equals_mlx(quant_type: str, group_size: int, dtype: np.dtype[Any]) -> None:
+    weights = random_weights(dtype, group_size, dtype.itemsize, int(quant_type[3:]))
+    assert_affine_bits_equal(weights, quant_type, group_size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
+def test_affine_of_edge_groups_equals_mlx(quant_type: str, group_size: int, dtype: np.dtype[Any]) -> None:
+    assert_affine_bits_equal(edge_weights(dtype), quant_type, group_size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
+def test_affine_of_every_16_bit_value_as_the_edge_of_a_group_equals_mlx(
+    quant_type: str, group_size: int, dtype: np.dtype[Any]
+) -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(dtype)
+    with np.errstate(invalid="ignore"):
+        edges = every[np.isfinite(every)][:, None]
+    inner = np.linspace(0, 1, group_size, dtype=np.float32)[None, :]
+    assert_affine_bits_equal((edges.astype(np.float32) * inner).astype(dtype), quant_type, group_size)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("quant_type", "group_size"), FP)
+def test_fp_of_random_weights_equals_mlx_but_for_ties_and_negative_zeros(
+    quant_type: str, group_size: int, dtype: np.dtype[Any], seed: int
+) -> None:
+    weights = random_weights(dtype, seed, dtype.itemsize, group_size)
+    assert_fp_bits_equal_but_for_ties_and_zeros(weights, quant_type, group_size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("quant_type", "group_size"), FP)
+def test_fp_of_edge_groups_equals_mlx_but_for_ties_negative_zeros_and_extremes(
+    quant_type: str, group_size: int, dtype: np.dtype[Any]
+) -> None:
+    weights = edge_weights(dtype)
+    common = weights[~is_beyond_mlx(weights, quant_type, group_size)]
+    assert len(common) > len(weights) // 2
+    assert_fp_bits_equal_but_for_ties_and_zeros(common, quant_type, group_size)
+
+
+@pytest.mark.parametrize(("quant_type", "largest"), E8M0_TYPES)
+def test_e8m0_scales_equal_mlx_within_32_ulp_of_every_power_of_two(quant_type: str, largest: float) -> None:
+    powers = np.ldexp(np.float32(largest), np.arange(-127, 119)).astype(np.float32)
+    amax = (powers.view(np.uint32) + np.arange(-32, 33, dtype=np.int32)[:, None]).astype(np.uint32).view(np.float32)
+    weights = np.repeat(amax.reshape(-1, 1), 32, axis=1)
+    ours = kernels.quantize(weights, quant_type)
+    np.testing.assert_array_equal(ours.scale, quantize_with_mlx(weights, ours.quantization)[1])
+
+
+@pytest.mark.parametrize(("quant_type", "group_size"), FP4)
+def test_mlx_takes_the_smaller_magnitude_at_an_exact_tie(quant_type: str, group_size: int) -> None:
+    ties = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
+    weights = np.resize(np.concatenate([[6], ties, -ties]).astype(np.float32), (2, group_size))
+    weights[:, 15:] = 0
+    ours = kernels.quantize(weights, quant_type)
+    theirs, _ = quantize_with_mlx(weights, ours.quantization)
+    assert codes_of(ours.weight, 4)[0, :15].tolist() == [7, 0, 2, 2, 4, 4, 6, 6, 8, 10, 10, 12, 12, 14, 14]
+    assert codes_of(theirs, 4)[0, :15].tolist() == [7, 0, 1, 2, 3, 4, 5, 6, 0, 9, 10, 11, 12, 13, 14]
+
+
+@pytest.mark.parametrize(("quant_type", "group_size"), FP4)
+def test_mlx_stores_plus_zero_for_negative_fp4_values_that_round_to_zero(quant_type: str, group_size: int) -> None:
+    weights = np.zeros((2, group_size), np.float32)
+    weights[:, :4] = [6, -0.0, -1e-30, -0.2]
+    ours = kernels.quantize(weights, quant_type)
+    theirs, _ = quantize_with_mlx(weights, ours.quantization)
+    assert codes_of(ours.weight, 4)[0, :4].tolist() == [7, 8, 8, 8]
+    assert codes_of(theirs, 4)[0, :4].tolist() == [7, 0, 0, 0]
+
+
+def test_mlx_keeps_negative_zeros_in_mxfp8() -> None:
+    weights = np.zeros((1, 32), np.float32)
+    weights[0, :4] = [448, -0.0, -1e-30, -(2.0**-10)]
+    ours = kernels.quantize(weights, "mxfp8")
+    theirs, _ = quantize_with_mlx(weights, ours.quantization)
+    assert codes_of(ours.weight, 8)[0, :4].tolist() == [0x7E, 0x80, 0x80, 0x80]
+    np.testing.assert_array_equal(ours.weight, theirs)
+
+
+@pytest.mark.parametrize(("quant_type", "largest"), E8M0_TYPES)
+def test_mlx_stores_the_scale_1_for_groups_whose_scale_is_zero(quant_type: str, largest: float) -> None:
+    smallest = 2.0**-149
+    weights = np.zeros((3, 32), np.float32)
+    weights[1] = -0.0
+    weights[2, 3] = smallest
+    assert np.float32(smallest) / np.float32(largest) == 0
+    ours = kernels.quantize(weights, quant_type)
+    theirs, scales = quantize_with_mlx(weights, ours.quantization)
+    assert ours.scale.ravel().tolist() == [0, 0, 0]
+    assert scales.ravel().tolist() == [127, 127, 127]
+    signs_kept = codes_of(ours.weight, ours.quant_type.bits)[1]
+    assert set(signs_kept.tolist()) == {0x80 if quant_type == "mxfp8" else 8}
+    assert set(codes_of(theirs, ours.quant_type.bits)[1].tolist()) == {0x80 if quant_type == "mxfp8" else 0}
+
+
+@pytest.mark.parametrize(("quant_type", "largest"), E8M0_TYPES)
+def test_mlx_wraps_the_scale_exponent_from_2_to_minus_128_down_and_its_dequantize_then_explodes(
+    quant_type: str, largest: float
+) -> None:
+    exponents = np.arange(-140, -127)
+    amax = np.ldexp(np.float32(largest), exponents).astype(np.float32)
+    weights = np.repeat(amax[:, None], 32, axis=1)
+    ours = kernels.quantize(weights, quant_type)
+    theirs, scales = quantize_with_mlx(weights, ours.quantization)
+    assert set(ours.scale.ravel().tolist()) == {0}
+    assert scales.ravel().tolist() == (exponents + 127 + 256).tolist()
+    wrapped = dequantize_with_mlx(QuantizedArray(theirs, scales, None, None, ours.quantization))
+    assert wrapped.min() > 1e30
+    assert np.abs(kernels.dequantize(ours) - weights).max() <= 2.0**-129
+
+
+def test_mlx_takes_wrong_nvfp4_codes_when_a_group_is_2_to_25_times_beyond_the_largest_scale() -> None:
+    amax = np.ldexp(np.float32(448), np.arange(3, 119)).astype(np.float32)
+    weights = np.zeros((len(amax), 16), np.float32)
+    weights[:, 0] = amax
+    ours = kernels.quantize(weights, "nvfp4")
+    theirs, scales = quantize_with_mlx(weights, ours.quantization)
+    np.testing.assert_array_equal(ours.scale, scales)
+    assert set(codes_of(ours.weight, 4)[:, 0].tolist()) == {7}
+    near, far = amax <= 448 * 2.0**25, amax >= 448 * 2.0**28
+    assert set(codes_of(theirs, 4)[near, 0].tolist()) == {7}
+    assert set(codes_of(theirs, 4)[far, 0].tolist()) == {0}
+    between = np.zeros((2, 16), np.float32)
+    between[:, 0] = np.nextafter(np.float32(448 * 2.0**26), np.float32(0))
+    assert codes_of(quantize_with_mlx(between, ours.quantization)[0], 4)[0, 0] == 4
+
+
+def test_mlx_refuses_an_odd_number_of_nvfp4_groups_and_we_do_not() -> None:
+    weights = np.ones((3, 16), np.float32)
+    ours = kernels.quantize(weights, "nvfp4")
+    with pytest.raises(ValueError, match="reshape"):
+        quantize_with_mlx(weights, ours.quantization)
+    np.testing.assert_array_equal(raw(kernels.dequantize(ours)), raw(np.full((3, 16), 6 * 0.171875, np.float32)))
+
+
+@pytest.mark.parametrize(("quant_type", "group_size"), FP)
+def test_mlx_gives_bf16_inputs_the_parts_of_their_float32_copies(quant_type: str, group_size: int) -> None:
+    weights = random_weights(BF16, 16, group_size)
+    quantization = Quantization(QuantType(quant_type), group_size)
+    narrow, wide = (quantize_with_mlx(copy, quantization) for copy in (weights, weights.astype(np.float32)))
+    for part, expected in zip(narrow, wide, strict=True):
+        np.testing.assert_array_equal(part, expected)
+
+
+@pytest.mark.parametrize(("quant_type", "largest"), E8M0_TYPES)
+def test_mlx_gives_f16_inputs_the_parts_of_their_float32_copies_but_for_scales_under_2_to_minus_14(
+    quant_type: str, largest: float
+) -> None:
+    weights = random_weights(np.dtype(np.float16), 16, int(largest))
+    wide = weights.astype(np.float32)
+    quantization = Quantization(QuantType(quant_type), 32)
+    theirs, expected = (quantize_with_mlx(copy, quantization)[1] for copy in (weights, wide))
+    is_normal = np.abs(wide).reshape(ROWS, -1, 32).max(axis=-1) / np.float32(largest) >= 2.0**-14
+    np.testing.assert_array_equal(theirs[is_normal], expected[is_normal])
+    assert (theirs[~is_normal] != expected[~is_normal]).any()
+
+
+@pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
+def test_affine_dequantize_with_float32_scales_equals_mlx(quant_type: str, group_size: int) -> None:
+    float32 = np.dtype(np.float32)
+    random = kernels.quantize(random_weights(float32, group_size), quant_type, group_size=group_size)
+    edges = kernels.quantize(edge_weights(float32), quant_type, group_size=group_size)
+    for quantized in (random, edges):
+        with np.errstate(all="ignore"):
+            ours = kernels.dequantize(quantized)
+        np.testing.assert_array_equal(raw_or_nan(ours), raw_or_nan(dequantize_with_mlx(quantized)))
+
+
+@pytest.mark.parametrize(("quant_type", "group_size"), FP)
+def test_fp_dequantize_of_every_scale_and_code_equals_mlx_but_for_the_nan_scale(quant_type: str, group_size: int) -> None:
+    quantization = Quantization(QuantType(quant_type), group_size)
+    octets = np.arange(256, dtype=np.uint8)
+    words = np.repeat(octets.view(np.uint32)[None], 256, axis=0)
+    cols = 256 * 8 // quantization.quant_type.bits
+    scales = np.repeat(octets[:, None], cols // group_size, axis=1)
+    quantized = QuantizedArray(words, scales, None, None, quantization)
+    ours, theirs = kernels.dequantize(quantized), dequantize_with_mlx(quantized)
+    if quant_type != "nvfp4":
+        assert np.isnan(ours[255]).all()
+        assert np.isinf(theirs[255]).any()
+        ours, theirs = ours[:255], theirs[:255]
+    np.testing.assert_array_equal(raw_or_nan(ours), raw_or_nan(theirs))
+
+
+def test_mlx_divides_its_nvfp4_global_scale_by_2688() -> None:
+    quantized = kernels.quantize(random_weights(np.dtype(np.float32), 2688), "nvfp4")
+    factor = np.array([0.75], np.float32)
+    scaled = QuantizedArray(quantized.weight, quantized.scale, None, factor, quantized.quantization)
+    theirs = dequantize_with_mlx(quantized, global_scale=mx.array(factor * 6 * 448))
+    np.testing.assert_array_equal(kernels.dequantize(scaled), theirs)
