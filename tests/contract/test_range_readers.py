@@ -1,0 +1,74 @@
+"""What every RangeReader does: exact ranges, full buffers, ShortReadError beyond the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from blobstore.errors import CorruptDataError, NotFoundError, ShortReadError, StorageError
+from blobstore.ranges import BytesReader, FileReader, RangeReader
+
+DATA = bytes(range(256)) * 40
+MakeReader = Callable[[bytes], RangeReader]
+
+
+@pytest.fixture(params=["bytes", "file"])
+def make_reader(request: pytest.FixtureRequest, tmp_path: Path) -> MakeReader:
+    """A function that returns a reader over some bytes, once for each implementation."""
+
+    def make(data: bytes) -> RangeReader:
+        if request.param == "bytes":
+            return BytesReader(data)
+        path = tmp_path / "data"
+        path.write_bytes(data)
+        return FileReader(path)
+
+    return make
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, 1), (17, 300), (0, len(DATA)), (len(DATA), 0), (len(DATA) - 1, 1)])
+def test_reads_exactly_what_is_asked_for(make_reader: MakeReader, offset: int, length: int) -> None:
+    reader = make_reader(DATA)
+    assert reader.size == len(DATA)
+    assert reader.read(offset, length) == DATA[offset : offset + length]
+    buffer = bytearray(length)
+    reader.readinto(offset, memoryview(buffer))
+    assert buffer == DATA[offset : offset + length]
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, len(DATA) + 1), (len(DATA), 1), (2**62, 1), (0, 2**40)])
+def test_reading_beyond_the_end_is_an_error(make_reader: MakeReader, offset: int, length: int) -> None:
+    with pytest.raises(ShortReadError, match="ends before byte"):
+        make_reader(DATA).read(offset, length)
+
+
+def test_a_file_that_shrinks_gives_no_short_answer(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(DATA)
+    reader = FileReader(path)
+    os.truncate(path, 100)
+    with pytest.raises(ShortReadError):
+        reader.read(50, 100)
+    with pytest.raises(CorruptDataError, match="changed"):
+        reader.check_unchanged()
+
+
+def test_links_are_followed_only_where_asked(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(DATA)
+    (tmp_path / "link").symlink_to("data")
+    assert FileReader(tmp_path / "link").size == len(DATA)
+    with pytest.raises(StorageError):
+        FileReader(tmp_path / "link", follow=False)
+
+
+@pytest.mark.timeout(5)
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path, Path("/dev/zero")):
+        with pytest.raises(StorageError, match=r"regular file|directory"):
+            FileReader(path)
+    with pytest.raises(NotFoundError):
+        FileReader(tmp_path / "missing")
