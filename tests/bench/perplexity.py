@@ -32,8 +32,8 @@ CASES = (
 
 def perplexity(model: Any, fixture: Path, sequences: int = SEQUENCES) -> float:
     """Return exp of the mean negative log-likelihood of the fixture's first held-out sequences."""
-    import mlx.core as mx
-    import mlx.nn as nn
+    from mlx import core as mx
+    from mlx import nn
 
     ids = np.load(fixture / "heldout_ids.npy").reshape(-1, LENGTH)[:sequences].astype(np.int32)
     total = 0.0
@@ -47,7 +47,7 @@ def perplexity(model: Any, fixture: Path, sequences: int = SEQUENCES) -> float:
 def main(name: str = "pycode-5m") -> None:
     """Print the table."""
     fixture = FIXTURES / name
-    print("| type | group | bits per weight | perplexity |\n|---|---|---|---|")
+    print("| type | stored as | bits per weight | perplexity |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         store = blobstore.open_store(folder)
         for quant, options in CASES:
@@ -55,8 +55,9 @@ def main(name: str = "pycode-5m") -> None:
             model, _ = blobstore.mlx_lm.load("bench", store=store)
             plan = blobstore.plan_import(fixture, quant=quant, **options)
             kinds = {str(tensor.quantization) for tensor in plan.tensors if tensor.quantization is not None}
-            group = ", ".join(sorted(kinds)) or "BF16"
-            print(f"| {quant or 'none'} | {group} | {result.bits_per_weight:.2f} | {perplexity(model, fixture):.3f} |", flush=True)
+            stored_as = ", ".join(sorted(kinds)) or "BF16"
+            bits, value = result.bits_per_weight, perplexity(model, fixture)
+            print(f"| {quant or 'none'} | {stored_as} | {bits:.2f} | {value:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

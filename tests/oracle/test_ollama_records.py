@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,14 @@ import pytest
 from support import FIXTURES, QUANT_TYPES
 from support.ollama_sources import INDEX, write_source
 
-from blobstore.arrays import QuantizedArray, dtype_of
-from blobstore.documents import JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, Descriptor
+from blobstore.arrays import dtype_of
+from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.importer import ImportPlan, ImportResult, plan_import, run_plan
 from blobstore.importer.classify import classify
 from blobstore.importer.plan import OutputTensor, PlannedBlob
-from blobstore.inspection import ModelSummary, summarize
+from blobstore.inspection import summarize
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName
-from blobstore.quant import QuantType
 from blobstore.store import Store, open_store
 
 Array = np.ndarray[Any, Any]
@@ -54,10 +53,6 @@ class Case:
     def open(self) -> Model:
         """Return the imported model, opened."""
         return open_model(self.result.name, store=self.store)
-
-    def summary(self) -> ModelSummary:
-        """Return its summary."""
-        return summarize(self.store, self.result.name, self.result.manifest)
 
     def header_text(self, layer: Descriptor) -> str:
         """Return the header of a tensor blob, with its padding."""
@@ -161,10 +156,13 @@ def test_arrays_are_equal(case: Case, quant: str) -> None:
 
 @every_source
 @pytest.mark.parametrize("quant", E2M1_TYPES)
-def test_recorded_e2m1_codes_are_those_of_mlx_rule(case: Case, cases: Callable[[str, str], Case], source: str) -> None:
-    with case.open() as model, cases(source, "none").open() as weights:
+def test_recorded_e2m1_codes_are_those_of_mlx_rule(
+    case: Case, cases: Callable[[str, str], Case], source: str, quant: str
+) -> None:
+    with case.open() as model, cases(source, "none").open() as original:
+        arrays, weights = model.arrays("numpy"), original.arrays("numpy")
         for name in _e2m1_weights(case):
-            codes = _mlx_codes(_weight(weights, name), _scales(_quantized(model, name)))
+            codes = _mlx_codes(weights[name], _scales(arrays[f"{name}_scale"], quant))
             packed = codes[..., 0::2] | codes[..., 1::2] << 4
             assert hashlib.sha256(packed.tobytes()).hexdigest() == case.record["arrays"][name][2], name
 
@@ -172,13 +170,13 @@ def test_recorded_e2m1_codes_are_those_of_mlx_rule(case: Case, cases: Callable[[
 @every_source
 @pytest.mark.parametrize("quant", E2M1_TYPES)
 def test_e2m1_codes_are_never_further_from_the_weight_than_mlx_codes(
-    case: Case, cases: Callable[[str, str], Case], source: str
+    case: Case, cases: Callable[[str, str], Case], source: str, quant: str
 ) -> None:
-    with case.open() as model, cases(source, "none").open() as weights:
+    with case.open() as model, cases(source, "none").open() as original:
+        arrays, weights = model.arrays("numpy"), original.arrays("numpy")
         for name in _e2m1_weights(case):
-            weight, quantized = _weight(weights, name), _quantized(model, name)
-            scales = _scales(quantized)
-            ours, theirs = _codes(quantized), _mlx_codes(weight, scales)
+            weight, scales = weights[name], _scales(arrays[f"{name}_scale"], quant)
+            ours, theirs = _unpacked(arrays[name]), _mlx_codes(weight, scales)
             assert (_distance(ours, weight, scales) <= _distance(theirs, weight, scales)).all(), name
             if weight.dtype == np.float32:
                 assert np.array_equal(np.where(ours == 8, 0, ours), theirs), name
@@ -187,8 +185,8 @@ def test_e2m1_codes_are_never_further_from_the_weight_than_mlx_codes(
 @every_source
 @every_type
 def test_show_is_equal(case: Case, source: str, quant: str) -> None:
-    show, summary = case.record["show"], case.summary()
-    # FORMAT.md section 8: Ollama's `show` leaves out blobs that hold nothing but a bias, and we do not.
+    show, summary = case.record["show"], summarize(case.store, case.result.name, case.result.manifest)
+    # Ollama's `show` leaves out blobs that hold nothing but a bias; ours does not.
     biases = [tensor for tensor in summary.tensors if tensor.name.endswith(".bias")]
     assert len(biases) == (6 if source == "a_dense_bias_tied" else 0)
     assert summary.parameters == show["parameter_count"] + sum(bias.parameters for bias in biases)
@@ -230,10 +228,8 @@ def _is_quantized(blob: PlannedBlob) -> bool:
     return any(tensor.quantization is not None for tensor in blob.tensors)
 
 
-def _recorded_layers(case: Case) -> Iterator[Descriptor]:
-    for layer in json.loads(case.record["manifest"])["layers"]:
-        assert layer["mediaType"] in (TENSOR_MEDIA_TYPE, JSON_MEDIA_TYPE)
-        yield Descriptor.model_validate(layer)
+def _recorded_layers(case: Case) -> list[Descriptor]:
+    return [Descriptor.model_validate(layer) for layer in json.loads(case.record["manifest"])["layers"]]
 
 
 def _contents(text: str) -> Json:
@@ -260,22 +256,10 @@ def _e2m1_weights(case: Case) -> set[str]:
     return {name for name, quantization in quantized.items() if quantization.quant_type.value in E2M1_TYPES}
 
 
-def _weight(model: Model, name: str) -> Array:
-    array = model[name].numpy()
-    assert not isinstance(array, QuantizedArray)
-    return array
-
-
-def _quantized(model: Model, name: str) -> QuantizedArray[Array]:
-    array = model[name].numpy()
-    assert isinstance(array, QuantizedArray)
-    return array
-
-
-def _scales(array: QuantizedArray[Array]) -> Array:
-    """Return the decoded scales, which float16 and bfloat16 hold exactly, with a last dimension of 1."""
-    kind = ml_dtypes.float8_e4m3fn if array.quant_type is QuantType.NVFP4 else ml_dtypes.float8_e8m0fnu
-    scales: Array = array.scale.view(kind).astype(np.float32)[..., None]
+def _scales(bits: Array, quant: str) -> Array:
+    """Return decoded scales, which the dtype of these weights holds exactly, with a last dimension of 1."""
+    kind = ml_dtypes.float8_e4m3fn if quant == "nvfp4" else ml_dtypes.float8_e8m0fnu
+    scales: Array = bits.view(kind).astype(np.float32)[..., None]
     return scales
 
 
@@ -284,9 +268,10 @@ def _mlx_codes(weight: Array, scales: Array) -> Array:
     divisors = scales.astype(weight.dtype)
     quotients = weight.reshape(*scales.shape[:-1], -1) / np.where(divisors == 0, np.inf, divisors).astype(weight.dtype)
     if weight.dtype == np.float32:
-        return _nearest(quotients).reshape(weight.shape)
-    every_value = np.arange(2**16, dtype=np.uint16).view(weight.dtype)
-    return _nearest(every_value)[quotients.view(np.uint16)].reshape(weight.shape)
+        codes = _nearest(quotients)
+    else:
+        codes = _nearest(np.arange(2**16, dtype=np.uint16).view(weight.dtype))[quotients.view(np.uint16)]
+    return codes.reshape(weight.shape)
 
 
 def _nearest(values: Array) -> Array:
@@ -296,9 +281,9 @@ def _nearest(values: Array) -> Array:
     return codes
 
 
-def _codes(array: QuantizedArray[Array]) -> Array:
-    packed = array.weight.view(np.uint8)
-    return np.stack([packed & 15, packed >> 4], -1).reshape(array.shape)
+def _unpacked(words: Array) -> Array:
+    packed = words.view(np.uint8)
+    return np.stack([packed & 15, packed >> 4], -1).reshape(*words.shape[:-1], -1)
 
 
 def _distance(codes: Array, weight: Array, scales: Array) -> Array:

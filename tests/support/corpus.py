@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -13,13 +14,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from blobstore.errors import BlobStoreError
 
+from blobstore.errors import BlobStoreError
 from support import FIXTURES
+from support.checkpoints import safetensors_bytes
 
 CORPUS = FIXTURES / "corpus"
 TIB = 2**40
+INDEX_NAME = "model.safetensors.index.json"
+
+_SHARDS = {"model-00001-of-00002.safetensors": "a", "model-00002-of-00002.safetensors": "b"}
+_OTHER_SHARDS = {
+    "index-dup-name": {"m1.safetensors": "a", "m2.safetensors": "a"},
+    "index-total-size-float": {"m.safetensors": "a"},
+    "index-tensor-in-two-shards": {"m1.safetensors": "a", "m2.safetensors": "a"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,6 @@ class Case:
     accepted: bool
     rule: str
     size: int | None
-    note: str
     reference_accepts: bool
     _document: dict[str, Any] = field(repr=False, compare=False)
 
@@ -49,15 +59,15 @@ class Case:
         return _RECIPES[self.id]()
 
     @property
-    def file_size(self) -> int:
-        """Bytes of the whole file, a hole at its end included."""
-        return _SPARSE.get(self.id) or len(self.data)
+    def sparse_size(self) -> int | None:
+        """Bytes of a file that ends in a hole, which `data` leaves out; None for every other."""
+        return _SPARSE.get(self.id)
 
     def write(self, path: Path) -> Path:
         """Write the input to ``path`` and return it."""
         with path.open("wb") as file:
             file.write(self.data)
-            file.truncate(_SPARSE.get(self.id))
+            file.truncate(self.sparse_size)
         return path
 
 
@@ -67,20 +77,20 @@ def load(kind: str) -> tuple[Case, ...]:
     return tuple(_case(json.loads(line)) for line in (CORPUS / f"{kind}.jsonl").read_text("utf-8").splitlines())
 
 
-def case(kind: str, name: str) -> Case:
+def find(kind: str, name: str) -> Case:
     """Return one case by its id."""
-    (found,) = (one for one in load(kind) if one.id == name)
+    (found,) = (case for case in load(kind) if case.id == name)
     return found
 
 
 def accepted(kind: str) -> list[Case]:
     """Return the cases that have to be accepted."""
-    return [one for one in load(kind) if one.accepted]
+    return [case for case in load(kind) if case.accepted]
 
 
 def rejected(kind: str) -> list[Case]:
     """Return the cases that have to be refused."""
-    return [one for one in load(kind) if not one.accepted]
+    return [case for case in load(kind) if not case.accepted]
 
 
 def case_id(value: Any) -> str | None:
@@ -100,6 +110,26 @@ def refusal(call: Callable[[], object]) -> BlobStoreError:
     return error
 
 
+def write_index_folder(case: Case, folder: Path, empty: str | None = None) -> dict[str, str]:
+    """Write the folder that an index case is about; return its shards: file name and the one tensor in it.
+
+    Tensor ``a`` is F32 ``[1, 2]`` in a folder of one shard and ``[1]`` else, ``b`` is ``[2]``: the ``total_size`` of the
+    accepted cases. The shard ``empty`` is written without tensors.
+    """
+    folder.mkdir()
+    shards = _OTHER_SHARDS.get(case.id, _SHARDS)
+    for file, name in shards.items():
+        tensors = {} if file == empty else {name: index_tensor(name, len(shards))}
+        (folder / file).write_bytes(safetensors_bytes(tensors))
+    case.write(folder / INDEX_NAME)
+    return shards
+
+
+def index_tensor(name: str, shards: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the values of a tensor of an index case's folder with so many shards."""
+    return np.array([1, 2] if shards == 1 else [1 if name == "a" else 2], np.float32)
+
+
 def _case(document: dict[str, Any]) -> Case:
     if document["expected"] not in ("accept", "reject"):
         raise ValueError(f"{document['id']}: expected is {document['expected']!r}")
@@ -108,7 +138,6 @@ def _case(document: dict[str, Any]) -> Case:
         accepted=document["expected"] == "accept",
         rule=document["rule"].split()[0],
         size=document.get("size"),
-        note=document.get("note", ""),
         reference_accepts=document["safetensors_verdict"].startswith("accept"),
         _document=document,
     )
@@ -132,10 +161,12 @@ def _long_name() -> bytes:
 
 def layers(count: int) -> bytes:
     """Return the corpus's ``manifest-ok`` with ``count`` tensor layers, each with a digest of its own."""
-    manifest = json.loads(case("manifest", "manifest-ok").data)
-    (layer,) = manifest["layers"]
-    manifest["layers"] = [{**layer, "digest": f"sha256:{number:064x}"} for number in range(count)]
-    return json.dumps(manifest, separators=(",", ":")).encode()
+    raw = find("manifest", "manifest-ok").data
+    start = raw.index(b'"layers":[') + len(b'"layers":[')
+    layer = raw[start : -len(b"]}")]
+    before, after = re.split(rb"(?<=sha256:)[0-9a-f]{64}", layer)
+    many = b",".join(b"%b%064x%b" % (before, number, after) for number in range(count))
+    return raw[:start] + many + b"]}"
 
 
 _RECIPES: dict[str, Callable[[], bytes]] = {
@@ -146,6 +177,6 @@ _RECIPES: dict[str, Callable[[], bytes]] = {
     "st-sparse-1TiB-empty-object": lambda: _file(b"{}"),
     "manifest-layers-100k": lambda: layers(100_000),
     "manifest-layers-1M": lambda: layers(1_000_000),
-    "manifest-size-5MiB": lambda: case("manifest", "manifest-ok").data.ljust(5 * 2**20),
+    "manifest-size-5MiB": lambda: find("manifest", "manifest-ok").data.ljust(5 * 2**20),
 }
 _SPARSE = {"st-sparse-1TiB-empty-object": TIB}

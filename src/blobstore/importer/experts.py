@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from blobstore.errors import UnsupportedSourceError
+from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.importer.inventory import SourceTensor
 
 _LAYER = (
@@ -24,6 +24,8 @@ _GROUP = re.compile(
     re.ASCII | re.DOTALL,
 )
 _NUMBERED = re.compile(r"(?P<expert>[0-9]+)\.(?P<projection>.+)", re.ASCII | re.DOTALL)
+
+_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,10 @@ def stacked_group_of(name: str) -> str | None:
 
 
 def packed_order(group: str, tensors: Iterable[SourceTensor]) -> list[SourceTensor]:
-    """Return a group's tensors by expert number, then by projection name; unnumbered ones after them."""
+    """Return a group's tensors by expert number, then by projection name; unnumbered ones after them.
+
+    The numbers have passed `projections`.
+    """
 
     def key(tensor: SourceTensor) -> tuple[float, str]:
         rest = tensor.name[len(group) + 1 :]
@@ -68,8 +73,8 @@ def projections(group: str, tensors: Iterable[SourceTensor]) -> list[Projection]
         match = _NUMBERED.fullmatch(tensor.name[len(group) + 1 :])
         if match is None:
             continue
-        if str(int(match["expert"])) != match["expert"]:
-            raise UnsupportedSourceError(f"{tensor.name!r} has the expert number {match['expert']}", tensor=tensor.name)
+        if len(match["expert"]) > _MAX_DIGITS or str(int(match["expert"])) != match["expert"]:
+            raise UnsupportedSourceError(f"{quoted(tensor.name)} has no plain expert number", tensor=tensor.name)
         by_projection[match["projection"]][int(match["expert"])] = tensor
     _check_numbers(group, by_projection)
     result = [
@@ -84,10 +89,12 @@ def projections(group: str, tensors: Iterable[SourceTensor]) -> list[Projection]
 def _check_numbers(group: str, by_projection: Mapping[str, Mapping[int, SourceTensor]]) -> None:
     count = max((max(experts) + 1 for experts in by_projection.values()), default=0)
     for name, experts in sorted(by_projection.items()):
-        if missing := [number for number in range(count) if number not in experts]:
+        # The first gap is within the first len(experts) + 1 numbers, however large the largest one is.
+        missing = next((number for number in range(count) if number not in experts), None)
+        if missing is not None:
             raise UnsupportedSourceError(
-                f"the expert group {group} has no {group}.{missing[0]}.{name}: experts 0 to {count - 1} must all be there",
-                tensor=f"{group}.{missing[0]}.{name}",
+                f"the expert group {group} has no {group}.{missing}.{name}: experts 0 to {count - 1} must all be there",
+                tensor=f"{group}.{missing}.{name}",
             )
 
 

@@ -1,13 +1,14 @@
 """Inventory: what a checkpoint consists of, from its headers and JSON documents. No weight is read.
 
-Which files belong to a checkpoint (docs/formats.md section 5): with a shard index exactly the files and tensors that it names;
-without one ``model.safetensors`` or ``model-*.safetensors``, both together being an error. A single ``.safetensors``
+Which files belong to a checkpoint (docs/formats.md section 5): with a shard index exactly the files and tensors that it
+names; without one ``model.safetensors`` or ``model-*.safetensors``, both together being an error. A single ``.safetensors``
 file is a checkpoint without documents.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -29,6 +30,7 @@ from blobstore.safetensors import Header, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_DOCUMENT = 256 * 2**20
+_SHARD_NAME = re.compile(r"model-(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6})\.safetensors", re.ASCII)
 _OTHER_WEIGHTS = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.npz", "*.h5", "*.msgpack")
 
 
@@ -114,6 +116,7 @@ def _list(folder: Path) -> list[str]:
 def _choose(folder: Path, names: list[str]) -> list[str]:
     single = [name for name in names if name == "model.safetensors"]
     shards = [name for name in names if fnmatchcase(name, "model-*.safetensors")]
+    _check_complete(folder, shards)
     if single and shards:
         raise UnsupportedSourceError(
             f"{folder} has both model.safetensors and model-*.safetensors, and no index says which one counts",
@@ -123,6 +126,16 @@ def _choose(folder: Path, names: list[str]) -> list[str]:
     if single or shards:
         return single or shards
     raise NotFoundError(f"no weights in {folder}: no model.safetensors", path=str(folder), hint=_weights_hint(names))
+
+
+def _check_complete(folder: Path, shards: list[str]) -> None:
+    """Raise when the shards' own names, ``model-00001-of-00003.safetensors``, say that one is missing."""
+    for name in shards:
+        if match := _SHARD_NAME.fullmatch(name):
+            total, width = int(match["total"]), len(match["number"])
+            numbers = (f"model-{number:0{width}}-of-{match['total']}.safetensors" for number in range(1, total + 1))
+            if missing := next((other for other in numbers if other not in shards), None):
+                raise NotFoundError(f"{folder} has {name}, but {missing} is missing", path=str(folder / missing))
 
 
 def _weights_hint(names: list[str]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 from blobstore.dtypes import DType
@@ -111,10 +112,13 @@ class ImportOptions:
             return Quantization(quant_type, self.group_size)
         return Quantization(quant_type, self.profile.group_sizes.get(quant_type, quant_type.group_sizes[0]))
 
+    def row_divisor(self, quant_type: QuantType) -> int:
+        """Return what divides the length of a row that can be quantized: a group (in the ollama profile at least 64)."""
+        return math.lcm(self.quantization(quant_type).group_size, self.profile.aligned_to.get(quant_type, 1))
+
     def fits(self, quant_type: QuantType, shape: tuple[int, ...]) -> bool:
-        """Return True when rows of ``shape`` are whole groups (in the ollama profile: what Ollama takes for aligned)."""
-        divisor = self.profile.aligned_to.get(quant_type, 1)
-        return self.quantization(quant_type).divides(shape) and shape[-1] % divisor == 0
+        """Return True when the rows of ``shape`` can be quantized to the type."""
+        return shape[-1] % self.row_divisor(quant_type) == 0
 
     def header_alignment(self, data_size: int) -> int:
         """Return what a blob's data region is aligned to, in bytes, for ``data_size`` bytes of data."""

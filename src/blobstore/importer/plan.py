@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from blobstore import strictjson
 from blobstore.documents import CONFIG_NAME, ModelConfig
 from blobstore.dtypes import DType
-from blobstore.errors import UnsupportedSourceError, UsageError
+from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError
 from blobstore.importer.capabilities import describe_model
 from blobstore.importer.classify import classify
 from blobstore.importer.experts import group_of, packed_order, projections, stacked_group_of
@@ -21,7 +21,8 @@ from blobstore.importer.inventory import Inventory, SourceTensor
 from blobstore.importer.options import Experts, ImportOptions
 from blobstore.importer.policy import Policy, is_expert, policy_for
 from blobstore.quant import Part, Quantization
-from blobstore.safetensors import TensorEntry, encode_header, lay_out
+from blobstore.safetensors import Header, TensorEntry, encode_header, lay_out
+from blobstore.stored import stored_tensors
 
 OWN_DOCUMENT = "blobstore.json"
 OWN_DOCUMENT_VERSION = 1
@@ -133,6 +134,7 @@ def make_plan(inventory: Inventory, options: ImportOptions) -> ImportPlan:
     planner = _plan_stacked if options.experts is Experts.STACKED else _plan_packed
     blobs = tuple(planner(inventory, options, policy))
     _check_names(blobs)
+    _check_readable(blobs)
     _check_quantizable(blobs, options, policy)
     documents = _documents(inventory, options)
     return ImportPlan(inventory, options, blobs, documents, describe_model(inventory, options))
@@ -218,9 +220,13 @@ def _blob(name: str, tensors: Iterable[OutputTensor], options: ImportOptions) ->
 
 
 def _metadata(tensors: tuple[OutputTensor, ...]) -> dict[str, str]:
-    """Return the blob's metadata: its quantization when all quantized tensors agree, else each tensor's."""
+    """Return the blob's metadata: its quantization when all quantized tensors agree, else each tensor's.
+
+    The first form would claim an unquantized U32 tensor too, so beside one each tensor has its own.
+    """
     quantized = {tensor.name: tensor.quantization for tensor in tensors if tensor.quantization is not None}
-    if len(set(quantized.values())) == 1:
+    plain_words = any(tensor.quantization is None and tensor.dtype is DType.U32 for tensor in tensors)
+    if len(set(quantized.values())) == 1 and not plain_words:
         return _described(next(iter(quantized.values())), "")
     return {key: value for name, one in quantized.items() for key, value in _described(one, f"{name}.").items()}
 
@@ -245,17 +251,30 @@ def _check_names(blobs: Iterable[PlannedBlob]) -> None:
             array_names.add(name)
 
 
+def _check_readable(blobs: Iterable[PlannedBlob]) -> None:
+    """Raise when a blob would be read back as other tensors: U32 values beside a ``.scale`` look like quantized codes."""
+    for blob in blobs:
+        planned = {tensor.name: tensor.quantization for tensor in blob.tensors}
+        try:
+            read = {tensor.name: tensor.quantization for tensor in stored_tensors(Header(blob.entries, blob.metadata, 0))}
+        except CorruptDataError as error:
+            raise UnsupportedSourceError(f"{blob.name!r} could not be read back: {error}", tensor=error.tensor) from None
+        if read != planned:
+            name = min(name for name in planned | read if planned.get(name) != read.get(name))
+            raise UnsupportedSourceError(f"{name!r} would be read back as part of a quantized tensor", tensor=name)
+
+
 def _check_quantizable(blobs: tuple[PlannedBlob, ...], options: ImportOptions, policy: Policy | None) -> None:
     """Raise when quantization was asked, some tensor is of the kind that gets it, and the groups divide none."""
     tensors = [tensor for blob in blobs for tensor in blob.tensors]
     if policy is None or options.quant_type is None or any(tensor.quantization is not None for tensor in tensors):
         return
     for tensor in tensors:
-        if policy.wants(tensor.name, tensor.shape):
-            quantization = options.quantization(options.quant_type)
+        quant_type = policy.base_type(tensor.name)
+        if policy.wants(tensor.name, tensor.shape) and not options.fits(quant_type, tensor.shape):
             raise UsageError(
-                f"nothing can be quantized to {quantization.quant_type}: groups of {quantization.group_size} do not divide "
-                f"the rows of {tensor.name!r} {list(tensor.shape)}",
+                f"nothing can be quantized to {options.quant_type}: the rows of {tensor.name!r} {list(tensor.shape)} are no "
+                f"multiple of {options.row_divisor(quant_type)}",
                 tensor=tensor.name,
             )
 

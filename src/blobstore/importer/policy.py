@@ -30,6 +30,9 @@ class Policy(Protocol):
     def wants(self, name: str, shape: tuple[int, ...]) -> bool:
         """Return True when the tensor is one that gets quantized if groups divide its rows."""
 
+    def base_type(self, name: str) -> QuantType:
+        """Return the type whose groups must divide the tensor's rows, or it is not quantized at all."""
+
     def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
         """Return the quantization, or None to keep the source's dtype."""
 
@@ -52,24 +55,20 @@ class GeneralPolicy:
 
     def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
         """See `Policy`: the asked type, or 8 bits for the head and the sensitive projections."""
-        if not self.wants(name, shape):
+        base = self.base_type(name)
+        if not self.wants(name, shape) or not self._options.fits(base, shape):
             return None
-        eight_bit = self._asked.eight_bit
-        if name.endswith("lm_head.weight"):
-            return self._if_fits(eight_bit, shape)
-        if not self._options.fits(self._asked, shape):
-            return None
-        if self._promotes(name) and self._options.fits(eight_bit, shape):
-            return self._options.quantization(eight_bit)
-        return self._options.quantization(self._asked)
+        promoted = self._promotes(name) and self._options.fits(base.eight_bit, shape)
+        return self._options.quantization(base.eight_bit if promoted else base)
+
+    def base_type(self, name: str) -> QuantType:
+        """See `Policy`: 8 bits for the head, else the asked type."""
+        return self._asked.eight_bit if name.endswith("lm_head.weight") else self._asked
 
     def _promotes(self, name: str) -> bool:
         if not any(word in name for word in _SENSITIVE):
             return False
         return self._asked is QuantType.INT4 or (self._asked.bits == 4 and not is_expert(name))  # noqa: PLR2004
-
-    def _if_fits(self, quant_type: QuantType, shape: tuple[int, ...]) -> Quantization | None:
-        return self._options.quantization(quant_type) if self._options.fits(quant_type, shape) else None
 
 
 def is_expert(name: str) -> bool:

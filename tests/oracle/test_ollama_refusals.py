@@ -1,0 +1,156 @@
+"""Broken float checkpoints are refused with a typed error that names the fault, and leave the store as it was.
+
+Held for every broken source that Ollama's importer refuses in fixtures/ollama-records, and for those that it imports and
+should not (docs/formats.md sections 2, 5 and 8): data that are cut off, a gap in the expert numbers, a tensor that the index
+does not name.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support import FIXTURES, QUANT_TYPES
+from support.checkpoints import normal, write_checkpoint
+from support.ollama_sources import INDEX, write_source
+
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    DocumentError,
+    HeaderError,
+    NotFoundError,
+    UnsupportedSourceError,
+)
+from blobstore.importer import import_model, plan_import
+from blobstore.store import Store
+
+TYPES = ("none", *QUANT_TYPES)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The error that is asked for: its exact class, its fields, words of its message."""
+
+    kind: type[BlobStoreError]
+    words: tuple[str, ...]
+    rule: str | None = None
+    tensor: str | None = None
+    path: str | None = None
+
+
+REFUSALS = {
+    "x_ambiguous": Refusal(UnsupportedSourceError, ("model.safetensors", "model-*.safetensors"), path=""),
+    "x_expert_mismatch": Refusal(
+        UnsupportedSourceError,
+        ("model.layers.0.mlp.experts.0.up_proj.weight is BF16 [128, 256]", "is BF16 [64, 256]"),
+        tensor="model.layers.0.mlp.experts.2.up_proj.weight",
+    ),
+    "x_index_badpath": Refusal(DocumentError, ("'../evil.safetensors'", "model.embed_tokens.weight"), rule="I1"),
+    "x_index_missing_shard": Refusal(
+        NotFoundError, ("model-00002-of-00002.safetensors",), rule="I1", path="model-00002-of-00002.safetensors"
+    ),
+    "x_no_tensors": Refusal(NotFoundError, ("no tensors", "model.safetensors")),
+    "x_truncated_data": Refusal(HeaderError, ("3178336 bytes", "3278336"), rule="F17", path="model.safetensors"),
+}
+IMPORTED_BY_OLLAMA = {("x_truncated_data", "none")}
+
+
+@pytest.fixture(scope="session")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The broken sources' folders by name; tests must not change them."""
+    root = tmp_path_factory.mktemp("broken")
+    return {name: write_source(root, name) for name in REFUSALS}
+
+
+@pytest.mark.parametrize("quant", TYPES)
+@pytest.mark.parametrize("source", REFUSALS)
+def test_records_say_what_ollama_did(source: str, quant: str) -> None:
+    record = json.loads((FIXTURES / "ollama-records" / f"{source}.json").read_text())
+    assert set(record) == set(TYPES)
+    assert ("error" not in record[quant]) == ((source, quant) in IMPORTED_BY_OLLAMA)
+
+
+@pytest.mark.parametrize("profile", ["ollama", "default"])
+@pytest.mark.parametrize("quant", TYPES)
+@pytest.mark.parametrize("source", REFUSALS)
+def test_plan_is_refused(broken: dict[str, Path], source: str, quant: str, profile: str) -> None:
+    refusal, folder = REFUSALS[source], broken[source]
+    with pytest.raises(BlobStoreError) as caught:
+        plan_import(folder, quant=quant, profile=profile)
+    error = caught.value
+    assert type(error) is refusal.kind
+    assert (error.rule, error.tensor) == (refusal.rule, refusal.tensor)
+    assert error.path == (None if refusal.path is None else str(folder / refusal.path))
+    assert [word for word in refusal.words if word not in str(error)] == []
+
+
+@pytest.mark.parametrize("source", REFUSALS)
+def test_import_leaves_the_store_as_it_was(
+    broken: dict[str, Path], source: str, store: Store, snapshot: Callable[[Store], dict[str, bytes]], tmp_path: Path
+) -> None:
+    import_model(write_checkpoint(tmp_path / "good"), "kept", store=store)
+    before = snapshot(store)
+    with pytest.raises(REFUSALS[source].kind):
+        import_model(broken[source], "kept", store=store, quant="int4", profile="ollama")
+    assert snapshot(store) == before
+
+
+def test_shard_path_outside_the_folder_is_refused_before_any_file_is_opened(broken: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(broken["x_index_badpath"], tmp_path / "source")
+    shutil.copy(folder / "model-00001-of-00002.safetensors", tmp_path / "evil.safetensors")
+    for shard in folder.glob("*.safetensors"):
+        shard.write_bytes(b"no header")
+    with pytest.raises(DocumentError, match="evil.safetensors") as caught:
+        plan_import(folder)
+    assert caught.value.rule == "I1"
+
+
+@pytest.mark.parametrize("name", ["/evil.safetensors", "sub/evil.safetensors", "..", "", "weights.bin", "a\\b.safetensors"])
+def test_shard_name_that_is_no_plain_safetensors_file_is_refused(broken: dict[str, Path], tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(broken["x_index_badpath"], tmp_path / "source")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a.weight": name}}))
+    with pytest.raises(DocumentError) as caught:
+        plan_import(folder)
+    assert caught.value.rule == "I1"
+    assert "a.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize("profile", ["ollama", "default"])
+def test_tensor_that_the_index_does_not_name_is_refused(tmp_path: Path, profile: str) -> None:
+    folder = write_source(tmp_path, "c_sharded")
+    index = json.loads((folder / INDEX).read_text())
+    shard = index["weight_map"].pop("model.layers.2.mlp.up_proj.weight")
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(CorruptDataError, match="does not name it") as caught:
+        plan_import(folder, profile=profile)
+    assert (caught.value.rule, caught.value.tensor) == ("I1", "model.layers.2.mlp.up_proj.weight")
+    assert str(folder / shard) in str(caught.value)
+
+
+@pytest.mark.parametrize("profile", ["ollama", "default"])
+@pytest.mark.parametrize("quant", TYPES)
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        (("experts.2.up_proj", "experts.2.down_proj"), "experts.2.down_proj"),
+        (("experts.2.up_proj",), "experts.2.up_proj"),
+        (("experts.0.down_proj",), "experts.0.down_proj"),
+        (("experts.11.down_proj",), "experts.11.down_proj"),
+    ],
+)
+def test_gap_in_the_expert_numbers_is_refused(
+    tmp_path: Path, missing: tuple[str, ...], named: str, quant: str, profile: str
+) -> None:
+    prefix = "model.layers.0.mlp."
+    names = {f"experts.{expert}.{projection}" for expert in range(12) for projection in ("up_proj", "down_proj")}
+    tensors = {f"{prefix}{name}.weight": normal(name, 64, 64) for name in sorted(names.difference(missing))}
+    folder = write_checkpoint(tmp_path / "source", tensors)
+    with pytest.raises(UnsupportedSourceError) as caught:
+        plan_import(folder, quant=quant, profile=profile)
+    assert caught.value.tensor == f"{prefix}{named}.weight"
+    assert f"{prefix}{named}.weight" in str(caught.value)

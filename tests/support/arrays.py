@@ -1,0 +1,25 @@
+"""Arrays of numpy, torch and mlx by their bytes, so that NaN and -0 count as what they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import torch
+
+
+def bits(array: Any) -> bytes:
+    """Return the bytes of an array's elements in order."""
+    if isinstance(array, torch.Tensor):
+        return array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if array.numel() else b""
+    if isinstance(array, mx.array):
+        flat = array.reshape(-1)
+        return np.array(flat if array.dtype == mx.bool_ else flat.view(mx.uint8)).tobytes() if array.size else b""
+    return np.ascontiguousarray(array).tobytes()
+
+
+def bits_of_parts(quantized: Any) -> list[bytes]:
+    """Return the bytes of the stored arrays of a quantized array: weight, scale and, where there is one, bias."""
+    parts = (quantized.weight, quantized.scale, quantized.bias)
+    return [bits(part) for part in parts if part is not None]

@@ -1,0 +1,73 @@
+"""Faults on demand: small and read-only file systems, and system calls that fail or kill their caller."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+STRACE = "/usr/bin/strace"
+MUTATING = ("mkdir", "mkdirat", "write", "fsync", "syncfs", "utimensat", "rename", "renameat", "renameat2", "flock")
+"""Calls by which an import changes the disk, but for the creation of files; not every machine has all of them."""
+_WITHOUT_MOUNT = "BLOBSTORE_TESTS_WITHOUT_MOUNT"
+_CALL = re.compile(r"(?P<thread>\d+) +(?P<name>\w+)\(", re.ASCII)
+
+
+@contextmanager
+def file_system(folder: Path, options: str) -> Iterator[Path]:
+    """Mount a tmpfs with ``options`` on a new folder for as long as the block lasts.
+
+    Where that is impossible the test fails, or is skipped when BLOBSTORE_TESTS_WITHOUT_MOUNT=1 says so.
+    """
+    folder.mkdir()
+    line = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        if os.environ.get(_WITHOUT_MOUNT) == "1":
+            pytest.skip(f"{_WITHOUT_MOUNT}=1: no full disk without a mount ({done.stderr.strip()})")
+        pytest.fail(f"a full disk needs a mount, and so root: {done.stderr.strip()}. {_WITHOUT_MOUNT}=1 skips these tests.")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def remount_read_only(folder: Path) -> None:
+    """Make a mounted tmpfs read-only: for root too, which no mode bits stop."""
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+
+
+def run(*arguments: object, prefix: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``blobstore ARGUMENTS…`` with one thread, behind the command ``prefix``; Python writes no bytecode."""
+    line = [*(prefix or []), sys.executable, "-m", "blobstore", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60, env=environment)
+
+
+def strace(log: Path, *rules: str) -> list[str]:
+    """Return the command prefix that traces the mutating calls to ``log`` and injects faults by ``rules``."""
+    traced = ",".join(f"?{name}" for name in (*MUTATING, "preadv", "unlinkat"))
+    return [STRACE, "-f", "-o", str(log), "-e", f"trace={traced}", *(word for rule in rules for word in ("-e", f"inject={rule}"))]
+
+
+def calls(log: Path) -> dict[str, int]:
+    """Return how often a run made each call, in the thread that made it most: strace counts ``when=`` by thread."""
+    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for line in log.read_text().splitlines():
+        if match := _CALL.match(line):
+            counts[match["name"]][match["thread"]] += 1
+    return {name: max(threads.values()) for name, threads in counts.items()}
+
+
+def sample(points: list[tuple[str, int]], count: int) -> list[tuple[str, int]]:
+    """Return ``count`` of the points, evenly spread, the first and the last among them."""
+    if len(points) <= count:
+        return points
+    return [points[round(index * (len(points) - 1) / (count - 1))] for index in range(count)]

@@ -1,0 +1,33 @@
+"""Inventories made by hand: what an importer knows of a checkpoint, without a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+
+from blobstore.documents import SourceConfig
+from blobstore.dtypes import DType
+from blobstore.importer.inventory import Inventory, SourceFile, SourceTensor
+from blobstore.ranges import FileIdentity
+
+_FILE = SourceFile("/models/tiny/model.safetensors", "model.safetensors", FileIdentity(os.stat(__file__)), 4096, (), {})
+
+
+def source_tensor(name: str, *shape: int, dtype: DType = DType.BF16) -> SourceTensor:
+    """Return a tensor of a file that is not there."""
+    return SourceTensor(name, _FILE, dtype, shape, 0, dtype.nbytes(shape))
+
+
+def inventory(
+    tensors: Iterable[SourceTensor], *, folder: str = "/models/tiny", architecture: str | None = "LlamaForCausalLM"
+) -> Inventory:
+    """Return a checkpoint of one file with ``tensors`` in that order; without config.json when ``architecture`` is None."""
+    members = list(tensors)
+    names = tuple(tensor.name for tensor in members)
+    file = replace(_FILE, path=f"{folder}/model.safetensors", tensor_names=names, metadata={"format": "pt"})
+    by_name = {tensor.name: replace(tensor, file=file) for tensor in sorted(members, key=lambda tensor: tensor.name)}
+    config = None if architecture is None else json.dumps({"architectures": [architecture]}).encode()
+    documents = {"config.json": config} if config is not None else {}
+    return Inventory(folder, (file,), by_name, documents, SourceConfig.parse(config) if config is not None else None, ())

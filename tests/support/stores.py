@@ -1,0 +1,96 @@
+"""Stores to look into: small models committed through the store, and blobs and manifests written by hand, valid or not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import blobstore
+from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
+from blobstore.names import ModelName
+from blobstore.store import Store
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def commit_model(store: Store, name: str, *blobs: bytes) -> Manifest:
+    """Store ``blobs`` as a model through an ingest, as an import does, and return its manifest."""
+    with store.ingest() as ingest:
+        finished = [ingest.put(data) for data in blobs]
+        manifest = Manifest(layers=tuple(descriptor(data, f"layer{index}") for index, data in enumerate(blobs)))
+        ingest.commit(finished, ModelName.parse(name), manifest)
+    return manifest
+
+
+def descriptor(data: bytes, name: str | None = None) -> Descriptor:
+    """Return the descriptor of a tensor blob."""
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return Descriptor.model_validate({"mediaType": TENSOR_MEDIA_TYPE, "digest": digest, "size": len(data), "name": name})
+
+
+def blob_path(store: Store, data: bytes) -> Path:
+    """Return where the blob of these bytes lies, there or not."""
+    return store.root / "blobs" / f"sha256-{hashlib.sha256(data).hexdigest()}"
+
+
+def manifest_path(store: Store, name: str) -> Path:
+    """Return where the manifest of a name lies, there or not."""
+    return store.root.joinpath("manifests", *ModelName.parse(name).path_parts)
+
+
+def link_by_hand(store: Store, name: str, blobs: Mapping[str, bytes]) -> None:
+    """Write blobs and a manifest that names them, by layer name, with the standard library only."""
+    layers = [layer_by_hand(store, layer, data) for layer, data in blobs.items()]
+    path = manifest_path(store, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+
+
+def layer_by_hand(store: Store, name: str, data: bytes) -> dict[str, Any]:
+    """Write one blob and return its layer of a manifest."""
+    path = blob_path(store, data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return {
+        "mediaType": "application/vnd.ollama.image.tensor",
+        "digest": path.name.replace("-", ":"),
+        "size": len(data),
+        "name": name,
+    }
+
+
+def stored_arrays(
+    name: str, array: np.ndarray[Any, Any], quant_type: str, group_size: int | None = None
+) -> tuple[Arrays, dict[str, str]]:
+    """Return the arrays that a blob holds for a quantized tensor, and the metadata that describe it."""
+    quantized = blobstore.quantize(array, quant_type, group_size=group_size)
+    arrays = {name: quantized.weight, f"{name}.scale": quantized.scale}
+    if quantized.bias is not None:
+        arrays[f"{name}.bias"] = quantized.bias
+    return arrays, {"quant_type": quant_type, "group_size": str(quantized.group_size)}
+
+
+def wrong_digests(store: Store) -> list[str]:
+    """Return the files in ``blobs/`` whose sha256 is not their name."""
+    return [path.name for path in (store.root / "blobs").glob("*") if blob_path(store, path.read_bytes()) != path]
+
+
+@contextmanager
+def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Run Python ``code`` in a process of its own, yield when it has printed its first line; it is killed at the end."""
+    line = [sys.executable, "-c", code, *map(str, arguments)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            yield child
+        finally:
+            child.kill()

@@ -1,0 +1,149 @@
+"""What a plan says of the whole model: its documents and config, its sizes, and which architectures are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support import QUANT_TYPES
+from support.inventories import inventory, source_tensor
+
+from blobstore.dtypes import DType
+from blobstore.errors import UnsupportedSourceError
+from blobstore.importer.inventory import Inventory
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.plan import ImportPlan, make_plan
+
+NORM = source_tensor("model.norm.weight", 64)
+UP = source_tensor("model.layers.0.mlp.up_proj.weight", 64, 128)
+DOWN = source_tensor("model.layers.0.mlp.down_proj.weight", 128, 64)
+
+
+def _plan(source: Inventory, **options: Any) -> ImportPlan:
+    return make_plan(source, ImportOptions.parse(**options))
+
+
+def test_own_document_is_exactly_this() -> None:
+    documents = _plan(inventory([UP, NORM]), quant="int4").documents
+    assert documents["blobstore.json"] == (
+        b'{"version":1,"options":{"quant":"int4","group_size":32,"method":"minmax","dtype":null,"profile":"default",'
+        b'"experts":"packed","alignment":null},"sources":[{"name":"model.safetensors","size":4096,"metadata":{"format":"pt"},'
+        b'"tensors":["model.layers.0.mlp.up_proj.weight","model.norm.weight"]}]}\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [
+        ({}, {"quant": None, "group_size": None, "method": None}),
+        ({"quant": "none"}, {"quant": None}),
+        ({"quant": "q8"}, {"quant": "int8", "group_size": 64, "method": "minmax"}),
+        ({"quant": "int4", "group_size": 128}, {"quant": "int4", "group_size": 128}),
+        ({"quant": "nvfp4"}, {"quant": "nvfp4", "group_size": 16}),
+        ({"dtype": "f16"}, {"dtype": "F16", "quant": None}),
+        ({"experts": "stacked"}, {"experts": "stacked", "profile": "default"}),
+        ({"alignment": 4096}, {"alignment": 4096}),
+    ],
+)
+def test_own_document_holds_the_options(options: dict[str, Any], recorded: dict[str, Any]) -> None:
+    document = json.loads(_plan(inventory([UP, NORM]), **options).documents["blobstore.json"])
+    assert {key: document["options"][key] for key in recorded} == recorded
+
+
+def test_own_document_keeps_the_order_of_tensors_and_sorts_metadata() -> None:
+    source = inventory([UP, NORM, DOWN])
+    source = replace(source, files=tuple(replace(file, metadata={"b": "2", "a": "<1>"}) for file in source.files))
+    (file,) = json.loads(_plan(source).documents["blobstore.json"])["sources"]
+    assert file["tensors"] == [UP.name, NORM.name, DOWN.name]
+    assert list(file["metadata"].items()) == [("a", "<1>"), ("b", "2")]
+
+
+def test_own_document_holds_no_path_and_is_the_same_for_the_same_import() -> None:
+    plans = [_plan(inventory([UP, NORM], folder=folder), quant="int4") for folder in ("/models/tiny", "/elsewhere/x")]
+    assert plans[0].documents == plans[1].documents
+    assert [blob.header for blob in plans[0].blobs] == [blob.header for blob in plans[1].blobs]
+    assert all(b"/" not in document for document in plans[0].documents.values())
+
+
+def test_own_document_comes_last_and_only_in_the_default_profile() -> None:
+    source = inventory([NORM])
+    source = replace(source, documents={**source.documents, "tokenizer.json": b"{}", "zz.json": b"[]"})
+    assert list(_plan(source).documents) == ["config.json", "tokenizer.json", "zz.json", "blobstore.json"]
+    assert _plan(source, profile="ollama").documents == source.documents
+
+
+def test_document_of_our_name_is_refused_in_the_default_profile() -> None:
+    source = inventory([NORM])
+    source = replace(source, documents={**source.documents, "blobstore.json": b"{}"})
+    with pytest.raises(UnsupportedSourceError, match=r"blobstore\.json") as caught:
+        _plan(source)
+    assert caught.value.path == source.path
+    assert _plan(source, profile="ollama").documents == source.documents
+
+
+def test_only_the_default_profile_can_do_without_a_config() -> None:
+    source = inventory([NORM], architecture=None)
+    plan = _plan(source)
+    assert list(plan.documents) == ["blobstore.json"]
+    assert plan.config.capabilities == []
+    with pytest.raises(UnsupportedSourceError, match=r"no config\.json"):
+        _plan(source, profile="ollama")
+
+
+@pytest.mark.parametrize("quant", ["none", *QUANT_TYPES])
+@pytest.mark.parametrize("profile", ["default", "ollama"])
+def test_config_names_the_asked_type(quant: str, profile: str) -> None:
+    config = _plan(inventory([UP, NORM]), quant=quant, profile=profile).config
+    assert config.file_type == ("" if quant == "none" else quant)
+    assert config.model_format == "safetensors"
+
+
+@pytest.mark.parametrize(
+    ("quant", "profile", "dtype", "bits"),
+    [
+        ("none", "default", DType.BF16, 16),
+        ("none", "default", DType.F32, 32),
+        ("none", "default", DType.I8, 8),
+        ("int4", "default", DType.BF16, 4 + 2 * 16 / 32),
+        ("int4", "ollama", DType.BF16, 4 + 2 * 16 / 64),
+        ("int4", "default", DType.F32, 4 + 2 * 32 / 32),
+        ("int8", "default", DType.F16, 8 + 2 * 16 / 64),
+        ("nvfp4", "default", DType.BF16, 4 + 8 / 16),
+        ("mxfp4", "default", DType.BF16, 4 + 8 / 32),
+        ("mxfp8", "default", DType.F32, 8 + 8 / 32),
+    ],
+)
+def test_bits_per_weight_count_scales_and_biases(quant: str, profile: str, dtype: DType, bits: float) -> None:
+    weight = source_tensor(UP.name, *UP.shape, dtype=dtype)
+    assert _plan(inventory([weight]), quant=quant, profile=profile).bits_per_weight == bits
+
+
+def test_bits_per_weight_are_weighted_by_size_and_know_no_headers() -> None:
+    plan = _plan(inventory([UP, NORM]), quant="int4", alignment=65_536)
+    assert plan.parameters == 64 * 128 + 64
+    assert plan.bits_per_weight == (64 * 128 * 5 + 64 * 16) / (64 * 128 + 64)
+    assert _plan(inventory([source_tensor("empty", 0)])).bits_per_weight == 0
+
+
+def test_sizes_are_sums_of_their_parts() -> None:
+    experts = [source_tensor(f"model.layers.0.mlp.experts.{expert}.up_proj.weight", 64, 64) for expert in range(3)]
+    for profile in ("default", "ollama"):
+        plan = _plan(inventory([UP, DOWN, NORM, *experts]), quant="int4", profile=profile)
+        assert sum(blob.source_bytes for blob in plan.blobs) == plan.inventory.nbytes
+        assert plan.parameters == plan.inventory.nbytes // 2
+        for blob in plan.blobs:
+            assert blob.data_size == max(entry.end for entry in blob.entries.values())
+            assert blob.size == len(blob.header) + blob.data_size
+        documents = sum(map(len, plan.documents.values())) + len(plan.config.encode())
+        assert plan.stored_bytes == sum(blob.size for blob in plan.blobs) + documents
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "Gemma4ForCausalLM", "NemotronHForCausalLM"])
+def test_architecture_with_a_policy_of_its_own_is_refused_in_the_ollama_profile_only(architecture: str) -> None:
+    source = inventory([UP, NORM], architecture=architecture)
+    with pytest.raises(UnsupportedSourceError, match=architecture):
+        _plan(source, quant="int4", profile="ollama")
+    assert _plan(source, profile="ollama").bits_per_weight == 16
+    assert _plan(source, quant="int4").blobs[0].metadata["quant_type"] == "int4"
