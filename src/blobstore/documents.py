@@ -141,8 +141,8 @@ class Manifest(_Document):
     def parse(cls, raw: bytes, what: str = "manifest", *, limit: int = MAX_MANIFEST) -> Manifest:
         """Return the manifest in ``raw``, and keep the bytes.
 
-        Raises: DocumentError (rule M1) naming the place; LimitExceededError over ``limit`` bytes, 100,000 layers, or a
-        blob of 256 TiB.
+        Raises: DocumentError (rule M1) naming the place, also for a blob of over 256 TiB; LimitExceededError over
+        ``limit`` bytes or 100,000 layers.
         """
         value = parse_object(raw, what, rule="M1", limit=limit)
         if "schemaVersion" not in value:

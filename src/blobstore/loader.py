@@ -49,7 +49,7 @@ class Model(Mapping[str, Tensor]):
         try:
             with self._store.blobs.open(layer) as reader:
                 header = read_header(reader)
-                header.check_limits()
+                header.check_limits(reader.name)
                 blob = Blob(layer.digest, reader.name, reader.identity, _mapped(reader), header.data_start)
             if verify:
                 _verify(blob)

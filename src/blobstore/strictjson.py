@@ -60,10 +60,10 @@ def parse(raw: bytes) -> Any:
     return value
 
 
-def check_depth(value: Any) -> None:
-    """Raise StrictJsonError (DEPTH) when ``value`` is nested deeper than 64 levels, itself included."""
+def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
+    """Raise StrictJsonError (DEPTH) when ``value`` is nested deeper than ``levels``, itself included."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(levels):
         level = [child for node in level if isinstance(node, dict | list) for child in _children(node)]
         if not level:
             return

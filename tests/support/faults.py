@@ -16,6 +16,8 @@ import pytest
 STRACE = "/usr/bin/strace"
 MUTATING = ("mkdir", "mkdirat", "write", "fsync", "syncfs", "utimensat", "rename", "renameat", "renameat2", "flock")
 """Calls by which an import changes the disk, but for the creation of files; not every machine has all of them."""
+READING = ("preadv", "preadv2")
+CLEANING = ("unlink", "unlinkat", "rmdir")
 _WITHOUT_MOUNT = "BLOBSTORE_TESTS_WITHOUT_MOUNT"
 _CALL = re.compile(r"(?P<thread>\d+) +(?P<name>\w+)\(", re.ASCII)
 
@@ -39,9 +41,16 @@ def file_system(folder: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def remount_read_only(folder: Path) -> None:
-    """Make a mounted tmpfs read-only: for root too, which no mode bits stop."""
-    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+def remount(folder: Path, options: str) -> None:
+    """Change the options of a mounted tmpfs: ``ro`` is read-only for root too, which no mode bits stop."""
+    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+
+
+def leave_room(folder: Path, *, blocks: int = 1000, files: int = 1000) -> None:
+    """Make a mounted tmpfs so small that only so many blocks of 4 KiB and so many files are free."""
+    status = os.statvfs(folder)
+    size = (status.f_blocks - status.f_bfree + blocks) * status.f_frsize
+    remount(folder, f"size={size},nr_inodes={status.f_files - status.f_ffree + files}")
 
 
 def run(*arguments: object, prefix: list[str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -52,9 +61,20 @@ def run(*arguments: object, prefix: list[str] | None = None) -> subprocess.Compl
 
 
 def strace(log: Path, *rules: str) -> list[str]:
-    """Return the command prefix that traces the mutating calls to ``log`` and injects faults by ``rules``."""
-    traced = ",".join(f"?{name}" for name in (*MUTATING, "preadv", "unlinkat"))
-    return [STRACE, "-f", "-o", str(log), "-e", f"trace={traced}", *(word for rule in rules for word in ("-e", f"inject={rule}"))]
+    """Return the command prefix that traces the calls above to ``log`` and injects faults by ``rules``.
+
+    ``when=N`` in a rule counts the calls of each name in each thread for itself.
+    """
+    traced = ",".join(f"?{name}" for name in (*MUTATING, *READING, *CLEANING))
+    return [
+        STRACE,
+        "-f",
+        "-o",
+        str(log),
+        "-e",
+        f"trace={traced}",
+        *(word for rule in rules for word in ("-e", f"inject={rule}")),
+    ]
 
 
 def calls(log: Path) -> dict[str, int]:

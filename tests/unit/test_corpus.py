@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from support.corpus import Case, accepted, case_id, load, refusal, rejected
+
 from blobstore.digest import Digest
 from blobstore.documents import ShardIndex
 from blobstore.errors import DocumentError, InvalidDigestError, InvalidNameError, UsageError
 from blobstore.names import DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, file_name, model_part, relative_path
-from support.corpus import CORPUS, Case, accepted, case_id, load, refusal, rejected
 
 COUNTS = {"header": (184, 54), "name": (57, 11), "digest": (34, 2), "path": (22, 5), "manifest": (48, 10), "index": (14, 2)}
 
@@ -42,11 +43,7 @@ def test_the_corpus_is_complete(kind: str) -> None:
     assert len({case.id for case in cases}) == len(cases)
 
 
-def test_no_file_of_the_corpus_is_forgotten() -> None:
-    assert {path.stem for path in CORPUS.glob("*.jsonl")} == set(COUNTS)
-
-
-@pytest.mark.parametrize("case", [case for kind in COUNTS for case in load(kind) if case.size and not case.by_recipe], ids=case_id)
+@pytest.mark.parametrize("case", [case for kind in COUNTS for case in load(kind) if not case.by_recipe], ids=case_id)
 def test_sizes_are_those_of_the_corpus(case: Case) -> None:
     assert len(case.data) == case.size
 
@@ -68,7 +65,7 @@ def test_names_to_refuse(case: Case) -> None:
     assert len(str(error)) < 2000
 
 
-@pytest.mark.parametrize("case", [case for case in rejected("name") if "/" not in text(case) and ":" not in text(case)], ids=case_id)
+@pytest.mark.parametrize("case", [case for case in rejected("name") if not set("/:") & set(text(case))], ids=case_id)
 def test_no_name_part_takes_what_no_name_may_hold(case: Case) -> None:
     part = text(case)
     for make in (

@@ -7,17 +7,19 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors
+from support.corpus import Case, accepted, case_id, find, load, refusal, rejected
+
 from blobstore import read_header
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
 from blobstore.ranges import BytesReader, RangeReader
 from blobstore.safetensors import Header
 from blobstore.safetensors import read_header as read_header_from
-from support.corpus import Case, accepted, case, case_id, load, refusal, rejected
 
 # Inputs that break two rules, where the one that is found first is not the one that the corpus names.
 OTHER_RULE = {
@@ -29,7 +31,7 @@ SMALL = [case for case in load("header") if not case.by_recipe]
 LARGE = [case for case in load("header") if case.by_recipe]
 
 MIB = 2**20
-# A process of Python and numpy-free blobstore has about 25 MiB before it reads anything.
+# Measured: 895, 31, 314, 202 and 30 MiB; a process that has read nothing has 30.
 PEAK = {
     "st-many-1e6-empty": 1200 * MIB,
     "st-hdr-100000001-spaces": 64 * MIB,
@@ -52,27 +54,26 @@ print(json.dumps({**said, "peak": peak}))
 """
 
 
+@dataclass
 class SparseReader:
-    """A reader over bytes followed by a hole; reading into the hole fails the test."""
+    """A reader over bytes followed by a hole; reading into the hole is an error."""
 
-    def __init__(self, data: bytes, size: int) -> None:
-        self.name = "sparse"
-        self.size = size
-        self._head = BytesReader(data)
+    head: BytesReader
+    size: int
+    name: str = "sparse"
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from the bytes before the hole."""
-        self._head.readinto(offset, buffer)
+        self.head.readinto(offset, buffer)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return bytes from before the hole."""
-        assert offset + length <= self._head.size, "the data were read"
-        return self._head.read(offset, length)
+        return self.head.read(offset, length)
 
 
 def reader(case: Case) -> RangeReader:
-    data = case.data
-    return SparseReader(data, case.file_size) if case.by_recipe else BytesReader(data)
+    whole = BytesReader(case.data)
+    return whole if case.sparse_size is None else SparseReader(whole, case.sparse_size)
 
 
 def rule(case: Case) -> str:
@@ -113,6 +114,7 @@ def test_files_to_refuse(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", LARGE, ids=case_id)
 def test_large_files_in_bounded_memory(case: Case, tmp_path: Path) -> None:
     path = case.write(tmp_path / "model.safetensors")
+    assert path.stat().st_size == (case.size or 2**40)
     line = [sys.executable, "-c", CHILD, str(path)]
     child = subprocess.run(line, capture_output=True, text=True, check=False, timeout=100)
     path.unlink()
@@ -123,11 +125,6 @@ def test_large_files_in_bounded_memory(case: Case, tmp_path: Path) -> None:
         assert said == {"tensors": 10**6 if case.id == "st-many-1e6-empty" else 1}
     else:
         assert said["rule"] == rule(case)
-
-
-@pytest.mark.parametrize("case", LARGE, ids=case_id)
-def test_recipes_make_the_sizes_of_the_corpus(case: Case) -> None:
-    assert case.file_size == (case.size or 2**40)
 
 
 @pytest.mark.parametrize("case", rejected("header"), ids=case_id)
@@ -172,13 +169,13 @@ def test_the_table_of_other_rules_is_about_refused_files() -> None:
 
 
 def test_a_git_lfs_pointer_is_called_so() -> None:
-    assert "git-lfs pointer" in str(refusal(lambda: read_header_from(reader(case("header", "st-alien-git-lfs-pointer")))))
+    assert "git-lfs pointer" in str(refusal(lambda: read_header_from(reader(find("header", "st-alien-git-lfs-pointer")))))
 
 
 def test_a_rank_beyond_numpy_can_be_listed() -> None:
-    header = read_header_from(reader(case("header", "st-shape-65-dims")))
+    header = read_header_from(reader(find("header", "st-shape-65-dims")))
     assert [len(entry.shape) for entry in header.tensors.values()] == [65]
-    assert isinstance(refusal(header.check_limits), LimitExceededError)
+    assert isinstance(refusal(lambda: header.check_limits("x")), LimitExceededError)
 
 
 def assert_same(one: Header, other: Header) -> None:

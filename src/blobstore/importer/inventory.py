@@ -149,7 +149,7 @@ def _weights_hint(names: list[str]) -> str | None:
 def _read_file(path: Path) -> tuple[SourceFile, Header]:
     with FileReader(path) as reader:
         header = read_header(reader)
-        header.check_limits()
+        header.check_limits(reader.name)
         file = SourceFile(str(path), path.name, reader.identity, reader.size, tuple(header.tensors), header.metadata)
     return file, header
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from blobstore import strictjson
-from blobstore.documents import CONFIG_NAME, ModelConfig
+from blobstore.documents import CONFIG_NAME, MAX_LAYERS, ModelConfig
 from blobstore.dtypes import DType
-from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError
+from blobstore.errors import CorruptDataError, LimitExceededError, UnsupportedSourceError, UsageError
 from blobstore.importer.capabilities import describe_model
 from blobstore.importer.classify import classify
 from blobstore.importer.experts import group_of, packed_order, projections, stacked_group_of
@@ -137,6 +137,9 @@ def make_plan(inventory: Inventory, options: ImportOptions) -> ImportPlan:
     _check_readable(blobs)
     _check_quantizable(blobs, options, policy)
     documents = _documents(inventory, options)
+    if len(blobs) + len(documents) > MAX_LAYERS:
+        layers = len(blobs) + len(documents)
+        raise LimitExceededError(f"limit exceeded: {inventory.path} needs {layers:,} layers, at most {MAX_LAYERS:,}")
     return ImportPlan(inventory, options, blobs, documents, describe_model(inventory, options))
 
 

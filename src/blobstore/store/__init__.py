@@ -14,7 +14,7 @@ from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.documents import Descriptor, Manifest
-from blobstore.errors import BlobStoreError, BusyError, CorruptDataError
+from blobstore.errors import BlobStoreError, BusyError, CorruptDataError, LimitExceededError
 from blobstore.names import ModelName
 from blobstore.store.blobs import BlobFolder
 from blobstore.store.ingest import BlobWriter, FinishedBlob, Ingest
@@ -86,7 +86,7 @@ class Store:
         with self._lock.shared():
             try:
                 orphans = self.manifest(name).descriptors
-            except CorruptDataError:
+            except (CorruptDataError, LimitExceededError):
                 orphans = ()  # a manifest that can't be read names no blobs; it can still be removed
             self.manifests.remove(name)
         try:

@@ -118,6 +118,7 @@ class Ingest:
         been computed heals what lies there. Raises: StorageError; NotFoundError or CorruptDataError when the manifest
         names a blob that is not in the store with its size. The old manifest, if any, stays then.
         """
+        Manifest.parse(manifest.raw)  # nothing is linked that could not be read back: it may be beyond a limit
         created = {blob.digest for blob in blobs if not self._blobs.has(blob.digest, blob.size)}
         with os_errors("write blobs to", self._blobs.path):
             sync_file_system(self._lock)
