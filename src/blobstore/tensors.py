@@ -145,6 +145,8 @@ class Tensor:
     def torch(self) -> Any:
         """Return a torch tensor that shares the map's memory, or a QuantizedArray of them. Never write to it.
 
+        An array at an odd address of its file, which blobs of ours have only behind odd-sized bytes, is copied.
+
         Raises: UnsupportedSourceError when torch has no such dtype.
         """
         return self._assemble(self._torch_part)
@@ -181,10 +183,13 @@ class Tensor:
             raise UnsupportedSourceError(f"torch has no {entry.dtype}", tensor=self.name)
         if entry.nbytes == 0:
             return torch.empty(entry.shape, dtype=dtype)
+        view = self._blob.view(entry)
+        if (self._blob.data_start + entry.begin) % max(1, entry.dtype.bits // 8):
+            view = memoryview(bytearray(view))  # torch needs aligned memory, and a foreign file may have it odd
         with warnings.catch_warnings():
             # torch has no read-only tensors and says so; the docstring does too.
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            return torch.frombuffer(self._blob.view(entry), dtype=dtype).reshape(entry.shape)
+            return torch.frombuffer(view, dtype=dtype).reshape(entry.shape)
 
     def _mlx_part(self, suffix: str, entry: TensorEntry) -> Any:
         if entry.dtype in _NOT_IN_MLX or any(dim > _MLX_MAX_DIM for dim in entry.shape):

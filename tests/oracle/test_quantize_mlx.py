@@ -12,14 +12,15 @@ import ml_dtypes
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from blobstore import kernels
 from blobstore.arrays import QuantizedArray
 from blobstore.quant import Quantization, QuantType
 
 Array = np.ndarray[Any, Any]
 
-BF16 = np.dtype(ml_dtypes.bfloat16)
-DTYPES = [BF16, np.dtype(np.float16), np.dtype(np.float32)]
+BF16, F16, F32 = (np.dtype(kind) for kind in (ml_dtypes.bfloat16, np.float16, np.float32))
+DTYPES = [BF16, F16, F32]
 AFFINE = list(itertools.product(("int4", "int8"), (32, 64, 128)))
 FP = [("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32)]
 FP4 = FP[:2]
@@ -71,9 +72,7 @@ def from_mlx(array: mx.array) -> Array:
 
 def quantize_with_mlx(array: Array, quantization: Quantization) -> list[Array]:
     kind = quantization.quant_type
-    parts = mx.quantize(
-        to_mlx(array), group_size=quantization.group_size, bits=kind.bits, mode=kind.mode, stream=mx.cpu
-    )
+    parts = mx.quantize(to_mlx(array), group_size=quantization.group_size, bits=kind.bits, mode=kind.mode, stream=mx.cpu)
     return [from_mlx(part) for part in parts]
 
 
@@ -283,9 +282,11 @@ def test_mlx_refuses_an_odd_number_of_nvfp4_groups_and_we_do_not() -> None:
     np.testing.assert_array_equal(raw(kernels.dequantize(ours)), raw(np.full((3, 16), 6 * 0.171875, np.float32)))
 
 
-@pytest.mark.parametrize(("quant_type", "group_size"), FP)
-def test_mlx_gives_bf16_inputs_the_parts_of_their_float32_copies(quant_type: str, group_size: int) -> None:
-    weights = random_weights(BF16, 16, group_size)
+@pytest.mark.parametrize(("quant_type", "group_size", "dtype"), [*((*kind, BF16) for kind in FP), ("nvfp4", 16, F16)])
+def test_mlx_gives_16_bit_inputs_the_parts_of_their_float32_copies(
+    quant_type: str, group_size: int, dtype: np.dtype[Any]
+) -> None:
+    weights = random_weights(dtype, 16, group_size)
     quantization = Quantization(QuantType(quant_type), group_size)
     narrow, wide = (quantize_with_mlx(copy, quantization) for copy in (weights, weights.astype(np.float32)))
     for part, expected in zip(narrow, wide, strict=True):
@@ -293,27 +294,26 @@ def test_mlx_gives_bf16_inputs_the_parts_of_their_float32_copies(quant_type: str
 
 
 @pytest.mark.parametrize(("quant_type", "largest"), E8M0_TYPES)
-def test_mlx_gives_f16_inputs_the_parts_of_their_float32_copies_but_for_scales_under_2_to_minus_14(
+def test_mlx_gives_f16_inputs_the_parts_of_their_float32_copies_but_for_e8m0_scales_under_2_to_minus_14(
     quant_type: str, largest: float
 ) -> None:
-    weights = random_weights(np.dtype(np.float16), 16, int(largest))
+    weights = random_weights(F16, 16, int(largest))
     wide = weights.astype(np.float32)
     quantization = Quantization(QuantType(quant_type), 32)
-    theirs, expected = (quantize_with_mlx(copy, quantization)[1] for copy in (weights, wide))
+    (words, scales), (wide_words, wide_scales) = (quantize_with_mlx(copy, quantization) for copy in (weights, wide))
     is_normal = np.abs(wide).reshape(ROWS, -1, 32).max(axis=-1) / np.float32(largest) >= 2.0**-14
-    np.testing.assert_array_equal(theirs[is_normal], expected[is_normal])
-    assert (theirs[~is_normal] != expected[~is_normal]).any()
+    np.testing.assert_array_equal(scales[is_normal], wide_scales[is_normal])
+    assert (scales[~is_normal] != wide_scales[~is_normal]).any()
+    is_normal_word = np.repeat(is_normal, quantization.quant_type.bits, axis=1)
+    np.testing.assert_array_equal(words[is_normal_word], wide_words[is_normal_word])
 
 
 @pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
 def test_affine_dequantize_with_float32_scales_equals_mlx(quant_type: str, group_size: int) -> None:
-    float32 = np.dtype(np.float32)
-    random = kernels.quantize(random_weights(float32, group_size), quant_type, group_size=group_size)
-    edges = kernels.quantize(edge_weights(float32), quant_type, group_size=group_size)
-    for quantized in (random, edges):
-        with np.errstate(all="ignore"):
-            ours = kernels.dequantize(quantized)
-        np.testing.assert_array_equal(raw_or_nan(ours), raw_or_nan(dequantize_with_mlx(quantized)))
+    for weights in (random_weights(F32, group_size), edge_weights(F32)):
+        quantized = kernels.quantize(weights, quant_type, group_size=group_size)
+        ours, theirs = kernels.dequantize(quantized), dequantize_with_mlx(quantized)
+        np.testing.assert_array_equal(raw_or_nan(ours), raw_or_nan(theirs))
 
 
 @pytest.mark.parametrize(("quant_type", "group_size"), FP)
@@ -333,7 +333,7 @@ def test_fp_dequantize_of_every_scale_and_code_equals_mlx_but_for_the_nan_scale(
 
 
 def test_mlx_divides_its_nvfp4_global_scale_by_2688() -> None:
-    quantized = kernels.quantize(random_weights(np.dtype(np.float32), 2688), "nvfp4")
+    quantized = kernels.quantize(random_weights(F32, 2688), "nvfp4")
     factor = np.array([0.75], np.float32)
     scaled = QuantizedArray(quantized.weight, quantized.scale, None, factor, quantized.quantization)
     theirs = dequantize_with_mlx(quantized, global_scale=mx.array(factor * 6 * 448))

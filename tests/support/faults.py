@@ -19,7 +19,8 @@ MUTATING = ("mkdir", "mkdirat", "write", "fsync", "syncfs", "utimensat", "rename
 READING = ("preadv", "preadv2")
 CLEANING = ("unlink", "unlinkat", "rmdir")
 _WITHOUT_MOUNT = "BLOBSTORE_TESTS_WITHOUT_MOUNT"
-_CALL = re.compile(r"(?P<thread>\d+) +(?P<name>\w+)\(", re.ASCII)
+_CALL = re.compile(r"(?P<thread>\d+) +(?P<name>\w+)\((?P<argument>\d*)", re.ASCII)
+_PRINTED = {("write", "1"), ("write", "2")}
 
 
 @contextmanager
@@ -78,10 +79,13 @@ def strace(log: Path, *rules: str) -> list[str]:
 
 
 def calls(log: Path) -> dict[str, int]:
-    """Return how often a run made each call, in the thread that made it most: strace counts ``when=`` by thread."""
+    """Return how often a run made each call, in the thread that made it most: strace counts ``when=`` by thread.
+
+    What is printed is not counted: it comes after everything else.
+    """
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for line in log.read_text().splitlines():
-        if match := _CALL.match(line):
+        if (match := _CALL.match(line)) and (match["name"], match["argument"]) not in _PRINTED:
             counts[match["name"]][match["thread"]] += 1
     return {name: max(threads.values()) for name, threads in counts.items()}
 

@@ -89,11 +89,11 @@ def quantize(
     """Return ``array`` quantized along its last dimension.
 
     ``array``: BF16 (ml_dtypes), F16 or F32 of shape ``[..., rows, cols]``, rank 2 or more, cols a multiple of the group
-    size. The result owns new arrays (a non-contiguous input is copied first). Affine scales and biases have the input's
+    size. The result owns new arrays (a non-contiguous or big-endian input is copied first). Affine scales and biases have the input's
     dtype. The arithmetic is docs/quantization.md's, the same bits as ``mx.quantize`` for the affine types.
 
     Raises: UsageError (unknown type or method, rank under 2, a group that does not divide cols, another dtype);
-    NonFiniteWeightError with the index of the first NaN or infinity.
+    UnsupportedSourceError (a dtype that safetensors has not); NonFiniteWeightError with the index of the first NaN or infinity.
     """
     quantization = quantization_of(quant_type, group_size)
     check_method(method)
@@ -105,7 +105,7 @@ def quantize(
     if not quantization.divides(array.shape):
         raise UsageError(f"groups of {quantization.group_size} do not divide the last dimension of shape {array.shape}")
     parts = [np.empty(part.shape, numpy_dtype(part.dtype)) for part in quantization.parts(array.shape, dtype)]
-    bad = quantize_into(np.ascontiguousarray(array), quantization, parts, kernel=kernel)
+    bad = quantize_into(np.require(array, numpy_dtype(dtype), ("C", "A")), quantization, parts, kernel=kernel)
     if bad >= 0:
         index = tuple(int(i) for i in np.unravel_index(bad, array.shape))
         raise NonFiniteWeightError(f"the weight at {list(index)} is {array[index]}: it can't be quantized", index=index)
@@ -134,14 +134,19 @@ def dequantize(quantized: QuantizedArray[Array], *, kernel: Kernel | None = None
     kernel = kernel or _active
     quantization = quantized.quantization
     out = np.empty(quantized.shape, np.float32)
-    words, scales = (np.ascontiguousarray(part).reshape(-1) for part in (quantized.weight, quantized.scale))
+    words, scales = (_flat(part) for part in (quantized.weight, quantized.scale))
     if quantization.quant_type.is_affine:
         if quantized.bias is None:
             raise UsageError(f"a {quantization.quant_type} array needs a bias")
-        biases = np.ascontiguousarray(quantized.bias).reshape(-1)
+        biases = _flat(quantized.bias)
         bits, group_size = quantization.quant_type.bits, quantization.group_size
         kernel.dequantize_affine(words, scales, biases, bits, group_size, out.reshape(-1))
     else:
         factor = 1.0 if quantized.global_scale is None else float(np.asarray(quantized.global_scale).reshape(-1)[0])
         kernel.dequantize_fp(words, scales.view(np.uint8), quantization.quant_type, factor, out.reshape(-1))
     return out
+
+
+def _flat(part: Array) -> Array:
+    """Return the array flat, contiguous and aligned: a copy only where a file has it at an odd address."""
+    return np.require(part, requirements=("C", "A")).reshape(-1)

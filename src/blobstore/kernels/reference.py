@@ -92,7 +92,8 @@ class ReferenceKernel:
 
 
 def _first_non_finite(weights: Array) -> int:
-    finite = np.isfinite(weights)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is an answer here, not an accident
+        finite = np.isfinite(weights)
     return -1 if finite.all() else int(np.argmin(finite))
 
 

@@ -113,13 +113,17 @@ class Ingest:
     def commit(self, blobs: list[FinishedBlob], name: ModelName, manifest: Manifest) -> set[Digest]:
         """Make ``blobs`` and then the model ``name`` visible; return the digests that the store did not have before.
 
-        Order: bytes durable, blobs renamed, names durable, every blob of the manifest checked for presence and size,
-        manifest durable and renamed, its folder durable. A blob or manifest that was there is replaced: what has just
-        been computed heals what lies there. Raises: StorageError; NotFoundError or CorruptDataError when the manifest
-        names a blob that is not in the store with its size. The old manifest, if any, stays then.
+        Order: manifest and bytes durable, blobs renamed, their names durable, every blob of the manifest checked for
+        presence and size, manifest renamed, its name durable. All space is taken before anything is visible. A blob or
+        manifest that was there is replaced: what has just been computed heals what lies there.
+
+        Raises: StorageError; NotFoundError or CorruptDataError when the manifest names a blob that is not in the store
+        with its size; LimitExceededError for a manifest that could not be read back. The old manifest stays then.
         """
-        Manifest.parse(manifest.raw)  # nothing is linked that could not be read back: it may be beyond a limit
+        Manifest.parse(manifest.raw)
         created = {blob.digest for blob in blobs if not self._blobs.has(blob.digest, blob.size)}
+        prepared = self._folder / "manifest"
+        self._manifests.prepare(name, manifest, prepared)
         with os_errors("write blobs to", self._blobs.path):
             sync_file_system(self._lock)
             make_folder(self._blobs.path)
@@ -129,7 +133,7 @@ class Ingest:
             sync_folder(self._blobs.path)
         for descriptor in manifest.descriptors:
             self._blobs.check(descriptor)
-        self._manifests.write(name, manifest, self._folder / "manifest")
+        self._manifests.link(name, prepared)
         return created
 
     def close(self) -> None:

@@ -77,21 +77,26 @@ class ManifestFolder:
         with os_errors("look at", path):
             return path.stat(follow_symlinks=False).st_mtime
 
-    def write(self, name: ModelName, manifest: Manifest, temporary: Path) -> None:
-        """Put ``manifest`` under ``name``: written to the path ``temporary``, made durable, renamed into place.
+    def prepare(self, name: ModelName, manifest: Manifest, temporary: Path) -> None:
+        """Write a manifest to the path ``temporary``, durably, and make its folder: all that needs space on the disk.
 
-        New folders and the name are durable at the end; an older manifest is replaced. Raises: StorageError, and the
-        old manifest is untouched then.
+        Raises: StorageError; nothing is visible yet.
         """
-        path = self._path(name)
-        with os_errors("write the manifest", path):
+        folder = self._path(name).parent
+        with os_errors("write the manifest", self._path(name)):
             fd = create_file(temporary)
             try:
                 write_all(fd, memoryview(manifest.raw))
                 sync(fd)
             finally:
                 os.close(fd)
-            make_folder(path.parent)
+            self._refuse_links(name)
+            make_folder(folder)
+
+    def link(self, name: ModelName, temporary: Path) -> None:
+        """Put a prepared manifest under ``name``, durably; an older one is replaced. Raises: StorageError."""
+        path = self._path(name)
+        with os_errors("write the manifest", path):
             self._refuse_links(name)
             temporary.rename(path)
             sync_folder(path.parent)

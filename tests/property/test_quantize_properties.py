@@ -1,0 +1,196 @@
+"""For any finite float32 groups the error of a quantized value is bounded; for any bits at all native equals its twin.
+
+The bounds are those of FORMAT.md section 3's arithmetic, plus what rounding to float32 adds; none depends on the kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from blobstore import kernels
+from blobstore.arrays import QuantizedArray
+from blobstore.errors import NonFiniteWeightError
+from blobstore.quant import QuantType
+
+Array = np.ndarray[Any, Any]
+
+BF16, F16, F32 = (np.dtype(kind) for kind in (ml_dtypes.bfloat16, np.float16, np.float32))
+AFFINE = ("int4", "int8")
+FP = ("nvfp4", "mxfp4", "mxfp8")
+EPSILON = 2.0**-23
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+any_dtype = pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+
+
+def finite(limit: float) -> st.SearchStrategy[float]:
+    return st.floats(float(np.float32(-limit)), float(np.float32(limit)), width=32)
+
+
+def group_sizes(quant_type: str) -> st.SearchStrategy[int]:
+    return st.sampled_from(QuantType(quant_type).group_sizes)
+
+
+def weights_of(cols: int, limit: float = float(np.finfo(np.float32).max)) -> st.SearchStrategy[Array]:
+    """Float32 ``[1 or 2, cols]``: any values, or values of one scale (where most codes differ) around an offset."""
+    shapes = st.tuples(st.integers(1, 2), st.just(cols))
+    anything = arrays(np.float32, shapes, elements=finite(limit), fill=finite(limit))
+    units = arrays(np.float32, shapes, elements=st.floats(-1, 1, width=32), fill=st.nothing())
+    scales, offsets = st.sampled_from([1e-9, 1e-7, 1e-6, 0.02, 1, 3e4]), st.sampled_from([0, 0, 1, -1, 1000])
+
+    def alike(units: Array, scale: float, offset: float) -> Array:
+        return np.clip((units + np.float32(offset)) * np.float32(scale), -np.float32(limit), np.float32(limit))
+
+    return anything | st.builds(alike, units, scales, offsets)
+
+
+def parts_of(quantized: QuantizedArray[Array]) -> list[bytes]:
+    return [part.tobytes() for part in (quantized.weight, quantized.scale, quantized.bias) if part is not None]
+
+
+def values_of(values: Array) -> bytes:
+    """Return the bytes of float32 values, one pattern for all NaNs."""
+    return np.where(np.isnan(values), np.float32(np.nan), values).tobytes()
+
+
+def outcome(weights: Array, quant_type: str, group_size: int, kernel: str) -> object:
+    """Return the bytes of the parts and the values, or the index of the weight that can't be quantized."""
+    with np.errstate(all="ignore"):
+        try:
+            quantized = kernels.quantize(weights, quant_type, group_size=group_size, kernel=kernels.KERNELS[kernel])
+        except NonFiniteWeightError as error:
+            return error.index
+        values = kernels.dequantize(quantized, kernel=kernels.KERNELS[kernel])
+    return parts_of(quantized), values_of(values)
+
+
+@pytest.mark.parametrize("quant_type", AFFINE)
+@unhurried
+@given(data=st.data())
+def test_affine_errors_are_half_a_step_or_what_the_last_code_falls_short_of_the_range(
+    quant_type: str, data: st.DataObject
+) -> None:
+    group_size = data.draw(group_sizes(quant_type))
+    weights = data.draw(weights_of(group_size, 1e38))
+    quantized = kernels.quantize(weights, quant_type, group_size=group_size)
+    groups = weights.astype(np.float64)
+    step = np.abs(quantized.scale.astype(np.float64))
+    reached = (2**quantized.quant_type.bits - 1) * step
+    shortfall = groups.max(axis=1, keepdims=True) - groups.min(axis=1, keepdims=True) - reached
+    rounding = 4 * EPSILON * (reached + np.abs(groups).max(axis=1, keepdims=True))
+    error = np.abs(kernels.dequantize(quantized) - groups)
+    assert (error <= np.maximum(step / 2, shortfall) + rounding).all()
+    assert (error <= step + rounding).all()
+
+
+@pytest.mark.parametrize("quant_type", AFFINE)
+@unhurried
+@given(data=st.data())
+def test_affine_keeps_the_edge_farther_from_zero_and_zero_itself(quant_type: str, data: st.DataObject) -> None:
+    group_size = data.draw(group_sizes(quant_type))
+    weights = data.draw(weights_of(group_size, 1e38))
+    weights[:, 0] = 0
+    values = kernels.dequantize(kernels.quantize(weights, quant_type, group_size=group_size))
+    low, high = weights.min(axis=1), weights.max(axis=1)
+    edge = np.where(np.abs(low) > np.abs(high), low, high)
+    at_edge = (weights == edge[:, None]) & (np.abs(edge[:, None]) > 1e-7)
+    np.testing.assert_array_equal(values[at_edge], weights[at_edge])
+    assert (np.abs(values[:, 0]) <= 4 * EPSILON * np.abs(edge)).all()
+
+
+@pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
+@unhurried
+@given(data=st.data())
+def test_mx_errors_are_half_the_distance_between_codes(quant_type: str, data: st.DataObject) -> None:
+    weights = data.draw(weights_of(32, 3.4 * 2.0**126))
+    quantized = kernels.quantize(weights, quant_type)
+    mantissa_bits, smallest = (3, 2.0**-9) if quant_type == "mxfp8" else (1, 0.5)
+    scale = np.ldexp(1.0, quantized.scale.astype(np.int32) - 127)
+    exact = weights.astype(np.float64)
+    bound = np.maximum(np.abs(exact) * 2.0 ** -(mantissa_bits + 1), scale * smallest / 2) * (1 + 2 * EPSILON)
+    assert (np.abs(kernels.dequantize(quantized) - exact) <= bound + 2.0**-149).all()
+    largest = np.abs(exact).max(axis=1, keepdims=True) / (448 if quant_type == "mxfp8" else 6)
+    assert (largest <= scale * (1 + EPSILON)).all()
+    assert ((scale < 2 * largest * (1 + EPSILON)) | (quantized.scale == 0)).all()
+
+
+@unhurried
+@given(data=st.data())
+def test_nvfp4_errors_are_half_the_distance_between_codes_where_the_scale_is_a_normal_number(data: st.DataObject) -> None:
+    weights = data.draw(weights_of(16, 448 * 6))
+    weights[:, 0] = np.where(np.abs(weights).max(axis=1) < 6 * 2.0**-6, 1, weights[:, 0])
+    quantized = kernels.quantize(weights, "nvfp4")
+    scale = quantized.scale.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    exact = weights.astype(np.float64)
+    bound = np.maximum(np.abs(exact), scale) / 4 * (1 + 4 * EPSILON)
+    assert (np.abs(kernels.dequantize(quantized) - exact) <= bound).all()
+
+
+@any_dtype
+@pytest.mark.parametrize("quant_type", AFFINE + FP)
+@unhurried
+@given(data=st.data())
+def test_quantizing_again_keeps_shapes_and_dtypes(quant_type: str, dtype: np.dtype[Any], data: st.DataObject) -> None:
+    group_size = data.draw(group_sizes(quant_type))
+    once = kernels.quantize(data.draw(weights_of(group_size, 1e4)).astype(dtype), quant_type, group_size=group_size)
+    values = kernels.dequantize(once)
+    twice = kernels.quantize(values.astype(dtype), quant_type, group_size=group_size)
+    again = kernels.dequantize(twice)
+    assert (again.shape, again.dtype) == (values.shape, values.dtype)
+    assert np.isfinite(again).all()
+    assert once.quantization == twice.quantization
+    for part, expected in ((twice.weight, once.weight), (twice.scale, once.scale)):
+        assert (part.shape, part.dtype) == (expected.shape, expected.dtype)
+
+
+@pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
+@unhurried
+@given(data=st.data())
+def test_mx_values_are_quantized_to_themselves(quant_type: str, data: st.DataObject) -> None:
+    values = kernels.dequantize(kernels.quantize(data.draw(weights_of(32, 1e30)), quant_type))
+    np.testing.assert_array_equal(kernels.dequantize(kernels.quantize(values, quant_type)), values)
+
+
+@pytest.mark.parametrize("quant_type", AFFINE + FP)
+@unhurried
+@given(data=st.data())
+def test_native_equals_twin_for_any_finite_float32_groups(quant_type: str, data: st.DataObject) -> None:
+    group_size = data.draw(group_sizes(quant_type))
+    weights = data.draw(weights_of(group_size))
+    native, twin = (outcome(weights, quant_type, group_size, kernel) for kernel in ("native", "reference"))
+    assert isinstance(native, tuple)
+    assert native == twin
+
+
+@any_dtype
+@pytest.mark.parametrize("quant_type", AFFINE + FP)
+@unhurried
+@given(data=st.data())
+def test_native_equals_twin_for_any_bits(quant_type: str, dtype: np.dtype[Any], data: st.DataObject) -> None:
+    group_size = data.draw(group_sizes(quant_type))
+    size = group_size * dtype.itemsize
+    weights = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), dtype).reshape(1, -1)
+    native, twin = (outcome(weights, quant_type, group_size, kernel) for kernel in ("native", "reference"))
+    assert native == twin
+
+
+@pytest.mark.parametrize("quant_type", FP)
+@unhurried
+@given(data=st.data())
+def test_native_dequantizes_any_fp_bits_as_its_twin(quant_type: str, data: st.DataObject) -> None:
+    kind = QuantType(quant_type)
+    nbytes = kind.group_sizes[0] * kind.bits // 8
+    words = np.frombuffer(data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint32).reshape(1, -1)
+    scale = np.array([[data.draw(st.integers(0, 255))]], np.uint8)
+    factor = np.array([data.draw(st.floats(width=32))], np.float32)
+    quantized = QuantizedArray(words, scale, None, factor, kernels.quantization_of(quant_type))
+    with np.errstate(all="ignore"):
+        native, twin = (kernels.dequantize(quantized, kernel=kernels.KERNELS[name]) for name in ("native", "reference"))
+    assert values_of(native) == values_of(twin)

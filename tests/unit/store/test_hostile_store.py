@@ -1,0 +1,198 @@
+"""A store that somebody prepared: links, pipes, sockets and names that point elsewhere give a typed error, at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.stores import blob_path, commit_model, descriptor, manifest_path
+
+import blobstore
+from blobstore.documents import MAX_MANIFEST, Manifest
+from blobstore.errors import BlobStoreError, InvalidNameError, LimitExceededError, NotFoundError, StorageError
+from blobstore.names import ModelName
+from blobstore.store import Store
+
+pytestmark = pytest.mark.timeout(20)
+M = ModelName.parse("m")
+DATA = b"\x08\0\0\0\0\0\0\0{}      "
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    """A store with the model ``m`` of one blob without tensors."""
+    commit_model(store, "m", DATA)
+    return store
+
+
+def _link(path: Path) -> None:
+    outside = path.parents[1] / "outside"
+    outside.write_bytes(DATA)
+    path.symlink_to(outside)
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def _socket(path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(path.parent)  # a socket's address holds 107 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+SPECIAL_FILES = pytest.mark.parametrize("make", [_link, _dangling, os.mkfifo, Path.mkdir, _socket, _device])
+
+
+@SPECIAL_FILES
+def test_a_blob_that_is_no_regular_file(filled: Store, make: Callable[[Path], None]) -> None:
+    path = blob_path(filled, DATA)
+    path.unlink()
+    make(path)
+    wanted = descriptor(DATA)
+    for use in (filled.blobs.open, filled.blobs.read, filled.blobs.check):
+        with pytest.raises(StorageError) as caught:
+            use(wanted)
+        assert caught.value.blob == str(wanted.digest)
+        assert str(wanted.digest).split(":")[1] in caught.value.message
+    assert not filled.blobs.has(wanted.digest, wanted.size)
+    with pytest.raises(StorageError):
+        blobstore.open_model("m", store=filled)
+
+
+@SPECIAL_FILES
+def test_a_manifest_that_is_no_regular_file(filled: Store, make: Callable[[Path], None]) -> None:
+    path = manifest_path(filled, "m")
+    path.unlink()
+    make(path)
+    with pytest.raises(StorageError) as caught:
+        filled.manifest(M)
+    assert caught.value.model == "m:latest"
+    assert [name for name, found in filled.models() if isinstance(found, Manifest)] == []
+
+
+def test_a_manifest_beyond_the_limit_is_not_read(filled: Store) -> None:
+    os.truncate(manifest_path(filled, "m"), MAX_MANIFEST + 1)
+    with pytest.raises(LimitExceededError) as caught:
+        filled.manifest(M)
+    assert caught.value.model == "m:latest"
+
+
+def test_a_linked_manifest_is_replaced_and_what_it_points_to_stays(filled: Store, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    manifest_path(filled, "m").unlink()
+    manifest_path(filled, "m").symlink_to(outside)
+    commit_model(filled, "m", b"new")
+    assert outside.read_bytes() == b"mine"
+    assert filled.manifest(M).layers[0].size == 3
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_a_linked_folder_of_manifests_is_refused(filled: Store, tmp_path: Path, level: int) -> None:
+    folder = filled.root.joinpath("manifests", *M.path_parts[:level])
+    outside = tmp_path / "outside"
+    folder.rename(outside)
+    folder.symlink_to(outside)
+    raw = outside.joinpath(*M.path_parts[level:]).read_bytes()
+    for use in (filled.manifest, filled.remove, lambda name: commit_model(filled, str(name), b"other")):
+        with pytest.raises(InvalidNameError, match="symbolic link"):
+            use(M)
+    with pytest.raises(InvalidNameError, match="symbolic link"):
+        filled.copy(M, ModelName.parse("n"))
+    assert list(filled.models()) == []
+    assert outside.joinpath(*M.path_parts[level:]).read_bytes() == raw
+    assert len([path for path in outside.rglob("*") if path.is_file()]) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ".", "..", "../x", "x/../y", "../../../etc/passwd", "/etc/passwd", "a/b/c/../d", "x:..", "x:../../y", "a//b"),
+        *("x\0y", "~/x", "a\\b", "x:y/z", "%2e%2e/x", "http://../x/y", "a\n", "..:8080/a/b", "é", "x" * 81),
+    ],
+)
+def test_a_name_can_not_reach_outside(text: str) -> None:
+    with pytest.raises(InvalidNameError):
+        ModelName.parse(text)
+
+
+@pytest.mark.parametrize("part", ["host", "namespace", "model", "tag"])
+@pytest.mark.parametrize("text", ["..", ".", "", "a/b", "/", "a\0", "..\\x", " "])
+def test_no_part_of_a_name_can_be_another_folder(part: str, text: str) -> None:
+    with pytest.raises(InvalidNameError):
+        ModelName(**{"model": "m", part: text})
+
+
+def test_a_name_longer_than_a_file_system_takes_is_a_typed_error(filled: Store) -> None:
+    long = ModelName(host="h" * 300, model="m")
+    for use in (filled.manifest, filled.remove, lambda name: filled.copy(M, name)):
+        with pytest.raises(BlobStoreError):
+            use(long)
+
+
+@contextmanager
+def _unprivileged() -> Iterator[None]:
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def _opened(store: Store) -> object:
+    return blobstore.open_model("m", store=store)
+
+
+USES: list[Callable[[Store], object]] = [
+    lambda store: list(store.models()),
+    lambda store: store.manifest(M),
+    lambda store: store.remove(M),
+    lambda store: store.copy(M, ModelName.parse("n")),
+    _opened,
+]
+
+
+@pytest.mark.parametrize("use", USES, ids=["models", "manifest", "remove", "copy", "open_model"])
+def test_folders_that_may_not_be_read_are_a_typed_error(filled: Store, use: Callable[[Store], object]) -> None:
+    (filled.root / "manifests").chmod(0)
+    try:
+        with _unprivileged(), pytest.raises(StorageError, match="permission denied"):
+            use(filled)
+    finally:
+        (filled.root / "manifests").chmod(0o755)
+    assert isinstance(filled.manifest(M), Manifest)
+
+
+def test_a_folder_in_the_place_of_a_blob_or_a_manifest_is_not_written_over(filled: Store) -> None:
+    blob_path(filled, b"new").mkdir()
+    with pytest.raises(StorageError):
+        commit_model(filled, "n", b"new")
+    manifest_path(filled, "x").mkdir(parents=True)
+    with pytest.raises(StorageError):
+        commit_model(filled, "x", b"other")
+    with pytest.raises(NotFoundError):
+        filled.manifest(ModelName.parse("n"))
+
+
+def test_a_linked_lock_is_refused(filled: Store, tmp_path: Path) -> None:
+    (filled.root / ".blobstore/lock").unlink()
+    (filled.root / ".blobstore/lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError):
+        commit_model(filled, "n", b"new")
+    assert not (tmp_path / "elsewhere").exists()

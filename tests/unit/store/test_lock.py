@@ -1,0 +1,128 @@
+"""The store's lock across processes: writers share it, a clean-up has it alone, and death frees it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.stores import commit_model, process
+
+from blobstore.errors import BusyError
+from blobstore.names import ModelName
+from blobstore.store import Store
+from blobstore.store.lock import StoreLock
+
+pytestmark = pytest.mark.timeout(30)
+HOLD = """
+import sys
+from pathlib import Path
+from blobstore.store.lock import StoreLock
+with getattr(StoreLock(Path(sys.argv[1])), sys.argv[2])():
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+FLOCK = """
+import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.flock(fd, getattr(fcntl, sys.argv[2]))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the lock of the tests lies."""
+    return tmp_path / "made" / "lock"
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "free"),
+    [
+        ("shared", "shared", True),
+        ("shared", "exclusive", False),
+        ("exclusive", "shared", False),
+        ("exclusive", "exclusive", False),
+    ],
+)
+def test_sharers_share_and_one_excludes(path: Path, held: str, wanted: str, free: bool) -> None:
+    lock = getattr(StoreLock(path), wanted)
+    with process(HOLD, path, held):
+        if free:
+            with lock():
+                pass
+        else:
+            with pytest.raises(BusyError) as caught, lock():
+                pass
+            assert caught.value.path == str(path)
+    with lock():
+        pass
+
+
+@pytest.mark.parametrize("held", ["shared", "exclusive"])
+def test_death_frees_the_lock(path: Path, held: str) -> None:
+    lock = StoreLock(path)
+    with process(HOLD, path, held) as child:
+        with pytest.raises(BusyError), lock.exclusive():
+            pass
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        with lock.exclusive():
+            pass
+
+
+def test_an_error_frees_the_lock(path: Path) -> None:
+    lock = StoreLock(path)
+    with pytest.raises(ZeroDivisionError), lock.exclusive():
+        raise ZeroDivisionError
+    with lock.exclusive():
+        pass
+
+
+def test_a_program_that_is_started_meanwhile_does_not_inherit_the_lock(path: Path) -> None:
+    lock = StoreLock(path)
+    with lock.exclusive():
+        line = [sys.executable, "-c", "print('ready', flush=True); input()"]
+        child = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        with lock.exclusive():
+            pass
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_it_is_flock_so_that_other_programs_can_take_it(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    lock = store.root / ".blobstore" / "lock"
+    with process(FLOCK, lock, "LOCK_EX"):
+        for use in (lambda: commit_model(store, "n", b"two"), lambda: store.remove(ModelName.parse("m"))):
+            with pytest.raises(BusyError):
+                use()
+        assert [str(name) for name, _ in store.models()] == ["m:latest"]
+    with process(FLOCK, lock, "LOCK_SH"):
+        commit_model(store, "n", b"two")
+
+
+def test_a_killed_writer_keeps_nobody_out(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    code = """
+import sys
+from blobstore.store import open_store
+with open_store(sys.argv[1]).ingest() as ingest:
+    ingest.put(b"half")
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+    with process(code, store.root) as child:
+        assert store.remove(ModelName.parse("m")).reason is not None
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    commit_model(store, "m", b"one")
+    removal = store.remove(ModelName.parse("m"))
+    assert (len(removal.removed), removal.reason) == (1, None)

@@ -1,0 +1,198 @@
+"""cp and rm: a copy shares its blobs; a removal deletes exactly the blobs that nobody can need, and says what it kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.stores import blob_path, commit_model, layer_by_hand, manifest_path, process
+
+from blobstore.errors import DocumentError, NotFoundError, StorageError
+from blobstore.names import ModelName
+from blobstore.store import Store
+
+Snapshot = Callable[[Store], dict[str, bytes]]
+M, N = ModelName.parse("m"), ModelName.parse("n")
+HOLD_SHARED = """
+import sys
+from blobstore.store import open_store
+with open_store(sys.argv[1]).ingest():
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def blobs(store: Store) -> set[bytes]:
+    return {path.read_bytes() for path in (store.root / "blobs").iterdir()}
+
+
+def test_cp_gives_a_second_name_and_no_second_blob(store: Store) -> None:
+    commit_model(store, "m", b"one", b"two")
+    store.copy(M, ModelName.parse("example.org/team/n:tag"))
+    assert manifest_path(store, "example.org/team/n:tag").read_bytes() == manifest_path(store, "m").read_bytes()
+    assert blobs(store) == {b"one", b"two"}
+
+
+def test_cp_keeps_the_bytes_of_a_manifest_that_others_wrote(store: Store) -> None:
+    raw = json.dumps({"layers": [layer_by_hand(store, "x", b"x")], "annotations": {"é": 1}, "schemaVersion": 2}, indent=1)
+    manifest_path(store, "m").parent.mkdir(parents=True)
+    manifest_path(store, "m").write_text(raw)
+    store.copy(M, N)
+    assert manifest_path(store, "n").read_text() == raw
+
+
+def test_cp_replaces_an_older_model_of_the_name(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    commit_model(store, "n", b"two")
+    store.copy(M, N)
+    assert store.manifest(N).layers[0].size == len(b"one")
+
+
+def test_cp_onto_itself_changes_nothing(store: Store, snapshot: Snapshot) -> None:
+    commit_model(store, "m", b"one")
+    before = snapshot(store)
+    store.copy(M, M)
+    assert snapshot(store) == before
+
+
+def test_cp_of_a_missing_a_broken_or_an_incomplete_model_is_refused(store: Store, snapshot: Snapshot) -> None:
+    commit_model(store, "m", b"one")
+    commit_model(store, "broken", b"two")
+    manifest_path(store, "broken").write_bytes(b"{")
+    commit_model(store, "incomplete", b"three")
+    blob_path(store, b"three").unlink()
+    before = snapshot(store)
+    for source, error in (("missing", NotFoundError), ("broken", DocumentError), ("incomplete", NotFoundError)):
+        with pytest.raises(error):
+            store.copy(ModelName.parse(source), N)
+    assert snapshot(store) == before
+
+
+def test_rm_deletes_the_model_and_its_blobs_and_the_empty_folders(store: Store) -> None:
+    commit_model(store, "example.org/team/m", b"one", b"two")
+    removal = store.remove(ModelName.parse("example.org/team/m"))
+    assert {blob.size for blob in removal.removed} == {3}
+    assert len(removal.removed) == 2
+    assert (removal.kept, removal.reason) == ((), None)
+    assert blobs(store) == set()
+    assert list((store.root / "manifests").iterdir()) == []
+
+
+def test_rm_leaves_folders_that_other_models_use(store: Store) -> None:
+    commit_model(store, "m:1", b"one")
+    commit_model(store, "m:2", b"two")
+    store.remove(ModelName.parse("m:1"))
+    assert [str(name) for name, _ in store.models()] == ["m:2"]
+
+
+def test_rm_keeps_blobs_of_other_models_and_removes_a_repeated_one_once(store: Store) -> None:
+    commit_model(store, "m", b"one", b"two", b"one", b"two")
+    commit_model(store, "n", b"two", b"three")
+    removal = store.remove(M)
+    assert [blob.size for blob in removal.removed] == [3]
+    assert removal.reason is None
+    assert blobs(store) == {b"two", b"three"}
+
+
+def test_rm_of_a_missing_model_changes_nothing(store: Store, snapshot: Snapshot) -> None:
+    commit_model(store, "m", b"one")
+    before = snapshot(store)
+    with pytest.raises(NotFoundError) as caught:
+        store.remove(N)
+    assert caught.value.model == "n:latest"
+    assert snapshot(store) == before
+
+
+def test_rm_of_a_model_whose_blobs_are_gone(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    blob_path(store, b"one").unlink()
+    store.remove(M)
+    assert list(store.models()) == []
+
+
+def test_a_broken_manifest_can_be_removed_and_takes_no_blob_along(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    manifest_path(store, "m").write_bytes(b"{")
+    removal = store.remove(M)
+    assert removal.removed == ()
+    assert list(store.models()) == []
+    assert blobs(store) == {b"one"}
+
+
+def test_the_manifest_goes_before_the_blobs(store: Store) -> None:
+    commit_model(store, "m", b"one", b"two")
+    blob_path(store, b"one").unlink()
+    blob_path(store, b"one").mkdir()
+    with pytest.raises(StorageError):
+        store.remove(M)
+    assert not manifest_path(store, "m").exists()
+
+
+def _broken_manifest(store: Store) -> Path:
+    path = manifest_path(store, "other")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"not json")
+    return path
+
+
+def _stray_file(store: Store) -> Path:
+    path = manifest_path(store, "other").with_name("latest~")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"may be an older Ollama's")
+    return path
+
+
+def _linked_manifest(store: Store) -> Path:
+    path = manifest_path(store, "other")
+    path.parent.mkdir(parents=True)
+    outside = store.root.parent / "outside"
+    outside.write_bytes(manifest_path(store, "m").read_bytes())
+    path.symlink_to(outside)
+    return path
+
+
+def _linked_folder(store: Store) -> Path:
+    outside = store.root.parent / "outside" / "other"
+    outside.mkdir(parents=True)
+    (outside / "latest").write_bytes(manifest_path(store, "m").read_bytes())
+    path = store.root / "manifests/registry.ollama.ai/library/other"
+    path.symlink_to(outside)
+    return path
+
+
+@pytest.mark.parametrize("obstacle", [_broken_manifest, _stray_file, _linked_manifest, _linked_folder])
+def test_blobs_stay_while_something_that_may_need_them_can_not_be_read(
+    store: Store, obstacle: Callable[[Store], Path]
+) -> None:
+    commit_model(store, "m", b"one", b"two")
+    path = obstacle(store)
+    removal = store.remove(M)
+    assert not manifest_path(store, "m").exists()
+    assert blobs(store) == {b"one", b"two"}
+    assert removal.removed == ()
+    assert {blob.size for blob in removal.kept} == {3}
+    assert removal.reason is not None
+    assert "other" in removal.reason
+    assert path.is_symlink() or path.exists()
+
+
+def test_blobs_stay_while_another_process_holds_the_store(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    with process(HOLD_SHARED, store.root):
+        removal = store.remove(M)
+    assert removal.removed == ()
+    assert len(removal.kept) == 1
+    assert removal.reason == "another process is writing to the store"
+    assert list(store.models()) == []
+    assert blobs(store) == {b"one"}
+
+
+def test_files_that_are_not_ours_stay(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    others = [store.root / name for name in ("blobs/notes.txt", "id_ed25519", "manifests/registry.ollama.ai/.DS_Store")]
+    for path in others:
+        path.write_bytes(b"mine")
+    assert store.remove(M).reason is None
+    assert [path.read_bytes() for path in others] == [b"mine"] * 3

@@ -1,0 +1,264 @@
+"""Store: what lies where and with which mode; an ingest shows nothing before its commit, and nothing after an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.stores import blob_path, commit_model, descriptor, layer_by_hand, manifest_path, wrong_digests
+
+from blobstore.documents import Manifest
+from blobstore.errors import CorruptDataError, DocumentError, NotFoundError, StorageError
+from blobstore.names import ModelName
+from blobstore.store import Store, open_store
+
+Snapshot = Callable[[Store], dict[str, bytes]]
+NAME = ModelName.parse("m")
+
+
+@pytest.fixture
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The process's umask, for one test."""
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+def test_a_model_lies_in_ollamas_folders_and_everything_else_in_ours(store: Store) -> None:
+    commit_model(store, "example.org:8080/team/model:tag", b"one", b"two")
+    assert files(store.root) == sorted(
+        [
+            ".blobstore/lock",
+            "blobs/sha256-7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed",
+            "blobs/sha256-3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3",
+            "manifests/example.org:8080/team/model/tag",
+        ]
+    )
+
+
+def test_defaults_of_a_name_are_folders_too(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    assert (store.root / "manifests/registry.ollama.ai/library/m/latest").is_file()
+
+
+def test_the_manifest_is_one_line_in_ollamas_key_order(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    digest = "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
+    assert manifest_path(store, "m").read_bytes() == (
+        b'{"schemaVersion":2,"mediaType":"application/vnd.docker.distribution.manifest.v2+json","layers":[{"mediaType":'
+        b'"application/vnd.ollama.image.tensor","digest":"%s","size":3,"name":"layer0"}]}\n' % digest.encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("umask", "file_mode", "folder_mode"), [(0o000, 0o644, 0o755), (0o077, 0o600, 0o700)], indirect=["umask"]
+)
+def test_modes_respect_the_umask(store: Store, umask: int, file_mode: int, folder_mode: int) -> None:
+    commit_model(store, "m", b"one")
+    with store.ingest() as ingest:
+        ingest.put(b"waiting")
+        for path in [store.root, *store.root.rglob("*")]:
+            assert path.stat().st_mode & 0o7777 == (folder_mode if path.is_dir() else file_mode), path
+
+
+def test_reading_creates_nothing(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "none")
+    assert list(store.models()) == []
+    with pytest.raises(NotFoundError):
+        store.manifest(NAME)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_root_is_ollamas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert open_store().root == tmp_path / ".ollama" / "models"
+    assert open_store("~/elsewhere").root == tmp_path / "elsewhere"
+
+
+def test_a_store_may_be_reached_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    commit_model(open_store(tmp_path / "link"), "m", b"one")
+    assert open_store(tmp_path / "real").manifest(NAME).layers[0].size == 3
+
+
+def test_a_root_that_is_a_loop_of_links_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(StorageError):
+        commit_model(open_store(tmp_path / "loop"), "m", b"one")
+
+
+def test_a_root_that_is_a_file_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(StorageError, match="file"):
+        commit_model(open_store(tmp_path / "file"), "m", b"one")
+    assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+def test_nothing_is_visible_before_the_commit(store: Store) -> None:
+    with store.ingest() as ingest:
+        blob = ingest.put(b"one")
+        with ingest.writer(3) as writer:
+            writer.write(b"two")
+        assert all(path.startswith(".blobstore/") for path in files(store.root))
+        ingest.commit([blob], NAME, Manifest(layers=(descriptor(b"one"),)))
+        assert blob_path(store, b"one").read_bytes() == b"one"
+    assert not blob_path(store, b"two").exists()
+    assert files(store.root / ".blobstore") == ["lock"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StorageError])
+def test_an_ingest_that_fails_leaves_nothing(store: Store, snapshot: Snapshot, error: type[BaseException]) -> None:
+    commit_model(store, "old", b"one")
+    before = snapshot(store)
+
+    def fail() -> None:
+        with store.ingest() as ingest:
+            ingest.put(b"two")
+            ingest.writer(100).write(b"three")
+            raise error("in the middle")
+
+    with pytest.raises(error):
+        fail()
+    assert snapshot(store) == before
+    assert list((store.root / ".blobstore/tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("data", [b"", b"12", b"1234"])
+def test_a_blob_of_another_size_than_promised_is_refused(store: Store, data: bytes) -> None:
+    with store.ingest() as ingest, ingest.writer(3) as writer:
+        writer.write(data)
+        with pytest.raises(CorruptDataError, match=f"{len(data)} bytes .* 3 were planned"):
+            writer.finish()
+
+
+def test_writers_take_any_contiguous_buffer(store: Store) -> None:
+    with store.ingest() as ingest, ingest.writer(12) as writer:
+        for part in (b"ab", bytearray(b"cd"), memoryview(b"efgh").cast("H"), b"", memoryview(b"ijkl").cast("B", (2, 2))):
+            writer.write(part)
+        assert writer.finish().digest == descriptor(b"abcdefghijkl").digest
+
+
+def test_a_manifest_that_names_a_missing_blob_is_refused_and_the_old_one_stays(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    before = manifest_path(store, "m").read_bytes()
+    with store.ingest() as ingest, pytest.raises(NotFoundError) as caught:
+        ingest.commit([ingest.put(b"two")], NAME, Manifest(layers=(descriptor(b"two"), descriptor(b"three"))))
+    assert caught.value.blob == str(descriptor(b"three").digest)
+    assert manifest_path(store, "m").read_bytes() == before
+
+
+@pytest.mark.parametrize("found", [b"", b"thre", b"threee"])
+def test_a_manifest_that_names_a_blob_of_another_size_is_refused(store: Store, found: bytes) -> None:
+    commit_model(store, "m", b"one")
+    before = manifest_path(store, "m").read_bytes()
+    blob_path(store, b"three").write_bytes(found)
+    with store.ingest() as ingest, pytest.raises(CorruptDataError) as caught:
+        ingest.commit([], NAME, Manifest(layers=(descriptor(b"three"),)))
+    assert caught.value.blob == str(descriptor(b"three").digest)
+    assert manifest_path(store, "m").read_bytes() == before
+
+
+def test_a_missing_config_blob_is_refused_too(store: Store) -> None:
+    with store.ingest() as ingest, pytest.raises(NotFoundError):
+        ingest.commit([ingest.put(b"one")], NAME, Manifest(config=descriptor(b"config"), layers=(descriptor(b"one"),)))
+    assert not manifest_path(store, "m").exists()
+
+
+@pytest.mark.parametrize("damaged", [b"", b"on", b"eno", b"ones"])
+def test_a_commit_heals_a_damaged_blob(store: Store, damaged: bytes) -> None:
+    commit_model(store, "m", b"one")
+    blob_path(store, b"one").write_bytes(damaged)
+    commit_model(store, "m", b"one")
+    assert blob_path(store, b"one").read_bytes() == b"one"
+
+
+def test_a_commit_replaces_a_link_that_lies_where_a_blob_goes(store: Store, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"eno")
+    blob_path(store, b"one").parent.mkdir(parents=True)
+    blob_path(store, b"one").symlink_to(outside)
+    commit_model(store, "m", b"one")
+    assert not blob_path(store, b"one").is_symlink()
+    assert outside.read_bytes() == b"eno"
+
+
+def test_commit_tells_new_blobs_from_those_that_were_there(store: Store) -> None:
+    def created(*blobs: bytes) -> set[str]:
+        with store.ingest() as ingest:
+            digests = ingest.commit(
+                [ingest.put(data) for data in blobs], NAME, Manifest(layers=tuple(descriptor(data) for data in blobs))
+            )
+            return {digest.file_name for digest in digests}
+
+    assert created(b"one", b"two", b"one") == {blob_path(store, b"one").name, blob_path(store, b"two").name}
+    assert created(b"one", b"three") == {blob_path(store, b"three").name}
+    blob_path(store, b"one").write_bytes(b"short")
+    assert created(b"one", b"two") == {blob_path(store, b"one").name}
+    assert created(b"one", b"two", b"three") == set()
+
+
+def test_what_was_committed_is_young_again(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    os.utime(blob_path(store, b"one"), (1, 1))
+    commit_model(store, "m", b"one")
+    assert blob_path(store, b"one").stat().st_mtime > 1
+
+
+def test_many_ingests_at_once_end_with_every_model(store: Store) -> None:
+    names = [f"m{number}" for number in range(8)]
+    threads = [threading.Thread(target=commit_model, args=(store, name, b"shared", name.encode())) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [name.model for name, manifest in store.models() if isinstance(manifest, Manifest)] == names
+    assert wrong_digests(store) == []
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b"[]", b"\0\0\0", b'{"schemaVersion":1,"layers":[]}', b'{"schemaVersion":2}'])
+def test_a_broken_manifest_is_listed_with_its_error_beside_the_others(store: Store, broken: bytes) -> None:
+    for name in ("a", "b", "c"):
+        commit_model(store, name, name.encode())
+    manifest_path(store, "b").write_bytes(broken)
+    listed = list(store.models())
+    assert [str(name) for name, _ in listed] == ["a:latest", "b:latest", "c:latest"]
+    assert [type(found) for _, found in listed] == [Manifest, DocumentError, Manifest]
+    error = listed[1][1]
+    assert isinstance(error, DocumentError)
+    assert error.model == "b:latest"
+    assert "b:latest" in error.message
+
+
+def test_files_at_another_depth_or_with_odd_names_are_no_models(store: Store) -> None:
+    commit_model(store, "a", b"a")
+    raw = manifest_path(store, "a").read_bytes()
+    folder = manifest_path(store, "a").parent
+    for path in ("x", "../x", "../../x", "../../../x", "deep/x", ".hidden", "with space", "tab\t", "é", "-x", "x~"):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_bytes(raw)
+    assert [str(name) for name, _ in store.models()] == ["a:latest", "a:x"]
+
+
+def test_a_digest_of_a_manifest_can_not_be_a_path(store: Store) -> None:
+    layer = layer_by_hand(store, "x", b"x") | {"digest": f"sha256:{'../' * 18}etc/passwd"}
+    path = manifest_path(store, "m")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
+    with pytest.raises(DocumentError, match="digest"):
+        store.manifest(NAME)
+
+
+def test_models_are_sorted_by_full_name(store: Store) -> None:
+    names = ["z", "b/z", "a.b/c/z", "a:2", "a:10", "A"]
+    for name in names:
+        commit_model(store, name, b"x")
+    assert [name for name, _ in store.models()] == sorted(ModelName.parse(name) for name in names)

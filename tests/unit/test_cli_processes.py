@@ -1,0 +1,156 @@
+"""The command line among other processes: pipes, terminals, Ctrl-C, encodings, and how little it loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import PYCODE_MOE
+from support.checkpoints import raw_safetensors, safetensors_bytes, write_checkpoint
+
+import blobstore
+from blobstore.store import Store, open_store
+
+Snapshot = Callable[[Store], dict[str, bytes]]
+HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "numpy", "ml_dtypes"}
+
+
+def line(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "blobstore", *map(str, arguments)]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["list"], ["list", "--json"], ["show", "m"], ["cp", "m", "n"], ["rm", "m"]]
+)
+def test_what_the_light_commands_do_not_load(tmp_path: Path, arguments: list[str]) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "m"), store=open_store(tmp_path / "store"), quant="int4", name="m")
+    code = (
+        "import json, sys; from blobstore.cli import run; code = run(sys.argv[1:]); print(json.dumps([code, *sys.modules]))"
+    )
+    store = [] if arguments == ["--help"] else ["--store", tmp_path / "store"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments, *store], capture_output=True, text=True, check=True)
+    status, *modules = json.loads(done.stdout.splitlines()[-1])
+    assert status == 0
+    assert {name.split(".")[0] for name in modules} & HEAVY == set()
+
+
+@pytest.mark.parametrize("lines_read", [0, 1, 5])
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, lines_read: int) -> None:
+    """The plan is longer than a pipe's 64 KiB, so it can't have been written before the reader goes."""
+    source = tmp_path / "many.safetensors"
+    source.write_bytes(safetensors_bytes({f"{number:064}": np.ones(1, np.uint8) for number in range(2000)}))
+    with subprocess.Popen(line("plan", source), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        for _ in range(lines_read):
+            child.stdout.readline()
+        child.stdout.close()
+        assert child.stderr.read() == ""
+        assert child.wait() == 0
+
+
+def test_the_exit_code_of_a_command_before_head(tmp_path: Path) -> None:
+    script = f"{' '.join(line('list', '--store', tmp_path))} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is of Linux")
+@pytest.mark.parametrize("arguments", [["list"], ["list", "--json"], ["plan", PYCODE_MOE]])
+def test_output_that_can_not_be_written_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
+    store = ["--store", tmp_path] if arguments[0] == "list" else []
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(line(*arguments, *store), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert "no space left" in done.stderr.lower()
+    assert done.stderr.count("\n") == 1
+
+
+def test_output_in_a_narrow_encoding(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    source = write_checkpoint(tmp_path / "m")
+    for arguments in (["plan", source], ["plan", tmp_path / "é"]):
+        done = subprocess.run(line(*arguments), capture_output=True, text=True, check=False, env=environment)
+        assert "Traceback" not in done.stderr
+        assert done.returncode == (0 if arguments[1] == source else 1), done.stderr[-300:]
+
+
+def test_no_progress_where_stderr_is_no_terminal(tmp_path: Path) -> None:
+    done = subprocess.run(
+        line("import", PYCODE_MOE, "--store", tmp_path / "store"), capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+
+
+def in_terminal(arguments: list[str], **environment: str) -> str:
+    """Return what a command prints to stderr when that is a terminal; stdout is none."""
+    main, other = pty.openpty()
+    merged = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **environment}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=other, env=merged) as child:
+        os.close(other)
+        text = b""
+        try:
+            while part := os.read(main, 65536):
+                text += part
+        except OSError:
+            pass  # Linux's way to say that the last writer has gone
+        assert child.stdout is not None
+        assert b"\x1b" not in child.stdout.read()
+        assert child.wait() == 0
+    os.close(main)
+    return text.decode()
+
+
+def test_one_progress_bar_in_a_terminal(tmp_path: Path) -> None:
+    text = in_terminal(line("import", PYCODE_MOE, "--store", tmp_path / "store", "--quant", "int4"), NO_COLOR="")
+    assert "10.1/10.1 MB" in text
+    assert "━" in text
+    assert text.count("\n") <= 2
+
+
+def test_no_color_is_honoured(tmp_path: Path) -> None:
+    text = in_terminal(line("import", PYCODE_MOE, "--store", tmp_path / "store"), NO_COLOR="1")
+    assert "MB" in text
+    assert "\x1b[3" not in text
+    assert "\x1b[9" not in text
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_ends_an_import_and_leaves_the_store(tmp_path: Path, snapshot: Snapshot, jobs: int) -> None:
+    store = open_store(tmp_path / "store")
+    blobstore.import_model(write_checkpoint(tmp_path / "old"), store=store)
+    before = snapshot(store)
+    shape = [2**19, 1024]
+    nbytes = 4 * 2**29
+    source = tmp_path / "big.safetensors"
+    source.write_bytes(raw_safetensors({"x.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, nbytes]}}))
+    os.truncate(source, source.stat().st_size + nbytes)
+    # A shell's background job ignores SIGINT, and its children would too.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from blobstore.cli import main; main()"
+    arguments = ["import", str(source), "--quant", "int4", "--store", str(store.root), "--jobs", str(jobs)]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        while written(store) < 2**20 and child.poll() is None:
+            time.sleep(0.005)
+        child.send_signal(signal.SIGINT)
+        output, errors = child.communicate(timeout=30)
+    assert (child.returncode, output) == (130, "")
+    assert snapshot(store) == before
+    assert list((store.root / ".blobstore/tmp").iterdir()) == []
+    assert errors.strip() == "Error: interrupted"
+
+
+def written(store: Store) -> int:
+    """Return the bytes that running imports have written so far."""
+    return sum(path.stat().st_size for path in store.root.glob(".blobstore/tmp/*/*"))

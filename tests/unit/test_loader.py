@@ -1,0 +1,195 @@
+"""open_model: a mapping of the source's tensors by name, flat arrays for three libraries, and how long they live."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support import PYCODE
+from support.arrays import bits, bits_of_parts
+from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.stores import commit_model, link_by_hand, stored_arrays
+
+import blobstore
+from blobstore import QuantizedArray, kernels
+from blobstore.dtypes import DType
+from blobstore.errors import NotFoundError, TensorNotFoundError, UsageError
+from blobstore.loader import Model
+from blobstore.store import Store, open_store
+
+Array = np.ndarray[Any, Any]
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def pycode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """The small dense model in int4."""
+    store = open_store(tmp_path_factory.mktemp("pycode"))
+    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
+    with blobstore.open_model("m", store=store, verify=True) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def source() -> Mapping[str, Array]:
+    """The weights that `pycode` was made of, read by the reference library."""
+    return load_file(PYCODE / "model.safetensors")
+
+
+def expected_type(name: str) -> str:
+    if "norm" in name or "embed" in name:
+        return "BF16"
+    return "int8/64" if any(word in name for word in ("lm_head", "v_proj", "k_proj", "down_proj")) else "int4/32"
+
+
+def test_names_shapes_and_types_are_the_sources(pycode: Model, source: Mapping[str, Array]) -> None:
+    assert set(pycode) == set(source)
+    for name, tensor in pycode.items():
+        kind = f"{tensor.quant_type}/{tensor.group_size}" if tensor.quant_type is not None else str(tensor.dtype)
+        assert (tensor.name, tensor.shape, kind) == (name, source[name].shape, expected_type(name))
+        assert tensor.dtype is (DType.BF16 if tensor.quant_type is None else DType.U32)
+        assert tensor.parameters == source[name].size
+    assert pycode.parameters == sum(array.size for array in source.values()) == 5_245_696
+
+
+def test_it_is_a_mapping_in_manifest_order(pycode: Model, source: Mapping[str, Array]) -> None:
+    assert isinstance(pycode, Mapping)
+    assert list(pycode) == sorted(source)
+    assert len(pycode) == len(source)
+    assert UP in pycode
+    assert not any(name in pycode for name in (f"{UP}.scale", f"{UP}.bias", "nothing", 3, None))
+    assert pycode.get("nothing") is None
+
+
+def test_a_tensor_that_is_not_there_is_a_key_error(pycode: Model) -> None:
+    with pytest.raises(KeyError) as caught:
+        pycode["nothing"]
+    assert isinstance(caught.value, TensorNotFoundError)
+    assert (caught.value.tensor, caught.value.model) == ("nothing", "m:latest")
+    assert str(caught.value) == "model m:latest has no tensor 'nothing'"
+
+
+def test_documents_and_config(pycode: Model) -> None:
+    documents = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    assert pycode.documents() == [*documents, "blobstore.json"]
+    for name in documents:
+        assert pycode.document(name) == (PYCODE / name).read_bytes()
+    assert (pycode.config.model_format, pycode.config.file_type) == ("safetensors", "int4")
+    with pytest.raises(NotFoundError):
+        pycode.document("absent.json")
+
+
+def test_every_tensor_is_what_quantizing_its_source_gives(pycode: Model, source: Mapping[str, Array]) -> None:
+    for name, tensor in pycode.items():
+        parts = tensor.numpy()
+        if isinstance(parts, QuantizedArray):
+            wanted = blobstore.quantize(source[name], parts.quant_type, group_size=parts.group_size)
+            assert bits_of_parts(parts) == bits_of_parts(wanted)
+            assert np.array_equal(tensor.dequantize(), kernels.dequantize(wanted))
+        else:
+            assert bits(parts) == bits(source[name])
+            assert np.array_equal(tensor.dequantize(), source[name].astype(np.float32))
+
+
+FLAT_NAMES = {
+    "ollama": [UP, f"{UP}_scale", f"{UP}_qbias"],
+    "mlx": [UP, "model.layers.0.mlp.up_proj.scales", "model.layers.0.mlp.up_proj.biases"],
+}
+
+
+@pytest.mark.parametrize("names", ["ollama", "mlx"])
+@pytest.mark.parametrize(("library", "kind"), [("numpy", np.ndarray), ("torch", torch.Tensor), ("mlx", mx.array)])
+def test_arrays_are_flat_and_named_as_asked(pycode: Model, library: Any, kind: type, names: Any) -> None:
+    arrays = pycode.arrays(library, names=names)
+    assert [name for name in arrays if ".0.mlp.up_proj" in name] == FLAT_NAMES[names]
+    quantized = sum(tensor.quant_type is not None for tensor in pycode.values())
+    assert len(arrays) == len(pycode) + 2 * quantized
+    assert all(isinstance(array, kind) for array in arrays.values())
+    assert [bits(arrays[name]) for name in FLAT_NAMES[names]] == bits_of_parts(pycode[UP].numpy())
+
+
+def test_arrays_of_types_without_bias_and_with_a_global_scale(store: Store) -> None:
+    arrays, metadata = stored_arrays("x.weight", normal("x", 4, 64), "nvfp4")
+    arrays["x.weight.global_scale"] = np.array([2.0], np.float32)
+    link_by_hand(store, "m", {"x.weight": safetensors_bytes(arrays, metadata)})
+    model = blobstore.open_model("m", store=store)
+    assert set(model.arrays()) == {"x.weight", "x.weight_scale", "x.weight.global_scale"}
+    assert set(model.arrays(names="mlx")) == {"x.weight", "x.scales", "x.global_scale"}
+    plain = blobstore.quantize(normal("x", 4, 64), "nvfp4")
+    assert np.array_equal(model["x.weight"].dequantize(), 2 * blobstore.dequantize(plain))
+
+
+@pytest.mark.parametrize(
+    ("other", "names"),
+    [("x.biases", "mlx"), ("x.scales", "mlx"), ("x.weight_qbias", "ollama"), ("x.weight_scale", "ollama")],
+)
+def test_arrays_never_drop_one_of_two_with_the_same_flat_name(store: Store, other: str, names: Any) -> None:
+    arrays, metadata = stored_arrays("x.weight", normal("x", 4, 64), "int8")
+    blobs = {"x.weight": safetensors_bytes(arrays, metadata), other: safetensors_bytes({other: np.ones(3, np.float32)})}
+    link_by_hand(store, "m", blobs)
+    with pytest.raises(blobstore.BlobStoreError, match=other):
+        blobstore.open_model("m", store=store).arrays(names=names)
+
+
+def test_unknown_words_are_usage_errors(pycode: Model) -> None:
+    with pytest.raises(UsageError, match="jax"):
+        pycode.arrays("jax")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="gguf"):
+        pycode.arrays("numpy", names="gguf")  # type: ignore[arg-type]
+
+
+def test_arrays_outlive_the_removal_of_the_model(store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "m"), store=store, quant="int8")
+    model = blobstore.open_model("m:int8", store=store)
+    lazy = model["lm_head.weight"].mlx().weight
+    held, wanted = model.arrays("torch"), {name: array.copy() for name, array in model.arrays("numpy").items()}
+    assert store.remove(model.name).reason is None
+    assert list((store.root / "blobs").iterdir()) == []
+    assert all(bits(array) == bits(wanted[name]) for name, array in held.items())
+    assert all(bits(array) == bits(wanted[name]) for name, array in model.arrays("numpy").items())
+    assert bits(lazy) == bits(wanted["lm_head.weight"])
+    if not mx.metal.is_available():
+        with pytest.raises(NotFoundError):
+            model[UP].mlx()
+
+
+def test_mlx_does_not_read_a_file_that_took_the_blobs_place(store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "m"), store=store)
+    model = blobstore.open_model("m", store=store)
+    path = store.root / "blobs" / model[UP].blob.file_name
+    path.rename(tmp_path / "kept")
+    path.write_bytes(bytes((tmp_path / "kept").stat().st_size))
+    if mx.metal.is_available():
+        assert bits(model[UP].mlx()) == bits(small_tensors()[UP])
+    else:
+        with pytest.raises(blobstore.BlobStoreError, match="replaced"):
+            model[UP].mlx()
+
+
+def test_after_close_arrays_stay_and_no_new_ones_come(store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "m"), store=store)
+    with blobstore.open_model("m", store=store) as model:
+        held = model[UP].numpy()
+    assert bits(held) == bits(small_tensors()[UP])
+    with pytest.raises(TensorNotFoundError):
+        model[UP]
+    model.close()
+
+
+def test_a_model_may_have_more_blobs_than_a_process_may_have_files_open(store: Store) -> None:
+    """A dense model of 126 layers has 1,137 tensors; Linux gives a process 1,024 files."""
+    commit_model(store, "m", *(safetensors_bytes({f"t{n}": np.array([n], np.int64)}) for n in range(400)))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        with blobstore.open_model("m", store=store) as model:
+            assert [int(model[f"t{n}"].numpy()[0]) for n in range(400)] == list(range(400))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

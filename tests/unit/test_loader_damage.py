@@ -1,0 +1,227 @@
+"""A damaged model is never opened as a smaller one: each damage is a typed error that names model, blob and tensor."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.checkpoints import normal, raw_safetensors, safetensors_bytes
+from support.stores import blob_path, layer_by_hand, link_by_hand, manifest_path, stored_arrays
+
+import blobstore
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    DocumentError,
+    NotFoundError,
+    StorageError,
+    UnsupportedSourceError,
+)
+from blobstore.store import Store
+
+NAME = "a.weight"
+
+
+def _blob(quant_type: str = "int4", group_size: int | None = None) -> bytes:
+    arrays, metadata = stored_arrays(NAME, normal("a", 4, 128), quant_type, group_size)
+    return safetensors_bytes(arrays, metadata)
+
+
+def linked(store: Store, blob: bytes) -> Path:
+    """Link the model ``m`` of that blob and a sound one; return where the blob lies."""
+    link_by_hand(store, "m", {NAME: blob, "b.weight": safetensors_bytes({"b.weight": normal("b", 4, 64)})})
+    return blob_path(store, blob)
+
+
+def assert_names_all(error: BlobStoreError, blob: Path, tensor: str | None = NAME) -> None:
+    """A ``tensor`` of None: whatever name the damaged header has."""
+    digest = blob.name.replace("-", ":")
+    assert (error.model, error.blob) == ("m:latest", digest)
+    assert error.tensor == (tensor or error.tensor)
+    for part in ("m:latest", digest, tensor or NAME):
+        assert part in error.message
+
+
+def refused(store: Store, blob: Path, kind: type[BlobStoreError], *, verify: bool = False, tensor: str = NAME) -> None:
+    with pytest.raises(kind) as caught:
+        blobstore.open_model("m", store=store, verify=verify)
+    assert_names_all(caught.value, blob, tensor)
+
+
+def test_a_sound_model_opens(store: Store) -> None:
+    linked(store, _blob())
+    assert set(blobstore.open_model("m", store=store, verify=True)) == {NAME, "b.weight"}
+
+
+def test_a_missing_model(store: Store) -> None:
+    with pytest.raises(NotFoundError, match="model 'm:latest' not found") as caught:
+        blobstore.open_model("m", store=store)
+    assert caught.value.model == "m:latest"
+
+
+def test_a_broken_manifest(store: Store) -> None:
+    linked(store, _blob())
+    manifest_path(store, "m").write_bytes(b"{")
+    with pytest.raises(DocumentError, match="m:latest") as caught:
+        blobstore.open_model("m", store=store)
+    assert caught.value.model == "m:latest"
+
+
+def test_a_missing_blob(store: Store) -> None:
+    path = linked(store, _blob())
+    path.unlink()
+    refused(store, path, NotFoundError)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7, 8, 9, 100, -8, -1])
+def test_a_truncated_blob(store: Store, kept: int) -> None:
+    path = linked(store, _blob())
+    path.write_bytes(path.read_bytes()[:kept])
+    refused(store, path, CorruptDataError)
+
+
+@pytest.mark.parametrize("more", [b"\0", b" ", bytes(4096)])
+def test_a_blob_with_bytes_appended(store: Store, more: bytes) -> None:
+    path = linked(store, _blob())
+    path.write_bytes(path.read_bytes() + more)
+    refused(store, path, CorruptDataError)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**20])
+def test_a_blob_of_zeros(store: Store, size: int) -> None:
+    path = linked(store, bytes(size))
+    refused(store, path, CorruptDataError)
+
+
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("quant_type", ["int4", "mxfp8"])
+def test_bits_of_a_header(store: Store, quant_type: str, step: int) -> None:
+    """A flip is found when it is read at once; without that it gives a typed error, or as many tensors as there were."""
+    path = linked(store, blob := _blob(quant_type))
+    for bit in range(0, 8 * (8 + int.from_bytes(blob[:8], "little")), step):
+        damaged = bytearray(blob)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises((CorruptDataError, UnsupportedSourceError)) as caught:
+            blobstore.open_model("m", store=store, verify=True)
+        assert_names_all(caught.value, path, None)
+        try:
+            assert len(blobstore.open_model("m", store=store)) == 2
+        except (CorruptDataError, UnsupportedSourceError) as error:
+            assert_names_all(error, path, None)
+
+
+@pytest.mark.parametrize("position", [-1, -40, -300])
+def test_a_flipped_bit_of_the_data(store: Store, position: int) -> None:
+    path = linked(store, _blob())
+    damaged = bytearray(path.read_bytes())
+    damaged[position] ^= 16
+    path.write_bytes(damaged)
+    refused(store, path, CorruptDataError, verify=True)
+    assert len(blobstore.open_model("m", store=store)) == 2
+
+
+def test_a_damaged_document(store: Store) -> None:
+    layer = layer_by_hand(store, "config.json", b'{"a":1}') | {"mediaType": "application/vnd.ollama.image.json"}
+    path = manifest_path(store, "m")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
+    blob_path(store, b'{"a":1}').write_bytes(b'{"a":2}')
+    with pytest.raises(CorruptDataError):
+        blobstore.open_model("m", store=store, verify=True)
+    model = blobstore.open_model("m", store=store)
+    with pytest.raises(CorruptDataError) as caught:
+        model.document("config.json")
+    assert (caught.value.model, caught.value.blob) == ("m:latest", layer["digest"])
+    blob_path(store, b'{"a":1}').unlink()
+    with pytest.raises(NotFoundError, match=r"config\.json"):
+        model.document("config.json")
+
+
+def test_a_blob_that_may_not_be_read_is_not_called_missing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = linked(store, _blob())
+
+    def refuse(name: str, flags: int, real: Callable[[str, int], int] = os.open) -> int:
+        if name == str(path):
+            raise PermissionError(13, "Permission denied")
+        return real(name, flags)
+
+    monkeypatch.setattr("blobstore.ranges.os.open", refuse)
+    refused(store, path, StorageError)
+
+
+Parts = dict[str, np.ndarray]  # type: ignore[type-arg]
+Change = Callable[[Parts], object]
+
+
+def _without(suffix: str) -> Change:
+    return lambda parts: parts.pop(NAME + suffix)
+
+
+def _with(suffix: str, array: np.ndarray) -> Change:  # type: ignore[type-arg]
+    return lambda parts: parts.update({NAME + suffix: array})
+
+
+@pytest.mark.parametrize(
+    ("quant_type", "change", "says"),
+    [
+        ("int4", _without(".scale"), "scale .* missing"),
+        ("int4", _without(".bias"), "bias is missing"),
+        ("int8", _without(".bias"), "bias is missing"),
+        ("mxfp8", _without(".scale"), "scale .* missing"),
+        ("nvfp4", _without(".scale"), "scale .* missing"),
+        ("int4", _with(".scale", np.ones((4, 4), np.uint8)), "scale is U8"),
+        ("int4", _with(".scale", np.ones((4, 4), np.int32)), "scale is I32"),
+        ("int4", _with(".scale", np.ones((4, 4), np.float32)), r"bias is BF16 \[4, 4\], not F32 \[4, 4\]"),
+        ("int4", _with(".bias", np.ones((4, 4), np.float32)), r"bias is F32 \[4, 4\], not BF16 \[4, 4\]"),
+        ("int4", _with(".scale", normal("s", 4, 2)), r"scale is BF16 \[4, 2\], not BF16 \[4, 4\]"),
+        ("int4", _with(".scale", normal("s", 2, 8)), r"scale is BF16 \[2, 8\]"),
+        ("int4", _with(".scale", normal("s", 16)), r"scale is BF16 \[16\]"),
+        ("int4", _with(".bias", normal("s", 4, 5)), r"bias is BF16 \[4, 5\]"),
+        ("int4", _with("", np.ones((4, 15), np.uint32)), "not whole groups"),
+        ("int4", _with("", np.ones((3, 16), np.uint32)), "scale is"),
+        ("int4", _with("", np.array(1, np.uint32)), "rank 0"),
+        ("mxfp8", _with(".bias", normal("s", 4, 4)), "it has a bias"),
+        ("mxfp4", _with(".scale", normal("s", 4, 4)), r"scale is BF16 .*, not U8"),
+        ("mxfp4", _with(".global_scale", np.ones(1, np.float32)), "global scale is F32"),
+        ("int4", _with(".global_scale", np.ones(1, np.float32)), "global scale is F32"),
+        ("nvfp4", _with(".global_scale", np.ones(1, np.float16)), "global scale is F16"),
+        ("nvfp4", _with(".global_scale", np.ones(2, np.float32)), r"global scale is F32 \[2\]"),
+    ],
+)
+def test_companions_that_are_missing_or_do_not_fit(store: Store, quant_type: str, change: Change, says: str) -> None:
+    parts, metadata = stored_arrays(NAME, normal("a", 4, 128), quant_type)
+    change(parts)
+    path = linked(store, safetensors_bytes(parts, metadata))
+    refused(store, path, CorruptDataError)
+    with pytest.raises(CorruptDataError, match=says):
+        blobstore.open_model("m", store=store)
+
+
+@pytest.mark.parametrize("metadata", [{"quant_type": "int4", "group_size": "32"}, {f"{NAME}.quant_type": "int4"}])
+def test_a_quantized_weight_that_is_missing_leaves_no_orphaned_scales(store: Store, metadata: dict[str, str]) -> None:
+    parts, _ = stored_arrays(NAME, normal("a", 4, 128), "int4")
+    del parts[NAME]
+    linked(store, safetensors_bytes(parts, metadata))
+    with pytest.raises(CorruptDataError):
+        blobstore.open_model("m", store=store)
+
+
+def test_two_blobs_that_hold_the_same_tensor(store: Store) -> None:
+    one, two = (safetensors_bytes({"same": np.full(3, value, np.float32)}) for value in (1, 2))
+    link_by_hand(store, "m", {"same": one, "other": two})
+    with pytest.raises(CorruptDataError, match="two blobs hold the tensor 'same'") as caught:
+        blobstore.open_model("m", store=store)
+    assert (caught.value.model, caught.value.tensor) == ("m:latest", "same")
+    assert caught.value.blob == blob_path(store, two).name.replace("-", ":")
+
+
+def test_a_tensor_beyond_the_limits_is_refused(store: Store) -> None:
+    path = linked(store, raw_safetensors({NAME: {"dtype": "U8", "shape": [1] * 65, "data_offsets": [0, 1]}}, b"x"))
+    with pytest.raises(BlobStoreError, match="rank 65") as caught:
+        blobstore.open_model("m", store=store)
+    assert_names_all(caught.value, path)
