@@ -7,7 +7,9 @@ files: one that another program truncates while it is mapped ends the process wi
 
 from __future__ import annotations
 
+import errno
 import mmap
+import resource
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -15,11 +17,21 @@ from typing import Any, Literal, Self
 from blobstore.arrays import QuantizedArray
 from blobstore.digest import Digest
 from blobstore.documents import Descriptor, Manifest, ModelConfig
-from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, TensorNotFoundError, UsageError
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    DigestMismatchError,
+    NotFoundError,
+    TensorNotFoundError,
+    UnsupportedSourceError,
+    UsageError,
+    from_os_error,
+)
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.safetensors import read_header
 from blobstore.store import Store
+from blobstore.store.files import os_errors
 from blobstore.stored import stored_tensors
 from blobstore.tensors import Blob, Library, Tensor
 
@@ -37,12 +49,13 @@ class Model(Mapping[str, Tensor]):
         self.manifest = manifest
         self._store = store
         self._tensors: dict[str, Tensor] = {}
+        if verify:
+            self._verify_documents()
         for layer in manifest.tensor_layers:
             for tensor in self._open(layer, verify=verify):
                 if tensor.name in self._tensors:
-                    raise CorruptDataError(
-                        f"model {name}: two blobs hold the tensor {tensor.name!r}", tensor=tensor.name, model=str(name)
-                    )
+                    error = CorruptDataError(f"another blob holds the tensor {tensor.name!r} too", tensor=tensor.name)
+                    raise _located(error, name, layer)
                 self._tensors[tensor.name] = tensor
 
     def _open(self, layer: Descriptor, *, verify: bool) -> list[Tensor]:
@@ -50,12 +63,20 @@ class Model(Mapping[str, Tensor]):
             with self._store.blobs.open(layer) as reader:
                 header = read_header(reader)
                 header.check_limits(reader.name)
-                blob = Blob(layer.digest, reader.name, reader.identity, _mapped(reader), header.data_start)
+                blob = Blob(layer.digest, reader.name, reader.identity, _mapped(reader), header)
             if verify:
                 _verify(blob)
             return [Tensor(stored, blob) for stored in stored_tensors(header)]
         except BlobStoreError as error:
             raise _located(error, self.name, layer) from error
+
+    def _verify_documents(self) -> None:
+        for descriptor in self.manifest.descriptors:
+            if descriptor not in self.manifest.tensor_layers:
+                try:
+                    self._store.blobs.read(descriptor)
+                except BlobStoreError as error:
+                    raise _located(error, self.name, descriptor) from error
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor. Raises: TensorNotFoundError, which is a KeyError too."""
@@ -100,15 +121,20 @@ class Model(Mapping[str, Tensor]):
         ``names="ollama"`` (as Ollama's runner sees them): NAME, NAME_scale, NAME_qbias, NAME.global_scale;
         ``names="mlx"`` (as mlx-lm): ….weight, ….scales, ….biases, ….global_scale. Views or copies: as in `Tensor`.
 
-        Raises: UsageError for another word; UnsupportedSourceError when the library has no such dtype.
+        Raises: UsageError for another word; UnsupportedSourceError when the library has no such dtype, or two arrays
+        would have one name.
         """
         if names not in _ARRAY_NAMES:
             raise UsageError(f"unknown names {names!r}", hint="Use one of: ollama, mlx.")
-        return {
-            _ARRAY_NAMES[names](tensor.name, suffix): array
-            for tensor in self.values()
-            for suffix, array in _parts(tensor.array(library))
-        }
+        arrays: dict[str, Any] = {}
+        for tensor in self.values():
+            for suffix, array in _parts(tensor.array(library)):
+                key = _ARRAY_NAMES[names](tensor.name, suffix)
+                if key in arrays:
+                    message = f"model {self.name}: two arrays would have the name {key!r} in a flat dictionary"
+                    raise UnsupportedSourceError(message, tensor=tensor.name, model=str(self.name))
+                arrays[key] = array
+        return arrays
 
     def close(self) -> None:
         """Let go of the maps; each is freed with the last array taken from it."""
@@ -146,14 +172,24 @@ def read_document(store: Store, name: ModelName, manifest: Manifest, document: s
 def _mapped(reader: FileReader) -> mmap.mmap:
     # The size was checked on the open file just before: what is mapped is what was checked.
     try:
-        return mmap.mmap(reader.fileno(), reader.size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise CorruptDataError(f"can't map {reader.name}: {error}", path=reader.name) from error
+        return _map(reader)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise from_os_error(error, "map", reader.name) from error
+    # Python's maps keep a descriptor each, and a model of 126 layers has more blobs than the usual soft limit has files.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with os_errors("map", reader.name):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return _map(reader)
+
+
+def _map(reader: FileReader) -> mmap.mmap:
+    return mmap.mmap(reader.fileno(), reader.size, access=mmap.ACCESS_READ)
 
 
 def _verify(blob: Blob) -> None:
     if Digest.of(blob.data) != blob.digest:
-        raise CorruptDataError("its bytes are damaged: they are not its digest's", blob=str(blob.digest))
+        raise DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(blob.digest))
 
 
 def _located(error: BlobStoreError, model: ModelName, layer: Descriptor) -> BlobStoreError:

@@ -87,20 +87,24 @@ def read_header(reader: RangeReader) -> Header:
 
     Raises: HeaderError with ``rule`` and, where there is one, ``tensor``; ShortReadError when the file shrinks meanwhile.
     """
+    try:
+        text = _header_text(reader)
+        return parse_header(text, reader.size - _PREFIX.size - len(text))
+    except (HeaderError, LimitExceededError) as error:
+        raise _located(error, reader.name) from None
+
+
+def _header_text(reader: RangeReader) -> bytes:
     if reader.size < _PREFIX.size:
-        raise _invalid("F1", f"{reader.name} is no safetensors file: it has {reader.size} bytes, a header needs 8")
+        raise _invalid("F1", f"no safetensors file: it has {reader.size} bytes, a header needs 8")
     prefix = reader.read(0, _PREFIX.size)
     (length,) = _PREFIX.unpack(prefix)
     if length > MAX_HEADER:
         what = "a git-lfs pointer, not the file it stands for" if prefix == _GIT_LFS else "no safetensors file"
-        raise _invalid("F2", f"{reader.name} is {what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}")
+        raise _invalid("F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}")
     if _PREFIX.size + length > reader.size:
-        raise _invalid("F3", f"{reader.name} ends inside its header of {length:,} bytes")
-    text = reader.read(_PREFIX.size, length)
-    try:
-        return parse_header(text, reader.size - _PREFIX.size - length)
-    except (HeaderError, LimitExceededError) as error:
-        raise _located(error, reader.name) from None
+        raise _invalid("F3", f"the file ends inside its header of {length:,} bytes")
+    return reader.read(_PREFIX.size, length)
 
 
 def parse_header(text: bytes, data_size: int) -> Header:

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from blobstore.dtypes import DType
-from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError
+from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, quoted
 from blobstore.quant import Part, Quantization, QuantType
 from blobstore.safetensors import Header, TensorEntry
 
+_MAX_DIGITS = 9
 SUFFIXES = ("", ".scale", ".bias", ".global_scale")
 
 
@@ -62,10 +63,17 @@ def stored_tensors(header: Header) -> Iterator[StoredTensor]:
     shape, or its type can't be told; UnsupportedSourceError for a type that does not exist here.
     """
     companions = {name + suffix for name in header.tensors if _has_scale(header, name) for suffix in SUFFIXES[1:]}
+    described = {key.removesuffix(".quant_type") for key in header.metadata if key.endswith(".quant_type")}
+    if missing := sorted(described - header.tensors.keys()):
+        raise CorruptDataError(f"the quantized tensor {quoted(missing[0])} is missing", tensor=missing[0])
+    quantized = False
     for name in sorted(header.tensors.keys() - companions, key=lambda name: header.tensors[name].begin):
         entries = {suffix: header.tensors[name + suffix] for suffix in _suffixes(header, name)}
         quantization = _quantization(name, entries, header.metadata)
+        quantized = quantized or quantization is not None
         yield StoredTensor(name, entries, quantization)
+    if "quant_type" in header.metadata and not quantized:
+        raise CorruptDataError(f"the blob is called {header.metadata['quant_type']}, but holds no quantized tensor")
 
 
 def _has_scale(header: Header, name: str) -> bool:
@@ -100,7 +108,7 @@ def _described(name: str, metadata: Mapping[str, str], prefix: str) -> Quantizat
     text, size = metadata[f"{prefix}quant_type"], metadata.get(f"{prefix}group_size", "")
     try:
         quant_type = QuantType.parse(text)
-        group_size = int(size) if size.isascii() and size.isdigit() else 0
+        group_size = int(size) if size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS else 0
         return Quantization(quant_type, group_size if size else quant_type.group_sizes[0])
     except UsageError as error:
         raise UnsupportedSourceError(

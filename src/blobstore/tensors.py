@@ -24,7 +24,7 @@ from blobstore.dtypes import DType
 from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, from_os_error
 from blobstore.quant import QuantType
 from blobstore.ranges import FileIdentity
-from blobstore.safetensors import TensorEntry
+from blobstore.safetensors import Header, TensorEntry
 from blobstore.stored import SUFFIXES, StoredTensor
 
 Library = Literal["numpy", "torch", "mlx"]
@@ -41,18 +41,19 @@ _MLX_MAX_DIM = 2**31 - 1
 
 @dataclass(slots=True, eq=False)
 class Blob:
-    """A mapped blob. ``data`` is the whole file; ``data_start`` is where its data region begins."""
+    """A mapped blob: ``data`` is the whole file, ``header`` its validated header."""
 
     digest: Digest
     path: str
     identity: FileIdentity
     data: mmap.mmap
-    data_start: int
+    header: Header
     mlx_arrays: dict[str, Any] = field(default_factory=dict)
 
     def view(self, entry: TensorEntry) -> memoryview:
         """Return the bytes of one stored array, without a copy."""
-        return memoryview(self.data)[self.data_start + entry.begin : self.data_start + entry.end]
+        start = self.header.data_start
+        return memoryview(self.data)[start + entry.begin : start + entry.end]
 
 
 class Tensor:
@@ -130,7 +131,7 @@ class Tensor:
         if not isinstance(array, QuantizedArray):
             selected: Array = array[rows]
             return selected
-        if isinstance(rows, tuple) and len(rows) >= len(self.shape):
+        if _reaches_columns(rows, len(self.shape)):
             raise UsageError(f"{self.name!r} is quantized: index its rows, and the columns of the result")
         return kernels.dequantize(
             QuantizedArray(
@@ -184,7 +185,7 @@ class Tensor:
         if entry.nbytes == 0:
             return torch.empty(entry.shape, dtype=dtype)
         view = self._blob.view(entry)
-        if (self._blob.data_start + entry.begin) % max(1, entry.dtype.bits // 8):
+        if (self._blob.header.data_start + entry.begin) % max(1, entry.dtype.bits // 8):
             view = memoryview(bytearray(view))  # torch needs aligned memory, and a foreign file may have it odd
         with warnings.catch_warnings():
             # torch has no read-only tensors and says so; the docstring does too.
@@ -192,12 +193,16 @@ class Tensor:
             return torch.frombuffer(view, dtype=dtype).reshape(entry.shape)
 
     def _mlx_part(self, suffix: str, entry: TensorEntry) -> Any:
-        if entry.dtype in _NOT_IN_MLX or any(dim > _MLX_MAX_DIM for dim in entry.shape):
+        if not _fits_mlx(entry):
             raise UnsupportedSourceError(
                 f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}", tensor=self.name, blob=str(self.blob)
             )
         wrapped = _mlx_wrapped(self._blob, entry)
-        return _mlx_loaded(self._blob)[self.name + suffix] if wrapped is None else wrapped
+        if wrapped is not None:
+            return wrapped
+        if all(_fits_mlx(other) for other in self._blob.header.tensors.values()):
+            return _mlx_loaded(self._blob)[self.name + suffix]
+        return _mlx_of(_numpy_view(self._blob, entry), copy=True)  # mx.load takes all of a file or nothing
 
 
 _TORCH_NAMES = {
@@ -231,20 +236,42 @@ def _as_float32(array: Array | QuantizedArray[Array]) -> np.ndarray[Any, np.dtyp
     return kernels.dequantize(array) if isinstance(array, QuantizedArray) else array.astype(np.float32)
 
 
+def _reaches_columns(rows: Any, rank: int) -> bool:
+    """Return True when a numpy index says something about the last dimension of an array of that rank."""
+    items = rows if isinstance(rows, tuple) else (rows,)
+    if any(item is Ellipsis for item in items[:-1]):
+        return True
+    used = 0
+    for item in items:
+        is_mask = isinstance(item, np.ndarray | list) and np.asarray(item).dtype == bool
+        used += np.asarray(item).ndim if is_mask else item is not None and item is not Ellipsis
+    return used >= rank
+
+
+def _fits_mlx(entry: TensorEntry) -> bool:
+    return entry.dtype not in _NOT_IN_MLX and all(dim <= _MLX_MAX_DIM for dim in entry.shape)
+
+
+def _mlx_of(view: Array, *, copy: bool) -> Any:
+    """Return an mlx array of a numpy view: FP8 as uint8, as `mx.load` gives it. Raises: ValueError when it has to copy."""
+    import mlx.core as mx
+
+    if view.dtype == ml_dtypes.bfloat16:
+        return mx.asarray(view.view(np.uint16), copy=copy).view(mx.bfloat16)
+    return mx.asarray(view.view(np.uint8) if view.dtype.kind == "V" else view, copy=copy)
+
+
 def _mlx_wrapped(blob: Blob, entry: TensorEntry) -> Any:
     """Return an mlx array over the map without a copy, or None where MLX can't: without Metal, or for an odd address."""
     import mlx.core as mx
 
     if not mx.metal.is_available() or entry.nbytes == 0:
         return None
-    view = _numpy_view(blob, entry)
-    plain = view.view(np.uint16) if view.dtype == ml_dtypes.bfloat16 else view
     try:
-        wrapped = mx.asarray(plain.view(np.uint8) if plain.dtype.kind == "V" else plain, copy=False)
+        return _mlx_of(_numpy_view(blob, entry), copy=False)
     except (ValueError, BufferError) as error:
         _log.debug("MLX copies blob %s instead of wrapping it: %s", blob.digest, error)
         return None
-    return wrapped.view(mx.bfloat16) if entry.dtype is DType.BF16 else wrapped
 
 
 def _mlx_loaded(blob: Blob) -> dict[str, Any]:

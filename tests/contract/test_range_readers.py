@@ -29,7 +29,9 @@ def make_reader(request: pytest.FixtureRequest, tmp_path: Path) -> MakeReader:
     return make
 
 
-@pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, 1), (17, 300), (0, len(DATA)), (len(DATA), 0), (len(DATA) - 1, 1)])
+@pytest.mark.parametrize(
+    ("offset", "length"), [(0, 0), (0, 1), (17, 300), (0, len(DATA)), (len(DATA), 0), (len(DATA) - 1, 1)]
+)
 def test_reads_exactly_what_is_asked_for(make_reader: MakeReader, offset: int, length: int) -> None:
     reader = make_reader(DATA)
     assert reader.size == len(DATA)

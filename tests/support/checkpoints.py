@@ -39,7 +39,9 @@ def safetensors_bytes(tensors: Mapping[str, np.ndarray[Any, Any]], metadata: Map
         }
         offset += array.nbytes
     text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + b"".join(np.ascontiguousarray(array).tobytes() for array in tensors.values())
+    return (
+        struct.pack("<Q", len(text)) + text + b"".join(np.ascontiguousarray(array).tobytes() for array in tensors.values())
+    )
 
 
 def raw_safetensors(header: Mapping[str, Any] | bytes, data: bytes = b"") -> bytes:

@@ -28,7 +28,19 @@ LAYERS = (
     {"__init__", "__main__"},
 )
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich"}
-NUMPY_FREE = {"errors", "digest", "names", "dtypes", "quant", "strictjson", "documents", "ranges", "store", "safetensors", "stored"}
+NUMPY_FREE = {
+    "errors",
+    "digest",
+    "names",
+    "dtypes",
+    "quant",
+    "strictjson",
+    "documents",
+    "ranges",
+    "store",
+    "safetensors",
+    "stored",
+}
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 
 FILES = sorted(SOURCE.rglob("*.py"))

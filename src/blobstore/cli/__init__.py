@@ -13,7 +13,7 @@ import typer
 
 import blobstore
 from blobstore.cli import importing, models, running
-from blobstore.cli.output import fail
+from blobstore.cli.output import ReaderGoneError, emit, fail
 from blobstore.errors import BlobStoreError, UsageError
 
 EXIT_FAILED = 1
@@ -26,6 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for group in (importing, models, running):
@@ -36,7 +37,7 @@ def _show_version(wanted: bool) -> None:  # typer calls it with the flag's value
     if wanted:
         from blobstore import kernels
 
-        typer.echo(f"blobstore {blobstore.__version__} (kernels: {kernels.active().name})")
+        emit(f"blobstore {blobstore.__version__} (kernels: {kernels.active().name})")
         raise typer.Exit
 
 
@@ -62,7 +63,7 @@ def run(arguments: list[str]) -> int:
             from blobstore import kernels
 
             kernels.use(kernel)
-        return int(app(arguments, prog_name="blobstore", standalone_mode=False) or 0)
+        code = int(app(arguments, prog_name="blobstore", standalone_mode=False) or 0)
     except UsageError as error:
         fail(error.message, error.hint)
         return EXIT_WRONG_USE
@@ -72,10 +73,10 @@ def run(arguments: list[str]) -> int:
     except typer.TyperException as error:
         fail(error.format_message(), "blobstore COMMAND --help shows what a command takes.")
         return error.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away, as `head` does: nothing is wrong. Python would complain at exit.
+    except ReaderGoneError:
+        # Python would complain at exit about what it could not write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (KeyboardInterrupt, typer.Abort):
+    if code == EXIT_INTERRUPTED:  # typer's answer to Ctrl-C
         fail("interrupted")
-        return EXIT_INTERRUPTED
+    return code

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.output import JsonOption, StoreOption, count, printable, shape, show_json, show_table, size, store_at
+from blobstore.cli.output import (
+    JsonOption,
+    StoreOption,
+    count,
+    emit,
+    printable,
+    shape,
+    show_json,
+    show_table,
+    size,
+    store_at,
+)
 from blobstore.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -126,12 +137,10 @@ def _warn_of_left_out(made: ImportPlan) -> None:
 
 def _show_result(result: ImportResult) -> None:
     rate = result.source_bytes / max(result.seconds, 1e-3)
-    print(f"{result.name}   {result.digest.short}")
-    print(
-        f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight"
-    )
-    print(f"{result.blobs} blobs: {result.created} new ({size(result.new_bytes)}), {result.reused} were there")
-    print(f"{result.seconds:.2f} s, {size(int(rate))}/s")
+    emit(f"{result.name}   {result.digest.short}")
+    emit(f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight")
+    emit(f"{result.blobs} blobs: {result.created} new ({size(result.new_bytes)}), {result.reused} were there")
+    emit(f"{result.seconds:.2f} s, {size(int(rate))}/s")
 
 
 def _result_document(result: ImportResult) -> dict[str, Any]:
@@ -160,7 +169,7 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
         for blob_bytes in (sum(part.nbytes for part in tensor.parts),)
     ]
     show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows)
-    print(
+    emit(
         f"{len(made.blobs)} blobs, {count(made.parameters)} parameters, {size(made.stored_bytes)}, "
         f"{made.bits_per_weight:.2f} bits per weight"
     )

@@ -11,6 +11,7 @@ from blobstore.cli.output import (
     StoreOption,
     age,
     count,
+    emit,
     rfc3339,
     shape,
     show_facts,
@@ -105,7 +106,7 @@ def show(
         return
     _show_summary(summary, details)
     if tensors:
-        print()
+        emit()
         show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), [_tensor_row(tensor) for tensor in summary.tensors])
 
 
@@ -181,9 +182,9 @@ def rm(
             }
         )
         if not as_json:
-            print(f"Removed {full}: {len(removal.removed)} blobs, {size(freed)}")
+            emit(f"Removed {full}: {len(removal.removed)} blobs, {size(freed)}")
             if removal.reason is not None:
-                print(f"Kept {len(removal.kept)} blobs ({size(kept)}): {removal.reason}")
+                emit(f"Kept {len(removal.kept)} blobs ({size(kept)}): {removal.reason}")
     if as_json:
         show_json(documents)
 
@@ -200,4 +201,4 @@ def cp(
     if as_json:
         show_json({"source": str(old), "name": str(new)})
     else:
-        print(f"Copied {old} to {new}")
+        emit(f"Copied {old} to {new}")

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from blobstore.errors import from_os_error
+
 StoreOption = Annotated[
     str | None, typer.Option("--store", metavar="DIR", help="The store [default: $OLLAMA_MODELS, else ~/.ollama/models].")
 ]
@@ -26,6 +28,20 @@ def store_at(folder: str | None) -> Any:
     return open_store(folder or os.environ.get("OLLAMA_MODELS") or None)
 
 
+class ReaderGoneError(Exception):
+    """The reader of our output went away, as ``head`` does: nothing is wrong, and nobody is left to tell."""
+
+
+def emit(text: str = "", end: str = "\n") -> None:
+    """Print on stdout, at once. Raises: ReaderGoneError; StorageError when it can't be written."""
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        raise ReaderGoneError from None
+    except OSError as error:
+        raise from_os_error(error, "write to", "standard output") from error
+
+
 def fail(message: str, hint: str | None = None) -> None:
     """Print ``Error: …`` and, where there is one, ``Hint: …`` on stderr, one line each."""
     print(f"Error: {printable(message)}", file=sys.stderr)
@@ -35,7 +51,7 @@ def fail(message: str, hint: str | None = None) -> None:
 
 def show_json(document: Any) -> None:
     """Print one JSON document on stdout."""
-    print(json.dumps(document, indent=2, ensure_ascii=True))
+    emit(json.dumps(document, indent=2, ensure_ascii=True))
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -43,14 +59,14 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     cells = [list(headings), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
     for row in cells:
-        print("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        emit("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def show_facts(facts: Mapping[str, str]) -> None:
     """Print names and values, one pair a line, the values in one column."""
     width = max(map(len, facts))
     for name, value in facts.items():
-        print(f"{name.ljust(width)}   {printable(value)}")
+        emit(f"{name.ljust(width)}   {printable(value)}")
 
 
 def printable(text: str) -> str:

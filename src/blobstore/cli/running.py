@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Annotated
 
 import typer
 
-from blobstore.cli.output import JsonOption, StoreOption, show_json, store_at
+from blobstore.cli.output import JsonOption, StoreOption, emit, show_json, store_at
 
 _DEFAULT_TOKENS = 128
 
@@ -36,9 +35,8 @@ def run(
     for piece in mlx_lm.continue_text(model, tokenizer, prompt, max_tokens):
         pieces.append(piece)
         if not as_json:
-            sys.stdout.write(prompt + piece if len(pieces) == 1 else piece)
-            sys.stdout.flush()
+            emit(prompt + piece if len(pieces) == 1 else piece, end="")
     if as_json:
         show_json({"text": "".join(pieces), "tokens": len(pieces), "seconds": time.monotonic() - started})
     else:
-        print()
+        emit()

@@ -108,7 +108,9 @@ def _read_folder(folder: Path) -> Inventory:
 
 def _list(folder: Path) -> list[str]:
     try:
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_file())
+        with os.scandir(folder) as entries:
+            # Whatever is no folder: a dangling link or a FIFO is refused when it is opened, and does not vanish here.
+            return sorted(entry.name for entry in entries if not entry.is_dir())
     except OSError as error:
         raise from_os_error(error, "list", folder) from error
 

@@ -6,9 +6,10 @@ so several threads take one each; the result does not depend on their number.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,21 +74,21 @@ def write_blobs(plan: ImportPlan, ingest: Ingest, jobs: int, progress: Progress)
     work = _Work(ingest, progress)
     try:
         with ThreadPoolExecutor(jobs, thread_name_prefix="import") as pool:
-            futures = [pool.submit(work.write_blob, blob) for blob in plan.blobs]
+            futures = [pool.submit(work.write_blob, number, blob) for number, blob in enumerate(plan.blobs)]
             try:
-                wait(futures, return_when=FIRST_EXCEPTION)
+                wait(futures)
             except BaseException:
-                work.stopped.set()
+                work.stop_after(-1)
                 raise
-            finally:
-                # Blobs are started in plan order, so those before a failed one are running or done: only later ones go.
-                for future in futures:
-                    future.cancel()
-        blobs = [future.result() for future in futures if not future.cancelled()]
+        blobs = [future.result() for future in futures]
         work.readers.check_unchanged()
         return blobs
     finally:
         work.readers.close()
+
+
+class _StoppedError(Exception):
+    """A blob was given up because an earlier one in the plan failed, or the import was interrupted."""
 
 
 class _Work:
@@ -95,22 +96,38 @@ class _Work:
 
     def __init__(self, ingest: Ingest, progress: Progress) -> None:
         self.readers = SourceReaders()
-        self.stopped = threading.Event()
         self._ingest = ingest
         self._progress = progress
+        self._mutex = threading.Lock()
+        self._last: float = math.inf
 
-    def write_blob(self, blob: PlannedBlob) -> FinishedBlob:
-        header = blob.header
-        with self._ingest.writer(len(header) + blob.data_size) as writer:
-            writer.write(header)
-            for tensor in blob.tensors:
-                self._write_tensor(tensor, writer, blob.name)
-            return writer.finish()
+    def stop_after(self, number: int) -> None:
+        """Let the blobs behind ``number`` in the plan stop; those before it go on, since theirs may be the first error."""
+        with self._mutex:
+            self._last = min(self._last, number)
 
-    def _write_tensor(self, tensor: OutputTensor, writer: BlobWriter, blob_name: str) -> None:
+    def _check_wanted(self, number: int) -> None:
+        if number > self._last:
+            raise _StoppedError
+
+    def write_blob(self, number: int, blob: PlannedBlob) -> FinishedBlob:
+        """Write the plan's blob of that number. Raises: what went wrong; _StoppedError."""
+        try:
+            self._check_wanted(number)
+            header = blob.header
+            with self._ingest.writer(len(header) + blob.data_size) as writer:
+                writer.write(header)
+                for tensor in blob.tensors:
+                    self._write_tensor(number, tensor, writer, blob.name)
+                return writer.finish()
+        except BaseException:
+            self.stop_after(number)
+            raise
+
+    def _write_tensor(self, number: int, tensor: OutputTensor, writer: BlobWriter, blob_name: str) -> None:
         companions: list[list[Array]] = []
         for source in tensor.sources:
-            for start, chunk in self._chunks(source):
+            for start, chunk in self._chunks(number, source):
                 weights = chunk if source.dtype is tensor.dtype else _cast(chunk, tensor.dtype, source, start)
                 if tensor.quantization is None:
                     writer.write(_bytes(weights))
@@ -124,13 +141,12 @@ class _Work:
             for array in arrays:
                 writer.write(_bytes(array))
 
-    def _chunks(self, source: SourceTensor) -> Iterator[tuple[int, Array]]:
+    def _chunks(self, number: int, source: SourceTensor) -> Iterator[tuple[int, Array]]:
         """Yield ``(index of the first element, elements)`` of a tensor; each chunk lives until the next one."""
         reader = self.readers.reader(source.file)
         buffer = memoryview(bytearray(min(CHUNK, source.nbytes)))
         for done in range(0, source.nbytes, CHUNK):
-            if self.stopped.is_set():
-                raise InterruptedError
+            self._check_wanted(number)
             view = buffer[: min(CHUNK, source.nbytes - done)]
             reader.readinto(source.offset + done, view)
             yield done * 8 // source.dtype.bits, _elements(view, source.dtype)

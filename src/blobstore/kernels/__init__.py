@@ -89,11 +89,12 @@ def quantize(
     """Return ``array`` quantized along its last dimension.
 
     ``array``: BF16 (ml_dtypes), F16 or F32 of shape ``[..., rows, cols]``, rank 2 or more, cols a multiple of the group
-    size. The result owns new arrays (a non-contiguous or big-endian input is copied first). Affine scales and biases have the input's
-    dtype. The arithmetic is docs/quantization.md's, the same bits as ``mx.quantize`` for the affine types.
+    size. The result owns new arrays (a non-contiguous or big-endian input is copied first); affine scales and biases have
+    the input's dtype. The arithmetic is docs/quantization.md's: the same bits as ``mx.quantize`` for the affine types.
 
     Raises: UsageError (unknown type or method, rank under 2, a group that does not divide cols, another dtype);
-    UnsupportedSourceError (a dtype that safetensors has not); NonFiniteWeightError with the index of the first NaN or infinity.
+    UnsupportedSourceError (a dtype that safetensors has not); NonFiniteWeightError with the index of the first NaN or
+    infinity.
     """
     quantization = quantization_of(quant_type, group_size)
     check_method(method)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.documents import Descriptor, Manifest
-from blobstore.errors import BlobStoreError, BusyError, CorruptDataError, LimitExceededError
+from blobstore.errors import BlobStoreError, BusyError, CorruptDataError, LimitExceededError, StorageError
 from blobstore.names import ModelName
 from blobstore.store.blobs import BlobFolder
+from blobstore.store.files import os_errors
 from blobstore.store.ingest import BlobWriter, FinishedBlob, Ingest
 from blobstore.store.lock import StoreLock
 from blobstore.store.manifests import ManifestFolder
@@ -40,7 +41,13 @@ class Store:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         # Resolved once: the store may be reached through a link, but nothing below it may be one.
-        self.root = Path(root).expanduser().resolve()
+        try:
+            self.root = Path(root).expanduser().resolve()
+            is_folder = self.root.is_dir() or not os.path.lexists(self.root)
+        except (OSError, RuntimeError) as error:  # a loop of links, a ~user that does not exist
+            raise StorageError(f"can't open the store {root}: {error}", path=str(root)) from error
+        if not is_folder:
+            raise StorageError(f"the store {self.root} is no folder", path=str(self.root))
         private = self.root / PRIVATE
         self.blobs = BlobFolder(self.root / "blobs")
         self.manifests = ManifestFolder(self.root / "manifests")
@@ -74,8 +81,9 @@ class Store:
 
     def copy(self, source: ModelName, target: ModelName) -> None:
         """Give a model a second name; no blob is copied. An older model of that name is replaced."""
+        manifest = self.manifest(source)
         with self.ingest() as ingest:
-            ingest.commit([], target, self.manifest(source))
+            ingest.commit([], target, manifest)
 
     def remove(self, name: ModelName) -> Removal:
         """Remove a model: its manifest first, then those of its blobs that no other model needs.
@@ -83,6 +91,7 @@ class Store:
         Blobs stay when another import or removal is at work (it may be about to use them) or when any manifest can't be
         read (it may need them); the model is gone all the same. Raises: NotFoundError when there is no such model.
         """
+        self.manifests.require(name)
         with self._lock.shared():
             try:
                 orphans = self.manifest(name).descriptors
@@ -96,8 +105,8 @@ class Store:
             return Removal((), orphans, "another process is writing to the store")
 
     def _remove_unreferenced(self, candidates: tuple[Descriptor, ...]) -> Removal:
-        if strays := self.manifests.strays():
-            return Removal((), candidates, f"{strays[0]} may be a manifest, but its path is no model name")
+        if strays := [*self.manifests.strays(), *self._newer_manifests()]:
+            return Removal((), candidates, f"{strays[0]} may be a manifest that needs them")
         needed: set[Digest] = set()
         for name, manifest in self.models():
             if isinstance(manifest, BlobStoreError):
@@ -108,7 +117,16 @@ class Store:
             self.blobs.remove(digest)
         return Removal(tuple(orphans.values()))
 
+    def _newer_manifests(self) -> list[Path]:
+        # Ollama's later versions keep manifests in a second tree, which is not read here: its models need their blobs.
+        folder = self.root / "manifests-v2"
+        with os_errors("list", folder):
+            return sorted(folder.iterdir()) if folder.is_dir() else []
+
 
 def open_store(root: str | os.PathLike[str] | None = None) -> Store:
-    """Return the store in folder ``root``, or in Ollama's default folder ``~/.ollama/models``. Nothing is created yet."""
+    """Return the store in folder ``root``, or in Ollama's default folder ``~/.ollama/models``. Nothing is created yet.
+
+    Raises: StorageError when the path is something else than a folder.
+    """
     return Store(Path.home() / ".ollama" / "models" if root is None else root)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.documents import Descriptor
-from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError
+from blobstore.errors import BlobStoreError, CorruptDataError, DigestMismatchError, NotFoundError
 from blobstore.ranges import FileReader
 from blobstore.store.files import os_errors, remove_if_there
 
@@ -41,12 +41,12 @@ class BlobFolder:
     def read(self, descriptor: Descriptor) -> bytes:
         """Return the bytes of a small blob (a config, a JSON document), checked against its digest.
 
-        Raises: as `open`; CorruptDataError when the bytes are not the digest's.
+        Raises: as `open`; DigestMismatchError when the bytes are not the digest's.
         """
         with self.open(descriptor) as reader:
             data = reader.read(0, reader.size)
         if Digest.of(data) != descriptor.digest:
-            raise CorruptDataError(
+            raise DigestMismatchError(
                 f"blob {descriptor.digest} is damaged: its bytes are not its digest's", blob=str(descriptor.digest)
             )
         return data

@@ -96,7 +96,11 @@ class Ingest:
         with os_errors("write to the store", temporary_folder):
             self._folder = make_private_folder(temporary_folder)
             # Opened before the first write, so that syncfs on it reports every write error since.
-            self._lock = lock_file(self._folder / "lock")
+            try:
+                self._lock = lock_file(self._folder / "lock")
+            except OSError:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                raise
         self._count = 0
 
     def writer(self, size: int) -> BlobWriter:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from blobstore.documents import MAX_MANIFEST, Manifest
-from blobstore.errors import BlobStoreError, InvalidNameError, LimitExceededError, NotFoundError
+from blobstore.errors import BlobStoreError, InvalidNameError, LimitExceededError, NotFoundError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.files import create_file, make_folder, os_errors, remove_if_there, sync, sync_folder, write_all
@@ -23,34 +23,25 @@ class ManifestFolder:
         self.path = path
 
     def names(self) -> list[ModelName]:
-        """Return the names of all models, sorted. Files at another depth or with other names are no models."""
-        names = []
-        for parts in self._files(self.path, ()):
-            with suppress(InvalidNameError):
-                names.append(_name(parts))
-        return sorted(names)
+        """Return the names of all models, sorted. Links, and files at another depth or with other names, are no models."""
+        return sorted(name for path, is_link in self._entries() if not is_link and (name := self._name(path)) is not None)
 
     def strays(self) -> list[Path]:
-        """Return the files that lie where manifests lie, but whose path is no model name."""
-        strays = []
-        for parts in self._files(self.path, ()):
-            try:
-                _name(parts)
-            except InvalidNameError:
-                strays.append(self.path.joinpath(*parts))
-        return strays
+        """Return what lies where manifests lie and may be one, but is no model here: odd names, and links anywhere."""
+        return [path for path, is_link in self._entries() if is_link or self._name(path) is None]
 
-    def _files(self, folder: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        if not folder.exists():
-            return
-        with os_errors("list", folder), os.scandir(folder) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        for entry in found:
-            inner = (*parts, entry.name)
-            if len(inner) == _DEPTH and entry.is_file(follow_symlinks=False):
-                yield inner
-            elif len(inner) < _DEPTH and entry.is_dir(follow_symlinks=False):
-                yield from self._files(folder / entry.name, inner)
+    def _entries(self) -> Iterator[tuple[Path, bool]]:
+        """Yield the files at the depth of manifests and the links at any depth, and whether each is a link."""
+        with os_errors("list", self.path):
+            if self.path.exists():
+                yield from _walk(self.path, _DEPTH)
+
+    def _name(self, path: Path) -> ModelName | None:
+        host, namespace, model, tag = path.relative_to(self.path).parts
+        try:
+            return ModelName(host=host, namespace=namespace, model=model, tag=tag)
+        except InvalidNameError:
+            return None
 
     def read(self, name: ModelName) -> Manifest:
         """Return the manifest of ``name``, and the bytes it was read from.
@@ -66,7 +57,7 @@ class ManifestFolder:
                 raw = reader.read(0, reader.size)
             return Manifest.parse(raw, f"the manifest of {name}")
         except NotFoundError:
-            raise NotFoundError(f"model {str(name)!r} not found", model=str(name), path=str(path)) from None
+            raise _missing(name) from None
         except BlobStoreError as error:
             error.model = str(name)
             raise
@@ -94,12 +85,31 @@ class ManifestFolder:
             make_folder(folder)
 
     def link(self, name: ModelName, temporary: Path) -> None:
-        """Put a prepared manifest under ``name``, durably; an older one is replaced. Raises: StorageError."""
+        """Put a prepared manifest under ``name``, durably; an older one is replaced.
+
+        Raises: StorageError; the older manifest, if any, is back in its place then.
+        """
         path = self._path(name)
+        older = temporary.with_suffix(".older")
         with os_errors("write the manifest", path):
             self._refuse_links(name)
+            if _mode(path):
+                os.link(path, older, follow_symlinks=False)
             temporary.rename(path)
-            sync_folder(path.parent)
+            try:
+                sync_folder(path.parent)
+            except OSError:
+                if _mode(older):
+                    older.rename(path)
+                else:
+                    path.unlink()
+                raise
+
+    def require(self, name: ModelName) -> None:
+        """Raise NotFoundError when there is no manifest of that name; it is not read."""
+        with os_errors("look at", self._path(name)):
+            if not _mode(self._path(name)):
+                raise _missing(name)
 
     def remove(self, name: ModelName) -> None:
         """Remove a manifest and the folders that it leaves empty. Raises: NotFoundError when there is none."""
@@ -107,7 +117,7 @@ class ManifestFolder:
         self._refuse_links(name)
         with os_errors("remove the manifest", path):
             if not remove_if_there(path):
-                raise NotFoundError(f"model {str(name)!r} not found", model=str(name), path=str(path))
+                raise _missing(name)
             sync_folder(path.parent)
             for folder in list(path.parents)[: _DEPTH - 1]:
                 try:
@@ -122,12 +132,33 @@ class ManifestFolder:
         folder = self.path
         for part in name.path_parts[:-1]:
             folder /= part
-            if folder.is_symlink():
-                raise InvalidNameError(
+            with os_errors("look at", folder):
+                mode = _mode(folder)
+            if stat.S_ISLNK(mode):
+                raise StorageError(
                     f"the folder {folder} of model {name} is a symbolic link", model=str(name), path=str(folder)
                 )
 
 
-def _name(parts: tuple[str, ...]) -> ModelName:
-    host, namespace, model, tag = parts
-    return ModelName(host=host, namespace=namespace, model=model, tag=tag)
+def _mode(path: Path) -> int:
+    """Return a file's own mode, or 0 when nothing is there. Raises: OSError when that can't be told."""
+    try:
+        return path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def _missing(name: ModelName) -> NotFoundError:
+    return NotFoundError(f"model {str(name)!r} not found", model=str(name))
+
+
+def _walk(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        if entry.is_symlink():
+            yield Path(entry.path), True
+        elif depth == 1 and entry.is_file(follow_symlinks=False):
+            yield Path(entry.path), False
+        elif depth > 1 and entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path), depth - 1)
