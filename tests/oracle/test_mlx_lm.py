@@ -1,4 +1,4 @@
-"""Models built for mlx-lm: equal to the ones that mlx-lm builds itself, quantized layers as stored, experts in both forms."""
+"""Models for mlx-lm: equal to those that mlx-lm builds itself, quantized layers as stored, experts in both forms."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ def test_noise_gives_our_errors_only(raw: bytes) -> None:
     try:
         read_header(BytesReader(raw))
     except BlobStoreError as error:
-        assert error.rule or "limit" in error.message
+        described = error.rule or "limit" in error.message
+        assert described
 
 
 @pytest.mark.parametrize("text", ["<&>\u2028\u2029é😀", 'a"b\\c\n\x00\x7f'])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from blobstore.documents import SourceConfig
 from blobstore.dtypes import DType
 from blobstore.importer.inventory import Inventory, SourceFile, SourceTensor
 from blobstore.ranges import FileIdentity
 
-_FILE = SourceFile("/models/tiny/model.safetensors", "model.safetensors", FileIdentity(os.stat(__file__)), 4096, (), {})
+_FILE = SourceFile("/models/tiny/model.safetensors", "model.safetensors", FileIdentity(Path(__file__).stat()), 4096, (), {})
 
 
 def source_tensor(name: str, *shape: int, dtype: DType = DType.BF16) -> SourceTensor:

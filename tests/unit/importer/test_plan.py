@@ -89,7 +89,7 @@ def test_packed_group_is_one_blob_under_its_prefix(quant: str) -> None:
     assert _names(plan) == [f"{MLP}.gate.weight", "model.norm.weight", EXPERTS, f"{MLP}.shared_experts"]
     packed = plan.blobs[2]
     assert [tensor.name for tensor in packed.tensors] == [tensor.name for tensor in _experts(11)]
-    assert list(packed.entries)[0].startswith(f"{EXPERTS}.0.down_proj.weight")
+    assert next(iter(packed.entries)).startswith(f"{EXPERTS}.0.down_proj.weight")
     for blob in plan.blobs[2:]:
         (quantization,) = {tensor.quantization for tensor in blob.tensors}
         assert (str(quantization.quant_type) if quantization else "none") == quant
