@@ -37,10 +37,8 @@ def main() -> None:
     theirs = mx.array(weights.view(np.uint16)).view(mx.bfloat16)
     gigabytes = weights.nbytes / 1e9
     copy = best(weights.copy)
-    print(
     print("| type | quantize, GB/s | vs mx.quantize | vs a copy | dequantize, GB/s | vs mx.dequantize |")
     print("|---|---|---|---|---|---|")
-    )
     for name, group_size in CASES:
         quantized = kernels.quantize(weights, name, group_size=group_size)
         mode = {"group_size": group_size, "bits": quantized.quant_type.bits, "mode": quantized.quant_type.mode}
