@@ -43,6 +43,8 @@ MAX_REGISTRY_MANIFEST = 4 * 2**20
 MAX_LAYERS = 100_000
 MAX_CONFIG = 16 * 2**20
 MAX_INDEX = 256 * 2**20
+MAX_DOCUMENT = 256 * 2**20
+_NO_CONFIG = {"mediaType": "", "digest": "", "size": 0}
 MAX_BLOB = 2**48
 """Bytes of one blob: a size beyond it is a mistake or an attack, and nothing is allocated for it."""
 
@@ -132,6 +134,9 @@ class Manifest(_Document):
     def _is_one_image(cls, value: Any) -> Any:
         if isinstance(value, dict) and "manifests" in value:
             raise ValueError("an image index is not supported, only a manifest with layers")
+        # Go writes a missing config as a descriptor of empty fields.
+        if isinstance(value, dict) and value.get("config") == _NO_CONFIG:
+            value = {key: item for key, item in value.items() if key != "config"}
         # True == 1.0 == 1 in Python, and pydantic's Literal compares: the version has to be the integer.
         if isinstance(value, dict) and not isinstance(value.get("schemaVersion"), int | None):
             raise ValueError("schemaVersion is not 2")  # noqa: TRY004  # pydantic reports ValueErrors
@@ -191,16 +196,16 @@ class ModelConfig(_Document):
     """Ollama's config blob. Written by `encode` in Ollama's key order; read leniently, since GGUF models have one too."""
 
     model_format: str = ""
-    model_family: str = ""
+    model_family: str | None = ""
     model_families: list[str] | None = None
-    model_type: str = ""
-    file_type: str = ""
+    model_type: str | None = ""
+    file_type: str | None = ""
     renderer: str | None = None
     parser: str | None = None
     requires: str | None = None
     capabilities: list[str] | None = None
-    architecture: str = ""
-    os: str = ""
+    architecture: str | None = ""
+    os: str | None = ""
 
     @classmethod
     def parse(cls, raw: bytes, what: str = "config") -> ModelConfig:

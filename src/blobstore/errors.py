@@ -12,7 +12,7 @@ One class a kind of fault, so that a caller can tell "you asked for the wrong th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 _SHOWN = 80
 
@@ -46,8 +46,15 @@ class BlobStoreError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with all fields, so that an error survives a process boundary."""
-        fields = {key: value for key, value in self.__dict__.items() if key != "message"}
-        return (_rebuild, (type(self), self.message, fields))
+        return (_rebuild, (type(self), self.message, self._fields()))
+
+    def at(self, place: str, **fields: Any) -> Self:
+        """Return the same error with ``place`` before its message; ``fields`` fill those that it does not have yet."""
+        known = {key: value for key, value in self._fields().items() if value is not None}
+        return type(self)(f"{place}: {self.message}", **(fields | known))
+
+    def _fields(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("message", "__notes__")}
 
 
 def _rebuild(kind: type[BlobStoreError], message: str, fields: dict[str, Any]) -> BlobStoreError:

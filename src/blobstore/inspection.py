@@ -21,11 +21,14 @@ from blobstore.stored import StoredTensor, stored_tensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSummary:
-    """A stored model in short. ``size`` in bytes, every blob counted once; ``modified`` is its manifest's time, UTC."""
+    """A stored model in short.
+
+    ``size`` in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None when that is no date.
+    """
 
     name: ModelName
     id: Digest
-    modified: datetime
+    modified: datetime | None
     size: int
     parameters: int
     quant_type: str
@@ -85,7 +88,7 @@ def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary
     return ModelSummary(
         name=name,
         id=manifest.digest,
-        modified=datetime.fromtimestamp(store.manifests.modified(name), UTC),
+        modified=_moment(store.manifests.modified(name)),
         size=sum({blob.digest: blob.size for blob in manifest.descriptors}.values()),
         parameters=sum(tensor.parameters for tensor in tensors),
         quant_type=_model_type(_config(store, manifest), tensors),
@@ -119,10 +122,17 @@ def _model_type(config: ModelConfig, tensors: list[StoredTensor]) -> str:
     Sensitive layers of a 4-bit model are kept in 8 bits, so a count alone would call a small int4 model int8.
     """
     weights = weights_by_type(tensors)
-    if config.file_type in weights:
-        return config.file_type
+    if config.file_type in weights or not weights:
+        return config.file_type or ""
     quantized = {tensor.type_name for tensor in tensors if tensor.quantization is not None}
     return next((kind for kind in weights if kind in quantized), next(iter(weights), ""))
+
+
+def _moment(seconds: float) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def weights_by_type(tensors: Iterable[StoredTensor]) -> dict[str, int]:

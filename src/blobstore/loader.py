@@ -7,7 +7,6 @@ files: one that another program truncates while it is mapped ends the process wi
 
 from __future__ import annotations
 
-import errno
 import mmap
 import resource
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ from blobstore.errors import (
     TensorNotFoundError,
     UnsupportedSourceError,
     UsageError,
-    from_os_error,
+    quoted,
 )
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
@@ -35,6 +34,7 @@ from blobstore.store.files import os_errors
 from blobstore.stored import stored_tensors
 from blobstore.tensors import Blob, Library, Tensor
 
+_OTHER_FILES = 256
 Names = Literal["ollama", "mlx"]
 
 
@@ -49,6 +49,11 @@ class Model(Mapping[str, Tensor]):
         self.manifest = manifest
         self._store = store
         self._tensors: dict[str, Tensor] = {}
+        self._closed = False
+        if not manifest.tensor_layers:
+            message = f"model {name} has no tensor blobs: it is of another kind, GGUF perhaps"
+            raise UnsupportedSourceError(message, model=str(name))
+        _allow_descriptors(len(manifest.tensor_layers))
         if verify:
             self._verify_documents()
         for layer in manifest.tensor_layers:
@@ -83,7 +88,8 @@ class Model(Mapping[str, Tensor]):
         try:
             return self._tensors[name]
         except KeyError:
-            message = f"model {self.name} has no tensor {name!r}"
+            reason = "is closed" if self._closed else f"has no tensor {quoted(name)}"
+            message = f"model {self.name} {reason}"
             raise TensorNotFoundError(message, tensor=name, model=str(self.name)) from None
 
     def __contains__(self, name: object) -> bool:
@@ -139,6 +145,7 @@ class Model(Mapping[str, Tensor]):
     def close(self) -> None:
         """Let go of the maps; each is freed with the last array taken from it."""
         self._tensors.clear()
+        self._closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +157,10 @@ class Model(Mapping[str, Tensor]):
 def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> Model:
     """Return a stored model, every blob of it validated and mapped. ``verify`` also reads and hashes every blob.
 
-    Raises: InvalidNameError; NotFoundError (no such model, a missing blob), CorruptDataError (a blob that is short, long,
+    A soft limit of open files that is too low for the model is raised, as far as the hard limit allows.
+
+    Raises: InvalidNameError; UnsupportedSourceError (no tensor blobs: a GGUF model); NotFoundError (no such model, a missing
+    blob), CorruptDataError (a blob that is short, long,
     or no valid file; companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each with
     ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
     """
@@ -171,20 +181,21 @@ def read_document(store: Store, name: ModelName, manifest: Manifest, document: s
 
 def _mapped(reader: FileReader) -> mmap.mmap:
     # The size was checked on the open file just before: what is mapped is what was checked.
-    try:
-        return _map(reader)
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise from_os_error(error, "map", reader.name) from error
-    # Python's maps keep a descriptor each, and a model of 126 layers has more blobs than the usual soft limit has files.
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with os_errors("map", reader.name):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return _map(reader)
+        return mmap.mmap(reader.fileno(), reader.size, access=mmap.ACCESS_READ)
 
 
-def _map(reader: FileReader) -> mmap.mmap:
-    return mmap.mmap(reader.fileno(), reader.size, access=mmap.ACCESS_READ)
+def _allow_descriptors(blobs: int) -> None:
+    """Raise the process's soft limit of open files, where it is too low for a model of so many blobs.
+
+    Python's maps keep a descriptor each and so do MLX's arrays, and a dense model of 126 layers has 1,137 blobs where
+    Linux's usual soft limit is 1,024 files.
+    """
+    needed = 2 * blobs + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _verify(blob: Blob) -> None:
@@ -194,13 +205,8 @@ def _verify(blob: Blob) -> None:
 
 def _located(error: BlobStoreError, model: ModelName, layer: Descriptor) -> BlobStoreError:
     """Return the error with the model and the blob in its message and fields."""
-    located = type(error)(
-        f"model {model}: blob {layer.digest} ({layer.name}): {error.message}", hint=error.hint, rule=error.rule
-    )
-    located.model, located.blob = str(model), str(layer.digest)
-    located.tensor = error.tensor or layer.name
-    located.path, located.errno = error.path, error.errno
-    return located
+    place = f"model {model}: blob {layer.digest} ({layer.name})"
+    return error.at(place, model=str(model), blob=str(layer.digest), tensor=layer.name)
 
 
 def _parts(array: Any) -> Iterator[tuple[str, Any]]:

@@ -24,6 +24,8 @@ _log = logging.getLogger("blobstore.mlx_lm")
 
 _NUMBERED = re.compile(r"(?P<parent>.+)\.experts\.(?P<expert>[0-9]+)\.(?P<projection>[^.]+)\.(?P<part>weight|scales|biases)")
 _STACKED = re.compile(r"(?P<parent>.+)\.experts\.(?P<projection>[^.]+)\.(?P<part>weight|scales|biases)")
+_DRAFT_TENSORS = "draft."
+_DRAFT_DOCUMENTS = "draft/"
 _EXPERT_MODULES = ("switch_mlp", "experts.switch_glu", "experts")
 
 
@@ -42,9 +44,14 @@ def load(name: str | ModelName, *, store: Store) -> tuple[Any, Any]:
 
 
 def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> Iterator[str]:
-    """Yield the continuation of ``prompt``, the text of one token at a time, at temperature 0, until the model ends it."""
+    """Yield the continuation of ``prompt``, the text of one token at a time, at temperature 0, until the model ends it.
+
+    Raises: UsageError for an empty prompt, or one that is no Unicode text.
+    """
     from mlx_lm import stream_generate
 
+    if not prompt or any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise UsageError("the prompt is empty" if not prompt else "the prompt is no valid text")
     for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens):
         yield response.text
 
@@ -82,7 +89,8 @@ def _import_utils() -> Any:
 
 
 def _weights(model: Model) -> dict[str, Any]:
-    weights: dict[str, Any] = model.arrays("mlx", names="mlx")
+    arrays = model.arrays("mlx", names="mlx")
+    weights = {name: array for name, array in arrays.items() if not name.startswith(_DRAFT_TENSORS)}
     for name in weights:
         if name.endswith(".global_scale"):
             raise UnsupportedSourceError(f"{name!r}: double-scaled nvfp4 layers can't be run yet", model=str(model.name))
@@ -143,7 +151,7 @@ def _tokenizer(model: Model) -> Any:
     """Return mlx-lm's tokenizer for the stored tokenizer files, which it can only read from a folder."""
     config = parse_object(model.document(CONFIG_NAME), CONFIG_NAME, rule="Q1")
     with tempfile.TemporaryDirectory(prefix="blobstore-tokenizer-") as folder:
-        for name in model.documents():
+        for name in (name for name in model.documents() if not name.startswith(_DRAFT_DOCUMENTS)):
             try:
                 Path(folder, file_name(name)).write_bytes(model.document(name))
             except InvalidNameError as error:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-from blobstore.errors import InvalidNameError
+from blobstore.errors import InvalidNameError, quoted
 
 DEFAULT_HOST = "registry.ollama.ai"
 DEFAULT_NAMESPACE = "library"
@@ -97,12 +97,6 @@ def _check(pattern: re.Pattern[str], longest: int, text: str, part: str) -> None
         raise InvalidNameError(f"not a model name: the {part} {text!r} has a character that it may not have", rule="N1")
 
 
-def model_part(text: str) -> str:
-    """Return ``text`` as the model part of a name, or raise InvalidNameError: for names made from file names."""
-    _check(_PART, _MAX_PART, text, "model")
-    return text
-
-
 def relative_path(text: object) -> str:
     """Return ``text`` unchanged when it is a relative path of ordinary names (rule P1); ``~`` and ``%`` are plain text.
 
@@ -111,15 +105,18 @@ def relative_path(text: object) -> str:
     """
     if not isinstance(text, str):
         raise InvalidNameError(f"not a file name: {text!r}", rule="P1")
-    encoded = text.encode("utf-8", "surrogatepass")
-    if len(encoded) > _MAX_PATH_BYTES:
+    try:
+        nbytes = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidNameError(f"not a file name: {quoted(text)} is not UTF-8", rule="P1") from None
+    if nbytes > _MAX_PATH_BYTES:
         raise InvalidNameError(f"not a file name: longer than {_MAX_PATH_BYTES} bytes", rule="P1")
     if any(character in "\\:" or not (character.isprintable() or ord(character) > _LAST_CONTROL) for character in text):
         raise InvalidNameError(f"not a file name: {text!r} has a character that no file name here may have", rule="P1")
     for segment in text.split("/"):
         if segment in ("", ".", "..") or segment.lower() == ".git":
             raise InvalidNameError(f"not a file name: {text!r} has the segment {segment!r}", rule="P1")
-        if len(segment.encode("utf-8", "surrogatepass")) > _MAX_FILE_NAME_BYTES:
+        if len(segment.encode()) > _MAX_FILE_NAME_BYTES:
             raise InvalidNameError(f"not a file name: a segment is longer than {_MAX_FILE_NAME_BYTES} bytes", rule="P1")
     return text
 

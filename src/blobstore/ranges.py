@@ -63,6 +63,8 @@ class FileReader:
             self._fd = os.open(self.name, flags)
         except OSError as error:
             raise from_os_error(error, "open", self.name) from error
+        except ValueError as error:  # a NUL in the path
+            raise StorageError(f"can't open {self.name!r}: {error}", path=self.name) from error
         status = os.fstat(self._fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(self._fd)

@@ -20,6 +20,7 @@ Offsets in `TensorEntry` count from the start of the data region, as in the file
 from __future__ import annotations
 
 import gc
+import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from typing import Any
 
 from blobstore import strictjson
 from blobstore.dtypes import DTYPE_BY_NAME, DType
-from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError, quoted
+from blobstore.errors import HeaderError, LimitExceededError, quoted
 from blobstore.ranges import RangeReader
 from blobstore.strictjson import Reason, StrictJsonError
 
@@ -37,6 +38,7 @@ MAX_TENSORS = 1_000_000
 MAX_RANK = 64
 MAX_NAME_BYTES = 65_536
 _MAX_U64 = 2**64 - 1
+_MAX_I64 = 2**63 - 1
 _PREFIX = struct.Struct("<Q")
 _METADATA = "__metadata__"
 _GIT_LFS = b"version "
@@ -71,13 +73,15 @@ class Header:
         """Raise LimitExceededError, naming ``file``, when the tensors could not become arrays and blobs here.
 
         A header beyond these limits is valid and can be listed: over 1,000,000 tensors, a rank over 64 (numpy's own
-        limit), a name over 64 KiB.
+        limit) or dimensions that overflow 63 bits, a name over 64 KiB.
         """
         if len(self.tensors) > MAX_TENSORS:
             raise _beyond(f"{len(self.tensors):,} tensors, at most {MAX_TENSORS:,}", file)
         for name, entry in self.tensors.items():
             if len(entry.shape) > MAX_RANK:
                 raise _beyond(f"{quoted(name)} has rank {len(entry.shape)}, at most {MAX_RANK}", file, name)
+            if math.prod(max(dim, 1) for dim in entry.shape) * entry.dtype.bits > 8 * _MAX_I64:
+                raise _beyond(f"the dimensions of {quoted(name)} overflow 63 bits", file, name)
             if len(name) * 4 > MAX_NAME_BYTES and len(name.encode()) > MAX_NAME_BYTES:
                 raise _beyond(f"the tensor name {quoted(name)} is over {MAX_NAME_BYTES:,} bytes", file)
 
@@ -91,7 +95,7 @@ def read_header(reader: RangeReader) -> Header:
         text = _header_text(reader)
         return parse_header(text, reader.size - _PREFIX.size - len(text))
     except (HeaderError, LimitExceededError) as error:
-        raise _located(error, reader.name) from None
+        raise error.at(reader.name, path=reader.name) from None
 
 
 def _header_text(reader: RangeReader) -> bytes:
@@ -260,8 +264,3 @@ def _invalid(rule: str, what: str, tensor: str | None = None) -> HeaderError:
 
 def _beyond(what: str, file: str, tensor: str | None = None) -> LimitExceededError:
     return LimitExceededError(f"{file}: limit exceeded: {what}", path=file, tensor=tensor)
-
-
-def _located(error: BlobStoreError, file: str) -> BlobStoreError:
-    """Return the error of a header's text with the file in its message and fields."""
-    return type(error)(f"{file}: {error.message}", path=file, rule=error.rule, tensor=error.tensor)

@@ -6,6 +6,7 @@ its own memory when the array is evaluated; with Metal it wraps the map where it
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import mmap
@@ -21,7 +22,7 @@ from blobstore import kernels
 from blobstore.arrays import QuantizedArray, numpy_dtype
 from blobstore.digest import Digest
 from blobstore.dtypes import DType
-from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, from_os_error
+from blobstore.errors import CorruptDataError, StorageError, UnsupportedSourceError, UsageError, from_os_error, quoted
 from blobstore.quant import QuantType
 from blobstore.ranges import FileIdentity
 from blobstore.safetensors import Header, TensorEntry
@@ -118,7 +119,12 @@ class Tensor:
         return array
 
     def dequantize(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return the values as a new float32 array of `shape`; an unquantized tensor is converted."""
+        """Return the values as a new float32 array of `shape`; an unquantized tensor is converted.
+
+        Raises: UnsupportedSourceError for complex values.
+        """
+        if self.dtype is DType.C64:
+            raise UnsupportedSourceError(f"{quoted(self.name)} is complex: float32 can't hold it", tensor=self.name)
         return _as_float32(self.numpy())
 
     def __getitem__(self, rows: Any) -> Array:
@@ -176,8 +182,7 @@ class Tensor:
         return _numpy_view(self._blob, entry)
 
     def _torch_part(self, _: str, entry: TensorEntry) -> Any:
-        import torch
-
+        torch = _library("torch", "Install the extra: pip install 'blobstore[torch]'.")
         name = _TORCH_NAMES.get(entry.dtype)
         dtype = getattr(torch, name, None) if name else None
         if dtype is None:
@@ -252,10 +257,21 @@ def _fits_mlx(entry: TensorEntry) -> bool:
     return entry.dtype not in _NOT_IN_MLX and all(dim <= _MLX_MAX_DIM for dim in entry.shape)
 
 
+def _library(name: str, hint: str) -> Any:
+    """Return an optional library. Raises: UsageError with the hint when it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(f"{name.split('.', maxsplit=1)[0]} is not installed", hint=hint) from error
+
+
+def _mlx() -> Any:
+    return _library("mlx.core", "MLX exists for macOS on Apple silicon and for Linux.")
+
+
 def _mlx_of(view: Array, *, copy: bool) -> Any:
     """Return an mlx array of a numpy view: FP8 as uint8, as `mx.load` gives it. Raises: ValueError when it has to copy."""
-    import mlx.core as mx
-
+    mx = _mlx()
     if view.dtype == ml_dtypes.bfloat16:
         return mx.asarray(view.view(np.uint16), copy=copy).view(mx.bfloat16)
     return mx.asarray(view.view(np.uint8) if view.dtype.kind == "V" else view, copy=copy)
@@ -263,8 +279,7 @@ def _mlx_of(view: Array, *, copy: bool) -> Any:
 
 def _mlx_wrapped(blob: Blob, entry: TensorEntry) -> Any:
     """Return an mlx array over the map without a copy, or None where MLX can't: without Metal, or for an odd address."""
-    import mlx.core as mx
-
+    mx = _mlx()
     if not mx.metal.is_available() or entry.nbytes == 0:
         return None
     try:
@@ -276,8 +291,7 @@ def _mlx_wrapped(blob: Blob, entry: TensorEntry) -> Any:
 
 def _mlx_loaded(blob: Blob) -> dict[str, Any]:
     """Return the blob's arrays as `mx.load` gives them, lazily read from the file that was validated and mapped."""
-    import mlx.core as mx
-
+    mx = _mlx()
     if not blob.mlx_arrays:
         try:
             now = FileIdentity(Path(blob.path).stat(follow_symlinks=False))
@@ -285,5 +299,8 @@ def _mlx_loaded(blob: Blob) -> dict[str, Any]:
             raise from_os_error(error, "load", blob.path) from error
         if now != blob.identity:
             raise CorruptDataError(f"blob {blob.digest} was replaced since the model was opened", blob=str(blob.digest))
-        blob.mlx_arrays = dict(mx.load(blob.path, format="safetensors"))  # type: ignore[arg-type]  # a dict for this format
+        try:
+            blob.mlx_arrays = mx.load(blob.path, format="safetensors")
+        except RuntimeError as error:  # what MLX says when it can't open the file
+            raise StorageError(f"MLX can't load blob {blob.digest}: {error}", blob=str(blob.digest)) from error
     return blob.mlx_arrays

@@ -11,7 +11,7 @@ from support.corpus import Case, accepted, case_id, load, refusal, rejected
 from blobstore.digest import Digest
 from blobstore.documents import ShardIndex
 from blobstore.errors import DocumentError, InvalidDigestError, InvalidNameError, UsageError
-from blobstore.names import DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, file_name, model_part, relative_path
+from blobstore.names import DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, file_name, relative_path
 
 COUNTS = {"header": (184, 54), "name": (57, 11), "digest": (34, 2), "path": (22, 5), "manifest": (48, 10), "index": (14, 2)}
 
@@ -69,7 +69,6 @@ def test_names_to_refuse(case: Case) -> None:
 def test_no_name_part_takes_what_no_name_may_hold(case: Case) -> None:
     part = text(case)
     for make in (
-        lambda: model_part(part),
         lambda: ModelName(model=part),
         lambda: ModelName(model="m", tag=part),
         lambda: ModelName(model="m", namespace=part),

@@ -5,6 +5,7 @@ Nothing heavy is imported here or at the top of the command files: ``--help`` an
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -58,6 +59,9 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a narrow encoding is no reason to fail
     try:
         if kernel := os.environ.get("BLOBSTORE_KERNELS"):
             from blobstore import kernels

@@ -162,12 +162,7 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
     if as_json:
         show_json(_plan_document(made))
         return
-    rows = [
-        (tensor.name, _type(tensor), shape(tensor.shape), size(blob_bytes))
-        for blob in made.blobs
-        for tensor in blob.tensors
-        for blob_bytes in (sum(part.nbytes for part in tensor.parts),)
-    ]
+    rows = [(tensor.name, _type(tensor), shape(tensor.shape), size(tensor.nbytes)) for tensor in made.tensors]
     show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows)
     emit(
         f"{len(made.blobs)} blobs, {count(made.parameters)} parameters, {size(made.stored_bytes)}, "

@@ -25,6 +25,8 @@ from blobstore.names import ModelName
 if TYPE_CHECKING:
     from blobstore.inspection import BrokenModel, ModelDetails, ModelSummary
 
+_LONGEST_REASON = 120
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")]
 
 
@@ -61,7 +63,7 @@ def _list_row(model: ModelSummary) -> tuple[str, ...]:
 
 
 def _broken_row(model: BrokenModel) -> tuple[str, ...]:
-    return (str(model.name), "", "", "broken", "", model.error.message)
+    return (str(model.name), "", "", "broken", "", model.error.message[:_LONGEST_REASON])
 
 
 def _list_item(model: ModelSummary | BrokenModel) -> dict[str, Any]:
@@ -117,9 +119,9 @@ def _show_summary(summary: ModelSummary, details: ModelDetails) -> None:
         "name": str(summary.name),
         "id": str(summary.id),
         "architecture": details.architecture,
-        "parameters": f"{count(summary.parameters)} ({summary.parameters:,})",
-        "type": summary.quant_type,
-        "weights": ", ".join(f"{kind} {count(number)}" for kind, number in weights_by_type(summary.tensors).items()),
+        "parameters": f"{count(summary.parameters)} ({summary.parameters:,})" if summary.parameters else None,
+        "type": summary.quant_type or None,
+        "weights": ", ".join(f"{kind} {count(number)}" for kind, number in weights_by_type(summary.tensors).items()) or None,
         "context length": details.context_length,
         "embedding length": details.embedding_length,
         "capabilities": ", ".join(details.capabilities) or None,
@@ -169,7 +171,10 @@ def rm(
     """Remove models, and the blobs that no other model needs."""
     opened = store_at(store)
     documents = []
-    for full in [ModelName.parse(name) for name in names]:
+    wanted = [ModelName.parse(name) for name in names]
+    for full in wanted:
+        opened.manifests.require(full)  # all or none: a typing error must not remove half of them
+    for full in wanted:
         removal = opened.remove(full)
         freed, kept = (sum(blob.size for blob in blobs) for blobs in (removal.removed, removal.kept))
         documents.append(

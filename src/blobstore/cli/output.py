@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
-from blobstore.errors import from_os_error
+from blobstore.errors import UsageError, from_os_error
 
 StoreOption = Annotated[
     str | None, typer.Option("--store", metavar="DIR", help="The store [default: $OLLAMA_MODELS, else ~/.ollama/models].")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
+_LONGEST_MESSAGE = 1000
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -25,6 +26,8 @@ def store_at(folder: str | None) -> Any:
     """Return the store that ``--store``, the environment or the default names."""
     from blobstore.store import open_store
 
+    if folder == "":
+        raise UsageError("--store is empty", hint="Is a variable unset?")
     return open_store(folder or os.environ.get("OLLAMA_MODELS") or None)
 
 
@@ -44,7 +47,8 @@ def emit(text: str = "", end: str = "\n") -> None:
 
 def fail(message: str, hint: str | None = None) -> None:
     """Print ``Error: …`` and, where there is one, ``Hint: …`` on stderr, one line each."""
-    print(f"Error: {printable(message)}", file=sys.stderr)
+    text = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
+    print(f"Error: {printable(text)}", file=sys.stderr)
     if hint:
         print(f"Hint: {printable(hint)}", file=sys.stderr)
 
@@ -69,9 +73,14 @@ def show_facts(facts: Mapping[str, str]) -> None:
         emit(f"{name.ljust(width)}   {printable(value)}")
 
 
-def printable(text: str) -> str:
-    """Return ``text`` with control characters, bidirectional marks and unpaired surrogates as Python escapes."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+def printable(text: str, keep: str = "") -> str:
+    """Return ``text`` with what a terminal would act on as Python escapes, but not the characters of ``keep``.
+
+    That is control characters, bidirectional marks and unpaired surrogates.
+    """
+    return "".join(
+        character if character.isprintable() or character in keep else repr(character)[1:-1] for character in text
+    )
 
 
 def size(nbytes: int) -> str:
@@ -97,8 +106,10 @@ def count(number: int) -> str:
     return str(number)
 
 
-def age(moment: datetime) -> str:
+def age(moment: datetime | None) -> str:
     """Return how long ago a moment was: ``2 hours ago``."""
+    if moment is None:
+        return "unknown"
     seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
     for length, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= length:
@@ -107,6 +118,6 @@ def age(moment: datetime) -> str:
     return "just now"
 
 
-def rfc3339(moment: datetime) -> str:
+def rfc3339(moment: datetime | None) -> str | None:
     """Return a UTC moment in RFC 3339, whole seconds."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return None if moment is None else moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from blobstore.cli.output import JsonOption, StoreOption, emit, show_json, store_at
+from blobstore.cli.output import JsonOption, StoreOption, emit, printable, show_json, store_at
 
 _DEFAULT_TOKENS = 128
 
@@ -35,7 +35,7 @@ def run(
     for piece in mlx_lm.continue_text(model, tokenizer, prompt, max_tokens):
         pieces.append(piece)
         if not as_json:
-            emit(prompt + piece if len(pieces) == 1 else piece, end="")
+            emit(printable(prompt + piece if len(pieces) == 1 else piece, keep="\n\t"), end="")
     if as_json:
         show_json({"text": "".join(pieces), "tokens": len(pieces), "seconds": time.monotonic() - started})
     else:

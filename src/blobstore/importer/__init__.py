@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.documents import CONFIG_MEDIA_TYPE, JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.errors import UsageError
+from blobstore.errors import InvalidNameError, UsageError
 from blobstore.importer.inventory import read_inventory
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.plan import ImportPlan, make_plan
@@ -128,6 +128,14 @@ def default_name(source: str | os.PathLike[str], options: ImportOptions) -> Mode
     """
     path = Path(os.path.abspath(source))  # noqa: PTH100  # resolve() would follow a link to another name
     stem = path.stem if path.name.endswith(".safetensors") else path.name
+    try:
+        return _named(stem, options)
+    except InvalidNameError as error:
+        error.hint = "Give the model a name: blobstore import SOURCE NAME."
+        raise
+
+
+def _named(stem: str, options: ImportOptions) -> ModelName:
     return ModelName(model=stem, tag=options.quant_type.value if options.quant_type is not None else "latest")
 
 
@@ -139,7 +147,7 @@ def run_plan(
         raise UsageError(f"an import needs at least one thread, not {jobs}")
     started = time.monotonic()
     with store.ingest() as ingest:
-        tensor_blobs = write_blobs(plan, ingest, jobs or os.cpu_count() or 1, progress or _silent)
+        tensor_blobs = write_blobs(plan, ingest, jobs or _usable_cores(), progress or _silent)
         document_blobs = [ingest.put(data) for data in plan.documents.values()]
         config_blob = ingest.put(plan.config.encode())
         manifest = _manifest(plan, tensor_blobs, document_blobs, config_blob)
@@ -158,6 +166,11 @@ def run_plan(
         bits_per_weight=plan.bits_per_weight,
         seconds=time.monotonic() - started,
     )
+
+
+def _usable_cores() -> int:
+    # A container or taskset may leave fewer than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _manifest(

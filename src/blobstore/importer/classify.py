@@ -7,10 +7,11 @@ are never mistaken for weights, and refused by name.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from blobstore.dtypes import DType
-from blobstore.errors import UnsupportedSourceError
+from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.importer.inventory import Inventory, SourceTensor
 
 
@@ -26,17 +27,32 @@ class SourceKind(enum.Enum):
     INT_PACKED = "AWQ, GPTQ or another packed integer format"
 
 
-_SIGNS = (
-    # The most telling sign first: compressed-tensors and ModelOpt both have weight_scale, as FP8 has.
-    (".weight_packed", SourceKind.COMPRESSED_NVFP4),
-    (".weight_scale_2", SourceKind.MODELOPT_NVFP4),
-    (".weight_scale_inv", SourceKind.BLOCK_FP8),
-    (".weight_scale", SourceKind.BLOCK_FP8),
-    (".qweight", SourceKind.INT_PACKED),
-    (".scales", SourceKind.MLX),
-    ("_blocks", SourceKind.GPT_OSS_MXFP4),
-)
 _FP8 = frozenset({DType.F8_E4M3, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
+_BYTES = frozenset({DType.U8})
+_WORDS = frozenset({DType.U32})
+_INTEGERS = frozenset({DType.I32, DType.U32, DType.I64})
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What shows a kind: a name with ``suffix`` beside the same name with ``partner`` of one of the ``dtypes``."""
+
+    suffix: str
+    partner: str
+    dtypes: frozenset[DType]
+    kind: SourceKind
+
+
+# The most telling sign first: compressed-tensors and ModelOpt both have weight_scale, as FP8 has.
+_SIGNS = (
+    Sign(".weight_packed", ".weight_packed", _BYTES, SourceKind.COMPRESSED_NVFP4),
+    Sign(".weight_packed", ".weight_packed", _INTEGERS, SourceKind.INT_PACKED),
+    Sign(".weight_scale_2", ".weight", _BYTES, SourceKind.MODELOPT_NVFP4),
+    Sign(".weight", ".weight", _FP8, SourceKind.BLOCK_FP8),
+    Sign(".qweight", ".qweight", _INTEGERS, SourceKind.INT_PACKED),
+    Sign(".scales", ".weight", _WORDS, SourceKind.MLX),
+    Sign("_blocks", "_scales", _BYTES, SourceKind.GPT_OSS_MXFP4),
+)
 
 
 def classify(inventory: Inventory) -> SourceKind:
@@ -44,32 +60,21 @@ def classify(inventory: Inventory) -> SourceKind:
 
     Raises: UnsupportedSourceError naming the kind and the tensor that shows it.
     """
-    kind, sign = _recognise(inventory.tensors.values())
-    if kind is not SourceKind.FLOAT:
-        raise UnsupportedSourceError(
-            f"{inventory.path} is {kind.value}: {sign.name!r} ({sign.dtype}) shows it, and only BF16, F16 and F32 weights"
-            " are imported so far",
-            tensor=sign.name,
-            path=inventory.path,
-            hint="Import the unquantized checkpoint.",
-        )
-    return kind
+    for sign in _SIGNS:
+        for tensor in inventory.tensors.values():
+            if _shows(sign, tensor, inventory.tensors):
+                raise UnsupportedSourceError(
+                    f"{inventory.path} is {sign.kind.value}: {quoted(tensor.name)} ({tensor.dtype}) shows it, "
+                    "and only BF16, F16 and F32 weights are imported so far",
+                    tensor=tensor.name,
+                    path=inventory.path,
+                    hint="Import the unquantized checkpoint.",
+                )
+    return SourceKind.FLOAT
 
 
-def _recognise(tensors: Iterable[SourceTensor]) -> tuple[SourceKind, SourceTensor]:
-    by_suffix: dict[str, SourceTensor] = {}
-    fp8 = last = None
-    for last in tensors:
-        for suffix, _ in _SIGNS:
-            if last.name.endswith(suffix):
-                by_suffix.setdefault(suffix, last)
-        if last.dtype in _FP8 and last.name.endswith(".weight"):
-            fp8 = fp8 or last
-    for suffix, kind in _SIGNS:
-        if suffix in by_suffix:
-            return kind, by_suffix[suffix]
-    if fp8 is not None:
-        return SourceKind.BLOCK_FP8, fp8
-    if last is None:
-        raise UnsupportedSourceError("a checkpoint without tensors has no kind")
-    return SourceKind.FLOAT, last
+def _shows(sign: Sign, tensor: SourceTensor, tensors: Mapping[str, SourceTensor]) -> bool:
+    if not tensor.name.endswith(sign.suffix):
+        return False
+    partner = tensors.get(tensor.name.removesuffix(sign.suffix) + sign.partner)
+    return partner is not None and partner.dtype in sign.dtypes

@@ -9,27 +9,31 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from blobstore.documents import CONFIG_NAME, MAX_INDEX, ShardIndex, SourceConfig
+from blobstore.documents import CONFIG_NAME, MAX_DOCUMENT, MAX_INDEX, ShardIndex, SourceConfig
 from blobstore.dtypes import DType
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
     DocumentError,
+    InvalidNameError,
     LimitExceededError,
     NotFoundError,
+    StorageError,
     UnsupportedSourceError,
     from_os_error,
+    quoted,
 )
+from blobstore.names import file_name
 from blobstore.ranges import FileIdentity, FileReader
 from blobstore.safetensors import Header, read_header
 
 INDEX_NAME = "model.safetensors.index.json"
-MAX_DOCUMENT = 256 * 2**20
 _SHARD_NAME = re.compile(r"model-(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6})\.safetensors", re.ASCII)
 _OTHER_WEIGHTS = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.npz", "*.h5", "*.msgpack")
 
@@ -83,10 +87,14 @@ def read_inventory(source: str | os.PathLike[str]) -> Inventory:
     LimitExceededError, StorageError.
     """
     path = Path(source)
-    if path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise NotFoundError(f"no file or folder at {path}", path=str(path)) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise StorageError(f"can't look at {path}: {error}", path=str(path)) from error
+    if stat.S_ISDIR(mode):
         return _read_folder(path)
-    if not path.exists():
-        raise NotFoundError(f"no file or folder at {path}", path=str(path))
     if path.name.endswith(".index.json"):
         raise UnsupportedSourceError(f"{path} is a shard index", hint=f"Give its folder: {path.parent}")
     file, header = _read_file(path)
@@ -132,12 +140,13 @@ def _choose(folder: Path, names: list[str]) -> list[str]:
 
 def _check_complete(folder: Path, shards: list[str]) -> None:
     """Raise when the shards' own names, ``model-00001-of-00003.safetensors``, say that one is missing."""
-    for name in shards:
-        if match := _SHARD_NAME.fullmatch(name):
-            total, width = int(match["total"]), len(match["number"])
-            numbers = (f"model-{number:0{width}}-of-{match['total']}.safetensors" for number in range(1, total + 1))
-            if missing := next((other for other in numbers if other not in shards), None):
-                raise NotFoundError(f"{folder} has {name}, but {missing} is missing", path=str(folder / missing))
+    present = set(shards)
+    claims = {match["total"]: match for name in shards if (match := _SHARD_NAME.fullmatch(name))}
+    for total, match in claims.items():
+        width = len(match["number"])
+        names = (f"model-{number:0{width}}-of-{total}.safetensors" for number in range(1, int(total) + 1))
+        if missing := next((name for name in names if name not in present), None):
+            raise NotFoundError(f"{folder} has {match[0]}, but {missing} is missing", path=str(folder / missing))
 
 
 def _weights_hint(names: list[str]) -> str | None:
@@ -149,6 +158,7 @@ def _weights_hint(names: list[str]) -> str | None:
 
 
 def _read_file(path: Path) -> tuple[SourceFile, Header]:
+    _check_storable(path)
     with FileReader(path) as reader:
         header = read_header(reader)
         header.check_limits(reader.name)
@@ -203,7 +213,16 @@ def _is_document(name: str) -> bool:
     return name.endswith(".json") and not name.endswith(".safetensors.index.json")
 
 
+def _check_storable(path: Path) -> None:
+    """Raise unless the file's name can be a name in a manifest, and a file again later."""
+    try:
+        file_name(path.name)
+    except InvalidNameError as error:
+        raise UnsupportedSourceError(f"{quoted(str(path))} can't be stored: {error}", path=str(path)) from None
+
+
 def _read_document(path: Path) -> bytes:
+    _check_storable(path)
     with FileReader(path) as reader:
         if reader.size > MAX_DOCUMENT:
             raise LimitExceededError(f"limit exceeded: {path} has {reader.size:,} bytes, at most {MAX_DOCUMENT:,}")

@@ -14,6 +14,7 @@ PAGE = 16_384
 """Apple's page size, and a multiple of everybody else's."""
 _PAGE_ALIGNED_FROM = 2**20
 _DEFAULT_ALIGNMENT = 8
+_MAX_ALIGNMENT = 2**20
 
 
 class Experts(enum.Enum):
@@ -151,6 +152,6 @@ def _experts(text: str) -> Experts:
 
 
 def _alignment(value: int | None) -> int | None:
-    if value is not None and (value < _DEFAULT_ALIGNMENT or value & (value - 1)):
-        raise UsageError(f"an alignment of {value} is no power of two from 8 on")
+    if value is not None and (not _DEFAULT_ALIGNMENT <= value <= _MAX_ALIGNMENT or value & (value - 1)):
+        raise UsageError(f"an alignment of {value} is no power of two from {_DEFAULT_ALIGNMENT} to {_MAX_ALIGNMENT:,}")
     return value

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from blobstore import strictjson
 from blobstore.documents import CONFIG_NAME, MAX_LAYERS, ModelConfig
@@ -46,12 +47,17 @@ class OutputTensor:
         return tuple(self.quantization.parts(self.shape, self.dtype))
 
     @property
+    def nbytes(self) -> int:
+        """Stored bytes, scales and biases included."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
     def parameters(self) -> int:
         """Number of weights, before packing."""
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlannedBlob:
     """One blob: its layer name, its tensors in stored order, its metadata."""
 
@@ -60,7 +66,7 @@ class PlannedBlob:
     metadata: Mapping[str, str]
     options: ImportOptions
 
-    @property
+    @cached_property
     def entries(self) -> dict[str, TensorEntry]:
         """The header entries of all stored arrays."""
         return lay_out(
@@ -70,9 +76,9 @@ class PlannedBlob:
     @property
     def data_size(self) -> int:
         """Bytes of the data region."""
-        return sum(part.nbytes for tensor in self.tensors for part in tensor.parts)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
-    @property
+    @cached_property
     def header(self) -> bytes:
         """The bytes before the data: length prefix, canonical JSON, padding."""
         return encode_header(self.entries, self.metadata, self.options.header_alignment(self.data_size))
@@ -259,7 +265,9 @@ def _check_readable(blobs: Iterable[PlannedBlob]) -> None:
     for blob in blobs:
         planned = {tensor.name: tensor.quantization for tensor in blob.tensors}
         try:
-            read = {tensor.name: tensor.quantization for tensor in stored_tensors(Header(blob.entries, blob.metadata, 0))}
+            header = Header(blob.entries, blob.metadata, len(blob.header))
+            header.check_limits(f"blob {blob.name[:80]}")
+            read = {tensor.name: tensor.quantization for tensor in stored_tensors(header)}
         except CorruptDataError as error:
             raise UnsupportedSourceError(f"{blob.name!r} could not be read back: {error}", tensor=error.tensor) from None
         if read != planned:

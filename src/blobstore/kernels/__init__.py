@@ -98,6 +98,7 @@ def quantize(
     """
     quantization = quantization_of(quant_type, group_size)
     check_method(method)
+    array = np.asarray(array)
     dtype = dtype_of(array)
     if not dtype.is_float:
         raise UsageError(f"only BF16, F16 and F32 arrays can be quantized, not {dtype}")
@@ -131,21 +132,36 @@ def dequantize(quantized: QuantizedArray[Array], *, kernel: Kernel | None = None
 
     ``code * scale + bias`` for the affine types, ``code * scale`` (``* global_scale``) for the others, each operation
     rounded to float32.
+
+    Raises: UsageError when the arrays' shapes or dtypes are not those of the type.
     """
     kernel = kernel or _active
     quantization = quantized.quantization
+    _check_parts(quantized)
     out = np.empty(quantized.shape, np.float32)
     words, scales = (_flat(part) for part in (quantized.weight, quantized.scale))
     if quantization.quant_type.is_affine:
-        if quantized.bias is None:
-            raise UsageError(f"a {quantization.quant_type} array needs a bias")
-        biases = _flat(quantized.bias)
+        biases = _flat(np.asarray(quantized.bias))
         bits, group_size = quantization.quant_type.bits, quantization.group_size
         kernel.dequantize_affine(words, scales, biases, bits, group_size, out.reshape(-1))
     else:
         factor = 1.0 if quantized.global_scale is None else float(np.asarray(quantized.global_scale).reshape(-1)[0])
         kernel.dequantize_fp(words, scales.view(np.uint8), quantization.quant_type, factor, out.reshape(-1))
     return out
+
+
+def _check_parts(quantized: QuantizedArray[Array]) -> None:
+    """Raise UsageError unless weight, scale and bias have the shapes and dtypes that the type says."""
+    given = [part for part in (quantized.weight, quantized.scale, quantized.bias) if part is not None]
+    wanted = list(quantized.quantization.parts(quantized.shape, dtype_of(quantized.scale)))
+    described = [(dtype_of(part), part.shape) for part in given]
+    if described != [(part.dtype, part.shape) for part in wanted] or not _scales_fit(quantized):
+        shown = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in described)
+        raise UsageError(f"no {quantized.quantization} array has the parts {shown}")
+
+
+def _scales_fit(quantized: QuantizedArray[Array]) -> bool:
+    return not quantized.quant_type.is_affine or dtype_of(quantized.scale).is_float
 
 
 def _flat(part: Array) -> Array:

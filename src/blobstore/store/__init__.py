@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class Store:
         try:
             self.root = Path(root).expanduser().resolve()
             is_folder = self.root.is_dir() or not os.path.lexists(self.root)
-        except (OSError, RuntimeError) as error:  # a loop of links, a ~user that does not exist
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an unknown ~user, a NUL
             raise StorageError(f"can't open the store {root}: {error}", path=str(root)) from error
         if not is_folder:
             raise StorageError(f"the store {self.root} is no folder", path=str(self.root))
@@ -60,12 +61,19 @@ class Store:
 
         The store's lock is held shared meanwhile. Raises: BusyError while a clean-up holds it alone; StorageError.
         """
+        self._remove_dead_ingests()
         with self._lock.shared():
             ingest = Ingest(self.blobs, self.manifests, self._temporary_folder)
             try:
                 yield ingest
             finally:
                 ingest.close()
+
+    def _remove_dead_ingests(self) -> None:
+        # Whoever has the lock alone knows that no ingest lives: what lies there was left by killed ones.
+        if self._temporary_folder.exists():
+            with suppress(BusyError), self._lock.exclusive(wait_s=0):
+                shutil.rmtree(self._temporary_folder, ignore_errors=True)
 
     def models(self) -> Iterator[tuple[ModelName, Manifest | BlobStoreError]]:
         """Yield every model by name, sorted, with its manifest, or with the error that reading it gave."""
@@ -100,6 +108,7 @@ class Store:
             self.manifests.remove(name)
         try:
             with self._lock.exclusive():
+                self.manifests.remove_empty_folders(name)
                 return self._remove_unreferenced(orphans)
         except BusyError:
             return Removal((), orphans, "another process is writing to the store")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from blobstore.digest import Digest
-from blobstore.documents import Descriptor
-from blobstore.errors import BlobStoreError, CorruptDataError, DigestMismatchError, NotFoundError
+from blobstore.documents import MAX_DOCUMENT, Descriptor
+from blobstore.errors import BlobStoreError, CorruptDataError, DigestMismatchError, LimitExceededError, NotFoundError
 from blobstore.ranges import FileReader
 from blobstore.store.files import os_errors, remove_if_there
 
@@ -38,11 +38,16 @@ class BlobFolder:
             )
         return reader
 
-    def read(self, descriptor: Descriptor) -> bytes:
+    def read(self, descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> bytes:
         """Return the bytes of a small blob (a config, a JSON document), checked against its digest.
 
-        Raises: as `open`; DigestMismatchError when the bytes are not the digest's.
+        Raises: as `open`; LimitExceededError for a large one; DigestMismatchError when the bytes are not the digest's.
         """
+        if descriptor.size > limit:
+            message = (
+                f"limit exceeded: blob {descriptor.digest} has {descriptor.size:,} bytes, at most {limit:,} for a document"
+            )
+            raise LimitExceededError(message, blob=str(descriptor.digest))
         with self.open(descriptor) as reader:
             data = reader.read(0, reader.size)
         if Digest.of(data) != descriptor.digest:

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import secrets
 import sys
 from collections.abc import Iterator
@@ -62,8 +63,8 @@ def _find_syncfs() -> ctypes._NamedFuncPointer | None:
 
 
 def _kernel_version() -> tuple[int, int]:
-    major, minor, *_ = os.uname().release.split("-")[0].split(".")
-    return int(major), int(minor)
+    match = re.match(r"([0-9]+)\.([0-9]+)", os.uname().release)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 _syncfs = _find_syncfs()

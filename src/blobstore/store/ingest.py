@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from blobstore.digest import Digest
 from blobstore.documents import Manifest
-from blobstore.errors import CorruptDataError
+from blobstore.errors import CorruptDataError, StorageError
 from blobstore.names import ModelName
 from blobstore.store.blobs import BlobFolder
 from blobstore.store.files import (
@@ -95,6 +95,7 @@ class Ingest:
         self._manifests = manifests
         with os_errors("write to the store", temporary_folder):
             self._folder = make_private_folder(temporary_folder)
+            _check_one_file_system(self._folder, blobs.path)
             # Opened before the first write, so that syncfs on it reports every write error since.
             try:
                 self._lock = lock_file(self._folder / "lock")
@@ -144,3 +145,10 @@ class Ingest:
         """Remove the folder with everything that was not committed."""
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
+
+
+def _check_one_file_system(folder: Path, blobs: Path) -> None:
+    # Blobs are renamed into place, and one syncfs is for all of them.
+    if blobs.exists() and blobs.stat().st_dev != folder.stat().st_dev:
+        folder.rmdir()
+        raise StorageError(f"{blobs} is on another file system than {folder.parent}: they must be on one", path=str(blobs))

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from blobstore.errors import BusyError
 from blobstore.store.files import FILE_MODE, make_folder, os_errors
+
+_POLL_S = 0.02
 
 
 def lock_file(path: Path, kind: int = fcntl.LOCK_EX) -> int:
@@ -34,26 +37,33 @@ class StoreLock:
         self._path = path
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Hold the lock beside other sharers. Raises: BusyError while it is held alone; StorageError."""
-        with self._held(fcntl.LOCK_SH):
+    def shared(self, wait_s: float = 10) -> Iterator[None]:
+        """Hold the lock beside other sharers. Raises: BusyError when it is held alone for ``wait_s``; StorageError."""
+        with self._held(fcntl.LOCK_SH, wait_s):
             yield
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold the lock alone. Raises: BusyError while anybody else holds it; StorageError."""
-        with self._held(fcntl.LOCK_EX):
+    def exclusive(self, wait_s: float = 1) -> Iterator[None]:
+        """Hold the lock alone. Raises: BusyError when anybody else holds it for ``wait_s`` seconds; StorageError."""
+        with self._held(fcntl.LOCK_EX, wait_s):
             yield
 
     @contextmanager
-    def _held(self, kind: int) -> Iterator[None]:
+    def _held(self, kind: int, wait_s: float) -> Iterator[None]:
         with os_errors("write to the store", self._path.parent):
             make_folder(self._path.parent)
-            try:
-                fd = lock_file(self._path, kind)
-            except BlockingIOError:
-                raise BusyError(f"the store is in use by another process ({self._path})", path=str(self._path)) from None
+            fd = self._wait(kind, time.monotonic() + wait_s)
         try:
             yield
         finally:
             os.close(fd)
+
+    def _wait(self, kind: int, until: float) -> int:
+        while True:
+            try:
+                return lock_file(self._path, kind)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    message = f"the store is in use by another process ({self._path})"
+                    raise BusyError(message, path=str(self._path)) from None
+                time.sleep(_POLL_S)

@@ -71,18 +71,20 @@ class ManifestFolder:
     def prepare(self, name: ModelName, manifest: Manifest, temporary: Path) -> None:
         """Write a manifest to the path ``temporary``, durably, and make its folder: all that needs space on the disk.
 
-        Raises: StorageError; nothing is visible yet.
+        A copy of an older manifest of that name is kept beside it, for `link`. Raises: StorageError, also when something
+        else than a file has the name; nothing is visible yet.
         """
-        folder = self._path(name).parent
-        with os_errors("write the manifest", self._path(name)):
-            fd = create_file(temporary)
-            try:
-                write_all(fd, memoryview(manifest.raw))
-                sync(fd)
-            finally:
-                os.close(fd)
-            self._refuse_links(name)
-            make_folder(folder)
+        path = self._path(name)
+        self._refuse_links(name)
+        with os_errors("write the manifest", path):
+            older = _mode(path)
+            if older and not stat.S_ISREG(older):
+                raise StorageError(f"{path} is in the way: it is no manifest file", path=str(path))
+            if older:
+                with FileReader(path, follow=False) as reader:
+                    _write_durably(_older(temporary), reader.read(0, reader.size))
+            _write_durably(temporary, manifest.raw)
+            make_folder(path.parent)
 
     def link(self, name: ModelName, temporary: Path) -> None:
         """Put a prepared manifest under ``name``, durably; an older one is replaced.
@@ -90,17 +92,14 @@ class ManifestFolder:
         Raises: StorageError; the older manifest, if any, is back in its place then.
         """
         path = self._path(name)
-        older = temporary.with_suffix(".older")
+        self._refuse_links(name)
         with os_errors("write the manifest", path):
-            self._refuse_links(name)
-            if _mode(path):
-                os.link(path, older, follow_symlinks=False)
             temporary.rename(path)
             try:
                 sync_folder(path.parent)
             except OSError:
-                if _mode(older):
-                    older.rename(path)
+                if _mode(_older(temporary)):
+                    _older(temporary).rename(path)
                 else:
                     path.unlink()
                 raise
@@ -112,18 +111,21 @@ class ManifestFolder:
                 raise _missing(name)
 
     def remove(self, name: ModelName) -> None:
-        """Remove a manifest and the folders that it leaves empty. Raises: NotFoundError when there is none."""
+        """Remove a manifest, durably. Raises: NotFoundError when there is none."""
         path = self._path(name)
         self._refuse_links(name)
         with os_errors("remove the manifest", path):
             if not remove_if_there(path):
                 raise _missing(name)
             sync_folder(path.parent)
-            for folder in list(path.parents)[: _DEPTH - 1]:
-                try:
-                    folder.rmdir()
-                except OSError:
-                    break  # not empty
+
+    def remove_empty_folders(self, name: ModelName) -> None:
+        """Remove the folders that a removed manifest left empty. Only for a holder of the store's exclusive lock."""
+        for folder in list(self._path(name).parents)[: _DEPTH - 1]:
+            try:
+                folder.rmdir()
+            except OSError:
+                break  # not empty
 
     def _path(self, name: ModelName) -> Path:
         return self.path.joinpath(*name.path_parts)
@@ -146,6 +148,19 @@ def _mode(path: Path) -> int:
         return path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return 0
+
+
+def _older(temporary: Path) -> Path:
+    return temporary.with_suffix(".older")
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    fd = create_file(path)
+    try:
+        write_all(fd, memoryview(data))
+        sync(fd)
+    finally:
+        os.close(fd)
 
 
 def _missing(name: ModelName) -> NotFoundError:
