@@ -141,6 +141,6 @@ def test_a_blobs_folder_on_another_disk_is_an_error(disk: Path, source: Path, tm
     store.root.mkdir()
     (disk / "blobs").mkdir()
     (store.root / "blobs").symlink_to(disk / "blobs")
-    assert_refused(run("import", source, "--store", store.root), store, "cross-device link")
+    assert_refused(run("import", source, "--store", store.root), store, "another file system")
     assert list((disk / "blobs").iterdir()) == []
     assert list(store.models()) == []

@@ -213,6 +213,7 @@ def test_killed_at_any_moment(tmp_path: Path, rounds: int) -> None:
             time.sleep(moments.uniform(0, 0.1))
             child.kill()
         started = private_folders(store)
+        assert len(started) <= 1  # the next import removes what a killed one left
         assert wrong_digests(store) == []
         blobstore.open_model(OLD, store=store, verify=True).close()
         if NEW in dict(store.models()):
@@ -224,4 +225,4 @@ def test_killed_at_any_moment(tmp_path: Path, rounds: int) -> None:
 
 def private_folders(store: Store) -> set[str]:
     """Return the private folders of imports, of those that were killed too."""
-    return {path.name for path in (store.root / ".blobstore/tmp").iterdir()}
+    return {path.name for path in store.root.glob(".blobstore/tmp/*")}

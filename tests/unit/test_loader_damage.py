@@ -129,7 +129,8 @@ def test_a_damaged_document(store: Store) -> None:
     layer = layer_by_hand(store, "config.json", b'{"a":1}') | {"mediaType": "application/vnd.ollama.image.json"}
     path = manifest_path(store, "m")
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
+    weights = layer_by_hand(store, "x", safetensors_bytes({"x": normal("x", 3)}))
+    path.write_text(json.dumps({"schemaVersion": 2, "layers": [weights, layer]}))
     blob_path(store, b'{"a":1}').write_bytes(b'{"a":2}')
     with pytest.raises(CorruptDataError):
         blobstore.open_model("m", store=store, verify=True)

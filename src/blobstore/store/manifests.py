@@ -71,16 +71,16 @@ class ManifestFolder:
     def prepare(self, name: ModelName, manifest: Manifest, temporary: Path) -> None:
         """Write a manifest to the path ``temporary``, durably, and make its folder: all that needs space on the disk.
 
-        A copy of an older manifest of that name is kept beside it, for `link`. Raises: StorageError, also when something
-        else than a file has the name; nothing is visible yet.
+        A copy of an older manifest of that name is kept beside it, for `link`. Raises: StorageError, also when a folder has
+        the name; nothing is visible yet.
         """
         path = self._path(name)
         self._refuse_links(name)
         with os_errors("write the manifest", path):
             older = _mode(path)
-            if older and not stat.S_ISREG(older):
-                raise StorageError(f"{path} is in the way: it is no manifest file", path=str(path))
-            if older:
+            if stat.S_ISDIR(older):
+                raise StorageError(f"{path} is in the way: it is a folder", path=str(path))
+            if stat.S_ISREG(older):
                 with FileReader(path, follow=False) as reader:
                     _write_durably(_older(temporary), reader.read(0, reader.size))
             _write_durably(temporary, manifest.raw)
