@@ -1,0 +1,128 @@
+"""Two at once: imports and removals in one folder, a lock that is held for a moment, what killed imports left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.stores import commit_model
+
+from blobstore.errors import BlobStoreError, BusyError, StorageError
+from blobstore.names import ModelName
+from blobstore.store import Store, ingest, open_store
+
+HOLD = """
+import sys, time
+from blobstore.store import open_store
+store = open_store(sys.argv[1])
+with getattr(store._lock, sys.argv[2])():
+    print("held", flush=True)
+    time.sleep(float(sys.argv[3]))
+"""
+
+
+def holder(store: Store, kind: str, seconds: float) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(store.root), kind, str(seconds)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def test_a_sibling_removed_in_mid_commit_takes_nothing_along(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_model(store, "x:old", b"old")
+    real = ingest.sync_file_system
+
+    def remove_meanwhile(fd: int) -> None:
+        store.remove(ModelName.parse("x:old"))
+        real(fd)
+
+    monkeypatch.setattr(ingest, "sync_file_system", remove_meanwhile)
+    commit_model(store, "x:new", b"new")
+    assert [str(name) for name, _ in store.models()] == ["x:new"]
+
+
+def test_siblings_removed_at_once(store: Store) -> None:
+    for _ in range(20):
+        tags = [ModelName.parse(f"x:{number}") for number in range(4)]
+        for tag in tags:
+            commit_model(store, str(tag), str(tag).encode())
+        errors: list[BlobStoreError] = []
+
+        def remove(tag: ModelName, errors: list[BlobStoreError] = errors) -> None:
+            try:
+                open_store(store.root).remove(tag)
+            except BlobStoreError as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=remove, args=[tag]) for tag in tags]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert list(store.models()) == []
+
+
+def test_a_folder_in_the_way_of_a_manifest(store: Store) -> None:
+    (store.root / "manifests/registry.ollama.ai/library/m/latest").mkdir(parents=True)
+    with pytest.raises(StorageError, match="in the way"):
+        commit_model(store, "m", b"one")
+    assert not list(store.root.glob("blobs/*"))
+
+
+def test_a_lock_held_for_a_moment_is_waited_for(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    with holder(store, "exclusive", 0.5):
+        commit_model(store, "n", b"two")
+    assert len(list(store.models())) == 2
+
+
+def test_a_lock_held_on_is_an_error(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    with holder(store, "exclusive", 30) as child:
+        try:
+            with pytest.raises(BusyError, match="in use"), store._lock.shared(wait_s=0.1):
+                pass
+        finally:
+            child.kill()
+
+
+def left_behind(store: Store) -> Path:
+    folder = store.root / ".blobstore/tmp/1-dead"
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+    (folder / "1-blob").write_bytes(b"half a blob")
+    return folder
+
+
+def test_what_a_killed_import_left_goes_with_the_next_one(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    folder = left_behind(store)
+    commit_model(store, "n", b"two")
+    assert not folder.exists()
+
+
+def test_nothing_is_cleaned_up_beside_a_living_import(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    folder = left_behind(store)
+    with holder(store, "shared", 30) as child:
+        commit_model(store, "n", b"two")
+        child.kill()
+    assert folder.exists()
+
+
+def test_a_reading_of_a_vast_document_is_refused(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    path = store.root / "manifests/registry.ollama.ai/library/m/latest"
+    digest = "sha256:" + "0" * 64
+    config = f'{{"mediaType":"x","digest":"{digest}","size":{3 * 2**30}}}'
+    path.write_text(f'{{"schemaVersion":2,"config":{config},"layers":[]}}')
+    manifest = store.manifest(ModelName.parse("m"))
+    assert manifest.config is not None
+    with pytest.raises(BlobStoreError, match="limit exceeded"):
+        store.blobs.read(manifest.config)
