@@ -2,8 +2,8 @@
 
 Blobs are written to a folder of the ingest's own under ``.blobstore/tmp/``; `Ingest.commit` makes them durable, moves
 them to ``blobs/``, and links the manifest last. A failed ingest leaves the store as it was; a killed one leaves only its
-folder, which is recognised by its free lock. Temporary blobs are out of Ollama's sight, however long an import takes: a
-starting Ollama deletes unreferenced files over an hour old from ``blobs/`` (server/images.go `PruneLayers`,
+folder, which the next ingest that is alone removes. Temporary blobs are out of Ollama's sight, however long an import
+takes: a starting Ollama deletes unreferenced files over an hour old from ``blobs/`` (server/images.go `PruneLayers`,
 ollama/ollama@fb307609).
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,6 @@ from blobstore.store.files import (
     sync_folder,
     write_all,
 )
-from blobstore.store.lock import lock_file
 from blobstore.store.manifests import ManifestFolder
 
 
@@ -97,17 +97,11 @@ class Ingest:
             self._folder = make_private_folder(temporary_folder)
             _check_one_file_system(self._folder, blobs.path)
             # Opened before the first write, so that syncfs on it reports every write error since.
-            try:
-                self._lock = lock_file(self._folder / "lock")
-            except OSError:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                raise
-        self._count = 0
+            self._folder_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def writer(self, size: int) -> BlobWriter:
         """Return a writer for one blob of ``size`` bytes. May be called from several threads."""
-        self._count += 1
-        return BlobWriter(self._folder / f"{self._count}-{os.urandom(4).hex()}", size)
+        return BlobWriter(self._folder / secrets.token_hex(8), size)
 
     def put(self, data: bytes) -> FinishedBlob:
         """Write bytes in memory as one blob."""
@@ -130,7 +124,7 @@ class Ingest:
         prepared = self._folder / "manifest"
         self._manifests.prepare(name, manifest, prepared)
         with os_errors("write blobs to", self._blobs.path):
-            sync_file_system(self._lock)
+            sync_file_system(self._folder_fd)
             make_folder(self._blobs.path)
             for blob in blobs:
                 os.utime(blob.path)  # young again: a starting Ollama spares it until its manifest is there
@@ -144,7 +138,7 @@ class Ingest:
     def close(self) -> None:
         """Remove the folder with everything that was not committed."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._lock)
+        os.close(self._folder_fd)
 
 
 def _check_one_file_system(folder: Path, blobs: Path) -> None:

@@ -6,6 +6,7 @@ Ollama does not take it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -13,21 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from blobstore.errors import BusyError
+from blobstore.errors import BusyError, StorageError
 from blobstore.store.files import FILE_MODE, make_folder, os_errors
 
 _POLL_S = 0.02
-
-
-def lock_file(path: Path, kind: int = fcntl.LOCK_EX) -> int:
-    """Return an open file at ``path``, made when missing and locked until it is closed. Raises: OSError, BlockingIOError."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 class StoreLock:
@@ -52,18 +42,21 @@ class StoreLock:
     def _held(self, kind: int, wait_s: float) -> Iterator[None]:
         with os_errors("write to the store", self._path.parent):
             make_folder(self._path.parent)
-            fd = self._wait(kind, time.monotonic() + wait_s)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
         try:
+            self._take(fd, kind, time.monotonic() + wait_s)
             yield
         finally:
             os.close(fd)
 
-    def _wait(self, kind: int, until: float) -> int:
+    def _take(self, fd: int, kind: int, until: float) -> None:
         while True:
             try:
-                return lock_file(self._path, kind)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    message = f"the store is in use by another process ({self._path})"
-                    raise BusyError(message, path=str(self._path)) from None
-                time.sleep(_POLL_S)
+                with os_errors("lock", self._path):
+                    return fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            except StorageError as error:
+                if error.errno not in (errno.EAGAIN, errno.EWOULDBLOCK):
+                    raise
+            if time.monotonic() >= until:
+                raise BusyError(f"the store is in use by another process ({self._path})", path=str(self._path))
+            time.sleep(_POLL_S)
