@@ -6,7 +6,6 @@ Ollama does not take it.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import time
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from blobstore.errors import BusyError, StorageError
+from blobstore.errors import BusyError
 from blobstore.store.files import FILE_MODE, make_folder, os_errors
 
 _POLL_S = 0.02
@@ -50,13 +49,12 @@ class StoreLock:
             os.close(fd)
 
     def _take(self, fd: int, kind: int, until: float) -> None:
-        while True:
-            try:
-                with os_errors("lock", self._path):
+        with os_errors("lock", self._path):
+            while True:
+                try:
                     return fcntl.flock(fd, kind | fcntl.LOCK_NB)
-            except StorageError as error:
-                if error.errno not in (errno.EAGAIN, errno.EWOULDBLOCK):
-                    raise
-            if time.monotonic() >= until:
-                raise BusyError(f"the store is in use by another process ({self._path})", path=str(self._path))
-            time.sleep(_POLL_S)
+                except BlockingIOError:
+                    if time.monotonic() >= until:
+                        break
+                    time.sleep(_POLL_S)
+        raise BusyError(f"the store is in use by another process ({self._path})", path=str(self._path))
