@@ -12,6 +12,7 @@ import ml_dtypes
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.weights import edge_weights, random_weights
 
 from blobstore import kernels
 from blobstore.arrays import QuantizedArray
@@ -27,39 +28,6 @@ FP4 = FP[:2]
 E8M0_TYPES = [("mxfp4", 6.0), ("mxfp8", 448.0)]
 ROWS, COLS = 1024, 1280
 TIES_THAT_GO_UP = (0.75, 1.75, 3.5)
-
-
-def random_weights(dtype: np.dtype[Any], *seed: int) -> Array:
-    """Return ``[1024, 1280]`` finite weights: rows of scales 1e-6 to 1e3; normal, heavy-tailed, or full of ties."""
-    generator = np.random.default_rng(seed)
-    values = generator.standard_normal((ROWS, COLS), dtype=np.float32)
-    values[1::3] **= 3
-    values[2::3] = np.rint(values[2::3] * 8) / 16
-    scales = 10.0 ** generator.uniform(-6, 3, (ROWS, 1))
-    scales[2::3] = 2.0 ** generator.integers(-20, 10, scales[2::3].shape)
-    values *= scales.astype(np.float32)
-    limit = float(ml_dtypes.finfo(dtype).max)
-    return np.clip(values, -limit, limit).astype(dtype)
-
-
-def edge_weights(dtype: np.dtype[Any]) -> Array:
-    """Return ``[rows, 128]`` weights, one row a corner of the number format or of the arithmetic."""
-    info = ml_dtypes.finfo(dtype)
-    largest, normal, subnormal = float(info.max), float(info.smallest_normal), float(info.smallest_subnormal)
-    generator = np.random.default_rng(128)
-    noise = generator.standard_normal(128)
-    whole = generator.integers(-8, 9, 128)
-    one_hot = np.eye(1, 128, 5)[0]
-    alternating = np.where(np.arange(128) % 2, 1.0, -1.0)
-    constants = [0.0, -0.0, 1.0, -1.0, 3.3, -3.3, 1e-7, -1e-7, largest, -largest, normal, -normal, subnormal, -subnormal]
-    rows = [np.full(128, value) for value in constants]
-    rows += [-np.abs(noise), np.abs(noise), -1 - np.abs(noise), 1 + np.abs(noise)]
-    rows += [noise * 0.01 + one_hot * 50, noise * 0.01 - one_hot * 50, one_hot * largest, one_hot * -largest]
-    rows += [alternating * largest, alternating * normal, alternating * 0.0, noise * 0.2 * largest, noise * normal]
-    rows += [whole * subnormal, whole * normal, whole / 2, whole / 4, whole * 1.0, whole * 2.0**-13]
-    rows += [noise * 1e-7, noise * 1e-9, noise * 1e-6 + 1, noise * 1e-6 - 1, generator.integers(-127, 129, 128) * 1.0]
-    rows += [np.where(noise < 0, -0.0, noise), np.where(noise > 0, 0.0, noise)]
-    return np.clip(np.array(rows), -largest, largest).astype(dtype)
 
 
 def to_mlx(array: Array) -> mx.array:
@@ -144,7 +112,7 @@ def is_beyond_mlx(weights: Array, quant_type: str, group_size: int) -> Array:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
 def test_affine_of_random_weights_equals_mlx(quant_type: str, group_size: int, dtype: np.dtype[Any]) -> None:
-    weights = random_weights(dtype, group_size, dtype.itemsize, int(quant_type[3:]))
+    weights = random_weights(dtype, ROWS, COLS, seed=(group_size, dtype.itemsize, int(quant_type[3:])))
     assert_affine_bits_equal(weights, quant_type, group_size)
 
 
@@ -172,7 +140,7 @@ def test_affine_of_every_16_bit_value_as_the_edge_of_a_group_equals_mlx(
 def test_fp_of_random_weights_equals_mlx_but_for_ties_and_negative_zeros(
     quant_type: str, group_size: int, dtype: np.dtype[Any], seed: int
 ) -> None:
-    weights = random_weights(dtype, seed, dtype.itemsize, group_size)
+    weights = random_weights(dtype, ROWS, COLS, seed=(seed, dtype.itemsize, group_size))
     assert_fp_bits_equal_but_for_ties_and_zeros(weights, quant_type, group_size)
 
 
@@ -286,7 +254,7 @@ def test_mlx_refuses_an_odd_number_of_nvfp4_groups_and_we_do_not() -> None:
 def test_mlx_gives_16_bit_inputs_the_parts_of_their_float32_copies(
     quant_type: str, group_size: int, dtype: np.dtype[Any]
 ) -> None:
-    weights = random_weights(dtype, 16, group_size)
+    weights = random_weights(dtype, ROWS, COLS, seed=(16, group_size))
     quantization = Quantization(QuantType(quant_type), group_size)
     narrow, wide = (quantize_with_mlx(copy, quantization) for copy in (weights, weights.astype(np.float32)))
     for part, expected in zip(narrow, wide, strict=True):
@@ -297,7 +265,7 @@ def test_mlx_gives_16_bit_inputs_the_parts_of_their_float32_copies(
 def test_mlx_gives_f16_inputs_the_parts_of_their_float32_copies_but_for_e8m0_scales_under_2_to_minus_14(
     quant_type: str, largest: float
 ) -> None:
-    weights = random_weights(F16, 16, int(largest))
+    weights = random_weights(F16, ROWS, COLS, seed=(16, int(largest)))
     wide = weights.astype(np.float32)
     quantization = Quantization(QuantType(quant_type), 32)
     (words, scales), (wide_words, wide_scales) = (quantize_with_mlx(copy, quantization) for copy in (weights, wide))
@@ -310,7 +278,7 @@ def test_mlx_gives_f16_inputs_the_parts_of_their_float32_copies_but_for_e8m0_sca
 
 @pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
 def test_affine_dequantize_with_float32_scales_equals_mlx(quant_type: str, group_size: int) -> None:
-    for weights in (random_weights(F32, group_size), edge_weights(F32)):
+    for weights in (random_weights(F32, ROWS, COLS, seed=(group_size,)), edge_weights(F32)):
         quantized = kernels.quantize(weights, quant_type, group_size=group_size)
         ours, theirs = kernels.dequantize(quantized), dequantize_with_mlx(quantized)
         np.testing.assert_array_equal(raw_or_nan(ours), raw_or_nan(theirs))
@@ -333,7 +301,7 @@ def test_fp_dequantize_of_every_scale_and_code_equals_mlx_but_for_the_nan_scale(
 
 
 def test_mlx_divides_its_nvfp4_global_scale_by_2688() -> None:
-    quantized = kernels.quantize(random_weights(F32, 2688), "nvfp4")
+    quantized = kernels.quantize(random_weights(F32, ROWS, COLS, seed=(2688,)), "nvfp4")
     factor = np.array([0.75], np.float32)
     scaled = QuantizedArray(quantized.weight, quantized.scale, None, factor, quantized.quantization)
     theirs = dequantize_with_mlx(quantized, global_scale=mx.array(factor * 6 * 448))
