@@ -10,6 +10,8 @@ import enum
 import math
 from collections.abc import Sequence
 
+from blobstore.errors import UsageError
+
 
 class DType(enum.Enum):
     """An element type; the value is its name in a header."""
@@ -36,6 +38,17 @@ class DType(enum.Enum):
     U64 = "U64"
     F64 = "F64"
     C64 = "C64"
+
+    @classmethod
+    def parse_float(cls, text: str) -> DType:
+        """Return the float type that a user names: bfloat16, float16 or float32, or its name in a header.
+
+        Raises: UsageError for any other word.
+        """
+        try:
+            return _FLOAT_NAMES[text.lower()]
+        except KeyError:
+            raise UsageError(f"unknown dtype {text!r}", hint="Use one of: bfloat16, float16, float32.") from None
 
     @property
     def bits(self) -> int:
@@ -65,6 +78,12 @@ _BITS = {
     **dict.fromkeys((DType.I64, DType.U64, DType.F64, DType.C64), 64),
 }
 _FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})
+
+_FLOAT_NAMES = {
+    **dict.fromkeys(("bf16", "bfloat16"), DType.BF16),
+    **dict.fromkeys(("f16", "float16"), DType.F16),
+    **dict.fromkeys(("f32", "float32"), DType.F32),
+}
 
 DTYPE_BY_NAME = {dtype.value: dtype for dtype in DType}
 """Header name → DType; a plain dict because the header parser looks up one name a tensor."""

@@ -118,14 +118,21 @@ class Tensor:
         array: Array | QuantizedArray[Array] = self._assemble(self._numpy_part)
         return array
 
-    def dequantize(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return the values as a new float32 array of `shape`; an unquantized tensor is converted.
+    def dequantize(self, dtype: str | DType = DType.F32) -> Array:
+        """Return the values as a new array of `shape`, each computed in float32 and rounded to ``dtype``.
 
-        Raises: UnsupportedSourceError for complex values.
+        ``dtype``: "float32", "bfloat16" (ml_dtypes) or "float16"; an unquantized tensor is converted.
+
+        Raises: UnsupportedSourceError for complex values; UsageError for another dtype.
         """
         if self.dtype is DType.C64:
-            raise UnsupportedSourceError(f"{quoted(self.name)} is complex: float32 can't hold it", tensor=self.name)
-        return _as_float32(self.numpy())
+            raise UnsupportedSourceError(f"{quoted(self.name)} is complex: no float can hold it", tensor=self.name)
+        array = self.numpy()
+        if isinstance(array, QuantizedArray):
+            return kernels.dequantize(array, dtype)
+        wanted = dtype if isinstance(dtype, DType) else DType.parse_float(dtype)
+        with np.errstate(over="ignore"):
+            return array.astype(numpy_dtype(wanted))
 
     def __getitem__(self, rows: Any) -> Array:
         """Return the rows that a numpy index of the leading dimensions selects.
@@ -235,10 +242,6 @@ _TORCH_NAMES = {
 
 def _numpy_view(blob: Blob, entry: TensorEntry) -> Array:
     return np.frombuffer(blob.view(entry), numpy_dtype(entry.dtype), math.prod(entry.shape)).reshape(entry.shape)
-
-
-def _as_float32(array: Array | QuantizedArray[Array]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return kernels.dequantize(array) if isinstance(array, QuantizedArray) else array.astype(np.float32)
 
 
 def _reaches_columns(rows: Any, rank: int) -> bool:

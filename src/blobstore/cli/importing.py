@@ -37,7 +37,12 @@ GroupSize = Annotated[
     int | None,
     typer.Option("--group-size", metavar="N", help="Weights that share a scale: 32, 64 or 128 for int4 and int8."),
 ]
-Method = Annotated[str, typer.Option("--method", metavar="METHOD", help="How scales are chosen: minmax.")]
+Method = Annotated[str, typer.Option("--method", metavar="METHOD", help="How scales are chosen: minmax, or search for less error.")]
+ImportanceFile = Annotated[
+    str | None,
+    typer.Option("--importance", metavar="FILE", help="For a search: a .safetensors file with one F32 vector a tensor."),
+]
+GlobalScale = Annotated[bool, typer.Option("--global-scale", help="Give nvfp4 weights a scale of the whole tensor too.")]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", metavar="DTYPE", help="Convert float weights first: bfloat16, float16 or float32.")
 ]
@@ -65,6 +70,8 @@ def import_(
     quant: Quant = None,
     group_size: GroupSize = None,
     method: Method = "minmax",
+    importance: ImportanceFile = None,
+    global_scale: GlobalScale = False,
     dtype: Dtype = None,
     profile: Profile = "default",
     experts: ExpertsForm = None,
@@ -84,6 +91,8 @@ def import_(
         quant=quant,
         group_size=group_size,
         method=method,
+        importance=importance,
+        global_scale=global_scale,
         dtype=dtype,
         profile=profile,
         experts=experts,
@@ -107,6 +116,8 @@ def plan(
     quant: Quant = None,
     group_size: GroupSize = None,
     method: Method = "minmax",
+    importance: ImportanceFile = None,
+    global_scale: GlobalScale = False,
     dtype: Dtype = None,
     profile: Profile = "default",
     experts: ExpertsForm = None,
@@ -121,6 +132,8 @@ def plan(
         quant=quant,
         group_size=group_size,
         method=method,
+        importance=importance,
+        global_scale=global_scale,
         dtype=dtype,
         profile=profile,
         experts=experts,

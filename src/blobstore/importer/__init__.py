@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from blobstore.digest import Digest
 from blobstore.documents import CONFIG_MEDIA_TYPE, JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, Descriptor, Manifest
@@ -14,7 +16,6 @@ from blobstore.importer.inventory import read_inventory
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.plan import ImportPlan, make_plan
 from blobstore.importer.write import Progress, write_blobs
-from blobstore.kernels import check_method
 from blobstore.names import ModelName
 from blobstore.store import FinishedBlob, Store
 
@@ -61,13 +62,17 @@ def plan_import(
     profile: str = "default",
     experts: str | None = None,
     alignment: int | None = None,
+    importance: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    global_scale: bool = False,
 ) -> ImportPlan:
     """Return what an import of ``source`` would write. Only headers and JSON documents are read; nothing is written.
 
     ``source``: a .safetensors file or a checkpoint folder. ``quant``: int4, int8, nvfp4, mxfp4, mxfp8, or None to keep
     the weights. ``group_size``: of that type; None is the profile's. ``dtype``: bfloat16, float16 or float32, to convert
     float weights first. ``profile``: "default" or "ollama". ``experts``: "packed" or "stacked"; None is the profile's.
-    ``alignment``: of the data in each blob, bytes.
+    ``alignment``: of the data in each blob, bytes. ``method``: how scales are chosen, "minmax" or "search".
+    ``importance``, for "search": what each input column's squared error counts; a .safetensors file, or a mapping, with
+    one vector a tensor, by the source's names. ``global_scale``: nvfp4 weights get one, a power of two a tensor.
 
     Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError, UnsupportedSourceError,
     LimitExceededError, StorageError: see `read_inventory` and `make_plan`.
@@ -75,11 +80,13 @@ def plan_import(
     options = ImportOptions.parse(
         quant=quant,
         group_size=group_size,
-        method=check_method(method),
+        method=method,
         dtype=dtype,
         profile=profile,
         experts=experts,
         alignment=alignment,
+        importance=importance,
+        global_scale=global_scale,
     )
     return make_plan(read_inventory(source), options)
 
@@ -96,6 +103,8 @@ def import_model(
     profile: str = "default",
     experts: str | None = None,
     alignment: int | None = None,
+    importance: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    global_scale: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> ImportResult:
@@ -116,6 +125,8 @@ def import_model(
         profile=profile,
         experts=experts,
         alignment=alignment,
+        importance=importance,
+        global_scale=global_scale,
     )
     target = default_name(source, plan.options) if name is None else name
     return run_plan(plan, ModelName.parse(target) if isinstance(target, str) else target, store, jobs, progress)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import enum
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from blobstore.dtypes import DType
 from blobstore.errors import UsageError
+from blobstore.importer.importance import Importance
+from blobstore.kernels import check_method
 from blobstore.quant import Quantization, QuantType
 
 PAGE = 16_384
@@ -71,6 +76,8 @@ class ImportOptions:
     profile: Profile = PROFILES["default"]
     experts: Experts = Experts.PACKED
     alignment: int | None = None
+    importance: Importance | None = None
+    global_scale: bool = False
 
     @classmethod
     def parse(
@@ -83,10 +90,13 @@ class ImportOptions:
         profile: str = "default",
         experts: str | None = None,
         alignment: int | None = None,
+        importance: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        global_scale: bool = False,
     ) -> ImportOptions:
         """Return options from a user's words. ``quant`` None or "none" keeps the weights as they are.
 
-        Raises: UsageError for an unknown word, a group size that the type does not have, a group size without a type.
+        Raises: UsageError for an unknown word, a group size that the type does not have, an option that says nothing
+        without another; as `Importance.parse`.
         """
         if profile not in PROFILES:
             raise UsageError(f"unknown profile {profile!r}", hint=f"Use one of: {', '.join(PROFILES)}.")
@@ -94,14 +104,20 @@ class ImportOptions:
         quant_type = None if quant in (None, "none") else QuantType.parse(str(quant))
         if quant_type is None and group_size is not None:
             raise UsageError("a group size needs a quantization type", hint="Add --quant int4, for example.")
+        if importance is not None and (quant_type is None or method != "search"):
+            raise UsageError("importance weighs the errors of a search", hint="Add --quant TYPE --method search.")
+        if global_scale and quant_type is not QuantType.NVFP4:
+            raise UsageError("only nvfp4 has a global scale", hint="Add --quant nvfp4.")
         options = cls(
             quant_type=quant_type,
             group_size=group_size,
-            method=method,
-            dtype=_float_dtype(dtype),
+            method=check_method(method),
+            dtype=None if dtype is None else DType.parse_float(dtype),
             profile=preset,
             experts=_experts(experts) if experts is not None else preset.experts,
             alignment=_alignment(alignment),
+            importance=None if importance is None else Importance.parse(importance),
+            global_scale=global_scale,
         )
         if quant_type is not None:
             options.quantization(quant_type)
@@ -126,22 +142,6 @@ class ImportOptions:
         if self.alignment is not None:
             return self.alignment
         return PAGE if self.profile.page_aligned and data_size >= _PAGE_ALIGNED_FROM else _DEFAULT_ALIGNMENT
-
-
-def _float_dtype(text: str | None) -> DType | None:
-    if text is None:
-        return None
-    try:
-        return _FLOAT_NAMES[text.lower()]
-    except KeyError:
-        raise UsageError(f"unknown dtype {text!r}", hint="Use one of: bfloat16, float16, float32.") from None
-
-
-_FLOAT_NAMES = {
-    **dict.fromkeys(("bf16", "bfloat16"), DType.BF16),
-    **dict.fromkeys(("f16", "float16"), DType.F16),
-    **dict.fromkeys(("f32", "float32"), DType.F32),
-}
 
 
 def _experts(text: str) -> Experts:

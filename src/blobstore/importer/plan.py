@@ -21,7 +21,7 @@ from blobstore.importer.experts import group_of, packed_order, projections, stac
 from blobstore.importer.inventory import Inventory, SourceTensor
 from blobstore.importer.options import Experts, ImportOptions
 from blobstore.importer.policy import Policy, is_expert, policy_for
-from blobstore.quant import Part, Quantization
+from blobstore.quant import Part, Quantization, QuantType
 from blobstore.safetensors import Header, TensorEntry, encode_header, lay_out
 from blobstore.stored import stored_tensors
 
@@ -38,13 +38,14 @@ class OutputTensor:
     dtype: DType
     shape: tuple[int, ...]
     quantization: Quantization | None = None
+    global_scale: bool = False
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The arrays that are stored for it, in stored order."""
         if self.quantization is None:
             return (Part("", self.dtype, self.shape),)
-        return tuple(self.quantization.parts(self.shape, self.dtype))
+        return tuple(self.quantization.parts(self.shape, self.dtype, global_scale=self.global_scale))
 
     @property
     def nbytes(self) -> int:
@@ -87,6 +88,11 @@ class PlannedBlob:
     def size(self) -> int:
         """Bytes of the whole blob."""
         return len(self.header) + self.data_size
+
+    @property
+    def weighed_sources(self) -> Iterator[SourceTensor]:
+        """The sources of its quantized tensors: those that importance may be given for."""
+        return (source for tensor in self.tensors if tensor.quantization is not None for source in tensor.sources)
 
     @property
     def source_bytes(self) -> int:
@@ -142,6 +148,8 @@ def make_plan(inventory: Inventory, options: ImportOptions) -> ImportPlan:
     _check_names(blobs)
     _check_readable(blobs)
     _check_quantizable(blobs, options, policy)
+    if options.importance is not None:
+        options.importance.check({source.name: source.shape for blob in blobs for source in blob.weighed_sources})
     documents = _documents(inventory, options)
     if len(blobs) + len(documents) > MAX_LAYERS:
         layers = len(blobs) + len(documents)
@@ -167,7 +175,7 @@ def _quantize_group(tensors: list[OutputTensor], options: ImportOptions, policy:
     if not all(options.fits(asked, tensor.shape) for tensor in tensors if tensor.name in weights):
         return tensors
     quantization = options.quantization(asked)
-    return [_quantized(tensor, quantization) if tensor.name in weights else tensor for tensor in tensors]
+    return [_quantized(tensor, quantization, options) if tensor.name in weights else tensor for tensor in tensors]
 
 
 def _plan_stacked(inventory: Inventory, options: ImportOptions, policy: Policy | None) -> Iterator[PlannedBlob]:
@@ -179,7 +187,7 @@ def _plan_stacked(inventory: Inventory, options: ImportOptions, policy: Policy |
             first = _output(projection.tensors[0], options)
             shape = (len(projection.tensors), *first.shape)
             stacked = replace(first, name=f"{group}.{projection.name}", sources=projection.tensors, shape=shape)
-            tensors.append(_decide(stacked, policy))
+            tensors.append(_decide(stacked, options, policy))
         if len({tensor.quantization for tensor in tensors}) == 1:
             yield _blob(group, tensors, options)
         else:
@@ -198,7 +206,7 @@ def _split(
 
 
 def _plan_single(tensor: SourceTensor, options: ImportOptions, policy: Policy | None) -> PlannedBlob:
-    return _blob(tensor.name, [_decide(_output(tensor, options), policy)], options)
+    return _blob(tensor.name, [_decide(_output(tensor, options), options, policy)], options)
 
 
 def _output(tensor: SourceTensor, options: ImportOptions) -> OutputTensor:
@@ -206,12 +214,12 @@ def _output(tensor: SourceTensor, options: ImportOptions) -> OutputTensor:
     return OutputTensor(tensor.name, (tensor,), options.dtype if casts and options.dtype else tensor.dtype, tensor.shape)
 
 
-def _decide(tensor: OutputTensor, policy: Policy | None) -> OutputTensor:
+def _decide(tensor: OutputTensor, options: ImportOptions, policy: Policy | None) -> OutputTensor:
     quantization = policy.quantization(tensor.name, tensor.shape) if policy is not None else None
-    return tensor if quantization is None else _quantized(tensor, quantization)
+    return tensor if quantization is None else _quantized(tensor, quantization, options)
 
 
-def _quantized(tensor: OutputTensor, quantization: Quantization) -> OutputTensor:
+def _quantized(tensor: OutputTensor, quantization: Quantization, options: ImportOptions) -> OutputTensor:
     if not tensor.dtype.is_float:
         raise UnsupportedSourceError(
             f"{tensor.name!r} is {tensor.dtype}: only BF16, F16 and F32 weights are quantized",
@@ -220,7 +228,11 @@ def _quantized(tensor: OutputTensor, quantization: Quantization) -> OutputTensor
             if tensor.dtype is DType.F64
             else "Import it without --quant.",
         )
-    return replace(tensor, quantization=quantization)
+    return replace(
+        tensor,
+        quantization=quantization,
+        global_scale=options.global_scale and quantization.quant_type is QuantType.NVFP4,
+    )
 
 
 def _blob(name: str, tensors: Iterable[OutputTensor], options: ImportOptions) -> PlannedBlob:
@@ -313,6 +325,8 @@ def _own_document(inventory: Inventory, options: ImportOptions) -> bytes:
             "quant": quantization.quant_type.value if quantization else None,
             "group_size": quantization.group_size if quantization else None,
             "method": options.method if quantization else None,
+            "importance": str(options.importance.digest) if options.importance else None,
+            "global_scale": options.global_scale,
             "dtype": options.dtype.value if options.dtype else None,
             "profile": options.profile.name,
             "experts": options.experts.value,

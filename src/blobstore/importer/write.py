@@ -15,11 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from blobstore import kernels
-from blobstore.arrays import numpy_dtype
+from blobstore.arrays import QuantizedArray, dtype_of, numpy_dtype
 from blobstore.dtypes import DType
 from blobstore.errors import NonFiniteWeightError, UnsupportedSourceError
 from blobstore.importer.inventory import SourceFile, SourceTensor
+from blobstore.importer.options import ImportOptions
 from blobstore.importer.plan import ImportPlan, OutputTensor, PlannedBlob
+from blobstore.kernels import ScaleChoice
 from blobstore.quant import Quantization
 from blobstore.ranges import FileReader
 from blobstore.store import BlobWriter, FinishedBlob, Ingest
@@ -118,28 +120,43 @@ class _Work:
             with self._ingest.writer(len(header) + blob.data_size) as writer:
                 writer.write(header)
                 for tensor in blob.tensors:
-                    self._write_tensor(number, tensor, writer, blob.name)
+                    self._write_tensor(number, tensor, writer, blob)
                 return writer.finish()
         except BaseException:
             self.stop_after(number)
             raise
 
-    def _write_tensor(self, number: int, tensor: OutputTensor, writer: BlobWriter, blob_name: str) -> None:
+    def _write_tensor(self, number: int, tensor: OutputTensor, writer: BlobWriter, blob: PlannedBlob) -> None:
         companions: list[list[Array]] = []
+        factor = self._global_scale(number, tensor)
         for source in tensor.sources:
             for start, chunk in self._chunks(number, source):
                 weights = chunk if source.dtype is tensor.dtype else _cast(chunk, tensor.dtype, source, start)
                 if tensor.quantization is None:
                     writer.write(_bytes(weights))
                 else:
-                    words, *rest = _quantize(weights, tensor.quantization, tensor.dtype, source, start)
+                    choice = _choice(blob.options, source, start, factor)
+                    words, *rest = _quantize(weights, tensor.quantization, choice, source, start)
                     writer.write(_bytes(words))
                     companions.append(rest)
-                self._progress(chunk.nbytes, blob_name)
+                self._progress(chunk.nbytes, blob.name)
         # The weight comes first in a blob, so its scales and biases wait here: for int4/32, an eighth of what is stored.
         for arrays in zip(*companions, strict=True):
             for array in arrays:
                 writer.write(_bytes(array))
+        if tensor.global_scale:
+            writer.write(_bytes(np.array([factor], np.float32)))
+
+    def _global_scale(self, number: int, tensor: OutputTensor) -> float:
+        """Return what the tensor's weights are divided by first: for one with a global scale, that costs a read of it."""
+        if not tensor.global_scale:
+            return 1.0
+        largest = 0.0
+        for source in tensor.sources:
+            for start, chunk in self._chunks(number, source):
+                weights = chunk if source.dtype is tensor.dtype else _cast(chunk, tensor.dtype, source, start)
+                largest = max(largest, kernels.largest_magnitude(weights))
+        return kernels.global_scale_of(largest)
 
     def _chunks(self, number: int, source: SourceTensor) -> Iterator[tuple[int, Array]]:
         """Yield ``(index of the first element, elements)`` of a tensor; each chunk lives until the next one."""
@@ -178,14 +195,21 @@ def _cast(chunk: Array, dtype: DType, source: SourceTensor, start: int) -> Array
     return cast
 
 
-def _quantize(weights: Array, quantization: Quantization, dtype: DType, source: SourceTensor, start: int) -> list[Array]:
+def _choice(options: ImportOptions, source: SourceTensor, start: int, global_scale: float) -> ScaleChoice:
+    importance = options.importance.vectors.get(source.name) if options.importance is not None else None
+    return ScaleChoice(options.method, importance, start % source.shape[-1], global_scale)
+
+
+def _quantize(weights: Array, quantization: Quantization, choice: ScaleChoice, source: SourceTensor, start: int) -> list[Array]:
     """Return the stored arrays of a flat run of whole groups.
 
     Raises: NonFiniteWeightError with tensor and index; UnsupportedSourceError when a group's range overflows its scale,
     which MLX stores as infinity, and which would come back as NaN.
     """
-    parts = [np.empty(part.shape, numpy_dtype(part.dtype)) for part in quantization.parts(weights.shape, dtype)]
-    bad = kernels.quantize_into(weights, quantization, parts)
+    described = quantization.parts(weights.shape, dtype_of(weights))
+    weight, scale, *rest = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
+    parts = QuantizedArray(weight, scale, rest[0] if rest else None, None, quantization)
+    bad = kernels.quantize_into(weights, parts, choice)
     if bad >= 0:
         index = _index(source, start + bad)
         raise NonFiniteWeightError(
@@ -194,16 +218,16 @@ def _quantize(weights: Array, quantization: Quantization, dtype: DType, source: 
             index=index,
             path=source.file.path,
         )
-    if not all(np.isfinite(part).all() for part in parts[1:]):
-        group = int(np.argmin(np.isfinite(parts[1]))) * quantization.group_size
+    if not all(np.isfinite(part).all() for part in (scale, *rest)):
+        group = int(np.argmin(np.isfinite(scale))) * quantization.group_size
         index = _index(source, start + group)
         raise UnsupportedSourceError(
-            f"{source.name!r}: the weights from {list(index)} on span more than {dtype} can scale",
+            f"{source.name!r}: the weights from {list(index)} on span more than {dtype_of(weights)} can scale",
             tensor=source.name,
             index=index,
             path=source.file.path,
         )
-    return parts
+    return [weight, scale, *rest]
 
 
 def _index(source: SourceTensor, flat: int) -> tuple[int, ...]:

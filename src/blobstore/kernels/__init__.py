@@ -1,70 +1,51 @@
-"""Quantize and dequantize arrays: the public functions, and the choice between the two implementations.
+"""Quantize and dequantize arrays: the public functions.
 
-`native` is C++ (quantize.h), `reference` its NumPy twin: the same bits, for every input. `use` chooses one for the
-process; tests run both.
+The implementations, and which of them runs, are in choice.py; how scales are chosen is in scales.py.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from blobstore.arrays import QuantizedArray, dtype_of, numpy_dtype
+from blobstore.dtypes import DType
 from blobstore.errors import NonFiniteWeightError, UsageError
-from blobstore.kernels.native import NativeKernel
-from blobstore.kernels.reference import ReferenceKernel
+from blobstore.kernels.choice import KERNELS, Kernel, active, use
+from blobstore.kernels.scales import (
+    METHODS,
+    AffineCandidates,
+    ScaleChoice,
+    check_method,
+    checked_importance,
+    global_scale_of,
+    largest_magnitude,
+)
 from blobstore.quant import Quantization, QuantType
 
-METHODS = ("minmax",)
+__all__ = [
+    "KERNELS",
+    "METHODS",
+    "AffineCandidates",
+    "Kernel",
+    "ScaleChoice",
+    "active",
+    "check_method",
+    "checked_importance",
+    "dequantize",
+    "global_scale_of",
+    "largest_magnitude",
+    "quantization_of",
+    "quantize",
+    "quantize_into",
+    "use",
+]
 
 Array = np.ndarray[Any, Any]
-
-
-class Kernel(Protocol):
-    """One implementation. All arrays are flat and contiguous; outputs are written in place.
-
-    ``weights`` and, for the affine types, ``scales`` and ``biases`` are BF16, F16 or F32 of one dtype. The quantizers
-    return the index of the first non-finite weight, or -1.
-    """
-
-    name: str
-
-    def quantize_affine(self, weights: Array, bits: int, group_size: int, words: Array, scales: Array, biases: Array) -> int:
-        """``code * scale + bias``; see `Kernel`."""
-
-    def quantize_fp(self, weights: Array, quant_type: QuantType, words: Array, scales: Array) -> int:
-        """Small floats times a scale; ``scales`` are U8 bit patterns."""
-
-    def dequantize_affine(self, words: Array, scales: Array, biases: Array, bits: int, group_size: int, out: Array) -> None:
-        """Write float32 values to ``out``."""
-
-    def dequantize_fp(self, words: Array, scales: Array, quant_type: QuantType, global_scale: float, out: Array) -> None:
-        """Write float32 values to ``out``."""
-
-
-KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (NativeKernel(), ReferenceKernel())}
-_active: Kernel = KERNELS["native"]
-
-
-def use(name: str) -> None:
-    """Choose the implementation for this process: ``native`` or ``reference``. Raises: UsageError for another word."""
-    global _active  # noqa: PLW0603  # one choice a process, made before work starts
-    if name not in KERNELS:
-        raise UsageError(f"unknown kernel {name!r}", hint=f"Use one of: {', '.join(KERNELS)}.")
-    _active = KERNELS[name]
-
-
-def active() -> Kernel:
-    """Return the implementation in use."""
-    return _active
-
-
-def check_method(method: str) -> str:
-    """Return ``method`` when it is a quantization method. Raises: UsageError otherwise."""
-    if method not in METHODS:
-        raise UsageError(f"unknown quantization method {method!r}", hint=f"Use one of: {', '.join(METHODS)}.")
-    return method
 
 
 def quantization_of(quant_type: str | QuantType, group_size: int | None = None) -> Quantization:
@@ -84,21 +65,51 @@ def quantize(
     *,
     group_size: int | None = None,
     method: str = "minmax",
+    importance: Array | None = None,
+    global_scale: bool = False,
+    jobs: int = 1,
     kernel: Kernel | None = None,
 ) -> QuantizedArray[Array]:
     """Return ``array`` quantized along its last dimension.
 
     ``array``: BF16 (ml_dtypes), F16 or F32 of shape ``[..., rows, cols]``, rank 2 or more, cols a multiple of the group
-    size. The result owns new arrays (a non-contiguous or big-endian input is copied first); affine scales and biases have
-    the input's dtype. The arithmetic is docs/quantization.md's: the same bits as ``mx.quantize`` for the affine types.
+    size; it may be read-only or empty. ``method``: "minmax" takes each group's scale from its extremes, the same bits as
+    ``mx.quantize`` for int4 and int8; "search" finds the scale (and bias), as stored, with the least squared error, and is
+    never worse in any group. ``importance``: ``[cols]`` finite numbers >= 0, what each column's squared error counts, for
+    "search" only. ``global_scale``: divide an nvfp4 tensor by a power of two first, so that small weights do not fall
+    among E4M3's subnormals; it is stored. ``jobs``: threads, each with a range of groups; the bits do not depend on it.
 
-    Raises: UsageError (unknown type or method, rank under 2, a group that does not divide cols, another dtype);
-    UnsupportedSourceError (a dtype that safetensors has not); NonFiniteWeightError with the index of the first NaN or
-    infinity.
+    The result owns new arrays; the input is read in place (a non-contiguous, misaligned or big-endian one is copied
+    first). Affine scales and biases have the input's dtype. The arithmetic is docs/quantization.md's.
+
+    Raises: UsageError (unknown type or method, rank under 2, a group that does not divide cols, another dtype, importance
+    of wrong length or without "search", a global scale for another type, jobs under 1); UnsupportedSourceError (a dtype
+    that safetensors has not); NonFiniteWeightError with the index of the first NaN or infinity.
     """
     quantization = quantization_of(quant_type, group_size)
-    check_method(method)
     array = np.asarray(array)
+    dtype = _quantizable(array, quantization)
+    if global_scale and quantization.quant_type is not QuantType.NVFP4:
+        raise UsageError(f"only nvfp4 has a global scale, not {quantization.quant_type}")
+    if importance is not None and method != "search":
+        raise UsageError("importance weighs the errors of a search", hint='Use method="search".')
+    if type(jobs) is not int or jobs < 1:
+        raise UsageError(f"jobs is {jobs!r}: it must be a whole number of threads")
+    choice = ScaleChoice(
+        check_method(method), checked_importance(importance, array.shape[-1]) if importance is not None else None
+    )
+    weights = np.require(array, numpy_dtype(dtype), ("C", "A"))
+    if global_scale:
+        choice = replace(choice, global_scale=global_scale_of(largest_magnitude(weights)))
+    parts = _empty_parts(weights, quantization, choice.global_scale if global_scale else None)
+    bad = _quantize_ranges(weights.reshape(-1), parts, choice, jobs, kernel)
+    if bad >= 0:
+        index = tuple(int(i) for i in np.unravel_index(bad, array.shape))
+        raise NonFiniteWeightError(f"the weight at {list(index)} is {array[index]}: it can't be quantized", index=index)
+    return parts
+
+
+def _quantizable(array: Array, quantization: Quantization) -> DType:
     dtype = dtype_of(array)
     if not dtype.is_float:
         raise UsageError(f"only BF16, F16 and F32 arrays can be quantized, not {dtype}")
@@ -106,48 +117,86 @@ def quantize(
         raise UsageError(f"only arrays of rank 2 or more can be quantized, not shape {array.shape}")
     if not quantization.divides(array.shape):
         raise UsageError(f"groups of {quantization.group_size} do not divide the last dimension of shape {array.shape}")
-    parts = [np.empty(part.shape, numpy_dtype(part.dtype)) for part in quantization.parts(array.shape, dtype)]
-    bad = quantize_into(np.require(array, numpy_dtype(dtype), ("C", "A")), quantization, parts, kernel=kernel)
-    if bad >= 0:
-        index = tuple(int(i) for i in np.unravel_index(bad, array.shape))
-        raise NonFiniteWeightError(f"the weight at {list(index)} is {array[index]}: it can't be quantized", index=index)
-    weight, scale, *rest = parts
-    return QuantizedArray(weight, scale, rest[0] if rest else None, None, quantization)
+    return dtype
 
 
-def quantize_into(array: Array, quantization: Quantization, parts: list[Array], *, kernel: Kernel | None = None) -> int:
-    """Quantize a contiguous ``array`` into ``parts`` (weight, scale and, for affine types, bias, as `Quantization.parts`).
+def _empty_parts(weights: Array, quantization: Quantization, global_scale: float | None) -> QuantizedArray[Array]:
+    described = quantization.parts(weights.shape, dtype_of(weights))
+    weight, scale, *rest = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
+    factor = None if global_scale is None else np.array([global_scale], np.float32)
+    return QuantizedArray(weight, scale, rest[0] if rest else None, factor, quantization)
 
-    Returns the flat index of the first non-finite weight, or -1; with an index, the parts are unspecified.
+
+def _quantize_ranges(
+    weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice, jobs: int, kernel: Kernel | None
+) -> int:
+    """Quantize flat weights in ``jobs`` ranges of groups at the same time; return as `quantize_into`."""
+    group_size = parts.group_size
+    groups = weights.size // group_size
+    bounds = [groups * job // jobs for job in range(jobs + 1)]
+
+    def quantize_range(start: int, stop: int) -> int:
+        first = start * group_size
+        column = first % choice.importance.size if choice.importance is not None and choice.importance.size else 0
+        part = replace(choice, first_column=column)
+        bad = quantize_into(weights[first : stop * group_size], _groups(parts, start, stop), part, kernel=kernel)
+        return bad if bad < 0 else first + bad
+
+    ranges = [(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False) if start < stop]
+    if len(ranges) <= 1:
+        return quantize_range(0, groups)
+    with ThreadPoolExecutor(len(ranges), thread_name_prefix="quantize") as pool:
+        found = list(pool.map(quantize_range, *zip(*ranges, strict=True)))
+    return next((bad for bad in found if bad >= 0), -1)
+
+
+def _groups(parts: QuantizedArray[Array], start: int, stop: int) -> QuantizedArray[Array]:
+    """Return flat views of the groups from ``start`` to ``stop``."""
+    words = parts.group_size * parts.quant_type.bits // 32
+    return replace(
+        parts,
+        weight=parts.weight.reshape(-1)[start * words : stop * words],
+        scale=parts.scale.reshape(-1)[start:stop],
+        bias=None if parts.bias is None else parts.bias.reshape(-1)[start:stop],
+    )
+
+
+def quantize_into(
+    weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice | None = None, *, kernel: Kernel | None = None
+) -> int:
+    """Quantize whole groups of flat, contiguous ``weights`` into ``parts``, whose arrays are flat too.
+
+    Returns the index of the first non-finite weight, or -1; with an index, the parts are unspecified.
     """
-    kernel = kernel or _active
-    flat, words, *scales = (part.reshape(-1) for part in (array, *parts))
-    if quantization.quant_type.is_affine:
-        return kernel.quantize_affine(flat, quantization.quant_type.bits, quantization.group_size, words, *scales)
-    return kernel.quantize_fp(flat, quantization.quant_type, words, scales[0])
+    return (kernel or active()).quantize(weights, parts, choice or ScaleChoice())
 
 
-def dequantize(quantized: QuantizedArray[Array], *, kernel: Kernel | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return the float32 values ``[..., rows, cols]`` of a quantized numpy array, as a new array.
+def dequantize(
+    quantized: QuantizedArray[Array], dtype: str | DType = DType.F32, *, kernel: Kernel | None = None
+) -> Array:
+    """Return the values ``[..., rows, cols]`` of a quantized numpy array, as a new array.
 
     ``code * scale + bias`` for the affine types, ``code * scale`` (``* global_scale``) for the others, each operation
-    rounded to float32.
+    rounded to float32, and the result to ``dtype``: "float32", "bfloat16" (ml_dtypes) or "float16".
 
-    Raises: UsageError when the arrays' shapes or dtypes are not those of the type.
+    Raises: UsageError when the arrays' shapes or dtypes are not those of the type, or for another dtype.
     """
-    kernel = kernel or _active
-    quantization = quantized.quantization
+    wanted = dtype if isinstance(dtype, DType) else DType.parse_float(dtype)
+    if not wanted.is_float:
+        raise UsageError(f"values can be float32, bfloat16 or float16, not {wanted}")
     _check_parts(quantized)
-    out = np.empty(quantized.shape, np.float32)
-    words, scales = (_flat(part) for part in (quantized.weight, quantized.scale))
-    if quantization.quant_type.is_affine:
-        biases = _flat(np.asarray(quantized.bias))
-        bits, group_size = quantization.quant_type.bits, quantization.group_size
-        kernel.dequantize_affine(words, scales, biases, bits, group_size, out.reshape(-1))
-    else:
-        factor = 1.0 if quantized.global_scale is None else float(np.asarray(quantized.global_scale).reshape(-1)[0])
-        kernel.dequantize_fp(words, scales.view(np.uint8), quantization.quant_type, factor, out.reshape(-1))
+    out = np.empty(quantized.shape, numpy_dtype(wanted))
+    factor = 1.0 if quantized.global_scale is None else float(np.asarray(quantized.global_scale).reshape(-1)[0])
+    parts = _mapped(quantized, _flat)
+    if not quantized.quant_type.is_affine:
+        parts = replace(parts, scale=parts.scale.view(np.uint8))
+    (kernel or active()).dequantize(parts, factor, out.reshape(-1))
     return out
+
+
+def _mapped(quantized: QuantizedArray[Array], change: Callable[[Array], Array]) -> QuantizedArray[Array]:
+    bias = None if quantized.bias is None else change(quantized.bias)
+    return replace(quantized, weight=change(quantized.weight), scale=change(quantized.scale), bias=bias)
 
 
 def _check_parts(quantized: QuantizedArray[Array]) -> None:

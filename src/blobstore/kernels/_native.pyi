@@ -5,25 +5,33 @@ import numpy as np
 
 _Array: TypeAlias = np.ndarray[Any, Any]
 
-def quantize_affine_bf16(
-    weights: _Array, bits: int, group_size: int, words: _Array, scales: _Array, biases: _Array
+def targets() -> list[str]: ...
+def quantize(
+    target: str,
+    method: str,
+    quant_type: str,
+    float_type: str,
+    weights: _Array,
+    group_size: int,
+    words: _Array,
+    scales: _Array,
+    biases: _Array | None,
+    global_scale: float,
+    importance: _Array | None,
+    first_column: int,
+    factors: list[float],
+    shifts: list[float],
+    neighbours: bool,
 ) -> int: ...
-def quantize_affine_f16(
-    weights: _Array, bits: int, group_size: int, words: _Array, scales: _Array, biases: _Array
-) -> int: ...
-def quantize_affine_f32(
-    weights: _Array, bits: int, group_size: int, words: _Array, scales: _Array, biases: _Array
-) -> int: ...
-def quantize_fp_bf16(weights: _Array, quant_type: str, words: _Array, scales: _Array) -> int: ...
-def quantize_fp_f16(weights: _Array, quant_type: str, words: _Array, scales: _Array) -> int: ...
-def quantize_fp_f32(weights: _Array, quant_type: str, words: _Array, scales: _Array) -> int: ...
-def dequantize_affine_bf16(
-    words: _Array, scales: _Array, biases: _Array, bits: int, group_size: int, out: _Array
+def dequantize(
+    target: str,
+    quant_type: str,
+    scale_type: str,
+    out_type: str,
+    words: _Array,
+    scales: _Array,
+    biases: _Array | None,
+    group_size: int,
+    global_scale: float,
+    out: _Array,
 ) -> None: ...
-def dequantize_affine_f16(
-    words: _Array, scales: _Array, biases: _Array, bits: int, group_size: int, out: _Array
-) -> None: ...
-def dequantize_affine_f32(
-    words: _Array, scales: _Array, biases: _Array, bits: int, group_size: int, out: _Array
-) -> None: ...
-def dequantize_fp(words: _Array, scales: _Array, quant_type: str, global_scale: float, out: _Array) -> None: ...

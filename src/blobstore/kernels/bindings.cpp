@@ -1,106 +1,142 @@
-// Python bindings of quantize.h: shapes and types are checked here, arithmetic is not done here.
+// Python bindings of the kernels: shapes and sizes are checked here, arithmetic is not done here.
 //
 // Weights, scales and biases cross as arrays of their bit patterns (uint16 for BF16 and F16, uint32 for F32), because
-// numpy has no BF16 of its own. The interpreter lock is released while a kernel runs.
+// numpy has no BF16 of its own, and each call names their format. The interpreter lock is released while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
+#include <vector>
 
-#include "quantize.h"
+#include "kernels.h"
 
 namespace nb = nanobind;
 using namespace blobstore;
 
 namespace {
 
-template <typename T>
-using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <typename T>
-using Out = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// An array of any item size, read or written as its bytes.
+using In = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Out = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Words = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-// -1 for "all finite": an index that Python can compare.
-std::int64_t as_index(std::size_t bad) { return bad == all_finite ? -1 : static_cast<std::int64_t>(bad); }
+template <std::size_t count>
+std::size_t index_of(std::string_view name, const std::string_view (&names)[count]) {
+  const auto* found = std::find(names, names + count, name);
+  require(found != names + count, "unknown name");
+  return static_cast<std::size_t>(found - names);
+}
+constexpr std::string_view float_names[] = {"BF16", "F16", "F32"};
+constexpr std::string_view type_names[] = {"int4", "int8", "nvfp4", "mxfp4", "mxfp8"};
+constexpr std::string_view method_names[] = {"minmax", "search"};
 
-void require_sizes(std::size_t count, std::size_t words, std::size_t scales, std::size_t bits, std::size_t group_size) {
-  require(group_size > 0 && group_size % (32 / bits) == 0, "group_size is not a whole number of words");
+const Target& target_of(std::string_view name) {
+  for (const Target* target : targets) {
+    if (name == target->name && target->runs_here()) return *target;
+  }
+  throw std::invalid_argument("unknown target");
+}
+
+std::size_t item_size(std::size_t float_type) { return float_type == f32 ? 4 : 2; }
+
+void require_items(const auto& array, std::size_t count, std::size_t size, const char* message) {
+  require(array.size() == count && array.itemsize() == size, message);
+}
+
+// The sizes of a quantized run of `count` weights; scales and biases are in `scale_type`, bytes for the fp types.
+void require_parts(std::size_t count, std::size_t type, std::size_t group_size, std::size_t scale_type, const auto& words,
+                   const auto& scales, const auto& biases) {
+  const bool affine = type == int4 || type == int8;
+  const std::size_t bits = type == int8 || type == mxfp8 ? 8 : 4;
+  require(affine ? group_size == 32 || group_size == 64 || group_size == 128 : group_size == (type == nvfp4 ? 16u : 32u),
+          "the type has no such group_size");
   require(count % group_size == 0, "weights are not a whole number of groups");
-  require(words == count / (32 / bits), "words has the wrong length");
-  require(scales == count / group_size, "scales has the wrong length");
+  require_items(words, count * bits / 32, 4, "words has the wrong size");
+  const std::size_t scale_size = affine ? item_size(scale_type) : 1;
+  require_items(scales, count / group_size, scale_size, "scales has the wrong size");
+  require(biases.has_value() == affine, "only affine types have biases");
+  if (affine) require_items(*biases, count / group_size, scale_size, "biases has the wrong size");
 }
 
-template <typename Float>
-std::int64_t quantize_affine_as(In<typename Float::Bits> weights, unsigned bits, std::size_t group_size,
-                                Out<std::uint32_t> words, Out<typename Float::Bits> scales,
-                                Out<typename Float::Bits> biases) {
-  require(bits == 4 || bits == 8, "bits is neither 4 nor 8");
-  require_sizes(weights.size(), words.size(), scales.size(), bits, group_size);
-  require(biases.size() == scales.size(), "biases has the wrong length");
+// The index of the first weight that is not finite, or -1.
+std::int64_t quantize(std::string_view target, std::string_view method, std::string_view quant_type,
+                      std::string_view float_type, In weights, std::size_t group_size, Words words, Out scales,
+                      std::optional<Out> biases, float global_scale, std::optional<Floats> importance,
+                      std::size_t first_column, const std::vector<float>& factors, const std::vector<float>& shifts,
+                      bool neighbours) {
+  const std::size_t type = index_of(quant_type, type_names);
+  const std::size_t format = index_of(float_type, float_names);
+  require(weights.itemsize() == item_size(format), "weights has the wrong size");
+  require_parts(weights.size(), type, group_size, format, words, scales, biases);
+  const auto kernel = target_of(target).quantize[index_of(method, method_names)][type][format];
+  const QuantizeJob job{
+      .weights = weights.data(),
+      .count = weights.size(),
+      .group_size = group_size,
+      .codes = reinterpret_cast<std::byte*>(words.data()),
+      .scales = scales.data(),
+      .biases = biases ? biases->data() : nullptr,
+      .global_scale = global_scale,
+      .importance = importance && importance->size() ? importance->data() : nullptr,
+      .columns = importance ? importance->size() : 0,
+      .first_column = first_column,
+      .candidates = {factors.data(), factors.size(), shifts.data(), shifts.size(), neighbours},
+  };
   const nb::gil_scoped_release unlocked;
-  const auto kernel = bits == 4 ? quantize_affine<Float, 4> : quantize_affine<Float, 8>;
-  return as_index(kernel(weights.data(), weights.size(), group_size, words.data(), scales.data(), biases.data()));
+  const std::size_t bad = kernel(job);
+  return bad == all_finite ? -1 : static_cast<std::int64_t>(bad);
 }
 
-template <typename Float>
-std::int64_t quantize_fp_as(In<typename Float::Bits> weights, std::string_view quant_type, Out<std::uint32_t> words,
-                            Out<std::uint8_t> scales) {
-  const bool nv = quant_type == "nvfp4";
-  const bool mx8 = quant_type == "mxfp8";
-  require(nv || mx8 || quant_type == "mxfp4", "unknown type");
-  require_sizes(weights.size(), words.size(), scales.size(), mx8 ? 8 : 4, nv ? 16 : 32);
+void dequantize(std::string_view target, std::string_view quant_type, std::string_view scale_type, std::string_view out_type,
+                In words, In scales, std::optional<In> biases, std::size_t group_size, float global_scale, Out out) {
+  const std::size_t type = index_of(quant_type, type_names);
+  const std::size_t from = index_of(scale_type, float_names);
+  const std::size_t to = index_of(out_type, float_names);
+  require(out.itemsize() == item_size(to), "out has the wrong size");
+  require_parts(out.size(), type, group_size, from, words, scales, biases);
+  const bool affine = type == int4 || type == int8;
+  const auto kernel = target_of(target).dequantize[type][affine ? from : 0][to];
+  const DequantizeJob job{
+      .codes = static_cast<const std::byte*>(words.data()),
+      .scales = scales.data(),
+      .biases = biases ? biases->data() : nullptr,
+      .global_scale = global_scale,
+      .count = out.size(),
+      .group_size = group_size,
+      .out = out.data(),
+  };
   const nb::gil_scoped_release unlocked;
-  const auto kernel = nv    ? quantize_fp<Float, E2M1, E4M3Scale, 16>
-                      : mx8 ? quantize_fp<Float, E4M3, PowerOfTwoScale, 32>
-                            : quantize_fp<Float, E2M1, PowerOfTwoScale, 32>;
-  return as_index(kernel(weights.data(), weights.size(), words.data(), scales.data()));
+  kernel(job);
 }
 
-template <typename Float>
-void dequantize_affine_as(In<std::uint32_t> words, In<typename Float::Bits> scales, In<typename Float::Bits> biases,
-                          unsigned bits, std::size_t group_size, Out<float> out) {
-  require(bits == 4 || bits == 8, "bits is neither 4 nor 8");
-  require_sizes(out.size(), words.size(), scales.size(), bits, group_size);
-  require(biases.size() == scales.size(), "biases has the wrong length");
-  const nb::gil_scoped_release unlocked;
-  const auto kernel = bits == 4 ? dequantize_affine<Float, 4> : dequantize_affine<Float, 8>;
-  kernel(words.data(), scales.data(), biases.data(), out.size(), group_size, out.data());
-}
-
-void dequantize_fp_as(In<std::uint32_t> words, In<std::uint8_t> scales, std::string_view quant_type, float global_scale,
-                      Out<float> out) {
-  const bool nv = quant_type == "nvfp4";
-  const bool mx8 = quant_type == "mxfp8";
-  require(nv || mx8 || quant_type == "mxfp4", "unknown type");
-  require_sizes(out.size(), words.size(), scales.size(), mx8 ? 8 : 4, nv ? 16 : 32);
-  const nb::gil_scoped_release unlocked;
-  const auto kernel = nv    ? dequantize_fp<E2M1, E4M3Scale, 16>
-                      : mx8 ? dequantize_fp<E4M3, PowerOfTwoScale, 32>
-                            : dequantize_fp<E2M1, PowerOfTwoScale, 32>;
-  kernel(words.data(), scales.data(), global_scale, out.size(), out.data());
-}
-
-template <typename Float>
-void bind_float(nb::module_& m, const char* quantize_affine, const char* quantize_fp, const char* dequantize_affine) {
-  m.def(quantize_affine, &quantize_affine_as<Float>, nb::arg("weights").noconvert(), nb::arg("bits"), nb::arg("group_size"),
-        nb::arg("words").noconvert(), nb::arg("scales").noconvert(), nb::arg("biases").noconvert());
-  m.def(quantize_fp, &quantize_fp_as<Float>, nb::arg("weights").noconvert(), nb::arg("quant_type"), nb::arg("words").noconvert(),
-        nb::arg("scales").noconvert());
-  m.def(dequantize_affine, &dequantize_affine_as<Float>, nb::arg("words").noconvert(), nb::arg("scales").noconvert(),
-        nb::arg("biases").noconvert(), nb::arg("bits"), nb::arg("group_size"), nb::arg("out").noconvert());
+nb::list available() {
+  nb::list names;
+  for (const Target* target : targets) {
+    if (target->runs_here()) names.append(target->name);
+  }
+  return names;
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
-  bind_float<Bf16>(m, "quantize_affine_bf16", "quantize_fp_bf16", "dequantize_affine_bf16");
-  bind_float<F16>(m, "quantize_affine_f16", "quantize_fp_f16", "dequantize_affine_f16");
-  bind_float<F32>(m, "quantize_affine_f32", "quantize_fp_f32", "dequantize_affine_f32");
-  m.def("dequantize_fp", &dequantize_fp_as, nb::arg("words").noconvert(), nb::arg("scales").noconvert(), nb::arg("quant_type"),
-        nb::arg("global_scale"), nb::arg("out").noconvert());
+  m.def("targets", &available);
+  m.def("quantize", &quantize, nb::arg("target"), nb::arg("method"), nb::arg("quant_type"), nb::arg("float_type"),
+        nb::arg("weights").noconvert(), nb::arg("group_size"), nb::arg("words").noconvert(), nb::arg("scales").noconvert(),
+        nb::arg("biases").noconvert().none(), nb::arg("global_scale"), nb::arg("importance").noconvert().none(),
+        nb::arg("first_column"), nb::arg("factors"), nb::arg("shifts"), nb::arg("neighbours"));
+  m.def("dequantize", &dequantize, nb::arg("target"), nb::arg("quant_type"), nb::arg("scale_type"), nb::arg("out_type"),
+        nb::arg("words").noconvert(), nb::arg("scales").noconvert(), nb::arg("biases").noconvert().none(),
+        nb::arg("group_size"), nb::arg("global_scale"), nb::arg("out").noconvert());
 }

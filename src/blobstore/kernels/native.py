@@ -4,43 +4,65 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from blobstore.arrays import QuantizedArray, dtype_of
 from blobstore.kernels import _native
-from blobstore.quant import QuantType
+from blobstore.kernels.scales import ScaleChoice
 
 Array = np.ndarray[Any, Any]
 
-_FORMATS = {
-    np.dtype(ml_dtypes.bfloat16): ("bf16", np.uint16),
-    np.dtype(np.float16): ("f16", np.uint16),
-    np.dtype(np.float32): ("f32", np.uint32),
-}
+
+def targets() -> list[str]:
+    """Return the levels of the processor that this build has code for and that run here, the best first."""
+    return list(_native.targets())
 
 
 class NativeKernel:
-    """quantize.h through bindings.cpp; releases the interpreter lock while it works."""
+    """The kernels of one target through bindings.cpp; they release the interpreter lock while they work."""
 
-    name = "native"
+    def __init__(self, target: str) -> None:
+        self.name = target
 
-    def quantize_affine(self, weights: Array, bits: int, group_size: int, words: Array, scales: Array, biases: Array) -> int:
-        """See `blobstore.kernels.Kernel`."""
-        name, raw = _FORMATS[weights.dtype]
-        kernel = getattr(_native, f"quantize_affine_{name}")
-        return int(kernel(weights.view(raw), bits, group_size, words, scales.view(raw), biases.view(raw)))
+    def quantize(self, weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice) -> int:
+        """See `blobstore.kernels.choice.Kernel`."""
+        candidates = choice.candidates_for(parts.quant_type)
+        return int(
+            _native.quantize(
+                self.name,
+                choice.method,
+                parts.quant_type.value,
+                dtype_of(weights).value,
+                _bits(weights),
+                parts.group_size,
+                parts.weight,
+                _bits(parts.scale),
+                None if parts.bias is None else _bits(parts.bias),
+                choice.global_scale,
+                choice.importance,
+                choice.first_column,
+                list(candidates.factors),
+                list(candidates.shifts),
+                candidates.neighbours,
+            )
+        )
 
-    def quantize_fp(self, weights: Array, quant_type: QuantType, words: Array, scales: Array) -> int:
-        """See `blobstore.kernels.Kernel`."""
-        name, raw = _FORMATS[weights.dtype]
-        return int(getattr(_native, f"quantize_fp_{name}")(weights.view(raw), quant_type.value, words, scales))
+    def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
+        """See `blobstore.kernels.choice.Kernel`."""
+        scale_type = dtype_of(parts.scale).value if parts.bias is not None else dtype_of(out).value
+        _native.dequantize(
+            self.name,
+            parts.quant_type.value,
+            scale_type,
+            dtype_of(out).value,
+            parts.weight,
+            _bits(parts.scale),
+            None if parts.bias is None else _bits(parts.bias),
+            parts.group_size,
+            global_scale,
+            _bits(out),
+        )
 
-    def dequantize_affine(self, words: Array, scales: Array, biases: Array, bits: int, group_size: int, out: Array) -> None:
-        """See `blobstore.kernels.Kernel`."""
-        name, raw = _FORMATS[scales.dtype]
-        kernel = getattr(_native, f"dequantize_affine_{name}")
-        kernel(words, scales.view(raw), biases.view(raw), bits, group_size, out)
 
-    def dequantize_fp(self, words: Array, scales: Array, quant_type: QuantType, global_scale: float, out: Array) -> None:
-        """See `blobstore.kernels.Kernel`."""
-        _native.dequantize_fp(words, scales, quant_type.value, global_scale, out)
+def _bits(array: Array) -> Array:
+    return array.view(f"u{array.dtype.itemsize}")

@@ -1,267 +1,184 @@
-// Quantize and dequantize groups of float weights: the arithmetic of docs/quantization.md, and nothing else.
+// Quantize by minmax: whole groups of a flat, contiguous array, so that a caller may cut a tensor at any group.
 //
-// Knows no Python. Every function works on whole groups of a flat, contiguous array, so that a caller may cut a tensor
-// at any row. All arithmetic is IEEE binary32 with round-half-to-even; build with -ffp-contract=off and without
-// -ffast-math, or the results differ from MLX and from reference.py.
+// N groups are one block: each is reduced to its extremes, the scales and biases of all N are computed side by side, then
+// each group's codes. Knows no Python.
 #pragma once
 
-#include <bit>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
+#include "groups.h"
+#include "kernels.h"
+#include "units.h"
 
-namespace blobstore {
+namespace blobstore::BLOBSTORE_TARGET {
 
-inline constexpr std::size_t all_finite = std::numeric_limits<std::size_t>::max();
-
-// Float formats: how one weight is stored, and its exact value as a float.
-
-struct Bf16 {
-  using Bits = std::uint16_t;
-  static float decode(Bits bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
-  static Bits encode(float value) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;  // NaN: rounding could turn it into an infinity
-    return static_cast<Bits>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-  }
-};
-
-struct F16 {
-  using Bits = std::uint16_t;
-  static float decode(Bits bits) {
-    const std::uint32_t sign = std::uint32_t{bits & 0x8000u} << 16;
-    std::uint32_t magnitude = std::uint32_t{bits & 0x7fffu} << 13;
-    if ((bits & 0x7c00u) == 0x7c00u) {
-      magnitude |= 0x7f800000u;  // infinity or NaN
-    } else {
-      // The exponent bias differs by 112; as a multiplication it is right for subnormals too.
-      magnitude = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
-    }
-    return std::bit_cast<float>(sign | magnitude);
-  }
-  static Bits encode(float value) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    const auto sign = static_cast<Bits>((bits >> 16) & 0x8000u);
-    const std::uint32_t magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return sign | 0x7e00u;
-    if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // 65520 and above round to infinity
-    if (magnitude < 0x38800000u) {
-      // Below 2^-14 the half's ulp is 2^-24, which is the ulp of floats near 0.5: the addition rounds.
-      const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-      return static_cast<Bits>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
-    }
-    const std::uint32_t rounded = magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u);
-    return static_cast<Bits>(sign | (rounded >> 13));
-  }
-};
-
-struct F32 {
-  using Bits = std::uint32_t;
-  static float decode(Bits bits) { return std::bit_cast<float>(bits); }
-  static Bits encode(float value) { return std::bit_cast<std::uint32_t>(value); }
-};
-
-// Small float formats of codes and scales (OCP Microscaling 1.0, sections 5.3.1, 5.3.3 and 5.4.1).
-
-struct E2M1 {
-  static constexpr unsigned bits = 4;
-  static constexpr float max = 6.0f;
-  // Values 0, .5, 1, 1.5, 2, 3, 4, 6; a tie goes to the even code, so every second comparison is strict.
-  static std::uint32_t encode(float value) {
-    const float magnitude = std::fabs(value);
-    const std::uint32_t code = (magnitude > 0.25f) + (magnitude >= 0.75f) + (magnitude > 1.25f) + (magnitude >= 1.75f) +
-                               (magnitude > 2.5f) + (magnitude >= 3.5f) + (magnitude > 5.0f);
-    return (std::bit_cast<std::uint32_t>(value) >> 31 << 3) | code;
-  }
-  static float decode(std::uint32_t code) {
-    constexpr float values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                  -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-    return values[code];
-  }
-};
-
-struct E4M3 {
-  static constexpr unsigned bits = 8;
-  static constexpr float max = 448.0f;
-  static std::uint32_t encode(float value) {
-    const auto raw = std::bit_cast<std::uint32_t>(value);
-    const std::uint32_t magnitude = raw & 0x7fffffffu;
-    std::uint32_t code;
-    if (magnitude < 0x3c800000u) {
-      // Below 2^-6 the ulp is 2^-9, which is the ulp of floats near 2^14: the addition rounds.
-      code = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) - 0x46800000u;
-    } else if (magnitude > 0x43e80000u) {
-      code = 0x7e;  // above 464 everything saturates at 448
-    } else {
-      code = (magnitude - (120u << 23) + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
-      if (code > 0x7e) code = 0x7e;
-    }
-    return (raw >> 31 << 7) | code;
-  }
-  static float decode(std::uint32_t code) {
-    if ((code & 0x7fu) == 0x7fu) return std::numeric_limits<float>::quiet_NaN();
-    const std::uint32_t sign = (code & 0x80u) << 24;
-    const float magnitude = std::bit_cast<float>((code & 0x7fu) << 20) * 0x1p120f;
-    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
-  }
-};
-
-// 2^(bits - 127); 255 is NaN.
-struct E8M0 {
-  // The smallest power of two that is >= value, its exponent clamped to [-127, 127]. Read off the float's bits: a
-  // library's log2 may round 2^k * (1 + ulp) down to k.
-  static std::uint8_t encode_up(float value) {
-    const auto bits = std::bit_cast<std::uint32_t>(value);
-    const std::uint32_t exponent = bits >> 23;
-    if (exponent == 0) return bits > 0x400000u ? 1 : 0;  // subnormal: 2^-127 is 0x400000
-    const std::uint32_t up = exponent + ((bits & 0x7fffffu) != 0);
-    return static_cast<std::uint8_t>(up < 254 ? up : 254);
-  }
-  static float decode(std::uint8_t bits) {
-    if (bits == 0) return 0x1p-127f;
-    if (bits == 255) return std::numeric_limits<float>::quiet_NaN();
-    return std::bit_cast<float>(std::uint32_t{bits} << 23);
-  }
-};
-
-// The index of the first value that is infinite or NaN, or all_finite.
+// The index of the first weight that is infinite or NaN, or all_finite.
 template <typename Float>
 std::size_t first_non_finite(const typename Float::Bits* weights, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    if (!std::isfinite(Float::decode(weights[i]))) return i;
+  using Bits = typename Float::Bits;
+  Bits found = 0;  // a loop without an exit, which compilers turn into vectors
+  for (std::size_t i = 0; i < count; ++i) found |= (weights[i] & Float::infinity) == Float::infinity;
+  if (!found) return all_finite;
+  std::size_t i = 0;
+  while ((weights[i] & Float::infinity) != Float::infinity) ++i;
+  return i;
+}
+
+// Lanes that are shared by the groups of a block; see across().
+template <std::size_t N, std::size_t width, std::size_t offset, std::size_t... i>
+inline Vector<float, N> halves(Vector<float, N> a, Vector<float, N> b, std::index_sequence<i...>) {
+  // Segments of `width` lanes, from a and b in turn; of each one half.
+  constexpr std::size_t half = width / 2;
+  return __builtin_shufflevector(a, b, (i / half / 2 * width + i / half % 2 * N + offset + i % half)...);
+}
+
+// Reduces each of `count` vectors to one value, and returns those of vector i in segment i of N / count lanes.
+// Reducing all at once costs three instructions a vector instead of two for each halving of each.
+template <std::size_t N, std::size_t count, std::size_t stride = 1, typename Op>
+inline Vector<float, N> across(const Vector<float, N>* vectors, Op op) {
+  if constexpr (count == 1) {
+    return vectors[0];
+  } else {
+    const auto a = across<N, count / 2, stride * 2>(vectors, op);
+    const auto b = across<N, count / 2, stride * 2>(vectors + stride, op);
+    constexpr std::size_t width = N / (count / 2);
+    using Order = std::make_index_sequence<N>;
+    return op(halves<N, width, 0>(a, b, Order()), halves<N, width, width / 2>(a, b, Order()));
   }
-  return all_finite;
 }
 
-struct AffineGroup {
-  float scale;
-  float bias;
-};
-
-// MLX's choice of scale and bias (mlx@v0.32.4 mlx/backend/cpu/quantized.cpp: quantize): the edge farther from zero is
-// met exactly, and zero is a code.
-inline AffineGroup affine_group(float low, float high, float levels) {
-  float scale = std::fmax((high - low) / levels, 1e-7f);
-  float edge = low;
-  if (!(std::fabs(low) > std::fabs(high))) {
-    edge = high;
-    scale = -scale;
-  }
-  const float steps = std::nearbyintf(edge / scale);
-  if (steps != 0.0f) return {edge / steps, edge};
-  return {scale, 0.0f};
-}
-
-// round-half-to-even of value clamped to [0, levels]; NaN gives 0. Clamping first is the same, since both bounds are
-// whole, and lets the rounding be one addition.
-inline std::uint32_t affine_code(float value, float levels) {
-  constexpr float magic = 0x1.8p23f;
-  float clamped = value > 0.0f ? value : 0.0f;
-  clamped = clamped < levels ? clamped : levels;
-  return std::bit_cast<std::uint32_t>(clamped + magic) & 0xffu;
-}
-
-// count weights -> count * bits / 32 words, and one scale and bias a group. Returns the index of the first non-finite
-// weight, and then the outputs are unspecified.
-template <typename Float, unsigned bits>
-std::size_t quantize_affine(const typename Float::Bits* weights, std::size_t count, std::size_t group_size,
-                            std::uint32_t* words, typename Float::Bits* scales, typename Float::Bits* biases) {
+template <typename Float, unsigned bits, std::size_t N>
+inline void encode_affine(const typename Float::Bits* group, std::size_t group_size, float scale, float bias, std::byte* out) {
   constexpr float levels = (1u << bits) - 1;
-  constexpr std::size_t per_word = 32 / bits;
-  if (const auto bad = first_non_finite<Float>(weights, count); bad != all_finite) return bad;
-  for (std::size_t group = 0; group < count / group_size; ++group) {
-    const auto* in = weights + group * group_size;
-    float low = Float::decode(in[0]);
-    float high = low;
-    for (std::size_t i = 1; i < group_size; ++i) {
-      const float value = Float::decode(in[i]);
-      low = value < low ? value : low;
-      high = value > high ? value : high;
+  for (std::size_t i = 0; i < group_size; i += Unit<N>::size) {
+    const auto unit = load_unit<Float, N>(group + i);
+    store_codes<bits, N>(out + i * bits / 8, affine_code((unit.even - bias) / scale, levels),
+                         affine_code((unit.odd - bias) / scale, levels));
+  }
+}
+
+// N groups of weights -> their codes, scales and biases.
+template <typename Float, unsigned bits, std::size_t N>
+inline void quantize_affine_block(const typename Float::Bits* weights, std::size_t group_size, std::byte* codes,
+                                  typename Float::Bits* scales, typename Float::Bits* biases) {
+  using F = typename Lanes<N>::F;
+  F low[N], high[N];
+  for (std::size_t g = 0; g < N; ++g) {
+    const auto* group = weights + g * group_size;
+    const auto first = load_unit<Float, N>(group);
+    low[g] = min_of(first.even, first.odd);
+    high[g] = max_of(first.even, first.odd);
+    for (std::size_t i = Unit<N>::size; i < group_size; i += Unit<N>::size) {
+      const auto unit = load_unit<Float, N>(group + i);
+      low[g] = min_of(low[g], min_of(unit.even, unit.odd));
+      high[g] = max_of(high[g], max_of(unit.even, unit.odd));
     }
-    const auto [scale, bias] = affine_group(low, high, levels);
-    for (std::size_t i = 0; i < group_size; i += per_word) {
-      std::uint32_t word = 0;
-      for (std::size_t j = 0; j < per_word; ++j) {
-        word |= affine_code((Float::decode(in[i + j]) - bias) / scale, levels) << (j * bits);
-      }
-      *words++ = word;
-    }
-    scales[group] = Float::encode(scale);
-    biases[group] = Float::encode(bias);
+  }
+  const auto found = affine_of(across<N, N>(low, [](F a, F b) { return min_of(a, b); }),
+                               across<N, N>(high, [](F a, F b) { return max_of(a, b); }), (1u << bits) - 1);
+  store_narrow<typename Float::Bits, N>(scales, Float::encode(found.scale));
+  store_narrow<typename Float::Bits, N>(biases, Float::encode(found.bias));
+  float scale[N], bias[N];
+  store(scale, found.scale);
+  store(bias, found.bias);
+  for (std::size_t g = 0; g < N; ++g) {
+    const std::size_t start = g * group_size;
+    encode_affine<Float, bits, N>(weights + start, group_size, scale[g], bias[g], codes + start * bits / 8);
+  }
+}
+
+// count weights -> count * bits / 8 bytes of codes, and one scale and bias a group. Returns the index of the first
+// non-finite weight, and then the outputs are unspecified.
+template <typename Float, unsigned bits, std::size_t N>
+std::size_t quantize_affine(const typename Float::Bits* weights, std::size_t count, std::size_t group_size, std::byte* codes,
+                            typename Float::Bits* scales, typename Float::Bits* biases) {
+  for (std::size_t start = 0; start < count;) {
+    const std::size_t groups = (count - start) / group_size < N ? 1 : N;
+    const std::size_t size = groups * group_size;
+    const std::size_t bad = first_non_finite<Float>(weights + start, size);
+    if (bad != all_finite) return start + bad;
+    const std::size_t group = start / group_size;
+    const auto quantize = groups == N ? quantize_affine_block<Float, bits, N> : quantize_affine_block<Float, bits, 1>;
+    quantize(weights + start, group_size, codes + start * bits / 8, scales + group, biases + group);
+    start += size;
   }
   return all_finite;
 }
 
-// Scale policies of the fp types: the stored bits of a group's scale, and the value that codes are divided by.
-
-struct PowerOfTwoScale {
-  static std::uint8_t encode(float amax, float code_max) { return E8M0::encode_up(amax / code_max); }
-  static float decode(std::uint8_t bits) { return E8M0::decode(bits); }
+// A group's scale as its weights need it. Only nvfp4 has a global scale, and scales of zero, which give codes 0.
+struct FpScale {
+  float scale;
+  float inverse;
+  float inverse_global;
 };
 
-struct E4M3Scale {
-  static std::uint8_t encode(float amax, float code_max) { return static_cast<std::uint8_t>(E4M3::encode(amax / code_max)); }
-  static float decode(std::uint8_t bits) { return E4M3::decode(bits); }
-};
+template <typename Float, typename Type, typename F>
+inline BitsOf<F> fp_code(F weights, FpScale by) {
+  using Code = typename Type::Code;
+  if constexpr (std::is_same_v<typename Type::Scale, PowerOfTwoScale>) {
+    return Code::encode(weights * by.inverse);  // exact
+  } else {
+    const F values = weights * by.inverse_global;
+    const auto kept = all_of<BitsOf<F>>(by.scale == 0.0f ? 0u : ~0u);
+    if constexpr (std::is_same_v<Float, F32>) return Code::encode(values / by.scale) & kept;
+    // A weight of at most 11 significant bits is either at a tie between two codes or further from it than 2^-12 of it
+    // (scales and ties have 4 and 3 bits). The product is off by 2^-23 at most: without its last bits it is at the tie
+    // when the quotient is, and on the quotient's side otherwise.
+    const auto snapped = (bits_of(values * by.inverse) + 0x80u) & 0xffffff00u;
+    return Code::encode(float_of(snapped)) & kept;
+  }
+}
 
-// As quantize_affine, for codes that are small floats. A scale of zero gives codes 0.
-template <typename Float, typename Code, typename Scale, std::size_t group_size>
-std::size_t quantize_fp(const typename Float::Bits* weights, std::size_t count, std::uint32_t* words, std::uint8_t* scales) {
-  constexpr std::size_t per_word = 32 / Code::bits;
-  if (const auto bad = first_non_finite<Float>(weights, count); bad != all_finite) return bad;
-  for (std::size_t group = 0; group < count / group_size; ++group) {
-    const auto* in = weights + group * group_size;
-    float amax = 0.0f;
-    for (std::size_t i = 0; i < group_size; ++i) {
-      const float magnitude = std::fabs(Float::decode(in[i]));
-      amax = magnitude > amax ? magnitude : amax;
+template <typename Float, typename Type, std::size_t N>
+inline void encode_fp(const typename Float::Bits* group, FpScale by, std::byte* out) {
+  constexpr unsigned bits = Type::Code::bits;
+  for (std::size_t i = 0; i < Type::group_size; i += Unit<N>::size) {
+    const auto unit = load_unit<Float, N>(group + i);
+    store_codes<bits, N>(out + i * bits / 8, fp_code<Float, Type>(unit.even, by), fp_code<Float, Type>(unit.odd, by));
+  }
+}
+
+// N groups of weights, times inverse_global, -> their codes and scales.
+template <typename Float, typename Type, std::size_t N>
+inline void quantize_fp_block(const typename Float::Bits* weights, float inverse_global, std::byte* codes,
+                              std::uint8_t* scales) {
+  using F = typename Lanes<N>::F;
+  using Scale = typename Type::Scale;
+  constexpr std::size_t group_size = Type::group_size;
+  F amax[N];
+  for (std::size_t g = 0; g < N; ++g) {
+    amax[g] = F{};
+    for (std::size_t i = 0; i < group_size; i += Unit<N>::size) {
+      const auto unit = load_unit<Float, N>(weights + g * group_size + i);
+      amax[g] = max_of(amax[g], max_of(abs_of(unit.even), abs_of(unit.odd)));
     }
-    scales[group] = Scale::encode(amax, Code::max);
-    const float scale = Scale::decode(scales[group]);
-    for (std::size_t i = 0; i < group_size; i += per_word) {
-      std::uint32_t word = 0;
-      for (std::size_t j = 0; j < per_word && scale != 0.0f; ++j) {
-        word |= Code::encode(Float::decode(in[i + j]) / scale) << (j * Code::bits);
-      }
-      *words++ = word;
-    }
+  }
+  const auto stored = Scale::encode(across<N, N>(amax, [](F a, F b) { return max_of(a, b); }) * inverse_global, Type::Code::max);
+  store_narrow<std::uint8_t, N>(scales, stored);
+  const F decoded = Scale::decode(stored);
+  float scale[N], inverse[N];
+  store(scale, decoded);
+  store(inverse, 1.0f / decoded);
+  for (std::size_t g = 0; g < N; ++g) {
+    const std::size_t start = g * group_size;
+    encode_fp<Float, Type, N>(weights + start, {scale[g], inverse[g], inverse_global},
+                              codes + start * Type::Code::bits / 8);
+  }
+}
+
+// As quantize_affine, for codes that are small floats.
+template <typename Float, typename Type, std::size_t most_lanes>
+std::size_t quantize_fp(const typename Float::Bits* weights, std::size_t count, float inverse_global, std::byte* codes,
+                        std::uint8_t* scales) {
+  constexpr std::size_t N = most_lanes < Type::group_size / 2 ? most_lanes : Type::group_size / 2;
+  for (std::size_t start = 0; start < count;) {
+    const std::size_t groups = (count - start) / Type::group_size < N ? 1 : N;
+    const std::size_t size = groups * Type::group_size;
+    const std::size_t bad = first_non_finite<Float>(weights + start, size);
+    if (bad != all_finite) return start + bad;
+    const auto quantize = groups == N ? quantize_fp_block<Float, Type, N> : quantize_fp_block<Float, Type, 1>;
+    quantize(weights + start, inverse_global, codes + start * Type::Code::bits / 8, scales + start / Type::group_size);
+    start += size;
   }
   return all_finite;
 }
 
-// code * scale + bias, as two rounded operations; count values into out.
-template <typename Float, unsigned bits>
-void dequantize_affine(const std::uint32_t* words, const typename Float::Bits* scales, const typename Float::Bits* biases,
-                       std::size_t count, std::size_t group_size, float* out) {
-  constexpr std::size_t per_word = 32 / bits;
-  constexpr std::uint32_t mask = (1u << bits) - 1;
-  for (std::size_t group = 0; group < count / group_size; ++group) {
-    const float scale = Float::decode(scales[group]);
-    const float bias = Float::decode(biases[group]);
-    for (std::size_t i = 0; i < group_size; i += per_word, ++words) {
-      for (std::size_t j = 0; j < per_word; ++j) {
-        const float product = static_cast<float>((*words >> (j * bits)) & mask) * scale;
-        *out++ = product + bias;
-      }
-    }
-  }
-}
-
-// code * scale * global_scale, from the left (the first product is exact); count values into out.
-template <typename Code, typename Scale, std::size_t group_size>
-void dequantize_fp(const std::uint32_t* words, const std::uint8_t* scales, float global_scale, std::size_t count, float* out) {
-  constexpr std::size_t per_word = 32 / Code::bits;
-  constexpr std::uint32_t mask = (1u << Code::bits) - 1;
-  for (std::size_t group = 0; group < count / group_size; ++group) {
-    const float scale = Scale::decode(scales[group]);
-    for (std::size_t i = 0; i < group_size; i += per_word, ++words) {
-      for (std::size_t j = 0; j < per_word; ++j) {
-        const float product = Code::decode((*words >> (j * Code::bits)) & mask) * scale;
-        *out++ = product * global_scale;
-      }
-    }
-  }
-}
-
-}  // namespace blobstore
+}  // namespace blobstore::BLOBSTORE_TARGET

@@ -1,7 +1,7 @@
-"""The kernels in NumPy: the same arithmetic as quantize.h, operation by operation, and the same bits.
+"""The kernels in NumPy: the same arithmetic as quantize.h and dequantize.h, operation by operation, and the same bits.
 
-Written to be read beside quantize.h and docs/quantization.md. Everything is float32; numpy rounds each operation by
-itself, so there is no fused multiply-add to switch off.
+Written to be read beside them and docs/quantization.md. Everything is float32; numpy rounds each operation by itself, so
+there is no fused multiply-add to switch off.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from blobstore.arrays import QuantizedArray
+from blobstore.kernels.reference_search import search_affine, search_fp
+from blobstore.kernels.scales import ScaleChoice
+from blobstore.kernels.small_floats import E2M1_VALUES, code_max, decoded_scales, e2m1_codes, e4m3_bits, scale_bits
 from blobstore.quant import QuantType
 
 Array = np.ndarray[Any, Any]
-
-_E2M1_MAX = np.float32(6)
-_E4M3_MAX = np.float32(448)
-_BITS_OF_2_TO_MINUS_127 = 0x400000
-_E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-# Midpoints between neighbouring E2M1 values, and whether the midpoint itself goes up (to the even code).
-_E2M1_MIDPOINTS = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
 
 
 class ReferenceKernel:
@@ -28,67 +25,81 @@ class ReferenceKernel:
 
     name = "reference"
 
-    def quantize_affine(self, weights: Array, bits: int, group_size: int, words: Array, scales: Array, biases: Array) -> int:
-        """See `blobstore.kernels.Kernel`."""
+    def quantize(self, weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice) -> int:
+        """See `blobstore.kernels.choice.Kernel`."""
         bad = _first_non_finite(weights)
-        if bad >= 0:
+        if bad >= 0 or not weights.size:
             return bad
-        values = weights.astype(np.float32).reshape(-1, group_size)
-        levels = np.float32(2**bits - 1)
+        groups = weights.astype(np.float32).reshape(-1, parts.group_size)
+        importance = _importance(choice, groups.shape)
         with np.errstate(all="ignore"):
-            low, high = _running_min(values), _running_max(values)
-            step = np.maximum((high - low) / levels, np.float32(1e-7))
-            low_is_edge = np.abs(low) > np.abs(high)
-            edge = np.where(low_is_edge, low, high)
-            step = np.where(low_is_edge, step, -step)
-            steps = np.rint(edge / step)
-            has_bias = steps != 0
-            scale = np.where(has_bias, edge / np.where(has_bias, steps, 1), step)
-            bias = np.where(has_bias, edge, np.float32(0))
-            exact = (values - bias[:, None]) / scale[:, None]
-            codes = np.rint(np.minimum(np.where(exact > 0, exact, np.float32(0)), levels)).astype(np.uint32)
-            scales[:] = scale.astype(scales.dtype)
-            biases[:] = bias.astype(biases.dtype)
-        words[:] = _packed(codes.reshape(-1), bits)
+            quantize = _quantize_affine if parts.quant_type.is_affine else _quantize_fp
+            codes = quantize(groups, parts, choice, importance)
+        parts.weight[:] = _packed(codes.reshape(-1), parts.quant_type.bits)
         return -1
 
-    def quantize_fp(self, weights: Array, quant_type: QuantType, words: Array, scales: Array) -> int:
-        """See `blobstore.kernels.Kernel`."""
-        bad = _first_non_finite(weights)
-        if bad >= 0:
-            return bad
-        group_size = quant_type.group_sizes[0]
-        values = weights.astype(np.float32).reshape(-1, group_size)
-        amax = np.abs(values).max(axis=1, initial=0).astype(np.float32)
-        if quant_type is QuantType.NVFP4:
-            scales[:] = _e4m3_bits(amax / _E2M1_MAX)
-        else:
-            code_max = _E4M3_MAX if quant_type is QuantType.MXFP8 else _E2M1_MAX
-            scales[:] = _e8m0_bits_up(amax / code_max)
-        scale = _decoded_scales(scales, quant_type)[:, None]
+    def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
+        """See `blobstore.kernels.choice.Kernel`."""
+        codes = _unpacked(parts.weight, parts.quant_type.bits).reshape(-1, parts.group_size)
         with np.errstate(all="ignore"):
-            exact = np.where(scale == 0, np.float32(0), values / scale)
-        codes = _e4m3_bits(exact) if quant_type is QuantType.MXFP8 else _e2m1_codes(exact)
-        words[:] = _packed(codes.reshape(-1), quant_type.bits)
-        return -1
+            values = _affine_values(codes, parts) if parts.bias is not None else _fp_values(codes, parts, global_scale)
+            out[:] = values.reshape(-1).astype(out.dtype)
 
-    def dequantize_affine(self, words: Array, scales: Array, biases: Array, bits: int, group_size: int, out: Array) -> None:
-        """See `blobstore.kernels.Kernel`."""
-        codes = _unpacked(words, bits).reshape(-1, group_size).astype(np.float32)
-        with np.errstate(all="ignore"):
-            product = codes * scales.astype(np.float32)[:, None]
-            out[:] = (product + biases.astype(np.float32)[:, None]).reshape(-1)
 
-    def dequantize_fp(self, words: Array, scales: Array, quant_type: QuantType, global_scale: float, out: Array) -> None:
-        """See `blobstore.kernels.Kernel`."""
-        codes = _unpacked(words, quant_type.bits)
-        if quant_type is QuantType.MXFP8:
-            values = codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-        else:
-            values = _E2M1_VALUES[codes]
-        with np.errstate(all="ignore"):
-            product = values.reshape(-1, quant_type.group_sizes[0]) * _decoded_scales(scales, quant_type)[:, None]
-            out[:] = (product * np.float32(global_scale)).reshape(-1)
+def _importance(choice: ScaleChoice, shape: tuple[int, ...]) -> Array | None:
+    if choice.importance is None or not choice.importance.size:
+        return None
+    columns = (np.arange(shape[0] * shape[1]) + choice.first_column) % choice.importance.size
+    return choice.importance[columns].reshape(shape)
+
+
+def _quantize_affine(groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array | None) -> Array:
+    levels = np.float32(2**parts.quant_type.bits - 1)
+    scale, bias = _affine_of(_running_min(groups), _running_max(groups), levels)
+    stored = (scale.astype(parts.scale.dtype), bias.astype(parts.scale.dtype))
+    if choice.method == "search":
+        candidates = choice.candidates_for(parts.quant_type)
+        scale, bias, *stored_values = search_affine(groups, importance, (scale, bias), levels, candidates, parts.scale.dtype)
+        stored = (stored_values[0].astype(parts.scale.dtype), stored_values[1].astype(parts.scale.dtype))
+    parts.scale[:], np.asarray(parts.bias)[:] = stored
+    exact = (groups - bias[:, None]) / scale[:, None]
+    return np.rint(np.minimum(np.where(exact > 0, exact, np.float32(0)), levels)).astype(np.uint32)
+
+
+def _affine_of(low: Array, high: Array, levels: np.float32) -> tuple[Array, Array]:
+    """Return MLX's scale and bias of each group: the edge farther from zero is met exactly, and zero is a code."""
+    step = np.maximum((high - low) / levels, np.float32(1e-7))
+    low_is_edge = np.abs(low) > np.abs(high)
+    edge = np.where(low_is_edge, low, high)
+    step = np.where(low_is_edge, step, -step)
+    steps = np.rint(edge / step)
+    has_bias = steps != 0
+    return np.where(has_bias, edge / np.where(has_bias, steps, 1), step), np.where(has_bias, edge, np.float32(0))
+
+
+def _quantize_fp(groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array | None) -> Array:
+    kind = parts.quant_type
+    groups = groups * np.float32(1 / choice.global_scale)
+    scales = scale_bits(np.abs(groups).max(axis=1).astype(np.float32) / code_max(kind), kind)
+    parts.scale[:] = search_fp(groups, importance, scales, kind) if choice.method == "search" else scales
+    scale = decoded_scales(parts.scale, kind)[:, None]
+    exact = np.where(scale == 0, np.float32(0), groups / scale)
+    return e4m3_bits(exact) if kind is QuantType.MXFP8 else e2m1_codes(exact)
+
+
+def _affine_values(codes: Array, parts: QuantizedArray[Array]) -> Array:
+    product = codes.astype(np.float32) * parts.scale.astype(np.float32)[:, None]
+    values: Array = product + np.asarray(parts.bias).astype(np.float32)[:, None]
+    return values
+
+
+def _fp_values(codes: Array, parts: QuantizedArray[Array], global_scale: float) -> Array:
+    if parts.quant_type is QuantType.MXFP8:
+        values = codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    else:
+        values = E2M1_VALUES[codes]
+    product: Array = values * decoded_scales(parts.scale, parts.quant_type)[:, None] * np.float32(global_scale)
+    return product
 
 
 def _first_non_finite(weights: Array) -> int:
@@ -97,17 +108,17 @@ def _first_non_finite(weights: Array) -> int:
     return -1 if finite.all() else int(np.argmin(finite))
 
 
-def _running_min(values: Array) -> Array:
-    # Not np.min: of 0 and -0 the first one seen stays, as in the loop of quantize.h.
-    low = values[:, 0].copy()
-    for column in values.T[1:]:
+def _running_min(groups: Array) -> Array:
+    # Not np.min: of 0 and -0 the first one seen stays, as in a loop.
+    low = groups[:, 0].copy()
+    for column in groups.T[1:]:
         low = np.where(column < low, column, low)
     return low
 
 
-def _running_max(values: Array) -> Array:
-    high = values[:, 0].copy()
-    for column in values.T[1:]:
+def _running_max(groups: Array) -> Array:
+    high = groups[:, 0].copy()
+    for column in groups.T[1:]:
         high = np.where(column > high, column, high)
     return high
 
@@ -124,35 +135,3 @@ def _unpacked(words: Array, bits: int) -> Array:
     shifts = (np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits))[None, :]
     codes: Array = ((words[:, None] >> shifts) & np.uint32(2**bits - 1)).reshape(-1)
     return codes
-
-
-def _e8m0_bits_up(values: Array) -> Array:
-    """Return the exponent bytes of the smallest powers of two >= ``values`` (>= 0), clamped to [2^-127, 2^127]."""
-    raw = values.view(np.uint32)
-    exponent, mantissa = raw >> 23, raw & 0x7FFFFF
-    normal = np.minimum(exponent + (mantissa != 0), 254)
-    subnormal = raw > _BITS_OF_2_TO_MINUS_127
-    scales: Array = np.where(exponent == 0, subnormal, normal).astype(np.uint8)
-    return scales
-
-
-def _e4m3_bits(values: Array) -> Array:
-    """Return E4M3 bytes of ``values``, rounded half to even and saturated at 448."""
-    limited = np.clip(values, -_E4M3_MAX, _E4M3_MAX)
-    codes: Array = limited.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-    return codes
-
-
-def _e2m1_codes(values: Array) -> Array:
-    """Return E2M1 codes of ``values``, rounded half to even and saturated at 6; the sign of zero is kept."""
-    magnitude = np.abs(values)
-    code = np.zeros(values.shape, np.uint32)
-    for midpoint, goes_up in _E2M1_MIDPOINTS:
-        code += (magnitude >= midpoint) if goes_up else (magnitude > midpoint)
-    return np.signbit(values).astype(np.uint32) << 3 | code
-
-
-def _decoded_scales(scales: Array, quant_type: QuantType) -> Array:
-    kind = ml_dtypes.float8_e4m3fn if quant_type is QuantType.NVFP4 else ml_dtypes.float8_e8m0fnu
-    decoded: Array = scales.view(kind).astype(np.float32)
-    return decoded

@@ -1,0 +1,78 @@
+"""Importance: what each input column's error counts in a search, by source tensor. Read from a file or given as arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blobstore.digest import Digest
+from blobstore.dtypes import DType
+from blobstore.errors import UsageError, quoted
+from blobstore.kernels import checked_importance
+from blobstore.ranges import FileReader
+from blobstore.safetensors import read_header
+
+_LARGEST_FILE = 2**30
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Importance:
+    """Vectors of finite float32 numbers >= 0, one a source tensor. ``digest`` is that of names and values."""
+
+    vectors: Mapping[str, Array]
+    digest: Digest
+
+    @classmethod
+    def parse(cls, given: str | os.PathLike[str] | Mapping[str, Any]) -> Importance:
+        """Return the importance that a .safetensors file of F32 vectors, or a mapping of arrays, holds.
+
+        Raises: UsageError when a value is no vector of finite numbers >= 0; for a file also NotFoundError, HeaderError,
+        StorageError.
+        """
+        arrays = given if isinstance(given, Mapping) else _read(given)
+        vectors = {
+            name: checked_importance(array, np.asarray(array).size, f"the importance of {quoted(name)}")
+            for name, array in sorted(arrays.items())
+        }
+        text = b"".join(len(name.encode()).to_bytes(8, "little") + name.encode() + _bytes(vectors[name]) for name in vectors)
+        return cls(vectors, Digest.of(text))
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise UsageError unless each vector is for one of the quantized tensors ``shapes`` and as long as its rows."""
+        for name, vector in self.vectors.items():
+            if name not in shapes:
+                raise UsageError(
+                    f"importance is given for {quoted(name)}, which is no tensor that is quantized",
+                    hint="Name the source's tensors, and only those that the plan shows with a type.",
+                    tensor=name,
+                )
+            checked_importance(vector, shapes[name][-1], f"the importance of {quoted(name)}")
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
+    with FileReader(path) as reader:
+        header = read_header(reader)
+        header.check_limits(reader.name)
+        if reader.size > _LARGEST_FILE:
+            raise UsageError(f"{reader.name} is too large for one vector a tensor", path=reader.name)
+        for name, entry in header.tensors.items():
+            if entry.dtype is not DType.F32 or len(entry.shape) != 1:
+                raise UsageError(
+                    f"{reader.name}: {quoted(name)} is {entry.dtype} {list(entry.shape)}, not one F32 vector",
+                    tensor=name,
+                    path=reader.name,
+                )
+        return {
+            name: np.frombuffer(reader.read(header.data_start + entry.begin, entry.nbytes), np.float32)
+            for name, entry in header.tensors.items()
+        }
+
+
+def _bytes(vector: Array) -> bytes:
+    return len(vector).to_bytes(8, "little") + vector.tobytes()
