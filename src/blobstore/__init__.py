@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from blobstore.kernels import quantize as quantize
     from blobstore.loader import Model as Model
     from blobstore.loader import open_model as open_model
+    from blobstore.quality import ModelQuality as ModelQuality
+    from blobstore.quality import measure_quality as measure_quality
     from blobstore.store import Store as Store
     from blobstore.store import open_store as open_store
     from blobstore.tensors import Tensor as Tensor
@@ -33,11 +35,13 @@ _HOME = {
     "ImportPlan": "importer",
     "ImportResult": "importer",
     "Model": "loader",
+    "ModelQuality": "quality",
     "QuantizedArray": "arrays",
     "Store": "store",
     "Tensor": "tensors",
     "dequantize": "kernels",
     "import_model": "importer",
+    "measure_quality": "quality",
     "open_model": "loader",
     "open_store": "store",
     "plan_import": "importer",

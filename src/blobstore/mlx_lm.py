@@ -22,8 +22,9 @@ from blobstore.store import Store
 
 _log = logging.getLogger("blobstore.mlx_lm")
 
-_NUMBERED = re.compile(r"(?P<parent>.+)\.experts\.(?P<expert>[0-9]+)\.(?P<projection>[^.]+)\.(?P<part>weight|scales|biases)")
-_STACKED = re.compile(r"(?P<parent>.+)\.experts\.(?P<projection>[^.]+)\.(?P<part>weight|scales|biases)")
+_PARTS = "weight|scales|biases|global_scale"
+_NUMBERED = re.compile(rf"(?P<parent>.+)\.experts\.(?P<expert>[0-9]+)\.(?P<projection>[^.]+)\.(?P<part>{_PARTS})")
+_STACKED = re.compile(rf"(?P<parent>.+)\.experts\.(?P<projection>[^.]+)\.(?P<part>{_PARTS})")
 _DRAFT_TENSORS = "draft."
 _DRAFT_DOCUMENTS = "draft/"
 _EXPERT_MODULES = ("switch_mlp", "experts.switch_glu", "experts")
@@ -71,6 +72,7 @@ def _build(model: Model) -> Any:
             weights = network.sanitize(weights)
         _quantize_layers(network, weights, utils)
         network.eval()
+        _scale_outputs(network, weights)
         network.load_weights(list(weights.items()), strict=True)
     except BlobStoreError:
         raise
@@ -90,11 +92,7 @@ def _import_utils() -> Any:
 
 def _weights(model: Model) -> dict[str, Any]:
     arrays = model.arrays("mlx", names="mlx")
-    weights = {name: array for name, array in arrays.items() if not name.startswith(_DRAFT_TENSORS)}
-    for name in weights:
-        if name.endswith(".global_scale"):
-            raise UnsupportedSourceError(f"{name!r}: double-scaled nvfp4 layers can't be run yet", model=str(model.name))
-    return weights
+    return {name: array for name, array in arrays.items() if not name.startswith(_DRAFT_TENSORS)}
 
 
 def _with_stacked_experts(weights: dict[str, Any], modules: set[str]) -> dict[str, Any]:
@@ -131,6 +129,40 @@ def _quantize_layers(network: Any, weights: dict[str, Any], utils: Any) -> None:
         return utils.infer_quant_config(path, module, weights)
 
     nn.quantize(network, class_predicate=settings)
+
+
+def _scale_outputs(network: Any, weights: dict[str, Any]) -> None:
+    """Give the double-scaled layers a forward pass of their own: MLX multiplies by no global scale on a CPU (0.32.4).
+
+    Their products are float32, because without the global scale they may be beyond what float16 holds.
+    """
+    import mlx.core as mx
+    from mlx import nn
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear
+
+    class ScaledLinear(nn.QuantizedLinear):  # type: ignore[misc]  # mlx has no types
+        def __call__(self, x: Any) -> Any:
+            return super().__call__(x.astype(mx.float32) * self.global_scale).astype(x.dtype)
+
+    class ScaledSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]  # as above
+        def __call__(self, x: Any, indices: Any, sorted_indices: bool = False) -> Any:  # noqa: FBT001, FBT002  # mlx-lm's
+            options = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
+            arrays = (x.astype(mx.float32), self.weight, self.scales)
+            products = mx.gather_qmm(*arrays, rhs_indices=indices, sorted_indices=sorted_indices, **options)
+            products = products * self.global_scale[indices][..., None, None]
+            return (products + self.bias[indices][..., None, :] if "bias" in self else products).astype(x.dtype)
+
+    scaled = {nn.QuantizedLinear: ScaledLinear, QuantizedSwitchLinear: ScaledSwitchLinear}
+    for path, module in network.named_modules():
+        name = f"{path}.global_scale"
+        if name not in weights:
+            continue
+        if type(module) not in scaled:
+            raise UnsupportedSourceError(f"{name!r}: mlx-lm has no double-scaled {type(module).__name__}", tensor=path)
+        if type(module) is QuantizedSwitchLinear:
+            weights[name] = mx.broadcast_to(weights[name].reshape(-1), (module.num_experts,))
+        module.global_scale = weights[name]
+        module.__class__ = scaled[type(module)]  # a new module would quantize random weights first
 
 
 def _make_runnable(network: Any) -> None:

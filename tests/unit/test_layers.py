@@ -23,7 +23,7 @@ LAYERS = (
     {"stored"},
     {"tensors"},
     {"importer", "loader", "inspection"},
-    {"mlx_lm"},
+    {"mlx_lm", "quality"},
     {"cli"},
     {"__init__", "__main__"},
 )

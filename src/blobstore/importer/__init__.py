@@ -14,8 +14,8 @@ from blobstore.documents import CONFIG_MEDIA_TYPE, JSON_MEDIA_TYPE, TENSOR_MEDIA
 from blobstore.errors import InvalidNameError, UsageError
 from blobstore.importer.inventory import read_inventory
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.plan import ImportPlan, make_plan
-from blobstore.importer.write import Progress, write_blobs
+from blobstore.importer.plan import ImportPlan, OutputTensor, make_plan
+from blobstore.importer.write import Progress, SourceReaders, write_blobs
 from blobstore.names import ModelName
 from blobstore.store import FinishedBlob, Store
 
@@ -23,11 +23,14 @@ __all__ = [
     "ImportOptions",
     "ImportPlan",
     "ImportResult",
+    "OutputTensor",
     "Progress",
+    "SourceReaders",
     "default_name",
     "import_model",
     "plan_import",
     "run_plan",
+    "usable_cores",
 ]
 
 
@@ -158,7 +161,7 @@ def run_plan(
         raise UsageError(f"an import needs at least one thread, not {jobs}")
     started = time.monotonic()
     with store.ingest() as ingest:
-        tensor_blobs = write_blobs(plan, ingest, jobs or _usable_cores(), progress or _silent)
+        tensor_blobs = write_blobs(plan, ingest, jobs or usable_cores(), progress or _silent)
         document_blobs = [ingest.put(data) for data in plan.documents.values()]
         config_blob = ingest.put(plan.config.encode())
         manifest = _manifest(plan, tensor_blobs, document_blobs, config_blob)
@@ -179,7 +182,8 @@ def run_plan(
     )
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
     # A container or taskset may leave fewer than the machine has.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -25,6 +25,7 @@ from blobstore.kernels.scales import (
     global_scale_of,
     largest_magnitude,
 )
+from blobstore.kernels.small_floats import decoded_scales
 from blobstore.quant import Quantization, QuantType
 
 __all__ = [
@@ -36,8 +37,10 @@ __all__ = [
     "active",
     "check_method",
     "checked_importance",
+    "decoded_scales",
     "dequantize",
     "global_scale_of",
+    "group_range",
     "largest_magnitude",
     "quantization_of",
     "quantize",
@@ -139,7 +142,7 @@ def _quantize_ranges(
         first = start * group_size
         column = first % choice.importance.size if choice.importance is not None and choice.importance.size else 0
         part = replace(choice, first_column=column)
-        bad = quantize_into(weights[first : stop * group_size], _groups(parts, start, stop), part, kernel=kernel)
+        bad = quantize_into(weights[first : stop * group_size], group_range(parts, start, stop), part, kernel=kernel)
         return bad if bad < 0 else first + bad
 
     ranges = [(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False) if start < stop]
@@ -150,8 +153,8 @@ def _quantize_ranges(
     return next((bad for bad in found if bad >= 0), -1)
 
 
-def _groups(parts: QuantizedArray[Array], start: int, stop: int) -> QuantizedArray[Array]:
-    """Return flat views of the groups from ``start`` to ``stop``."""
+def group_range(parts: QuantizedArray[Array], start: int, stop: int) -> QuantizedArray[Array]:
+    """Return the groups from ``start`` to ``stop``, counted through all rows, as flat views of contiguous parts."""
     words = parts.group_size * parts.quant_type.bits // 32
     return replace(
         parts,

@@ -1,0 +1,241 @@
+"""Quality: the error of a stored model's weights against the checkpoint that it was made from.
+
+Both are read in chunks side by side, so memory does not grow with the model. A tensor that is stored as it was must have
+the source's bytes; one that was quantized or converted is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from blobstore import kernels
+from blobstore.arrays import QuantizedArray, numpy_dtype
+from blobstore.errors import CorruptDataError, TensorNotFoundError, UnsupportedSourceError, quoted
+from blobstore.importer import OutputTensor, SourceReaders, plan_import, usable_cores
+from blobstore.loader import Model, open_model
+from blobstore.names import ModelName
+from blobstore.quant import QuantType
+from blobstore.store import Store
+from blobstore.tensors import Tensor
+
+CHUNK_WEIGHTS = 2**19
+"""Weights compared at a time by one thread: a whole number of groups of every type."""
+
+# Beyond these many scales a weight would have a further code if the type went on: half-way to the next value.
+_BEYOND = {QuantType.NVFP4: 7.0, QuantType.MXFP4: 7.0, QuantType.MXFP8: 464.0}
+
+Array = np.ndarray[Any, Any]
+
+
+class Progress(Protocol):
+    """Told after every chunk how many more source bytes were compared, and of which tensor. Called from any thread."""
+
+    def __call__(self, nbytes: int, tensor: str) -> None:
+        """Take note of ``nbytes`` more source bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Sums over weights ``w`` and what they are read back as, ``r``; sums of two runs can be added."""
+
+    count: int = 0
+    squared_error: float = 0.0
+    squared_weight: float = 0.0
+    squared_read: float = 0.0
+    product: float = 0.0
+    max_error: float = 0.0
+    saturated_count: int = 0
+
+    def __add__(self, other: Errors) -> Errors:
+        return Errors(
+            self.count + other.count,
+            self.squared_error + other.squared_error,
+            self.squared_weight + other.squared_weight,
+            self.squared_read + other.squared_read,
+            self.product + other.product,
+            max(self.max_error, other.max_error),
+            self.saturated_count + other.saturated_count,
+        )
+
+    @property
+    def rmse(self) -> float:
+        """Root of the mean squared error, in the weights' unit; 0 of no weights."""
+        return math.sqrt(self.squared_error / max(1, self.count))
+
+    @property
+    def relative_rmse(self) -> float | None:
+        """`rmse` over the root mean square of the weights: 0 when nothing is lost, None when all weights are zero."""
+        if not self.squared_error:
+            return 0.0
+        return math.sqrt(self.squared_error / self.squared_weight) if self.squared_weight else None
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between the weights and what is read back, as vectors: 1 for equal, 0 for one of zeros."""
+        if not self.squared_error:
+            return 1.0
+        lengths = math.sqrt(self.squared_weight) * math.sqrt(self.squared_read)
+        return self.product / lengths if lengths else 0.0
+
+    @property
+    def saturated(self) -> float:
+        """Share of the weights that lie half a step or more beyond the last code of their group."""
+        return self.saturated_count / max(1, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorQuality:
+    """One tensor of a stored model. ``type_name``: its quantized type, else its dtype."""
+
+    name: str
+    type_name: str
+    quantized: bool
+    shape: tuple[int, ...]
+    errors: Errors
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQuality:
+    """A stored model against its source: ``tensors`` by damage, the largest relative rmse first, then by name."""
+
+    name: ModelName
+    tensors: tuple[TensorQuality, ...]
+
+    @property
+    def errors(self) -> Errors:
+        """The errors of all quantized and converted tensors together."""
+        return sum((tensor.errors for tensor in self.tensors if tensor.errors.count), Errors())
+
+
+def measure_quality(
+    name: str | ModelName,
+    source: str | os.PathLike[str],
+    *,
+    store: Store,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> ModelQuality:
+    """Return the errors of the stored model ``name`` against the checkpoint ``source``; nothing is written.
+
+    ``jobs``: threads (None: one a core). Each reads and compares chunks of 2^19 weights in float64.
+
+    Raises: as `open_model` and `plan_import`; TensorNotFoundError when the source lacks a tensor of the model;
+    UnsupportedSourceError when one has another shape or kind there; CorruptDataError when one that is stored as it was has
+    other bytes there.
+    """
+    readers = SourceReaders()
+    try:
+        with open_model(name, store=store) as model:
+            pairs = list(_pairs(model, source))
+            with ThreadPoolExecutor(jobs or usable_cores(), thread_name_prefix="quality") as pool:
+                tensors = list(pool.map(lambda pair: _measure(*pair, readers, progress or _silent), pairs))
+            readers.check_unchanged()
+            tensors.sort(key=lambda tensor: (-_damage(tensor), tensor.name))
+            return ModelQuality(model.name, tuple(tensors))
+    finally:
+        readers.close()
+
+
+def _damage(tensor: TensorQuality) -> float:
+    relative = tensor.errors.relative_rmse
+    return math.inf if relative is None else relative
+
+
+def _pairs(model: Model, source: str | os.PathLike[str]) -> Iterator[tuple[Tensor, OutputTensor]]:
+    """Yield each tensor of the model with what it was made from: the names of packed experts, else of stacked ones."""
+    packed, stacked = ({one.name: one for one in plan_import(source, experts=form).tensors} for form in ("packed", "stacked"))
+    for tensor in model.values():
+        made_from = packed.get(tensor.name) or stacked.get(tensor.name)
+        if made_from is None:
+            message = f"{os.fspath(source)} has no tensor {quoted(tensor.name)}: model {model.name} was not made from it"
+            raise TensorNotFoundError(message, tensor=tensor.name, model=str(model.name))
+        numbers = tensor.quant_type is not None or tensor.dtype.is_float
+        if tensor.shape != made_from.shape or (numbers and tensor.dtype != made_from.dtype and not made_from.dtype.is_float):
+            shown = f"{made_from.dtype} {list(made_from.shape)}"
+            message = f"{quoted(tensor.name)} has the shape {list(tensor.shape)} in the model, and is {shown} in the source"
+            raise UnsupportedSourceError(message, tensor=tensor.name, model=str(model.name))
+        yield tensor, made_from
+
+
+def _measure(tensor: Tensor, made_from: OutputTensor, readers: SourceReaders, progress: Progress) -> TensorQuality:
+    measured = tensor.quant_type is not None or tensor.dtype is not made_from.dtype
+    errors = Errors()
+    for start, chunk in _chunks(made_from, readers):
+        if measured:
+            errors += _compare(tensor, start, chunk)
+        elif not _same_bytes(tensor, start, chunk):
+            message = f"{quoted(tensor.name)} is stored unquantized, and its bytes are not the source's"
+            raise CorruptDataError(message, tensor=tensor.name, blob=str(tensor.blob))
+        progress(chunk.nbytes, tensor.name)
+    type_name = str(tensor.quant_type if tensor.quant_type is not None else tensor.dtype)
+    return TensorQuality(tensor.name, type_name, tensor.quant_type is not None, tensor.shape, errors)
+
+
+def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[int, Array]]:
+    """Yield ``(index of the first weight in the output tensor, weights)``; each chunk lives until the next one.
+
+    Of a dtype that numpy has not, the bytes are yielded, and the index counts bytes.
+    """
+    start = 0
+    for source in made_from.sources:
+        reader = readers.reader(source.file)
+        kind = numpy_dtype(source.dtype) if source.dtype.bits >= 8 else np.dtype(np.uint8)  # noqa: PLR2004
+        buffer = memoryview(bytearray(min(CHUNK_WEIGHTS * kind.itemsize, source.nbytes)))
+        for done in range(0, source.nbytes, len(buffer) or 1):
+            view = buffer[: source.nbytes - done]
+            reader.readinto(source.offset + done, view)
+            chunk = np.frombuffer(view, kind)
+            yield start, chunk
+            start += chunk.size
+
+
+def _same_bytes(tensor: Tensor, start: int, chunk: Array) -> bool:
+    begin = start * chunk.itemsize
+    return bytes(tensor.raw()[begin : begin + chunk.nbytes]) == chunk.tobytes()
+
+
+def _compare(tensor: Tensor, start: int, chunk: Array) -> Errors:
+    weights = chunk.astype(np.float64)
+    stored = tensor.numpy()
+    if isinstance(stored, QuantizedArray):
+        groups = kernels.group_range(stored, start // stored.group_size, (start + chunk.size) // stored.group_size)
+        read = kernels.dequantize(groups).astype(np.float64)
+        saturated = _saturated(weights, groups)
+    else:
+        read = stored.reshape(-1)[start : start + chunk.size].astype(np.float64)
+        saturated = 0
+    error = read - weights
+    return Errors(
+        chunk.size,
+        float(error @ error),
+        float(weights @ weights),
+        float(read @ read),
+        float(weights @ read),
+        float(np.abs(error).max(initial=0)),
+        saturated,
+    )
+
+
+def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
+    rows = weights.reshape(-1, groups.group_size)
+    with np.errstate(all="ignore"):
+        if groups.bias is not None:
+            codes = (rows - groups.bias.astype(np.float64)[:, None]) / groups.scale.astype(np.float64)[:, None]
+            beyond = (codes <= -0.5) | (codes >= 2**groups.quant_type.bits - 0.5)
+        else:
+            scale = kernels.decoded_scales(groups.scale, groups.quant_type).astype(np.float64)
+            scale *= 1.0 if groups.global_scale is None else float(np.asarray(groups.global_scale).reshape(-1)[0])
+            beyond = (np.abs(rows) >= _BEYOND[groups.quant_type] * scale[:, None]) & (scale[:, None] > 0)
+    return int(np.count_nonzero(beyond))
+
+
+def _silent(nbytes: int, tensor: str) -> None:
+    """Progress for nobody."""
+
