@@ -1,59 +1,140 @@
-"""Speed of the kernels beside MLX's on a CPU, one thread each: `python tests/bench/kernels.py` prints a Markdown table.
+"""Speed of the kernels beside MLX's on a CPU, one thread each: `python tests/bench/kernels.py` prints Markdown tables.
 
-The rate is in GB/s of BF16 weights, 2048 x 4096; the best of five runs each, alternating. MLX runs eagerly on one core.
+Rates are GB/s of BF16 weights, 2048 x 4096, normal; the best of several alternating runs. Both sides are called through
+their Python functions and own their results. "in cache": one input of 16 MiB again and again. "from memory": 24 such inputs
+in turn, and a copy to as many places, so that neither side finds its input in a cache.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
+import mlx.core as mx
 import numpy as np
 
 from blobstore import kernels
 
 SHAPE = (2048, 4096)
-ROUNDS = 5
-CASES = (("int4", 32), ("int4", 64), ("int8", 64), ("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32))
+ROUNDS = 7
+INPUTS = 24
+CASES = (("int4", 32), ("int4", 64), ("int8", 64), ("mxfp8", 32), ("mxfp4", 32), ("nvfp4", 16))
+HEADINGS = (
+    "kernels",
+    "type",
+    "quantize",
+    "vs mx.quantize",
+    "of a copy, from memory",
+    "of a copy, in cache",
+    "dequantize to BF16",
+    "vs mx.dequantize",
+    "search",
+)
+BYTES = 2 * SHAPE[0] * SHAPE[1]
 
 
-def best(run: Callable[[], object]) -> float:
-    """Return the shortest of several runs, in seconds."""
-    times = []
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return min(times)
+def rate(run: Callable[[], object], rounds: int = ROUNDS) -> float:
+    """Return GB/s of the fastest of several runs."""
+    return BYTES / 1e9 / min(seconds(run) for _ in range(rounds))
 
 
-def main() -> None:
-    """Print the table."""
-    import mlx.core as mx
+def seconds(run: Callable[[], object]) -> float:
+    """Return how long one run takes."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
 
-    weights = np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32).astype(ml_dtypes.bfloat16)
-    theirs = mx.array(weights.view(np.uint16)).view(mx.bfloat16)
-    gigabytes = weights.nbytes / 1e9
-    copy = best(weights.copy)
-    print("| type | quantize, GB/s | vs mx.quantize | vs a copy | dequantize, GB/s | vs mx.dequantize |")
-    print("|---|---|---|---|---|---|")
-    for name, group_size in CASES:
-        quantized = kernels.quantize(weights, name, group_size=group_size)
-        mode = {"group_size": group_size, "bits": quantized.quant_type.bits, "mode": quantized.quant_type.mode}
-        parts = mx.quantize(theirs, **mode)
-        mx.eval(parts)
-        ours = best(lambda name=name, group_size=group_size: kernels.quantize(weights, name, group_size=group_size))
-        mlx = best(lambda mode=mode: mx.eval(mx.quantize(theirs, **mode)))
-        back = best(lambda quantized=quantized: kernels.dequantize(quantized))
-        mlx_back = best(lambda parts=parts, mode=mode: mx.eval(mx.dequantize(*parts, **mode)))
-        print(
-            f"| {name}/{group_size} | {gigabytes / ours:.2f} | {mlx / ours:.1f}x | {copy / ours:.2f} "
-            f"| {gigabytes / back:.2f} | {mlx_back / back:.1f}x |"
+
+def rate_from_memory(run: Callable[[int], object]) -> float:
+    """Return GB/s of the fastest of three rounds over all inputs; each result is dropped before the next."""
+
+    def run_all() -> None:
+        for i in range(INPUTS):
+            run(i)
+
+    return INPUTS * BYTES / 1e9 / min(seconds(run_all) for _ in range(3))
+
+
+def machine() -> str:
+    """Return processor and versions in one line."""
+    info = Path("/proc/cpuinfo")
+    model = "unknown processor"
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0] if names else model
+    packages = ", ".join(f"{name} {version(name)}" for name in ("mlx", "numpy"))
+    return f"{model}, {platform.machine()}, Python {platform.python_version()}, {packages}"
+
+
+def measure(kernel: str, case: tuple[str, int], inputs: list[Any], copies: dict[str, float], theirs: tuple[float, float]) -> None:
+    """Print one row."""
+    quant_type, group_size = case
+    options: dict[str, Any] = {"group_size": group_size, "kernel": kernels.KERNELS[kernel]}
+    quantized = kernels.quantize(inputs[0], quant_type, **options)
+    cached = rate(lambda: kernels.quantize(inputs[0], quant_type, **options))
+    memory = rate_from_memory(lambda i: kernels.quantize(inputs[i], quant_type, **options))
+    back = rate(lambda: kernels.dequantize(quantized, "bfloat16", kernel=options["kernel"]))
+    rows = inputs[0][: SHAPE[0] // 8]
+    search = rate(lambda: kernels.quantize(rows, quant_type, method="search", **options), 2) / 8
+    show(
+        (
+            kernel,
+            f"{quant_type}/{group_size}",
+            f"{cached:.2f}",
+            f"{cached / theirs[0]:.1f}x",
+            f"{memory / copies['from memory']:.2f}",
+            f"{cached / copies['in cache']:.2f}",
+            f"{back:.2f}",
+            f"{back / theirs[1]:.1f}x",
+            f"{search:.2f}",
         )
+    )
+
+
+def rate_of_mlx(case: tuple[str, int], weights: Any) -> tuple[float, float]:
+    """Return the rates of mx.quantize and mx.dequantize."""
+    quant_type, group_size = case
+    kind = kernels.quantization_of(quant_type, group_size).quant_type
+    mode = {"group_size": group_size, "bits": kind.bits, "mode": kind.mode}
+    array = mx.array(weights.view(np.uint16)).view(mx.bfloat16)
+    parts = mx.quantize(array, **mode)
+    mx.eval(array, parts)
+    forth = rate(lambda: mx.eval(mx.quantize(array, **mode)), 3)
+    return forth, rate(lambda: mx.eval(mx.dequantize(*parts, **mode)), 3)
+
+
+def show(cells: Iterable[str]) -> None:
+    """Print one row of a Markdown table."""
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def main(*chosen: str) -> None:
+    """Print the table for the kernels named, or for all native ones."""
+    weights = np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32).astype(ml_dtypes.bfloat16)
+    inputs = [weights.copy() for _ in range(INPUTS)]
+    places = [np.zeros_like(weights) for _ in range(INPUTS)]
+    copies = {
+        "in cache": rate(lambda: np.copyto(places[0], inputs[0])),
+        "from memory": rate_from_memory(lambda i: np.copyto(places[i], inputs[i])),
+    }
+    del places
+    theirs = {case: rate_of_mlx(case, weights) for case in CASES}
+    print(f"{machine()}; one thread; GB/s of BF16, {SHAPE[0]} x {SHAPE[1]}.")
+    print(f"A copy (memcpy): {copies['from memory']:.1f} from memory, {copies['in cache']:.1f} in cache.\n")
+    show(HEADINGS)
+    show("---" for _ in HEADINGS)
+    for kernel in chosen or [name for name in kernels.KERNELS if name not in ("native", "reference")]:
+        for case in CASES:
+            measure(kernel, case, inputs, copies, theirs[case])
 
 
 if __name__ == "__main__":
     os.sched_setaffinity(0, {0})
-    main()
+    main(*sys.argv[1:])

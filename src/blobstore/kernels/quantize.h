@@ -1,7 +1,7 @@
 // Quantize by minmax: whole groups of a flat, contiguous array, so that a caller may cut a tensor at any group.
 //
 // N groups are one block: each is reduced to its extremes, the scales and biases of all N are computed side by side, then
-// each group's codes. Knows no Python.
+// each group's codes. A few blocks are one tile. Knows no Python.
 #pragma once
 
 #include "groups.h"
@@ -10,21 +10,32 @@
 
 namespace blobstore::BLOBSTORE_TARGET {
 
-// The index of the first weight that is infinite or NaN, or all_finite.
+inline constexpr std::size_t tile_groups = 32;  // their weights and extremes fit the first cache
+
+// Asks for the cache lines that will be read next: the passes over a tile are too short for the processor to foresee it.
+template <typename T>
+inline void prefetch(const T* from, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const std::byte*>(from) + i);
+}
+
 template <typename Float>
-std::size_t first_non_finite(const typename Float::Bits* weights, std::size_t count) {
-  using Bits = typename Float::Bits;
-  Bits found = 0;  // a loop without an exit, which compilers turn into vectors
+bool is_finite(const typename Float::Bits* weights, std::size_t count) {
+  typename Float::Bits found = 0;  // a loop without an exit, which compilers turn into vectors
   for (std::size_t i = 0; i < count; ++i) found |= (weights[i] & Float::infinity) == Float::infinity;
-  if (!found) return all_finite;
+  return !found;
+}
+
+// The index of the first weight that is infinite or NaN; there is one.
+template <typename Float>
+std::size_t first_non_finite(const typename Float::Bits* weights) {
   std::size_t i = 0;
   while ((weights[i] & Float::infinity) != Float::infinity) ++i;
   return i;
 }
 
 // Lanes that are shared by the groups of a block; see across().
-template <std::size_t N, std::size_t width, std::size_t offset, std::size_t... i>
-inline Vector<float, N> halves(Vector<float, N> a, Vector<float, N> b, std::index_sequence<i...>) {
+template <std::size_t N, std::size_t width, std::size_t offset, typename V, std::size_t... i>
+inline V halves(V a, V b, std::index_sequence<i...>) {
   // Segments of `width` lanes, from a and b in turn; of each one half.
   constexpr std::size_t half = width / 2;
   return __builtin_shufflevector(a, b, (i / half / 2 * width + i / half % 2 * N + offset + i % half)...);
@@ -32,8 +43,8 @@ inline Vector<float, N> halves(Vector<float, N> a, Vector<float, N> b, std::inde
 
 // Reduces each of `count` vectors to one value, and returns those of vector i in segment i of N / count lanes.
 // Reducing all at once costs three instructions a vector instead of two for each halving of each.
-template <std::size_t N, std::size_t count, std::size_t stride = 1, typename Op>
-inline Vector<float, N> across(const Vector<float, N>* vectors, Op op) {
+template <std::size_t N, std::size_t count, std::size_t stride = 1, typename V, typename Op>
+inline V across(const V* vectors, Op op) {
   if constexpr (count == 1) {
     return vectors[0];
   } else {
@@ -55,34 +66,55 @@ inline void encode_affine(const typename Float::Bits* group, std::size_t group_s
   }
 }
 
-// N groups of weights -> their codes, scales and biases.
+// Blocks of N groups -> their codes, scales and biases. Three passes over what the first cache holds: extremes, then the
+// arithmetic of all groups, then codes, so that the long chains of one group's arithmetic run beside the others'.
 template <typename Float, unsigned bits, std::size_t N>
-inline void quantize_affine_block(const typename Float::Bits* weights, std::size_t group_size, std::byte* codes,
-                                  typename Float::Bits* scales, typename Float::Bits* biases) {
+void quantize_affine_tile(const typename Float::Bits* weights, std::size_t blocks, std::size_t group_size,
+                          std::byte* codes, typename Float::Bits* scales, typename Float::Bits* biases) {
   using F = typename Lanes<N>::F;
-  F low[N], high[N];
-  for (std::size_t g = 0; g < N; ++g) {
+  F low[tile_groups], high[tile_groups];
+  for (std::size_t g = 0; g < blocks * N; ++g) {
     const auto* group = weights + g * group_size;
+    prefetch(group + tile_groups * group_size, group_size * sizeof(*group));
     const auto first = load_unit<Float, N>(group);
-    low[g] = min_of(first.even, first.odd);
-    high[g] = max_of(first.even, first.odd);
+    F lowest = min_of(first.even, first.odd);
+    F highest = max_of(first.even, first.odd);
     for (std::size_t i = Unit<N>::size; i < group_size; i += Unit<N>::size) {
       const auto unit = load_unit<Float, N>(group + i);
-      low[g] = min_of(low[g], min_of(unit.even, unit.odd));
-      high[g] = max_of(high[g], max_of(unit.even, unit.odd));
+      lowest = min_of(lowest, min_of(unit.even, unit.odd));
+      highest = max_of(highest, max_of(unit.even, unit.odd));
     }
+    low[g] = lowest;
+    high[g] = highest;
   }
-  const auto found = affine_of(across<N, N>(low, [](F a, F b) { return min_of(a, b); }),
-                               across<N, N>(high, [](F a, F b) { return max_of(a, b); }), (1u << bits) - 1);
-  store_narrow<typename Float::Bits, N>(scales, Float::encode(found.scale));
-  store_narrow<typename Float::Bits, N>(biases, Float::encode(found.bias));
-  float scale[N], bias[N];
-  store(scale, found.scale);
-  store(bias, found.bias);
-  for (std::size_t g = 0; g < N; ++g) {
+  float scale[tile_groups], bias[tile_groups];
+  for (std::size_t g = 0; g < blocks * N; g += N) {
+    const auto found = affine_of(across<N, N>(low + g, [](F a, F b) { return min_of(a, b); }),
+                                 across<N, N>(high + g, [](F a, F b) { return max_of(a, b); }), (1u << bits) - 1);
+    store_narrow<typename Float::Bits, N>(scales + g, Float::encode(found.scale));
+    store_narrow<typename Float::Bits, N>(biases + g, Float::encode(found.bias));
+    store(scale + g, found.scale);
+    store(bias + g, found.bias);
+  }
+  for (std::size_t g = 0; g < blocks * N; ++g) {
     const std::size_t start = g * group_size;
     encode_affine<Float, bits, N>(weights + start, group_size, scale[g], bias[g], codes + start * bits / 8);
   }
+}
+
+// Calls tile(lanes, first weight, blocks) for some blocks of N groups at a time, and for single groups at the end, until one
+// says that its weights are not all finite. Returns the index of the first that is not.
+template <typename Float, std::size_t N, typename Tile>
+std::size_t each_tile(const typename Float::Bits* weights, std::size_t count, std::size_t group_size, Tile tile) {
+  for (std::size_t start = 0; start < count;) {
+    const std::size_t groups = (count - start) / group_size;
+    const std::size_t blocks = (groups < tile_groups ? groups : tile_groups) / N;
+    const std::size_t size = (blocks ? blocks * N : 1) * group_size;
+    const bool done = blocks ? tile(Lanes<N>(), start, blocks) : tile(Lanes<1>(), start, std::size_t{1});
+    if (!done) return start + first_non_finite<Float>(weights + start);
+    start += size;
+  }
+  return all_finite;
 }
 
 // count weights -> count * bits / 8 bytes of codes, and one scale and bias a group. Returns the index of the first
@@ -90,17 +122,14 @@ inline void quantize_affine_block(const typename Float::Bits* weights, std::size
 template <typename Float, unsigned bits, std::size_t N>
 std::size_t quantize_affine(const typename Float::Bits* weights, std::size_t count, std::size_t group_size, std::byte* codes,
                             typename Float::Bits* scales, typename Float::Bits* biases) {
-  for (std::size_t start = 0; start < count;) {
-    const std::size_t groups = (count - start) / group_size < N ? 1 : N;
-    const std::size_t size = groups * group_size;
-    const std::size_t bad = first_non_finite<Float>(weights + start, size);
-    if (bad != all_finite) return start + bad;
+  return each_tile<Float, N>(weights, count, group_size, [&](auto lanes, std::size_t start, std::size_t blocks) {
+    constexpr std::size_t L = decltype(lanes)::count;
     const std::size_t group = start / group_size;
-    const auto quantize = groups == N ? quantize_affine_block<Float, bits, N> : quantize_affine_block<Float, bits, 1>;
-    quantize(weights + start, group_size, codes + start * bits / 8, scales + group, biases + group);
-    start += size;
-  }
-  return all_finite;
+    if (!is_finite<Float>(weights + start, blocks * L * group_size)) return false;
+    quantize_affine_tile<Float, bits, L>(weights + start, blocks, group_size, codes + start * bits / 8, scales + group,
+                                         biases + group);
+    return true;
+  });
 }
 
 // A group's scale as its weights need it. Only nvfp4 has a global scale, and scales of zero, which give codes 0.
@@ -136,32 +165,38 @@ inline void encode_fp(const typename Float::Bits* group, FpScale by, std::byte* 
   }
 }
 
-// N groups of weights, times inverse_global, -> their codes and scales.
+// As quantize_affine_tile, for codes that are small floats, of weights times inverse_global. Returns false,
+// and the outputs are unspecified, when a weight is not finite: magnitudes are compared as integers, where infinities and NaN are the largest.
 template <typename Float, typename Type, std::size_t N>
-inline void quantize_fp_block(const typename Float::Bits* weights, float inverse_global, std::byte* codes,
-                              std::uint8_t* scales) {
+bool quantize_fp_tile(const typename Float::Bits* weights, std::size_t blocks, float inverse_global, std::byte* codes,
+                      std::uint8_t* scales) {
   using F = typename Lanes<N>::F;
-  using Scale = typename Type::Scale;
+  using U = typename Lanes<N>::U;
   constexpr std::size_t group_size = Type::group_size;
-  F amax[N];
-  for (std::size_t g = 0; g < N; ++g) {
-    amax[g] = F{};
-    for (std::size_t i = 0; i < group_size; i += Unit<N>::size) {
-      const auto unit = load_unit<Float, N>(weights + g * group_size + i);
-      amax[g] = max_of(amax[g], max_of(abs_of(unit.even), abs_of(unit.odd)));
+  U amax[tile_groups];
+  for (std::size_t g = 0; g < blocks * N; ++g) {
+    const auto* group = weights + g * group_size;
+    prefetch(group + tile_groups * group_size, group_size * sizeof(*group));
+    amax[g] = largest_magnitude<Float, N>(group);
+    for (std::size_t i = Unit<N>::size; i < group_size; i += Unit<N>::size) {
+      amax[g] = max_of(amax[g], largest_magnitude<Float, N>(group + i));
     }
   }
-  const auto stored = Scale::encode(across<N, N>(amax, [](F a, F b) { return max_of(a, b); }) * inverse_global, Type::Code::max);
-  store_narrow<std::uint8_t, N>(scales, stored);
-  const F decoded = Scale::decode(stored);
-  float scale[N], inverse[N];
-  store(scale, decoded);
-  store(inverse, 1.0f / decoded);
-  for (std::size_t g = 0; g < N; ++g) {
-    const std::size_t start = g * group_size;
-    encode_fp<Float, Type, N>(weights + start, {scale[g], inverse[g], inverse_global},
-                              codes + start * Type::Code::bits / 8);
+  float scale[tile_groups], inverse[tile_groups];
+  for (std::size_t g = 0; g < blocks * N; g += N) {
+    const U largest = across<N, N>(amax + g, [](U a, U b) { return max_of(a, b); });
+    if (any_of(largest >= Float::infinity)) return false;
+    const auto stored = Type::Scale::encode(Float::decode(largest) * inverse_global, Type::Code::max);
+    store_narrow<std::uint8_t, N>(scales + g, stored);
+    const F decoded = Type::Scale::decode(stored);
+    store(scale + g, decoded);
+    store(inverse + g, 1.0f / decoded);
   }
+  for (std::size_t g = 0; g < blocks * N; ++g) {
+    const std::size_t start = g * group_size;
+    encode_fp<Float, Type, N>(weights + start, {scale[g], inverse[g], inverse_global}, codes + start * Type::Code::bits / 8);
+  }
+  return true;
 }
 
 // As quantize_affine, for codes that are small floats.
@@ -169,16 +204,11 @@ template <typename Float, typename Type, std::size_t most_lanes>
 std::size_t quantize_fp(const typename Float::Bits* weights, std::size_t count, float inverse_global, std::byte* codes,
                         std::uint8_t* scales) {
   constexpr std::size_t N = most_lanes < Type::group_size / 2 ? most_lanes : Type::group_size / 2;
-  for (std::size_t start = 0; start < count;) {
-    const std::size_t groups = (count - start) / Type::group_size < N ? 1 : N;
-    const std::size_t size = groups * Type::group_size;
-    const std::size_t bad = first_non_finite<Float>(weights + start, size);
-    if (bad != all_finite) return start + bad;
-    const auto quantize = groups == N ? quantize_fp_block<Float, Type, N> : quantize_fp_block<Float, Type, 1>;
-    quantize(weights + start, inverse_global, codes + start * Type::Code::bits / 8, scales + start / Type::group_size);
-    start += size;
-  }
-  return all_finite;
+  return each_tile<Float, N>(weights, count, Type::group_size, [&](auto lanes, std::size_t start, std::size_t blocks) {
+    return quantize_fp_tile<Float, Type, decltype(lanes)::count>(weights + start, blocks, inverse_global,
+                                                                 codes + start * Type::Code::bits / 8,
+                                                                 scales + start / Type::group_size);
+  });
 }
 
 }  // namespace blobstore::BLOBSTORE_TARGET

@@ -26,40 +26,32 @@ std::size_t minmax_fp(const QuantizeJob& job) {
                                      static_cast<std::uint8_t*>(job.scales));
 }
 
-// Calls `block(lanes, first weight)` for N groups at a time, and for single ones at the end.
-template <typename Float, typename Block>
-std::size_t each_block(const QuantizeJob& job, std::size_t group_size, Block block) {
-  for (std::size_t start = 0; start < job.count;) {
-    const bool whole = (job.count - start) / group_size >= N;
-    const std::size_t size = (whole ? N : 1) * group_size;
-    const std::size_t bad = first_non_finite<Float>(weights_of<Float>(job) + start, size);
-    if (bad != all_finite) return start + bad;
-    if (whole) {
-      block(Lanes<N>(), start);
-    } else {
-      block(Lanes<1>(), start);
-    }
-    start += size;
-  }
-  return all_finite;
-}
-
 template <typename Float, unsigned bits>
 std::size_t search_affine(const QuantizeJob& job) {
   using Bits = typename Float::Bits;
-  return each_block<Float>(job, job.group_size, [&](auto lanes, std::size_t start) {
-    const std::size_t group = start / job.group_size;
-    search_affine_block<Float, bits, decltype(lanes)::count>(job, start, job.codes + start * bits / 8,
-                                                             static_cast<Bits*>(job.scales) + group,
-                                                             static_cast<Bits*>(job.biases) + group);
+  return each_tile<Float, N>(weights_of<Float>(job), job.count, job.group_size, [&](auto lanes, std::size_t at, std::size_t n) {
+    constexpr std::size_t L = decltype(lanes)::count;
+    if (!is_finite<Float>(weights_of<Float>(job) + at, n * L * job.group_size)) return false;
+    for (const std::size_t end = at + n * L * job.group_size; at < end; at += L * job.group_size) {
+      const std::size_t group = at / job.group_size;
+      search_affine_block<Float, bits, L>(job, at, job.codes + at * bits / 8, static_cast<Bits*>(job.scales) + group,
+                                          static_cast<Bits*>(job.biases) + group);
+    }
+    return true;
   });
 }
 
 template <typename Float, typename Type>
 std::size_t search_fp(const QuantizeJob& job) {
-  return each_block<Float>(job, Type::group_size, [&](auto lanes, std::size_t start) {
-    search_fp_block<Float, Type, decltype(lanes)::count>(job, start, job.codes + start * Type::Code::bits / 8,
-                                                         static_cast<std::uint8_t*>(job.scales) + start / Type::group_size);
+  constexpr std::size_t size = Type::group_size;
+  return each_tile<Float, N>(weights_of<Float>(job), job.count, size, [&](auto lanes, std::size_t at, std::size_t n) {
+    constexpr std::size_t L = decltype(lanes)::count;
+    if (!is_finite<Float>(weights_of<Float>(job) + at, n * L * size)) return false;
+    for (const std::size_t end = at + n * L * size; at < end; at += L * size) {
+      search_fp_block<Float, Type, L>(job, at, job.codes + at * Type::Code::bits / 8,
+                                      static_cast<std::uint8_t*>(job.scales) + at / size);
+    }
+    return true;
   });
 }
 

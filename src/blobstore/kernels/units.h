@@ -43,6 +43,18 @@ inline Unit<N> load_unit(const typename Float::Bits* from) {
   }
 }
 
+// Of each pair of a unit the larger magnitude, as the float's stored bits without the sign.
+template <typename Float, std::size_t N>
+inline typename Lanes<N>::U largest_magnitude(const typename Float::Bits* from) {
+  using U = typename Lanes<N>::U;
+  if constexpr (sizeof(typename Float::Bits) == 2) {
+    const U pairs = load<U>(from) & 0x7fff7fffu;
+    return max_of(U(pairs & 0xffffu), U(pairs >> 16));
+  } else {
+    return max_of(U(load<U>(from) & 0x7fffffffu), U(load<U>(from + N) & 0x7fffffffu));
+  }
+}
+
 template <typename Float, std::size_t N>
 inline void store_unit(typename Float::Bits* to, Unit<N> unit) {
   if constexpr (sizeof(typename Float::Bits) == 2) {
