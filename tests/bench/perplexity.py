@@ -19,15 +19,8 @@ import blobstore
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 SEQUENCES = 20
 LENGTH = 256
-CASES = (
-    (None, {}),
-    ("int4", {}),
-    ("int4", {"group_size": 64}),
-    ("int8", {}),
-    ("nvfp4", {}),
-    ("mxfp4", {}),
-    ("mxfp8", {}),
-)
+TYPES = (("int4", {}), ("int4", {"group_size": 64}), ("int8", {}), ("nvfp4", {}), ("mxfp4", {}), ("mxfp8", {}))
+METHODS = ("minmax", "search")
 
 
 def perplexity(model: Any, fixture: Path, sequences: int = SEQUENCES) -> float:
@@ -47,17 +40,21 @@ def perplexity(model: Any, fixture: Path, sequences: int = SEQUENCES) -> float:
 def main(name: str = "pycode-5m") -> None:
     """Print the table."""
     fixture = FIXTURES / name
-    print("| type | stored as | bits per weight | perplexity |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         store = blobstore.open_store(folder)
-        for quant, options in CASES:
-            result = blobstore.import_model(fixture, "bench", store=store, quant=quant, **options)
+
+        def measure(**options: Any) -> float:
+            blobstore.import_model(fixture, "bench", store=store, **options)
             model, _ = blobstore.mlx_lm.load("bench", store=store)
+            return perplexity(model, fixture)
+
+        print(f"{name}, unquantized: {measure():.3f}\n")
+        print(f"| type | stored as | bits per weight | {' | '.join(METHODS)} |\n|---|---|---|{'---|' * len(METHODS)}")
+        for quant, options in TYPES:
             plan = blobstore.plan_import(fixture, quant=quant, **options)
-            kinds = {str(tensor.quantization) for tensor in plan.tensors if tensor.quantization is not None}
-            stored_as = ", ".join(sorted(kinds)) or "BF16"
-            bits, value = result.bits_per_weight, perplexity(model, fixture)
-            print(f"| {quant or 'none'} | {stored_as} | {bits:.2f} | {value:.3f} |", flush=True)
+            kinds = sorted({str(tensor.quantization) for tensor in plan.tensors if tensor.quantization is not None})
+            values = " | ".join(f"{measure(quant=quant, method=method, **options):.3f}" for method in METHODS)
+            print(f"| {quant} | {', '.join(kinds)} | {plan.bits_per_weight:.2f} | {values} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.weights import TARGETS
 
 from blobstore import kernels
 
@@ -81,9 +82,11 @@ def packed(codes: Array, bits: int) -> Array:
 def assert_equals_reference(weights: Array, quant_type: str) -> None:
     form = FORMATS[quant_type]
     codes, scales = expected_parts(weights, form)
-    quantized = kernels.quantize(weights, quant_type, kernel=kernels.KERNELS["native"])
-    np.testing.assert_array_equal(quantized.scale, scales.view(np.uint8))
-    np.testing.assert_array_equal(quantized.weight, packed(codes, form.bits))
+    words = packed(codes, form.bits)
+    for name, kernel in TARGETS.items():
+        quantized = kernels.quantize(weights, quant_type, kernel=kernel)
+        np.testing.assert_array_equal(quantized.scale, scales.view(np.uint8), err_msg=name)
+        np.testing.assert_array_equal(quantized.weight, words, err_msg=name)
 
 
 def random_weights(dtype: np.dtype[Any], *seed: int) -> Array:
@@ -168,6 +171,47 @@ def test_every_midpoint_between_nvfp4_scales_and_its_neighbours() -> None:
     assert_equals_reference(weights, "nvfp4")
 
 
+# Eight weights that no other nvfp4 scale than 1 meets all: a search in which only they count must choose it.
+ANCHORS = np.array([0.5, 1, 1.5, 2, 3, 4, 6, -6], np.float32)
+
+
+@pytest.mark.parametrize("scale_bits", range(1, 0x7F))
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_every_16_bit_weight_over_every_nvfp4_scale_has_the_code_of_the_quotient(
+    dtype: np.dtype[Any], scale_bits: int
+) -> None:
+    # quantize.h (fp_code) multiplies by the inverse and drops the product's last bits. Minmax gives a scale only to
+    # weights that need it; here half of a group fixes the scale, and the other half, which counts nothing, is anything.
+    scale = np.array([scale_bits], np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    every = np.arange(2**16, dtype=np.uint16).view(dtype)
+    with np.errstate(invalid="ignore"):
+        # Beyond 2^60 (BF16) squares overflow, and a search finds nothing; those saturate whatever the scale is.
+        kept = every[np.abs(every.astype(np.float32)) <= np.float32(2.0**60)]
+    anything = np.resize(kept, (-(-len(kept) // 8), 8))
+    weights = np.hstack([np.repeat((ANCHORS * scale).astype(dtype)[None], len(anything), axis=0), anything])
+    importance = np.repeat([1, 0], 8)
+    codes = rounded(weights.astype(np.float32) / scale, ml_dtypes.float4_e2m1fn)
+    words = packed(codes, 4)
+    for name, kernel in TARGETS.items():
+        quantized = kernels.quantize(weights, "nvfp4", method="search", importance=importance, kernel=kernel)
+        assert set(quantized.scale.ravel().tolist()) == {scale_bits}, name
+        np.testing.assert_array_equal(quantized.weight, words, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_every_16_bit_weight_beside_the_largest_of_each_nvfp4_scale_has_the_code_of_the_quotient(
+    dtype: np.dtype[Any],
+) -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(dtype)
+    with np.errstate(invalid="ignore"):
+        finite = np.sort(every[np.isfinite(every)].astype(np.float32))
+    for scale in np.arange(1, 0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32):
+        inside = finite[np.abs(finite) <= 6 * scale] if scale < 448 else finite
+        weights = np.full((-(-len(inside) // 15), 16), 6 * scale, np.float32)
+        weights[:, 1:] = np.resize(inside, (len(weights), 15))
+        assert_equals_reference(weights.astype(dtype), "nvfp4")
+
+
 @pytest.mark.parametrize("scale", [447, 448, 449, 463, 464, 465, 479, 480, 481, 512, 1e6, 1e30])
 def test_nvfp4_scales_saturate_at_448_and_then_the_codes_at_6(scale: float) -> None:
     weights = np.zeros((1, 16), np.float32)
@@ -206,7 +250,8 @@ def test_every_scale_and_code_dequantizes_to_their_product(quant_type: str) -> N
     template.scale[:] = octets
     with np.errstate(all="ignore"):
         product = codes.view(form.code).astype(np.float32) * octets.view(form.scale).astype(np.float32)
-    values = kernels.dequantize(template)
-    np.testing.assert_array_equal(values, product)
     finite = np.isfinite(product)
-    np.testing.assert_array_equal(np.signbit(values[finite]), np.signbit(product[finite]))
+    for name, kernel in TARGETS.items():
+        values = kernels.dequantize(template, kernel=kernel)
+        np.testing.assert_array_equal(values, product, err_msg=name)
+        np.testing.assert_array_equal(np.signbit(values[finite]), np.signbit(product[finite]), err_msg=name)

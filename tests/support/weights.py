@@ -1,4 +1,7 @@
-"""Weights that a quantizer is tried on: random ones of every kind, and the corners of the number formats."""
+"""Weights that a quantizer is tried on, the forms and targets it is tried in, and how what comes out is compared.
+
+Random weights of every kind, the corners of the number formats, and groups of the shapes that a search meets.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from blobstore import kernels
+from blobstore.arrays import QuantizedArray
+
 Array = np.ndarray[Any, Any]
+
+BF16, F16, F32 = (np.dtype(kind) for kind in (ml_dtypes.bfloat16, np.float16, np.float32))
+DTYPES = [BF16, F16, F32]
+AFFINE = [(name, size) for name in ("int4", "int8") for size in (32, 64, 128)]
+FP = [("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32)]
+EVERY = AFFINE + FP
+TWIN = kernels.KERNELS["reference"]
+# Every native target that this build has and that runs on this machine, by name; not only the best.
+TARGETS = {name: kernel for name, kernel in kernels.KERNELS.items() if name not in {"native", "reference"}}
 
 
 def random_weights(dtype: np.dtype[Any], *shape: int, seed: tuple[int, ...] = ()) -> Array:
@@ -42,3 +57,67 @@ def edge_weights(dtype: np.dtype[Any]) -> Array:
     rows += [noise * 1e-7, noise * 1e-9, noise * 1e-6 + 1, noise * 1e-6 - 1, generator.integers(-127, 129, 128) * 1.0]
     rows += [np.where(noise < 0, -0.0, noise), np.where(noise > 0, 0.0, noise)]
     return np.clip(np.array(rows), -largest, largest).astype(dtype)
+
+
+def shaped_groups(dtype: np.dtype[Any], groups: int, group_size: int, seed: tuple[int, ...] = ()) -> Array:
+    """Return ``[groups, group_size]`` weights, each eighth of the groups of one shape.
+
+    Normal ones of ordinary size, of 0.02, 0.005 and 1e-4 (E4M3's subnormal scales), heavy-tailed ones, large ones, ties,
+    and one weight among zeros; the shapes take turns, so that lanes that are searched side by side end at different times.
+    """
+    generator = np.random.default_rng((groups, group_size, *seed))
+    values = generator.standard_normal((groups, group_size), dtype=np.float32)
+    values[1::8] *= np.float32(0.02)
+    values[2::8] *= np.float32(0.005)
+    values[3::8] *= np.float32(1e-4)
+    values[4::8] **= 3
+    values[5::8] *= np.float32(2000)
+    values[6::8] = np.rint(values[6::8] * 4) / 4
+    values[7::8] *= np.arange(group_size) == generator.integers(group_size, size=(len(values[7::8]), 1))
+    return np.clip(values, -65504, 65504).astype(dtype)
+
+
+def random_importance(cols: int, seed: int = 0) -> Array:
+    """Return float32 ``[cols]`` importance over six decades, one column in seven without any."""
+    generator = np.random.default_rng((cols, seed))
+    importance = (10.0 ** generator.uniform(-3, 3, cols)).astype(np.float32)
+    importance[generator.random(cols) < 1 / 7] = 0
+    return importance
+
+
+def every_16_bit_value(dtype: np.dtype[Any]) -> Array:
+    """Return all 65,536 values of BF16 or F16."""
+    return np.arange(2**16, dtype=np.uint16).view(dtype)
+
+
+def raw(array: Array) -> Array:
+    """Return the bit patterns."""
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def raw_or_nan(values: Array) -> Array:
+    """Return the bits of float values, one pattern for all NaNs."""
+    bits = raw(values)
+    return np.where(np.isnan(values), np.iinfo(bits.dtype).max, bits)
+
+
+def parts_of(quantized: QuantizedArray[Array]) -> list[Array]:
+    """Return weight and scale, and bias and global scale where there are any."""
+    parts = (quantized.weight, quantized.scale, quantized.bias, quantized.global_scale)
+    return [part for part in parts if part is not None]
+
+
+def assert_same_parts(left: QuantizedArray[Array], right: QuantizedArray[Array], what: str = "") -> None:
+    """Fail unless both are quantized alike and store the same bits."""
+    assert left.quantization == right.quantization, what
+    for part, expected in zip(parts_of(left), parts_of(right), strict=True):
+        assert part.dtype == expected.dtype, what
+        np.testing.assert_array_equal(raw(part), raw(expected), err_msg=what)
+
+
+def squared_errors(weights: Array, quantized: QuantizedArray[Array], importance: Array | None = None) -> Array:
+    """Return the squared error of every group, flat, in float64; each column's times its importance."""
+    difference = kernels.dequantize(quantized).astype(np.float64) - weights.astype(np.float64)
+    squared = difference**2 if importance is None else difference**2 * importance.astype(np.float64)
+    total: Array = squared.reshape(-1, quantized.group_size).sum(axis=1)
+    return total

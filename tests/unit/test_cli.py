@@ -16,6 +16,7 @@ from support import PYCODE
 from support.checkpoints import write_checkpoint
 from support.stores import commit_model, manifest_path
 
+from blobstore import kernels
 from blobstore.cli import run
 from blobstore.store import open_store
 
@@ -145,7 +146,7 @@ def test_list_text(cli: Cli, source: Path, word: str) -> None:
     cli.text("import", source, "team/other")
     rows = lines(cli.text(word))
     assert rows[1:] == [
-        ["tiny:int4", digest[7:19], "37.6 KB", "int4", "32.8K", "just now"],
+        ["tiny:int4", digest[7:19], "37.7 KB", "int4", "32.8K", "just now"],
         ["team/other:latest", rows[2][1], "67 KB", "BF16", "32.8K", "just now"],
     ]
 
@@ -188,7 +189,7 @@ def test_show_text(cli: Cli, source: Path) -> None:
         "weights": "int8 14.3K, int4 12.3K, BF16 6.21K",
         "embedding length": "64",
         "capabilities": "completion",
-        "size": "37.6 KB",
+        "size": "37.7 KB",
         "layers": "8",
         "tensors": "6",
     }
@@ -295,14 +296,22 @@ def test_run_continues_a_text(cli: Cli) -> None:
 
 def test_version_and_help(cli: Cli) -> None:
     assert run(["--version"]) == 0
-    assert re.fullmatch(r"blobstore \d+\.\d+\.\d+ \(kernels: native\)\n", cli._capsys.readouterr().out)
-    for arguments in (["--help"], ["-h"], ["import", "--help"], ["rm", "-h"]):
+    best = kernels.KERNELS["native"].name
+    assert re.fullmatch(rf"blobstore \d+\.\d+\.\d+ \(kernels: {best}\)\n", cli._capsys.readouterr().out)
+    for arguments in (["--help"], ["-h"], ["import", "--help"], ["rm", "-h"], ["quality", "--help"]):
         assert run(arguments) == 0
         output = cli._capsys.readouterr()
         assert (output.out[:6], output.err) == ("Usage:", "")
 
 
-@pytest.mark.parametrize("name", ["reference", "native"])
+@pytest.mark.parametrize("name", kernels.KERNELS)
 def test_the_kernels_can_be_chosen(command: Command, name: str) -> None:
     done = command("--version", env={**os.environ, "BLOBSTORE_KERNELS": name})
-    assert f"kernels: {name}" in done.stdout
+    assert f"kernels: {kernels.KERNELS[name].name})" in done.stdout
+
+
+def test_the_help_of_import_lists_what_a_search_takes(cli: Cli) -> None:
+    for word in ("import", "plan"):
+        assert run([word, "--help"]) == 0
+        text = cli._capsys.readouterr().out
+        assert all(part in text for part in ("--method", "search", "--importance", "--global-scale"))

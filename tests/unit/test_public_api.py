@@ -16,6 +16,7 @@ NAMES = [
     "ImportPlan",
     "ImportResult",
     "Model",
+    "ModelQuality",
     "QuantizedArray",
     "Store",
     "Tensor",
@@ -23,6 +24,7 @@ NAMES = [
     "dequantize",
     "errors",
     "import_model",
+    "measure_quality",
     "mlx_lm",
     "open_model",
     "open_store",
@@ -30,14 +32,17 @@ NAMES = [
     "quantize",
     "read_header",
 ]
-PLAN_OPTIONS = ["quant", "group_size", "method", "dtype", "profile", "experts", "alignment"]
+PLAN_OPTIONS = [
+    *("quant", "group_size", "method", "dtype", "profile", "experts", "alignment", "importance", "global_scale"),
+]
 PARAMETERS = {
     "open_store": (["root"], []),
     "plan_import": (["source"], PLAN_OPTIONS),
     "import_model": (["source", "name"], ["store", *PLAN_OPTIONS, "jobs", "progress"]),
     "open_model": (["name"], ["store", "verify"]),
-    "quantize": (["array", "quant_type"], ["group_size", "method"]),
-    "dequantize": (["quantized"], []),
+    "quantize": (["array", "quant_type"], ["group_size", "method", "importance", "global_scale", "jobs"]),
+    "dequantize": (["quantized", "dtype"], []),
+    "measure_quality": (["name", "source"], ["store", "jobs", "progress"]),
     "read_header": (["path"], []),
 }
 

@@ -48,6 +48,8 @@ __all__ = [
     "use",
 ]
 
+_MOST_THREADS = 256
+
 Array = np.ndarray[Any, Any]
 
 
@@ -136,6 +138,7 @@ def _quantize_ranges(
     """Quantize flat weights in ``jobs`` ranges of groups at the same time; return as `quantize_into`."""
     group_size = parts.group_size
     groups = weights.size // group_size
+    jobs = min(jobs, groups, _MOST_THREADS) or 1
     bounds = [groups * job // jobs for job in range(jobs + 1)]
 
     def quantize_range(start: int, stop: int) -> int:

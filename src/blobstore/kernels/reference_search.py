@@ -58,7 +58,9 @@ class _AffineSearch:
     def run(self, candidates: AffineCandidates) -> None:
         """Try all candidates, in the order of search.h."""
         self._attempt(self.stored)
-        low, high = self.groups.min(axis=1), self.groups.max(axis=1)
+        counts = np.ones(self.groups.shape, bool) if self.importance is None else self.importance > 0
+        low = np.where(counts, self.groups, _INFINITY).min(axis=1)
+        high = np.where(counts, self.groups, -_INFINITY).max(axis=1)
         span = high - low
         from_high = np.abs(high) < np.abs(low)
         for shift_by in np.array(candidates.shifts, np.float32):

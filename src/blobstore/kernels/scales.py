@@ -10,13 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from blobstore.errors import UsageError
 from blobstore.quant import QuantType
 
 METHODS = ("minmax", "search")
-_LARGEST_NVFP4 = 6 * 448
+_SEARCHED_NVFP4 = 3.5 * 448
+"""Scales up to 1 / 3.5 of a group's largest magnitude are tried (search.h), and 448 is the largest scale."""
 
 Array = np.ndarray[Any, Any]
 
@@ -78,30 +80,37 @@ class ScaleChoice:
 def checked_importance(importance: Any, cols: int, what: str = "importance") -> Array:
     """Return importance as a new float32 ``[cols]`` whose largest value is between 1 and 2: only ratios count.
 
+    Where all columns count the same, each is 1, and a search finds what it finds without importance.
+
     Raises: UsageError when it is no vector of ``cols`` finite numbers >= 0.
     """
-    values = np.asarray(importance)
-    if values.dtype.kind not in "fiuV" or values.ndim != 1:
+    try:
+        values = np.asarray(importance)
+    except ValueError:  # rows of different lengths
+        raise UsageError(f"{what} is not a vector of floats") from None
+    if values.ndim != 1 or not (values.dtype.kind in "fiu" or values.dtype == ml_dtypes.bfloat16):
         raise UsageError(f"{what} is {values.dtype} of shape {list(values.shape)}, not a vector of floats")
     if values.shape != (cols,):
         raise UsageError(f"{what} has {values.size:,} values for {cols:,} columns")
-    values = values.astype(np.float32)
+    values = values.astype(np.float64)
     if not (np.isfinite(values).all() and (values >= 0).all()):
         column = int(np.argmin(np.isfinite(values) & (values >= 0)))
         raise UsageError(f"{what} of column {column} is {values[column]}: it must be finite and at least 0")
     largest = float(values.max(initial=0))
-    return np.ldexp(values, 1 - math.frexp(largest)[1]).astype(np.float32) if largest else values
+    if largest and values.min() == largest:
+        return np.ones(cols, np.float32)
+    return np.ldexp(values, 1 - math.frexp(largest)[1]).astype(np.float32)
 
 
 def global_scale_of(amax: float) -> float:
     """Return the global scale of an nvfp4 tensor whose largest magnitude is ``amax``: a power of two.
 
-    The smallest with which all scales fit E4M3, so that as few as can be are subnormal. As a power of two it changes no
-    rounding: where a group's scale is normal without it, its values are the same with it.
+    The smallest with which all scales that are tried fit E4M3, so that as few as can be are subnormal. As a power of two it
+    changes no rounding: where all scales that are tried for a group are normal without it, its values are the same with it.
     """
     if not 0 < amax < math.inf:
         return 1.0
-    fraction, exponent = math.frexp(amax / _LARGEST_NVFP4)
+    fraction, exponent = math.frexp(amax / _SEARCHED_NVFP4)
     return math.ldexp(1.0, max(-126, exponent - 1 if fraction == 0.5 else exponent))  # noqa: PLR2004  # a power of two itself
 
 

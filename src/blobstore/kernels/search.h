@@ -20,6 +20,12 @@ struct Sum {
   F total() const { return (part[0] + part[1]) + (part[2] + part[3]); }
 };
 
+template <typename F>
+struct Range {
+  F low;
+  F high;
+};
+
 // N groups of weights by column, and what each column counts: 1 unless the importance is given.
 template <std::size_t N>
 struct Columns {
@@ -47,6 +53,16 @@ struct Columns {
     }
   }
   F counted(std::size_t i, F value) const { return weighted ? importance[i] * value : value; }
+  // The extremes of all weights, or of those that count; infinities the wrong way round when none does.
+  Range<F> range(bool counting) const {
+    Range<F> found = {all_of<F>(std::numeric_limits<float>::infinity()), all_of<F>(-std::numeric_limits<float>::infinity())};
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto counts = (counting && weighted ? importance[i] : all_of<F>(1.0f)) > 0.0f;
+      found.low = counts ? min_of(found.low, weights[i]) : found.low;
+      found.high = counts ? max_of(found.high, weights[i]) : found.high;
+    }
+    return found;
+  }
   F total_importance() const {
     if (!weighted) return all_of<F>(static_cast<float>(count));
     Sum<F> sum;
@@ -78,11 +94,12 @@ class AffineSearch {
     least_ = error.total() * clearly;
   }
 
-  void run(F low, F high, const AffineCandidates& candidates) {
+  // `range` is that of the weights that count.
+  void run(Range<F> range, const AffineCandidates& candidates) {
     attempt(stored_);
-    const F span = high - low;
+    const F span = range.high - range.low;
     const F step = span / levels;
-    const auto from_high = abs_of(high) < abs_of(low);  // the bias at the end nearer to zero has the finer grid
+    const auto from_high = abs_of(range.high) < abs_of(range.low);  // the bias at the end nearer to zero has the finer grid
     for (std::size_t k = 0; k < candidates.shift_count; ++k) {
       F least = all_of<F>(std::numeric_limits<float>::infinity());
       Affine<F> best = {F{}, F{}};
@@ -91,7 +108,7 @@ class AffineSearch {
         const F reach = scale * levels;
         const F slack = span - reach;
         const F shift = max_of(abs_of(slack), scale * 0.75f) * candidates.shifts[k];
-        const F bottom = (low + slack * 0.5f) + shift;
+        const F bottom = (range.low + slack * 0.5f) + shift;
         const Affine<F> candidate = {from_high ? -scale : scale, rounded(from_high ? bottom + reach : bottom)};
         const F error = attempt(candidate);
         const auto better = error < least;
@@ -186,14 +203,9 @@ inline void search_affine_block(const QuantizeJob& job, std::size_t first, std::
   using F = typename Lanes<N>::F;
   const auto* weights = static_cast<const typename Float::Bits*>(job.weights) + first;
   const Columns<N> columns(Float(), job, first, 1.0f);
-  F low = all_of<F>(std::numeric_limits<float>::infinity());
-  F high = -low;
-  for (std::size_t i = 0; i < columns.count; ++i) {
-    low = min_of(low, columns.weights[i]);
-    high = max_of(high, columns.weights[i]);
-  }
-  AffineSearch<Float, bits, N> found(columns, affine_of(low, high, (1u << bits) - 1));
-  found.run(low, high, job.candidates);
+  const Range<F> all = columns.range(false);
+  AffineSearch<Float, bits, N> found(columns, affine_of(all.low, all.high, (1u << bits) - 1));
+  found.run(columns.range(true), job.candidates);
   store_narrow<typename Float::Bits, N>(scales, Float::encode(found.stored().scale));
   store_narrow<typename Float::Bits, N>(biases, Float::encode(found.stored().bias));
   float scale[N], bias[N];

@@ -28,9 +28,9 @@ def _plan(source: Inventory, **options: Any) -> ImportPlan:
 def test_own_document_is_exactly_this() -> None:
     documents = _plan(inventory([UP, NORM]), quant="int4").documents
     assert documents["blobstore.json"] == (
-        b'{"version":1,"options":{"quant":"int4","group_size":32,"method":"minmax","dtype":null,"profile":"default",'
-        b'"experts":"packed","alignment":null},"sources":[{"name":"model.safetensors","size":4096,"metadata":{"format":"pt"},'
-        b'"tensors":["model.layers.0.mlp.up_proj.weight","model.norm.weight"]}]}\n'
+        b'{"version":1,"options":{"quant":"int4","group_size":32,"method":"minmax","importance":null,"global_scale":false,'
+        b'"dtype":null,"profile":"default","experts":"packed","alignment":null},"sources":[{"name":"model.safetensors",'
+        b'"size":4096,"metadata":{"format":"pt"},"tensors":["model.layers.0.mlp.up_proj.weight","model.norm.weight"]}]}\n'
     )
 
 
@@ -41,7 +41,10 @@ def test_own_document_is_exactly_this() -> None:
         ({"quant": "none"}, {"quant": None}),
         ({"quant": "q8"}, {"quant": "int8", "group_size": 64, "method": "minmax"}),
         ({"quant": "int4", "group_size": 128}, {"quant": "int4", "group_size": 128}),
-        ({"quant": "nvfp4"}, {"quant": "nvfp4", "group_size": 16}),
+        ({"quant": "nvfp4"}, {"quant": "nvfp4", "group_size": 16, "global_scale": False}),
+        ({"quant": "nvfp4", "global_scale": True}, {"quant": "nvfp4", "global_scale": True, "method": "minmax"}),
+        ({"quant": "int4", "method": "search"}, {"method": "search", "importance": None}),
+        ({"method": "search"}, {"quant": None, "method": None}),
         ({"dtype": "f16"}, {"dtype": "F16", "quant": None}),
         ({"experts": "stacked"}, {"experts": "stacked", "profile": "default"}),
         ({"alignment": 4096}, {"alignment": 4096}),

@@ -1,0 +1,129 @@
+"""Figures of a quality report equal those computed from whole tensors: the loader's values, safetensors' source weights."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from support import PYCODE, PYCODE_MOE
+from support.checkpoints import BF16, normal, write_checkpoint
+from support.errors_of import assert_reports, figures
+
+import blobstore
+from blobstore.quality import CHUNK_WEIGHTS, Errors
+from blobstore.store import Store
+
+Array = np.ndarray[Any, Any]
+QUANTS = {
+    "int4": {"quant": "int4"},
+    "int8": {"quant": "int8"},
+    "nvfp4": {"quant": "nvfp4"},
+    "nvfp4-scaled": {"quant": "nvfp4", "global_scale": True},
+    "mxfp4": {"quant": "mxfp4"},
+    "mxfp8": {"quant": "mxfp8"},
+}
+METHODS = ["minmax", "search"]
+
+
+def source_weights(source: Path, name: str) -> Array:
+    """Return the weights of a tensor of the model; those of stacked experts from the experts' own."""
+    tensors: dict[str, Array] = load_file(source / "model.safetensors")
+    if name in tensors:
+        return tensors[name]
+    group, projection = name.split(".experts.")
+    return np.stack([tensors[f"{group}.experts.{number}.{projection}"] for number in range(8)])
+
+
+def check_report(store: Store, source: Path) -> int:
+    """Compare the whole report of the model ``m`` with figures computed here; return how many tensors are measured."""
+    report = blobstore.measure_quality("m", source, store=store)
+    total = np.zeros(4)
+    with blobstore.open_model("m", store=store) as model:
+        assert {tensor.name for tensor in report.tensors} == set(model)
+        for tensor in report.tensors:
+            stored = model[tensor.name]
+            weights = source_weights(source, tensor.name)
+            assert (tensor.shape, tensor.quantized) == (stored.shape, stored.quant_type is not None)
+            assert tensor.type_name == str(stored.quant_type or stored.dtype)
+            if stored.quant_type is None and stored.numpy().dtype == weights.dtype:
+                assert tensor.errors == Errors()
+                continue
+            read = stored.dequantize().astype(np.float64)
+            assert_reports(tensor.errors, figures(weights, read, stored.numpy()), tensor.name)
+            exact = weights.astype(np.float64)
+            total += [exact.size, ((exact - read) ** 2).sum(), (exact**2).sum(), (exact * read).sum()]
+            largest = report.errors.max_error
+            assert largest >= np.abs(exact - read).max(initial=0)
+    assert report.errors.count == total[0]
+    assert report.errors.rmse == pytest.approx(math.sqrt(total[1] / max(1, total[0])), rel=1e-9)
+    assert report.errors.relative_rmse == pytest.approx(math.sqrt(total[1] / total[2]) if total[2] else 0, rel=1e-9)
+    return sum(tensor.errors.count > 0 for tensor in report.tensors)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("quant", QUANTS)
+def test_the_figures_of_a_dense_model(store: Store, quant: str, method: str) -> None:
+    blobstore.import_model(PYCODE, "m", store=store, method=method, **QUANTS[quant])
+    assert check_report(store, PYCODE) > 20
+
+
+@pytest.mark.parametrize("experts", ["packed", "stacked"])
+@pytest.mark.parametrize(("quant", "method"), [("int4", "search"), ("nvfp4-scaled", "minmax"), ("mxfp8", "search")])
+def test_the_figures_of_a_mixture_of_experts(store: Store, quant: str, method: str, experts: str) -> None:
+    blobstore.import_model(PYCODE_MOE, "m", store=store, method=method, experts=experts, **QUANTS[quant])
+    assert check_report(store, PYCODE_MOE) > 20
+
+
+def test_the_figures_of_a_model_of_the_ollama_profile(store: Store) -> None:
+    blobstore.import_model(PYCODE_MOE, "m", store=store, quant="int4", method="search", profile="ollama")
+    assert check_report(store, PYCODE_MOE) > 20
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("kind", [np.float32, np.float16, BF16], ids=["F32", "F16", "BF16"])
+def test_the_figures_of_conversions(store: Store, tmp_path: Path, kind: Any, dtype: str) -> None:
+    tensors = {"a.weight": normal("a", 33, 64, dtype=kind), "norm": normal("n", 5, dtype=kind), "ids": np.arange(5)}
+    source = write_checkpoint(tmp_path / "m", tensors)
+    blobstore.import_model(source, "m", store=store, dtype=dtype)
+    stays = {"float16": np.float16, "bfloat16": BF16, "float32": np.float32}[dtype] == kind
+    assert check_report(store, source) == (0 if stays else 2)
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_a_conversion_before_quantization_is_part_of_the_error(store: Store, tmp_path: Path, quant: str) -> None:
+    source = write_checkpoint(tmp_path / "m", {"a.weight": normal("a", 33, 64, dtype=np.float32)})
+    blobstore.import_model(source, "m", store=store, dtype="bfloat16", **QUANTS[quant])
+    assert check_report(store, source) == 1
+
+
+@pytest.mark.parametrize("quant", [*QUANTS, None])
+def test_chunks_leave_no_seam(store: Store, tmp_path: Path, quant: str | None) -> None:
+    weights = normal("big", CHUNK_WEIGHTS // 128 + 77, 192, dtype=np.float32, scale=1.0)
+    assert weights.size > CHUNK_WEIGHTS
+    assert CHUNK_WEIGHTS % 192 != 0, "a chunk ends inside a row"
+    source = write_checkpoint(tmp_path / "m", {"a.weight": weights, "flat": weights.reshape(-1)[: CHUNK_WEIGHTS + 1]})
+    options = {"dtype": "bfloat16"} if quant is None else QUANTS[quant]
+    blobstore.import_model(source, "m", store=store, **options)
+    assert check_report(store, source) == (2 if quant is None else 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("quant", QUANTS)
+def test_heavy_tails_and_groups_of_zeros(store: Store, tmp_path: Path, quant: str, method: str) -> None:
+    weights = normal("t", 64, 128, dtype=np.float32, scale=1.0) ** 5
+    weights[3], weights[5, :32], weights[7] = 0, 0, 2.5
+    source = write_checkpoint(tmp_path / "m", {"a.weight": weights.astype(BF16)})
+    blobstore.import_model(source, "m", store=store, method=method, **QUANTS[quant])
+    assert check_report(store, source) == 1
+
+
+def test_a_search_that_cuts_the_range_reports_saturated_weights(store: Store) -> None:
+    saturated = {}
+    for method in METHODS:
+        blobstore.import_model(PYCODE, "m", store=store, quant="int4", method=method)
+        saturated[method] = blobstore.measure_quality("m", PYCODE, store=store).errors.saturated
+    assert saturated["minmax"] < saturated["search"] < 0.05
