@@ -1,0 +1,107 @@
+// Prints one line a target of this build: its name, and a hash of all that it makes of fixed pseudo-random weights, by
+// every method, type, group size and float format. Equal hashes mean equal bits; NaN counts as one value.
+#include "kernels.h"
+
+#include <cinttypes>
+#include <cstdio>
+#include <vector>
+
+using namespace blobstore;
+
+namespace {
+
+constexpr std::size_t count = 128 * 301;  // of no group size a multiple of any number of lanes
+constexpr std::size_t columns = 256;
+
+struct Random {
+  std::uint64_t state = 88172645463325252u;
+  std::uint32_t next() {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return static_cast<std::uint32_t>(state >> 16);
+  }
+};
+
+struct Hash {
+  std::uint64_t value = 1469598103934665603u;
+  void add(std::uint64_t number) { value = (value ^ number) * 1099511628211u; }
+  template <typename T>
+  void add_all(const T* numbers, std::size_t size) {
+    for (std::size_t i = 0; i < size; ++i) add(numbers[i]);
+  }
+};
+
+std::uint32_t infinity_of(std::size_t format) { return format == f32 ? 0x7f800000u : format == bf16 ? 0x7f80u : 0x7c00u; }
+std::size_t size_of(std::size_t format) { return format == f32 ? 4 : 2; }
+
+// Finite weights: of any exponent, or (when alike) of exponents within 2^16 of one another.
+std::vector<std::byte> weights_of(std::size_t format, bool alike, Random& random) {
+  const unsigned bits = 8 * size_of(format);
+  const std::uint32_t infinity = infinity_of(format);
+  const std::uint32_t step = infinity & (~infinity + 1);
+  std::vector<std::byte> weights(count * size_of(format));
+  for (std::size_t i = 0; i < count; ++i) {
+    std::uint32_t value = random.next() & (bits == 32 ? ~0u : 0xffffu);
+    if (alike) value = (value & ~infinity) | ((infinity / step / 2 - 12 + random.next() % 16) * step);
+    if ((value & infinity) == infinity) value &= ~step;
+    for (std::size_t byte = 0; byte < size_of(format); ++byte) {
+      weights[i * size_of(format) + byte] = static_cast<std::byte>(value >> (8 * byte));
+    }
+  }
+  return weights;
+}
+
+void add_dequantized(Hash& hash, const Target& target, std::size_t type, std::size_t format, DequantizeJob job) {
+  for (const std::size_t out : {bf16, f16, f32}) {
+    const auto kernel = target.dequantize[type][type <= int8 ? format : 0][out];
+    std::vector<std::uint32_t> wide(out == f32 ? count : 0);
+    std::vector<std::uint16_t> narrow(out == f32 ? 0 : count);
+    job.out = out == f32 ? static_cast<void*>(wide.data()) : narrow.data();
+    kernel(job);
+    const std::uint32_t infinity = infinity_of(out);
+    for (const std::uint32_t value : wide) hash.add((value & 0x7fffffffu) > infinity ? 1 : value);
+    for (const std::uint16_t value : narrow) hash.add((value & 0x7fffu) > infinity ? 1 : value);
+  }
+}
+
+void add_quantized(Hash& hash, const Target& target, std::size_t format, const std::vector<std::byte>& weights,
+                   const std::vector<float>& importance) {
+  const std::vector<float> factors = {0.80f, 0.852f, 0.904f, 0.956f, 1.008f, 1.06f};
+  const std::vector<float> shifts = {-0.5f, -0.25f, 0.0f, 0.25f, 0.5f};
+  for (std::size_t type = 0; type < quant_types; ++type) {
+    const std::vector<std::size_t> sizes = type <= int8 ? std::vector<std::size_t>{32, 64, 128}
+                                                        : std::vector<std::size_t>{type == nvfp4 ? 16u : 32u};
+    for (const std::size_t group_size : sizes) {
+      for (std::size_t run = 0; run < 3; ++run) {  // minmax, search, search with importance
+        const float global_scale = type == nvfp4 ? 0.25f : 1.0f;
+        std::vector<std::byte> codes(count), scales(count / 4), biases(count / 4);
+        const QuantizeJob job{weights.data(), count, group_size, codes.data(), scales.data(), biases.data(), global_scale,
+                              run == 2 ? importance.data() : nullptr, columns, 16,
+                              {factors.data(), factors.size(), shifts.data(), shifts.size(), true}};
+        if (target.quantize[run == 0 ? minmax : search][type][format](job) != all_finite) std::printf("not finite\n");
+        for (const auto* part : {&codes, &scales, &biases}) {
+          hash.add_all(reinterpret_cast<const unsigned char*>(part->data()), part->size());
+        }
+        add_dequantized(hash, target, type, format,
+                        {codes.data(), scales.data(), biases.data(), global_scale, count, group_size, nullptr});
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const Target* target : targets) {
+    if (!target->runs_here()) continue;
+    Random random;
+    Hash hash;
+    std::vector<float> importance(columns);
+    for (float& value : importance) value = static_cast<float>(random.next() % 1000) / 512.0f;
+    for (const std::size_t format : {bf16, f16, f32}) {
+      for (const bool alike : {true, false}) add_quantized(hash, *target, format, weights_of(format, alike, random), importance);
+    }
+    std::printf("%s %016" PRIx64 "\n", target->name, hash.value);
+  }
+}
