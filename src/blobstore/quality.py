@@ -11,14 +11,14 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from blobstore import kernels
 from blobstore.arrays import QuantizedArray, numpy_dtype
 from blobstore.errors import CorruptDataError, TensorNotFoundError, UnsupportedSourceError, quoted
-from blobstore.importer import OutputTensor, SourceReaders, plan_import, usable_cores
+from blobstore.importer import OutputTensor, Progress, SourceReaders, plan_import, usable_cores
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName
 from blobstore.quant import QuantType
@@ -28,17 +28,11 @@ from blobstore.tensors import Tensor
 CHUNK_WEIGHTS = 2**19
 """Weights compared at a time by one thread: a whole number of groups of every type."""
 
+_HALF = 0.5
 # Beyond these many scales a weight would have a further code if the type went on: half-way to the next value.
 _BEYOND = {QuantType.NVFP4: 7.0, QuantType.MXFP4: 7.0, QuantType.MXFP8: 464.0}
 
 Array = np.ndarray[Any, Any]
-
-
-class Progress(Protocol):
-    """Told after every chunk how many more source bytes were compared, and of which tensor. Called from any thread."""
-
-    def __call__(self, nbytes: int, tensor: str) -> None:
-        """Take note of ``nbytes`` more source bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +129,12 @@ def measure_quality(
         with open_model(name, store=store) as model:
             pairs = list(_pairs(model, source))
             with ThreadPoolExecutor(jobs or usable_cores(), thread_name_prefix="quality") as pool:
-                tensors = list(pool.map(lambda pair: _measure(*pair, readers, progress or _silent), pairs))
+                futures = [pool.submit(_measure, *pair, readers, progress or _silent) for pair in pairs]
+                try:
+                    tensors = [future.result() for future in futures]
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
             readers.check_unchanged()
             tensors.sort(key=lambda tensor: (-_damage(tensor), tensor.name))
             return ModelQuality(model.name, tuple(tensors))
@@ -150,7 +149,9 @@ def _damage(tensor: TensorQuality) -> float:
 
 def _pairs(model: Model, source: str | os.PathLike[str]) -> Iterator[tuple[Tensor, OutputTensor]]:
     """Yield each tensor of the model with what it was made from: the names of packed experts, else of stacked ones."""
-    packed, stacked = ({one.name: one for one in plan_import(source, experts=form).tensors} for form in ("packed", "stacked"))
+    packed, stacked = (
+        {one.name: one for one in plan_import(source, experts=form).tensors} for form in ("packed", "stacked")
+    )
     for tensor in model.values():
         made_from = packed.get(tensor.name) or stacked.get(tensor.name)
         if made_from is None:
@@ -228,7 +229,7 @@ def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
     with np.errstate(all="ignore"):
         if groups.bias is not None:
             codes = (rows - groups.bias.astype(np.float64)[:, None]) / groups.scale.astype(np.float64)[:, None]
-            beyond = (codes <= -0.5) | (codes >= 2**groups.quant_type.bits - 0.5)
+            beyond = (codes <= -_HALF) | (codes >= 2**groups.quant_type.bits - _HALF)
         else:
             scale = kernels.decoded_scales(groups.scale, groups.quant_type).astype(np.float64)
             scale *= 1.0 if groups.global_scale is None else float(np.asarray(groups.global_scale).reshape(-1)[0])
@@ -236,6 +237,5 @@ def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
     return int(np.count_nonzero(beyond))
 
 
-def _silent(nbytes: int, tensor: str) -> None:
+def _silent(nbytes: int, blob: str) -> None:
     """Progress for nobody."""
-

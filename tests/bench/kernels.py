@@ -73,7 +73,9 @@ def machine() -> str:
     return f"{model}, {platform.machine()}, Python {platform.python_version()}, {packages}"
 
 
-def measure(kernel: str, case: tuple[str, int], inputs: list[Any], copies: dict[str, float], theirs: tuple[float, float]) -> None:
+def measure(
+    kernel: str, case: tuple[str, int], inputs: list[Any], copies: dict[str, float], theirs: tuple[float, float]
+) -> None:
     """Print one row."""
     quant_type, group_size = case
     options: dict[str, Any] = {"group_size": group_size, "kernel": kernels.KERNELS[kernel]}
@@ -124,7 +126,6 @@ def main(*chosen: str) -> None:
         "in cache": rate(lambda: np.copyto(places[0], inputs[0])),
         "from memory": rate_from_memory(lambda i: np.copyto(places[i], inputs[i])),
     }
-    del places
     theirs = {case: rate_of_mlx(case, weights) for case in CASES}
     print(f"{machine()}; one thread; GB/s of BF16, {SHAPE[0]} x {SHAPE[1]}.")
     print(f"A copy (memcpy): {copies['from memory']:.1f} from memory, {copies['in cache']:.1f} in cache.\n")

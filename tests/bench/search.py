@@ -58,8 +58,13 @@ def quantized_by_mlx(weights: Array, like: QuantizedArray[Array]) -> QuantizedAr
     kind = like.quant_type
     array = mx.array(weights.view(np.uint16)).view(mx.bfloat16)
     weight, scale, *rest = mx.quantize(array, group_size=like.group_size, bits=kind.bits, mode=kind.mode)
-    parts = [np.array(part.view(mx.uint16)).view(BF16) if part.dtype == mx.bfloat16 else np.array(part) for part in (scale, *rest)]
-    return QuantizedArray(np.array(weight), parts[0], parts[1] if rest else None, None, like.quantization)
+    companions = [from_mlx(part) for part in (scale, *rest)]
+    return QuantizedArray(np.array(weight), companions[0], companions[1] if rest else None, None, like.quantization)
+
+
+def from_mlx(array: Any) -> Array:
+    """Return an mlx array as numpy."""
+    return np.array(array.view(mx.uint16)).view(BF16) if array.dtype == mx.bfloat16 else np.array(array)
 
 
 def show(cells: Iterable[str]) -> None:
@@ -89,10 +94,22 @@ def errors() -> None:
             show((f"{quant_type}/{group_size}", f"{base:.6f}", *relative, f"{speed:.2f}"))
 
 
+# Scales, shifts, and whether neighbours are tried.
+EFFORTS = (
+    (3, 1, False),
+    (3, 3, False),
+    (4, 4, False),
+    (4, 4, True),
+    (6, 5, True),
+    (8, 7, True),
+    (12, 9, True),
+)
+
+
 def efforts(kind: QuantType) -> Iterable[tuple[str, kernels.AffineCandidates]]:
     """Yield candidates of growing number, by what they are."""
     low, high = (0.80, 1.06) if kind is QuantType.INT4 else (1.0, 1.03)
-    for scales, shifts, neighbours in ((3, 1, False), (3, 3, False), (4, 4, False), (4, 4, True), (6, 5, True), (8, 7, True), (12, 9, True)):
+    for scales, shifts, neighbours in EFFORTS:
         factors = tuple(float(factor) for factor in np.linspace(low, high, scales))
         moved = tuple(float(shift) for shift in np.linspace(-0.5, 0.5, shifts)) if shifts > 1 else (0.0,)
         yield f"{scales} scales x {shifts} shifts", kernels.AffineCandidates(factors, moved, neighbours)
@@ -112,7 +129,11 @@ def effort() -> None:
             started = time.perf_counter()
             kernels.quantize_into(flat, groups, choice)
             speed = weights.nbytes / 1e9 / (time.perf_counter() - started)
-            cells = ("yes" if candidates.neighbours else "no", f"{candidates.evaluations}", f"{rmse(weights, parts) / base:.4f}")
+            cells = (
+                "yes" if candidates.neighbours else "no",
+                f"{candidates.evaluations}",
+                f"{rmse(weights, parts) / base:.4f}",
+            )
             show((f"{quant_type}/{group_size}", what, *cells, f"{speed:.2f}"))
 
 

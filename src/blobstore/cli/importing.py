@@ -37,7 +37,9 @@ GroupSize = Annotated[
     int | None,
     typer.Option("--group-size", metavar="N", help="Weights that share a scale: 32, 64 or 128 for int4 and int8."),
 ]
-Method = Annotated[str, typer.Option("--method", metavar="METHOD", help="How scales are chosen: minmax, or search for less error.")]
+Method = Annotated[
+    str, typer.Option("--method", metavar="METHOD", help="How scales are chosen: minmax, or search for less error.")
+]
 ImportanceFile = Annotated[
     str | None,
     typer.Option("--importance", metavar="FILE", help="For a search: a .safetensors file with one F32 vector a tensor."),

@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Progress(Protocol):
-    """Told after every chunk: how many more source bytes are done, and of which blob. Called from any thread."""
+    """Told after every chunk: how many more source bytes are done, and of which blob or tensor. Called from any thread."""
 
     def __call__(self, nbytes: int, blob: str) -> None:
         """Take note of ``nbytes`` more source bytes."""
@@ -200,7 +200,9 @@ def _choice(options: ImportOptions, source: SourceTensor, start: int, global_sca
     return ScaleChoice(options.method, importance, start % source.shape[-1], global_scale)
 
 
-def _quantize(weights: Array, quantization: Quantization, choice: ScaleChoice, source: SourceTensor, start: int) -> list[Array]:
+def _quantize(
+    weights: Array, quantization: Quantization, choice: ScaleChoice, source: SourceTensor, start: int
+) -> list[Array]:
     """Return the stored arrays of a flat run of whole groups.
 
     Raises: NonFiniteWeightError with tensor and index; UnsupportedSourceError when a group's range overflows its scale,

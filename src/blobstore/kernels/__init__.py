@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ def _quantize_ranges(
         bad = quantize_into(weights[first : stop * group_size], group_range(parts, start, stop), part, kernel=kernel)
         return bad if bad < 0 else first + bad
 
-    ranges = [(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False) if start < stop]
+    ranges = list(pairwise(bounds))
     if len(ranges) <= 1:
         return quantize_range(0, groups)
     with ThreadPoolExecutor(len(ranges), thread_name_prefix="quantize") as pool:
@@ -177,9 +178,7 @@ def quantize_into(
     return (kernel or active()).quantize(weights, parts, choice or ScaleChoice())
 
 
-def dequantize(
-    quantized: QuantizedArray[Array], dtype: str | DType = DType.F32, *, kernel: Kernel | None = None
-) -> Array:
+def dequantize(quantized: QuantizedArray[Array], dtype: str | DType = DType.F32, *, kernel: Kernel | None = None) -> Array:
     """Return the values ``[..., rows, cols]`` of a quantized numpy array, as a new array.
 
     ``code * scale + bias`` for the affine types, ``code * scale`` (``* global_scale``) for the others, each operation

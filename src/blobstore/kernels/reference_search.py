@@ -164,12 +164,14 @@ def search_fp(groups: Array, importance: Array | None, minmax: Array, quant_type
 def _nvfp4_top(amax: Array) -> Array:
     near = e4m3_bits(amax / _E2M1_BEYOND)
     needed = near + (decoded_scales(near, QuantType.NVFP4) * _E2M1_BEYOND < amax).astype(np.int64)
-    return np.minimum(np.maximum(needed, 8) + 7, 0x7E)
+    top: Array = np.minimum(np.maximum(needed, 8) + 7, 0x7E)
+    return top
 
 
 def _power(exponents: Array) -> Array:
     """Return powers of two as float32, at most 2^127."""
-    return (np.clip(exponents + 127, 0, 254) << 23).astype(np.uint32).view(np.float32)
+    powers: Array = (np.clip(exponents + 127, 0, 254) << 23).astype(np.uint32).view(np.float32)
+    return powers
 
 
 def _where(mask: Array, yes: Pair, no: Pair) -> Pair:

@@ -99,7 +99,8 @@ def checked_importance(importance: Any, cols: int, what: str = "importance") -> 
     largest = float(values.max(initial=0))
     if largest and values.min() == largest:
         return np.ones(cols, np.float32)
-    return np.ldexp(values, 1 - math.frexp(largest)[1]).astype(np.float32)
+    scaled: Array = np.ldexp(values, 1 - math.frexp(largest)[1]).astype(np.float32)
+    return scaled
 
 
 def global_scale_of(amax: float) -> float:
