@@ -17,8 +17,15 @@ import numpy as np
 
 from blobstore import kernels
 from blobstore.arrays import QuantizedArray, numpy_dtype
-from blobstore.errors import CorruptDataError, TensorNotFoundError, UnsupportedSourceError, quoted
-from blobstore.importer import OutputTensor, Progress, SourceReaders, plan_import, usable_cores
+from blobstore.dtypes import DType
+from blobstore.errors import (
+    CorruptDataError,
+    NonFiniteWeightError,
+    TensorNotFoundError,
+    UnsupportedSourceError,
+    quoted,
+)
+from blobstore.importer import Experts, OutputTensor, Progress, SourceReaders, outputs_of, read_inventory, threads
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName
 from blobstore.quant import QuantType
@@ -86,11 +93,13 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class TensorQuality:
-    """One tensor of a stored model. ``type_name``: its quantized type, else its dtype."""
+    """One tensor of a stored model. ``type_name``: its quantized type, else its dtype; ``kept``: stored as it was,
+    and not counted."""
 
     name: str
     type_name: str
     quantized: bool
+    kept: bool
     shape: tuple[int, ...]
     errors: Errors
 
@@ -105,7 +114,7 @@ class ModelQuality:
     @property
     def errors(self) -> Errors:
         """The errors of all quantized and converted tensors together."""
-        return sum((tensor.errors for tensor in self.tensors if tensor.errors.count), Errors())
+        return sum((tensor.errors for tensor in self.tensors), Errors())
 
 
 def measure_quality(
@@ -118,17 +127,20 @@ def measure_quality(
 ) -> ModelQuality:
     """Return the errors of the stored model ``name`` against the checkpoint ``source``; nothing is written.
 
-    ``jobs``: threads (None: one a core). Each reads and compares chunks of 2^19 weights in float64.
+    ``jobs``: threads (None: one a core). Each reads and compares chunks of 2^19 weights in float64. Infinities and NaN of
+    a converted tensor count as no error where they come back.
 
-    Raises: as `open_model` and `plan_import`; TensorNotFoundError when the source lacks a tensor of the model;
-    UnsupportedSourceError when one has another shape or kind there; CorruptDataError when one that is stored as it was has
-    other bytes there.
+    Raises: as `open_model` and `plan_import`; UsageError for jobs under 1; TensorNotFoundError when the source lacks a
+    tensor of the model; UnsupportedSourceError when one has another shape or dtype there than it can have been made from;
+    CorruptDataError when one that is stored as it was has other bytes there, or a value comes back infinite or NaN;
+    NonFiniteWeightError when one that is quantized is not finite there.
     """
+    workers = threads(jobs)
     readers = SourceReaders()
     try:
         with open_model(name, store=store) as model:
             pairs = list(_pairs(model, source))
-            with ThreadPoolExecutor(jobs or usable_cores(), thread_name_prefix="quality") as pool:
+            with ThreadPoolExecutor(workers, thread_name_prefix="quality") as pool:
                 futures = [pool.submit(_measure, *pair, readers, progress or _silent) for pair in pairs]
                 try:
                     tensors = [future.result() for future in futures]
@@ -149,34 +161,43 @@ def _damage(tensor: TensorQuality) -> float:
 
 def _pairs(model: Model, source: str | os.PathLike[str]) -> Iterator[tuple[Tensor, OutputTensor]]:
     """Yield each tensor of the model with what it was made from: the names of packed experts, else of stacked ones."""
-    packed, stacked = (
-        {one.name: one for one in plan_import(source, experts=form).tensors} for form in ("packed", "stacked")
-    )
+    inventory = read_inventory(source)
+    packed, stacked = (outputs_of(inventory, form) for form in (Experts.PACKED, Experts.STACKED))
     for tensor in model.values():
         made_from = packed.get(tensor.name) or stacked.get(tensor.name)
         if made_from is None:
             message = f"{os.fspath(source)} has no tensor {quoted(tensor.name)}: model {model.name} was not made from it"
             raise TensorNotFoundError(message, tensor=tensor.name, model=str(model.name))
-        numbers = tensor.quant_type is not None or tensor.dtype.is_float
-        if tensor.shape != made_from.shape or (numbers and tensor.dtype != made_from.dtype and not made_from.dtype.is_float):
-            shown = f"{made_from.dtype} {list(made_from.shape)}"
-            message = f"{quoted(tensor.name)} has the shape {list(tensor.shape)} in the model, and is {shown} in the source"
+        if not _can_be_made_from(tensor, made_from):
+            stored = f"{tensor.quant_type or tensor.dtype} {list(tensor.shape)}"
+            there = f"{made_from.dtype} {list(made_from.shape)}"
+            message = f"{quoted(tensor.name)} is {stored} in the model, which can't be made of the source's {there}"
             raise UnsupportedSourceError(message, tensor=tensor.name, model=str(model.name))
         yield tensor, made_from
 
 
+def _can_be_made_from(tensor: Tensor, made_from: OutputTensor) -> bool:
+    if tensor.shape != made_from.shape:
+        return False
+    from_float = made_from.dtype.is_float or made_from.dtype is DType.F64
+    return (
+        from_float
+        if tensor.quant_type is not None
+        else tensor.dtype is made_from.dtype or (tensor.dtype.is_float and from_float)
+    )
+
+
 def _measure(tensor: Tensor, made_from: OutputTensor, readers: SourceReaders, progress: Progress) -> TensorQuality:
-    measured = tensor.quant_type is not None or tensor.dtype is not made_from.dtype
+    kept = tensor.quant_type is None and tensor.dtype is made_from.dtype
     errors = Errors()
     for start, chunk in _chunks(made_from, readers):
-        if measured:
+        if kept:
+            _check_same(tensor, start, chunk)
+        else:
             errors += _compare(tensor, start, chunk)
-        elif not _same_bytes(tensor, start, chunk):
-            message = f"{quoted(tensor.name)} is stored unquantized, and its bytes are not the source's"
-            raise CorruptDataError(message, tensor=tensor.name, blob=str(tensor.blob))
         progress(chunk.nbytes, tensor.name)
     type_name = str(tensor.quant_type if tensor.quant_type is not None else tensor.dtype)
-    return TensorQuality(tensor.name, type_name, tensor.quant_type is not None, tensor.shape, errors)
+    return TensorQuality(tensor.name, type_name, tensor.quant_type is not None, kept, tensor.shape, errors)
 
 
 def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[int, Array]]:
@@ -197,21 +218,24 @@ def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[i
             start += chunk.size
 
 
-def _same_bytes(tensor: Tensor, start: int, chunk: Array) -> bool:
+def _check_same(tensor: Tensor, start: int, chunk: Array) -> None:
     begin = start * chunk.itemsize
-    return bytes(tensor.raw()[begin : begin + chunk.nbytes]) == chunk.tobytes()
+    if bytes(tensor.raw()[begin : begin + chunk.nbytes]) != chunk.tobytes():
+        message = f"{quoted(tensor.name)} is stored unquantized, and its bytes are not the source's"
+        raise CorruptDataError(message, tensor=tensor.name, blob=str(tensor.blob))
 
 
 def _compare(tensor: Tensor, start: int, chunk: Array) -> Errors:
     weights = chunk.astype(np.float64)
     stored = tensor.numpy()
+    saturated = 0
     if isinstance(stored, QuantizedArray):
         groups = kernels.group_range(stored, start // stored.group_size, (start + chunk.size) // stored.group_size)
         read = kernels.dequantize(groups).astype(np.float64)
         saturated = _saturated(weights, groups)
     else:
         read = stored.reshape(-1)[start : start + chunk.size].astype(np.float64)
-        saturated = 0
+    _check_finite(tensor, start, weights, read)
     error = read - weights
     return Errors(
         chunk.size,
@@ -222,6 +246,25 @@ def _compare(tensor: Tensor, start: int, chunk: Array) -> Errors:
         float(np.abs(error).max(initial=0)),
         saturated,
     )
+
+
+def _check_finite(tensor: Tensor, start: int, weights: Array, read: Array) -> None:
+    """Set values that are infinite or NaN on both sides to 0. Raise when only one is, or a quantized one can't have been."""
+    odd = ~(np.isfinite(weights) & np.isfinite(read))
+    if not odd.any():
+        return
+    came_back = (weights == read) | (np.isnan(weights) & np.isnan(read))
+    wrong = odd & ~np.isfinite(weights) if tensor.quant_type is not None else odd & ~came_back
+    if not wrong.any():
+        wrong = odd & ~came_back
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        index = tuple(int(i) for i in np.unravel_index(start + first, tensor.shape))
+        values = f"{weights[first]} in the source and {read[first]} in the model"
+        message = f"{quoted(tensor.name)}: the value at {list(index)} is {values}"
+        kind = CorruptDataError if np.isfinite(weights[first]) else NonFiniteWeightError
+        raise kind(message, tensor=tensor.name, index=index)
+    weights[odd] = read[odd] = 0
 
 
 def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:

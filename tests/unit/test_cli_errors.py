@@ -164,7 +164,7 @@ def test_commands_that_are_not_complete(fail: Fail, arguments: list[str], says: 
 
 
 def test_no_threads(fail: Fail, source: Path, tmp_path: Path) -> None:
-    assert "at least one thread, not 0" in fail(2, "import", source, "--jobs", 0, "--store", tmp_path / "store")
+    assert "at least one thread is needed, not 0" in fail(2, "import", source, "--jobs", 0, "--store", tmp_path / "store")
 
 
 def test_a_bad_weight_is_a_failure(fail: Fail, tmp_path: Path) -> None:

@@ -210,21 +210,18 @@ def test_a_config_of_another_architecture_does_not_matter(store: Store, tmp_path
     assert len(blobstore.measure_quality("m", other, store=store).tensors) == len(tensors)
 
 
-@pytest.mark.xfail(reason="F64 is refused as another kind")
 def test_float64_that_was_converted_is_measured(store: Store, tmp_path: Path) -> None:
     tensors = {W: normal("x", 32, 64, dtype=np.float32).astype(np.float64) / 3}
     (tensor,) = measured(store, tmp_path, tensors, tensors, dtype="float32").tensors
     assert 0 < (tensor.errors.relative_rmse or 0) < 1e-7
 
 
-@pytest.mark.xfail(reason="inf - inf warns, and the sums are NaN")
 def test_values_that_are_not_finite_and_come_back_as_they_were_are_no_error(store: Store, tmp_path: Path) -> None:
     values = np.array([np.inf, -np.inf, np.nan, 1.0], np.float32)
     (tensor,) = measured(store, tmp_path, {"n": values}, {"n": values}, dtype="bfloat16").tensors
     assert (tensor.errors.rmse, tensor.errors.max_error) == (0, 0)
 
 
-@pytest.mark.xfail(reason="the source is planned in the default profile")
 def test_a_source_with_a_document_of_our_name_is_measured_as_it_was_imported(store: Store, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "s")
     (source / "blobstore.json").write_text("{}")

@@ -152,7 +152,6 @@ def _stop(nbytes: int, tensor: str) -> None:
     raise RuntimeError("stop")
 
 
-@pytest.mark.xfail(reason="ThreadPoolExecutor's ValueError, and 0 means all")
 @pytest.mark.parametrize("jobs", [0, -1])
 def test_no_threads_is_wrong_use(store: Store, tmp_path: Path, jobs: int) -> None:
     source = write_checkpoint(tmp_path / "s")
@@ -160,7 +159,6 @@ def test_no_threads_is_wrong_use(store: Store, tmp_path: Path, jobs: int) -> Non
         blobstore.measure_quality(imported(store, source), source, store=store, jobs=jobs)
 
 
-@pytest.mark.xfail(reason="only floats of the model are looked at")
 @pytest.mark.parametrize(
     ("stored", "source"), [(np.arange(8), np.arange(8.0)), (np.arange(8), np.arange(8, dtype=np.int32))], ids=["F64", "I32"]
 )

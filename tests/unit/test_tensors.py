@@ -162,6 +162,18 @@ def test_array_takes_the_library_by_name(dense: Model) -> None:
         norm.array("jax")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dequantize_rounds_float32_values_to_a_dtype(dense: Model, dtype: str) -> None:
+    kind = np.dtype({"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype])
+    for name in ("model.layers.0.mlp.up_proj.weight", "model.norm.weight"):
+        array = dense[name].dequantize(dtype)
+        assert array.dtype == kind
+        assert array.tobytes() == dense[name].dequantize().astype(kind).tobytes()
+        array[...] = 0
+        with pytest.raises(UsageError):
+            dense[name].dequantize("int8")
+
+
 def test_dequantize_gives_new_float32_arrays(dense: Model) -> None:
     for name in (UP, "model.norm.weight"):
         array = dense[name].dequantize()

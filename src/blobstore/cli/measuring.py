@@ -29,11 +29,11 @@ def quality(
     as_json: JsonOption = False,
 ) -> None:
     """Show what quantizing has cost: the error of every tensor, the most damaged first."""
-    from blobstore.importer import plan_import
+    from blobstore.importer import read_inventory
     from blobstore.quality import measure_quality
 
     opened = store_at(store)
-    with progress_bar(plan_import(against).inventory.nbytes) as progress:
+    with progress_bar(read_inventory(against).nbytes) as progress:
         report = measure_quality(name, against, store=opened, jobs=jobs, progress=progress)
     if as_json:
         show_json(_document(report))
@@ -42,7 +42,7 @@ def quality(
 
 
 def _show(report: ModelQuality) -> None:
-    measured = [tensor for tensor in report.tensors if tensor.errors.count]
+    measured = [tensor for tensor in report.tensors if not tensor.kept]
     if measured:
         rows = [(tensor.name, tensor.type_name, shape(tensor.shape), *_figures(tensor.errors)) for tensor in measured]
         total = report.errors
@@ -50,7 +50,7 @@ def _show(report: ModelQuality) -> None:
         show_table(_HEADINGS, rows)
     kept = len(report.tensors) - len(measured)
     if kept:
-        emit(f"{kept} tensors are stored as they were")
+        emit(f"{kept} {'tensor is stored as it was' if kept == 1 else 'tensors are stored as they were'}")
 
 
 def _figures(errors: Errors) -> tuple[str, ...]:

@@ -12,14 +12,15 @@ from typing import Any
 from blobstore.digest import Digest
 from blobstore.documents import CONFIG_MEDIA_TYPE, JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.errors import InvalidNameError, UsageError
-from blobstore.importer.inventory import read_inventory
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.plan import ImportPlan, OutputTensor, make_plan
+from blobstore.importer.inventory import Inventory, read_inventory
+from blobstore.importer.options import Experts, ImportOptions
+from blobstore.importer.plan import ImportPlan, OutputTensor, make_plan, plan_blobs
 from blobstore.importer.write import Progress, SourceReaders, write_blobs
 from blobstore.names import ModelName
 from blobstore.store import FinishedBlob, Store
 
 __all__ = [
+    "Experts",
     "ImportOptions",
     "ImportPlan",
     "ImportResult",
@@ -28,9 +29,11 @@ __all__ = [
     "SourceReaders",
     "default_name",
     "import_model",
+    "outputs_of",
     "plan_import",
+    "read_inventory",
     "run_plan",
-    "usable_cores",
+    "threads",
 ]
 
 
@@ -135,6 +138,12 @@ def import_model(
     return run_plan(plan, ModelName.parse(target) if isinstance(target, str) else target, store, jobs, progress)
 
 
+def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor]:
+    """Return the tensors that an import of ``inventory`` without quantization makes, by name. Raises: as `plan_import`."""
+    blobs = plan_blobs(inventory, ImportOptions(experts=experts))
+    return {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
+
+
 def default_name(source: str | os.PathLike[str], options: ImportOptions) -> ModelName:
     """Return the file's or folder's stem, with the type (or ``latest``) as tag.
 
@@ -157,11 +166,10 @@ def run_plan(
     plan: ImportPlan, name: ModelName, store: Store, jobs: int | None = None, progress: Progress | None = None
 ) -> ImportResult:
     """Carry a plan out: write its blobs, then make them and the manifest visible. Raises: as `import_model`."""
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"an import needs at least one thread, not {jobs}")
+    workers = threads(jobs)
     started = time.monotonic()
     with store.ingest() as ingest:
-        tensor_blobs = write_blobs(plan, ingest, jobs or usable_cores(), progress or _silent)
+        tensor_blobs = write_blobs(plan, ingest, workers, progress or _silent)
         document_blobs = [ingest.put(data) for data in plan.documents.values()]
         config_blob = ingest.put(plan.config.encode())
         manifest = _manifest(plan, tensor_blobs, document_blobs, config_blob)
@@ -182,8 +190,15 @@ def run_plan(
     )
 
 
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
+def threads(jobs: int | None) -> int:
+    """Return how many threads a user asks for: None is one for each core that this process may use.
+
+    Raises: UsageError for none or fewer.
+    """
+    if jobs is not None:
+        if jobs < 1:
+            raise UsageError(f"at least one thread is needed, not {jobs}")
+        return jobs
     # A container or taskset may leave fewer than the machine has.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -32,12 +32,18 @@ class Importance:
     def parse(cls, given: str | os.PathLike[str] | Mapping[str, Any]) -> Importance:
         """Return the importance that a .safetensors file of F32 vectors, or a mapping of arrays, holds.
 
-        Raises: UsageError when a value is no vector of finite numbers >= 0; for a file also NotFoundError, HeaderError,
-        StorageError.
+        Raises: UsageError when a value is no vector of finite numbers >= 0, or a name no text; for a file also
+        NotFoundError, HeaderError, StorageError.
         """
+        if not isinstance(given, Mapping | str | os.PathLike):
+            raise UsageError(f"importance is a file or a mapping of vectors, not {type(given).__name__}")
         arrays = given if isinstance(given, Mapping) else _read(given)
+        names: list[Any] = list(arrays)
+        for name in names:
+            if not isinstance(name, str) or any("\ud800" <= character <= "\udfff" for character in name):
+                raise UsageError(f"importance is given for {name!r}, which is no tensor's name")
         vectors = {
-            name: checked_importance(array, np.asarray(array).size, f"the importance of {quoted(name)}")
+            name: checked_importance(array, None, f"the importance of {quoted(name)}")
             for name, array in sorted(arrays.items())
         }
         text = b"".join(len(name.encode()).to_bytes(8, "little") + name.encode() + _bytes(vectors[name]) for name in vectors)

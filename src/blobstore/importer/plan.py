@@ -138,6 +138,16 @@ def make_plan(inventory: Inventory, options: ImportOptions) -> ImportPlan:
     Raises: UnsupportedSourceError (a kind that is not imported, weights that can't be quantized, experts that don't fit
     together, two tensors of one name, no config.json in the ollama profile); UsageError when nothing can be quantized.
     """
+    blobs = plan_blobs(inventory, options)
+    documents = _documents(inventory, options)
+    if len(blobs) + len(documents) > MAX_LAYERS:
+        layers = len(blobs) + len(documents)
+        raise LimitExceededError(f"limit exceeded: {inventory.path} needs {layers:,} layers, at most {MAX_LAYERS:,}")
+    return ImportPlan(inventory, options, blobs, documents, describe_model(inventory, options))
+
+
+def plan_blobs(inventory: Inventory, options: ImportOptions) -> tuple[PlannedBlob, ...]:
+    """Return the tensor blobs of a plan. Raises: as `make_plan`, but for documents."""
     classify(inventory)
     policy = None
     if options.quant_type is not None:
@@ -150,11 +160,7 @@ def make_plan(inventory: Inventory, options: ImportOptions) -> ImportPlan:
     _check_quantizable(blobs, options, policy)
     if options.importance is not None:
         options.importance.check({source.name: source.shape for blob in blobs for source in blob.weighed_sources})
-    documents = _documents(inventory, options)
-    if len(blobs) + len(documents) > MAX_LAYERS:
-        layers = len(blobs) + len(documents)
-        raise LimitExceededError(f"limit exceeded: {inventory.path} needs {layers:,} layers, at most {MAX_LAYERS:,}")
-    return ImportPlan(inventory, options, blobs, documents, describe_model(inventory, options))
+    return blobs
 
 
 def _plan_packed(inventory: Inventory, options: ImportOptions, policy: Policy | None) -> Iterator[PlannedBlob]:

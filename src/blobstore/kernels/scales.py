@@ -77,12 +77,12 @@ class ScaleChoice:
         return self.candidates or _CANDIDATES.get(quant_type) or AffineCandidates(())
 
 
-def checked_importance(importance: Any, cols: int, what: str = "importance") -> Array:
+def checked_importance(importance: Any, cols: int | None, what: str = "importance") -> Array:
     """Return importance as a new float32 ``[cols]`` whose largest value is between 1 and 2: only ratios count.
 
     Where all columns count the same, each is 1, and a search finds what it finds without importance.
 
-    Raises: UsageError when it is no vector of ``cols`` finite numbers >= 0.
+    Raises: UsageError when it is no vector of ``cols`` (None: any number of) finite numbers >= 0.
     """
     try:
         values = np.asarray(importance)
@@ -90,7 +90,7 @@ def checked_importance(importance: Any, cols: int, what: str = "importance") -> 
         raise UsageError(f"{what} is not a vector of floats") from None
     if values.ndim != 1 or not (values.dtype.kind in "fiu" or values.dtype == ml_dtypes.bfloat16):
         raise UsageError(f"{what} is {values.dtype} of shape {list(values.shape)}, not a vector of floats")
-    if values.shape != (cols,):
+    if cols is not None and values.size != cols:
         raise UsageError(f"{what} has {values.size:,} values for {cols:,} columns")
     values = values.astype(np.float64)
     if not (np.isfinite(values).all() and (values >= 0).all()):
@@ -98,7 +98,7 @@ def checked_importance(importance: Any, cols: int, what: str = "importance") -> 
         raise UsageError(f"{what} of column {column} is {values[column]}: it must be finite and at least 0")
     largest = float(values.max(initial=0))
     if largest and values.min() == largest:
-        return np.ones(cols, np.float32)
+        return np.ones(values.size, np.float32)
     scaled: Array = np.ldexp(values, 1 - math.frexp(largest)[1]).astype(np.float32)
     return scaled
 
