@@ -93,8 +93,10 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class TensorQuality:
-    """One tensor of a stored model. ``type_name``: its quantized type, else its dtype; ``kept``: stored as it was,
-    and not counted."""
+    """One tensor of a stored model.
+
+    ``type_name``: its quantized type, else its dtype; ``kept``: it is stored as it was, and not counted.
+    """
 
     name: str
     type_name: str
@@ -239,13 +241,18 @@ def _compare(tensor: Tensor, start: int, chunk: Array) -> Errors:
     error = read - weights
     return Errors(
         chunk.size,
-        float(error @ error),
-        float(weights @ weights),
-        float(read @ read),
-        float(weights @ read),
+        _dot(error, error),
+        _dot(weights, weights),
+        _dot(read, read),
+        _dot(weights, read),
         float(np.abs(error).max(initial=0)),
         saturated,
     )
+
+
+def _dot(a: Array, b: Array) -> float:
+    # Not BLAS: its sums depend on its threads, and those would stand in the way of ours.
+    return float(np.sum(a * b))
 
 
 def _check_finite(tensor: Tensor, start: int, weights: Array, read: Array) -> None:
@@ -271,8 +278,9 @@ def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
     rows = weights.reshape(-1, groups.group_size)
     with np.errstate(all="ignore"):
         if groups.bias is not None:
-            codes = (rows - groups.bias.astype(np.float64)[:, None]) / groups.scale.astype(np.float64)[:, None]
-            beyond = (codes <= -_HALF) | (codes >= 2**groups.quant_type.bits - _HALF)
+            scale, bias = (part.astype(np.float64)[:, None] for part in (groups.scale, groups.bias))
+            ends = (bias - _HALF * scale, bias + (2**groups.quant_type.bits - _HALF) * scale)
+            beyond = ((rows <= np.minimum(*ends)) | (rows >= np.maximum(*ends))) & (scale != 0)
         else:
             scale = kernels.decoded_scales(groups.scale, groups.quant_type).astype(np.float64)
             scale *= 1.0 if groups.global_scale is None else float(np.asarray(groups.global_scale).reshape(-1)[0])
