@@ -1,6 +1,6 @@
 """The search of the fp types finds the best scale of all: no scale of the format gives a smaller squared error.
 
-The optimum is found here in float64 by trying the scales one by one; it shares no step with search.h or its twin.
+The optimum is found here in float64 by trying the scales one by one; it shares no step with search_fp.h or its twin.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ enum FloatType : std::size_t { bf16, f16, f32, float_types };
 enum QuantType : std::size_t { int4, int8, nvfp4, mxfp4, mxfp8, quant_types };
 enum Method : std::size_t { minmax, search, methods };
 
-// The candidates of the search for affine scales (search.h); docs/quantization.md says which and why.
+// The candidates of the search for affine scales (search_affine.h); docs/quantization.md says which and why.
 struct AffineCandidates {
   const float* factors;  // of the group's range over the levels
   std::size_t factor_count;

@@ -1,4 +1,4 @@
-"""The search in NumPy: the same candidates, sums and comparisons as search.h, in the same order, and the same bits."""
+"""The search in NumPy: the same candidates, sums and comparisons as search_affine.h and search_fp.h, in the same order, and the same bits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _AffineSearch:
         self.least = self._error(codes, self.stored) * _CLEARLY
 
     def run(self, candidates: AffineCandidates) -> None:
-        """Try all candidates, in the order of search.h."""
+        """Try all candidates, in the order of search_affine.h."""
         self._attempt(self.stored)
         counts = np.ones(self.groups.shape, bool) if self.importance is None else self.importance > 0
         low = np.where(counts, self.groups, _INFINITY).min(axis=1)
@@ -179,7 +179,7 @@ def _where(mask: Array, yes: Pair, no: Pair) -> Pair:
 
 
 def _sum(values: Array) -> Array:
-    """Return the sums of rows as search.h adds: four interleaved parts."""
+    """Return the sums of rows as columns.h adds: four interleaved parts."""
     parts = values.reshape(len(values), -1, 4)
     total = np.zeros((len(values), 4), np.float32)
     for index in range(parts.shape[1]):

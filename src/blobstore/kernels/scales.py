@@ -18,7 +18,7 @@ from blobstore.quant import QuantType
 
 METHODS = ("minmax", "search")
 _SEARCHED_NVFP4 = 3.5 * 448
-"""Scales up to 1 / 3.5 of a group's largest magnitude are tried (search.h), and 448 is the largest scale."""
+"""Scales up to 1 / 3.5 of a group's largest magnitude are tried (search_fp.h), and 448 is the largest scale."""
 
 Array = np.ndarray[Any, Any]
 

@@ -2,7 +2,8 @@
 #include "dequantize.h"
 #include "kernels.h"
 #include "quantize.h"
-#include "search.h"
+#include "search_affine.h"
+#include "search_fp.h"
 
 namespace blobstore::BLOBSTORE_TARGET {
 
@@ -84,7 +85,8 @@ void fp_to(const DequantizeJob& job) {
 namespace blobstore {
 
 
-const Target BLOBSTORE_TABLE = [] {
+// Before any code runs, because code of this file may be more than the processor knows.
+constinit const Target BLOBSTORE_TABLE = [] {
   using namespace BLOBSTORE_TARGET;
   return Target{
       BLOBSTORE_NAME,

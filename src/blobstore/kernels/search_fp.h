@@ -1,0 +1,118 @@
+// Search for the fp types: per group the stored scale with the least squared error of all that the format has.
+//
+// Candidate scales go down from the largest that can be best. Twice a scale is never better than the scale,
+// when no weight is beyond what rounds to the largest code: each multiple of a code of the one is one of the other. It ends
+// when what the largest weight loses by saturation alone is more than the least error so far.
+#pragma once
+
+#include "columns.h"
+
+namespace blobstore::BLOBSTORE_TARGET {
+
+// E4M3 scales have the same values whatever the group.
+template <typename Code, std::size_t N>
+struct E4M3Candidates {
+  using F = typename Lanes<N>::F;
+  using U = typename Lanes<N>::U;
+  F unit = all_of<F>(1.0f);
+  U lowest = all_of<U>(1u);
+  U top;
+  explicit E4M3Candidates(F amax) {
+    // The smallest scale that no weight is beyond; from twice the smallest normal scale on, codes 8 apart are a factor
+    // of two apart, and below it every odd code has no half.
+    const U near = E4M3::encode(amax / Code::beyond);
+    const U needed = E4M3::decode(near) * Code::beyond < amax ? near + 1u : near;
+    top = min_of(max_of(needed, all_of<U>(8u)) + 7u, all_of<U>(0x7eu));
+  }
+  F relative(U code) const { return E4M3::decode(code); }
+};
+
+// E8M0 scales are taken relative to the largest that can be best, so that no square leaves float32's range.
+template <typename Code, std::size_t N>
+struct E8M0Candidates {
+  using F = typename Lanes<N>::F;
+  using U = typename Lanes<N>::U;
+  U top;
+  U lowest;
+  F unit;
+  explicit E8M0Candidates(F amax) : top(E8M0::encode_up(amax / Code::max)) {
+    lowest = max_of(top, all_of<U>(126u)) - 126u;
+    unit = 1.0f / E8M0::decode(top);
+  }
+  F relative(U code) const { return float_of(min_of(code + 127u - top, all_of<U>(254u)) << 23); }
+};
+
+template <typename Type, std::size_t N>
+class FpSearch {
+  using F = typename Lanes<N>::F;
+  using U = typename Lanes<N>::U;
+  using Code = typename Type::Code;
+  static constexpr bool powers = std::is_same_v<typename Type::Scale, PowerOfTwoScale>;
+  using Candidates = std::conditional_t<powers, E8M0Candidates<Code, N>, E4M3Candidates<Code, N>>;
+
+ public:
+  // The stored bits of the best scales of the groups; `minmax` are those that minmax gives.
+  static U best(const Columns<N>& columns, U minmax) {
+    F amax = F{};
+    F lightest = all_of<F>(std::numeric_limits<float>::max());
+    for (std::size_t i = 0; i < columns.count; ++i) {
+      const auto counts = columns.weighted ? columns.importance[i] > 0.0f : all_of<F>(1.0f) > 0.0f;
+      amax = counts ? max_of(amax, abs_of(columns.weights[i])) : amax;
+      if (columns.weighted) lightest = counts ? min_of(lightest, columns.importance[i]) : lightest;
+    }
+    if (!columns.weighted) lightest = all_of<F>(1.0f);
+    const Candidates candidates(amax);
+    const F largest = amax * candidates.unit;
+    U found = minmax;
+    F least = error_of(columns, candidates.unit, candidates.relative(minmax)) * clearly;
+    auto open = least > 0.0f;
+    for (U code = candidates.top;; code = code - 1u) {
+      const F scale = candidates.relative(code);
+      const F lost = max_of(largest - scale * Code::max, all_of<F>(0.0f));
+      open = open & ((lost * lost) * lightest < least) & (code >= candidates.lowest) & (code <= candidates.top);
+      if (!any_of(open)) return found;
+      const F error = error_of(columns, candidates.unit, scale);
+      const auto better = open & (error < least);
+      least = better ? error : least;
+      found = better ? code : found;
+    }
+  }
+
+ private:
+  // The squared error with a scale, in units of the candidates' unit; a scale of zero loses everything.
+  static F error_of(const Columns<N>& columns, F unit, F scale) {
+    const F inverse = scale == 0.0f ? all_of<F>(0.0f) : 1.0f / scale;
+    Sum<F> sum;
+    for (std::size_t i = 0; i < columns.count; ++i) {
+      const F weight = abs_of(columns.weights[i]) * unit;
+      const F difference = weight - Code::round_up_to(weight * inverse, Code::max) * scale;
+      sum.add(i, columns.counted(i, difference * difference));
+    }
+    return sum.total();
+  }
+};
+
+template <typename Float, typename Type, std::size_t N>
+inline void search_fp_block(const QuantizeJob& job, std::size_t first, std::byte* codes, std::uint8_t* scales) {
+  using F = typename Lanes<N>::F;
+  using Scale = typename Type::Scale;
+  constexpr std::size_t encode_lanes = N < Type::group_size / 2 ? N : Type::group_size / 2;
+  const float inverse_global = 1.0f / job.global_scale;
+  const auto* weights = static_cast<const typename Float::Bits*>(job.weights) + first;
+  const Columns<N> columns(Float(), job, first, inverse_global);
+  F amax = F{};
+  for (std::size_t i = 0; i < Type::group_size; ++i) amax = max_of(amax, abs_of(columns.weights[i]));
+  const auto stored = FpSearch<Type, N>::best(columns, Scale::encode(amax, Type::Code::max));
+  store_narrow<std::uint8_t, N>(scales, stored);
+  const F decoded = Scale::decode(stored);
+  float scale[N], inverse[N];
+  store(scale, decoded);
+  store(inverse, 1.0f / decoded);
+  for (std::size_t g = 0; g < N; ++g) {
+    const std::size_t start = g * Type::group_size;
+    encode_fp<Float, Type, encode_lanes>(weights + start, {scale[g], inverse[g], inverse_global},
+                                         codes + start * Type::Code::bits / 8);
+  }
+}
+
+}  // namespace blobstore::BLOBSTORE_TARGET
