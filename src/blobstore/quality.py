@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ CHUNK_WEIGHTS = 2**19
 """Weights compared at a time by one thread: a whole number of groups of every type."""
 
 _HALF = 0.5
-# Beyond these many scales a weight would have a further code if the type went on: half-way to the next value.
+# From these many scales on a weight would have a further code if the type went on: half-way to the next value.
 _BEYOND = {QuantType.NVFP4: 7.0, QuantType.MXFP4: 7.0, QuantType.MXFP8: 464.0}
 
 Array = np.ndarray[Any, Any]
@@ -143,10 +144,12 @@ def measure_quality(
         with open_model(name, store=store) as model:
             pairs = list(_pairs(model, source))
             with ThreadPoolExecutor(workers, thread_name_prefix="quality") as pool:
-                futures = [pool.submit(_measure, *pair, readers, progress or _silent) for pair in pairs]
+                stop = threading.Event()
+                futures = [pool.submit(_measure, *pair, readers, progress or _silent, stop) for pair in pairs]
                 try:
                     tensors = [future.result() for future in futures]
                 except BaseException:
+                    stop.set()
                     pool.shutdown(cancel_futures=True)
                     raise
             readers.check_unchanged()
@@ -164,9 +167,11 @@ def _damage(tensor: TensorQuality) -> float:
 def _pairs(model: Model, source: str | os.PathLike[str]) -> Iterator[tuple[Tensor, OutputTensor]]:
     """Yield each tensor of the model with what it was made from: the names of packed experts, else of stacked ones."""
     inventory = read_inventory(source)
-    packed, stacked = (outputs_of(inventory, form) for form in (Experts.PACKED, Experts.STACKED))
+    outputs = outputs_of(inventory, Experts.PACKED)
+    if any(name not in outputs for name in model):
+        outputs = outputs_of(inventory, Experts.STACKED) | outputs
     for tensor in model.values():
-        made_from = packed.get(tensor.name) or stacked.get(tensor.name)
+        made_from = outputs.get(tensor.name)
         if made_from is None:
             message = f"{os.fspath(source)} has no tensor {quoted(tensor.name)}: model {model.name} was not made from it"
             raise TensorNotFoundError(message, tensor=tensor.name, model=str(model.name))
@@ -189,10 +194,14 @@ def _can_be_made_from(tensor: Tensor, made_from: OutputTensor) -> bool:
     )
 
 
-def _measure(tensor: Tensor, made_from: OutputTensor, readers: SourceReaders, progress: Progress) -> TensorQuality:
+def _measure(
+    tensor: Tensor, made_from: OutputTensor, readers: SourceReaders, progress: Progress, stop: threading.Event
+) -> TensorQuality:
     kept = tensor.quant_type is None and tensor.dtype is made_from.dtype
     errors = Errors()
     for start, chunk in _chunks(made_from, readers):
+        if stop.is_set():
+            break  # another tensor failed, and nobody will see this one's figures
         if kept:
             _check_same(tensor, start, chunk)
         else:
@@ -228,15 +237,17 @@ def _check_same(tensor: Tensor, start: int, chunk: Array) -> None:
 
 
 def _compare(tensor: Tensor, start: int, chunk: Array) -> Errors:
-    weights = chunk.astype(np.float64)
     stored = tensor.numpy()
     saturated = 0
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
+        weights = chunk.astype(np.float64)
     if isinstance(stored, QuantizedArray):
         groups = kernels.group_range(stored, start // stored.group_size, (start + chunk.size) // stored.group_size)
         read = kernels.dequantize(groups).astype(np.float64)
         saturated = _saturated(weights, groups)
     else:
-        read = stored.reshape(-1)[start : start + chunk.size].astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            read = stored.reshape(-1)[start : start + chunk.size].astype(np.float64)
     _check_finite(tensor, start, weights, read)
     error = read - weights
     return Errors(
@@ -283,8 +294,8 @@ def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
             beyond = ((rows <= np.minimum(*ends)) | (rows >= np.maximum(*ends))) & (scale != 0)
         else:
             scale = kernels.decoded_scales(groups.scale, groups.quant_type).astype(np.float64)
-            scale *= 1.0 if groups.global_scale is None else float(np.asarray(groups.global_scale).reshape(-1)[0])
-            beyond = (np.abs(rows) >= _BEYOND[groups.quant_type] * scale[:, None]) & (scale[:, None] > 0)
+            scale *= 1.0 if groups.global_scale is None else float(groups.global_scale[0])
+            beyond = (np.abs(rows) >= _BEYOND[groups.quant_type] * scale[:, None]) & (rows != 0)
     return int(np.count_nonzero(beyond))
 
 

@@ -131,7 +131,7 @@ class Tensor:
         if isinstance(array, QuantizedArray):
             return kernels.dequantize(array, dtype)
         wanted = dtype if isinstance(dtype, DType) else DType.parse_float(dtype)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # a signalling NaN is a value here, not an accident
             return array.astype(numpy_dtype(wanted))
 
     def __getitem__(self, rows: Any) -> Array:

@@ -1,6 +1,7 @@
 // Prints one line a target of this build: its name, and a hash of all that it makes of fixed pseudo-random weights, by
 // every method, type, group size and float format. Equal hashes mean equal bits; NaN counts as one value.
 #include "kernels.h"
+#include "processor.h"
 
 #include <cinttypes>
 #include <cstdio>
@@ -94,7 +95,7 @@ void add_quantized(Hash& hash, const Target& target, std::size_t format, const s
 
 int main() {
   for (const Target* target : targets) {
-    if (!target->runs_here()) continue;
+    if (!runs_here(*target)) continue;
     Random random;
     Hash hash;
     std::vector<float> importance(columns);

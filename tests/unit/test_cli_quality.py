@@ -70,7 +70,7 @@ def test_json(store: Store, source: Path, quality: Callable[..., str]) -> None:
     assert list(document) == ["name", "tensors", "model"]
     assert document["name"] == "m:latest"
     assert list(document["model"]) == FIGURES
-    assert all(list(tensor) == ["name", "quant_type", "dtype", "shape", *FIGURES] for tensor in document["tensors"])
+    assert all(list(tensor) == ["name", "quant_type", "dtype", "kept", "shape", *FIGURES] for tensor in document["tensors"])
     assert {tensor["name"] for tensor in document["tensors"]} == set(small_tensors())
     report = blobstore.measure_quality("m", source, store=store)
     for shown, tensor in zip(document["tensors"], report.tensors, strict=True):

@@ -217,7 +217,8 @@ def test_float64_that_was_converted_is_measured(store: Store, tmp_path: Path) ->
 
 
 def test_values_that_are_not_finite_and_come_back_as_they_were_are_no_error(store: Store, tmp_path: Path) -> None:
-    values = np.array([np.inf, -np.inf, np.nan, 1.0], np.float32)
+    values = np.array([np.inf, -np.inf, np.nan, 1.0, 0.0], np.float32)
+    values.view(np.uint32)[4] = 0x7F800001  # a signalling NaN
     (tensor,) = measured(store, tmp_path, {"n": values}, {"n": values}, dtype="bfloat16").tensors
     assert (tensor.errors.rmse, tensor.errors.max_error) == (0, 0)
 

@@ -77,6 +77,7 @@ def _tensor_document(tensor: TensorQuality) -> dict[str, Any]:
         "name": tensor.name,
         "quant_type": tensor.type_name if tensor.quantized else None,
         "dtype": None if tensor.quantized else tensor.type_name,
+        "kept": tensor.kept,
         "shape": list(tensor.shape),
         **_errors_document(tensor.errors),
     }

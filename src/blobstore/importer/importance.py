@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,12 +12,12 @@ import numpy as np
 
 from blobstore.digest import Digest
 from blobstore.dtypes import DType
-from blobstore.errors import UsageError, quoted
+from blobstore.errors import LimitExceededError, UsageError, quoted
 from blobstore.kernels import checked_importance
 from blobstore.ranges import FileReader
 from blobstore.safetensors import read_header
 
-_LARGEST_FILE = 2**30
+_LARGEST_FILE = 2**28
 
 Array = np.ndarray[Any, Any]
 
@@ -33,7 +34,7 @@ class Importance:
         """Return the importance that a .safetensors file of F32 vectors, or a mapping of arrays, holds.
 
         Raises: UsageError when a value is no vector of finite numbers >= 0, or a name no text; for a file also
-        NotFoundError, HeaderError, StorageError.
+        NotFoundError, HeaderError, LimitExceededError (a file of more than 256 MiB), StorageError.
         """
         if not isinstance(given, Mapping | str | os.PathLike):
             raise UsageError(f"importance is a file or a mapping of vectors, not {type(given).__name__}")
@@ -46,8 +47,12 @@ class Importance:
             name: checked_importance(array, None, f"the importance of {quoted(name)}")
             for name, array in sorted(arrays.items())
         }
-        text = b"".join(len(name.encode()).to_bytes(8, "little") + name.encode() + _bytes(vectors[name]) for name in vectors)
-        return cls(vectors, Digest.of(text))
+        hashed = hashlib.sha256()
+        for name, vector in vectors.items():
+            for part in (name.encode(), vector.tobytes()):
+                hashed.update(len(part).to_bytes(8, "little"))
+                hashed.update(part)
+        return cls(vectors, Digest.parse(f"sha256:{hashed.hexdigest()}"))
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise UsageError unless each vector is for one of the quantized tensors ``shapes`` and as long as its rows."""
@@ -58,15 +63,18 @@ class Importance:
                     hint="Name the source's tensors, and only those that the plan shows with a type.",
                     tensor=name,
                 )
-            checked_importance(vector, shapes[name][-1], f"the importance of {quoted(name)}")
+            if vector.size != shapes[name][-1]:
+                message = f"the importance of {quoted(name)} has {vector.size:,} values for {shapes[name][-1]:,} columns"
+                raise UsageError(message, tensor=name)
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
     with FileReader(path) as reader:
+        if reader.size > _LARGEST_FILE:
+            message = f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most {_LARGEST_FILE:,} for importance"
+            raise LimitExceededError(message, path=reader.name)
         header = read_header(reader)
         header.check_limits(reader.name)
-        if reader.size > _LARGEST_FILE:
-            raise UsageError(f"{reader.name} is too large for one vector a tensor", path=reader.name)
         for name, entry in header.tensors.items():
             if entry.dtype is not DType.F32 or len(entry.shape) != 1:
                 raise UsageError(
@@ -78,7 +86,3 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
             name: np.frombuffer(reader.read(header.data_start + entry.begin, entry.nbytes), np.float32)
             for name, entry in header.tensors.items()
         }
-
-
-def _bytes(vector: Array) -> bytes:
-    return len(vector).to_bytes(8, "little") + vector.tobytes()

@@ -104,8 +104,10 @@ class ImportOptions:
         quant_type = None if quant in (None, "none") else QuantType.parse(str(quant))
         if quant_type is None and group_size is not None:
             raise UsageError("a group size needs a quantization type", hint="Add --quant int4, for example.")
-        if importance is not None and (quant_type is None or method != "search"):
+        if importance is not None and (quant_type is None or check_method(method) != "search"):
             raise UsageError("importance weighs the errors of a search", hint="Add --quant TYPE --method search.")
+        if quant_type is None and check_method(method) != "minmax":
+            raise UsageError(f"the method {method} needs a quantization type", hint="Add --quant int4, for example.")
         if global_scale and quant_type is not QuantType.NVFP4:
             raise UsageError("only nvfp4 has a global scale", hint="Add --quant nvfp4.")
         options = cls(

@@ -97,7 +97,7 @@ def quantize(
     dtype = _quantizable(array, quantization)
     if global_scale and quantization.quant_type is not QuantType.NVFP4:
         raise UsageError(f"only nvfp4 has a global scale, not {quantization.quant_type}")
-    if importance is not None and method != "search":
+    if importance is not None and check_method(method) != "search":
         raise UsageError("importance weighs the errors of a search", hint='Use method="search".')
     if type(jobs) is not int or jobs < 1:
         raise UsageError(f"jobs is {jobs!r}: it must be a whole number of threads")
@@ -191,7 +191,7 @@ def dequantize(quantized: QuantizedArray[Array], dtype: str | DType = DType.F32,
         raise UsageError(f"values can be float32, bfloat16 or float16, not {wanted}")
     _check_parts(quantized)
     out = np.empty(quantized.shape, numpy_dtype(wanted))
-    factor = 1.0 if quantized.global_scale is None else float(np.asarray(quantized.global_scale).reshape(-1)[0])
+    factor = 1.0 if quantized.global_scale is None else float(quantized.global_scale[0])
     parts = _mapped(quantized, _flat)
     if not quantized.quant_type.is_affine:
         parts = replace(parts, scale=parts.scale.view(np.uint8))
@@ -205,9 +205,11 @@ def _mapped(quantized: QuantizedArray[Array], change: Callable[[Array], Array]) 
 
 
 def _check_parts(quantized: QuantizedArray[Array]) -> None:
-    """Raise UsageError unless weight, scale and bias have the shapes and dtypes that the type says."""
-    given = [part for part in (quantized.weight, quantized.scale, quantized.bias) if part is not None]
-    wanted = list(quantized.quantization.parts(quantized.shape, dtype_of(quantized.scale)))
+    """Raise UsageError unless the arrays have the shapes and dtypes that the type says."""
+    parts = (quantized.weight, quantized.scale, quantized.bias, quantized.global_scale)
+    given = [part for part in parts if part is not None]
+    double = quantized.global_scale is not None and quantized.quant_type is QuantType.NVFP4
+    wanted = list(quantized.quantization.parts(quantized.shape, dtype_of(quantized.scale), global_scale=double))
     described = [(dtype_of(part), part.shape) for part in given]
     if described != [(part.dtype, part.shape) for part in wanted] or not _scales_fit(quantized):
         shown = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in described)

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "processor.h"
 
 namespace nb = nanobind;
 using namespace blobstore;
@@ -43,7 +44,7 @@ constexpr std::string_view method_names[] = {"minmax", "search"};
 
 const Target& target_of(std::string_view name) {
   for (const Target* target : targets) {
-    if (name == target->name && target->runs_here()) return *target;
+    if (name == target->name && runs_here(*target)) return *target;
   }
   throw std::invalid_argument("unknown target");
 }
@@ -123,7 +124,7 @@ void dequantize(std::string_view target, std::string_view quant_type, std::strin
 nb::list available() {
   nb::list names;
   for (const Target* target : targets) {
-    if (target->runs_here()) names.append(target->name);
+    if (runs_here(*target)) names.append(target->name);
   }
   return names;
 }

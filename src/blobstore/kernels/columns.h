@@ -30,8 +30,8 @@ struct Range {
 template <std::size_t N>
 struct Columns {
   using F = typename Lanes<N>::F;
-  const std::size_t count;
-  const bool weighted;
+  std::size_t count;
+  bool weighted;
   F weights[largest_group];
   F importance[largest_group];
 
@@ -45,14 +45,13 @@ struct Columns {
       for (std::size_t g = 0; g < N; ++g) lanes[g] = Float::decode(std::uint32_t{from[g * count + i]});
       weights[i] = load<F>(lanes) * factor;
     }
-    for (std::size_t i = 0; weighted && i < count; ++i) {
-      for (std::size_t g = 0; g < N; ++g) {
-        lanes[g] = job.importance[(job.first_column + first + g * count + i) % job.columns];
-      }
-      importance[i] = load<F>(lanes);
-    }
+    if (weighted) read_importance(job, first);
   }
-  F counted(std::size_t i, F value) const { return weighted ? importance[i] * value : value; }
+  // Of a column of importance 0 nothing counts, not even an infinite error.
+  F counted(std::size_t i, F value) const {
+    if (!weighted) return value;
+    return importance[i] > 0.0f ? importance[i] * value : F{};
+  }
   // The extremes of all weights, or of those that count; infinities the wrong way round when none does.
   Range<F> range(bool counting) const {
     Range<F> found = {all_of<F>(std::numeric_limits<float>::infinity()), all_of<F>(-std::numeric_limits<float>::infinity())};
@@ -68,6 +67,19 @@ struct Columns {
     Sum<F> sum;
     for (std::size_t i = 0; i < count; ++i) sum.add(i, importance[i]);
     return sum.total();
+  }
+
+ private:
+  void read_importance(const QuantizeJob& job, std::size_t first) {
+    float lanes[largest_group * N];
+    for (std::size_t g = 0; g < N; ++g) {
+      std::size_t column = (job.first_column + first + g * count) % job.columns;
+      for (std::size_t i = 0; i < count; ++i) {
+        lanes[i * N + g] = job.importance[column];
+        if (++column == job.columns) column = 0;
+      }
+    }
+    for (std::size_t i = 0; i < count; ++i) importance[i] = load<F>(lanes + i * N);
   }
 };
 

@@ -79,7 +79,7 @@ struct SmallFloat {
 
   // Rounded to the nearest value, a tie to the even code; saturated at the largest.
   template <typename F>
-  static BitsOf<F> encode_up_to(F value, float largest) {
+  static BitsOf<F> encode_saturated(F value, float largest) {
     using U = BitsOf<F>;
     const F magnitude = min_of(abs_of(value), all_of<F>(largest));
     const U exponent = max_of(bits_of(magnitude) & 0x7f800000u, all_of<U>(smallest_normal));
@@ -89,9 +89,9 @@ struct SmallFloat {
     const U code = steps + (exponent >> exponent_shift) - (smallest_normal >> exponent_shift);
     return code | ((bits_of(value) >> (32 - width)) & sign_bit);
   }
-  // The magnitude that encode_up_to gives to a value >= 0, or 0 for NaN.
+  // The magnitude of what encode_saturated gives to a value >= 0; NaN gives the largest.
   template <typename F>
-  static F round_up_to(F value, float largest) {
+  static F rounded_magnitude(F value, float largest) {
     const F magnitude = min_of(value, all_of<F>(largest));
     const F rounder = float_of(max_of(bits_of(magnitude) & 0x7f800000u, BitsOf<F>{} + smallest_normal) + (exponent_shift << 23));
     return (magnitude + rounder) - rounder;
@@ -109,11 +109,11 @@ struct SmallFloat {
 
 struct E2M1 : SmallFloat<4, 1, 1> {
   static constexpr float max = 6.0f;
-  // The smallest magnitude above `max` that does not round to it when the format goes on: half-way to the next value.
+  // Half-way from `max` to the value that would be next. Weights up to here lose no more with a scale than with twice it.
   static constexpr float beyond = 7.0f;
   template <typename F>
   static BitsOf<F> encode(F value) {
-    return encode_up_to(value, max);
+    return encode_saturated(value, max);
   }
   template <typename U>
   static FloatOf<U> decode(U code) {
@@ -123,10 +123,9 @@ struct E2M1 : SmallFloat<4, 1, 1> {
 
 struct E4M3 : SmallFloat<8, 3, 7> {
   static constexpr float max = 448.0f;
-  static constexpr float beyond = 464.0f;
   template <typename F>
   static BitsOf<F> encode(F value) {
-    return encode_up_to(value, max);
+    return encode_saturated(value, max);
   }
   template <typename U>
   static FloatOf<U> decode(U code) {

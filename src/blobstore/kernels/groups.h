@@ -36,15 +36,17 @@ inline Affine<F> affine_of(F low, F high, float levels) {
   return {has_bias ? fitted : scale, has_bias ? edge : all_of<F>(0.0f)};
 }
 
-// round-half-to-even of value clamped to [0, levels], in the low bits; NaN gives 0. Clamping first is the same, since
-// both bounds are whole, and lets the rounding be one addition. The bits above the code are not cleared.
+// value in [0, levels]; NaN gives 0.
 template <typename F>
 inline F clamped(F value, float levels) {
   const F positive = max_of(value, all_of<F>(0.0f));
   return min_of(positive, all_of<F>(levels));
 }
+
 inline constexpr float code_rounder = 0x1.8p23f;
 
+// round-half-to-even of value clamped to [0, levels], in the low bits; the bits above the code are not cleared. Clamping
+// first is the same, since both bounds are whole, and lets the rounding be one addition.
 template <typename F>
 inline BitsOf<F> affine_code(F value, float levels) {
   return bits_of(clamped(value, levels) + code_rounder);

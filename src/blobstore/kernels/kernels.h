@@ -52,8 +52,6 @@ using Dequantize = void (*)(const DequantizeJob&);
 
 struct Target {
   const char* name;
-  bool (*runs_here)();
-  std::size_t lanes;
   Quantize quantize[methods][quant_types][float_types];
   // By the format of the scales and biases (one for the fp types) and that of the output.
   Dequantize dequantize[quant_types][float_types][float_types];
@@ -63,14 +61,5 @@ extern const Target plain;
 extern const Target x86_64_v3;
 extern const Target x86_64_v4;
 extern const Target neon;
-
-// What this build has, the best first.
-inline constexpr const Target* targets[] = {
-#if defined(__x86_64__)
-    &x86_64_v4, &x86_64_v3,
-#elif defined(__aarch64__)
-    &neon,
-#endif
-    &plain};
 
 }  // namespace blobstore

@@ -3,5 +3,4 @@
 #define BLOBSTORE_TABLE neon
 #define BLOBSTORE_NAME "neon"
 #define BLOBSTORE_LANES 4
-#define BLOBSTORE_RUNS_HERE true
 #include "target.h"

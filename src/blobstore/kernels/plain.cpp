@@ -3,5 +3,4 @@
 #define BLOBSTORE_TABLE plain
 #define BLOBSTORE_NAME "plain"
 #define BLOBSTORE_LANES 1
-#define BLOBSTORE_RUNS_HERE true
 #include "target.h"

@@ -12,10 +12,12 @@ namespace blobstore::BLOBSTORE_TARGET {
 
 inline constexpr std::size_t tile_groups = 32;  // their weights and extremes fit the first cache
 
-// Asks for the cache lines that will be read next: the passes over a tile are too short for the processor to foresee it.
+// Asks for a group's part of the next tile: the passes over a tile are too short for the processor to foresee it. Addresses
+// behind the last weight are harmless.
 template <typename T>
-inline void prefetch(const T* from, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const std::byte*>(from) + i);
+inline void prefetch_next_tile(const T* group, std::size_t group_size) {
+  const auto next = reinterpret_cast<std::uintptr_t>(group + group_size) + (tile_groups - 1) * group_size * sizeof(T);
+  for (std::size_t i = 0; i < group_size * sizeof(T); i += 64) __builtin_prefetch(reinterpret_cast<const void*>(next + i));
 }
 
 template <typename Float>
@@ -33,7 +35,7 @@ std::size_t first_non_finite(const typename Float::Bits* weights) {
   return i;
 }
 
-// Lanes that are shared by the groups of a block; see across().
+// The lower (offset 0) or upper half of each segment of `width` lanes, those of a and b in turn.
 template <std::size_t N, std::size_t width, std::size_t offset, typename V, std::size_t... i>
 inline V halves(V a, V b, std::index_sequence<i...>) {
   // Segments of `width` lanes, from a and b in turn; of each one half.
@@ -66,8 +68,7 @@ inline void encode_affine(const typename Float::Bits* group, std::size_t group_s
   }
 }
 
-// Blocks of N groups -> their codes, scales and biases. Three passes over what the first cache holds: extremes, then the
-// arithmetic of all groups, then codes, so that the long chains of one group's arithmetic run beside the others'.
+// Blocks of N groups -> their codes, scales and biases: the extremes of all, then the arithmetic of all, then the codes, so that the long chains of one group's arithmetic run beside the others'.
 template <typename Float, unsigned bits, std::size_t N>
 void quantize_affine_tile(const typename Float::Bits* weights, std::size_t blocks, std::size_t group_size,
                           std::byte* codes, typename Float::Bits* scales, typename Float::Bits* biases) {
@@ -75,7 +76,7 @@ void quantize_affine_tile(const typename Float::Bits* weights, std::size_t block
   F low[tile_groups], high[tile_groups];
   for (std::size_t g = 0; g < blocks * N; ++g) {
     const auto* group = weights + g * group_size;
-    prefetch(group + tile_groups * group_size, group_size * sizeof(*group));
+    prefetch_next_tile(group, group_size);
     const auto first = load_unit<Float, N>(group);
     F lowest = min_of(first.even, first.odd);
     F highest = max_of(first.even, first.odd);
@@ -176,7 +177,7 @@ bool quantize_fp_tile(const typename Float::Bits* weights, std::size_t blocks, f
   U amax[tile_groups];
   for (std::size_t g = 0; g < blocks * N; ++g) {
     const auto* group = weights + g * group_size;
-    prefetch(group + tile_groups * group_size, group_size * sizeof(*group));
+    prefetch_next_tile(group, group_size);
     amax[g] = largest_magnitude<Float, N>(group);
     for (std::size_t i = Unit<N>::size; i < group_size; i += Unit<N>::size) {
       amax[g] = max_of(amax[g], largest_magnitude<Float, N>(group + i));

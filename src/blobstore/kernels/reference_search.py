@@ -1,4 +1,4 @@
-"""The search in NumPy: the same candidates, sums and comparisons as search_affine.h and search_fp.h, in the same order, and the same bits."""
+"""The search in NumPy: the candidates, sums and comparisons of search_affine.h and search_fp.h, in their order."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class _AffineSearch:
         return _sum(self._counted(difference * difference))
 
     def _counted(self, values: Array) -> Array:
-        return values if self.importance is None else self.importance * values
+        return _counted(values, self.importance)
 
     def _rounded(self, values: Array) -> Array:
         rounded: Array = values.astype(self.dtype).astype(np.float32)
@@ -143,8 +143,7 @@ def search_fp(groups: Array, importance: Array | None, minmax: Array, quant_type
         inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
         weights = np.abs(groups) * np.reshape(unit, (-1, 1))
         difference = weights - rounded_magnitudes(weights * inverse[:, None], quant_type) * scale[:, None]
-        squared = difference * difference
-        return _sum(squared if importance is None else importance * squared)
+        return _sum(_counted(difference * difference, importance))
 
     found, least = minmax.astype(np.int64), error_of(relative(minmax.astype(np.int64))) * _CLEARLY
     is_open = least > 0
@@ -176,6 +175,11 @@ def _power(exponents: Array) -> Array:
 
 def _where(mask: Array, yes: Pair, no: Pair) -> Pair:
     return np.where(mask, yes[0], no[0]), np.where(mask, yes[1], no[1])
+
+
+def _counted(values: Array, importance: Array | None) -> Array:
+    # Of a column of importance 0 nothing counts, not even an infinite error.
+    return values if importance is None else np.where(importance > 0, importance * values, np.float32(0))
 
 
 def _sum(values: Array) -> Array:

@@ -57,7 +57,7 @@ _CANDIDATES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ScaleChoice:
     """How scales are chosen for a run of weights; the default is plain ``minmax``.
 

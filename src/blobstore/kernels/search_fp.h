@@ -85,7 +85,7 @@ class FpSearch {
     Sum<F> sum;
     for (std::size_t i = 0; i < columns.count; ++i) {
       const F weight = abs_of(columns.weights[i]) * unit;
-      const F difference = weight - Code::round_up_to(weight * inverse, Code::max) * scale;
+      const F difference = weight - Code::rounded_magnitude(weight * inverse, Code::max) * scale;
       sum.add(i, columns.counted(i, difference * difference));
     }
     return sum.total();

@@ -27,32 +27,34 @@ std::size_t minmax_fp(const QuantizeJob& job) {
                                      static_cast<std::uint8_t*>(job.scales));
 }
 
+// Calls block(lanes, first weight) for N finite groups at a time, and for single ones at the end.
+template <typename Float, typename Block>
+std::size_t each_block(const QuantizeJob& job, std::size_t group_size, Block block) {
+  const auto* weights = weights_of<Float>(job);
+  return each_tile<Float, N>(weights, job.count, group_size, [&](auto lanes, std::size_t start, std::size_t blocks) {
+    const std::size_t size = decltype(lanes)::count * group_size;
+    if (!is_finite<Float>(weights + start, blocks * size)) return false;
+    for (std::size_t b = 0; b < blocks; ++b) block(lanes, start + b * size);
+    return true;
+  });
+}
+
 template <typename Float, unsigned bits>
 std::size_t search_affine(const QuantizeJob& job) {
   using Bits = typename Float::Bits;
-  return each_tile<Float, N>(weights_of<Float>(job), job.count, job.group_size, [&](auto lanes, std::size_t at, std::size_t n) {
-    constexpr std::size_t L = decltype(lanes)::count;
-    if (!is_finite<Float>(weights_of<Float>(job) + at, n * L * job.group_size)) return false;
-    for (const std::size_t end = at + n * L * job.group_size; at < end; at += L * job.group_size) {
-      const std::size_t group = at / job.group_size;
-      search_affine_block<Float, bits, L>(job, at, job.codes + at * bits / 8, static_cast<Bits*>(job.scales) + group,
-                                          static_cast<Bits*>(job.biases) + group);
-    }
-    return true;
+  return each_block<Float>(job, job.group_size, [&](auto lanes, std::size_t start) {
+    const std::size_t group = start / job.group_size;
+    search_affine_block<Float, bits, decltype(lanes)::count>(job, start, job.codes + start * bits / 8,
+                                                             static_cast<Bits*>(job.scales) + group,
+                                                             static_cast<Bits*>(job.biases) + group);
   });
 }
 
 template <typename Float, typename Type>
 std::size_t search_fp(const QuantizeJob& job) {
-  constexpr std::size_t size = Type::group_size;
-  return each_tile<Float, N>(weights_of<Float>(job), job.count, size, [&](auto lanes, std::size_t at, std::size_t n) {
-    constexpr std::size_t L = decltype(lanes)::count;
-    if (!is_finite<Float>(weights_of<Float>(job) + at, n * L * size)) return false;
-    for (const std::size_t end = at + n * L * size; at < end; at += L * size) {
-      search_fp_block<Float, Type, L>(job, at, job.codes + at * Type::Code::bits / 8,
-                                      static_cast<std::uint8_t*>(job.scales) + at / size);
-    }
-    return true;
+  return each_block<Float>(job, Type::group_size, [&](auto lanes, std::size_t start) {
+    search_fp_block<Float, Type, decltype(lanes)::count>(job, start, job.codes + start * Type::Code::bits / 8,
+                                                         static_cast<std::uint8_t*>(job.scales) + start / Type::group_size);
   });
 }
 
@@ -90,8 +92,6 @@ constinit const Target BLOBSTORE_TABLE = [] {
   using namespace BLOBSTORE_TARGET;
   return Target{
       BLOBSTORE_NAME,
-      [] { return BLOBSTORE_RUNS_HERE; },
-      BLOBSTORE_LANES,
       {{FLOATS(minmax_affine, 4), FLOATS(minmax_affine, 8), FLOATS(minmax_fp, Nvfp4), FLOATS(minmax_fp, Mxfp4),
         FLOATS(minmax_fp, Mxfp8)},
        {FLOATS(search_affine, 4), FLOATS(search_affine, 8), FLOATS(search_fp, Nvfp4), FLOATS(search_fp, Mxfp4),

@@ -3,7 +3,4 @@
 #define BLOBSTORE_TABLE x86_64_v3
 #define BLOBSTORE_NAME "x86-64-v3"
 #define BLOBSTORE_LANES 8
-#define BLOBSTORE_RUNS_HERE                                                                                        \
-  (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&           \
-   __builtin_cpu_supports("fma"))
 #include "target.h"

@@ -140,6 +140,8 @@ def test_importance_that_is_no_file_of_vectors(
         (["--importance", "FILE", "--quant", "int4"], "importance weighs the errors of a search"),
         (["--importance", "FILE", "--quant", "none", "--method", "search"], "importance weighs the errors of a search"),
         (["--importance", "FILE", "--quant", "int4", "--method", "minmax"], "importance weighs the errors of a search"),
+        (["--method", "search"], "the method search needs a quantization type"),
+        (["--importance", "FILE", "--quant", "int4", "--method", "serach"], "unknown quantization method 'serach'"),
         (["--global-scale"], "only nvfp4 has a global scale"),
         *(
             (["--global-scale", "--quant", quant], "only nvfp4 has a global scale")

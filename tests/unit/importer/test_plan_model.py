@@ -44,7 +44,6 @@ def test_own_document_is_exactly_this() -> None:
         ({"quant": "nvfp4"}, {"quant": "nvfp4", "group_size": 16, "global_scale": False}),
         ({"quant": "nvfp4", "global_scale": True}, {"quant": "nvfp4", "global_scale": True, "method": "minmax"}),
         ({"quant": "int4", "method": "search"}, {"method": "search", "importance": None}),
-        ({"method": "search"}, {"quant": None, "method": None}),
         ({"dtype": "f16"}, {"dtype": "F16", "quant": None}),
         ({"experts": "stacked"}, {"experts": "stacked", "profile": "default"}),
         ({"alignment": 4096}, {"alignment": 4096}),

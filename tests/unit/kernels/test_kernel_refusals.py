@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -281,3 +282,19 @@ def test_importance_of_0_everywhere_gives_what_minmax_gives(quant_type: str, gro
     np.testing.assert_array_equal(found.scale[:, 0], plain.scale[:, 0])
     errors, plain_errors = squared_errors(weights, found), squared_errors(weights, plain)
     np.testing.assert_array_equal(errors.reshape(24, -1)[:, 0], plain_errors.reshape(24, -1)[:, 0])
+
+
+@pytest.mark.parametrize("quant_type", ["int4", "nvfp4", "mxfp8"])
+@pytest.mark.parametrize("factor", [[], [2.0, 3.0], 2.0, [[2.0]]], ids=str)
+def test_a_global_scale_of_wrong_shape_or_type_is_a_usage_error(quant_type: str, factor: Any) -> None:
+    quantized = kernels.quantize(np.ones((2, 64), np.float32), quant_type)
+    with pytest.raises(UsageError, match="has the parts"):
+        kernels.dequantize(replace(quantized, global_scale=np.array(factor, np.float32)))
+    if quant_type != "nvfp4":
+        with pytest.raises(UsageError, match="has the parts"):
+            kernels.dequantize(replace(quantized, global_scale=np.array([2], np.float32)))
+
+
+def test_a_misspelt_method_is_said_to_be_one() -> None:
+    with pytest.raises(UsageError, match="unknown quantization method 'serach'"):
+        kernels.quantize(np.ones((2, 64), np.float32), "int4", method="serach", importance=np.ones(64))

@@ -213,3 +213,13 @@ def test_the_error_of_a_search_on_normal_weights_is_at_most_this_part_of_minmax_
     weights = (np.random.default_rng(7).standard_normal((512, 2560)) * 0.7).astype(dtype)
     searched, minmax = (squared_errors(weights, quantized).sum() for quantized in both(weights, quant_type, group_size))
     assert np.sqrt(searched / minmax) <= bound
+
+
+@pytest.mark.parametrize(("quant_type", "group_size"), [("int4", 32), ("int8", 64), *FP])
+def test_a_huge_weight_of_importance_0_does_not_stop_the_search(quant_type: str, group_size: int) -> None:
+    weights = np.random.default_rng(4).standard_normal((64, group_size)).astype(np.float32)
+    weights[:, 3] = 1e22  # its squared error is infinite
+    importance = np.where(np.arange(group_size) == 3, 0.0, 1.0)
+    quantized = kernels.quantize(weights, quant_type, group_size=group_size, method="search", importance=importance)
+    error = (kernels.dequantize(quantized).astype(np.float64) - weights) * importance
+    assert np.sqrt(np.mean(error**2)) < 0.2

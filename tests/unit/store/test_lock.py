@@ -55,7 +55,7 @@ def test_sharers_share_and_one_excludes(path: Path, held: str, wanted: str, free
             with lock():
                 pass
         else:
-            with pytest.raises(BusyError) as caught, lock():
+            with pytest.raises(BusyError) as caught, lock(0.2):
                 pass
             assert caught.value.path == str(path)
     with lock():
@@ -101,9 +101,11 @@ def test_it_is_flock_so_that_other_programs_can_take_it(store: Store) -> None:
     commit_model(store, "m", b"one")
     lock = store.root / ".blobstore" / "lock"
     with process(FLOCK, lock, "LOCK_EX"):
-        for use in (lambda: commit_model(store, "n", b"two"), lambda: store.remove(ModelName.parse("m"))):
-            with pytest.raises(BusyError):
-                use()
+        for lock_of in (StoreLock(lock).shared, StoreLock(lock).exclusive):
+            with pytest.raises(BusyError), lock_of(0.2):
+                pass
+        with pytest.raises(BusyError):
+            store.remove(ModelName.parse("m"))
         assert [str(name) for name, _ in store.models()] == ["m:latest"]
     with process(FLOCK, lock, "LOCK_SH"):
         commit_model(store, "n", b"two")
