@@ -129,12 +129,16 @@ def search_fp(groups: Array, importance: Array | None, minmax: Array, quant_type
     """Return the stored scales (U8) of float32 ``[groups, group_size]``; ``minmax`` are those that minmax gives."""
     counts = np.ones(groups.shape, bool) if importance is None else importance > 0
     amax = np.where(counts, np.abs(groups), np.float32(0)).max(axis=1)
-    largest_float = np.finfo(np.float32).max
-    lightest = np.float32(1) if importance is None else np.where(counts, importance, largest_float).min(axis=1)
     nvfp4 = quant_type is QuantType.NVFP4
     top = _nvfp4_top(amax) if nvfp4 else e8m0_bits_up(amax / code_max(quant_type)).astype(np.int64)
     lowest = 1 if nvfp4 else np.maximum(top, 126) - 126
     unit = np.float32(1) if nvfp4 else np.float32(1) / decoded_scales(top.astype(np.uint8), quant_type)
+
+    peak, share = amax * unit, np.ones(len(groups), np.float32)
+    if importance is not None:
+        magnitudes = np.abs(groups) * np.reshape(unit, (-1, 1))
+        most = np.argmax(_counted(magnitudes * magnitudes, importance), axis=1)[:, None]
+        peak, share = (np.take_along_axis(values, most, axis=1)[:, 0] for values in (magnitudes, importance))
 
     def relative(codes: Array) -> Array:
         return decoded_scales(codes.astype(np.uint8), quant_type) if nvfp4 else _power(codes - top)
@@ -150,8 +154,8 @@ def search_fp(groups: Array, importance: Array | None, minmax: Array, quant_type
     code = top.copy()
     while True:
         scale = relative(code)
-        lost = np.maximum(amax * unit - scale * code_max(quant_type), np.float32(0))
-        is_open = is_open & ((lost * lost) * lightest < least) & (code >= lowest)
+        lost = np.maximum(peak - scale * code_max(quant_type), np.float32(0))
+        is_open = is_open & ((lost * lost) * share < least) & (code >= lowest)
         if not is_open.any():
             return found.astype(np.uint8)
         error = error_of(scale)

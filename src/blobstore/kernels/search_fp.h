@@ -2,7 +2,7 @@
 //
 // Candidate scales go down from the largest that can be best. Twice a scale is never better than the scale,
 // when no weight is beyond what rounds to the largest code: each multiple of a code of the one is one of the other. It ends
-// when what the largest weight loses by saturation alone is more than the least error so far.
+// when what one weight loses by saturation alone is more than the least error so far.
 #pragma once
 
 #include "columns.h"
@@ -54,22 +54,19 @@ class FpSearch {
   // The stored bits of the best scales of the groups; `minmax` are those that minmax gives.
   static U best(const Columns<N>& columns, U minmax) {
     F amax = F{};
-    F lightest = all_of<F>(std::numeric_limits<float>::max());
     for (std::size_t i = 0; i < columns.count; ++i) {
-      const auto counts = columns.weighted ? columns.importance[i] > 0.0f : all_of<F>(1.0f) > 0.0f;
-      amax = counts ? max_of(amax, abs_of(columns.weights[i])) : amax;
-      if (columns.weighted) lightest = counts ? min_of(lightest, columns.importance[i]) : lightest;
+      const F magnitude = abs_of(columns.weights[i]);
+      amax = max_of(amax, columns.weighted ? (columns.importance[i] > 0.0f ? magnitude : F{}) : magnitude);
     }
-    if (!columns.weighted) lightest = all_of<F>(1.0f);
     const Candidates candidates(amax);
-    const F largest = amax * candidates.unit;
+    const Peak peak = peak_of(columns, candidates.unit, amax);
     U found = minmax;
     F least = error_of(columns, candidates.unit, candidates.relative(minmax)) * clearly;
     auto open = least > 0.0f;
     for (U code = candidates.top;; code = code - 1u) {
       const F scale = candidates.relative(code);
-      const F lost = max_of(largest - scale * Code::max, all_of<F>(0.0f));
-      open = open & ((lost * lost) * lightest < least) & (code >= candidates.lowest) & (code <= candidates.top);
+      const F lost = max_of(peak.magnitude - scale * Code::max, all_of<F>(0.0f));
+      open = open & ((lost * lost) * peak.importance < least) & (code >= candidates.lowest) & (code <= candidates.top);
       if (!any_of(open)) return found;
       const F error = error_of(columns, candidates.unit, scale);
       const auto better = open & (error < least);
@@ -79,6 +76,25 @@ class FpSearch {
   }
 
  private:
+  // The weight that would cost most if it were lost: what saturation costs it bounds a scale's error from below.
+  struct Peak {
+    F magnitude;
+    F importance;
+  };
+  static Peak peak_of(const Columns<N>& columns, F unit, F amax) {
+    if (!columns.weighted) return {amax * unit, all_of<F>(1.0f)};
+    Peak found = {F{}, F{}};
+    F most = F{};
+    for (std::size_t i = 0; i < columns.count; ++i) {
+      const F magnitude = abs_of(columns.weights[i]) * unit;
+      const F cost = columns.counted(i, magnitude * magnitude);
+      const auto more = cost > most;
+      most = more ? cost : most;
+      found = {more ? magnitude : found.magnitude, more ? columns.importance[i] : found.importance};
+    }
+    return found;
+  }
+
   // The squared error with a scale, in units of the candidates' unit; a scale of zero loses everything.
   static F error_of(const Columns<N>& columns, F unit, F scale) {
     const F inverse = scale == 0.0f ? all_of<F>(0.0f) : 1.0f / scale;
