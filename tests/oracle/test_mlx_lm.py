@@ -53,11 +53,13 @@ def quantized_by_mlx(source: Path, store: Store, *, in_float32: bool) -> Any:
 
 
 def test_perplexity_of_the_unquantized_fixture(store: Store) -> None:
-    assert perplexity(stored(PYCODE, store), PYCODE) == pytest.approx(24.345, abs=0.01)
+    # Of the first 8 sequences; of the first 20 it is 24.345.
+    assert perplexity(stored(PYCODE, store), PYCODE, 8) == pytest.approx(37.633, abs=0.02)
 
 
 def test_perplexity_of_the_unquantized_mixture(store: Store) -> None:
-    assert perplexity(stored(PYCODE_MOE, store), PYCODE_MOE) == pytest.approx(30.195, abs=0.01)
+    # Of the first 8 sequences; of the first 20 it is 30.195.
+    assert perplexity(stored(PYCODE_MOE, store), PYCODE_MOE, 8) == pytest.approx(45.109, abs=0.02)
 
 
 @pytest.mark.parametrize("quant", ["int4", "int8"])
