@@ -72,7 +72,7 @@ def _build(model: Model) -> Any:
             weights = network.sanitize(weights)
         _quantize_layers(network, weights, utils)
         network.eval()
-        _scale_outputs(network, weights)
+        _honour_global_scales(network, weights)
         network.load_weights(list(weights.items()), strict=True)
     except BlobStoreError:
         raise
@@ -131,10 +131,10 @@ def _quantize_layers(network: Any, weights: dict[str, Any], utils: Any) -> None:
     nn.quantize(network, class_predicate=settings)
 
 
-def _scale_outputs(network: Any, weights: dict[str, Any]) -> None:
+def _honour_global_scales(network: Any, weights: dict[str, Any]) -> None:
     """Give the double-scaled layers a forward pass of their own: MLX multiplies by no global scale on a CPU (0.32.4).
 
-    Their products are float32, because without the global scale they may be beyond what float16 holds.
+    It is float32, because products without the global scale may be beyond what float16 holds.
     """
     import mlx.core as mx
     from mlx import nn

@@ -36,7 +36,7 @@ from blobstore.tensors import Tensor
 CHUNK_WEIGHTS = 2**19
 """Weights compared at a time by one thread: a whole number of groups of every type."""
 
-_HALF = 0.5
+_HALF_A_STEP = 0.5
 # From these many scales on a weight would have a further code if the type went on: half-way to the next value.
 _BEYOND = {QuantType.NVFP4: 7.0, QuantType.MXFP4: 7.0, QuantType.MXFP8: 464.0}
 
@@ -290,7 +290,7 @@ def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
     with np.errstate(all="ignore"):
         if groups.bias is not None:
             scale, bias = (part.astype(np.float64)[:, None] for part in (groups.scale, groups.bias))
-            ends = (bias - _HALF * scale, bias + (2**groups.quant_type.bits - _HALF) * scale)
+            ends = (bias - _HALF_A_STEP * scale, bias + (2**groups.quant_type.bits - _HALF_A_STEP) * scale)
             beyond = ((rows <= np.minimum(*ends)) | (rows >= np.maximum(*ends))) & (scale != 0)
         else:
             scale = kernels.decoded_scales(groups.scale, groups.quant_type).astype(np.float64)

@@ -23,10 +23,10 @@ from support.checkpoints import (
     small_tensors,
     write_checkpoint,
 )
+from support.quality import imported, measured
 from support.stores import link_by_hand, stored_arrays
 
 import blobstore
-from blobstore import ModelQuality
 from blobstore.errors import (
     CorruptDataError,
 )
@@ -37,17 +37,6 @@ from blobstore.store import Store
 Array = np.ndarray[Any, Any]
 Snapshot = Callable[[Store], dict[str, bytes]]
 W = "x.weight"
-
-
-def measured(store: Store, folder: Path, stored: dict[str, Array], source: dict[str, Array], **options: Any) -> ModelQuality:
-    """Import ``stored`` and return its report against ``source``."""
-    blobstore.import_model(write_checkpoint(folder / "stored", stored), "m", store=store, **options)
-    return blobstore.measure_quality("m", write_checkpoint(folder / "source", source), store=store)
-
-
-def imported(store: Store, source: Path, **options: Any) -> str:
-    blobstore.import_model(source, "m", store=store, **options)
-    return "m"
 
 
 def test_what_is_stored_as_it_was_is_compared_and_counts_no_weights(store: Store, tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from support.checkpoints import (
     safetensors_bytes,
     write_checkpoint,
 )
+from support.quality import imported, measured
 from support.stores import blob_path, commit_model, manifest_path
 
 import blobstore
-from blobstore import ModelQuality
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
@@ -35,17 +35,6 @@ from blobstore.store import Store
 Array = np.ndarray[Any, Any]
 Snapshot = Callable[[Store], dict[str, bytes]]
 W = "x.weight"
-
-
-def measured(store: Store, folder: Path, stored: dict[str, Array], source: dict[str, Array], **options: Any) -> ModelQuality:
-    """Import ``stored`` and return its report against ``source``."""
-    blobstore.import_model(write_checkpoint(folder / "stored", stored), "m", store=store, **options)
-    return blobstore.measure_quality("m", write_checkpoint(folder / "source", source), store=store)
-
-
-def imported(store: Store, source: Path, **options: Any) -> str:
-    blobstore.import_model(source, "m", store=store, **options)
-    return "m"
 
 
 @pytest.mark.parametrize("quant", [None, "int4"])

@@ -70,34 +70,34 @@ struct F32 {
 };
 
 // A float format of 4 or 8 bits with subnormals and without infinities (OCP Microscaling 1.0, sections 5.3.1 and 5.3.3).
-template <unsigned width, unsigned mantissa, unsigned bias>
+template <unsigned width, unsigned mantissa, unsigned bias, unsigned largest>
 struct SmallFloat {
   static constexpr unsigned bits = width;
+  static constexpr float max = largest;
   static constexpr unsigned sign_bit = 1u << (width - 1);
   static constexpr unsigned exponent_shift = 23 - mantissa;
   static constexpr std::uint32_t smallest_normal = (128 - bias) << 23;  // as the bits of a float
 
   // Rounded to the nearest value, a tie to the even code; saturated at the largest.
   template <typename F>
-  static BitsOf<F> encode_saturated(F value, float largest) {
+  static BitsOf<F> encode(F value) {
     using U = BitsOf<F>;
-    const F magnitude = min_of(abs_of(value), all_of<F>(largest));
-    const U exponent = max_of(bits_of(magnitude) & 0x7f800000u, all_of<U>(smallest_normal));
-    // A power of two whose ulp is the small format's at this magnitude: adding it rounds.
-    const U rounder = exponent + (exponent_shift << 23);
+    const F magnitude = min_of(abs_of(value), all_of<F>(max));
+    const U exponent = exponent_of(magnitude);
+    const U rounder = rounder_of(exponent);
     const U steps = bits_of(magnitude + float_of(rounder)) - rounder;
     const U code = steps + (exponent >> exponent_shift) - (smallest_normal >> exponent_shift);
     return code | ((bits_of(value) >> (32 - width)) & sign_bit);
   }
-  // The magnitude of what encode_saturated gives to a value >= 0; NaN gives the largest.
+  // The magnitude of what encode gives to a value >= 0; NaN gives the largest.
   template <typename F>
-  static F rounded_magnitude(F value, float largest) {
-    const F magnitude = min_of(value, all_of<F>(largest));
-    const F rounder = float_of(max_of(bits_of(magnitude) & 0x7f800000u, BitsOf<F>{} + smallest_normal) + (exponent_shift << 23));
+  static F rounded_magnitude(F value) {
+    const F magnitude = min_of(value, all_of<F>(max));
+    const F rounder = float_of(rounder_of(exponent_of(magnitude)));
     return (magnitude + rounder) - rounder;
   }
   template <typename U>
-  static FloatOf<U> decode_finite(U code) {
+  static FloatOf<U> decode(U code) {
     using F = FloatOf<U>;
     const U magnitude = code & (sign_bit - 1);
     const F normal = float_of((magnitude << exponent_shift) + ((127 - bias) << 23));
@@ -105,33 +105,31 @@ struct SmallFloat {
     const F value = magnitude < (1u << mantissa) ? subnormal : normal;
     return float_of(bits_of(value) | ((code & sign_bit) << (32 - width)));
   }
+
+ private:
+  // The exponent that a magnitude has in the small format, as a float's bits.
+  template <typename F>
+  static BitsOf<F> exponent_of(F magnitude) {
+    return max_of(bits_of(magnitude) & 0x7f800000u, all_of<BitsOf<F>>(smallest_normal));
+  }
+  // A power of two whose ulp is the small format's at that exponent: adding it rounds.
+  template <typename U>
+  static U rounder_of(U exponent) {
+    return exponent + (exponent_shift << 23);
+  }
 };
 
-struct E2M1 : SmallFloat<4, 1, 1> {
-  static constexpr float max = 6.0f;
+struct E2M1 : SmallFloat<4, 1, 1, 6> {
   // Half-way from `max` to the value that would be next. Weights up to here lose no more with a scale than with twice it.
   static constexpr float beyond = 7.0f;
-  template <typename F>
-  static BitsOf<F> encode(F value) {
-    return encode_saturated(value, max);
-  }
-  template <typename U>
-  static FloatOf<U> decode(U code) {
-    return decode_finite(code);
-  }
 };
 
-struct E4M3 : SmallFloat<8, 3, 7> {
-  static constexpr float max = 448.0f;
-  template <typename F>
-  static BitsOf<F> encode(F value) {
-    return encode_saturated(value, max);
-  }
+struct E4M3 : SmallFloat<8, 3, 7, 448> {
   template <typename U>
   static FloatOf<U> decode(U code) {
     using F = FloatOf<U>;
     const F nan = all_of<F>(std::numeric_limits<float>::quiet_NaN());
-    return (code & 0x7fu) == 0x7fu ? nan : decode_finite(code);
+    return (code & 0x7fu) == 0x7fu ? nan : SmallFloat::decode(code);
   }
 };
 
@@ -140,7 +138,7 @@ struct E8M0 {
   // The smallest power of two that is >= value, its exponent clamped to [-127, 127]. Read off the float's bits: a
   // library's log2 may round 2^k * (1 + ulp) down to k.
   template <typename F>
-  static BitsOf<F> encode_up(F value) {
+  static BitsOf<F> encode(F value) {
     using U = BitsOf<F>;
     const U bits = bits_of(value);
     const U up = (bits + 0x7fffffu) >> 23;

@@ -52,44 +52,21 @@ inline BitsOf<F> affine_code(F value, float levels) {
   return bits_of(clamped(value, levels) + code_rounder);
 }
 
-// Scale formats of the fp types: the stored bits of a group's scale from its largest magnitude, and their value.
-
-struct PowerOfTwoScale {
-  template <typename F>
-  static BitsOf<F> encode(F amax, float code_max) {
-    return E8M0::encode_up(amax / code_max);
-  }
-  template <typename U>
-  static FloatOf<U> decode(U bits) {
-    return E8M0::decode(bits);
-  }
-};
-
-struct E4M3Scale {
-  template <typename F>
-  static BitsOf<F> encode(F amax, float code_max) {
-    return E4M3::encode(amax / code_max);
-  }
-  template <typename U>
-  static FloatOf<U> decode(U bits) {
-    return E4M3::decode(bits);
-  }
-};
-
-// The fp types: how wide a group is, and the formats of its codes and of its scale.
+// The fp types: how wide a group is, and the formats of its codes and of its scale, which is stored as
+// Scale::encode(amax / Code::max).
 struct Nvfp4 {
   using Code = E2M1;
-  using Scale = E4M3Scale;
+  using Scale = E4M3;
   static constexpr std::size_t group_size = 16;
 };
 struct Mxfp4 {
   using Code = E2M1;
-  using Scale = PowerOfTwoScale;
+  using Scale = E8M0;
   static constexpr std::size_t group_size = 32;
 };
 struct Mxfp8 {
   using Code = E4M3;
-  using Scale = PowerOfTwoScale;
+  using Scale = E8M0;
   static constexpr std::size_t group_size = 32;
 };
 

@@ -143,7 +143,7 @@ struct FpScale {
 template <typename Float, typename Type, typename F>
 inline BitsOf<F> fp_code(F weights, FpScale by) {
   using Code = typename Type::Code;
-  if constexpr (std::is_same_v<typename Type::Scale, PowerOfTwoScale>) {
+  if constexpr (std::is_same_v<typename Type::Scale, E8M0>) {
     return Code::encode(weights * by.inverse);  // exact
   } else {
     const F values = weights * by.inverse_global;
@@ -187,7 +187,7 @@ bool quantize_fp_tile(const typename Float::Bits* weights, std::size_t blocks, f
   for (std::size_t g = 0; g < blocks * N; g += N) {
     const U largest = across<N, N>(amax + g, [](U a, U b) { return max_of(a, b); });
     if (any_of(largest >= Float::infinity)) return false;
-    const auto stored = Type::Scale::encode(Float::decode(largest) * inverse_global, Type::Code::max);
+    const auto stored = Type::Scale::encode(Float::decode(largest) * inverse_global / Type::Code::max);
     store_narrow<std::uint8_t, N>(scales + g, stored);
     const F decoded = Type::Scale::decode(stored);
     store(scale + g, decoded);

@@ -35,7 +35,7 @@ struct E8M0Candidates {
   U top;
   U lowest;
   F unit;
-  explicit E8M0Candidates(F amax) : top(E8M0::encode_up(amax / Code::max)) {
+  explicit E8M0Candidates(F amax) : top(E8M0::encode(amax / Code::max)) {
     lowest = max_of(top, all_of<U>(126u)) - 126u;
     unit = 1.0f / E8M0::decode(top);
   }
@@ -47,7 +47,7 @@ class FpSearch {
   using F = typename Lanes<N>::F;
   using U = typename Lanes<N>::U;
   using Code = typename Type::Code;
-  static constexpr bool powers = std::is_same_v<typename Type::Scale, PowerOfTwoScale>;
+  static constexpr bool powers = std::is_same_v<typename Type::Scale, E8M0>;
   using Candidates = std::conditional_t<powers, E8M0Candidates<Code, N>, E4M3Candidates<Code, N>>;
 
  public:
@@ -101,7 +101,7 @@ class FpSearch {
     Sum<F> sum;
     for (std::size_t i = 0; i < columns.count; ++i) {
       const F weight = abs_of(columns.weights[i]) * unit;
-      const F difference = weight - Code::rounded_magnitude(weight * inverse, Code::max) * scale;
+      const F difference = weight - Code::rounded_magnitude(weight * inverse) * scale;
       sum.add(i, columns.counted(i, difference * difference));
     }
     return sum.total();
@@ -118,7 +118,7 @@ inline void search_fp_block(const QuantizeJob& job, std::size_t first, std::byte
   const Columns<N> columns(Float(), job, first, inverse_global);
   F amax = F{};
   for (std::size_t i = 0; i < Type::group_size; ++i) amax = max_of(amax, abs_of(columns.weights[i]));
-  const auto stored = FpSearch<Type, N>::best(columns, Scale::encode(amax, Type::Code::max));
+  const auto stored = FpSearch<Type, N>::best(columns, Scale::encode(amax / Type::Code::max));
   store_narrow<std::uint8_t, N>(scales, stored);
   const F decoded = Scale::decode(stored);
   float scale[N], inverse[N];

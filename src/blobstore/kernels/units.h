@@ -14,7 +14,6 @@ template <std::size_t N>
 struct Unit {
   static constexpr std::size_t size = 2 * N;
   using F = typename Lanes<N>::F;
-  using U = typename Lanes<N>::U;
   F even;
   F odd;
 };
