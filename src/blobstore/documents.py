@@ -234,8 +234,8 @@ class ShardIndex(_Document):
         return _validated(cls, parse_object(raw, what, rule="I1", limit=MAX_INDEX), what, "I1")
 
 
-class QuantizationSettings(_Document):
-    """MLX's ``quantization`` of a config.json: the defaults for all modules."""
+class ModuleQuantization(_Document):
+    """How MLX quantized a module; ``mode`` is affine when nothing says otherwise."""
 
     group_size: Literal[16, 32, 64, 128]
     bits: Literal[2, 3, 4, 5, 6, 8]
@@ -247,6 +247,31 @@ class QuantizationSettings(_Document):
         if isinstance(value, dict) and not all(type(value.get(key, 0)) is int for key in ("bits", "group_size")):
             raise ValueError("bits and group_size are integers")
         return value
+
+
+class QuantizationSettings(ModuleQuantization):
+    """MLX's ``quantization`` of a config.json: the settings of all modules, and those of ``modules`` that have their own.
+
+    A module's settings replace the general ones as a whole, its mode too; False leaves it unquantized, True says nothing.
+    Source: mlx_lm/utils.py `load_model` at version 0.32.2.
+    """
+
+    modules: dict[str, ModuleQuantization | bool] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_modules(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        modules = {key: item for key, item in value.items() if isinstance(item, dict | bool)}
+        return {**{key: item for key, item in value.items() if key not in modules}, "modules": modules}
+
+    def of(self, module: str) -> ModuleQuantization | None:
+        """Return how the module of that path is quantized; None when it is not."""
+        own = self.modules.get(module, True)
+        if isinstance(own, bool):
+            return self if own else None
+        return own
 
 
 class SourceConfig(_Document):
@@ -272,6 +297,39 @@ class SourceConfig(_Document):
         if "quantization" in value and value["quantization"] is None:
             value = {key: item for key, item in value.items() if key != "quantization"}
         return _validated(cls, value, what, "Q1")
+
+    @property
+    def mlx_quantization(self) -> QuantizationSettings | None:
+        """MLX's settings: ``quantization``, else ``quantization_config`` where it is MLX's, without a method of its own.
+
+        Source: mlx_lm/utils.py `load_model` at version 0.32.2. Raises: DocumentError (rule Q1) when they do not exist.
+        """
+        settings = self.quantization_config or {}
+        if self.quantization is not None or "quant_method" in settings or "bits" not in settings:
+            return self.quantization
+        return _validated(QuantizationSettings, settings, "quantization_config", "Q1")
+
+    @property
+    def quant_method(self) -> str | None:
+        """What ``quantization_config`` says quantized the checkpoint, such as "awq"."""
+        method = (self.quantization_config or {}).get("quant_method")
+        return method if isinstance(method, str) else None
+
+    @property
+    def fp8_block_size(self) -> tuple[int, int] | None:
+        """Rows and columns that share an FP8 weight's scale: ``weight_block_size``, or a ``block_structure`` of a group.
+
+        Sources: transformers v4.57 utils/quantization_config.py `FineGrainedFP8Config`; compressed-tensors 0.13
+        quantization/quant_args.py `block_structure`.
+        """
+        settings = self.quantization_config or {}
+        groups = settings.get("config_groups")
+        found = [settings.get("weight_block_size")]
+        for group in groups.values() if isinstance(groups, dict) else ():
+            weights = group.get("weights") if isinstance(group, dict) else None
+            found.append(weights.get("block_structure") if isinstance(weights, dict) else None)
+        sizes = {tuple(size) for size in found if isinstance(size, list) and [type(n) for n in size] == [int, int]}
+        return sizes.pop() if len(sizes) == 1 else None
 
     @property
     def architecture(self) -> str:

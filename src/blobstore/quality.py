@@ -197,7 +197,7 @@ def _can_be_made_from(tensor: Tensor, made_from: OutputTensor) -> bool:
 def _measure(
     tensor: Tensor, made_from: OutputTensor, readers: SourceReaders, progress: Progress, stop: threading.Event
 ) -> TensorQuality:
-    kept = tensor.quant_type is None and tensor.dtype is made_from.dtype
+    kept = tensor.quant_type is None and made_from.copies and tensor.dtype is made_from.dtype
     errors = Errors()
     for start, chunk in _chunks(made_from, readers):
         if stop.is_set():
@@ -212,21 +212,16 @@ def _measure(
 
 
 def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[int, Array]]:
-    """Yield ``(index of the first weight in the output tensor, weights)``; each chunk lives until the next one.
+    """Yield ``(index of the first weight in the output tensor, weights)``.
 
     Of a dtype that numpy has not, the bytes are yielded, and the index counts bytes.
     """
-    start = 0
+    done = 0
     for source in made_from.sources:
-        reader = readers.reader(source.file)
-        kind = numpy_dtype(source.dtype) if source.dtype.bits >= 8 else np.dtype(np.uint8)  # noqa: PLR2004
-        buffer = memoryview(bytearray(min(CHUNK_WEIGHTS * kind.itemsize, source.nbytes)))
-        for done in range(0, source.nbytes, len(buffer) or 1):
-            view = buffer[: source.nbytes - done]
-            reader.readinto(source.offset + done, view)
-            chunk = np.frombuffer(view, kind)
-            yield start, chunk
-            start += chunk.size
+        count = source.elements if source.dtype.bits >= 8 else source.nbytes  # noqa: PLR2004
+        for start in range(0, count, CHUNK_WEIGHTS):
+            yield done + start, readers.values(source, start, min(CHUNK_WEIGHTS, count - start))
+        done += count
 
 
 def _check_same(tensor: Tensor, start: int, chunk: Array) -> None:
@@ -294,7 +289,7 @@ def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
             beyond = ((rows <= np.minimum(*ends)) | (rows >= np.maximum(*ends))) & (scale != 0)
         else:
             scale = kernels.decoded_scales(groups.scale, groups.quant_type).astype(np.float64)
-            scale *= 1.0 if groups.global_scale is None else float(groups.global_scale[0])
+            scale *= 1.0 if groups.global_scale is None else float(groups.global_scale.reshape(-1)[0])
             beyond = (np.abs(rows) >= _BEYOND[groups.quant_type] * scale[:, None]) & (rows != 0)
     return int(np.count_nonzero(beyond))
 

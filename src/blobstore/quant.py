@@ -106,11 +106,12 @@ class Quantization:
         """True when the last dimension of an array of ``shape`` is a whole number of groups."""
         return len(shape) > 0 and shape[-1] % self.group_size == 0
 
-    def parts(self, shape: Sequence[int], dtype: DType, *, global_scale: bool = False) -> Iterator[Part]:
+    def parts(self, shape: Sequence[int], dtype: DType, *, global_scale: Sequence[int] | None = None) -> Iterator[Part]:
         """Yield what is stored for a source of ``shape`` and float ``dtype``, in stored order.
 
         The weight is U32 ``[..., cols * bits / 32]``; scale (and bias) are ``[..., cols / group_size]``, in the
-        source's dtype for the affine types and U8 bit patterns for the others.
+        source's dtype for the affine types and U8 bit patterns for the others. ``global_scale`` is the shape of the one
+        number that a double-scaled tensor has: ``[1]`` or ``[]``; None is none.
         """
         *lead, cols = shape
         groups = (*lead, cols // self.group_size)
@@ -118,8 +119,8 @@ class Quantization:
         yield Part(".scale", dtype if self.quant_type.is_affine else DType.U8, groups)
         if self.quant_type.is_affine:
             yield Part(".bias", dtype, groups)
-        if global_scale:
-            yield Part(".global_scale", DType.F32, (1,))
+        if global_scale is not None:
+            yield Part(".global_scale", DType.F32, tuple(global_scale))
 
     def logical_shape(self, weight_shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape before packing of a U32 weight of ``weight_shape``."""

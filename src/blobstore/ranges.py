@@ -76,6 +76,11 @@ class FileReader:
         """Return the open file descriptor; it stays ours."""
         return self._fd
 
+    def read_ahead(self) -> None:
+        """Tell the kernel that the file will be read from its beginning to its end."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset``; interrupted and partial reads go on."""
         wanted = len(buffer)
@@ -126,12 +131,16 @@ class FileReader:
 
 
 class FileIdentity:
-    """What tells one state of a file from another: device, inode, size and time of the last write."""
+    """What tells one state of a file from another: device, inode, size and time of the last write.
 
-    __slots__ = ("_key",)
+    ``key`` is that as a text, with the time of the last change of any kind: a link or a mode changes the key only.
+    """
+
+    __slots__ = ("_key", "key")
 
     def __init__(self, status: os.stat_result) -> None:
         self._key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        self.key = " ".join(map(str, (*self._key, status.st_ctime_ns)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FileIdentity) and self._key == other._key

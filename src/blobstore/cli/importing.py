@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.import_options import takes_import_options
 from blobstore.cli.output import (
     JsonOption,
     StoreOption,
     count,
     emit,
+    parse_size,
     printable,
     shape,
     show_json,
@@ -29,56 +31,30 @@ Name = Annotated[
     str | None,
     typer.Argument(metavar="[NAME]", help="Name of the model [default: the source's name, tagged with the type]."),
 ]
-Quant = Annotated[
-    str | None,
-    typer.Option("--quant", metavar="TYPE", help="int4, int8, nvfp4, mxfp4 or mxfp8 [default: keep the weights]."),
-]
-GroupSize = Annotated[
-    int | None,
-    typer.Option("--group-size", metavar="N", help="Weights that share a scale: 32, 64 or 128 for int4 and int8."),
-]
-Method = Annotated[
-    str, typer.Option("--method", metavar="METHOD", help="How scales are chosen: minmax, or search for less error.")
-]
-ImportanceFile = Annotated[
-    str | None,
-    typer.Option("--importance", metavar="FILE", help="For a search: a .safetensors file with one F32 vector a tensor."),
-]
-GlobalScale = Annotated[bool, typer.Option("--global-scale", help="Give nvfp4 weights a scale of the whole tensor too.")]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", metavar="DTYPE", help="Convert float weights first: bfloat16, float16 or float32.")
-]
-Profile = Annotated[
-    str, typer.Option("--profile", metavar="PROFILE", help="default, or ollama for what `ollama create` would write.")
-]
-ExpertsForm = Annotated[
-    str | None,
-    typer.Option("--experts", metavar="FORM", help="packed (one blob a group) or stacked (one tensor a projection)."),
-]
-Align = Annotated[int | None, typer.Option("--align", metavar="BYTES", help="Align the data in each blob: a power of two.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Threads [default: one a core].")]
+Memory = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="Memory that the threads work in [default: 32MB a thread].")
+]
+VerifyReuse = Annotated[
+    bool, typer.Option("--verify-reuse", help="Hash the blobs of earlier imports before they are used again.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
-    app.command("import")(import_)
-    app.command("plan")(plan)
+    app.command("import")(takes_import_options(import_))
+    app.command("plan")(takes_import_options(plan))
 
 
 def import_(
     source: Source,
     name: Name = None,
-    quant: Quant = None,
-    group_size: GroupSize = None,
-    method: Method = "minmax",
-    importance: ImportanceFile = None,
-    global_scale: GlobalScale = False,
-    dtype: Dtype = None,
-    profile: Profile = "default",
-    experts: ExpertsForm = None,
-    align: Align = None,
+    *,
+    options: Any,
     jobs: Jobs = None,
+    memory: Memory = None,
+    verify_reuse: VerifyReuse = False,
     dry_run: DryRun = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -88,59 +64,28 @@ def import_(
     from blobstore.names import ModelName
 
     target = ModelName.parse(name) if name is not None else None
-    made = plan_import(
-        source,
-        quant=quant,
-        group_size=group_size,
-        method=method,
-        importance=importance,
-        global_scale=global_scale,
-        dtype=dtype,
-        profile=profile,
-        experts=experts,
-        alignment=align,
-    )
+    budget = parse_size(memory) if memory is not None else None
+    made = plan_import(source, **options)
     target = target or default_name(source, made.options)
     _warn_of_left_out(made)
     if dry_run:
         _show_plan(made, as_json=as_json)
         return
-    with progress_bar(made.inventory.nbytes) as progress:
-        result = run_plan(made, target, store_at(store), jobs, progress)
+    with progress_bar(made.source_bytes) as progress:
+        result = run_plan(
+            made, target, store_at(store), jobs=jobs, memory=budget, verify_reuse=verify_reuse, progress=progress
+        )
     if as_json:
         show_json(_result_document(result))
     else:
         _show_result(result)
 
 
-def plan(
-    source: Source,
-    quant: Quant = None,
-    group_size: GroupSize = None,
-    method: Method = "minmax",
-    importance: ImportanceFile = None,
-    global_scale: GlobalScale = False,
-    dtype: Dtype = None,
-    profile: Profile = "default",
-    experts: ExpertsForm = None,
-    align: Align = None,
-    as_json: JsonOption = False,
-) -> None:
+def plan(source: Source, *, options: Any, as_json: JsonOption = False) -> None:
     """Show what an import would write: its blobs and each tensor's type."""
     from blobstore.importer import plan_import
 
-    made = plan_import(
-        source,
-        quant=quant,
-        group_size=group_size,
-        method=method,
-        importance=importance,
-        global_scale=global_scale,
-        dtype=dtype,
-        profile=profile,
-        experts=experts,
-        alignment=align,
-    )
+    made = plan_import(source, **options)
     _warn_of_left_out(made)
     _show_plan(made, as_json=as_json)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 _LONGEST_MESSAGE = 1000
 _UNITS = ("B", "KB", "MB", "GB", "TB")
+_SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?P<unit>|[kmgt]?b)", re.ASCII | re.IGNORECASE)
 
 
 def store_at(folder: str | None) -> Any:
@@ -121,3 +123,11 @@ def age(moment: datetime | None) -> str:
 def rfc3339(moment: datetime | None) -> str | None:
     """Return a UTC moment in RFC 3339, whole seconds."""
     return None if moment is None else moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as 300MB, 3.5GB or 1073741824. Raises: UsageError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"no size: {text!r}", hint="Write bytes, or a number with KB, MB, GB or TB, such as 3.5GB.")
+    return int(float(match["number"]) * 1000 ** _UNITS.index(match["unit"].upper() or "B"))

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from blobstore.digest import Digest
-from blobstore.documents import CONFIG_MEDIA_TYPE, JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, Descriptor, Manifest
+from blobstore.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.errors import InvalidNameError, UsageError
 from blobstore.importer.inventory import Inventory, read_inventory
-from blobstore.importer.options import Experts, ImportOptions
-from blobstore.importer.plan import ImportPlan, OutputTensor, make_plan, plan_blobs
-from blobstore.importer.write import Progress, SourceReaders, write_blobs
+from blobstore.importer.options import ImportArguments, ImportOptions
+from blobstore.importer.outputs import ImportPlan, OutputTensor, PlannedFile
+from blobstore.importer.plan import make_plan, plan_blobs
+from blobstore.importer.producers import source_weights
+from blobstore.importer.profiles import Experts
+from blobstore.importer.reading import SourceReaders
+from blobstore.importer.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
-from blobstore.store import FinishedBlob, Store
+from blobstore.store import FinishedBlob, Ingest, Store
 
 __all__ = [
     "Experts",
+    "ImportArguments",
     "ImportOptions",
     "ImportPlan",
     "ImportResult",
@@ -39,13 +43,17 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """What an import did. ``created`` blobs are new to the store, ``reused`` ones were there; sizes are in bytes."""
+    """What an import did. ``created`` blobs are new to the store, ``reused`` ones were there; sizes are in bytes.
+
+    ``recalled`` of the tensor blobs were not even made again: an earlier import of the same bytes had made them.
+    """
 
     name: ModelName
     digest: Digest
     manifest: Manifest
     created: int
     reused: int
+    recalled: int
     source_bytes: int
     stored_bytes: int
     new_bytes: int
@@ -58,43 +66,15 @@ class ImportResult:
         return self.created + self.reused
 
 
-def plan_import(
-    source: str | os.PathLike[str],
-    *,
-    quant: str | None = None,
-    group_size: int | None = None,
-    method: str = "minmax",
-    dtype: str | None = None,
-    profile: str = "default",
-    experts: str | None = None,
-    alignment: int | None = None,
-    importance: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    global_scale: bool = False,
-) -> ImportPlan:
+def plan_import(source: str | os.PathLike[str], **options: Unpack[ImportArguments]) -> ImportPlan:
     """Return what an import of ``source`` would write. Only headers and JSON documents are read; nothing is written.
 
-    ``source``: a .safetensors file or a checkpoint folder. ``quant``: int4, int8, nvfp4, mxfp4, mxfp8, or None to keep
-    the weights. ``group_size``: of that type; None is the profile's. ``dtype``: bfloat16, float16 or float32, to convert
-    float weights first. ``profile``: "default" or "ollama". ``experts``: "packed" or "stacked"; None is the profile's.
-    ``alignment``: of the data in each blob, bytes. ``method``: how scales are chosen, "minmax" or "search".
-    ``importance``, for "search": what each input column's squared error counts; a .safetensors file, or a mapping, with
-    one vector a tensor, by the source's names. ``global_scale``: nvfp4 weights get one, a power of two a tensor.
+    ``source``: a .safetensors file or a checkpoint folder. ``options``: `ImportArguments`, all optional.
 
     Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError, UnsupportedSourceError,
     LimitExceededError, StorageError: see `read_inventory` and `make_plan`.
     """
-    options = ImportOptions.parse(
-        quant=quant,
-        group_size=group_size,
-        method=method,
-        dtype=dtype,
-        profile=profile,
-        experts=experts,
-        alignment=alignment,
-        importance=importance,
-        global_scale=global_scale,
-    )
-    return make_plan(read_inventory(source), options)
+    return make_plan(read_inventory(source), ImportOptions.parse(options))
 
 
 def import_model(
@@ -102,45 +82,32 @@ def import_model(
     name: str | ModelName | None = None,
     *,
     store: Store,
-    quant: str | None = None,
-    group_size: int | None = None,
-    method: str = "minmax",
-    dtype: str | None = None,
-    profile: str = "default",
-    experts: str | None = None,
-    alignment: int | None = None,
-    importance: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    global_scale: bool = False,
     jobs: int | None = None,
+    memory: int | None = None,
+    verify_reuse: bool = False,
     progress: Progress | None = None,
+    **options: Unpack[ImportArguments],
 ) -> ImportResult:
     """Import a checkpoint into ``store`` under ``name`` (None: `default_name`), replacing an older model of that name.
 
-    Options as in `plan_import`; ``jobs`` is the number of threads (None: one a core), ``progress`` is told of every
-    chunk. The same source and options give the same bytes and digests with any number of threads.
+    ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a core). ``memory``: bytes that they work in
+    (None: 32 MiB a thread). ``verify_reuse``: hash what earlier imports have made before it is used again. ``progress``
+    is told of every few megabytes. The same source and options give the same bytes and digests with any number of threads.
 
-    Raises: as `plan_import`; InvalidNameError; NonFiniteWeightError with tensor and index; BusyError. After an error the
-    store holds what it held before.
+    An import that is killed goes on where it stopped when it is started again.
+
+    Raises: as `plan_import`; InvalidNameError; NonFiniteWeightError with tensor and index; CorruptDataError when the source
+    changes meanwhile; BusyError. After an error the store holds what it held before.
     """
-    plan = plan_import(
-        source,
-        quant=quant,
-        group_size=group_size,
-        method=method,
-        dtype=dtype,
-        profile=profile,
-        experts=experts,
-        alignment=alignment,
-        importance=importance,
-        global_scale=global_scale,
-    )
+    plan = plan_import(source, **options)
     target = default_name(source, plan.options) if name is None else name
-    return run_plan(plan, ModelName.parse(target) if isinstance(target, str) else target, store, jobs, progress)
+    full = ModelName.parse(target) if isinstance(target, str) else target
+    return run_plan(plan, full, store, jobs=jobs, memory=memory, verify_reuse=verify_reuse, progress=progress)
 
 
 def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor]:
     """Return the tensors that an import of ``inventory`` without quantization makes, by name. Raises: as `plan_import`."""
-    blobs = plan_blobs(inventory, ImportOptions(experts=experts))
+    blobs = plan_blobs(inventory, source_weights(inventory), ImportOptions(experts=experts))
     return {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
 
 
@@ -163,31 +130,55 @@ def _named(stem: str, options: ImportOptions) -> ModelName:
 
 
 def run_plan(
-    plan: ImportPlan, name: ModelName, store: Store, jobs: int | None = None, progress: Progress | None = None
+    plan: ImportPlan,
+    name: ModelName,
+    store: Store,
+    *,
+    jobs: int | None = None,
+    memory: int | None = None,
+    verify_reuse: bool = False,
+    progress: Progress | None = None,
 ) -> ImportResult:
     """Carry a plan out: write its blobs, then make them and the manifest visible. Raises: as `import_model`."""
     workers = threads(jobs)
+    budget = _budget(memory, workers)
     started = time.monotonic()
-    with store.ingest() as ingest:
-        tensor_blobs = write_blobs(plan, ingest, workers, progress or _silent)
-        document_blobs = [ingest.put(data) for data in plan.documents.values()]
-        config_blob = ingest.put(plan.config.encode())
-        manifest = _manifest(plan, tensor_blobs, document_blobs, config_blob)
-        written = [*tensor_blobs, *document_blobs, config_blob]
-        created = ingest.commit(written, name, manifest)
-    sizes = {blob.digest: blob.size for blob in written}
+    with store.ingest(os.path.realpath(plan.inventory.path)) as ingest:
+        written = write_blobs(plan, ingest, workers, budget, progress or _silent, verify_reuse=verify_reuse)
+        blobs = _with_files(plan, written.blobs, ingest)
+        config = ingest.put(plan.config.encode())
+        manifest = _manifest(plan, blobs, config)
+        created = ingest.commit([*written.blobs, *blobs, config], name, manifest, written.keys)
+    sizes = {blob.digest: blob.size for blob in (*blobs, config)}
     return ImportResult(
         name=name,
         digest=manifest.digest,
         manifest=manifest,
         created=len(created),
         reused=len(sizes) - len(created),
-        source_bytes=plan.inventory.nbytes,
+        recalled=written.recalled,
+        source_bytes=plan.source_bytes,
         stored_bytes=sum(sizes.values()),
         new_bytes=sum(sizes[digest] for digest in created),
         bits_per_weight=plan.bits_per_weight,
         seconds=time.monotonic() - started,
     )
+
+
+def _with_files(plan: ImportPlan, tensors: list[FinishedBlob], ingest: Ingest) -> list[FinishedBlob]:
+    """Return a blob for every layer of the plan: the tensor blobs, and what is written of the others."""
+    blobs = iter(tensors)
+    return [ingest.put(layer.data) if isinstance(layer, PlannedFile) else next(blobs) for layer in plan.layers]
+
+
+def _budget(memory: int | None, workers: int) -> int:
+    if memory is None:
+        return usual_memory(workers)
+    if memory < (least := least_memory(workers)):
+        raise UsageError(
+            f"{workers} threads can't work in {memory:,} bytes", hint=f"Give them {least:,}, or use fewer threads."
+        )
+    return memory
 
 
 def threads(jobs: int | None) -> int:
@@ -203,20 +194,15 @@ def threads(jobs: int | None) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _manifest(
-    plan: ImportPlan, tensors: list[FinishedBlob], documents: list[FinishedBlob], config: FinishedBlob
-) -> Manifest:
+def _manifest(plan: ImportPlan, blobs: list[FinishedBlob], config: FinishedBlob) -> Manifest:
+    layers = zip(plan.layers, blobs, strict=True)
     return Manifest(
-        config=_descriptor(config, CONFIG_MEDIA_TYPE),
-        layers=(
-            *(_descriptor(blob, TENSOR_MEDIA_TYPE, planned.name) for blob, planned in zip(tensors, plan.blobs, strict=True)),
-            *(_descriptor(blob, JSON_MEDIA_TYPE, name) for blob, name in zip(documents, plan.documents, strict=True)),
+        config=Descriptor(media_type=CONFIG_MEDIA_TYPE, digest=config.digest, size=config.size),
+        layers=tuple(
+            Descriptor(media_type=layer.media_type, digest=blob.digest, size=blob.size, name=layer.name)
+            for layer, blob in layers
         ),
     )
-
-
-def _descriptor(blob: FinishedBlob, media_type: str, name: str | None = None) -> Descriptor:
-    return Descriptor(media_type=media_type, digest=blob.digest, size=blob.size, name=name)
 
 
 def _silent(nbytes: int, blob: str) -> None:

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blobstore.documents import ModelConfig, SourceConfig
+from blobstore.importer.classify import SourceKind, classify, quant_type_of
 from blobstore.importer.inventory import Inventory
 from blobstore.importer.options import ImportOptions
+from blobstore.importer.weights import SourceWeight
+from blobstore.quant import QuantType
 
 REQUIRED_OLLAMA = "0.19.0"
 
@@ -45,9 +48,10 @@ _THINK_TAGS = ("<think>", "</think>")
 _TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
 
 
-def describe_model(inventory: Inventory, options: ImportOptions) -> ModelConfig:
+def describe_model(inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions) -> ModelConfig:
     """Return the config blob of the model that an import makes; a bare weights file has no capabilities."""
-    file_type = options.quant_type.value if options.quant_type is not None else ""
+    quant_type = options.quant_type or _detected(weights)
+    file_type = quant_type.value if quant_type is not None else ""
     config = inventory.config
     if config is None:
         return ModelConfig(model_format="safetensors", file_type=file_type, requires=REQUIRED_OLLAMA, capabilities=[])
@@ -60,6 +64,13 @@ def describe_model(inventory: Inventory, options: ImportOptions) -> ModelConfig:
         requires=REQUIRED_OLLAMA,
         capabilities=list(_capabilities(inventory, config, family)),
     )
+
+
+def _detected(weights: tuple[SourceWeight, ...]) -> QuantType | None:
+    """Return the type that a quantized source makes without one asked for; None for a float source or a mixed one."""
+    if classify(weights) is SourceKind.BLOCK_FP8:
+        return QuantType.MXFP8
+    return quant_type_of(weights)
 
 
 def _capabilities(inventory: Inventory, config: SourceConfig, family: Family | None) -> Iterator[str]:

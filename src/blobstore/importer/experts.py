@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.importer.inventory import SourceTensor
+from blobstore.importer.weights import SourceWeight
 
 _LAYER = (
     r"(?:|model\.|language_model\.|language_model\.model\.|model\.language_model\.|backbone\.|language_model\.backbone\."
@@ -30,10 +30,10 @@ _MAX_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One projection of a group's numbered experts: ``tensors[e]`` is expert e's. All have one dtype and shape."""
+    """One projection of a group's numbered experts: ``weights[e]`` is expert e's. All have one dtype and shape."""
 
     name: str
-    tensors: tuple[SourceTensor, ...]
+    weights: tuple[SourceWeight, ...]
 
 
 def group_of(name: str) -> str | None:
@@ -48,34 +48,34 @@ def stacked_group_of(name: str) -> str | None:
     return match["group"] if match and name.endswith(".weight") and _NUMBERED.fullmatch(match["rest"]) else None
 
 
-def packed_order(group: str, tensors: Iterable[SourceTensor]) -> list[SourceTensor]:
-    """Return a group's tensors by expert number, then by projection name; unnumbered ones after them.
+def packed_order(group: str, weights: Iterable[SourceWeight]) -> list[SourceWeight]:
+    """Return a group's weights by expert number, then by projection name; unnumbered ones after them.
 
     The numbers have passed `projections`.
     """
 
-    def key(tensor: SourceTensor) -> tuple[float, str]:
-        rest = tensor.name[len(group) + 1 :]
+    def key(weight: SourceWeight) -> tuple[float, str]:
+        rest = weight.name[len(group) + 1 :]
         match = _NUMBERED.fullmatch(rest)
         return (int(match["expert"]), match["projection"]) if match else (float("inf"), rest)
 
-    return sorted(tensors, key=key)
+    return sorted(weights, key=key)
 
 
-def projections(group: str, tensors: Iterable[SourceTensor]) -> list[Projection]:
-    """Return the numbered experts of a group by projection, sorted by projection name; unnumbered tensors are ignored.
+def projections(group: str, weights: Iterable[SourceWeight]) -> list[Projection]:
+    """Return the numbered experts of a group by projection, sorted by projection name; unnumbered weights are ignored.
 
     Raises: UnsupportedSourceError when a number is written in another way than "12", when a projection has not the same
-    experts 0 to N-1 as the others, or when experts of one projection differ in shape or dtype.
+    experts 0 to N-1 as the others, or when experts of one projection differ in shape, dtype or quantization.
     """
-    by_projection: dict[str, dict[int, SourceTensor]] = defaultdict(dict)
-    for tensor in tensors:
-        match = _NUMBERED.fullmatch(tensor.name[len(group) + 1 :])
+    by_projection: dict[str, dict[int, SourceWeight]] = defaultdict(dict)
+    for weight in weights:
+        match = _NUMBERED.fullmatch(weight.name[len(group) + 1 :])
         if match is None:
             continue
         if len(match["expert"]) > _MAX_DIGITS or str(int(match["expert"])) != match["expert"]:
-            raise UnsupportedSourceError(f"{quoted(tensor.name)} has no plain expert number", tensor=tensor.name)
-        by_projection[match["projection"]][int(match["expert"])] = tensor
+            raise UnsupportedSourceError(f"{quoted(weight.name)} has no plain expert number", tensor=weight.name)
+        by_projection[match["projection"]][int(match["expert"])] = weight
     _check_numbers(group, by_projection)
     result = [
         Projection(name, tuple(experts[number] for number in sorted(experts)))
@@ -86,7 +86,7 @@ def projections(group: str, tensors: Iterable[SourceTensor]) -> list[Projection]
     return result
 
 
-def _check_numbers(group: str, by_projection: Mapping[str, Mapping[int, SourceTensor]]) -> None:
+def _check_numbers(group: str, by_projection: Mapping[str, Mapping[int, SourceWeight]]) -> None:
     count = max((max(experts) + 1 for experts in by_projection.values()), default=0)
     for name, experts in sorted(by_projection.items()):
         # The first gap is within the first len(experts) + 1 numbers, however large the largest one is.
@@ -99,11 +99,14 @@ def _check_numbers(group: str, by_projection: Mapping[str, Mapping[int, SourceTe
 
 
 def _check_layout(group: str, projection: Projection) -> None:
-    first = projection.tensors[0]
-    for tensor in projection.tensors:
-        if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
+    first = projection.weights[0]
+    for weight in projection.weights:
+        if weight.layout != first.layout:
             raise UnsupportedSourceError(
-                f"experts of {group} differ: {first.name} is {first.dtype} {list(first.shape)}, "
-                f"{tensor.name} is {tensor.dtype} {list(tensor.shape)}",
-                tensor=tensor.name,
+                f"experts of {group} differ: {first.name} is {_described(first)}, {weight.name} is {_described(weight)}",
+                tensor=weight.name,
             )
+
+
+def _described(weight: SourceWeight) -> str:
+    return f"{weight.quantization or weight.tensor.dtype} {list(weight.shape)}"

@@ -1,17 +1,19 @@
-"""Options: what a user asks of an import, checked once; and the two profiles that preset them."""
+"""Options: what a user asks of an import, checked once."""
 
 from __future__ import annotations
 
-import enum
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
 
 from blobstore.dtypes import DType
 from blobstore.errors import UsageError
 from blobstore.importer.importance import Importance
+from blobstore.importer.policy_file import PolicyFile
+from blobstore.importer.profiles import PROFILES, Experts, Profile
+from blobstore.importer.rules import Rule
 from blobstore.kernels import check_method
 from blobstore.quant import Quantization, QuantType
 
@@ -20,116 +22,122 @@ PAGE = 16_384
 _PAGE_ALIGNED_FROM = 2**20
 _DEFAULT_ALIGNMENT = 8
 _MAX_ALIGNMENT = 2**20
+_MATRIX_RANK = 2
 
 
-class Experts(enum.Enum):
-    """The form of mixture-of-experts weights: one blob of all tensors of a group, or one tensor a projection."""
+class ImportArguments(TypedDict, total=False):
+    """What `plan_import` and `import_model` take, all optional; ``blobstore import --help`` says the same.
 
-    PACKED = "packed"
-    STACKED = "stacked"
+    ``quant``: int4, int8, nvfp4, mxfp4, mxfp8, or None to keep the weights. ``group_size``: of that type; None is the
+    profile's. ``method``: how scales are chosen, "minmax" or "search". ``importance``, for "search": what each input
+    column's squared error counts; a .safetensors file, or a mapping, with one vector a tensor, by the source's names.
+    ``global_scale``: nvfp4 weights get one, a power of two a tensor. ``rules``: texts GLOB=TYPE that decide for output
+    tensors of such names, the last one first; ``policy``: a TOML or JSON file of rules, groups and method (docs/cli.md).
+    ``requantize``: dequantize weights that are quantized in the source, and quantize them again. ``dtype``: bfloat16,
+    float16 or float32, to convert float weights first. ``profile``: "default" or "ollama". ``experts``: "packed" or
+    "stacked"; None is the profile's. ``alignment``: of the data in each blob, bytes.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """A preset of four independent options (docs/design.md, "Glossary"); ``group_sizes`` are int4's and int8's."""
-
-    name: str
-    group_sizes: dict[QuantType, int]
-    aligned_to: dict[QuantType, int]
-    experts: Experts
-    page_aligned: bool
-    own_document: bool
-
-
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        Profile(
-            name="default",
-            group_sizes={QuantType.INT4: 32, QuantType.INT8: 64},
-            aligned_to={},
-            experts=Experts.PACKED,
-            page_aligned=True,
-            own_document=True,
-        ),
-        Profile(
-            name="ollama",
-            group_sizes={QuantType.INT4: 64, QuantType.INT8: 64},
-            # Ollama quantizes int4 and int8 only when 64 divides the rows, whatever the group.
-            aligned_to={QuantType.INT4: 64, QuantType.INT8: 64},
-            experts=Experts.STACKED,
-            page_aligned=False,
-            own_document=False,
-        ),
-    )
-}
+    quant: str | None
+    group_size: int | None
+    method: str | None
+    importance: str | os.PathLike[str] | Mapping[str, Any] | None
+    global_scale: bool
+    rules: Sequence[str]
+    policy: str | os.PathLike[str] | None
+    requantize: bool
+    dtype: str | None
+    profile: str
+    experts: str | None
+    alignment: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """The options of an import, all valid. ``group_size`` is the asked type's; ``alignment`` None is the profile's."""
+    """The options of an import, all valid. ``group_size`` is the asked type's, ``groups`` are those of any type.
+
+    ``alignment`` None is the profile's.
+    """
 
     quant_type: QuantType | None = None
     group_size: int | None = None
+    groups: Mapping[QuantType, int] = field(default_factory=dict)
     method: str = "minmax"
+    importance: Importance | None = None
+    global_scale: bool = False
+    rules: tuple[Rule, ...] = ()
+    requantize: bool = False
     dtype: DType | None = None
     profile: Profile = PROFILES["default"]
     experts: Experts = Experts.PACKED
     alignment: int | None = None
-    importance: Importance | None = None
-    global_scale: bool = False
 
     @classmethod
-    def parse(
-        cls,
-        *,
-        quant: str | None = None,
-        group_size: int | None = None,
-        method: str = "minmax",
-        dtype: str | None = None,
-        profile: str = "default",
-        experts: str | None = None,
-        alignment: int | None = None,
-        importance: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-        global_scale: bool = False,
-    ) -> ImportOptions:
+    def parse(cls, given: ImportArguments) -> ImportOptions:
         """Return options from a user's words. ``quant`` None or "none" keeps the weights as they are.
 
+        What is given wins over the policy file; its rules come before those that are given.
+
         Raises: UsageError for an unknown word, a group size that the type does not have, an option that says nothing
-        without another; as `Importance.parse`.
+        without another; as `PolicyFile.read` and `Importance.parse`.
         """
-        if profile not in PROFILES:
-            raise UsageError(f"unknown profile {profile!r}", hint=f"Use one of: {', '.join(PROFILES)}.")
-        preset = PROFILES[profile]
-        quant_type = None if quant in (None, "none") else QuantType.parse(str(quant))
-        if quant_type is None and group_size is not None:
-            raise UsageError("a group size needs a quantization type", hint="Add --quant int4, for example.")
-        if importance is not None and (quant_type is None or check_method(method) != "search"):
-            raise UsageError("importance weighs the errors of a search", hint="Add --quant TYPE --method search.")
-        if quant_type is None and check_method(method) != "minmax":
-            raise UsageError(f"the method {method} needs a quantization type", hint="Add --quant int4, for example.")
-        if global_scale and quant_type is not QuantType.NVFP4:
-            raise UsageError("only nvfp4 has a global scale", hint="Add --quant nvfp4.")
+        file = PolicyFile.read(given["policy"]) if given.get("policy") is not None else PolicyFile()
+        preset = _profile(given.get("profile", "default"))
+        quant = given.get("quant") or file.quant
+        importance, dtype, experts = given.get("importance"), given.get("dtype"), given.get("experts")
         options = cls(
-            quant_type=quant_type,
-            group_size=group_size,
-            method=check_method(method),
+            quant_type=None if quant in (None, "none") else QuantType.parse(str(quant)),
+            group_size=given.get("group_size"),
+            groups=file.groups,
+            method=check_method(given.get("method") or file.method or "minmax"),
+            importance=None if importance is None else Importance.parse(importance),
+            global_scale=given.get("global_scale", False),
+            rules=(*file.rules, *map(Rule.parse, given.get("rules", ()))),
+            requantize=given.get("requantize", False),
             dtype=None if dtype is None else DType.parse_float(dtype),
             profile=preset,
             experts=_experts(experts) if experts is not None else preset.experts,
-            alignment=_alignment(alignment),
-            importance=None if importance is None else Importance.parse(importance),
-            global_scale=global_scale,
+            alignment=_alignment(given.get("alignment")),
         )
-        if quant_type is not None:
-            options.quantization(quant_type)
+        options._check()
         return options
+
+    def _check(self) -> None:
+        """Raise UsageError when an option says nothing, or a type has no such groups."""
+        quantizes = self.quant_type is not None or any(rule.quant_type is not None for rule in self.rules)
+        if self.group_size is not None and self.quant_type is None:
+            raise UsageError("a group size needs a quantization type", hint="Add --quant int4, for example.")
+        if self.importance is not None and not (quantizes and self.method == "search"):
+            raise UsageError("importance weighs the errors of a search", hint="Add --quant TYPE --method search.")
+        if self.method != "minmax" and not quantizes:
+            raise UsageError(f"the method {self.method} needs a quantization type", hint="Add --quant int4, for example.")
+        if self.requantize and not quantizes:
+            raise UsageError("quantizing again needs a quantization type", hint="Add --quant int4, for example.")
+        if self.global_scale and self.quant_type is not QuantType.NVFP4:
+            raise UsageError("only nvfp4 has a global scale", hint="Add --quant nvfp4.")
+        if self.quant_type is not None:
+            self.quantization(self.quant_type)
 
     def quantization(self, quant_type: QuantType) -> Quantization:
         """Return the type with the group size in use for it. Raises: UsageError when the type has no such groups."""
         if quant_type is self.quant_type and self.group_size is not None:
             return Quantization(quant_type, self.group_size)
-        return Quantization(quant_type, self.profile.group_sizes.get(quant_type, quant_type.group_sizes[0]))
+        usual = self.profile.group_sizes.get(quant_type, quant_type.group_sizes[0])
+        return Quantization(quant_type, self.groups.get(quant_type, usual))
+
+    def ruled(self, rule: Rule) -> Quantization | None:
+        """Return what a rule asks for, in the groups that it names or else those in use."""
+        if rule.quant_type is None:
+            return None
+        usual = self.quantization(rule.quant_type)
+        return usual if rule.group_size is None else Quantization(rule.quant_type, rule.group_size)
+
+    def can_follow(self, rule: Rule, dtype: DType, shape: tuple[int, ...]) -> bool:
+        """Return True when a tensor of that dtype and shape can be what the rule asks for."""
+        quantization = self.ruled(rule)
+        if quantization is None:
+            return True
+        return dtype.is_float and len(shape) >= _MATRIX_RANK and quantization.divides(shape)
 
     def row_divisor(self, quant_type: QuantType) -> int:
         """Return what divides the length of a row that can be quantized: a group (in the ollama profile at least 64)."""
@@ -144,6 +152,12 @@ class ImportOptions:
         if self.alignment is not None:
             return self.alignment
         return PAGE if self.profile.page_aligned and data_size >= _PAGE_ALIGNED_FROM else _DEFAULT_ALIGNMENT
+
+
+def _profile(name: str) -> Profile:
+    if name not in PROFILES:
+        raise UsageError(f"unknown profile {name!r}", hint=f"Use one of: {', '.join(PROFILES)}.")
+    return PROFILES[name]
 
 
 def _experts(text: str) -> Experts:

@@ -1,351 +1,232 @@
-"""Plan: which blobs an import writes, and what is in each. A pure value made by pure functions; no weight is read.
+"""Plan: which blobs an import writes, and what is in each. Pure functions that make values of outputs.py; no weight is read.
 
 The writer (write.py) carries a plan out and decides nothing.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 
-from blobstore import strictjson
-from blobstore.documents import CONFIG_NAME, MAX_LAYERS, ModelConfig
+from blobstore.documents import CONFIG_NAME, MAX_LAYERS
 from blobstore.dtypes import DType
-from blobstore.errors import CorruptDataError, LimitExceededError, UnsupportedSourceError, UsageError
+from blobstore.errors import LimitExceededError, UnsupportedSourceError
 from blobstore.importer.capabilities import describe_model
-from blobstore.importer.classify import classify
+from blobstore.importer.checks import check_names, check_quantizable, check_readable, check_rules
+from blobstore.importer.classify import SourceKind, classify
 from blobstore.importer.experts import group_of, packed_order, projections, stacked_group_of
-from blobstore.importer.inventory import Inventory, SourceTensor
-from blobstore.importer.options import Experts, ImportOptions
+from blobstore.importer.inventory import Inventory
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedFile
+from blobstore.importer.own_document import OWN_DOCUMENT, own_document
 from blobstore.importer.policy import Policy, is_expert, policy_for
-from blobstore.quant import Part, Quantization, QuantType
-from blobstore.safetensors import Header, TensorEntry, encode_header, lay_out
-from blobstore.stored import stored_tensors
-
-OWN_DOCUMENT = "blobstore.json"
-OWN_DOCUMENT_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class OutputTensor:
-    """One tensor of a blob: its sources (more than one are stacked), its dtype and shape before quantization."""
-
-    name: str
-    sources: tuple[SourceTensor, ...]
-    dtype: DType
-    shape: tuple[int, ...]
-    quantization: Quantization | None = None
-    global_scale: bool = False
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The arrays that are stored for it, in stored order."""
-        if self.quantization is None:
-            return (Part("", self.dtype, self.shape),)
-        return tuple(self.quantization.parts(self.shape, self.dtype, global_scale=self.global_scale))
-
-    @property
-    def nbytes(self) -> int:
-        """Stored bytes, scales and biases included."""
-        return sum(part.nbytes for part in self.parts)
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights, before packing."""
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True)
-class PlannedBlob:
-    """One blob: its layer name, its tensors in stored order, its metadata."""
-
-    name: str
-    tensors: tuple[OutputTensor, ...]
-    metadata: Mapping[str, str]
-    options: ImportOptions
-
-    @cached_property
-    def entries(self) -> dict[str, TensorEntry]:
-        """The header entries of all stored arrays."""
-        return lay_out(
-            (tensor.name + part.suffix, part.dtype, part.shape) for tensor in self.tensors for part in tensor.parts
-        )
-
-    @property
-    def data_size(self) -> int:
-        """Bytes of the data region."""
-        return sum(tensor.nbytes for tensor in self.tensors)
-
-    @cached_property
-    def header(self) -> bytes:
-        """The bytes before the data: length prefix, canonical JSON, padding."""
-        return encode_header(self.entries, self.metadata, self.options.header_alignment(self.data_size))
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole blob."""
-        return len(self.header) + self.data_size
-
-    @property
-    def weighed_sources(self) -> Iterator[SourceTensor]:
-        """The sources of its quantized tensors: those that importance may be given for."""
-        return (source for tensor in self.tensors if tensor.quantization is not None for source in tensor.sources)
-
-    @property
-    def source_bytes(self) -> int:
-        """Bytes that are read to make it."""
-        return sum(source.nbytes for tensor in self.tensors for source in tensor.sources)
-
-
-@dataclass(frozen=True, slots=True)
-class ImportPlan:
-    """What an import will write: tensor blobs in manifest order, JSON documents by name, the config."""
-
-    inventory: Inventory
-    options: ImportOptions
-    blobs: tuple[PlannedBlob, ...]
-    documents: Mapping[str, bytes]
-    config: ModelConfig
-
-    @property
-    def tensors(self) -> Iterator[OutputTensor]:
-        """All output tensors, in stored order."""
-        return (tensor for blob in self.blobs for tensor in blob.tensors)
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights of the model, before packing."""
-        return sum(tensor.parameters for tensor in self.tensors)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of all blobs, documents and config included."""
-        documents = sum(len(data) for data in self.documents.values())
-        return sum(blob.size for blob in self.blobs) + documents + len(self.config.encode())
-
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits of tensor data a parameter, scales and biases included, headers not."""
-        return 8 * sum(blob.data_size for blob in self.blobs) / max(1, self.parameters)
+from blobstore.importer.producers import source_weights
+from blobstore.importer.profiles import Experts
+from blobstore.importer.rules import rule_for
+from blobstore.importer.weights import Form, SourceWeight
+from blobstore.quant import Quantization, QuantType
 
 
 def make_plan(inventory: Inventory, options: ImportOptions) -> ImportPlan:
     """Return the plan for importing ``inventory`` with ``options``.
 
-    Raises: UnsupportedSourceError (a kind that is not imported, weights that can't be quantized, experts that don't fit
-    together, two tensors of one name, no config.json in the ollama profile); UsageError when nothing can be quantized.
+    Raises: UnsupportedSourceError (a packed format that is not imported, quantized weights with a type asked for, weights
+    that can't be quantized, experts that don't fit together, two tensors of one name, no config.json in the ollama
+    profile); UsageError when nothing can be quantized, or a rule is for no tensor; LimitExceededError for too many layers.
     """
-    blobs = plan_blobs(inventory, options)
-    documents = _documents(inventory, options)
-    if len(blobs) + len(documents) > MAX_LAYERS:
-        layers = len(blobs) + len(documents)
-        raise LimitExceededError(f"limit exceeded: {inventory.path} needs {layers:,} layers, at most {MAX_LAYERS:,}")
-    return ImportPlan(inventory, options, blobs, documents, describe_model(inventory, options))
+    weights = source_weights(inventory)
+    blobs = plan_blobs(inventory, weights, options)
+    layers = (*blobs, *_documents(inventory, options))
+    if len(layers) > MAX_LAYERS:
+        message = f"limit exceeded: {inventory.path} needs {len(layers):,} layers, at most {MAX_LAYERS:,}"
+        raise LimitExceededError(message, path=inventory.path)
+    return ImportPlan((inventory,), options, layers, describe_model(inventory, weights, options))
 
 
-def plan_blobs(inventory: Inventory, options: ImportOptions) -> tuple[PlannedBlob, ...]:
+def plan_blobs(inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions) -> tuple[PlannedBlob, ...]:
     """Return the tensor blobs of a plan. Raises: as `make_plan`, but for documents."""
-    classify(inventory)
-    policy = None
-    if options.quant_type is not None:
-        architecture = inventory.config.architecture if inventory.config is not None else ""
-        policy = policy_for(architecture, options.quant_type, options)
+    chooser = _chooser(inventory, classify(weights), options)
     planner = _plan_stacked if options.experts is Experts.STACKED else _plan_packed
-    blobs = tuple(planner(inventory, options, policy))
-    _check_names(blobs)
-    _check_readable(blobs)
-    _check_quantizable(blobs, options, policy)
+    blobs = tuple(planner(weights, chooser))
+    check_names(blobs)
+    check_readable(blobs)
+    check_quantizable(blobs, options, chooser.policies[Form.PLAIN])
+    check_rules(blobs, options)
     if options.importance is not None:
         options.importance.check({source.name: source.shape for blob in blobs for source in blob.weighed_sources})
     return blobs
 
 
-def _plan_packed(inventory: Inventory, options: ImportOptions, policy: Policy | None) -> Iterator[PlannedBlob]:
-    plain, groups = _split(inventory, group_of)
-    yield from (_plan_single(tensor, options, policy) for tensor in plain)
+@dataclass(frozen=True, slots=True)
+class _Chooser:
+    """Chooses the quantization of output tensors: by a rule of the user's, else by the policy for the source's form."""
+
+    options: ImportOptions
+    policies: dict[Form, Policy | None]
+
+    def decide(self, tensor: OutputTensor) -> OutputTensor:
+        """Return the tensor with the quantization that it gets, or as it is."""
+        rule = rule_for(tensor.name, self.options.rules)
+        if rule is not None and self.options.can_follow(rule, tensor.dtype, tensor.shape):
+            return self.quantized(tensor, self.options.ruled(rule))
+        policy = self.policies[tensor.sources[0].form]
+        return self.quantized(tensor, policy.quantization(tensor.name, tensor.shape) if policy is not None else None)
+
+    def decide_group(self, tensors: list[OutputTensor]) -> list[OutputTensor]:
+        """Give a packed group one type: the asked one when groups divide the rows of every weight, else none.
+
+        Rules come first, and may split the group.
+        """
+        ruled = {tensor.name for tensor in tensors if rule_for(tensor.name, self.options.rules) is not None}
+        weights = [tensor for tensor in tensors if tensor.name not in ruled and self._wants(tensor)]
+        types = {self._group_type(tensor) for tensor in weights}
+        if not all(self.options.fits(kind, tensor.shape) for kind in types for tensor in weights):
+            types = set()
+        grouped = {tensor.name for tensor in weights} if types else set()
+        return [
+            self.quantized(tensor, self.options.quantization(self._group_type(tensor)))
+            if tensor.name in grouped
+            else self.decide(tensor)
+            if tensor.name in ruled
+            else self.quantized(tensor, None)
+            for tensor in tensors
+        ]
+
+    def _wants(self, tensor: OutputTensor) -> bool:
+        policy = self.policies[tensor.sources[0].form]
+        return policy is not None and is_expert(tensor.name) and policy.wants(tensor.name, tensor.shape)
+
+    def _group_type(self, tensor: OutputTensor) -> QuantType:
+        asked = self.options.quant_type
+        return QuantType.MXFP8 if asked is None else asked  # without a type asked for, only FP8 is quantized
+
+    def quantized(self, tensor: OutputTensor, quantization: Quantization | None) -> OutputTensor:
+        """Return the tensor quantized so; None leaves it as its source is, codes included."""
+        source = tensor.sources[0]
+        if quantization is None and source.form is Form.CODES:
+            scale = source.global_scale_shape
+            return replace(tensor, quantization=source.quantization, dtype=source.dtype, global_scale=scale, copies_codes=True)
+        if quantization is None:
+            return tensor
+        if not tensor.dtype.is_float:
+            raise _unquantizable(tensor)
+        double = self.options.global_scale and quantization.quant_type is QuantType.NVFP4
+        return replace(tensor, quantization=quantization, global_scale=(1,) if double else None)
+
+
+def _chooser(inventory: Inventory, kind: SourceKind, options: ImportOptions) -> _Chooser:
+    asked = options.quant_type
+    if kind is not SourceKind.FLOAT and not options.requantize:
+        if asked is not None or options.rules:
+            raise UnsupportedSourceError(
+                f"{inventory.path} is quantized already ({kind.value})",
+                path=inventory.path,
+                hint="Import it without --quant and --rule, or add --requantize to dequantize and quantize it again.",
+            )
+        # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it is.
+        fp8 = policy_for(_architecture(inventory), QuantType.MXFP8, options)
+        return _Chooser(options, {Form.PLAIN: None, Form.CODES: None, Form.BLOCK_FP8: fp8})
+    policy = policy_for(_architecture(inventory), asked, options) if asked is not None else None
+    return _Chooser(options, dict.fromkeys(Form, policy))
+
+
+def _architecture(inventory: Inventory) -> str:
+    return inventory.config.architecture if inventory.config is not None else ""
+
+
+def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:
+    plain, groups = _split(weights, group_of)
+    yield from (_plan_single(weight, chooser) for weight in plain)
     for group, members in sorted(groups.items()):
         projections(group, members)  # for its checks: gaps and unequal experts are errors in both forms
-        tensors = [_output(tensor, options) for tensor in packed_order(group, members)]
-        yield _blob(group, _quantize_group(tensors, options, policy), options)
+        tensors = [_output(weight, chooser.options) for weight in packed_order(group, members)]
+        yield _blob(group, chooser.decide_group(tensors), chooser.options)
 
 
-def _quantize_group(tensors: list[OutputTensor], options: ImportOptions, policy: Policy | None) -> list[OutputTensor]:
-    """Give a packed group one type: the asked one when groups divide the rows of every weight, else none."""
-    asked = options.quant_type
-    if policy is None or asked is None:
-        return tensors
-    weights = {tensor.name for tensor in tensors if is_expert(tensor.name) and policy.wants(tensor.name, tensor.shape)}
-    if not all(options.fits(asked, tensor.shape) for tensor in tensors if tensor.name in weights):
-        return tensors
-    quantization = options.quantization(asked)
-    return [_quantized(tensor, quantization, options) if tensor.name in weights else tensor for tensor in tensors]
-
-
-def _plan_stacked(inventory: Inventory, options: ImportOptions, policy: Policy | None) -> Iterator[PlannedBlob]:
-    plain, groups = _split(inventory, stacked_group_of)
-    yield from (_plan_single(tensor, options, policy) for tensor in plain)
+def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:
+    weights = list(weights)
+    # One stacked tensor has one global scale: experts with their own stay one blob each, as Ollama leaves them.
+    own_scale = {weight.name for weight in weights if weight.global_scale_shape is not None}
+    own_groups = {stacked_group_of(name) for name in own_scale} if not chooser.options.requantize else set()
+    plain, groups = _split(weights, lambda name: None if (group := stacked_group_of(name)) in own_groups else group)
+    yield from (_plan_single(weight, chooser) for weight in plain)
     for group, members in sorted(groups.items()):
         tensors = []
         for projection in projections(group, members):
-            first = _output(projection.tensors[0], options)
-            shape = (len(projection.tensors), *first.shape)
-            stacked = replace(first, name=f"{group}.{projection.name}", sources=projection.tensors, shape=shape)
-            tensors.append(_decide(stacked, options, policy))
+            first = _output(projection.weights[0], chooser.options)
+            shape = (len(projection.weights), *first.shape)
+            stacked = replace(first, name=f"{group}.{projection.name}", sources=projection.weights, shape=shape)
+            tensors.append(chooser.decide(stacked))
         if len({tensor.quantization for tensor in tensors}) == 1:
-            yield _blob(group, tensors, options)
+            yield _blob(group, tensors, chooser.options)
         else:
-            yield from (_blob(tensor.name, [tensor], options) for tensor in tensors)
+            yield from (_blob(tensor.name, [tensor], chooser.options) for tensor in tensors)
 
 
 def _split(
-    inventory: Inventory, find_group: Callable[[str], str | None]
-) -> tuple[list[SourceTensor], dict[str, list[SourceTensor]]]:
-    plain: list[SourceTensor] = []
-    groups: dict[str, list[SourceTensor]] = defaultdict(list)
-    for tensor in inventory.tensors.values():
-        group = find_group(tensor.name)
-        (plain if group is None else groups[group]).append(tensor)
+    weights: Iterable[SourceWeight], find_group: Callable[[str], str | None]
+) -> tuple[list[SourceWeight], dict[str, list[SourceWeight]]]:
+    plain: list[SourceWeight] = []
+    groups: dict[str, list[SourceWeight]] = defaultdict(list)
+    for weight in weights:
+        group = find_group(weight.name)
+        (plain if group is None else groups[group]).append(weight)
     return plain, groups
 
 
-def _plan_single(tensor: SourceTensor, options: ImportOptions, policy: Policy | None) -> PlannedBlob:
-    return _blob(tensor.name, [_decide(_output(tensor, options), options, policy)], options)
+def _plan_single(weight: SourceWeight, chooser: _Chooser) -> PlannedBlob:
+    return _blob(weight.name, [chooser.decide(_output(weight, chooser.options))], chooser.options)
 
 
-def _output(tensor: SourceTensor, options: ImportOptions) -> OutputTensor:
-    casts = options.dtype is not None and (tensor.dtype.is_float or tensor.dtype is DType.F64)
-    return OutputTensor(tensor.name, (tensor,), options.dtype if casts and options.dtype else tensor.dtype, tensor.shape)
+def _output(weight: SourceWeight, options: ImportOptions) -> OutputTensor:
+    casts = options.dtype is not None and (weight.dtype.is_float or weight.dtype is DType.F64)
+    return OutputTensor(weight.name, (weight,), options.dtype if casts and options.dtype else weight.dtype, weight.shape)
 
 
-def _decide(tensor: OutputTensor, options: ImportOptions, policy: Policy | None) -> OutputTensor:
-    quantization = policy.quantization(tensor.name, tensor.shape) if policy is not None else None
-    return tensor if quantization is None else _quantized(tensor, quantization, options)
-
-
-def _quantized(tensor: OutputTensor, quantization: Quantization, options: ImportOptions) -> OutputTensor:
-    if not tensor.dtype.is_float:
-        raise UnsupportedSourceError(
-            f"{tensor.name!r} is {tensor.dtype}: only BF16, F16 and F32 weights are quantized",
-            tensor=tensor.name,
-            hint="Import it without --quant, or convert it with --dtype."
-            if tensor.dtype is DType.F64
-            else "Import it without --quant.",
-        )
-    return replace(
-        tensor,
-        quantization=quantization,
-        global_scale=options.global_scale and quantization.quant_type is QuantType.NVFP4,
+def _unquantizable(tensor: OutputTensor) -> UnsupportedSourceError:
+    return UnsupportedSourceError(
+        f"{tensor.name!r} is {tensor.dtype}: only BF16, F16 and F32 weights are quantized",
+        tensor=tensor.name,
+        hint="Import it without --quant, or convert it with --dtype."
+        if tensor.dtype is DType.F64
+        else "Import it without --quant.",
     )
 
 
 def _blob(name: str, tensors: Iterable[OutputTensor], options: ImportOptions) -> PlannedBlob:
     members = tuple(tensors)
-    return PlannedBlob(name, members, _metadata(members), options)
+    return PlannedBlob(name, members, _metadata(members, options), options)
 
 
-def _metadata(tensors: tuple[OutputTensor, ...]) -> dict[str, str]:
+def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> dict[str, str]:
     """Return the blob's metadata: its quantization when all quantized tensors agree, else each tensor's.
 
     The first form would claim an unquantized U32 tensor too, so beside one each tensor has its own.
     """
-    quantized = {tensor.name: tensor.quantization for tensor in tensors if tensor.quantization is not None}
+    described = {tensor.name: _described(tensor, options) for tensor in tensors if tensor.quantization is not None}
     plain_words = any(tensor.quantization is None and tensor.dtype is DType.U32 for tensor in tensors)
-    if len(set(quantized.values())) == 1 and not plain_words:
-        return _described(next(iter(quantized.values())), "")
-    return {key: value for name, one in quantized.items() for key, value in _described(one, f"{name}.").items()}
+    if len({tuple(one.items()) for one in described.values()}) == 1 and not plain_words:
+        return next(iter(described.values()))
+    return {f"{name}.{key}": value for name, one in described.items() for key, value in one.items()}
 
 
-def _described(quantization: Quantization, prefix: str) -> dict[str, str]:
-    return {
-        f"{prefix}quant_type": quantization.quant_type.value,
-        f"{prefix}group_size": str(quantization.group_size),
-    }
+def _described(tensor: OutputTensor, options: ImportOptions) -> dict[str, str]:
+    if tensor.quantization is None:
+        return {}
+    described = {"quant_type": tensor.quantization.quant_type.value, "group_size": str(tensor.quantization.group_size)}
+    if tensor.copies_codes and tensor.sources[0].producer in options.profile.unstated_group_sizes:
+        del described["group_size"]
+    return described
 
 
-def _check_names(blobs: Iterable[PlannedBlob]) -> None:
-    blob_names: set[str] = set()
-    array_names: set[str] = set()
-    for blob in blobs:
-        if blob.name in blob_names:
-            raise UnsupportedSourceError(f"two blobs would have the name {blob.name!r}", blob=blob.name)
-        blob_names.add(blob.name)
-        for name in (tensor.name + part.suffix for tensor in blob.tensors for part in tensor.parts):
-            if name in array_names:
-                raise UnsupportedSourceError(f"two tensors would have the name {name!r}", tensor=name)
-            array_names.add(name)
-
-
-def _check_readable(blobs: Iterable[PlannedBlob]) -> None:
-    """Raise when a blob would be read back as other tensors: U32 values beside a ``.scale`` look like quantized codes."""
-    for blob in blobs:
-        planned = {tensor.name: tensor.quantization for tensor in blob.tensors}
-        try:
-            header = Header(blob.entries, blob.metadata, len(blob.header))
-            header.check_limits(f"blob {blob.name[:80]}")
-            read = {tensor.name: tensor.quantization for tensor in stored_tensors(header)}
-        except CorruptDataError as error:
-            raise UnsupportedSourceError(f"{blob.name!r} could not be read back: {error}", tensor=error.tensor) from None
-        if read != planned:
-            name = min(name for name in planned | read if planned.get(name) != read.get(name))
-            raise UnsupportedSourceError(f"{name!r} would be read back as part of a quantized tensor", tensor=name)
-
-
-def _check_quantizable(blobs: tuple[PlannedBlob, ...], options: ImportOptions, policy: Policy | None) -> None:
-    """Raise when quantization was asked, some tensor is of the kind that gets it, and the groups divide none."""
-    tensors = [tensor for blob in blobs for tensor in blob.tensors]
-    if policy is None or options.quant_type is None or any(tensor.quantization is not None for tensor in tensors):
-        return
-    for tensor in tensors:
-        quant_type = policy.base_type(tensor.name)
-        if policy.wants(tensor.name, tensor.shape) and not options.fits(quant_type, tensor.shape):
-            raise UsageError(
-                f"nothing can be quantized to {options.quant_type}: the rows of {tensor.name!r} {list(tensor.shape)} are no "
-                f"multiple of {options.row_divisor(quant_type)}",
-                tensor=tensor.name,
-            )
-
-
-def _documents(inventory: Inventory, options: ImportOptions) -> dict[str, bytes]:
-    if not options.profile.own_document:
-        if CONFIG_NAME not in inventory.documents:
-            raise UnsupportedSourceError(
-                f"{inventory.path} has no config.json", hint="Only --profile default can do without."
-            )
-        return dict(inventory.documents)
-    if OWN_DOCUMENT in inventory.documents:
+def _documents(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedFile]:
+    if options.profile.own_document and OWN_DOCUMENT in inventory.documents:
         raise UnsupportedSourceError(
             f"{inventory.path} has a {OWN_DOCUMENT} of its own, which is our name", path=inventory.path
         )
-    return {**inventory.documents, OWN_DOCUMENT: _own_document(inventory, options)}
-
-
-def _own_document(inventory: Inventory, options: ImportOptions) -> bytes:
-    """Return ``blobstore.json``: what is needed to repeat the import and to give the files back. No times, no paths."""
-    quantization = options.quantization(options.quant_type) if options.quant_type is not None else None
-    document = {
-        "version": OWN_DOCUMENT_VERSION,
-        "options": {
-            "quant": quantization.quant_type.value if quantization else None,
-            "group_size": quantization.group_size if quantization else None,
-            "method": options.method if quantization else None,
-            "importance": str(options.importance.digest) if options.importance else None,
-            "global_scale": options.global_scale,
-            "dtype": options.dtype.value if options.dtype else None,
-            "profile": options.profile.name,
-            "experts": options.experts.value,
-            "alignment": options.alignment,
-        },
-        "sources": [
-            {
-                "name": file.name,
-                "size": file.size,
-                "metadata": dict(sorted(file.metadata.items())),
-                "tensors": file.tensor_names,
-            }
-            for file in inventory.files
-        ],
-    }
-    return strictjson.encode(document) + b"\n"
+    if not options.profile.own_document and CONFIG_NAME not in inventory.documents:
+        raise UnsupportedSourceError(f"{inventory.path} has no config.json", hint="Only --profile default can do without.")
+    yield from (PlannedFile(name, data) for name, data in inventory.documents.items())
+    if options.profile.own_document:
+        yield PlannedFile(OWN_DOCUMENT, own_document(inventory, options))

@@ -1,7 +1,8 @@
 """Write: carry an import plan out. Nothing is decided here.
 
-Each blob is written in one pass: rows are read in chunks, cast and quantized, hashed and appended. Blobs are independent,
-so several threads take one each; the result does not depend on their number.
+Threads take the runs of all blobs one after the other, each with a buffer of its own: source bytes are read, decoded, cast
+and quantized into it, written to their place and hashed when everything before them is. So all threads work on one large
+tensor as well as on many small ones, memory is that of the buffers, and the bytes do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -9,228 +10,178 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
-
-from blobstore import kernels
-from blobstore.arrays import QuantizedArray, dtype_of, numpy_dtype
-from blobstore.dtypes import DType
-from blobstore.errors import NonFiniteWeightError, UnsupportedSourceError
-from blobstore.importer.inventory import SourceFile, SourceTensor
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.plan import ImportPlan, OutputTensor, PlannedBlob
-from blobstore.kernels import ScaleChoice
-from blobstore.quant import Quantization
-from blobstore.ranges import FileReader
+from blobstore.importer.buffers import Buffer, BufferPool
+from blobstore.importer.making import RunMaker
+from blobstore.importer.outputs import ImportPlan
+from blobstore.importer.reading import SourceReaders
+from blobstore.importer.reuse import entry_key
+from blobstore.importer.runs import CHUNK, Run, runs_of
 from blobstore.store import BlobWriter, FinishedBlob, Ingest
 
-CHUNK = 4 * 2**20
-"""Source bytes that one thread reads and quantizes at a time; a whole number of groups of every type and dtype."""
-
-Array = np.ndarray[Any, Any]
+_BUFFERS_A_THREAD = 4
+_SCRATCH = 4
+"""What a thread needs besides its buffer, in chunks: the values it reads, decodes and casts, and their scales."""
+_SPARE_THREADS = 1
+"""More threads than asked for, so that a core has work while a thread waits for the disk."""
 
 
 class Progress(Protocol):
-    """Told after every chunk: how many more source bytes are done, and of which blob or tensor. Called from any thread."""
+    """Told after every run: how many more source bytes are done, and of which blob or tensor. Called from any thread.
+
+    Bytes that were not read because an earlier import had made their blobs are told first, all at once.
+    """
 
     def __call__(self, nbytes: int, blob: str) -> None:
         """Take note of ``nbytes`` more source bytes."""
 
 
-class SourceReaders:
-    """The source files of an import, opened when they are first read, and checked to be those of the inventory."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, FileReader] = {}
-        self._mutex = threading.Lock()
-
-    def reader(self, file: SourceFile) -> FileReader:
-        """Return the reader for ``file``. Raises: NotFoundError, CorruptDataError when it changed since the inventory."""
-        with self._mutex:
-            reader = self._open.get(file.path)
-            if reader is None:
-                reader = FileReader(file.path)
-                self._open[file.path] = reader
-                reader.check_is(file.identity)
-            return reader
-
-    def check_unchanged(self) -> None:
-        """Raise when a file that was read has been written to, replaced or removed meanwhile."""
-        for reader in self._open.values():
-            reader.check_unchanged()
-
-    def close(self) -> None:
-        """Close all files."""
-        for reader in self._open.values():
-            reader.close()
+def least_memory(jobs: int) -> int:
+    """Return the bytes that ``jobs`` threads work in at least."""
+    return (jobs + _SPARE_THREADS) * (1 + _SCRATCH) * CHUNK
 
 
-def write_blobs(plan: ImportPlan, ingest: Ingest, jobs: int, progress: Progress) -> list[FinishedBlob]:
-    """Write the plan's tensor blobs with ``jobs`` threads; return them in plan order, complete but not yet visible.
+def usual_memory(jobs: int) -> int:
+    """Return the bytes that ``jobs`` threads work in when nothing else is said."""
+    return (jobs + _SPARE_THREADS) * (_BUFFERS_A_THREAD + _SCRATCH) * CHUNK
 
-    Raises: the error of the first blob in plan order that fails, whatever the number of threads: it names the tensor or
+
+@dataclass(frozen=True, slots=True)
+class WrittenBlobs:
+    """The tensor blobs of a plan, in its order, each with the journal's key; and how many were there from earlier imports."""
+
+    blobs: list[FinishedBlob]
+    keys: list[str]
+    recalled: int
+
+
+def write_blobs(
+    plan: ImportPlan, ingest: Ingest, jobs: int, memory: int, progress: Progress, *, verify_reuse: bool
+) -> WrittenBlobs:
+    """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes; they are not yet visible.
+
+    A blob that an earlier import of the same bytes has made is not made again; with ``verify_reuse`` only when its bytes
+    are its digest's.
+
+    Raises: the error of the first run in plan order that fails, whatever the number of threads: it names the tensor or
     the file; StorageError. Nothing is committed here.
     """
-    work = _Work(ingest, progress)
+    threads = jobs + _SPARE_THREADS
+    buffers = BufferPool(max(threads, memory // CHUNK - threads * _SCRATCH))
+    work = _Work(plan, ingest, buffers, progress)
     try:
-        with ThreadPoolExecutor(jobs, thread_name_prefix="import") as pool:
-            futures = [pool.submit(work.write_blob, number, blob) for number, blob in enumerate(plan.blobs)]
+        work.recall(verify=verify_reuse)
+        with ThreadPoolExecutor(threads, thread_name_prefix="import") as pool:
+            futures = [pool.submit(work.run) for _ in range(threads)]
             try:
-                wait(futures)
+                for future in futures:
+                    future.result()
             except BaseException:
-                work.stop_after(-1)
+                work.fail(-1, None)
                 raise
-        blobs = [future.result() for future in futures]
-        work.readers.check_unchanged()
-        return blobs
+        return work.result()
     finally:
-        work.readers.close()
-
-
-class _StoppedError(Exception):
-    """A blob was given up because an earlier one in the plan failed, or the import was interrupted."""
+        work.close()
 
 
 class _Work:
     """What the threads of one import share."""
 
-    def __init__(self, ingest: Ingest, progress: Progress) -> None:
-        self.readers = SourceReaders()
+    def __init__(self, plan: ImportPlan, ingest: Ingest, buffers: BufferPool, progress: Progress) -> None:
+        self._blobs = plan.blobs
+        self._keys = [entry_key(blob) for blob in plan.blobs]
         self._ingest = ingest
+        self._buffers = buffers
         self._progress = progress
+        self._readers = SourceReaders()
+        self._maker = RunMaker(self._readers)
+        self._finished: dict[int, FinishedBlob] = {}
+        self._recalled = 0
+        self._writers: dict[int, BlobWriter] = {}
         self._mutex = threading.Lock()
-        self._last: float = math.inf
+        self._runs = self._all_runs()
+        self._first_error: tuple[float, BaseException | None] = (math.inf, None)
 
-    def stop_after(self, number: int) -> None:
-        """Let the blobs behind ``number`` in the plan stop; those before it go on, since theirs may be the first error."""
+    def recall(self, *, verify: bool) -> None:
+        """Find the blobs that an earlier import has made."""
+        nbytes = 0
+        for number, blob in enumerate(self._blobs):
+            if found := self._ingest.recall(self._keys[number], blob.size, verify=verify):
+                self._finished[number] = found
+                nbytes += blob.source_bytes
+        self._recalled = len(self._finished)
+        if nbytes:
+            self._progress(nbytes, "")
+
+    def _all_runs(self) -> Iterator[tuple[int, int, Run]]:
+        order = 0
+        for number, blob in enumerate(self._blobs):
+            if number in self._finished:
+                continue
+            self._writers[number] = self._ingest.writer(blob.size)
+            for run in runs_of(blob):
+                yield order, number, run
+                order += 1
+
+    def run(self) -> None:
+        """Make runs until none is left, or one has failed that comes before the next."""
+        while True:
+            # The buffer first: a run that is begun must be able to end, since later ones wait to be hashed behind it.
+            buffer = self._buffers.take()
+            try:
+                if not self._run_next(buffer):
+                    return
+            except BaseException:
+                buffer.release()
+                raise
+
+    def _run_next(self, buffer: Buffer) -> bool:
         with self._mutex:
-            self._last = min(self._last, number)
-
-    def _check_wanted(self, number: int) -> None:
-        if number > self._last:
-            raise _StoppedError
-
-    def write_blob(self, number: int, blob: PlannedBlob) -> FinishedBlob:
-        """Write the plan's blob of that number. Raises: what went wrong; _StoppedError."""
+            following = next(self._runs, None) if self._first_error[0] == math.inf else None
+        if following is None:
+            buffer.release()
+            return False
+        order, number, run = following
         try:
-            self._check_wanted(number)
-            header = blob.header
-            with self._ingest.writer(len(header) + blob.data_size) as writer:
-                writer.write(header)
-                for tensor in blob.tensors:
-                    self._write_tensor(number, tensor, writer, blob)
-                return writer.finish()
-        except BaseException:
-            self.stop_after(number)
-            raise
+            self._make(number, run, buffer)
+        except Exception as error:  # noqa: BLE001  # raised by `result`, when it is known to be the first
+            self.fail(order, error)
+            self._writers[number].release()
+            buffer.release()
+        return True
 
-    def _write_tensor(self, number: int, tensor: OutputTensor, writer: BlobWriter, blob: PlannedBlob) -> None:
-        companions: list[list[Array]] = []
-        factor = self._global_scale(number, tensor)
-        for source in tensor.sources:
-            for start, chunk in self._chunks(number, source):
-                weights = chunk if source.dtype is tensor.dtype else _cast(chunk, tensor.dtype, source, start)
-                if tensor.quantization is None:
-                    writer.write(_bytes(weights))
-                else:
-                    choice = _choice(blob.options, source, start, factor)
-                    words, *rest = _quantize(weights, tensor.quantization, choice, source, start)
-                    writer.write(_bytes(words))
-                    companions.append(rest)
-                self._progress(chunk.nbytes, blob.name)
-        # The weight comes first in a blob, so its scales and biases wait here: for int4/32, an eighth of what is stored.
-        for arrays in zip(*companions, strict=True):
-            for array in arrays:
-                writer.write(_bytes(array))
-        if tensor.global_scale:
-            writer.write(_bytes(np.array([factor], np.float32)))
+    def _make(self, number: int, run: Run, buffer: Buffer) -> None:
+        blob, writer = self._blobs[number], self._writers[number]
+        data = buffer.at(run.begin, run.end - run.begin)
+        for offset, companion in self._maker.make(run, data, blob.options):
+            writer.put_aside(offset, companion)
+        finished = writer.put(run.begin, data, gap=run.gap, aligned=True, hashed=buffer.release)
+        if finished is not None:
+            with self._mutex:
+                self._finished[number] = finished
+                del self._writers[number]
+            self._ingest.finished(self._keys[number], finished)
+        self._progress(run.source_bytes, blob.name)
 
-    def _global_scale(self, number: int, tensor: OutputTensor) -> float:
-        """Return what the tensor's weights are divided by first: for one with a global scale, that costs a read of it."""
-        if not tensor.global_scale:
-            return 1.0
-        largest = 0.0
-        for source in tensor.sources:
-            for start, chunk in self._chunks(number, source):
-                weights = chunk if source.dtype is tensor.dtype else _cast(chunk, tensor.dtype, source, start)
-                largest = max(largest, kernels.largest_magnitude(weights))
-        return kernels.global_scale_of(largest)
+    def fail(self, order: float, error: BaseException | None) -> None:
+        """Let no further run begin, and keep the error of the first one that failed."""
+        with self._mutex:
+            if order < self._first_error[0]:
+                self._first_error = (order, error)
 
-    def _chunks(self, number: int, source: SourceTensor) -> Iterator[tuple[int, Array]]:
-        """Yield ``(index of the first element, elements)`` of a tensor; each chunk lives until the next one."""
-        reader = self.readers.reader(source.file)
-        buffer = memoryview(bytearray(min(CHUNK, source.nbytes)))
-        for done in range(0, source.nbytes, CHUNK):
-            self._check_wanted(number)
-            view = buffer[: min(CHUNK, source.nbytes - done)]
-            reader.readinto(source.offset + done, view)
-            yield done * 8 // source.dtype.bits, _elements(view, source.dtype)
+    def result(self) -> WrittenBlobs:
+        """Return the blobs. Raises: the first error; CorruptDataError when a source changed meanwhile."""
+        if self._first_error[1] is not None:
+            raise self._first_error[1]
+        self._readers.check_unchanged()
+        return WrittenBlobs([self._finished[number] for number in range(len(self._blobs))], self._keys, self._recalled)
 
+    def close(self) -> None:
+        """Close all files."""
+        for writer in self._writers.values():
+            writer.close()
+        self._readers.close()
 
-def _bytes(array: Array) -> Array:
-    # ml_dtypes' types have no buffer protocol of their own.
-    return array.view(np.uint8)
-
-
-def _elements(view: memoryview, dtype: DType) -> Array:
-    """Return the bytes as elements; types that numpy has not are left as bytes, which can only be copied."""
-    return np.frombuffer(view, numpy_dtype(dtype) if dtype.bits >= 8 else np.uint8)  # noqa: PLR2004
-
-
-def _cast(chunk: Array, dtype: DType, source: SourceTensor, start: int) -> Array:
-    """Return ``chunk`` rounded to ``dtype``. Raises: UnsupportedSourceError when a finite value would become infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast: Array = chunk.astype(numpy_dtype(dtype))
-    overflows = np.isinf(cast) & np.isfinite(chunk)
-    if overflows.any():
-        first = int(np.argmax(overflows))
-        index = _index(source, start + first)
-        raise UnsupportedSourceError(
-            f"{source.name!r}: the value {chunk[first]} at {list(index)} does not fit {dtype}",
-            tensor=source.name,
-            index=index,
-        )
-    return cast
-
-
-def _choice(options: ImportOptions, source: SourceTensor, start: int, global_scale: float) -> ScaleChoice:
-    importance = options.importance.vectors.get(source.name) if options.importance is not None else None
-    return ScaleChoice(options.method, importance, start % source.shape[-1], global_scale)
-
-
-def _quantize(
-    weights: Array, quantization: Quantization, choice: ScaleChoice, source: SourceTensor, start: int
-) -> list[Array]:
-    """Return the stored arrays of a flat run of whole groups.
-
-    Raises: NonFiniteWeightError with tensor and index; UnsupportedSourceError when a group's range overflows its scale,
-    which MLX stores as infinity, and which would come back as NaN.
-    """
-    described = quantization.parts(weights.shape, dtype_of(weights))
-    weight, scale, *rest = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
-    parts = QuantizedArray(weight, scale, rest[0] if rest else None, None, quantization)
-    bad = kernels.quantize_into(weights, parts, choice)
-    if bad >= 0:
-        index = _index(source, start + bad)
-        raise NonFiniteWeightError(
-            f"{source.name!r}: the weight at {list(index)} is {weights[bad]}, and only finite weights can be quantized",
-            tensor=source.name,
-            index=index,
-            path=source.file.path,
-        )
-    if not all(np.isfinite(part).all() for part in (scale, *rest)):
-        group = int(np.argmin(np.isfinite(scale))) * quantization.group_size
-        index = _index(source, start + group)
-        raise UnsupportedSourceError(
-            f"{source.name!r}: the weights from {list(index)} on span more than {dtype_of(weights)} can scale",
-            tensor=source.name,
-            index=index,
-            path=source.file.path,
-        )
-    return [weight, scale, *rest]
-
-
-def _index(source: SourceTensor, flat: int) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(flat, source.shape))

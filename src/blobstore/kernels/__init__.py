@@ -191,7 +191,7 @@ def dequantize(quantized: QuantizedArray[Array], dtype: str | DType = DType.F32,
         raise UsageError(f"values can be float32, bfloat16 or float16, not {wanted}")
     _check_parts(quantized)
     out = np.empty(quantized.shape, numpy_dtype(wanted))
-    factor = 1.0 if quantized.global_scale is None else float(quantized.global_scale[0])
+    factor = 1.0 if quantized.global_scale is None else float(quantized.global_scale.reshape(-1)[0])
     parts = _mapped(quantized, _flat)
     if not quantized.quant_type.is_affine:
         parts = replace(parts, scale=parts.scale.view(np.uint8))
@@ -208,8 +208,9 @@ def _check_parts(quantized: QuantizedArray[Array]) -> None:
     """Raise UsageError unless the arrays have the shapes and dtypes that the type says."""
     parts = (quantized.weight, quantized.scale, quantized.bias, quantized.global_scale)
     given = [part for part in parts if part is not None]
-    double = quantized.global_scale is not None and quantized.quant_type is QuantType.NVFP4
-    wanted = list(quantized.quantization.parts(quantized.shape, dtype_of(quantized.scale), global_scale=double))
+    factor = quantized.global_scale if quantized.quant_type is QuantType.NVFP4 else None
+    shape = None if factor is None else (() if factor.ndim == 0 else (1,))
+    wanted = list(quantized.quantization.parts(quantized.shape, dtype_of(quantized.scale), global_scale=shape))
     described = [(dtype_of(part), part.shape) for part in given]
     if described != [(part.dtype, part.shape) for part in wanted] or not _scales_fit(quantized):
         shown = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in described)
@@ -223,3 +224,12 @@ def _scales_fit(quantized: QuantizedArray[Array]) -> bool:
 def _flat(part: Array) -> Array:
     """Return the array flat, contiguous and aligned: a copy only where a file has it at an odd address."""
     return np.require(part, requirements=("C", "A")).reshape(-1)
+
+
+def decode_blocks_into(codes: Array, scales: Array, out: Array, *, first: int, cols: int) -> None:
+    """TEMPORARY until the kernel is merged."""
+    import ml_dtypes
+
+    index = np.arange(first, first + codes.size)
+    rows, columns = index // cols, index % cols
+    out[:] = (codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales[rows // 128, columns // 128]).astype(out.dtype)

@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +18,11 @@ from blobstore.errors import BlobStoreError, BusyError, CorruptDataError, LimitE
 from blobstore.names import ModelName
 from blobstore.store.blobs import BlobFolder
 from blobstore.store.files import os_errors
-from blobstore.store.ingest import BlobWriter, FinishedBlob, Ingest
+from blobstore.store.ingest import Ingest
+from blobstore.store.journal import Journal
 from blobstore.store.lock import StoreLock
 from blobstore.store.manifests import ManifestFolder
+from blobstore.store.writer import BlobWriter, FinishedBlob
 
 __all__ = ["BlobWriter", "FinishedBlob", "Ingest", "Removal", "Store", "open_store"]
 
@@ -49,31 +50,29 @@ class Store:
             raise StorageError(f"can't open the store {root}: {error}", path=str(root)) from error
         if not is_folder:
             raise StorageError(f"the store {self.root} is no folder", path=str(self.root))
-        private = self.root / PRIVATE
         self.blobs = BlobFolder(self.root / "blobs")
         self.manifests = ManifestFolder(self.root / "manifests")
-        self._temporary_folder = private / "tmp"
-        self._lock = StoreLock(private / "lock")
+        self._private = self.root / PRIVATE
+        self._lock = StoreLock(self._private / "lock")
 
     @contextmanager
-    def ingest(self) -> Iterator[Ingest]:
+    def ingest(self, source: str = "") -> Iterator[Ingest]:
         """Yield an ingest: what it commits is in the store, what it does not commit is gone afterwards.
 
-        The store's lock is held shared meanwhile. Raises: BusyError while a clean-up holds it alone; StorageError.
+        ``source`` names what is imported, for the journal. The store's lock is held shared meanwhile. After a
+        KeyboardInterrupt finished blobs stay, for the next import of the source. Raises: BusyError while a clean-up holds
+        the lock alone; StorageError.
         """
-        self._remove_dead_ingests()
         with self._lock.shared():
-            ingest = Ingest(self.blobs, self.manifests, self._temporary_folder)
+            ingest = Ingest(self.blobs, self.manifests, self._private / "tmp", Journal(self._private / "journal", source))
+            interrupted = False
             try:
                 yield ingest
+            except KeyboardInterrupt:
+                interrupted = True
+                raise
             finally:
-                ingest.close()
-
-    def _remove_dead_ingests(self) -> None:
-        # Whoever has the lock alone knows that no ingest lives: what lies there was left by killed ones.
-        if self._temporary_folder.exists():
-            with suppress(BusyError), self._lock.exclusive(wait_s=0):
-                shutil.rmtree(self._temporary_folder, ignore_errors=True)
+                ingest.close(keep_finished=interrupted)
 
     def models(self) -> Iterator[tuple[ModelName, Manifest | BlobStoreError]]:
         """Yield every model by name, sorted, with its manifest, or with the error that reading it gave."""

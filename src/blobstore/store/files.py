@@ -19,6 +19,8 @@ from pathlib import Path
 
 from blobstore.errors import from_os_error
 
+PAGE = 4096
+"""What offsets, lengths and addresses are multiples of in reads and writes around the page cache."""
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
 _SYNCFS_REPORTS_ERRORS = (5, 8)
@@ -94,26 +96,59 @@ def make_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def make_private_folder(parent: Path) -> Path:
-    """Return a new folder in ``parent``, which is made when it is missing. Its name is unique to this process."""
-    make_folder(parent)
-    path = parent / f"{os.getpid()}-{secrets.token_hex(8)}"
-    path.mkdir(mode=FOLDER_MODE)
-    return path
+def create_file(path: Path, size: int = 0) -> int:
+    """Return a new open file of ``size`` zeros; a file or link that is there already is an error. Raises: OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    try:
+        if size:
+            os.ftruncate(fd, size)  # pieces behind the end would otherwise wait for each other
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
-def create_file(path: Path) -> int:
-    """Return a new open file; a file or link that is there already is an error. Raises: OSError."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+def open_direct(path: Path) -> int:
+    """Open a file a second time, for writing around the page cache; return -1 where there is no such thing."""
+    if sys.platform != "linux":
+        return -1
+    try:
+        return os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return -1
 
 
-def write_all(fd: int, data: memoryview) -> None:
-    """Write all of ``data``; interrupted and partial writes go on. Raises: OSError."""
+def write_all_at(fd: int, offset: int, data: memoryview) -> None:
+    """Write all of ``data`` at ``offset``; interrupted and partial writes go on. Raises: OSError."""
     while data:
-        count = os.write(fd, data)
+        count = os.pwrite(fd, data, offset)
         if count == 0:
             raise OSError(errno.EIO, "nothing was written")
-        data = data[count:]
+        data, offset = data[count:], offset + count
+
+
+def append_file(path: Path, data: bytes) -> None:
+    """Append to a file, which is made when it is missing; a link is an error. Raises: OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file and put it in the place of the one that is there. Not durable. Raises: OSError."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    fd = create_file(temporary)
+    try:
+        write_all_at(fd, 0, memoryview(data))
+    finally:
+        os.close(fd)
+    temporary.rename(path)
 
 
 def remove_if_there(path: Path) -> bool:

@@ -1,10 +1,10 @@
 """Ingest: everything that one import writes, invisible until it is all there.
 
 Blobs are written to a folder of the ingest's own under ``.blobstore/tmp/``; `Ingest.commit` makes them durable, moves
-them to ``blobs/``, and links the manifest last. A failed ingest leaves the store as it was; a killed one leaves only its
-folder, which the next ingest that is alone removes. Temporary blobs are out of Ollama's sight, however long an import
-takes: a starting Ollama deletes unreferenced files over an hour old from ``blobs/`` (server/images.go `PruneLayers`,
-ollama/ollama@fb307609).
+them to ``blobs/``, and links the manifest last. A failed ingest leaves the store as it was. A killed one leaves its folder,
+whose finished blobs the next import of the same source takes over (leftovers.py). Temporary blobs are out of Ollama's sight,
+however long an import takes: a starting Ollama deletes unreferenced files over an hour old from ``blobs/`` (server/images.go
+`PruneLayers`, ollama/ollama@fb307609).
 """
 
 from __future__ import annotations
@@ -13,132 +13,167 @@ import hashlib
 import os
 import secrets
 import shutil
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
 
 from blobstore.digest import Digest
 from blobstore.documents import Manifest
-from blobstore.errors import CorruptDataError, StorageError
+from blobstore.errors import BlobStoreError, StorageError
 from blobstore.names import ModelName
+from blobstore.ranges import FileReader
 from blobstore.store.blobs import BlobFolder
-from blobstore.store.files import (
-    SYNCS_WHOLE_FILE_SYSTEM,
-    create_file,
-    make_folder,
-    make_private_folder,
-    os_errors,
-    sync,
-    sync_file_system,
-    sync_folder,
-    write_all,
-)
+from blobstore.store.checkpoints import Checkpoints
+from blobstore.store.files import make_folder, os_errors, sync_file_system, sync_folder
+from blobstore.store.journal import Entry, Journal
+from blobstore.store.leftovers import Leftovers, make_owned_folder
 from blobstore.store.manifests import ManifestFolder
+from blobstore.store.writer import BlobWriter, FinishedBlob, Stamp
 
-
-@dataclass(frozen=True, slots=True)
-class FinishedBlob:
-    """A blob that is complete but not yet visible: its digest, its size in bytes, where it waits."""
-
-    digest: Digest
-    size: int
-    path: Path
-
-
-class BlobWriter:
-    """Writes and hashes one blob in one pass. ``size`` bytes are promised, and `finish` checks that they came."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self._path = path
-        self._size = size
-        self._written = 0
-        self._hash = hashlib.sha256()
-        with os_errors("create", path):
-            self._fd = create_file(path)
-
-    def write(self, data: Any) -> None:
-        """Append the bytes of any contiguous buffer. Raises: StorageError (no space, I/O)."""
-        view = memoryview(data).cast("B")
-        with os_errors("write", self._path):
-            write_all(self._fd, view)
-        self._hash.update(view)
-        self._written += len(view)
-
-    def finish(self) -> FinishedBlob:
-        """Return the finished blob. Raises: CorruptDataError when it has not the promised size; StorageError."""
-        if self._written != self._size:
-            raise CorruptDataError(f"{self._written:,} bytes were written where {self._size:,} were planned")
-        if not SYNCS_WHOLE_FILE_SYSTEM:
-            with os_errors("write", self._path):
-                sync(self._fd)
-        self.close()
-        return FinishedBlob(Digest(self._hash.hexdigest()), self._written, self._path)
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+_CHUNK = 2**20
+_OLD_S = 30 * 60
+"""Age from which a blob that is used again is made young: Ollama spares unreferenced ones for an hour."""
 
 
 class Ingest:
-    """One import's private folder. Use it as a context manager: what was not committed is gone at the end."""
+    """One import's private folder. Use it by `Store.ingest`: what was not committed is gone at the end."""
 
-    def __init__(self, blobs: BlobFolder, manifests: ManifestFolder, temporary_folder: Path) -> None:
+    def __init__(self, blobs: BlobFolder, manifests: ManifestFolder, temporary_folder: Path, journal: Journal) -> None:
         self._blobs = blobs
         self._manifests = manifests
+        self._journal = journal
+        self._leftovers = Leftovers(temporary_folder)
+        self._leftovers.clean()
         with os_errors("write to the store", temporary_folder):
-            self._folder = make_private_folder(temporary_folder)
-            _check_one_file_system(self._folder, blobs.path)
             # Opened before the first write, so that syncfs on it reports every write error since.
-            self._folder_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._folder, self._folder_fd = make_owned_folder(temporary_folder)
+            _check_one_file_system(self._folder, blobs.path)
+        self._checkpoints = Checkpoints(journal, self._sync)
 
     def writer(self, size: int) -> BlobWriter:
         """Return a writer for one blob of ``size`` bytes. May be called from several threads."""
-        return BlobWriter(self._folder / secrets.token_hex(8), size)
+        return BlobWriter(self._folder, secrets.token_hex(8), size)
 
     def put(self, data: bytes) -> FinishedBlob:
         """Write bytes in memory as one blob."""
-        with self.writer(len(data)) as writer:
-            writer.write(data)
-            return writer.finish()
+        writer = self.writer(len(data))
+        try:
+            blob = writer.put(0, data)
+        finally:
+            writer.close()
+        if blob is None:
+            raise AssertionError("a blob of one piece is finished by it")
+        return blob
 
-    def commit(self, blobs: list[FinishedBlob], name: ModelName, manifest: Manifest) -> set[Digest]:
+    def finished(self, key: str, blob: FinishedBlob) -> None:
+        """Take note that the plan's entry of ``key`` became ``blob``. Raises: StorageError of an earlier checkpoint."""
+        self._checkpoints.add(Entry(key, blob.digest, blob.size, blob.stamp))
+
+    def recall(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
+        """Return the blob that an earlier import made for ``key``, or None when it is not there any more.
+
+        It is one of the store's, or one that a killed import left. Its bytes are hashed when its file was written to
+        since, or with ``verify``. Raises: StorageError.
+        """
+        entry = self._journal.find(key)
+        if entry is None or entry.size != size:
+            return None
+        if blob := _intact(self._blobs.path / entry.digest.file_name, entry, verify=verify):
+            return self._kept_young(blob)
+        left = self._leftovers.find(entry.digest)
+        if left is None or not _intact(left, entry, verify=verify) or not self._leftovers.take(left, self._folder):
+            return None
+        return FinishedBlob(entry.digest, entry.size, self._folder / entry.digest.file_name, entry.stamp)
+
+    def _kept_young(self, blob: FinishedBlob) -> FinishedBlob:
+        if blob.stamp.mtime_ns > (time.time() - _OLD_S) * 1e9:
+            return blob
+        with os_errors("use", blob.path):
+            os.utime(blob.path)
+            return replace(blob, stamp=Stamp.of(blob.path.stat()))
+
+    def _sync(self) -> None:
+        with os_errors("write to the store", self._folder):
+            sync_file_system(self._folder_fd)
+
+    def commit(
+        self, blobs: list[FinishedBlob], name: ModelName, manifest: Manifest, keys: Iterable[str] = ()
+    ) -> set[Digest]:
         """Make ``blobs`` and then the model ``name`` visible; return the digests that the store did not have before.
 
         Order: manifest and bytes durable, blobs renamed, their names durable, every blob of the manifest checked for
         presence and size, manifest renamed, its name durable. All space is taken before anything is visible. A blob or
-        manifest that was there is replaced: what has just been computed heals what lies there.
+        manifest that was there is replaced: what has just been computed heals what lies there. Then the journal is told:
+        ``keys`` are those of the first blobs.
 
         Raises: StorageError; NotFoundError or CorruptDataError when the manifest names a blob that is not in the store
         with its size; LimitExceededError for a manifest that could not be read back. The old manifest stays then.
         """
         Manifest.parse(manifest.raw)
+        self._checkpoints.stop()
         created = {blob.digest for blob in blobs if not self._blobs.has(blob.digest, blob.size)}
         prepared = self._folder / "manifest"
         self._manifests.prepare(name, manifest, prepared)
         with os_errors("write blobs to", self._blobs.path):
-            sync_file_system(self._folder_fd)
+            self._sync()
             make_folder(self._blobs.path)
-            for blob in blobs:
-                os.utime(blob.path)  # young again: a starting Ollama spares it until its manifest is there
-                blob.path.rename(self._blobs.path / blob.digest.file_name)
+            stamps = self._publish(blobs)
             sync_folder(self._blobs.path)
         for descriptor in manifest.descriptors:
             self._blobs.check(descriptor)
         self._manifests.link(name, prepared)
+        self._journal.append(
+            Entry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp))
+            for key, blob in zip(keys, blobs, strict=False)
+        )
         return created
 
-    def close(self) -> None:
-        """Remove the folder with everything that was not committed."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def _publish(self, blobs: Iterable[FinishedBlob]) -> dict[Digest, Stamp]:
+        """Move the blobs of our folder to ``blobs/``; return their stamps there."""
+        stamps: dict[Digest, Stamp] = {}
+        for blob in blobs:
+            if blob.digest not in stamps and blob.path.parent == self._folder:
+                os.utime(blob.path)  # young again: a starting Ollama spares it until its manifest is there
+                stamps[blob.digest] = Stamp.of(blob.path.rename(self._blobs.path / blob.digest.file_name).stat())
+        return stamps
+
+    def close(self, *, keep_finished: bool) -> None:
+        """Remove what was not committed; ``keep_finished``: but for finished blobs that the journal knows."""
+        try:
+            self._checkpoints.stop()
+            if keep_finished:
+                self._checkpoints.note()
+        except BlobStoreError:
+            keep_finished = False  # what was written is lost
+        if not keep_finished:
+            shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._folder_fd)
+        self._leftovers.clean()
+
+
+def _intact(path: Path, entry: Entry, *, verify: bool) -> FinishedBlob | None:
+    """Return the blob at ``path`` when it has the entry's bytes: by its stamp, else, or with ``verify``, by hashing it."""
+    try:
+        with FileReader(path, follow=False) as reader:
+            stamp = Stamp.of(os.fstat(reader.fileno()))
+            if reader.size != entry.size:
+                return None
+            if (verify or stamp != entry.stamp) and _digest(reader) != entry.digest:
+                return None
+            return FinishedBlob(entry.digest, entry.size, path, stamp)
+    except BlobStoreError:
+        return None
+
+
+def _digest(reader: FileReader) -> Digest:
+    hashed = hashlib.sha256()
+    buffer = memoryview(bytearray(min(_CHUNK, reader.size)))
+    for start in range(0, reader.size, _CHUNK):
+        view = buffer[: reader.size - start]
+        reader.readinto(start, view)
+        hashed.update(view)
+    return Digest(hashed.hexdigest())
 
 
 def _check_one_file_system(folder: Path, blobs: Path) -> None:

@@ -11,7 +11,7 @@ from blobstore.documents import MAX_MANIFEST, Manifest
 from blobstore.errors import BlobStoreError, InvalidNameError, LimitExceededError, NotFoundError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
-from blobstore.store.files import create_file, make_folder, os_errors, remove_if_there, sync, sync_folder, write_all
+from blobstore.store.files import create_file, make_folder, os_errors, remove_if_there, sync, sync_folder, write_all_at
 
 _DEPTH = 4  # host, namespace, model, tag
 
@@ -157,7 +157,7 @@ def _older(temporary: Path) -> Path:
 def _write_durably(path: Path, data: bytes) -> None:
     fd = create_file(path)
     try:
-        write_all(fd, memoryview(data))
+        write_all_at(fd, 0, memoryview(data))
         sync(fd)
     finally:
         os.close(fd)

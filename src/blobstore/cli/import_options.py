@@ -1,0 +1,120 @@
+"""The options of an import, which several commands take."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.models import ArgumentInfo
+
+if TYPE_CHECKING:
+    from blobstore.importer import ImportArguments
+
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "quant": (
+        Annotated[
+            str | None,
+            typer.Option("--quant", metavar="TYPE", help="int4, int8, nvfp4, mxfp4 or mxfp8 [default: keep the weights]."),
+        ],
+        None,
+    ),
+    "group_size": (
+        Annotated[
+            int | None,
+            typer.Option("--group-size", metavar="N", help="Weights that share a scale: 32, 64 or 128 for int4 and int8."),
+        ],
+        None,
+    ),
+    "method": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--method", metavar="METHOD", help="How scales are chosen: minmax, or search for less error [default: minmax]."
+            ),
+        ],
+        None,
+    ),
+    "importance": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--importance", metavar="FILE", help="For a search: a .safetensors file with one F32 vector a tensor."
+            ),
+        ],
+        None,
+    ),
+    "global_scale": (
+        Annotated[bool, typer.Option("--global-scale", help="Give nvfp4 weights a scale of the whole tensor too.")],
+        False,
+    ),
+    "rules": (
+        Annotated[
+            list[str] | None,
+            typer.Option("--rule", metavar="GLOB=TYPE", help="A type for tensors of such names; a later rule wins. Repeatable."),
+        ],
+        None,
+    ),
+    "policy": (
+        Annotated[
+            str | None, typer.Option("--policy", metavar="FILE", help="Rules, groups and method in a TOML or JSON file.")
+        ],
+        None,
+    ),
+    "requantize": (
+        Annotated[bool, typer.Option("--requantize", help="Dequantize quantized weights and quantize them again.")],
+        False,
+    ),
+    "dtype": (
+        Annotated[
+            str | None,
+            typer.Option("--dtype", metavar="DTYPE", help="Convert float weights first: bfloat16, float16 or float32."),
+        ],
+        None,
+    ),
+    "profile": (
+        Annotated[
+            str, typer.Option("--profile", metavar="PROFILE", help="default, or ollama for what `ollama create` would write.")
+        ],
+        "default",
+    ),
+    "experts": (
+        Annotated[
+            str | None,
+            typer.Option("--experts", metavar="FORM", help="packed (one blob a group) or stacked (one tensor a projection)."),
+        ],
+        None,
+    ),
+    "alignment": (
+        Annotated[
+            int | None, typer.Option("--align", metavar="BYTES", help="Align the data in each blob: a power of two.")
+        ],
+        None,
+    ),
+}
+
+
+def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the options of an import besides its own; it gets them as ``options``, one mapping."""
+    own = inspect.signature(command, eval_str=True)
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        options: ImportArguments = {name: values.pop(name) for name in _OPTIONS}  # type: ignore[assignment]  # by its table
+        options["rules"] = options["rules"] or ()
+        command(**values, options=options)
+
+    parameters = [parameter for parameter in own.parameters.values() if parameter.name != "options"]
+    arguments = [parameter for parameter in parameters if isinstance(parameter.annotation.__metadata__[0], ArgumentInfo)]
+    others = [parameter for parameter in parameters if parameter not in arguments]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _OPTIONS.items()
+    ]
+    ordered = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*arguments, *shared, *others)]
+    wrapper.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]  # typer reads it
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
+    return wrapper
+

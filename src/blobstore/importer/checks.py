@@ -1,0 +1,83 @@
+"""Checks of a plan: that every name is there once, that every blob can be read back, that what was asked can be done. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, quoted
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import OutputTensor, PlannedBlob
+from blobstore.importer.policy import Policy
+from blobstore.importer.weights import SourceWeight
+from blobstore.safetensors import Header
+from blobstore.stored import stored_tensors
+
+
+def check_names(blobs: Iterable[PlannedBlob]) -> None:
+    """Raise UnsupportedSourceError when two blobs or two stored arrays would have one name."""
+    blob_names: set[str] = set()
+    array_names: dict[str, OutputTensor] = {}
+    for blob in blobs:
+        for tensor in blob.tensors:
+            for name in (tensor.name + part.suffix for part in tensor.parts):
+                if name in array_names:
+                    raise _named_twice(name, array_names[name].sources[0], tensor.sources[0])
+                array_names[name] = tensor
+        if blob.name in blob_names:
+            raise UnsupportedSourceError(f"two blobs would have the name {quoted(blob.name)}", blob=blob.name)
+        blob_names.add(blob.name)
+
+
+def _named_twice(name: str, one: SourceWeight, other: SourceWeight) -> UnsupportedSourceError:
+    places = [f"{weight.tensor.name!r} of {weight.file.name}" for weight in (one, other)]
+    return UnsupportedSourceError(
+        f"two tensors would have the name {quoted(name)}: {places[0]} and {places[1]}", tensor=name, path=other.file.path
+    )
+
+
+def check_readable(blobs: Iterable[PlannedBlob]) -> None:
+    """Raise when a blob would be read back as other tensors: U32 values beside a ``.scale`` look like quantized codes."""
+    for blob in blobs:
+        planned = {tensor.name: tensor.quantization for tensor in blob.tensors}
+        try:
+            header = Header(blob.entries, blob.metadata, len(blob.header))
+            header.check_limits(f"blob {blob.name[:80]}")
+            read = {tensor.name: tensor.quantization for tensor in stored_tensors(header)}
+        except CorruptDataError as error:
+            raise UnsupportedSourceError(f"{blob.name!r} could not be read back: {error}", tensor=error.tensor) from None
+        if read != planned:
+            name = min(name for name in planned | read if planned.get(name) != read.get(name))
+            raise UnsupportedSourceError(f"{name!r} would be read back as part of a quantized tensor", tensor=name)
+
+
+def check_quantizable(blobs: tuple[PlannedBlob, ...], options: ImportOptions, policy: Policy | None) -> None:
+    """Raise UsageError when a type was asked, some tensor is of the kind that gets it, and the groups divide none."""
+    tensors = [tensor for blob in blobs for tensor in blob.tensors]
+    if policy is None or options.quant_type is None or any(tensor.quantization is not None for tensor in tensors):
+        return
+    for tensor in tensors:
+        quant_type = policy.base_type(tensor.name)
+        if policy.wants(tensor.name, tensor.shape) and not options.fits(quant_type, tensor.shape):
+            raise UsageError(
+                f"nothing can be quantized to {options.quant_type}: the rows of {tensor.name!r} {list(tensor.shape)} are no "
+                f"multiple of {options.row_divisor(quant_type)}",
+                tensor=tensor.name,
+            )
+
+
+def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
+    """Raise UsageError for a rule that no tensor follows: none has such a name, or none of those can be quantized."""
+    tensors = [tensor for blob in blobs for tensor in blob.tensors]
+    for rule in options.rules:
+        named = [tensor for tensor in tensors if rule.matches(tensor.name)]
+        if not named:
+            raise UsageError(
+                f"no tensor has a name like that of the rule {str(rule)!r}", hint="`blobstore plan SOURCE` shows the names."
+            )
+        if rule.quant_type is not None and not any(options.can_follow(rule, tensor.dtype, tensor.shape) for tensor in named):
+            tensor = named[0]
+            raise UsageError(
+                f"the rule {str(rule)!r} is for nothing that can be quantized so: {tensor.name!r} is "
+                f"{tensor.dtype} {list(tensor.shape)}",
+                tensor=tensor.name,
+            )

@@ -1,0 +1,179 @@
+"""What an import writes: the values that a plan consists of. Pure; plan.py makes them, write.py carries them out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from blobstore.documents import JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
+from blobstore.dtypes import DType
+from blobstore.importer.inventory import Inventory
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.weights import Form, SourceWeight
+from blobstore.quant import Part, Quantization
+from blobstore.safetensors import TensorEntry, encode_header, lay_out
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One tensor of a blob: its sources (more than one are stacked), its dtype and shape before quantization.
+
+    ``copies_codes``: the sources are quantized as the output is, and their codes and scales are copied as they are.
+    ``global_scale`` is the shape of its global scale, None when it has none.
+    """
+
+    name: str
+    sources: tuple[SourceWeight, ...]
+    dtype: DType
+    shape: tuple[int, ...]
+    quantization: Quantization | None = None
+    global_scale: tuple[int, ...] | None = None
+    copies_codes: bool = False
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The arrays that are stored for it, in stored order."""
+        if self.quantization is None:
+            return (Part("", self.dtype, self.shape),)
+        return tuple(self.quantization.parts(self.shape, self.dtype, global_scale=self.global_scale))
+
+    @property
+    def copies(self) -> bool:
+        """True when its bytes are the sources' bytes."""
+        if self.copies_codes:
+            return True
+        plain = all(source.form is Form.PLAIN and source.dtype is self.dtype for source in self.sources)
+        return plain and self.quantization is None
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes, scales and biases included."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, before packing."""
+        return math.prod(self.shape)
+
+    def part_bytes(self, count: int) -> dict[str, int]:
+        """Return the stored bytes of ``count`` values, whole groups of them, by array suffix."""
+        if self.quantization is None:
+            return {"": self.dtype.nbytes((count,))}
+        return {part.suffix: part.nbytes for part in self.quantization.parts((count,), self.dtype)}
+
+
+@dataclass(frozen=True)
+class PlannedBlob:
+    """One tensor blob: its layer name, its tensors in stored order, its metadata, the options that it is made with."""
+
+    name: str
+    tensors: tuple[OutputTensor, ...]
+    metadata: Mapping[str, str]
+    options: ImportOptions
+
+    media_type = TENSOR_MEDIA_TYPE
+
+    @cached_property
+    def entries(self) -> dict[str, TensorEntry]:
+        """The header entries of all stored arrays."""
+        return lay_out(
+            (tensor.name + part.suffix, part.dtype, part.shape) for tensor in self.tensors for part in tensor.parts
+        )
+
+    @cached_property
+    def data_size(self) -> int:
+        """Bytes of the data region."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @cached_property
+    def header(self) -> bytes:
+        """The bytes before the data: length prefix, canonical JSON, padding."""
+        return encode_header(self.entries, self.metadata, self.options.header_alignment(self.data_size))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole blob."""
+        return len(self.header) + self.data_size
+
+    @property
+    def sources(self) -> Iterator[SourceWeight]:
+        """The source weights that it is made of, in stored order."""
+        return (source for tensor in self.tensors for source in tensor.sources)
+
+    @property
+    def weighed_sources(self) -> Iterator[SourceWeight]:
+        """The sources whose errors count in a search: those that importance may be given for."""
+        quantized = (tensor for tensor in self.tensors if tensor.quantization is not None and not tensor.copies_codes)
+        return (source for tensor in quantized for source in tensor.sources)
+
+    @cached_property
+    def source_bytes(self) -> int:
+        """Bytes that are read to make it."""
+        return sum(source.nbytes for source in self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A layer that is no tensor: its name in the manifest, if it has one, its bytes, its media type."""
+
+    name: str | None
+    data: bytes
+    media_type: str = JSON_MEDIA_TYPE
+
+    @property
+    def size(self) -> int:
+        """Bytes of the blob."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """What an import will write: layers in manifest order and the config. ``inventories``: the model's, then the draft's."""
+
+    inventories: tuple[Inventory, ...]
+    options: ImportOptions
+    layers: tuple[PlannedBlob | PlannedFile, ...]
+    config: ModelConfig
+
+    @property
+    def inventory(self) -> Inventory:
+        """The checkpoint of the model itself."""
+        return self.inventories[0]
+
+    @property
+    def blobs(self) -> tuple[PlannedBlob, ...]:
+        """The tensor blobs, in manifest order."""
+        return tuple(layer for layer in self.layers if isinstance(layer, PlannedBlob))
+
+    @property
+    def documents(self) -> dict[str, bytes]:
+        """The JSON documents by name, in manifest order."""
+        files = (layer for layer in self.layers if isinstance(layer, PlannedFile))
+        return {file.name: file.data for file in files if file.media_type == JSON_MEDIA_TYPE and file.name is not None}
+
+    @property
+    def tensors(self) -> Iterator[OutputTensor]:
+        """All output tensors, in stored order."""
+        return (tensor for blob in self.blobs for tensor in blob.tensors)
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of all tensors of the sources, also of those that are read and dropped."""
+        return sum(inventory.nbytes for inventory in self.inventories)
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights of the model, before packing."""
+        return sum(tensor.parameters for tensor in self.tensors)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all blobs, documents and config included."""
+        return sum(layer.size for layer in self.layers) + len(self.config.encode())
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of tensor data a parameter, scales and biases included, headers not."""
+        return 8 * sum(blob.data_size for blob in self.blobs) / max(1, self.parameters)

@@ -1,0 +1,47 @@
+"""``blobstore.json``: what is needed to repeat an import and to give the source's files back. No times, no paths. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blobstore import strictjson
+from blobstore.importer.inventory import Inventory
+from blobstore.importer.options import ImportOptions
+
+OWN_DOCUMENT = "blobstore.json"
+_VERSION = 1
+
+
+def own_document(inventory: Inventory, options: ImportOptions) -> bytes:
+    """Return the document of an import of ``inventory`` with ``options``: one line of compact JSON and a newline."""
+    return strictjson.encode({"version": _VERSION, "options": _options(options), "sources": _sources(inventory)}) + b"\n"
+
+
+def _options(options: ImportOptions) -> dict[str, Any]:
+    quantization = options.quantization(options.quant_type) if options.quant_type is not None else None
+    return {
+        "quant": quantization.quant_type.value if quantization else None,
+        "group_size": quantization.group_size if quantization else None,
+        "groups": {kind.value: size for kind, size in sorted(options.groups.items(), key=lambda item: item[0].value)},
+        "method": options.method,
+        "importance": str(options.importance.digest) if options.importance else None,
+        "global_scale": options.global_scale,
+        "rules": [str(rule) for rule in options.rules],
+        "requantize": options.requantize,
+        "dtype": options.dtype.value if options.dtype else None,
+        "profile": options.profile.name,
+        "experts": options.experts.value,
+        "alignment": options.alignment,
+    }
+
+
+def _sources(inventory: Inventory) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": file.name,
+            "size": file.size,
+            "metadata": dict(sorted(file.metadata.items())),
+            "tensors": file.tensor_names,
+        }
+        for file in inventory.files
+    ]

@@ -1,0 +1,280 @@
+"""Producers: which programs store quantized weights in which tensors, and the weights of a checkpoint. Pure.
+
+What each producer writes is a row of a table (docs/formats.md section 5). Sources: mlx 0.32.4 `mx.quantize`; ollama/ollama
+@fb307609 x/create/prequant.go and blockfp8.go; vllm-project/compressed-tensors 0.13 compressors/nvfp4_quantized.py;
+NVIDIA/TensorRT-Model-Optimizer 0.40 export/quant_utils.py; huggingface/transformers v4.57 integrations/mxfp4.py and
+finegrained_fp8.py. Whatever looks packed and fits no row is refused by name (refusals.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from blobstore.documents import ModuleQuantization, SourceConfig
+from blobstore.dtypes import DType
+from blobstore.errors import UnsupportedSourceError, UsageError, quoted
+from blobstore.importer.inventory import Inventory, SourceTensor
+from blobstore.importer.refusals import check_unpacked
+from blobstore.importer.weights import FP8_BLOCK, Form, SourceWeight
+from blobstore.quant import Part, Quantization, QuantType
+
+_FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})
+_NVFP4 = Quantization(QuantType.NVFP4, 16)
+_MXFP4 = Quantization(QuantType.MXFP4, 32)
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """How one program stores a quantized weight ``X``: the suffixes of its tensors, and which dtypes they have there.
+
+    ``companions``: suffix in the source → suffix of the array that it becomes; all but ``optional`` ones must be there.
+    ``dropped``: scales of activations, which no weight needs. ``joined``: codes lie in blocks of a dimension of their own.
+    """
+
+    name: str
+    weight: str
+    weight_dtypes: frozenset[DType]
+    scale_dtypes: frozenset[DType]
+    companions: Mapping[str, str]
+    optional: frozenset[str] = frozenset()
+    dropped: tuple[str, ...] = ()
+    inverse_global_scale: bool = False
+    joined: bool = False
+
+    @property
+    def scale(self) -> str:
+        """The suffix of the scales in the source."""
+        return next(suffix for suffix, stored in self.companions.items() if stored == ".scale")
+
+
+_ACTIVATION_SCALES = (".input_scale", ".input_global_scale")
+_MLX = Producer(
+    name="MLX",
+    weight=".weight",
+    weight_dtypes=frozenset({DType.U32}),
+    scale_dtypes=_FLOATS | {DType.U8},
+    companions={".scales": ".scale", ".biases": ".bias"},
+    optional=frozenset({".biases"}),
+)
+_COMPRESSED_TENSORS = Producer(
+    name="compressed-tensors NVFP4",
+    weight=".weight_packed",
+    weight_dtypes=frozenset({DType.U8}),
+    scale_dtypes=frozenset({DType.F8_E4M3}),
+    companions={".weight_scale": ".scale", ".weight_global_scale": ".global_scale"},
+    dropped=_ACTIVATION_SCALES,
+    inverse_global_scale=True,
+)
+MODELOPT = Producer(
+    name="ModelOpt NVFP4",
+    weight=".weight",
+    weight_dtypes=frozenset({DType.U8}),
+    scale_dtypes=frozenset({DType.F8_E4M3}),
+    companions={".weight_scale": ".scale", ".weight_scale_2": ".global_scale"},
+    dropped=_ACTIVATION_SCALES,
+)
+_GPT_OSS = Producer(
+    name="gpt-oss MXFP4",
+    weight="_blocks",
+    weight_dtypes=frozenset({DType.U8}),
+    scale_dtypes=frozenset({DType.U8}),
+    companions={"_scales": ".scale"},
+    joined=True,
+)
+_BLOCK_FP8 = tuple(
+    Producer(
+        name="block FP8",
+        weight="",
+        weight_dtypes=frozenset({DType.F8_E4M3}),
+        scale_dtypes=_FLOATS,
+        companions={suffix: ".scale"},
+        dropped=_ACTIVATION_SCALES,
+    )
+    for suffix in ("_scale_inv", "_scale")  # both stand for what codes are multiplied by
+)
+_PRODUCERS = (_MLX, _COMPRESSED_TENSORS, MODELOPT, _GPT_OSS, *_BLOCK_FP8)
+
+
+def source_weights(inventory: Inventory) -> tuple[SourceWeight, ...]:
+    """Return the weights of a checkpoint, sorted by name; companions are part of their weight.
+
+    Raises: UnsupportedSourceError naming tensor, format and reason for whatever is packed in another way, has parts that
+    do not fit together, or lacks one.
+    """
+    found = {tensor.name: match for tensor in inventory.tensors.values() if (match := _match(tensor, inventory.tensors))}
+    consumed = set(found)
+    weights = []
+    for name, producer in found.items():
+        weights.append(_READERS[producer.name](_Found(inventory, producer, name)))
+        base = name.removesuffix(producer.weight)
+        # Activations' scales hang on the module, also where the weight is FP8: X.weight, X.input_scale.
+        module = base.removesuffix(".weight")
+        consumed.update(base + suffix for suffix in producer.companions)
+        consumed.update(module + suffix for suffix in producer.dropped)
+    rest = {name: tensor for name, tensor in inventory.tensors.items() if name not in consumed}
+    check_unpacked(rest, inventory)
+    return tuple(sorted([*weights, *map(SourceWeight.plain, rest.values())], key=lambda weight: weight.name))
+
+
+def _match(tensor: SourceTensor, tensors: Mapping[str, SourceTensor]) -> Producer | None:
+    """Return the producer of a quantized weight, or None for any other tensor."""
+    for producer in _PRODUCERS:
+        if tensor.dtype not in producer.weight_dtypes or not tensor.name.endswith(producer.weight):
+            continue
+        base = tensor.name.removesuffix(producer.weight)
+        required = [base + suffix for suffix in producer.companions if suffix not in producer.optional]
+        if all(name in tensors for name in required) and tensors[base + producer.scale].dtype in producer.scale_dtypes:
+            return producer
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A quantized weight that was found: where, and whose."""
+
+    inventory: Inventory
+    producer: Producer
+    name: str
+
+    @property
+    def base(self) -> str:
+        return self.name.removesuffix(self.producer.weight)
+
+    @property
+    def parts(self) -> dict[str, SourceTensor]:
+        """The tensors by the suffix of the array that they become."""
+        tensors = self.inventory.tensors
+        names = {"": self.name} | {stored: self.base + suffix for suffix, stored in self.producer.companions.items()}
+        return {stored: tensors[name] for stored, name in names.items() if name in tensors}
+
+    @property
+    def config(self) -> SourceConfig:
+        return self.inventory.config or SourceConfig()
+
+    def refused(self, reason: str, hint: str | None = None) -> UnsupportedSourceError:
+        """Return the error that says why the weight is not imported."""
+        return UnsupportedSourceError(
+            f"{quoted(self.name)} is {self.producer.name}: {reason}",
+            tensor=self.name,
+            path=self.inventory.tensors[self.name].file.path,
+            hint=hint or "Import the unquantized checkpoint.",
+        )
+
+
+def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight:
+    """Return a weight whose codes are stored as ours are, byte for byte; its companions must have the right sizes."""
+    parts, producer = found.parts, found.producer
+    *lead, last = parts[""].shape
+    if producer.joined:
+        last = last * lead.pop() if lead else 0
+    words = (*lead, last // (1 if parts[""].dtype is DType.U32 else _WORD_BYTES))
+    shape = quantization.logical_shape(words)
+    scale = parts[".scale"]
+    dtype = scale.dtype if quantization.quant_type.is_affine else DType.BF16
+    weight = SourceWeight(name, dtype, shape, parts, Form.CODES, producer.name, quantization, producer.inverse_global_scale)
+    if math.prod(words) * _WORD_BYTES != parts[""].nbytes or not quantization.divides(shape):
+        raise found.refused(f"{list(parts[''].shape)} are no whole groups of {quantization}")
+    wanted = {part.suffix: part for part in quantization.parts(shape, dtype, global_scale=weight.global_scale_shape)}
+    for suffix, part in wanted.items():
+        if suffix and not _holds(parts.get(suffix), part):
+            raise found.refused(_unfit(parts.get(suffix), part))
+    return weight
+
+
+def _holds(tensor: SourceTensor | None, part: Part) -> bool:
+    """Return True when the tensor has the bytes of that array: a scale's E4M3 or E8M0 bits may have any 8-bit dtype."""
+    if tensor is None or (part.suffix == ".global_scale" and math.prod(tensor.shape) != 1):
+        return False
+    return tensor.shape == part.shape and (tensor.dtype is part.dtype or (part.dtype is DType.U8 and tensor.dtype.bits == 8))  # noqa: PLR2004
+
+
+def _unfit(tensor: SourceTensor | None, part: Part) -> str:
+    what = part.suffix[1:].replace("_", " ")
+    if tensor is None:
+        return f"its {what} is missing"
+    return f"its {what} {quoted(tensor.name)} is {tensor.dtype} {list(tensor.shape)}, not {part.dtype} {list(part.shape)}"
+
+
+def _mlx(found: _Found) -> SourceWeight:
+    settings = found.config.mlx_quantization
+    module = settings.of(found.base) if settings is not None else None
+    if module is None:
+        return _codes(found, _inferred(found), found.name)
+    try:
+        quantization = _mlx_quantization(module)
+    except UsageError as error:
+        reason = f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type here"
+        raise found.refused(reason, error.hint) from None
+    return _codes(found, quantization, found.name)
+
+
+def _mlx_quantization(module: ModuleQuantization) -> Quantization:
+    if module.mode != "affine":
+        quantization = Quantization(QuantType(module.mode), module.group_size)
+        if quantization.quant_type.bits != module.bits:
+            raise UsageError(f"{module.mode} has not {module.bits} bits")
+        return quantization
+    affine = {4: QuantType.INT4, 8: QuantType.INT8}
+    if module.bits not in affine:
+        raise UsageError("only 4 and 8 bits are stored", hint="Quantize the original checkpoint to int4 or int8.")
+    return Quantization(affine[module.bits], module.group_size)
+
+
+def _inferred(found: _Found) -> Quantization:
+    """Return the only quantization that the tensors' shapes allow. Raises: UnsupportedSourceError for none or several."""
+    possible = []
+    for quantization in (Quantization(kind, size) for kind in QuantType for size in kind.group_sizes):
+        if quantization.quant_type.is_affine == (".bias" in found.parts):
+            try:
+                _codes(found, quantization, found.name)
+            except UnsupportedSourceError:
+                continue
+            possible.append(quantization)
+    if len(possible) != 1:
+        answers = ", ".join(map(str, possible)) or "none"
+        reason = f"no config.json says how it was quantized, and its shapes fit {answers}"
+        raise found.refused(reason, "Import the folder with its config.json.")
+    return possible[0]
+
+
+def _nvfp4(found: _Found) -> SourceWeight:
+    weight = _codes(found, _NVFP4, found.base + ".weight")
+    if weight.parts[".global_scale"].dtype is not DType.F32:
+        raise found.refused(f"its global scale is {weight.parts['.global_scale'].dtype}, not F32")
+    return weight
+
+
+def _gpt_oss(found: _Found) -> SourceWeight:
+    # As mlx-lm names it (mlx_lm/models/gpt_oss.py `sanitize`, 0.32.2), so that its model finds it.
+    return _codes(found, _MXFP4, found.base + ".weight")
+
+
+def _block_fp8(found: _Found) -> SourceWeight:
+    parts = found.parts
+    block = found.config.fp8_block_size
+    if block is None:
+        raise found.refused(
+            "no weight_block_size in config.json says which weights share a scale", "Import the folder with its config.json."
+        )
+    if block != (FP8_BLOCK, FP8_BLOCK):
+        raise found.refused(f"its blocks are {block[0]}x{block[1]}, and only 128x128 is decoded")
+    shape = parts[""].shape
+    if len(shape) < 2:  # noqa: PLR2004
+        raise found.refused(f"{list(shape)} is no matrix")
+    wanted = (*shape[:-2], -(-shape[-2] // FP8_BLOCK), -(-shape[-1] // FP8_BLOCK))
+    scale = parts[".scale"]
+    if scale.shape != wanted:
+        raise found.refused(f"its scale {quoted(scale.name)} is {list(scale.shape)}, and 128x128 blocks need {list(wanted)}")
+    return SourceWeight(found.name, DType.BF16, shape, parts, Form.BLOCK_FP8, found.producer.name)
+
+
+_READERS: Mapping[str, Callable[[_Found], SourceWeight]] = {
+    _MLX.name: _mlx,
+    _COMPRESSED_TENSORS.name: _nvfp4,
+    MODELOPT.name: _nvfp4,
+    _GPT_OSS.name: _gpt_oss,
+    _BLOCK_FP8[0].name: _block_fp8,
+}

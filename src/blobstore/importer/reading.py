@@ -1,0 +1,132 @@
+"""Reading: the values of source weights, decoded, from files that are checked to be those of the inventory."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from blobstore import kernels
+from blobstore.arrays import QuantizedArray, numpy_dtype
+from blobstore.dtypes import DType
+from blobstore.errors import UnsupportedSourceError, quoted
+from blobstore.importer.inventory import SourceFile, SourceTensor
+from blobstore.importer.weights import Form, SourceWeight
+from blobstore.ranges import FileReader
+
+Array = np.ndarray[Any, Any]
+
+
+class SourceReaders:
+    """The source files of an import, opened when they are first read, and checked to be those of the inventory."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, FileReader] = {}
+        self._block_scales: dict[tuple[str, str], Array] = {}
+        self._mutex = threading.Lock()
+
+    def readinto(self, tensor: SourceTensor, start: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with a tensor's bytes from its byte ``start`` on.
+
+        Raises: NotFoundError, CorruptDataError when the file changed since the inventory; ShortReadError; StorageError.
+        """
+        self._reader(tensor.file).readinto(tensor.offset + start, buffer)
+
+    def values(self, weight: SourceWeight, start: int, count: int) -> Array:
+        """Return ``count`` values from index ``start`` on, as a new flat array of the weight's dtype.
+
+        Those of a dtype that numpy has not are returned as bytes, and ``start`` and ``count`` are then bytes. Of codes,
+        ``start`` and ``count`` are whole groups. Raises: as `readinto`; UnsupportedSourceError for a global scale of 0.
+        """
+        if weight.form is Form.PLAIN:
+            bits = weight.dtype.bits
+            kind = numpy_dtype(weight.dtype) if bits >= 8 else np.dtype(np.uint8)  # noqa: PLR2004
+            return self._array(weight.tensor, start, count, kind)
+        if weight.form is Form.BLOCK_FP8:
+            return self._decoded(weight, start, count)
+        return self._dequantized(weight, start, count)
+
+    def global_scale(self, weight: SourceWeight) -> np.float32:
+        """Return what a double-scaled weight's values are multiplied by.
+
+        Raises: UnsupportedSourceError when it is no finite number, or can't be inverted to one.
+        """
+        tensor = weight.parts[".global_scale"]
+        stored = self._array(tensor, 0, 1, np.dtype(np.float32))[0]
+        with np.errstate(divide="ignore", over="ignore"):
+            scale = np.float32(1) / stored if weight.inverse_global_scale else stored
+        if not np.isfinite(scale):
+            message = f"the global scale {quoted(tensor.name)} is {stored}: no weight can be scaled by it"
+            raise UnsupportedSourceError(message, tensor=tensor.name, path=tensor.file.path)
+        return np.float32(scale)
+
+    def _array(self, tensor: SourceTensor, start: int, count: int, kind: np.dtype[Any]) -> Array:
+        array = np.empty(count, kind)
+        self.readinto(tensor, start * kind.itemsize, memoryview(array.view(np.uint8)))
+        return array
+
+    def _decoded(self, weight: SourceWeight, start: int, count: int) -> Array:
+        codes = self._array(weight.tensor, start, count, np.dtype(np.uint8))
+        scales = self._scales_of_blocks(weight)
+        *_, rows, cols = weight.shape
+        out = np.empty(count, numpy_dtype(DType.BF16))
+        for matrix, first, begin, end in _matrices(start, count, rows * cols):
+            kernels.decode_blocks_into(codes[begin:end], scales[matrix], out[begin:end], first=first, cols=cols)
+        return out
+
+    def _scales_of_blocks(self, weight: SourceWeight) -> Array:
+        """Return the scales of a weight's blocks as float32 ``[matrices, block rows, block columns]``."""
+        tensor = weight.parts[".scale"]
+        key = (tensor.file.path, tensor.name)
+        scales = self._block_scales.get(key)
+        if scales is None:
+            stored = self._array(tensor, 0, math.prod(tensor.shape), numpy_dtype(tensor.dtype))
+            scales = stored.astype(np.float32).reshape(-1, *tensor.shape[-2:])
+            self._block_scales[key] = scales
+        return scales
+
+    def _dequantized(self, weight: SourceWeight, start: int, count: int) -> Array:
+        quantization = weight.quantization
+        if quantization is None:
+            raise AssertionError("codes are quantized")
+        arrays = {}
+        for part in quantization.parts((count,), weight.dtype):
+            first = start * math.prod(part.shape) // count
+            arrays[part.suffix] = self._array(weight.parts[part.suffix], first, part.shape[0], numpy_dtype(part.dtype))
+        scale = np.array([self.global_scale(weight)]) if ".global_scale" in weight.parts else None
+        array = QuantizedArray(arrays[""], arrays[".scale"], arrays.get(".bias"), scale, quantization)
+        return kernels.dequantize(array, weight.dtype)
+
+    def _reader(self, file: SourceFile) -> FileReader:
+        with self._mutex:
+            reader = self._open.get(file.path)
+            if reader is None:
+                reader = FileReader(file.path)
+                self._open[file.path] = reader
+                reader.check_is(file.identity)
+                reader.read_ahead()
+            return reader
+
+    def check_unchanged(self) -> None:
+        """Raise when a file that was read has been written to, replaced or removed meanwhile."""
+        for reader in self._open.values():
+            reader.check_unchanged()
+
+    def close(self) -> None:
+        """Close all files."""
+        for reader in self._open.values():
+            reader.close()
+
+
+def _matrices(start: int, count: int, size: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield ``(matrix, first index in it, begin, end)`` for a run through matrices of ``size`` values, one after the other."""
+    done = 0
+    while done < count:
+        matrix, first = divmod(start + done, size)
+        end = min(count, done + size - first)
+        yield matrix, first, done, end
+        done = end
+

@@ -1,0 +1,82 @@
+"""SourceWeight: one weight of a checkpoint, however many tensors it is stored as. A value; nothing is read here.
+
+An unquantized weight is one tensor. A quantized one has companions: scales, biases, a global scale. A weight that is
+stored as block FP8 has one scale for each block of 128 rows and 128 columns.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from blobstore.dtypes import DType
+from blobstore.importer.inventory import SourceFile, SourceTensor
+from blobstore.quant import Quantization
+
+FP8_BLOCK = 128
+"""Rows and columns of the blocks that share a scale, the only size that is decoded."""
+
+
+class Form(enum.Enum):
+    """How the values of a weight are stored in the source."""
+
+    PLAIN = "plain"
+    CODES = "codes"
+    BLOCK_FP8 = "block FP8"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceWeight:
+    """One weight: its name in the model, the dtype and shape of its values, and the tensors it is stored as.
+
+    ``parts`` are the tensors by the suffix of the array that they become ("", ".scale", ".bias", ".global_scale").
+    ``quantization`` is that of ``CODES``, which are copied or dequantized; ``dtype`` is then the one that values are
+    dequantized to. ``producer``: the program that quantized it, by its name in producers.py. ``inverse_global_scale``: the source stores what values are divided by.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    parts: Mapping[str, SourceTensor]
+    form: Form = Form.PLAIN
+    producer: str = ""
+    quantization: Quantization | None = None
+    inverse_global_scale: bool = False
+
+    @classmethod
+    def plain(cls, tensor: SourceTensor) -> SourceWeight:
+        """Return a tensor as the weight that it is."""
+        return cls(tensor.name, tensor.dtype, tensor.shape, {"": tensor})
+
+    @property
+    def tensor(self) -> SourceTensor:
+        """The tensor of the weight itself."""
+        return self.parts[""]
+
+    @property
+    def file(self) -> SourceFile:
+        """The file of the weight itself."""
+        return self.tensor.file
+
+    @property
+    def global_scale_shape(self) -> tuple[int, ...] | None:
+        """The shape of its global scale, which is one number; None when it has none."""
+        return self.parts[".global_scale"].shape if ".global_scale" in self.parts else None
+
+    @property
+    def elements(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes, companions included."""
+        return sum(tensor.nbytes for tensor in self.parts.values())
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """What experts of one projection have in common."""
+        scale = self.parts.get(".scale")
+        return (self.tensor.dtype, self.dtype, self.shape, self.quantization, scale and (scale.dtype, scale.shape))

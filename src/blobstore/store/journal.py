@@ -1,0 +1,78 @@
+"""Journal: which blob each entry of an earlier import's plan became, so that nothing is made twice.
+
+One file a source in ``.blobstore/journal/``, appended to; one line an entry: its key (importer/reuse.py), the blob's digest,
+size and stamp. A line is a hint and never trusted over the bytes: a blob is taken for what its line says only while its
+file has that stamp, and is hashed otherwise. A torn or foreign line is passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from blobstore.digest import Digest
+from blobstore.store.files import append_file, make_folder, os_errors, replace_file
+from blobstore.store.writer import Stamp
+
+_LINE = re.compile(rb"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9]{1,15}) ([0-9]{1,20}) ([0-9]{1,20})", re.ASCII)
+_SPARE_LINES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What an entry of a plan became: ``key`` is a hash of all that its bytes depend on."""
+
+    key: str
+    digest: Digest
+    size: int
+    stamp: Stamp
+
+    def encode(self) -> bytes:
+        """Return the entry as a line."""
+        return f"{self.key} {self.digest.hex} {self.size} {self.stamp.inode} {self.stamp.mtime_ns}\n".encode()
+
+
+class Journal:
+    """The journal of one source, read when it is first asked."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        self._path = folder / hashlib.sha256(os.fsencode(source)).hexdigest()
+        self._entries: dict[str, Entry] | None = None
+        self._lines = 0
+
+    def find(self, key: str) -> Entry | None:
+        """Return the newest entry of that key, or None. Raises: StorageError when the journal can't be read."""
+        return self._read().get(key)
+
+    def append(self, entries: Iterable[Entry]) -> None:
+        """Add entries; they win over older ones of their keys. Raises: StorageError."""
+        new = {entry.key: entry for entry in entries}
+        if not new:
+            return
+        known = self._read()
+        known.update(new)
+        self._lines += len(new)
+        with os_errors("write", self._path):
+            make_folder(self._path.parent)
+            if self._lines > 2 * len(known) + _SPARE_LINES:
+                replace_file(self._path, b"".join(entry.encode() for entry in known.values()))
+                self._lines = len(known)
+            else:
+                append_file(self._path, b"".join(entry.encode() for entry in new.values()))
+
+    def _read(self) -> dict[str, Entry]:
+        if self._entries is None:
+            self._entries = {}
+            with os_errors("read", self._path):
+                text = self._path.read_bytes() if self._path.is_file() else b""
+            for line in text.split(b"\n"):
+                if match := _LINE.fullmatch(line):
+                    key, digest, size, inode, mtime_ns = match.groups()
+                    entry = Entry(key.decode(), Digest(digest.decode()), int(size), Stamp(int(inode), int(mtime_ns)))
+                    self._entries[entry.key] = entry
+                    self._lines += 1
+        return self._entries

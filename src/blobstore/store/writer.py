@@ -1,0 +1,176 @@
+"""BlobWriter: one blob of a size known beforehand, written at any offsets by any thread, hashed in order as it comes.
+
+Two things keep memory and the page cache small. What can't be hashed yet waits in the caller's buffer, which is given back
+when it is hashed; and bytes that come too early for that (the scales of a tensor whose weight is still being written) are
+written, and read back when their turn comes. Large aligned pieces are written with O_DIRECT where there is such a thing:
+a model that is twice the memory would otherwise push everything else out of the page cache, and on a virtual machine
+filling that cache costs more than the disk does (docs/performance.md, "Import").
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blobstore.digest import Digest
+from blobstore.errors import CorruptDataError
+from blobstore.store.files import PAGE, SYNCS_WHOLE_FILE_SYSTEM, create_file, open_direct, os_errors, sync, write_all_at
+
+_DIRECT_FROM = 2**18
+"""Bytes of a piece from which going around the page cache pays."""
+_READ_BACK = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells that a file was not written to since: its inode and the time of the last write, in nanoseconds."""
+
+    inode: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        """Return the stamp of a file's status."""
+        return cls(status.st_ino, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBlob:
+    """A blob that is complete: its digest, its size in bytes, where it waits (or lies already), its file's stamp."""
+
+    digest: Digest
+    size: int
+    path: Path
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes that wait to be hashed, how many to read back behind them, and whom to tell."""
+
+    data: memoryview
+    gap: int
+    hashed: Callable[[], None]
+
+
+class BlobWriter:
+    """Writes and hashes one blob of ``size`` bytes into ``folder``; the last byte finishes it."""
+
+    def __init__(self, folder: Path, name: str, size: int) -> None:
+        self._folder = folder
+        self._path = folder / name
+        self._size = size
+        self._hash = hashlib.sha256()
+        self._hashed = 0
+        self._waiting: dict[int, _Piece] = {}
+        self._is_hashing = False
+        self._mutex = threading.Lock()
+        with os_errors("create", self._path):
+            self._fd = create_file(self._path, size)
+            self._direct = open_direct(self._path) if size >= _DIRECT_FROM else -1
+
+    def put(
+        self,
+        offset: int,
+        data: Any,
+        *,
+        gap: int = 0,
+        aligned: bool = False,
+        hashed: Callable[[], None] = lambda: None,
+    ) -> FinishedBlob | None:
+        """Write the bytes of a contiguous buffer at ``offset``; return the blob when it is now complete, else None.
+
+        ``gap``: so many bytes behind them come by `put_aside`, all of them before the last piece before the gap.
+        ``aligned``: the buffer's address has the same remainder by the page size as ``offset``. ``hashed`` is called, from
+        any thread, when the buffer is not needed any more. Raises: StorageError (no space, I/O); CorruptDataError.
+        """
+        view = memoryview(data).cast("B")
+        self._write(offset, view, aligned=aligned)
+        with self._mutex:
+            self._waiting[offset] = _Piece(view, gap, hashed)
+            if self._is_hashing:
+                return None
+            self._is_hashing = True
+        return self._hash_waiting()
+
+    def put_aside(self, offset: int, data: Any) -> None:
+        """Write bytes that lie in a gap. Raises: StorageError."""
+        self._write(offset, memoryview(data).cast("B"), aligned=False)
+
+    def _write(self, offset: int, view: memoryview, *, aligned: bool) -> None:
+        with os_errors("write", self._path):
+            head = -offset % PAGE
+            middle = (len(view) - head) // PAGE * PAGE
+            if aligned and self._direct >= 0 and middle >= _DIRECT_FROM and self._write_direct(offset + head, view[head:][:middle]):
+                write_all_at(self._fd, offset, view[:head])
+                write_all_at(self._fd, offset + head + middle, view[head + middle :])
+            else:
+                write_all_at(self._fd, offset, view)
+
+    def _write_direct(self, offset: int, view: memoryview) -> bool:
+        """Write around the page cache; return False where the file system turns out not to do that."""
+        try:
+            write_all_at(self._direct, offset, view)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return False
+        return True
+
+    def _hash_waiting(self) -> FinishedBlob | None:
+        while True:
+            with self._mutex:
+                piece = self._waiting.pop(self._hashed, None)
+                if piece is None:
+                    self._is_hashing = False
+                    is_complete = self._hashed == self._size
+                    break
+            self._hash.update(piece.data)
+            start = self._hashed + len(piece.data)
+            piece.hashed()
+            self._hash_gap(start, piece.gap)
+            self._hashed = start + piece.gap
+        return self._finish() if is_complete else None
+
+    def _hash_gap(self, start: int, length: int) -> None:
+        buffer = memoryview(bytearray(min(_READ_BACK, length)))
+        done = 0
+        with os_errors("read back", self._path):
+            while done < length:
+                count = os.preadv(self._fd, [buffer[: length - done]], start + done)
+                if count == 0:
+                    raise CorruptDataError(f"{self._path} ends at byte {start + done:,} of {self._size:,}")
+                self._hash.update(buffer[:count])
+                done += count
+
+    def _finish(self) -> FinishedBlob:
+        digest = Digest(self._hash.hexdigest())
+        path = self._folder / digest.file_name
+        with os_errors("write", self._path):
+            if not SYNCS_WHOLE_FILE_SYSTEM:
+                sync(self._fd)
+            stamp = Stamp.of(os.fstat(self._fd))
+            self._path.rename(path)
+        self.close()
+        return FinishedBlob(digest, self._size, path, stamp)
+
+    def release(self) -> None:
+        """Give back the buffers that wait, when the blob will not be finished."""
+        with self._mutex:
+            waiting, self._waiting = self._waiting, {}
+        for piece in waiting.values():
+            piece.hashed()
+
+    def close(self) -> None:
+        """Close the file, when no thread writes to it any more; a second call does nothing."""
+        self.release()
+        fds, self._fd, self._direct = (self._fd, self._direct), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
