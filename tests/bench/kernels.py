@@ -1,8 +1,9 @@
-"""Speed of the kernels beside MLX's on a CPU, one thread each: `python tests/bench/kernels.py` prints Markdown tables.
+"""Speed of the kernels beside other libraries' on a CPU, one thread each: `python tests/bench/kernels.py` prints tables.
 
 Rates are GB/s of BF16 weights, 2048 x 4096, normal; the best of several alternating runs. Both sides are called through
 their Python functions and own their results. "in cache": one input of 16 MiB again and again. "from memory": 24 such inputs
-in turn, and a copy to as many places, so that neither side finds its input in a cache.
+in turn, and a copy to as many places, so that neither side finds its input in a cache. The second table decodes block FP8:
+its rates are GB/s of codes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import ml_dtypes
 import mlx.core as mx
 import numpy as np
+import torch
 
 from blobstore import kernels
 
@@ -37,6 +39,7 @@ HEADINGS = (
     "vs mx.dequantize",
     "search",
 )
+BLOCK_HEADINGS = ("kernels", "into a buffer, from memory", "in cache", "to a new array", "vs NumPy", "vs PyTorch")
 BYTES = 2 * SHAPE[0] * SHAPE[1]
 
 
@@ -69,7 +72,7 @@ def machine() -> str:
     if info.exists():
         names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
         model = names[0] if names else model
-    packages = ", ".join(f"{name} {version(name)}" for name in ("mlx", "numpy"))
+    packages = ", ".join(f"{name} {version(name)}" for name in ("mlx", "numpy", "torch"))
     return f"{model}, {platform.machine()}, Python {platform.python_version()}, {packages}"
 
 
@@ -112,6 +115,45 @@ def rate_of_mlx(case: tuple[str, int], weights: Any) -> tuple[float, float]:
     return forth, rate(lambda: mx.eval(mx.dequantize(*parts, **mode)), 3)
 
 
+def block_matrix() -> tuple[Any, Any]:
+    """Return normal E4M3 codes, flat, and scales that make usual weights of them."""
+    generator = np.random.default_rng(0)
+    codes = generator.standard_normal(SHAPE, dtype=np.float32).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    scales = generator.uniform(1e-4, 1e-3, (SHAPE[0] // kernels.FP8_BLOCK, SHAPE[1] // kernels.FP8_BLOCK))
+    return codes.reshape(-1), scales.astype(np.float32)
+
+
+def rates_of_others(codes: Any, scales: Any) -> tuple[float, float]:
+    """Return the rates of NumPy with ml_dtypes and of PyTorch, each as an array of blocks times the scales."""
+    blocks = (scales.shape[0], kernels.FP8_BLOCK, scales.shape[1], kernels.FP8_BLOCK)
+    fp8 = codes.view(ml_dtypes.float8_e4m3fn).reshape(blocks)
+    factors = scales[:, None, :, None]
+    tensor, tensor_factors = torch.from_numpy(codes).view(torch.float8_e4m3fn).view(blocks), torch.from_numpy(factors)
+    with_numpy = rate(lambda: (fp8.astype(np.float32) * factors).astype(ml_dtypes.bfloat16), 3)
+    with_torch = rate(lambda: (tensor.to(torch.float32) * tensor_factors).to(torch.bfloat16))
+    return with_numpy / 2, with_torch / 2
+
+
+def measure_blocks(names: Iterable[str]) -> None:
+    """Print the table of block FP8."""
+    codes, scales = block_matrix()
+    others = rates_of_others(codes, scales)
+    inputs = [codes.copy() for _ in range(INPUTS)]
+    outputs = [np.zeros(codes.size, ml_dtypes.bfloat16) for _ in range(INPUTS)]
+    show(BLOCK_HEADINGS)
+    show("---" for _ in BLOCK_HEADINGS)
+    for name in names:
+        options: dict[str, Any] = {"first": 0, "cols": SHAPE[1], "kernel": kernels.KERNELS[name]}
+
+        def into(i: int, options: dict[str, Any] = options) -> None:
+            kernels.decode_blocks_into(inputs[i], scales, outputs[i], **options)
+
+        memory, cached = rate_from_memory(into) / 2, rate(lambda into=into: into(0)) / 2
+        new = rate(lambda options=options: kernels.decode_blocks(codes, scales, **options)) / 2
+        ratios = (f"{new / other:.1f}x" for other in others)
+        show((name, f"{memory:.2f}", f"{cached:.2f}", f"{new:.2f}", *ratios))
+
+
 def show(cells: Iterable[str]) -> None:
     """Print one row of a Markdown table."""
     print(f"| {' | '.join(cells)} |", flush=True)
@@ -131,11 +173,15 @@ def main(*chosen: str) -> None:
     print(f"A copy (memcpy): {copies['from memory']:.1f} from memory, {copies['in cache']:.1f} in cache.\n")
     show(HEADINGS)
     show("---" for _ in HEADINGS)
-    for kernel in chosen or [name for name in kernels.KERNELS if name not in ("native", "reference")]:
+    names = chosen or [name for name in kernels.KERNELS if name not in ("native", "reference")]
+    for kernel in names:
         for case in CASES:
             measure(kernel, case, inputs, copies, theirs[case])
+    print(f"\nBlock FP8 to BF16, GB/s of codes, {SHAPE[0]} x {SHAPE[1]}.\n")
+    measure_blocks(names)
 
 
 if __name__ == "__main__":
     os.sched_setaffinity(0, {0})
+    torch.set_num_threads(1)
     main(*sys.argv[1:])

@@ -1,8 +1,9 @@
 // Prints one line a target of this build: its name, and a hash of all that it makes of fixed pseudo-random weights, by
-// every method, type, group size and float format. Equal hashes mean equal bits; NaN counts as one value.
+// every method, type, group size and float format, and of block FP8. Equal hashes mean equal bits; NaN counts as one value.
 #include "kernels.h"
 #include "processor.h"
 
+#include <bit>
 #include <cinttypes>
 #include <cstdio>
 #include <vector>
@@ -91,6 +92,20 @@ void add_quantized(Hash& hash, const Target& target, std::size_t format, const s
   }
 }
 
+// Runs of a matrix whose scales have any bits, from its middle to its end. NaN has bits of its own here.
+void add_decoded(Hash& hash, const Target& target, std::size_t cols, Random& random) {
+  const std::size_t rows = count / cols;
+  std::vector<std::byte> codes(rows * cols);
+  for (std::byte& code : codes) code = static_cast<std::byte>(random.next());
+  std::vector<float> scales((rows / fp8_block + 1) * (cols / fp8_block + 1));
+  for (float& scale : scales) scale = std::bit_cast<float>(random.next());
+  for (const std::size_t first : {std::size_t{0}, std::size_t{1}, cols - 1, 130 * cols + 7}) {
+    std::vector<std::uint16_t> values(codes.size() - first);
+    target.decode_blocks({codes.data() + first, scales.data(), values.size(), first, cols, values.data()});
+    hash.add_all(values.data(), values.size());
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -103,6 +118,7 @@ int main() {
     for (const std::size_t format : {bf16, f16, f32}) {
       for (const bool alike : {true, false}) add_quantized(hash, *target, format, weights_of(format, alike, random), importance);
     }
+    for (const std::size_t cols : {100, 128, 250}) add_decoded(hash, *target, cols, random);
     std::printf("%s %016" PRIx64 "\n", target->name, hash.value);
   }
 }

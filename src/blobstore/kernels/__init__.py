@@ -1,6 +1,7 @@
 """Quantize and dequantize arrays: the public functions.
 
-The implementations, and which of them runs, are in choice.py; how scales are chosen is in scales.py.
+The implementations, and which of them runs, are in choice.py; how scales are chosen is in scales.py; block FP8 is in
+blocks.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from blobstore.arrays import QuantizedArray, dtype_of, numpy_dtype
 from blobstore.dtypes import DType
 from blobstore.errors import NonFiniteWeightError, UsageError
+from blobstore.kernels.blocks import decode_blocks, decode_blocks_into
 from blobstore.kernels.choice import KERNELS, Kernel, active, use
 from blobstore.kernels.scales import (
     METHODS,
@@ -26,10 +28,11 @@ from blobstore.kernels.scales import (
     global_scale_of,
     largest_magnitude,
 )
-from blobstore.kernels.small_floats import decoded_scales
+from blobstore.kernels.small_floats import FP8_BLOCK, decoded_scales
 from blobstore.quant import Quantization, QuantType
 
 __all__ = [
+    "FP8_BLOCK",
     "KERNELS",
     "METHODS",
     "AffineCandidates",
@@ -38,6 +41,8 @@ __all__ = [
     "active",
     "check_method",
     "checked_importance",
+    "decode_blocks",
+    "decode_blocks_into",
     "decoded_scales",
     "dequantize",
     "global_scale_of",

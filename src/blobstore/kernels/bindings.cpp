@@ -27,6 +27,9 @@ using In = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Octets = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Scales = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Halves = nb::ndarray<std::uint16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
@@ -121,6 +124,28 @@ void dequantize(std::string_view target, std::string_view quant_type, std::strin
   kernel(job);
 }
 
+void decode_blocks(std::string_view target, Octets codes, Scales scales, std::size_t first, std::size_t cols, Halves out) {
+  const std::size_t count = codes.size();
+  const auto blocks_of = [](std::size_t size) { return size / fp8_block + (size % fp8_block != 0); };
+  require(out.size() == count, "out has the wrong size");
+  require(scales.shape(1) == blocks_of(cols), "scales has the wrong size");
+  if (count > 0) {
+    require(cols > 0 && first <= SIZE_MAX - count, "the run ends after its matrix");
+    require((first + count - 1) / cols / fp8_block < scales.shape(0), "the run ends after its matrix");
+  }
+  const BlocksJob job{
+      .codes = reinterpret_cast<const std::byte*>(codes.data()),
+      .scales = scales.data(),
+      .count = count,
+      .first = first,
+      .cols = cols,
+      .out = out.data(),
+  };
+  const auto kernel = target_of(target).decode_blocks;
+  const nb::gil_scoped_release unlocked;
+  kernel(job);
+}
+
 nb::list available() {
   nb::list names;
   for (const Target* target : targets) {
@@ -140,4 +165,6 @@ NB_MODULE(_native, m) {
   m.def("dequantize", &dequantize, nb::arg("target"), nb::arg("quant_type"), nb::arg("scale_type"), nb::arg("out_type"),
         nb::arg("words").noconvert(), nb::arg("scales").noconvert(), nb::arg("biases").noconvert().none(),
         nb::arg("group_size"), nb::arg("global_scale"), nb::arg("out").noconvert());
+  m.def("decode_blocks", &decode_blocks, nb::arg("target"), nb::arg("codes").noconvert(), nb::arg("scales").noconvert(),
+        nb::arg("first"), nb::arg("cols"), nb::arg("out").noconvert());
 }

@@ -20,7 +20,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Kernel(Protocol):
-    """One implementation. All arrays are flat, contiguous and aligned, and hold whole groups."""
+    """One implementation. All arrays are contiguous and aligned, and flat but for a matrix of scales.
+
+    The arrays of quantized weights hold whole groups.
+    """
 
     name: str
 
@@ -32,6 +35,12 @@ class Kernel(Protocol):
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
         """Write the values to ``out``, which is BF16, F16 or F32, each rounded from float32."""
+
+    def decode_blocks(self, codes: Array, scales: Array, first: int, cols: int, out: Array) -> None:
+        """Write the BF16 values of a run of E4M3 codes to ``out``.
+
+        ``scales`` (F32 ``[rows of blocks, blocks]``) are those of the whole matrix; the run begins at flat index ``first``.
+        """
 
 
 _NATIVE: tuple[Kernel, ...] = tuple(NativeKernel(target) for target in targets())

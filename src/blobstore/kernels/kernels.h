@@ -44,17 +44,32 @@ struct DequantizeJob {
   void* out;
 };
 
+// A block FP8 matrix has a scale for each square of this many rows and columns; those at its edges may be cut.
+inline constexpr std::size_t fp8_block = 128;
+
+// A flat run of the E4M3 codes of a row-major matrix.
+struct BlocksJob {
+  const std::byte* codes;
+  const float* scales;  // of the whole matrix, a row of scales for each 128 rows
+  std::size_t count;
+  std::size_t first;  // the flat index of the first code
+  std::size_t cols;
+  std::uint16_t* out;  // BF16
+};
+
 inline constexpr std::size_t all_finite = ~std::size_t{0};
 
 // Returns the index of the first non-finite weight, or all_finite.
 using Quantize = std::size_t (*)(const QuantizeJob&);
 using Dequantize = void (*)(const DequantizeJob&);
+using DecodeBlocks = void (*)(const BlocksJob&);
 
 struct Target {
   const char* name;
   Quantize quantize[methods][quant_types][float_types];
   // By the format of the scales and biases (one for the fp types) and that of the output.
   Dequantize dequantize[quant_types][float_types][float_types];
+  DecodeBlocks decode_blocks;
 };
 
 extern const Target plain;

@@ -63,6 +63,10 @@ class NativeKernel:
             _bits(out),
         )
 
+    def decode_blocks(self, codes: Array, scales: Array, first: int, cols: int, out: Array) -> None:
+        """See `blobstore.kernels.choice.Kernel`."""
+        _native.decode_blocks(self.name, codes, scales, first, cols, _bits(out))
+
 
 def _bits(array: Array) -> Array:
     return array.view(f"u{array.dtype.itemsize}")

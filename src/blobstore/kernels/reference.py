@@ -1,4 +1,4 @@
-"""The kernels in NumPy: the same arithmetic as quantize.h and dequantize.h, operation by operation, and the same bits.
+"""The kernels in NumPy: the arithmetic of quantize.h, dequantize.h and blocks.h, operation by operation, and the same bits.
 
 Written to be read beside them and docs/quantization.md. Everything is float32; numpy rounds each operation by itself, so
 there is no fused multiply-add to switch off.
@@ -14,7 +14,16 @@ import numpy as np
 from blobstore.arrays import QuantizedArray
 from blobstore.kernels.reference_search import search_affine, search_fp
 from blobstore.kernels.scales import ScaleChoice
-from blobstore.kernels.small_floats import E2M1_VALUES, code_max, decoded_scales, e2m1_codes, e4m3_bits, scale_bits
+from blobstore.kernels.small_floats import (
+    BF16_NAN_BITS,
+    E2M1_VALUES,
+    FP8_BLOCK,
+    code_max,
+    decoded_scales,
+    e2m1_codes,
+    e4m3_bits,
+    scale_bits,
+)
 from blobstore.quant import QuantType
 
 Array = np.ndarray[Any, Any]
@@ -44,6 +53,16 @@ class ReferenceKernel:
         with np.errstate(all="ignore"):
             values = _affine_values(codes, parts) if parts.bias is not None else _fp_values(codes, parts, global_scale)
             out[:] = values.reshape(-1).astype(out.dtype)
+
+    def decode_blocks(self, codes: Array, scales: Array, first: int, cols: int, out: Array) -> None:
+        """See `blobstore.kernels.choice.Kernel`."""
+        if not codes.size:
+            return
+        rows, columns = np.divmod(np.arange(first, first + codes.size), cols)
+        with np.errstate(all="ignore"):
+            values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales[rows // FP8_BLOCK, columns // FP8_BLOCK]
+            out[:] = values.astype(out.dtype)
+        out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
 
 
 def _importance(choice: ScaleChoice, shape: tuple[int, ...]) -> Array | None:

@@ -11,6 +11,10 @@ from blobstore.quant import QuantType
 
 Array = np.ndarray[Any, Any]
 
+FP8_BLOCK = 128
+"""Rows and columns of the square that shares a scale in a block FP8 matrix."""
+BF16_NAN_BITS = 0x7FC0
+"""What every NaN becomes in BF16."""
 E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 _E2M1_MAX = np.float32(6)
 _E4M3_MAX = np.float32(448)

@@ -1,4 +1,5 @@
 // The kernels of one target: included by the file of the target, which says its name, its lanes and when it runs.
+#include "blocks.h"
 #include "dequantize.h"
 #include "kernels.h"
 #include "quantize.h"
@@ -97,6 +98,7 @@ constinit const Target BLOBSTORE_TABLE = [] {
        {FLOATS(search_affine, 4), FLOATS(search_affine, 8), FLOATS(search_fp, Nvfp4), FLOATS(search_fp, Mxfp4),
         FLOATS(search_fp, Mxfp8)}},
       {AFFINE_TO(4), AFFINE_TO(8), FP_TO(Nvfp4), FP_TO(Mxfp4), FP_TO(Mxfp8)},
+      decode_blocks<N>,
   };
 }();
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -224,25 +225,38 @@ def test_threads_at_work_on_the_same_array_do_not_disturb_each_other(method: str
         np.testing.assert_array_equal(raw(array), raw(kernels.dequantize(expected[name])))
 
 
-def test_the_interpreter_goes_on_while_a_kernel_works() -> None:
-    # A tenth of a second of plain loops: were the lock held, this thread would not take a step before they end.
-    weights, plain = random_weights(BF16, 512, 1280), kernels.KERNELS["plain"]
+def steps_during(work: Callable[[], Any]) -> tuple[int, Any]:
+    """Return how many steps this thread takes while another one works, and that one's result."""
     steps, at_work = 0, threading.Event()
 
-    def work() -> QuantizedArray[Array]:
+    def start() -> Any:
         at_work.set()
-        return kernels.quantize(weights, "int4", method="search", kernel=plain)
+        return work()
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(60)  # longer than the work: a thread gives way only when it releases the lock
     try:
         with ThreadPoolExecutor(1) as pool:
-            future = pool.submit(work)
+            future = pool.submit(start)
             at_work.wait()
             while not future.done():
                 time.sleep(0.0005)
                 steps += 1
     finally:
         sys.setswitchinterval(interval)
+    return steps, future.result()
+
+
+def test_the_interpreter_goes_on_while_a_kernel_works() -> None:
+    # A tenth of a second of plain loops: were the lock held, this thread would not take a step before they end.
+    weights, plain = random_weights(BF16, 512, 1280), kernels.KERNELS["plain"]
+    steps, quantized = steps_during(lambda: kernels.quantize(weights, "int4", method="search", kernel=plain))
     assert steps > 3
-    assert_same_parts(future.result(), kernels.quantize(weights, "int4", method="search"))
+    assert_same_parts(quantized, kernels.quantize(weights, "int4", method="search"))
+
+
+def test_the_interpreter_goes_on_while_blocks_are_decoded() -> None:
+    codes, scales, plain = np.zeros(2**24, np.uint8), np.ones((32, 32), np.float32), kernels.KERNELS["plain"]
+    steps, values = steps_during(lambda: kernels.decode_blocks(codes, scales, first=0, cols=2**12, kernel=plain))
+    assert steps > 3
+    assert not values.any()
