@@ -229,12 +229,3 @@ def _scales_fit(quantized: QuantizedArray[Array]) -> bool:
 def _flat(part: Array) -> Array:
     """Return the array flat, contiguous and aligned: a copy only where a file has it at an odd address."""
     return np.require(part, requirements=("C", "A")).reshape(-1)
-
-
-def decode_blocks_into(codes: Array, scales: Array, out: Array, *, first: int, cols: int) -> None:
-    """TEMPORARY until the kernel is merged."""
-    import ml_dtypes
-
-    index = np.arange(first, first + codes.size)
-    rows, columns = index // cols, index % cols
-    out[:] = (codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales[rows // 128, columns // 128]).astype(out.dtype)
