@@ -88,9 +88,8 @@ def memory(sources: Sources, arguments: argparse.Namespace) -> None:
     for name, found in peaks.items():
         if found:
             apart = max(found) / min(found) - 1
-            print(
-                f"{name}: {apart:.1%} between the least and the most; goal 10 %, {'reached' if apart <= 0.1 else 'not reached'}"
-            )
+            reached = "reached" if apart <= 0.1 else "not reached"
+            print(f"{name}: {apart:.1%} between the least and the most; goal 10 %, {reached}")
 
 
 def scale(sources: Sources, arguments: argparse.Namespace) -> None:

@@ -130,10 +130,8 @@ def speed(sources: Sources, arguments: argparse.Namespace) -> None:
             )
         )
     print("\nWhat an import can't be faster than, each alone on two threads, seconds: best of the same rounds. `slowest`")
-    print(
-        "takes the faster way to write; `cores` is read + kernel + SHA-256, what two cores do when they never wait; `start` is"
-    )
-    print("the whole process of `blobstore plan`, which reads headers only and belongs to none of the limits.\n")
+    print("takes the faster way to write; `cores` is read + kernel + SHA-256, what two cores do when they never wait.")
+    print("`start` is the whole process of `blobstore plan`, which reads headers only; it belongs to none of the limits.\n")
     table("type", "start", *LIMITS, "slowest", "cores", "import / slowest", "import / larger of both")
     for sides in done:
         limits = best_of(sides.limits)
