@@ -35,13 +35,17 @@ def resume(sources: Sources, arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One import of each sort, seconds. ``at``: the share of the stored bytes that was there at the kill."""
+    """One import of each sort, seconds.
+
+    ``at``: the share of the stored bytes that was there at the kill; ``left``: bytes in .blobstore after the second run.
+    """
 
     full: float
     killed_after: float
     at: float
     second: float
     again: float
+    left: int
     equal: bool
 
 
@@ -49,9 +53,9 @@ def killed_and_again(sources: Sources, store: Path, rounds: int) -> None:
     """Print the times of second runs."""
     print(f"\nNever twice, seconds, best of {rounds}; every import is a process of its own. Killed with SIGKILL when half")
     print("of the stored bytes are there: `at` says how much was. `second` is the next import, `again` one of the finished")
-    print("model, unchanged.\n")
+    print("model, unchanged; `left` is what .blobstore holds after the second.\n")
     headings = ("full", "killed after", "at", "second", "second / full", "goal", "reached")
-    table("type", *headings, "again", "again / full", "goal", "reached", "digests")
+    table("type", *headings, "MB left", "again", "again / full", "goal", "reached", "digests")
     for name, options in TYPES:
         try:
             show((name, *cells_of([trial(sources.shards(), store, options) for _ in range(rounds)])))
@@ -70,6 +74,7 @@ def cells_of(trials: Sequence[Trial]) -> list[str]:
         f"{second / full:.2f}",
         f"{GOAL_SECOND}",
         "yes" if second <= GOAL_SECOND * full else "no",
+        f"{max(one.left for one in trials) / 1e6:.1f}",
         f"{again:.2f}",
         f"{again / full:.3f}",
         f"{GOAL_AGAIN} or {GOAL_AGAIN_S} s",
@@ -94,6 +99,7 @@ def trial(source: Path, store: Path, options: Sequence[str]) -> Trial:
         at=there / stored,
         second=second.seconds,
         again=again.seconds,
+        left=stored_bytes(store / ".blobstore"),
         equal=full.document["digest"] == again.document["digest"] == second.document["digest"],
     )
 
