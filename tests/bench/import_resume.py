@@ -177,7 +177,7 @@ def tuned(folder: Path, store: Path, options: Sequence[str]) -> list[str]:
         f"{sizes[-1] / 1e9:.2f}",
         f"{ratio:.2f}",
         f"{GOAL_TUNES}",
-        "yes" if ratio <= GOAL_TUNES else "no",
+        "yes" if ratio <= GOAL_TUNES and len(digests) == TUNES else "no",
         f"{len(digests)} different",
         f"{seconds[0]:.2f}",
         f"{sum(seconds[1:]) / (TUNES - 1):.2f}",

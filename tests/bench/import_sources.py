@@ -89,10 +89,10 @@ def outer_shapes(sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
 
 
 def dense_shapes(nbytes: float) -> dict[str, tuple[int, ...]]:
-    """Return a dense model of at least that many bytes, in whole layers."""
+    """Return a dense model of at least that many bytes, in whole layers, two at least."""
     shapes = outer_shapes(DENSE)
     layer = 0
-    while nbytes_of(shapes) < nbytes:
+    while layer < 2 or nbytes_of(shapes) < nbytes:
         prefix = f"model.layers.{layer}"
         shapes |= attention_shapes(DENSE, prefix)
         shapes |= feed_forward_shapes(DENSE["hidden_size"], DENSE["intermediate_size"], f"{prefix}.mlp")
