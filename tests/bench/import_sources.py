@@ -1,0 +1,328 @@
+"""Checkpoints for imports.py: Qwen3-like folders of any size, made in seconds, the same bytes every time.
+
+Weights are slices of one pool of normal BF16 numbers, from a place that depends on the tensor's name: to a kernel, a hash
+and a disk they are as good as fresh ones, and they are made as fast as the disk takes them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "pycode-5m"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+POOL = 2**24  # numbers
+RUN = 2**21  # numbers taken from one place of the pool; then comes another place
+SHARD = 500_000_000
+COMPLETE = "complete"
+FULL_SIZE_GB = 1.85  # what the goals are for; everything else is scaled with it
+
+Array = np.ndarray[Any, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Qwen3-1.7B's layers. The vocabulary is small so that embedding and head have the share of Qwen3-8B's, 7 % each.
+DENSE = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 32768,
+}
+# Qwen3-235B-A22B's experts.
+MIXTURE = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 4096,
+}
+EXPERT_SIZE = 1536
+HEAD_DIM = 128
+
+
+def nbytes_of(shapes: Shapes) -> int:
+    """Return the bytes of these tensors in BF16."""
+    return sum(2 * math.prod(shape) for shape in shapes.values())
+
+
+def attention_shapes(sizes: Mapping[str, int], layer: str) -> dict[str, tuple[int, ...]]:
+    """Return what a layer of Qwen3 has besides its feed-forward part."""
+    hidden = sizes["hidden_size"]
+    queries, keys = (HEAD_DIM * sizes[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+    return {
+        f"{layer}.input_layernorm.weight": (hidden,),
+        f"{layer}.post_attention_layernorm.weight": (hidden,),
+        f"{layer}.self_attn.k_norm.weight": (HEAD_DIM,),
+        f"{layer}.self_attn.k_proj.weight": (keys, hidden),
+        f"{layer}.self_attn.o_proj.weight": (hidden, queries),
+        f"{layer}.self_attn.q_norm.weight": (HEAD_DIM,),
+        f"{layer}.self_attn.q_proj.weight": (queries, hidden),
+        f"{layer}.self_attn.v_proj.weight": (keys, hidden),
+    }
+
+
+def feed_forward_shapes(hidden: int, inner: int, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Return the three projections of a feed-forward part or of an expert."""
+    return {
+        f"{prefix}.down_proj.weight": (hidden, inner),
+        f"{prefix}.gate_proj.weight": (inner, hidden),
+        f"{prefix}.up_proj.weight": (inner, hidden),
+    }
+
+
+def outer_shapes(sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """Return embedding, head and last norm."""
+    matrix = (sizes["vocab_size"], sizes["hidden_size"])
+    return {"lm_head.weight": matrix, "model.embed_tokens.weight": matrix, "model.norm.weight": matrix[1:]}
+
+
+def dense_shapes(nbytes: float) -> dict[str, tuple[int, ...]]:
+    """Return a dense model of at least that many bytes, in whole layers, two at least."""
+    shapes = outer_shapes(DENSE)
+    layer = 0
+    while layer < 2 or nbytes_of(shapes) < nbytes:
+        prefix = f"model.layers.{layer}"
+        shapes |= attention_shapes(DENSE, prefix)
+        shapes |= feed_forward_shapes(DENSE["hidden_size"], DENSE["intermediate_size"], f"{prefix}.mlp")
+        layer += 1
+    return shapes
+
+
+def mixture_shapes(nbytes: float) -> dict[str, tuple[int, ...]]:
+    """Return a mixture of experts with one layer, whose experts have at least that many bytes together."""
+    hidden = MIXTURE["hidden_size"]
+    experts = math.ceil(nbytes / (2 * 3 * hidden * EXPERT_SIZE))
+    shapes = outer_shapes(MIXTURE) | attention_shapes(MIXTURE, "model.layers.0")
+    shapes["model.layers.0.mlp.gate.weight"] = (experts, hidden)
+    for expert in range(experts):
+        shapes |= feed_forward_shapes(hidden, EXPERT_SIZE, f"model.layers.0.mlp.experts.{expert}")
+    return shapes
+
+
+def config_of(sizes: Mapping[str, int], shapes: Shapes) -> dict[str, Any]:
+    """Return config.json for these tensors."""
+    gate = shapes.get("model.layers.0.mlp.gate.weight")
+    kind: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    if gate is not None:
+        kind = {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": EXPERT_SIZE,
+            "norm_topk_prob": True,
+            "num_experts": gate[0],
+            "num_experts_per_tok": 2,
+        }
+    return {
+        **kind,
+        **sizes,
+        "attention_bias": False,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "max_position_embeddings": 40960,
+        "num_hidden_layers": max(1, len({name.split(".")[2] for name in shapes if name.startswith("model.layers.")})),
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+    }
+
+
+def header_of(shapes: Shapes) -> bytes:
+    """Return the header of a .safetensors file of BF16 tensors in that order, its length included."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, shape in shapes.items():
+        end = offset + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def shards_of(shapes: Shapes, limit: int = SHARD) -> list[dict[str, tuple[int, ...]]]:
+    """Return the tensors in sorted order, cut into files of at most ``limit`` bytes or one tensor."""
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    for name, shape in sorted(shapes.items()):
+        if shards[-1] and nbytes_of(shards[-1]) + 2 * math.prod(shape) > limit:
+            shards.append({})
+        shards[-1][name] = shape
+    return shards
+
+
+class Weights:
+    """Normal BF16 numbers by tensor name."""
+
+    @cached_property
+    def _pool(self) -> Array:
+        numbers = np.random.default_rng(4).standard_normal(POOL, dtype=np.float32) * np.float32(0.02)
+        return numbers.astype(ml_dtypes.bfloat16).view(np.uint16)
+
+    def runs(self, name: str, count: int) -> Iterator[Array]:
+        """Yield ``count`` numbers for a tensor, as bit patterns, in runs."""
+        state = zlib.crc32(name.encode())
+        for done in range(0, count, RUN):
+            state = (state * 1664525 + 1013904223) % 2**32
+            wanted = min(RUN, count - done)
+            start = state % (POOL - wanted + 1)
+            yield self._pool[start : start + wanted]
+
+    def array(self, name: str, rows: int, cols: int) -> Array:
+        """Return a BF16 matrix that owns its memory."""
+        bits = np.concatenate(list(self.runs(name, rows * cols)))
+        matrix: Array = bits.view(ml_dtypes.bfloat16).reshape(rows, cols)
+        return matrix
+
+
+def write_file(path: Path, shapes: Shapes, weights: Weights) -> None:
+    """Write a .safetensors file."""
+    with path.open("wb") as file:
+        file.write(header_of(shapes))
+        for name, shape in shapes.items():
+            for run in weights.runs(name, math.prod(shape)):
+                file.write(run.data)
+
+
+def write_folder(folder: Path, sizes: Mapping[str, int], shapes: Shapes, weights: Weights) -> None:
+    """Write a checkpoint: shards with an index, config, tokenizer."""
+    shards = shards_of(shapes)
+    files: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        write_file(folder / name, shard, weights)
+        files |= dict.fromkeys(shard, name)
+    index = {"metadata": {"total_size": nbytes_of(shapes)}, "weight_map": dict(sorted(files.items()))}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    (folder / "config.json").write_text(json.dumps(config_of(sizes, shapes), indent=2))
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(FIXTURE / name, folder / name)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The checkpoints of one run, each made when it is first asked for.
+
+    ``size_gb`` is that of the folder in shards; the others keep their proportion to it.
+    """
+
+    root: Path
+    size_gb: float
+
+    @property
+    def scale(self) -> float:
+        """How much smaller than the real benchmark all is."""
+        return min(1.0, self.size_gb / FULL_SIZE_GB)
+
+    @cached_property
+    def weights(self) -> Weights:
+        """What is written into all of them."""
+        return Weights()
+
+    def shards(self) -> Path:
+        """Return the folder of a dense model in shards."""
+        return self._folder("qwen3", DENSE, dense_shapes(self.size_gb * 1e9))
+
+    def one_tensor(self) -> Path:
+        """Return a folder with nothing but one tensor of 2 GB."""
+        cols = 4096
+        rows = math.ceil(2e9 * self.scale / (2 * cols))
+        return self._folder("one-tensor", DENSE, {"model.layers.0.mlp.up_proj.weight": (rows, cols)})
+
+    def mixture(self) -> Path:
+        """Return a folder with one expert group of 3 GB."""
+        return self._folder("mixture", MIXTURE, mixture_shapes(3e9 * self.scale))
+
+    def many(self, count: int) -> Path:
+        """Return a file of ``count`` tensors of 4 KB."""
+        folder = self._reserve(f"many-{count}", {"count": count})
+        path = folder / f"many-{count}.safetensors"
+        if not (folder / COMPLETE).exists():
+            names = sorted(f"model.layers.{number}.mlp.up_proj.weight" for number in range(count))
+            write_file(path, dict.fromkeys(names, (32, 64)), self.weights)
+            (folder / COMPLETE).touch()
+        return path
+
+    def _folder(self, name: str, sizes: Mapping[str, int], shapes: Shapes) -> Path:
+        outer = self._reserve(name, {"sizes": sizes, "shapes": shapes})
+        folder = outer / name
+        if not (outer / COMPLETE).exists():
+            folder.mkdir()
+            write_folder(folder, sizes, shapes, self.weights)
+            (outer / COMPLETE).touch()
+        return folder
+
+    def _reserve(self, name: str, what: Mapping[str, Any]) -> Path:
+        """Return the folder for a source: one that is complete from an earlier run with ``--keep``, or an empty one."""
+        described = zlib.crc32(json.dumps(what).encode())
+        folder = self.root / f"{name}-{described:08x}"
+        if folder.exists() and not (folder / COMPLETE).exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def warm(source: Path) -> None:
+    """Read a file or all files of a folder, so that they lie in the page cache."""
+    buffer = bytearray(2**22)
+    for path in sorted(source.iterdir()) if source.is_dir() else [source]:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies in a file; ``offset`` counts from the start of the file."""
+
+    path: Path
+    offset: int
+    nbytes: int
+
+
+def places(folder: Path) -> dict[str, Place]:
+    """Return where each tensor of a folder made here lies."""
+    found: dict[str, Place] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        header.pop("__metadata__")
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            found[name] = Place(path, 8 + length + begin, end - begin)
+    return found
+
+
+@contextmanager
+def toggled(tensors: Sequence[Place], pattern: int) -> Iterator[None]:
+    """Change low bits of all weights of these tensors in place, and take it back at the end."""
+    toggle(tensors, pattern)
+    try:
+        yield
+    finally:
+        toggle(tensors, pattern)
+
+
+def toggle(tensors: Sequence[Place], pattern: int) -> None:
+    """Change low bits of all weights of these tensors in place; the same call again takes it back."""
+    for place in tensors:
+        with place.path.open("r+b") as file:
+            file.seek(place.offset)
+            bits = np.frombuffer(file.read(place.nbytes), np.uint16) ^ np.uint16(pattern)
+            file.seek(place.offset)
+            file.write(bits.data)
