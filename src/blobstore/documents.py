@@ -200,7 +200,7 @@ class Manifest(_Document):
 class Draft(_Document):
     """A draft model that lies in the same manifest: what its tensors' names and its config.json's layer begin with.
 
-    Keys in Ollama's order, each left out when it is None. Source: ollama/ollama@fb307609 types/model/config.go `Draft`.
+    Keys in Ollama's order, each left out when it is None. Source: ollama/ollama@0abf7fac types/model/config.go `Draft`.
     """
 
     model_format: str | None = None
@@ -212,7 +212,7 @@ class Draft(_Document):
     def of(cls, architecture: str) -> Draft:
         """Return what Ollama writes for a draft of that architecture: the first of config.json's, else its model type.
 
-        Source: ollama/ollama@fb307609 x/create/client/create.go `draftMetadata`, which refuses a draft without one.
+        Source: ollama/ollama@1d7605bf x/create/manifest.go `safetensorsDraftMetadata`, which refuses a draft without one.
         """
         return cls(model_format="safetensors", architecture=architecture, tensor_prefix="draft.", config="draft/config.json")
 

@@ -3,7 +3,7 @@
 A command is a word, spaces, and a value to the end of the line. A value that begins with three double quotes or one goes on
 to the first line that ends with as many, which may be its own; nothing in it is escaped. ``#`` begins a comment where a
 command could begin, and nowhere else. PARAMETER and MESSAGE have one more word before the value. A line ends with LF, CR
-or both. Source: ollama/ollama@fb307609 parser/parser.go `ParseFile`, read as a grammar.
+or both. Source: ollama/ollama@00dc3af8 parser/parser.go `ParseFile`, read as a grammar.
 
 What differs, on purpose: bytes that are no text in the file's encoding are refused (Ollama puts U+FFFD into the prompt), and
 so is an invisible character before a command; several spaces may stand before the second word (Ollama takes it for empty).

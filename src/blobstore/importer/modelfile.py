@@ -1,6 +1,6 @@
 """Modelfile: the texts and settings that go beside a model's weights, from a Modelfile or from options. Pure.
 
-Source: ollama/ollama@fb307609 x/create/client/create.go `ConfigFromModelfile`, `newManifestWriter` and
+Source: ollama/ollama@0265d512 x/create/client/create.go `ConfigFromModelfile`, `newManifestWriter`, `resolveParserName` and
 `createModelfileLayers`, unless a function says otherwise.
 """
 
@@ -156,7 +156,8 @@ def check_requires(text: str) -> str:
     """Return the version of Ollama that a model requires, without a leading ``v``.
 
     ``MAJOR[.MINOR[.PATCH[-PRERELEASE][+BUILD]]]`` as golang.org/x/mod/semver reads it, and not under the 0.19.0 that any
-    model of safetensors needs; 0.19.0-rc1 is under it. Raises: UsageError.
+    model of safetensors needs; 0.19.0-rc1 is under it. Source: Ollama's `ConfigFromModelfile` of 2026, which refuses the
+    same (later versions raise it to 0.19.0, or take it). Raises: UsageError.
     """
     version = text.removeprefix("v")
     match = _VERSION.fullmatch(version) if len(version) <= _MAX_VERSION else None
@@ -173,13 +174,13 @@ def check_requires(text: str) -> str:
 def resolve_path(text: str, folder: Path, home: Path) -> Path:
     """Return the path that FROM or DRAFT means in a Modelfile of ``folder``; ``~`` is ``home``.
 
-    Source: ollama/ollama@fb307609 parser/parser.go `expandPath`. Nothing is looked up, where Ollama then tries the current
+    Source: ollama/ollama@00dc3af8 parser/parser.go `expandPath`. Nothing is looked up, where Ollama then tries the current
     folder and the models of its store. Raises: UsageError for NUL and for another user's ``~name``.
     """
     if "\0" in text:
         raise UsageError(f"{quoted(text)} is no path")
     if text == "~" or text.startswith("~/"):
-        return home / text[2:]
+        return home / text[1:].lstrip("/")
     if text.startswith("~"):
         raise UsageError(f"{quoted(text)}: the folder of another user is not looked up", hint="Write the whole path.")
     return folder / text

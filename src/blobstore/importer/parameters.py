@@ -1,7 +1,7 @@
 """Parameters: the keys of a Modelfile's PARAMETER lines, the type of each, and the JSON that Ollama stores. Pure.
 
-Source of the table: ollama/ollama@fb307609 api/types.go `Options` and `Runner` (their JSON tags), and
-x/create/client/create.go `ignoredModelfileParameters`.
+Source of the table: the JSON tags of `Options` and `Runner` in Ollama's api/types.go of 2026 (``draft_num_predict`` is the
+newest), and ollama/ollama@0265d512 x/create/client/create.go `ignoredModelfileParameters`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Final
 
@@ -28,7 +28,7 @@ class Kind(enum.Enum):
     INTEGER = "a whole number of 64 bits"
     NUMBER = "a number that a 32-bit float can hold"
     BOOLEAN = "true or false"
-    TEXTS = "text"
+    TEXTS = "text in UTF-8"
 
 
 PARAMETERS: Final[Mapping[str, Kind]] = {
@@ -80,21 +80,14 @@ _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 def parse_parameter(key: str, text: str) -> ParameterValue:
     """Return the value of a parameter: a number rounded to a 32-bit float, a text as a tuple of one.
 
-    Source: ollama/ollama@fb307609 api/types.go `FormatParams`.
-    Raises: UsageError for an unknown key (keys are in lower case) and for a text that is no value of its type.
+    Source: ollama/ollama@b8761ab0 api/types.go `FormatParams`.
+    Raises: UsageError for an unknown key (keys are in lower case), a text that is no value of its type, and one that UTF-8
+    can't hold.
     """
     kind = PARAMETERS.get(key)
     if kind is None:
         raise UsageError(f"unknown parameter {quoted(key)}", hint=f"Use one of: {', '.join(PARAMETERS)}.")
-    if kind is Kind.TEXTS:
-        return (text,)
-    value: ParameterValue | None
-    if kind is Kind.INTEGER:
-        value = _integer(text)
-    elif kind is Kind.NUMBER:
-        value = _number(text)
-    else:
-        value = True if text in _TRUE else False if text in _FALSE else None
+    value = _PARSERS[kind](text)
     if value is None:
         raise UsageError(f"{key} is {kind.value}, not {quoted(text)}")
     return value
@@ -126,7 +119,7 @@ def parse_parameters(options: Iterable[str]) -> dict[str, ParameterValue]:
 def encode_parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
     """Return the JSON of the params layer: one line and a newline, keys sorted, numbers as Go prints 32-bit floats.
 
-    Source: ollama/ollama@fb307609 x/create/client/create.go `createModelfileLayers`: json.NewEncoder over a Go map.
+    Source: ollama/ollama@0265d512 x/create/client/create.go `createModelfileLayers`: json.NewEncoder over a Go map.
     """
     items = (f'"{key}":{_encode_value(value)}' for key, value in sorted(parameters.items()))
     return f"{{{','.join(items)}}}\n".encode()
@@ -136,6 +129,15 @@ def _encode_value(value: ParameterValue) -> str:
     if isinstance(value, float):
         return _float_text(value)
     return strictjson.encode(list(value) if isinstance(value, tuple) else value).decode()
+
+
+def _text(text: str) -> tuple[str, ...] | None:
+    # An argument of the command line that is no UTF-8 arrives with half surrogates, which no layer can hold.
+    return (text,) if text.isascii() or text.encode(errors="ignore").decode() == text else None
+
+
+def _boolean(text: str) -> bool | None:
+    return True if text in _TRUE else False if text in _FALSE else None
 
 
 def _integer(text: str) -> int | None:
@@ -161,6 +163,14 @@ def _number(text: str) -> float | None:
     except OverflowError:
         return None
     return float(rounded) if math.isfinite(rounded) else None
+
+
+_PARSERS: Final[Mapping[Kind, Callable[[str], ParameterValue | None]]] = {
+    Kind.INTEGER: _integer,
+    Kind.NUMBER: _number,
+    Kind.BOOLEAN: _boolean,
+    Kind.TEXTS: _text,
+}
 
 
 def _float_text(value: float) -> str:
