@@ -33,6 +33,11 @@ MANIFEST_MEDIA_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+js
 CONFIG_MEDIA_TYPE: Final = "application/vnd.docker.container.image.v1+json"
 TENSOR_MEDIA_TYPE: Final = "application/vnd.ollama.image.tensor"
 JSON_MEDIA_TYPE: Final = "application/vnd.ollama.image.json"
+TEMPLATE_MEDIA_TYPE: Final = "application/vnd.ollama.image.template"
+SYSTEM_MEDIA_TYPE: Final = "application/vnd.ollama.image.system"
+LICENSE_MEDIA_TYPE: Final = "application/vnd.ollama.image.license"
+PARAMS_MEDIA_TYPE: Final = "application/vnd.ollama.image.params"
+MESSAGES_MEDIA_TYPE: Final = "application/vnd.ollama.image.messages"
 
 CONFIG_NAME: Final = "config.json"
 
@@ -192,6 +197,26 @@ class Manifest(_Document):
         return strictjson.encode(self.model_dump(by_alias=True, exclude_none=True)) + b"\n"
 
 
+class Draft(_Document):
+    """A draft model that lies in the same manifest: what its tensors' names and its config.json's layer begin with.
+
+    Keys in Ollama's order, each left out when it is None. Source: ollama/ollama@0abf7fac types/model/config.go `Draft`.
+    """
+
+    model_format: str | None = None
+    architecture: str | None = None
+    tensor_prefix: str | None = None
+    config: str | None = None
+
+    @classmethod
+    def of(cls, architecture: str) -> Draft:
+        """Return what Ollama writes for a draft of that architecture: the first of config.json's, else its model type.
+
+        Source: ollama/ollama@1d7605bf x/create/manifest.go `safetensorsDraftMetadata`, which refuses a draft without one.
+        """
+        return cls(model_format="safetensors", architecture=architecture, tensor_prefix="draft.", config="draft/config.json")
+
+
 class ModelConfig(_Document):
     """Ollama's config blob. Written by `encode` in Ollama's key order; read leniently, since GGUF models have one too."""
 
@@ -204,6 +229,7 @@ class ModelConfig(_Document):
     parser: str | None = None
     requires: str | None = None
     capabilities: list[str] | None = None
+    draft: Draft | None = None
     architecture: str | None = ""
     os: str | None = ""
 
@@ -213,9 +239,11 @@ class ModelConfig(_Document):
         return _validated(cls, parse_object(raw, what, rule="M1"), what, "M1")
 
     def encode(self) -> bytes:
-        """Return one line of compact JSON without a newline; renderer, parser and requires are left out when None."""
-        optional = {"renderer", "parser", "requires"}
+        """Return one line of compact JSON without a newline; renderer, parser, requires and draft are left out when None."""
         document = self.model_dump()
+        if self.draft is not None:
+            document["draft"] = self.draft.model_dump(exclude_none=True)
+        optional = {"renderer", "parser", "requires", "draft"}
         return strictjson.encode({key: value for key, value in document.items() if value is not None or key not in optional})
 
 

@@ -1,0 +1,225 @@
+"""Modelfiles: what they say, options on top, the layers and the config that come of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blobstore.documents import ModelConfig
+from blobstore.errors import DocumentError, LimitExceededError, UnsupportedSourceError, UsageError
+from blobstore.importer.commands import MAX_MODELFILE
+from blobstore.importer.modelfile import Modelfile, check_requires, resolve_path
+from blobstore.importer.parameters import parse_parameters
+
+EVERYTHING = b'''# a model
+FROM ./weights
+TEMPLATE """{{ .System }}
+<|user|>{{ .Prompt }}"""
+SYSTEM You are "short" & <kind>.
+LICENSE MIT
+PARAMETER temperature 0.7
+PARAMETER stop "<|user|>"
+parameter stop <|end|>
+PARAMETER num_ctx 4096
+PARAMETER num_ctx 8192
+LICENSE """
+Apache
+"""
+PARSER qwen3
+RENDERER qwen3-coder
+REQUIRES v0.20.0
+DRAFT ../draft
+MESSAGE user Hello, <you>
+MESSAGE assistant "Hi: there"
+'''
+LAYERS = (
+    ("application/vnd.ollama.image.template", b"{{ .System }}\n<|user|>{{ .Prompt }}"),
+    ("application/vnd.ollama.image.system", b'You are "short" & <kind>.'),
+    ("application/vnd.ollama.image.license", b"MIT"),
+    ("application/vnd.ollama.image.license", b"\nApache\n"),
+    (
+        "application/vnd.ollama.image.params",
+        rb'{"num_ctx":8192,"stop":["\u003c|user|\u003e","\u003c|end|\u003e"],"temperature":0.7}' + b"\n",
+    ),
+    (
+        "application/vnd.ollama.image.messages",
+        rb'[{"role":"user","content":"Hello, \u003cyou\u003e"},{"role":"assistant","content":"Hi: there"}]' + b"\n",
+    ),
+)
+CONFIG = ModelConfig(model_format="safetensors", renderer="r", parser="p", requires="0.19.0", capabilities=["completion"])
+
+
+def test_every_command_has_its_field() -> None:
+    modelfile = Modelfile.parse(EVERYTHING)
+    assert (modelfile.source, modelfile.draft) == ("./weights", "../draft")
+    assert (modelfile.parser, modelfile.renderer, modelfile.requires) == ("qwen3", "qwen3-coder", "0.20.0")
+    assert modelfile.licenses == ("MIT", "\nApache\n")
+    assert modelfile.parameters["stop"] == ("<|user|>", "<|end|>")
+    assert modelfile.messages == (("user", "Hello, <you>"), ("assistant", "Hi: there"))
+    assert modelfile.notes == ()
+
+
+def test_the_layers_have_ollamas_order_and_bytes() -> None:
+    assert Modelfile.parse(EVERYTHING).layers() == LAYERS
+
+
+def test_the_order_of_the_commands_does_not_change_the_layers() -> None:
+    text = b"LICENSE a\nPARAMETER top_k 1\nSYSTEM s\nMESSAGE user m\nTEMPLATE t\nFROM x\nLICENSE b"
+    kinds = [media_type.rpartition(".")[2] for media_type, _ in Modelfile.parse(text).layers()]
+    assert kinds == ["template", "system", "license", "license", "params", "messages"]
+
+
+@pytest.mark.parametrize("text", ["FROM .", 'FROM .\nSYSTEM ""\nTEMPLATE \nLICENSE """"""\nDRAFT ""\nPARAMETER low_vram 1'])
+def test_nothing_said_is_no_layer(text: str) -> None:
+    modelfile = Modelfile.parse(text.encode())
+    assert modelfile.layers() == Modelfile().layers() == ()
+    assert modelfile.draft is None
+
+
+def test_the_last_text_counts() -> None:
+    modelfile = Modelfile.parse(b"FROM x\nSYSTEM a\nSYSTEM b\nTEMPLATE c\nTEMPLATE d\nPARSER e\nPARSER f")
+    assert (modelfile.system, modelfile.template, modelfile.parser) == ("b", "d", "f")
+
+
+def test_what_ollama_leaves_out_is_said() -> None:
+    modelfile = Modelfile.parse(b"FROM x\nPARAMETER mirostat 1\nSYSTEM a\0b\x07\nPARAMETER low_vram maybe", "M")
+    assert modelfile.notes == (
+        "M: line 4: low_vram has no effect in Ollama any more and was left out",
+        "M: line 2: mirostat has no effect in Ollama any more and was left out",
+        "M: 2 characters that do not print were left out of its texts",
+    )
+    assert modelfile.system == "ab"
+    assert modelfile.parameters == {}
+
+
+BAD = {
+    "SYSTEM a": "line 1: there is no FROM command",
+    "": "line 1: there is no FROM command",
+    "FROM a\n\nfrom b": "line 3: FROM is there twice, first in line 1",
+    "FROM a\nDRAFT b\nDRAFT c": "line 3: DRAFT is there twice, first in line 2",
+    "FROM a\nPARAMETER nonsense 1": "line 2: PARAMETER: unknown parameter 'nonsense'",
+    "FROM a\nPARAMETER template x": "line 2: PARAMETER: unknown parameter 'template'",
+    "FROM a\nPARAMETER num_ctx many": "line 2: PARAMETER: num_ctx is a whole number of 64 bits, not 'many'",
+    "FROM a\nPARAMETER temperature warm": "line 2: PARAMETER: temperature is a number",
+    "FROM a\nPARAMETER use_mmap maybe": "line 2: PARAMETER: use_mmap is true or false, not 'maybe'",
+    "FROM a\nMESSAGE nobody hello": "line 2: MESSAGE: unknown role 'nobody'",
+    "FROM a\nMESSAGE User hello": "line 2: MESSAGE: unknown role 'User'",
+    "FROM a\nREQUIRES soon": "line 2: REQUIRES: 'soon' is no version of Ollama",
+    'FROM a\nREQUIRES ""': "line 2: REQUIRES: '' is no version of Ollama",
+    "FROM a\nREQUIRES 0.14.0": "line 2: REQUIRES: 0.14.0 is under 0.19.0",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_wrong_command_is_named_with_its_line(text: str) -> None:
+    with pytest.raises(DocumentError, match=f"^the file: {BAD[text]}.* [(]rule T1[)]$"):
+        Modelfile.parse(text.encode(), "the file")
+
+
+def test_an_adapter_is_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedSourceError, match="line 2: ADAPTER: adapters can't be imported") as caught:
+        Modelfile.parse(b"FROM a\nADAPTER ./lora")
+    assert "Merge" in str(caught.value.hint)
+
+
+def test_a_thousand_licenses_are_enough() -> None:
+    assert len(Modelfile.parse(b"FROM a\n" + b"LICENSE x\n" * 1000).layers()) == 1000
+    with pytest.raises(LimitExceededError, match="1,001 licenses, at most 1,000"):
+        Modelfile.parse(b"FROM a\n" + b"LICENSE x\n" * 1001)
+    with pytest.raises(LimitExceededError, match="1,001 licenses"):
+        Modelfile(licenses=("x",) * 1000).with_options(licenses=["y"])
+
+
+def test_options_win_and_licenses_add_up() -> None:
+    modelfile = Modelfile.parse(EVERYTHING).with_options(
+        template="T",
+        system="",
+        licenses=["BSD", ""],
+        parameters=parse_parameters(["stop=x", "seed=7"]),
+        parser="P",
+        requires="v0.21",
+    )
+    assert (modelfile.template, modelfile.system) == ("T", "")
+    assert modelfile.licenses == ("MIT", "\nApache\n", "BSD")
+    assert modelfile.parameters == {"temperature": pytest.approx(0.7), "stop": ("x",), "num_ctx": 8192, "seed": 7}
+    assert (modelfile.parser, modelfile.renderer, modelfile.requires) == ("P", "qwen3-coder", "0.21")
+    assert [media_type.rpartition(".")[2] for media_type, _ in modelfile.layers()] == [
+        *("template", "license", "license", "license", "params", "messages")
+    ]
+    assert modelfile.source == "./weights"
+
+
+def test_no_option_changes_nothing() -> None:
+    assert Modelfile.parse(EVERYTHING).with_options() == Modelfile.parse(EVERYTHING)
+
+
+def test_options_alone_keep_every_character() -> None:
+    assert Modelfile().with_options(system=" a\0\u200d\n").layers() == ((LAYERS[1][0], " a\0\u200d\n".encode()),)
+
+
+@pytest.mark.parametrize("name", ["template", "system", "parser", "renderer"])
+def test_an_option_that_is_no_text_or_too_long_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"the {name} is no text that UTF-8 can hold"):
+        Modelfile().with_options(**{name: "a\udcff"})  # what Python makes of odd arguments
+    with pytest.raises(LimitExceededError, match=f"the {name} has 4,194,306 bytes"):
+        Modelfile().with_options(**{name: "é" * (MAX_MODELFILE // 2 + 1)})
+
+
+def test_a_license_that_is_no_text_is_refused() -> None:
+    with pytest.raises(UsageError, match="the license is no text"):
+        Modelfile().with_options(licenses=["a", "\udcff"])
+
+
+def test_a_config_gets_what_the_modelfile_says_and_keeps_the_rest() -> None:
+    config = Modelfile.parse(EVERYTHING).configure(CONFIG)
+    assert (config.parser, config.renderer, config.requires) == ("qwen3", "qwen3-coder", "0.20.0")
+    assert config.capabilities == ["completion"]
+    assert Modelfile().configure(CONFIG) == Modelfile(parser="", renderer="").configure(CONFIG) == CONFIG
+
+
+VERSIONS = ("0.19.0", "0.19", "1", "v0.20.0", "0.19.1-rc1", "0.20.0-rc.1.x-y+build.01", "0.19.0+b", "99999999.0.0")
+NO_VERSIONS = ("", "v", "vv1.0.0", "V1.0.0", "1.", "1.2.", "01.2.3", "1.2.3.4", "1.2.3-", "1.2.3-01", "1.2.3-a..b", "1.2.3+")
+MORE_NO_VERSIONS = ("1-rc1", "1.2+b", "-1", " 1", "1.2.3\n", "1.2.3-é", "²", "latest", "1." + "9" * 5000)
+
+
+@pytest.mark.parametrize("text", VERSIONS)
+def test_a_version_is_kept_without_its_v(text: str) -> None:
+    assert check_requires(text) == text.removeprefix("v")
+
+
+@pytest.mark.parametrize("text", NO_VERSIONS + MORE_NO_VERSIONS)
+def test_what_is_no_semantic_version_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no version of Ollama"):
+        check_requires(text)
+
+
+@pytest.mark.parametrize("text", ["0.18.9", "0.18", "0", "0.19.0-rc9", "v0.9.0", "0.19.0-0+b"])
+def test_a_version_that_reads_no_safetensors_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is under 0\.19\.0"):
+        check_requires(text)
+
+
+PATHS = {
+    ".": "/m",
+    "": "/m",
+    "w": "/m/w",
+    "../w": "/m/../w",
+    "/w": "/w",
+    "~": "/home/me",
+    "~/w": "/home/me/w",
+    "~//etc": "/home/me/etc",
+    "a~b": "/m/a~b",
+    "C:\\w": "/m/C:\\w",
+}
+
+
+@pytest.mark.parametrize("text", PATHS)
+def test_a_path_is_relative_to_the_modelfile(text: str) -> None:
+    assert resolve_path(text, Path("/m"), Path("/home/me")) == Path(PATHS[text])
+
+
+@pytest.mark.parametrize("text", ["~root/w", "a\0b"])
+def test_a_path_that_is_not_looked_up_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        resolve_path(text, Path("/m"), Path("/home/me"))

@@ -1,0 +1,129 @@
+"""Parameters: their types, and Go's JSON for them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from blobstore.errors import UsageError
+from blobstore.importer.parameters import DEPRECATED, PARAMETERS, Kind, encode_parameters, parse_parameter, parse_parameters
+
+# KEY=VALUE → the JSON value that Go 1.27 wrote for FormatParams' value (None: Go, or we, refuse the text).
+# 510,000 random floats, among them every power of two and halves between two floats, gave Go's text as well.
+VALUES = {
+    "num_ctx=4096": "4096",
+    "num_ctx=+1": "1",
+    "num_ctx=-1": "-1",
+    "num_ctx=007": "7",
+    "num_ctx=9223372036854775807": "9223372036854775807",
+    "num_ctx=9223372036854775808": None,
+    "num_ctx=-9223372036854775808": "-9223372036854775808",
+    "num_ctx=-9223372036854775809": None,
+    "num_ctx=1.0": None,
+    "num_ctx=1_000": None,
+    "num_ctx=0x10": None,
+    "num_ctx=٣": None,
+    "num_ctx= 1": None,
+    "num_ctx=": None,
+    "temperature=0.7": "0.7",
+    "temperature=1": "1",
+    "temperature=1.": "1",
+    "temperature=.5": "0.5",
+    "temperature=+1e2": "100",
+    "temperature=-0": "-0",
+    "temperature=0.1": "0.1",
+    "temperature=0.10000000149011612": "0.1",
+    "temperature=16777217": "16777216",
+    "temperature=123456789": "123456790",
+    "temperature=1e20": "100000000000000000000",
+    "temperature=1e21": "1e+21",
+    "temperature=0.000001": "0.000001",
+    "temperature=0.00000099": "9.9e-7",
+    "temperature=1e-45": "1e-45",
+    "temperature=1e-46": "0",
+    "temperature=3.4028235e38": "3.4028235e+38",
+    "temperature=3.40282356e38": "3.4028235e+38",
+    "temperature=3.4028236e38": None,
+    "temperature=3.5e38": None,
+    # Just above the middle of 1 and the next float: rounded to 64 bits first, it would be the middle and become 1.
+    "temperature=1.0000000596046448": "1.0000001",
+    "temperature=1.000000059604644775390625": "1",
+    "temperature=1.00000005960464477539062500000000000000000001": "1.0000001",
+    "temperature=1.00000017881393432617187499999999999999999999": "1.0000001",
+    "temperature=1e999999999999999999999": None,
+    "temperature=1e-999999999999999999999": "0",
+    "temperature=NaN": None,
+    "temperature=inf": None,
+    "temperature=0x1p-2": None,
+    "temperature=1e": None,
+    "temperature=1,5": None,
+    "temperature=": None,
+    "use_mmap=true": "true",
+    "use_mmap=T": "true",
+    "use_mmap=0": "false",
+    "use_mmap=False": "false",
+    "use_mmap=yes": None,
+    "use_mmap=tRUE": None,
+    "stop=<|im_end|>": r'["\u003c|im_end|\u003e"]',
+    "stop=a=b": '["a=b"]',
+    'stop="quoted"': r'["\"quoted\""]',
+    "stop=": '[""]',
+    "stop=a\udcff": None,
+    "stop=é\n\t\x01\u2028&": r'["é\n\t\u0001\u2028\u0026"]',
+}
+
+
+@pytest.mark.parametrize("option", VALUES)
+def test_values_have_gos_text(option: str) -> None:
+    key, _, text = option.partition("=")
+    wanted = VALUES[option]
+    if wanted is None:
+        with pytest.raises(UsageError, match=f"^{key} is .*, not "):
+            parse_parameters([option])
+        return
+    assert encode_parameters(parse_parameters([option])) == f'{{"{key}":{wanted}}}\n'.encode()
+    assert json.loads(wanted) == json.loads(encode_parameters({key: parse_parameter(key, text)}))[key]
+
+
+def test_keys_are_sorted_texts_collected_and_of_others_the_last_one_counts() -> None:
+    options = ["top_k=1", "stop=b", "min_p=0.05", "stop=a", "top_k=2", "stop=b"]
+    assert encode_parameters(parse_parameters(options)) == b'{"min_p":0.05,"stop":["b","a","b"],"top_k":2}\n'
+
+
+def test_no_parameters_are_an_empty_object() -> None:
+    assert encode_parameters({}) == b"{}\n"
+
+
+@pytest.mark.parametrize("key", ["", "Temperature", "template", "num_gqa", "tfs_z", "a" * 1000, "\x1b[31m"])
+def test_an_unknown_key_is_refused_and_named(key: str) -> None:
+    with pytest.raises(UsageError, match="unknown parameter '") as caught:
+        parse_parameters([f"{key}=1"])
+    assert len(str(caught.value)) < 200
+    assert "\x1b" not in str(caught.value)
+    assert "temperature" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("option", ["", "temperature", "temperature 1"])
+def test_an_option_without_an_equals_sign_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match="is no parameter"):
+        parse_parameters([option])
+
+
+@pytest.mark.parametrize("key", sorted(DEPRECATED))
+def test_a_parameter_that_ollama_has_dropped_is_refused_as_an_option(key: str) -> None:
+    with pytest.raises(UsageError, match=f"the parameter {key} has no effect"):
+        parse_parameters([f"{key}=1"])
+
+
+def test_a_value_of_a_megabyte_is_refused_without_being_computed() -> None:
+    for key in ("num_ctx", "temperature"):
+        with pytest.raises(UsageError) as caught:
+            parse_parameter(key, "1" * 2**20)
+        assert len(str(caught.value)) < 200
+
+
+def test_no_key_is_both_known_and_dropped() -> None:
+    assert not PARAMETERS.keys() & DEPRECATED
+    assert list(PARAMETERS) == sorted(PARAMETERS)
+    assert [key for key, kind in PARAMETERS.items() if kind is Kind.TEXTS] == ["stop"]

@@ -1,0 +1,53 @@
+"""The config blob: Ollama's key order, what is left out, and the draft model in it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from blobstore.documents import Draft, ModelConfig
+from blobstore.errors import DocumentError
+
+PLAIN = (
+    b'{"model_format":"safetensors","model_family":"","model_families":null,"model_type":"","file_type":"int4",'
+    b'"renderer":"qwen3-coder","parser":"qwen3","requires":"0.19.0","capabilities":["completion"]%s'
+    b',"architecture":"","os":""}'
+)
+DRAFT = b',"draft":{"model_format":"safetensors","architecture":"%s","tensor_prefix":"draft.","config":"draft/config.json"}'
+CONFIG = ModelConfig(
+    model_format="safetensors",
+    file_type="int4",
+    renderer="qwen3-coder",
+    parser="qwen3",
+    requires="0.19.0",
+    capabilities=["completion"],
+)
+
+
+def test_a_config_without_a_draft_has_no_such_key() -> None:
+    assert CONFIG.encode() == PLAIN % b""
+
+
+def test_the_draft_comes_after_the_capabilities_in_ollamas_key_order() -> None:
+    config = CONFIG.model_copy(update={"draft": Draft.of("Gemma4AssistantForCausalLM")})
+    assert config.encode() == PLAIN % (DRAFT % b"Gemma4AssistantForCausalLM")
+    assert ModelConfig.parse(config.encode()) == config
+
+
+def test_an_architecture_is_escaped_as_go_does() -> None:
+    assert CONFIG.model_copy(update={"draft": Draft.of("<a&b>")}).encode() == PLAIN % (DRAFT % rb"\u003ca\u0026b\u003e")
+
+
+@pytest.mark.parametrize(
+    "draft", [{}, {"architecture": "X"}, {"config": "draft/config.json", "model_format": "safetensors"}]
+)
+def test_a_draft_is_read_leniently_and_keeps_what_it_has(draft: dict[str, str]) -> None:
+    config = ModelConfig.parse(json.dumps({"model_format": "safetensors", "draft": draft}).encode())
+    assert json.loads(config.encode())["draft"] == draft
+
+
+@pytest.mark.parametrize("draft", ['"x"', "[]", "1", '{"architecture":1}'])
+def test_a_draft_of_another_shape_is_refused(draft: str) -> None:
+    with pytest.raises(DocumentError, match="draft"):
+        ModelConfig.parse(b'{"draft":%s}' % draft.encode())
