@@ -15,12 +15,13 @@ from blobstore import strictjson
 from blobstore.documents import CONFIG_NAME, MAX_LAYERS, ModelConfig
 from blobstore.dtypes import DType
 from blobstore.errors import CorruptDataError, LimitExceededError, UnsupportedSourceError, UsageError
+from blobstore.importer.architectures import policy_for
 from blobstore.importer.capabilities import describe_model
 from blobstore.importer.classify import classify
 from blobstore.importer.experts import group_of, packed_order, projections, stacked_group_of
 from blobstore.importer.inventory import Inventory, SourceTensor
 from blobstore.importer.options import Experts, ImportOptions
-from blobstore.importer.policy import Policy, is_expert, policy_for
+from blobstore.importer.policy import Policy, is_expert
 from blobstore.quant import Part, Quantization, QuantType
 from blobstore.safetensors import Header, TensorEntry, encode_header, lay_out
 from blobstore.stored import stored_tensors
@@ -151,8 +152,7 @@ def plan_blobs(inventory: Inventory, options: ImportOptions) -> tuple[PlannedBlo
     classify(inventory)
     policy = None
     if options.quant_type is not None:
-        architecture = inventory.config.architecture if inventory.config is not None else ""
-        policy = policy_for(architecture, options.quant_type, options)
+        policy = policy_for(inventory.config, options.quant_type, options)
     planner = _plan_stacked if options.experts is Experts.STACKED else _plan_packed
     blobs = tuple(planner(inventory, options, policy))
     _check_names(blobs)
