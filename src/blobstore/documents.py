@@ -310,6 +310,12 @@ class SourceConfig(_Document):
     quantization: QuantizationSettings | None = None
     quantization_config: dict[str, Any] | None = None
     text_config: dict[str, Any] | None = None
+    llm_config: Any = None
+    # Checked where a quantization policy needs them, since they are in the way of no other import.
+    num_hidden_layers: Any = None
+    num_experts: Any = None
+    mlp_only_layers: Any = None
+    mlp_layer_types: Any = None
     has_vision: bool | None = None
     vision_config: Any = None
     audio_config: Any = None
@@ -361,5 +367,7 @@ class SourceConfig(_Document):
 
     @property
     def architecture(self) -> str:
-        """The first architecture's name, else the model type, else ""."""
-        return next(iter(self.architectures or ()), None) or self.model_type or ""
+        """The first architecture's name, else the model type, else the text model's type, else ""."""
+        text_type = (self.text_config or {}).get("model_type")
+        named = next(iter(self.architectures or ()), None) or self.model_type
+        return named or (text_type if isinstance(text_type, str) else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -124,7 +124,8 @@ class Model(Mapping[str, Tensor]):
     def arrays(self, library: Library = "numpy", *, names: Names = "ollama") -> dict[str, Any]:
         """Return every stored array, companions included, as a flat dictionary of numpy, torch or mlx arrays.
 
-        ``names="ollama"`` (as Ollama's runner sees them): NAME, NAME_scale, NAME_qbias, NAME.global_scale;
+        ``names="ollama"`` (as Ollama's runner sees them): NAME, NAME_scale, NAME_qbias, NAME.global_scale, for tensors of
+        the source that are called NAME.scale (and NAME.bias beside one) too;
         ``names="mlx"`` (as mlx-lm): ….weight, ….scales, ….biases, ….global_scale. Views or copies: as in `Tensor`.
 
         Raises: UsageError for another word; UnsupportedSourceError when the library has no such dtype, or two arrays
@@ -134,8 +135,10 @@ class Model(Mapping[str, Tensor]):
             raise UsageError(f"unknown names {names!r}", hint="Use one of: ollama, mlx.")
         arrays: dict[str, Any] = {}
         for tensor in self.values():
+            plain = names == "ollama" and tensor.quant_type is None
+            name, own_suffix = _split_companion(tensor.name, self) if plain else (tensor.name, "")
             for suffix, array in _parts(tensor.array(library)):
-                key = _ARRAY_NAMES[names](tensor.name, suffix)
+                key = _ARRAY_NAMES[names](name, own_suffix + suffix)
                 if key in arrays:
                     message = f"model {self.name}: two arrays would have the name {key!r} in a flat dictionary"
                     raise UnsupportedSourceError(message, tensor=tensor.name, model=str(self.name))
@@ -215,6 +218,16 @@ def _parts(array: Any) -> Iterator[tuple[str, Any]]:
         return
     parts = (("", array.weight), (".scale", array.scale), (".bias", array.bias), (".global_scale", array.global_scale))
     yield from ((suffix, part) for suffix, part in parts if part is not None)
+
+
+def _split_companion(name: str, names: Container[str]) -> tuple[str, str]:
+    """Return a name that Ollama's runner takes for a companion's as (what it belongs to, suffix), else (name, "").
+
+    Source: ollama/ollama@fb307609 x/mlxrunner, where tensors are loaded: it looks at names only. Gemma 4's ``router.scale``
+    becomes ``router_scale`` (fixtures/ollama-records, h_gemma4_moe8).
+    """
+    stem, dot, last = name.rpartition(".")
+    return (stem, dot + last) if dot and last in ("scale", "bias") and f"{stem}.scale" in names else (name, "")
 
 
 def _ollama_name(name: str, suffix: str) -> str:

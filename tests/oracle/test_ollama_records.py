@@ -35,7 +35,21 @@ from blobstore.store import Store, open_store
 Array = np.ndarray[Any, Any]
 Json = dict[str, Any]
 
-SOURCES = ("a_dense_bf16", "a_dense_bias_tied", "b_qwen3_moe", "b_switch_mlp_stacked", "c_sharded", "g_f16", "g_f32")
+SOURCES = (
+    "a_dense_bf16",
+    "a_dense_bias_tied",
+    "b_qwen3_moe",
+    "b_switch_mlp_stacked",
+    "c_sharded",
+    "g_f16",
+    "g_f32",
+    "h_cohere2_moe",
+    "h_gemma4",
+    "h_gemma4_moe8",
+    "h_nemotron_h",
+    "h_qwen3_5_moe",
+    "z_draft",
+)
 E2M1_TYPES = ("nvfp4", "mxfp4")
 # Of equally near values the first one is taken: the smaller magnitude, and +0 rather than -0.
 E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -186,14 +200,14 @@ def test_e2m1_codes_are_never_further_from_the_weight_than_mlx_codes(
 @every_type
 def test_show_is_equal(case: Case, source: str, quant: str) -> None:
     show, summary = case.record["show"], summarize(case.store, case.result.name, case.result.manifest)
-    # Ollama's `show` leaves out blobs that hold nothing but a bias; ours does not.
-    biases = [tensor for tensor in summary.tensors if tensor.name.endswith(".bias")]
-    assert len(biases) == (6 if source == "a_dense_bias_tied" else 0)
-    assert summary.parameters == show["parameter_count"] + sum(bias.parameters for bias in biases)
+    # Ollama's `show` leaves out blobs that hold nothing but a bias or a scale; ours does not.
+    left_out = [tensor for tensor in summary.tensors if tensor.name.endswith((".bias", ".scale"))]
+    assert len(left_out) == {"a_dense_bias_tied": 6, "h_gemma4_moe8": 4}.get(source, 0)
+    assert summary.parameters == show["parameter_count"] + sum(tensor.parameters for tensor in left_out)
     assert [
         {"name": tensor.name, "type": tensor.type_name, "shape": list(tensor.shape)}
         for tensor in sorted(summary.tensors, key=lambda tensor: tensor.name)
-        if tensor not in biases
+        if tensor not in left_out
     ] == sorted(show["tensors"], key=lambda tensor: tensor["name"])
     if quant != "none":
         assert summary.quant_type == show["dtype"]

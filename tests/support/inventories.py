@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from blobstore.documents import SourceConfig
 from blobstore.dtypes import DType
@@ -21,13 +22,17 @@ def source_tensor(name: str, *shape: int, dtype: DType = DType.BF16) -> SourceTe
 
 
 def inventory(
-    tensors: Iterable[SourceTensor], *, folder: str = "/models/tiny", architecture: str | None = "LlamaForCausalLM"
+    tensors: Iterable[SourceTensor],
+    *,
+    folder: str = "/models/tiny",
+    architecture: str | None = "LlamaForCausalLM",
+    **config_items: Any,
 ) -> Inventory:
     """Return a checkpoint of one file with ``tensors`` in that order; without config.json when ``architecture`` is None."""
     members = list(tensors)
     names = tuple(tensor.name for tensor in members)
     file = replace(_FILE, path=f"{folder}/model.safetensors", tensor_names=names, metadata={"format": "pt"})
     by_name = {tensor.name: replace(tensor, file=file) for tensor in sorted(members, key=lambda tensor: tensor.name)}
-    config = None if architecture is None else json.dumps({"architectures": [architecture]}).encode()
+    config = None if architecture is None else json.dumps({"architectures": [architecture], **config_items}).encode()
     documents = {"config.json": config} if config is not None else {}
     return Inventory(folder, (file,), by_name, documents, SourceConfig.parse(config) if config is not None else None, ())

@@ -1,4 +1,4 @@
-"""The source checkpoints of fixtures/ollama-records, written again byte for byte: float models and the broken ones.
+"""The source checkpoints of fixtures/ollama-records, written again byte for byte: float models, the broken ones and a draft.
 
 The digests and hashes of the records hold for exactly these bytes: weights are seeded by tensor name, tensors lie in the
 order in which they are yielded here, and the JSON documents are stored as they stand.
@@ -8,22 +8,34 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from support import architecture_sources as architectures
+from support.ollama_weights import (
+    BF16,
+    EXPERT,
+    F16,
+    F32,
+    HIDDEN,
+    INTERMEDIATE,
+    KEYS,
+    VOCABULARY,
+    Array,
+    Weight,
+    attention,
+    mlp,
+    norm,
+)
+
 Tensors = dict[str, Array]
 Json = dict[str, Any]
 
 INDEX = "model.safetensors.index.json"
-HIDDEN, INTERMEDIATE, VOCABULARY, KEYS, HEAD, EXPERT = 256, 512, 2048, 128, 64, 128
-BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
 _DTYPE_NAMES = {BF16: "BF16", F16: "F16", F32: "F32"}
 
 LLAMA: Json = json.loads("""{
@@ -51,49 +63,16 @@ _TOKENIZER = """{
 }"""
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A tensor to be made: its name, its shape, and the mean and deviation of its values."""
-
-    name: str
-    shape: tuple[int, ...]
-    mean: float = 0.0
-    deviation: float = 0.02
-
-    def array(self, dtype: np.dtype[Any] = BF16) -> Array:
-        """Return its values: normal, seeded by the name, rounded to ``dtype``."""
-        generator = np.random.default_rng(zlib.crc32(self.name.encode()))
-        values = generator.standard_normal(self.shape, dtype=np.float32)
-        return (values * self.deviation + self.mean).astype(dtype)
-
-
-def _norm(name: str, size: int = HIDDEN) -> Weight:
-    return Weight(f"{name}.weight", (size,), mean=1.0, deviation=0.1)
-
-
-def _attention(layer: str, *, norms: bool = False) -> Iterator[Weight]:
-    for projection, rows in (("q", HIDDEN), ("k", KEYS), ("v", KEYS), ("o", HIDDEN)):
-        yield Weight(f"{layer}.self_attn.{projection}_proj.weight", (rows, HIDDEN))
-    if norms:
-        yield from (_norm(f"{layer}.self_attn.{name}_norm", HEAD) for name in ("q", "k"))
-
-
-def _mlp(prefix: str, size: int, *experts: int) -> Iterator[Weight]:
-    yield Weight(f"{prefix}.gate_proj.weight", (*experts, size, HIDDEN))
-    yield Weight(f"{prefix}.up_proj.weight", (*experts, size, HIDDEN))
-    yield Weight(f"{prefix}.down_proj.weight", (*experts, HIDDEN, size))
-
-
 def _llama(layers: int, *, biases: bool = False, head: bool = True) -> Iterator[Weight]:
     yield Weight("model.embed_tokens.weight", (VOCABULARY, HIDDEN))
     for layer in (f"model.layers.{number}" for number in range(layers)):
-        yield from (_norm(f"{layer}.{name}_layernorm") for name in ("input", "post_attention"))
-        yield from _attention(layer)
+        yield from (norm(f"{layer}.{name}_layernorm") for name in ("input", "post_attention"))
+        yield from attention(layer)
         if biases:
             sizes = {"q": HIDDEN, "k": KEYS, "v": KEYS}
             yield from (Weight(f"{layer}.self_attn.{name}_proj.bias", (size,)) for name, size in sizes.items())
-        yield from _mlp(f"{layer}.mlp", INTERMEDIATE)
-    yield _norm("model.norm")
+        yield from mlp(f"{layer}.mlp", INTERMEDIATE)
+    yield norm("model.norm")
     if head:
         yield Weight("lm_head.weight", (VOCABULARY, HIDDEN))
 
@@ -101,29 +80,29 @@ def _llama(layers: int, *, biases: bool = False, head: bool = True) -> Iterator[
 def _qwen3_moe(layers: int, experts: int) -> Iterator[Weight]:
     yield Weight("model.embed_tokens.weight", (VOCABULARY, HIDDEN))
     for layer in (f"model.layers.{number}" for number in range(layers)):
-        yield from _attention(layer, norms=True)
-        yield from (_norm(f"{layer}.{name}_layernorm") for name in ("input", "post_attention"))
+        yield from attention(layer, norms=True)
+        yield from (norm(f"{layer}.{name}_layernorm") for name in ("input", "post_attention"))
         yield Weight(f"{layer}.mlp.gate.weight", (experts, HIDDEN))
         for expert in range(experts):
-            yield from _mlp(f"{layer}.mlp.experts.{expert}", EXPERT)
-        yield from _mlp(f"{layer}.mlp.shared_experts", EXPERT)
+            yield from mlp(f"{layer}.mlp.experts.{expert}", EXPERT)
+        yield from mlp(f"{layer}.mlp.shared_experts", EXPERT)
         yield Weight(f"{layer}.mlp.shared_expert_gate.weight", (1, HIDDEN))
-    yield _norm("model.norm")
+    yield norm("model.norm")
     yield Weight("lm_head.weight", (VOCABULARY, HIDDEN))
 
 
 def _switch_mlp(layers: int, experts: int) -> Iterator[Weight]:
     yield Weight("model.embed_tokens.weight", (VOCABULARY, HIDDEN))
     for layer in (f"model.layers.{number}" for number in range(layers)):
-        yield from _attention(layer, norms=True)
-        yield _norm(f"{layer}.input_layernorm")
+        yield from attention(layer, norms=True)
+        yield norm(f"{layer}.input_layernorm")
         yield Weight(f"{layer}.mlp.gate.weight", (experts, HIDDEN))
-        yield from _mlp(f"{layer}.mlp.switch_mlp", EXPERT, experts)
-    yield _norm("model.norm")
+        yield from mlp(f"{layer}.mlp.switch_mlp", EXPERT, experts)
+    yield norm("model.norm")
 
 
-def _arrays(weights: Iterator[Weight], dtype: np.dtype[Any] = BF16) -> Tensors:
-    return {weight.name: weight.array(dtype) for weight in weights}
+def _arrays(weights: Iterator[Weight], dtype: np.dtype[Any] | None = None) -> Tensors:
+    return {weight.name: replace(weight, dtype=dtype or weight.dtype).array() for weight in weights}
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
@@ -213,6 +192,13 @@ def _x_expert_mismatch(folder: Path) -> None:
     _whole(folder, {**QWEN3_MOE, "num_experts": 4}, tensors)
 
 
+def _h_cohere2_moe(folder: Path) -> None:
+    names = {"architectures": ["Cohere2MoeForCausalLM"], "model_type": "cohere2_moe"}
+    tensors = _arrays(_qwen3_moe(9, 4))
+    del tensors["lm_head.weight"]
+    _whole(folder, {**QWEN3_MOE, **names, "num_hidden_layers": 9, "num_experts": 4}, tensors)
+
+
 def _x_truncated_data(folder: Path) -> None:
     _whole(folder, {**LLAMA, "num_hidden_layers": 1}, _arrays(_llama(1)))
     weights = folder / "model.safetensors"
@@ -220,6 +206,7 @@ def _x_truncated_data(folder: Path) -> None:
 
 
 _TIED = {**LLAMA, "num_hidden_layers": 2, "tie_word_embeddings": True}
+_DRAFT = {**LLAMA, "num_hidden_layers": 1}
 _SINGLE = {**LLAMA, "num_hidden_layers": 2, "torch_dtype": "float32"}
 
 SOURCES: dict[str, Callable[[Path], None]] = {
@@ -230,12 +217,20 @@ SOURCES: dict[str, Callable[[Path], None]] = {
     "c_sharded": _c_sharded,
     "g_f16": lambda folder: _whole(folder, {**LLAMA, "torch_dtype": "float16"}, _arrays(_llama(4), F16)),
     "g_f32": lambda folder: _whole(folder, _SINGLE, _arrays(_llama(2), F32)),
+    "h_cohere2_moe": _h_cohere2_moe,
+    "h_gemma4": lambda folder: _whole(folder, architectures.gemma4_config(10), _arrays(architectures.gemma4(10))),
+    "h_gemma4_moe8": lambda folder: _whole(
+        folder, architectures.gemma4_config(4, 8), _arrays(architectures.gemma4(4, experts=8, keys=64))
+    ),
+    "h_nemotron_h": lambda folder: _whole(folder, architectures.NEMOTRON_H, _arrays(architectures.nemotron_h())),
+    "h_qwen3_5_moe": lambda folder: _whole(folder, architectures.QWEN35_MOE, _arrays(architectures.qwen35_moe())),
     "x_ambiguous": _x_ambiguous,
     "x_expert_mismatch": _x_expert_mismatch,
     "x_index_badpath": _x_index_badpath,
     "x_index_missing_shard": _x_index_missing_shard,
     "x_no_tensors": lambda folder: _whole(folder, LLAMA, {}),
     "x_truncated_data": _x_truncated_data,
+    "z_draft": lambda folder: _whole(folder, _DRAFT, _arrays(_llama(1))),
 }
 
 

@@ -126,6 +126,16 @@ def test_arrays_of_types_without_bias_and_with_a_global_scale(store: Store) -> N
     assert np.array_equal(model["x.weight"].dequantize(), 2 * blobstore.dequantize(plain))
 
 
+def test_tensors_named_like_companions_are_named_as_the_runner_names_them(store: Store) -> None:
+    names = ["router.proj.weight", "router.scale", "ln.scale", "ln.bias", "x.bias", "scale", "y.rescale", "z.scale.weight"]
+    link_by_hand(store, "m", {"all": safetensors_bytes({name: normal(name, 4) for name in names})})
+    model = blobstore.open_model("m", store=store)
+    renamed = {"router.scale": "router_scale", "ln.scale": "ln_scale", "ln.bias": "ln_qbias"}
+    assert set(model.arrays()) == {renamed.get(name, name) for name in names}
+    assert np.array_equal(model.arrays()["ln_qbias"], model["ln.bias"].numpy())
+    assert set(model.arrays(names="mlx")) == set(names)
+
+
 @pytest.mark.parametrize(
     ("other", "names"),
     [("x.biases", "mlx"), ("x.scales", "mlx"), ("x.weight_qbias", "ollama"), ("x.weight_scale", "ollama")],

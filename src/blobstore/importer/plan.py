@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from blobstore.documents import CONFIG_NAME, MAX_LAYERS
 from blobstore.dtypes import DType
 from blobstore.errors import LimitExceededError, UnsupportedSourceError
+from blobstore.importer.architectures import policy_for
 from blobstore.importer.capabilities import describe_model
 from blobstore.importer.checks import check_names, check_quantizable, check_readable, check_rules
 from blobstore.importer.classify import SourceKind, classify
@@ -20,7 +21,7 @@ from blobstore.importer.inventory import Inventory
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedFile
 from blobstore.importer.own_document import OWN_DOCUMENT, own_document
-from blobstore.importer.policy import Policy, is_expert, policy_for
+from blobstore.importer.policy import Policy, is_expert
 from blobstore.importer.producers import source_weights
 from blobstore.importer.profiles import Experts
 from blobstore.importer.rules import rule_for
@@ -125,14 +126,10 @@ def _chooser(inventory: Inventory, kind: SourceKind, options: ImportOptions) -> 
                 hint="Import it without --quant and --rule, or add --requantize to dequantize and quantize it again.",
             )
         # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it is.
-        fp8 = policy_for(_architecture(inventory), QuantType.MXFP8, options)
+        fp8 = policy_for(inventory.config, QuantType.MXFP8, options)
         return _Chooser(options, {Form.PLAIN: None, Form.CODES: None, Form.BLOCK_FP8: fp8})
-    policy = policy_for(_architecture(inventory), asked, options) if asked is not None else None
+    policy = policy_for(inventory.config, asked, options) if asked is not None else None
     return _Chooser(options, dict.fromkeys(Form, policy))
-
-
-def _architecture(inventory: Inventory) -> str:
-    return inventory.config.architecture if inventory.config is not None else ""
 
 
 def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:

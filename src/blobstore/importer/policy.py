@@ -1,4 +1,4 @@
-"""Policy: which type each tensor gets. Pure; the general policy of docs/formats.md section 6.
+"""Policy: which type each tensor gets. Pure; the general policy of docs/formats.md section 6 (others: architectures.py).
 
 Source of the facts: ollama/ollama@fb307609 x/create/create.go `GetTensorQuantization`, x/create/quantpolicy.go, and the
 recorded plans in fixtures/ollama-records. A policy sees output tensors: stacked experts have rank 3 already.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from blobstore.errors import UnsupportedSourceError
 from blobstore.importer.options import ImportOptions
 from blobstore.quant import Quantization, QuantType
 
@@ -20,12 +19,13 @@ _EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixe
 _EXPERT_COMPANIONS = (".bias", ".scale", ".qbias")
 _SENSITIVE = (".v_proj", ".k_proj", "down_proj")
 
-# Architectures for which Ollama has a policy of its own (docs/formats.md section 6). They will be chosen in `policy_for`.
-_OLLAMA_SPECIAL = ("qwen3_5", "qwen3next", "gemma4", "laguna", "glimmer", "cohere2moe", "nemotronh")
-
 
 class Policy(Protocol):
-    """Decides the quantization of one output tensor by its name and shape."""
+    """Decides the quantization of one output tensor by its name and shape.
+
+    A packed group of experts gets one type: there only `wants` is asked, so that what a policy keeps is kept, and what it
+    would promote gets the asked type.
+    """
 
     def wants(self, name: str, shape: tuple[int, ...]) -> bool:
         """Return True when the tensor is one that gets quantized if groups divide its rows."""
@@ -46,12 +46,9 @@ class GeneralPolicy:
 
     def wants(self, name: str, shape: tuple[int, ...]) -> bool:
         """See `Policy`: a weight matrix that is no embedding, norm, gate or part of another modality's tower."""
-        expert = is_expert(name)
-        if not expert and (not name.endswith(".weight") or any(word in name for word in _LEFT_ALONE)):
+        if name.endswith(_ROUTING_GATES) or (not is_expert(name) and any(word in name for word in _LEFT_ALONE)):
             return False
-        if name.endswith(_ROUTING_GATES) or math.prod(shape) < _MIN_ELEMENTS:
-            return False
-        return len(shape) == 2 or (len(shape) == 3 and expert)  # noqa: PLR2004  # a matrix, or a stack of them
+        return is_matrix(name, shape)
 
     def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
         """See `Policy`: the asked type, or 8 bits for the head and the sensitive projections."""
@@ -71,21 +68,14 @@ class GeneralPolicy:
         return self._asked is QuantType.INT4 or (self._asked.bits == 4 and not is_expert(name))  # noqa: PLR2004
 
 
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Return True for a weight matrix, or a stack of experts', of at least 1024 elements."""
+    expert = is_expert(name)
+    if not (expert or name.endswith(".weight")) or math.prod(shape) < _MIN_ELEMENTS:
+        return False
+    return len(shape) == 2 or (len(shape) == 3 and expert)  # noqa: PLR2004  # a matrix, or a stack of them
+
+
 def is_expert(name: str) -> bool:
     """Return True for a weight of a mixture's experts, shared ones included."""
     return any(mark in name for mark in _EXPERT_MARKS) and not name.endswith(_EXPERT_COMPANIONS)
-
-
-def policy_for(architecture: str, asked: QuantType, options: ImportOptions) -> Policy:
-    """Return the policy for an architecture.
-
-    Raises: UnsupportedSourceError in the ollama profile for an architecture whose own policy is not built yet: another
-    plan than Ollama's would break the profile's promise.
-    """
-    plain = architecture.lower().replace("_", "") if architecture else ""
-    if options.profile.name == "ollama" and any(word.replace("_", "") in plain for word in _OLLAMA_SPECIAL):
-        raise UnsupportedSourceError(
-            f"Ollama has a quantization policy of its own for {architecture}, which the ollama profile does not have yet",
-            hint="Import it without --quant, or with --profile default.",
-        )
-    return GeneralPolicy(asked, options)

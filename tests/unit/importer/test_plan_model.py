@@ -1,4 +1,4 @@
-"""What a plan says of the whole model: its documents and config, its sizes, and which architectures are refused."""
+"""What a plan says of the whole model: its documents and config, its sizes, and what its architecture decides."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from support import QUANT_TYPES
 from support.inventories import inventory, source_tensor
 
 from blobstore.dtypes import DType
-from blobstore.errors import UnsupportedSourceError
-from blobstore.importer.inventory import Inventory
+from blobstore.errors import UnsupportedSourceError, UsageError
+from blobstore.importer.inventory import Inventory, SourceTensor
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.plan import ImportPlan, make_plan
 
@@ -142,10 +142,45 @@ def test_sizes_are_sums_of_their_parts() -> None:
         assert plan.stored_bytes == sum(blob.size for blob in plan.blobs) + documents
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3_5ForCausalLM", "Gemma4ForCausalLM", "NemotronHForCausalLM"])
-def test_architecture_with_a_policy_of_its_own_is_refused_in_the_ollama_profile_only(architecture: str) -> None:
-    source = inventory([UP, NORM], architecture=architecture)
-    with pytest.raises(UnsupportedSourceError, match=architecture):
-        _plan(source, quant="int4", profile="ollama")
-    assert _plan(source, profile="ollama").bits_per_weight == 16
-    assert _plan(source, quant="int4").blobs[0].metadata["quant_type"] == "int4"
+def _experts(layer: int) -> list[SourceTensor]:
+    names = [f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj" for expert in (0, 1) for part in ("down", "up")]
+    return [source_tensor(f"{name}.weight", 64, 64) for name in names]
+
+
+def _types(plan: ImportPlan) -> dict[str, str | None]:
+    return {tensor.name: str(tensor.quantization) if tensor.quantization else None for tensor in plan.tensors}
+
+
+@pytest.mark.parametrize("profile", ["default", "ollama"])
+def test_architecture_decides_with_its_own_policy(profile: str) -> None:
+    down = [source_tensor(f"model.layers.{layer}.mlp.down_proj.weight", 64, 64) for layer in range(8)]
+    source = inventory(down, architecture="Gemma4ForConditionalGeneration", text_config={"num_hidden_layers": 8})
+    plan = _plan(source, quant="nvfp4", profile=profile)
+    promoted = [number for number, given in enumerate(_types(plan).values()) if given == "mxfp8/32"]
+    assert promoted == [0, 3, 6, 7]
+    assert set(_types(plan).values()) == {"mxfp8/32", "nvfp4/16"}
+
+
+def test_packed_experts_get_one_type_whatever_the_architecture_promotes() -> None:
+    source = inventory(_experts(0), architecture="Cohere2MoeForCausalLM", num_hidden_layers=8)
+    packed, stacked = _plan(source, quant="int4"), _plan(source, quant="int4", experts="stacked")
+    assert [dict(blob.metadata) for blob in packed.blobs] == [{"quant_type": "int4", "group_size": "32"}]
+    assert set(_types(packed).values()) == {"int4/32"}
+    assert list(_types(stacked).values()) == ["int8/64", "int4/32"]
+
+
+def test_packed_experts_keep_what_the_architecture_keeps() -> None:
+    source = inventory([*_experts(1), *_experts(5)], architecture="LagunaForCausalLM", num_hidden_layers=40)
+    plan = _plan(source, quant="mxfp8")
+    assert [dict(blob.metadata) for blob in plan.blobs] == [{"quant_type": "mxfp8", "group_size": "32"}] * 2
+    kept = [name for name, given in _types(plan).items() if given is None]
+    assert kept == [f"model.layers.1.mlp.experts.{expert}.down_proj.weight" for expert in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "divisor"), [("Cohere2MoeForCausalLM", 32), ("Gemma4ForConditionalGeneration", 16)]
+)
+def test_rows_that_fit_no_type_of_the_architecture_are_an_error(architecture: str, divisor: int) -> None:
+    source = inventory([source_tensor("model.embed_tokens.weight", 64, 40)], architecture=architecture)
+    with pytest.raises(UsageError, match=rf"embed_tokens.*no multiple of {divisor}$"):
+        _plan(source, quant="nvfp4")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from support import QUANT_TYPES
 
-from blobstore.errors import UnsupportedSourceError
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.policy import GeneralPolicy, Policy, is_expert, policy_for
+from blobstore.importer.policy import GeneralPolicy, Policy, is_expert
 from blobstore.quant import QuantType
 
 ATTENTION = "model.layers.0.self_attn."
@@ -267,36 +266,3 @@ def test_only_matrices_and_stacks_of_experts_are_wanted(name: str, shape: tuple[
 )
 def test_experts_are_known_by_name(name: str, *, expert: bool) -> None:
     assert is_expert(name) == expert
-
-
-SPECIAL = (
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration",
-    "Qwen3NextForCausalLM",
-    "Gemma4ForConditionalGeneration",
-    "gemma4_unified",
-    "LagunaForCausalLM",
-    "MuseGlimmerForConditionalGeneration",
-    "Cohere2MoeForCausalLM",
-    "cohere2_moe",
-    "NemotronHForCausalLM",
-    "nemotron_h",
-)
-GENERAL = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM", "Cohere2ForCausalLM", "")
-
-
-@every_type
-@pytest.mark.parametrize("architecture", SPECIAL)
-def test_ollama_profile_refuses_architectures_with_a_policy_of_their_own(architecture: str, asked: str) -> None:
-    options = ImportOptions.parse(quant=asked, profile="ollama")
-    with pytest.raises(UnsupportedSourceError, match=architecture) as caught:
-        policy_for(architecture, QuantType.parse(asked), options)
-    assert "--profile default" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "profile"), [(name, "default") for name in SPECIAL] + [(name, "ollama") for name in GENERAL]
-)
-def test_other_architectures_get_the_general_policy(architecture: str, profile: str) -> None:
-    options = ImportOptions.parse(quant="int4", profile=profile)
-    assert isinstance(policy_for(architecture, QuantType.INT4, options), GeneralPolicy)

@@ -1,0 +1,36 @@
+"""Policies by architecture, made from a few lines of config.json, and what they decide."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from blobstore.documents import SourceConfig
+from blobstore.importer.architectures import draft_policy_for, policy_for
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.policy import Policy
+from blobstore.quant import QuantType
+
+SHAPE = (128, 128)
+
+GEMMA4, COHERE2, GLIMMER = "Gemma4ForCausalLM", "Cohere2MoeForCausalLM", "MuseGlimmerForConditionalGeneration"
+LAGUNA, NEMOTRON, QWEN = "LagunaForCausalLM", "NemotronHForCausalLM", "Qwen3_5ForCausalLM"
+
+
+def policy_of(architecture: str, asked: str, profile: str = "ollama", *, draft: bool = False, **config: Any) -> Policy:
+    """Return the policy for a checkpoint of that architecture, whose config.json has ``config`` too."""
+    source = SourceConfig.parse(json.dumps({"architectures": [architecture], **config}).encode())
+    make = draft_policy_for if draft else policy_for
+    return make(source, QuantType.parse(asked), ImportOptions.parse(quant=asked, profile=profile))
+
+
+def type_of(policy: Policy, name: str, shape: tuple[int, ...] = SHAPE) -> str | None:
+    """Return the type that a tensor gets, or None."""
+    quantization = policy.quantization(name, shape)
+    return None if quantization is None else quantization.quant_type.value
+
+
+def promoted_layers(policy: Policy, name: str, layers: int) -> list[int]:
+    """Return the layers at which ``name`` gets another type than the asked one."""
+    types = [type_of(policy, name.format(layer=layer)) for layer in range(layers)]
+    return [layer for layer, given in enumerate(types) if given in ("int8", "mxfp8")]
