@@ -40,6 +40,8 @@ PARAMS_MEDIA_TYPE: Final = "application/vnd.ollama.image.params"
 MESSAGES_MEDIA_TYPE: Final = "application/vnd.ollama.image.messages"
 
 CONFIG_NAME: Final = "config.json"
+REQUIRED_OLLAMA: Final = "0.19.0"
+"""The first version of Ollama that reads models of safetensors."""
 
 MAX_MANIFEST = 64 * 2**20
 """Bytes of a manifest in a local store (100,000 layers are about 23 MB)."""

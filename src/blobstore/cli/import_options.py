@@ -93,7 +93,41 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    "draft": (
+        Annotated[str | None, typer.Option("--draft", metavar="DIR", help="A checkpoint to store beside it as its draft model.")],
+        None,
+    ),
+    "draft_quant": (
+        Annotated[
+            str | None,
+            typer.Option("--draft-quant", metavar="TYPE", help="Type of the draft model [default: keep its weights]."),
+        ],
+        None,
+    ),
+    "modelfile": (
+        Annotated[
+            str | None,
+            typer.Option("--modelfile", "-f", metavar="FILE", help="A Modelfile; its FROM is the source when there is no other."),
+        ],
+        None,
+    ),
+    "template": (Annotated[str | None, typer.Option("--template", metavar="TEXT", help="Prompt template.")], None),
+    "system": (Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.")], None),
+    "licenses": (
+        Annotated[
+            list[str] | None, typer.Option("--license", metavar="TEXT", help="License. Repeatable: all of them are kept.")
+        ],
+        None,
+    ),
+    "parameters": (
+        Annotated[
+            list[str] | None,
+            typer.Option("--param", metavar="KEY=VALUE", help="A parameter of Ollama's, such as temperature=0.7. Repeatable."),
+        ],
+        None,
+    ),
 }
+_REPEATABLE = ("rules", "licenses", "parameters")
 
 
 def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -103,7 +137,7 @@ def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
         options: ImportArguments = {name: values.pop(name) for name in _OPTIONS}  # type: ignore[assignment]  # by its table
-        options["rules"] = options["rules"] or ()
+        options.update({name: values or () for name, values in options.items() if name in _REPEATABLE})  # type: ignore[typeddict-item]
         command(**values, options=options)
 
     parameters = [parameter for parameter in own.parameters.values() if parameter.name != "options"]

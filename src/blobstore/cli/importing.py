@@ -26,7 +26,13 @@ from blobstore.cli.progress import progress_bar
 if TYPE_CHECKING:
     from blobstore.importer import ImportPlan, ImportResult
 
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A .safetensors file, or a folder with a checkpoint.")]
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SOURCE]",
+        help="A .safetensors file, or a folder with a checkpoint. With --modelfile and one argument, that is the NAME.",
+    ),
+]
 Name = Annotated[
     str | None,
     typer.Argument(metavar="[NAME]", help="Name of the model [default: the source's name, tagged with the type]."),
@@ -48,7 +54,7 @@ def register(app: typer.Typer) -> None:
 
 
 def import_(
-    source: Source,
+    source: Source = None,
     name: Name = None,
     *,
     options: Any,
@@ -63,10 +69,12 @@ def import_(
     from blobstore.importer import default_name, plan_import, run_plan
     from blobstore.names import ModelName
 
+    if name is None and options["modelfile"] is not None:
+        source, name = None, source  # as in `ollama create NAME -f Modelfile`
     target = ModelName.parse(name) if name is not None else None
     budget = parse_size(memory) if memory is not None else None
     made = plan_import(source, **options)
-    target = target or default_name(source, made.options)
+    target = target or default_name(made)
     _warn_of_left_out(made)
     if dry_run:
         _show_plan(made, as_json=as_json)
@@ -81,7 +89,7 @@ def import_(
         _show_result(result)
 
 
-def plan(source: Source, *, options: Any, as_json: JsonOption = False) -> None:
+def plan(source: Source = None, *, options: Any, as_json: JsonOption = False) -> None:
     """Show what an import would write: its blobs and each tensor's type."""
     from blobstore.importer import plan_import
 
@@ -93,6 +101,8 @@ def plan(source: Source, *, options: Any, as_json: JsonOption = False) -> None:
 def _warn_of_left_out(made: ImportPlan) -> None:
     for name in made.inventory.left_out:
         print(f"Left out: {printable(name)} is not part of the checkpoint", file=sys.stderr)
+    for note in made.options.modelfile.notes:
+        print(f"Note: {printable(note)}", file=sys.stderr)
 
 
 def _show_result(result: ImportResult) -> None:
@@ -148,7 +158,7 @@ def _plan_document(made: ImportPlan) -> dict[str, Any]:
                         "shape": list(tensor.shape),
                         "quant_type": tensor.quantization.quant_type.value if tensor.quantization else None,
                         "group_size": tensor.quantization.group_size if tensor.quantization else None,
-                        "sources": [source.name for source in tensor.sources],
+                        "sources": tensor.source_names,
                     }
                     for tensor in blob.tensors
                 ],

@@ -66,19 +66,25 @@ class ImportResult:
         return self.created + self.reused
 
 
-def plan_import(source: str | os.PathLike[str], **options: Unpack[ImportArguments]) -> ImportPlan:
+def plan_import(source: str | os.PathLike[str] | None = None, **options: Unpack[ImportArguments]) -> ImportPlan:
     """Return what an import of ``source`` would write. Only headers and JSON documents are read; nothing is written.
 
-    ``source``: a .safetensors file or a checkpoint folder. ``options``: `ImportArguments`, all optional.
+    ``source``: a .safetensors file or a checkpoint folder; None is what the Modelfile's FROM names. ``options``:
+    `ImportArguments`, all optional.
 
     Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError, UnsupportedSourceError,
     LimitExceededError, StorageError: see `read_inventory` and `make_plan`.
     """
-    return make_plan(read_inventory(source), ImportOptions.parse(options))
+    parsed = ImportOptions.parse(**options)
+    chosen = parsed.source if source is None else source
+    if chosen is None:
+        raise UsageError("there is no source to import", hint="Name a checkpoint, or a Modelfile with --modelfile.")
+    draft = read_inventory(parsed.draft) if parsed.draft is not None else None
+    return make_plan(read_inventory(chosen), parsed, draft)
 
 
 def import_model(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | None = None,
     name: str | ModelName | None = None,
     *,
     store: Store,
@@ -100,7 +106,7 @@ def import_model(
     changes meanwhile; BusyError. After an error the store holds what it held before.
     """
     plan = plan_import(source, **options)
-    target = default_name(source, plan.options) if name is None else name
+    target = default_name(plan) if name is None else name
     full = ModelName.parse(target) if isinstance(target, str) else target
     return run_plan(plan, full, store, jobs=jobs, memory=memory, verify_reuse=verify_reuse, progress=progress)
 
@@ -111,15 +117,15 @@ def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor
     return {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
 
 
-def default_name(source: str | os.PathLike[str], options: ImportOptions) -> ModelName:
-    """Return the file's or folder's stem, with the type (or ``latest``) as tag.
+def default_name(plan: ImportPlan) -> ModelName:
+    """Return the source's stem, with the type (or ``latest``) as tag.
 
     Raises: InvalidNameError when the stem is no model name.
     """
-    path = Path(os.path.abspath(source))  # noqa: PTH100  # resolve() would follow a link to another name
+    path = Path(os.path.abspath(plan.inventory.path))  # noqa: PTH100  # resolve() would follow a link to another name
     stem = path.stem if path.name.endswith(".safetensors") else path.name
     try:
-        return _named(stem, options)
+        return _named(stem, plan.options)
     except InvalidNameError as error:
         error.hint = "Give the model a name: blobstore import SOURCE NAME."
         raise

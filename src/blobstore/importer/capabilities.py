@@ -10,14 +10,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blobstore.documents import ModelConfig, SourceConfig
+from blobstore.documents import REQUIRED_OLLAMA, Draft, ModelConfig, SourceConfig
+from blobstore.errors import UnsupportedSourceError
 from blobstore.importer.classify import SourceKind, classify, quant_type_of
 from blobstore.importer.inventory import Inventory
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.weights import SourceWeight
 from blobstore.quant import QuantType
-
-REQUIRED_OLLAMA = "0.19.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +47,34 @@ _THINK_TAGS = ("<think>", "</think>")
 _TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
 
 
-def describe_model(inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions) -> ModelConfig:
-    """Return the config blob of the model that an import makes; a bare weights file has no capabilities."""
+def describe_model(
+    inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, draft: Inventory | None = None
+) -> ModelConfig:
+    """Return the config blob of the model that an import makes; a bare weights file has no capabilities.
+
+    Raises: UnsupportedSourceError for a draft model without an architecture.
+    """
     quant_type = options.quant_type or _detected(weights)
-    file_type = quant_type.value if quant_type is not None else ""
-    config = inventory.config
-    if config is None:
-        return ModelConfig(model_format="safetensors", file_type=file_type, requires=REQUIRED_OLLAMA, capabilities=[])
-    family = _family(config)
-    return ModelConfig(
+    config, family = inventory.config, _family(inventory.config, options.modelfile.parser)
+    described = ModelConfig(
         model_format="safetensors",
-        file_type=file_type,
+        file_type=quant_type.value if quant_type is not None else "",
         renderer=family.renderer if family else None,
         parser=family.parser if family else None,
         requires=REQUIRED_OLLAMA,
-        capabilities=list(_capabilities(inventory, config, family)),
+        capabilities=list(_capabilities(inventory, config, family)) if config is not None else [],
+        draft=_draft(draft) if draft is not None else None,
     )
+    return options.modelfile.configure(described)
+
+
+def _draft(inventory: Inventory) -> Draft:
+    architecture = inventory.config.architecture if inventory.config is not None else ""
+    if not architecture:
+        raise UnsupportedSourceError(
+            f"the draft model {inventory.path} has no config.json that names its architecture", path=inventory.path
+        )
+    return Draft.of(architecture)
 
 
 def _detected(weights: tuple[SourceWeight, ...]) -> QuantType | None:
@@ -85,8 +96,11 @@ def _capabilities(inventory: Inventory, config: SourceConfig, family: Family | N
         yield "thinking"
 
 
-def _family(config: SourceConfig) -> Family | None:
-    for name in (*(config.architectures or ()), config.model_type or ""):
+def _family(config: SourceConfig | None, parser: str | None) -> Family | None:
+    """Return the family whose parser the user names, else the architecture's."""
+    if parser:
+        return next((family for family in _FAMILIES if family.parser == parser), None)
+    for name in (*(config.architectures or ()), config.model_type or "") if config is not None else ():
         for family in _FAMILIES:
             if any(word in name.lower() for word in family.words):
                 return family

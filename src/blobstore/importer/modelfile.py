@@ -18,11 +18,11 @@ from blobstore.documents import (
     MESSAGES_MEDIA_TYPE,
     PARAMS_MEDIA_TYPE,
     SYSTEM_MEDIA_TYPE,
+    REQUIRED_OLLAMA,
     TEMPLATE_MEDIA_TYPE,
     ModelConfig,
 )
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageError, quoted
-from blobstore.importer.capabilities import REQUIRED_OLLAMA
 from blobstore.importer.commands import MAX_MODELFILE, RULE, Command, error_at, read_script
 from blobstore.importer.parameters import DEPRECATED, ParameterValue, add_parameter, encode_parameters
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
 
 from blobstore.dtypes import DType
 from blobstore.errors import UsageError
+from blobstore.importer.commands import MAX_MODELFILE
 from blobstore.importer.importance import Importance
+from blobstore.importer.modelfile import Modelfile, resolve_path
+from blobstore.importer.parameters import parse_parameters
 from blobstore.importer.policy_file import PolicyFile
 from blobstore.importer.profiles import PROFILES, Experts, Profile
 from blobstore.importer.rules import Rule
 from blobstore.kernels import check_method
 from blobstore.quant import Quantization, QuantType
+from blobstore.ranges import FileReader
 
 PAGE = 16_384
 """Apple's page size, and a multiple of everybody else's."""
@@ -35,7 +40,9 @@ class ImportArguments(TypedDict, total=False):
     tensors of such names, the last one first; ``policy``: a TOML or JSON file of rules, groups and method (docs/cli.md).
     ``requantize``: dequantize weights that are quantized in the source, and quantize them again. ``dtype``: bfloat16,
     float16 or float32, to convert float weights first. ``profile``: "default" or "ollama". ``experts``: "packed" or
-    "stacked"; None is the profile's. ``alignment``: of the data in each blob, bytes.
+    "stacked"; None is the profile's. ``alignment``: of the data in each blob, bytes. ``draft``: a checkpoint whose tensors
+    are stored beside the model's as its draft model, quantized to ``draft_quant``. ``modelfile``: a Modelfile;
+    ``template``, ``system``, ``licenses`` and ``parameters`` (texts KEY=VALUE) win over what it says, licences add up.
     """
 
     quant: str | None
@@ -50,13 +57,20 @@ class ImportArguments(TypedDict, total=False):
     profile: str
     experts: str | None
     alignment: int | None
+    draft: str | os.PathLike[str] | None
+    draft_quant: str | None
+    modelfile: str | os.PathLike[str] | None
+    template: str | None
+    system: str | None
+    licenses: Sequence[str]
+    parameters: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
     """The options of an import, all valid. ``group_size`` is the asked type's, ``groups`` are those of any type.
 
-    ``alignment`` None is the profile's.
+    ``alignment`` None is the profile's. ``source``: the checkpoint that the Modelfile names; ``draft``: the draft's.
     """
 
     quant_type: QuantType | None = None
@@ -71,22 +85,29 @@ class ImportOptions:
     profile: Profile = PROFILES["default"]
     experts: Experts = Experts.PACKED
     alignment: int | None = None
+    modelfile: Modelfile = field(default_factory=Modelfile)
+    source: Path | None = None
+    draft: Path | None = None
+    draft_type: QuantType | None = None
 
     @classmethod
-    def parse(cls, given: ImportArguments) -> ImportOptions:
+    def parse(cls, **given: Unpack[ImportArguments]) -> ImportOptions:
         """Return options from a user's words. ``quant`` None or "none" keeps the weights as they are.
 
         What is given wins over the policy file; its rules come before those that are given.
 
         Raises: UsageError for an unknown word, a group size that the type does not have, an option that says nothing
-        without another; as `PolicyFile.read` and `Importance.parse`.
+        without another; as `PolicyFile.read`, `Importance.parse` and `Modelfile.parse`.
         """
-        file = PolicyFile.read(given["policy"]) if given.get("policy") is not None else PolicyFile()
+        policy = given.get("policy")
+        file = PolicyFile.read(policy) if policy is not None else PolicyFile()
         preset = _profile(given.get("profile", "default"))
         quant = given.get("quant") or file.quant
         importance, dtype, experts = given.get("importance"), given.get("dtype"), given.get("experts")
+        modelfile, folder = _modelfile(given)
+        draft = given.get("draft") or (modelfile.draft and resolve_path(modelfile.draft, folder, Path.home()))
         options = cls(
-            quant_type=None if quant in (None, "none") else QuantType.parse(str(quant)),
+            quant_type=_type(quant),
             group_size=given.get("group_size"),
             groups=file.groups,
             method=check_method(given.get("method") or file.method or "minmax"),
@@ -98,6 +119,10 @@ class ImportOptions:
             profile=preset,
             experts=_experts(experts) if experts is not None else preset.experts,
             alignment=_alignment(given.get("alignment")),
+            modelfile=modelfile,
+            source=resolve_path(modelfile.source, folder, Path.home()) if modelfile.source is not None else None,
+            draft=Path(draft) if draft else None,
+            draft_type=_type(given.get("draft_quant")),
         )
         options._check()
         return options
@@ -115,8 +140,15 @@ class ImportOptions:
             raise UsageError("quantizing again needs a quantization type", hint="Add --quant int4, for example.")
         if self.global_scale and self.quant_type is not QuantType.NVFP4:
             raise UsageError("only nvfp4 has a global scale", hint="Add --quant nvfp4.")
+        if self.draft_type is not None and self.draft is None:
+            raise UsageError("there is no draft model to quantize", hint="Add --draft DIR.")
         if self.quant_type is not None:
             self.quantization(self.quant_type)
+
+    @property
+    def of_draft(self) -> ImportOptions:
+        """The options of the draft model: its own type, in that type's usual groups."""
+        return replace(self, quant_type=self.draft_type, group_size=None, importance=None, global_scale=False)
 
     def quantization(self, quant_type: QuantType) -> Quantization:
         """Return the type with the group size in use for it. Raises: UsageError when the type has no such groups."""
@@ -152,6 +184,25 @@ class ImportOptions:
         if self.alignment is not None:
             return self.alignment
         return PAGE if self.profile.page_aligned and data_size >= _PAGE_ALIGNED_FROM else _DEFAULT_ALIGNMENT
+
+
+def _type(text: str | None) -> QuantType | None:
+    return None if text in (None, "none") else QuantType.parse(str(text))
+
+
+def _modelfile(given: ImportArguments) -> tuple[Modelfile, Path]:
+    """Return the Modelfile with what is given beside it, and the folder that its paths start from."""
+    path, modelfile = given.get("modelfile"), Modelfile()
+    if path is not None:
+        with FileReader(path) as reader:
+            modelfile = Modelfile.parse(reader.read(0, min(reader.size, MAX_MODELFILE + 1)), reader.name)
+    modelfile = modelfile.with_options(
+        template=given.get("template"),
+        system=given.get("system"),
+        licenses=given.get("licenses") or (),
+        parameters=parse_parameters(given.get("parameters") or ()),
+    )
+    return modelfile, Path(path).absolute().parent if path is not None else Path()
 
 
 def _profile(name: str) -> Profile:

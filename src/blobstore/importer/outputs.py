@@ -40,6 +40,12 @@ class OutputTensor:
         return tuple(self.quantization.parts(self.shape, self.dtype, global_scale=self.global_scale))
 
     @property
+    def source_names(self) -> list[str]:
+        """The names of the tensors that it is made of: all weights, then their scales, and so on."""
+        suffixes = dict.fromkeys(suffix for source in self.sources for suffix in source.parts)
+        return [source.parts[suffix].name for suffix in suffixes for source in self.sources if suffix in source.parts]
+
+    @property
     def copies(self) -> bool:
         """True when its bytes are the sources' bytes."""
         if self.copies_codes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from blobstore.documents import CONFIG_NAME, MAX_LAYERS
 from blobstore.dtypes import DType
 from blobstore.errors import LimitExceededError, UnsupportedSourceError
-from blobstore.importer.architectures import policy_for
+from blobstore.importer.architectures import draft_policy_for, policy_for
 from blobstore.importer.capabilities import describe_model
 from blobstore.importer.checks import check_names, check_quantizable, check_readable, check_rules
 from blobstore.importer.classify import SourceKind, classify
@@ -24,13 +24,17 @@ from blobstore.importer.own_document import OWN_DOCUMENT, own_document
 from blobstore.importer.policy import Policy, is_expert
 from blobstore.importer.producers import source_weights
 from blobstore.importer.profiles import Experts
-from blobstore.importer.rules import rule_for
+from blobstore.importer.rules import Rule, rule_for
 from blobstore.importer.weights import Form, SourceWeight
 from blobstore.quant import Quantization, QuantType
 
 
-def make_plan(inventory: Inventory, options: ImportOptions) -> ImportPlan:
-    """Return the plan for importing ``inventory`` with ``options``.
+DRAFT_PREFIX = "draft."
+"""What the names of a draft model's tensors begin with (x/create/manifest.go, ollama/ollama@1d7605bf)."""
+
+
+def make_plan(inventory: Inventory, options: ImportOptions, draft: Inventory | None = None) -> ImportPlan:
+    """Return the plan for importing ``inventory``, and a draft model beside it, with ``options``.
 
     Raises: UnsupportedSourceError (a packed format that is not imported, quantized weights with a type asked for, weights
     that can't be quantized, experts that don't fit together, two tensors of one name, no config.json in the ollama
@@ -38,22 +42,42 @@ def make_plan(inventory: Inventory, options: ImportOptions) -> ImportPlan:
     """
     weights = source_weights(inventory)
     blobs = plan_blobs(inventory, weights, options)
-    layers = (*blobs, *_documents(inventory, options))
+    draft_blobs = tuple(_drafted(draft, options)) if draft is not None else ()
+    check_names((*blobs, *draft_blobs))
+    check_rules((*blobs, *draft_blobs), options)
+    layers = (
+        *blobs,
+        *_documents(inventory, options, draft),
+        *draft_blobs,
+        *(PlannedFile(f"draft/{name}", data) for name, data in (draft.documents if draft is not None else {}).items()),
+        *(PlannedFile(None, data, media_type) for media_type, data in options.modelfile.layers()),
+    )
     if len(layers) > MAX_LAYERS:
         message = f"limit exceeded: {inventory.path} needs {len(layers):,} layers, at most {MAX_LAYERS:,}"
         raise LimitExceededError(message, path=inventory.path)
-    return ImportPlan((inventory,), options, layers, describe_model(inventory, weights, options))
+    inventories = (inventory,) if draft is None else (inventory, draft)
+    return ImportPlan(inventories, options, layers, describe_model(inventory, weights, options, draft))
 
 
-def plan_blobs(inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions) -> tuple[PlannedBlob, ...]:
-    """Return the tensor blobs of a plan. Raises: as `make_plan`, but for documents."""
-    chooser = _chooser(inventory, classify(weights), options)
+def _drafted(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedBlob]:
+    """Yield the blobs of a draft model, under the names that its tensors have beside a model's."""
+    for blob in plan_blobs(inventory, source_weights(inventory), options.of_draft, prefix=DRAFT_PREFIX):
+        tensors = tuple(replace(tensor, name=DRAFT_PREFIX + tensor.name) for tensor in blob.tensors)
+        yield _blob(DRAFT_PREFIX + blob.name, tensors, blob.options)
+
+
+def plan_blobs(
+    inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, prefix: str = ""
+) -> tuple[PlannedBlob, ...]:
+    """Return the tensor blobs of a model, or of a draft, whose names rules see with ``prefix``.
+
+    Raises: as `make_plan`, but for names, rules and documents.
+    """
+    chooser = _chooser(inventory, classify(weights), options, prefix)
     planner = _plan_stacked if options.experts is Experts.STACKED else _plan_packed
     blobs = tuple(planner(weights, chooser))
-    check_names(blobs)
     check_readable(blobs)
     check_quantizable(blobs, options, chooser.policies[Form.PLAIN])
-    check_rules(blobs, options)
     if options.importance is not None:
         options.importance.check({source.name: source.shape for blob in blobs for source in blob.weighed_sources})
     return blobs
@@ -65,10 +89,14 @@ class _Chooser:
 
     options: ImportOptions
     policies: dict[Form, Policy | None]
+    prefix: str
+
+    def _rule(self, tensor: OutputTensor) -> Rule | None:
+        return rule_for(self.prefix + tensor.name, self.options.rules)
 
     def decide(self, tensor: OutputTensor) -> OutputTensor:
         """Return the tensor with the quantization that it gets, or as it is."""
-        rule = rule_for(tensor.name, self.options.rules)
+        rule = self._rule(tensor)
         if rule is not None and self.options.can_follow(rule, tensor.dtype, tensor.shape):
             return self.quantized(tensor, self.options.ruled(rule))
         policy = self.policies[tensor.sources[0].form]
@@ -79,7 +107,7 @@ class _Chooser:
 
         Rules come first, and may split the group.
         """
-        ruled = {tensor.name for tensor in tensors if rule_for(tensor.name, self.options.rules) is not None}
+        ruled = {tensor.name for tensor in tensors if self._rule(tensor) is not None}
         weights = [tensor for tensor in tensors if tensor.name not in ruled and self._wants(tensor)]
         types = {self._group_type(tensor) for tensor in weights}
         if not all(self.options.fits(kind, tensor.shape) for kind in types for tensor in weights):
@@ -116,8 +144,9 @@ class _Chooser:
         return replace(tensor, quantization=quantization, global_scale=(1,) if double else None)
 
 
-def _chooser(inventory: Inventory, kind: SourceKind, options: ImportOptions) -> _Chooser:
+def _chooser(inventory: Inventory, kind: SourceKind, options: ImportOptions, prefix: str) -> _Chooser:
     asked = options.quant_type
+    find_policy = draft_policy_for if prefix else policy_for
     if kind is not SourceKind.FLOAT and not options.requantize:
         if asked is not None or options.rules:
             raise UnsupportedSourceError(
@@ -126,10 +155,10 @@ def _chooser(inventory: Inventory, kind: SourceKind, options: ImportOptions) -> 
                 hint="Import it without --quant and --rule, or add --requantize to dequantize and quantize it again.",
             )
         # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it is.
-        fp8 = policy_for(inventory.config, QuantType.MXFP8, options)
-        return _Chooser(options, {Form.PLAIN: None, Form.CODES: None, Form.BLOCK_FP8: fp8})
-    policy = policy_for(inventory.config, asked, options) if asked is not None else None
-    return _Chooser(options, dict.fromkeys(Form, policy))
+        fp8 = find_policy(inventory.config, QuantType.MXFP8, options)
+        return _Chooser(options, {Form.PLAIN: None, Form.CODES: None, Form.BLOCK_FP8: fp8}, prefix)
+    policy = find_policy(inventory.config, asked, options) if asked is not None else None
+    return _Chooser(options, dict.fromkeys(Form, policy), prefix)
 
 
 def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:
@@ -217,7 +246,7 @@ def _described(tensor: OutputTensor, options: ImportOptions) -> dict[str, str]:
     return described
 
 
-def _documents(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedFile]:
+def _documents(inventory: Inventory, options: ImportOptions, draft: Inventory | None) -> Iterator[PlannedFile]:
     if options.profile.own_document and OWN_DOCUMENT in inventory.documents:
         raise UnsupportedSourceError(
             f"{inventory.path} has a {OWN_DOCUMENT} of its own, which is our name", path=inventory.path
@@ -226,4 +255,4 @@ def _documents(inventory: Inventory, options: ImportOptions) -> Iterator[Planned
         raise UnsupportedSourceError(f"{inventory.path} has no config.json", hint="Only --profile default can do without.")
     yield from (PlannedFile(name, data) for name, data in inventory.documents.items())
     if options.profile.own_document:
-        yield PlannedFile(OWN_DOCUMENT, own_document(inventory, options))
+        yield PlannedFile(OWN_DOCUMENT, own_document(inventory, options, draft))
