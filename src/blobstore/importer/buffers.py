@@ -9,12 +9,16 @@ from blobstore.importer.runs import CHUNK
 from blobstore.store.files import PAGE
 
 
+# Page-aligned; and all there from the start, so that an import takes the same memory whatever it imports.
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+
+
 class Buffer:
     """Memory for one run, placed so that it can be written around the page cache."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
-        self._memory = mmap.mmap(-1, CHUNK + PAGE)  # page-aligned, and only as much as is touched
+        self._memory = mmap.mmap(-1, CHUNK + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE)
 
     def at(self, offset: int, nbytes: int) -> memoryview:
         """Return ``nbytes`` of it whose address has the same remainder by the page size as ``offset``."""
@@ -27,7 +31,7 @@ class Buffer:
 
 
 class BufferPool:
-    """``count`` buffers, made when they are first needed."""
+    """``count`` buffers."""
 
     def __init__(self, count: int) -> None:
         self._free = [Buffer(self) for _ in range(count)]
