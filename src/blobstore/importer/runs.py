@@ -99,12 +99,12 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
 
 
 def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
-    header = blob.header
+    header, entries = blob.header, blob.entries
     for start in range(0, len(header), CHUNK):
         part = header[start : start + CHUNK]
         yield _Atom((Constant(part, start),), len(part), 0)
     for tensor in blob.tensors:
-        begins = {part.suffix: len(header) + blob.entries[tensor.name + part.suffix].begin for part in tensor.parts}
+        begins = {part.suffix: len(header) + entries[tensor.name + part.suffix].begin for part in tensor.parts}
         if tensor.copies:
             yield from _copies(tensor, begins)
         elif tensor.nbytes <= CHUNK:
