@@ -132,12 +132,13 @@ class BlobWriter:
     def _write(self, offset: int, view: memoryview, *, aligned: bool) -> None:
         if self._fd < 0:
             self._open()
+        head = -offset % PAGE
+        tail = head + (len(view) - head) // PAGE * PAGE
         with os_errors("write", self._path):
-            head = -offset % PAGE
-            middle = (len(view) - head) // PAGE * PAGE
-            if aligned and self._direct >= 0 and middle >= _DIRECT_FROM and self._write_direct(offset + head, view[head:][:middle]):
+            direct = aligned and self._direct >= 0 and tail - head >= _DIRECT_FROM
+            if direct and self._write_direct(offset + head, view[head:tail]):
                 write_all_at(self._fd, offset, view[:head])
-                write_all_at(self._fd, offset + head + middle, view[head + middle :])
+                write_all_at(self._fd, offset + tail, view[tail:])
             else:
                 write_all_at(self._fd, offset, view)
 
