@@ -103,7 +103,8 @@ def import_model(
 
     ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a core). ``memory``: bytes that they work in
     (None: 32 MiB for each and 32 MiB). ``verify_reuse``: hash what earlier imports have made before it is used again.
-    ``progress`` is told of every few megabytes. The same source and options give the same bytes and digests with any number of threads.
+    ``progress`` is told of every few megabytes. The same source and options give the same bytes and digests with any
+    number of threads.
 
     An import that is killed goes on where it stopped when it is started again.
 

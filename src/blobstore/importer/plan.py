@@ -91,12 +91,14 @@ class _Chooser:
     prefix: str
 
     def _rule(self, tensor: OutputTensor) -> Rule | None:
-        return rule_for(self.prefix + tensor.name, self.options.rules)
+        """Return the rule that decides about the tensor, if one does."""
+        rule = rule_for(self.prefix + tensor.name, self.options.rules)
+        return rule if rule is not None and self.options.can_follow(rule, tensor.dtype, tensor.shape) else None
 
     def decide(self, tensor: OutputTensor) -> OutputTensor:
         """Return the tensor with the quantization that it gets, or as it is."""
         rule = self._rule(tensor)
-        if rule is not None and self.options.can_follow(rule, tensor.dtype, tensor.shape):
+        if rule is not None:
             return self.quantized(tensor, self.options.ruled(rule))
         policy = self.policies[tensor.sources[0].form]
         return self.quantized(tensor, policy.quantization(tensor.name, tensor.shape) if policy is not None else None)

@@ -55,7 +55,8 @@ class SourceReaders:
         """Return ``count`` values from index ``start`` on, as a flat array of the weight's dtype.
 
         It is valid until the thread's next call. Those of a dtype that numpy has not are returned as bytes, and ``start``
-        and ``count`` are then bytes; of codes, they are whole groups. Raises: as `readinto`; UnsupportedSourceError for a global scale of 0.
+        and ``count`` are then bytes; of codes, they are whole groups. Raises: as `readinto`; UnsupportedSourceError for a
+        global scale of 0.
         """
         if weight.form is Form.PLAIN:
             bits = weight.dtype.bits
