@@ -368,6 +368,19 @@ class SourceConfig(_Document):
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
+    def packed_formats(self) -> frozenset[str]:
+        """The formats that ``quantization_config`` names, for all weights and for groups of them; empty for none.
+
+        Source: vllm-project/compressed-tensors@2737f885 compressors/mixfp4/base.py: a format with NVFP4's tensors, but
+        another meaning of its scales.
+        """
+        settings = self.quantization_config or {}
+        groups = settings.get("config_groups")
+        named = [settings, *(groups.values() if isinstance(groups, dict) else ())]
+        formats = (item.get("format") for item in named if isinstance(item, dict))
+        return frozenset(text for text in formats if isinstance(text, str))
+
+    @property
     def architecture(self) -> str:
         """The first architecture's name, else the model type, else the text model's type, else ""."""
         text_type = (self.text_config or {}).get("model_type")

@@ -58,7 +58,7 @@ class SourceReaders:
         stored = self._array(tensor, 0, 1, np.dtype(np.float32))[0]
         with np.errstate(divide="ignore", over="ignore"):
             scale = np.float32(1) / stored if weight.inverse_global_scale else stored
-        if not np.isfinite(scale):
+        if not (np.isfinite(stored) and np.isfinite(scale)):
             message = f"the global scale {quoted(tensor.name)} is {stored}: no weight can be scaled by it"
             raise UnsupportedSourceError(message, tensor=tensor.name, path=tensor.file.path)
         return np.float32(scale)
