@@ -77,8 +77,6 @@ REFUSALS = {
     "x_no_tensors": Refusal(NotFoundError, ("no tensors", "model.safetensors")),
     "x_truncated_data": Refusal(HeaderError, ("3178336 bytes", "3278336"), rule="F17", path="model.safetensors"),
 }
-# With a type asked for, that the source is quantized comes first, as it does for Ollama.
-TYPED = {"x_collision": Refusal(UnsupportedSourceError, ("is quantized already",), path="")}
 IMPORTED_BY_OLLAMA = {("x_truncated_data", "none")}
 
 
@@ -102,7 +100,6 @@ def test_records_say_what_ollama_did(source: str, quant: str) -> None:
 @pytest.mark.parametrize("source", REFUSALS)
 def test_plan_is_refused(broken: dict[str, Path], source: str, quant: str, profile: str) -> None:
     refusal, folder = REFUSALS[source], broken[source]
-    refusal = refusal if quant == "none" else TYPED.get(source, refusal)
     with pytest.raises(BlobStoreError) as caught:
         plan_import(folder, quant=quant, profile=profile)
     error = caught.value

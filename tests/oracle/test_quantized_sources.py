@@ -182,6 +182,17 @@ def test_compressed_tensors_says_the_block_in_a_group_of_its_config(store: Store
         assert_quantized(model, weight.name, weight.values)
 
 
+def test_a_source_of_two_producers(store: Store, tmp_path: Path) -> None:
+    fp8, packed = (
+        block_fp8().make(f"{LAYER}.mlp.up_proj", (64, 64)),
+        nvfp4(modelopt=True).make(f"{LAYER}.mlp.down_proj", (6, 64)),
+    )
+    with imported(store, tmp_path / "s", block_fp8(), fp8, packed) as model:
+        assert_quantized(model, fp8.name, fp8.values)
+        assert_copied(model, packed)
+        assert model.config.file_type == ""
+
+
 def test_an_fp8_weight_that_is_no_number_can_not_be_quantized(store: Store, tmp_path: Path) -> None:
     weight = block_fp8().make(f"{LAYER}.mlp.up_proj", (130, 96))
     weight.tensors[weight.name][129, 7] = np.nan

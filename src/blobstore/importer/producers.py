@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from blobstore.documents import ModuleQuantization, SourceConfig
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.importer.inventory import Inventory, SourceTensor
 from blobstore.importer.refusals import check_unpacked
-from blobstore.importer.weights import FP8_BLOCK, Form, SourceWeight
+from blobstore.importer.weights import FP8_BLOCK, Form, SourceWeight, named_twice
 from blobstore.quant import Part, Quantization, QuantType
 
 _FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})
@@ -104,7 +105,7 @@ def source_weights(inventory: Inventory) -> tuple[SourceWeight, ...]:
     """Return the weights of a checkpoint, sorted by name; companions are part of their weight.
 
     Raises: UnsupportedSourceError naming tensor, format and reason for whatever is packed in another way, has parts that
-    do not fit together, or lacks one.
+    do not fit together, or lacks one, and for two weights of one name.
     """
     found = {tensor.name: match for tensor in inventory.tensors.values() if (match := _match(tensor, inventory.tensors))}
     consumed = set(found)
@@ -118,7 +119,11 @@ def source_weights(inventory: Inventory) -> tuple[SourceWeight, ...]:
         consumed.update(module + suffix for suffix in producer.dropped)
     rest = {name: tensor for name, tensor in inventory.tensors.items() if name not in consumed}
     check_unpacked(rest, inventory)
-    return tuple(sorted([*weights, *map(SourceWeight.plain, rest.values())], key=lambda weight: weight.name))
+    result = sorted([*weights, *map(SourceWeight.plain, rest.values())], key=lambda weight: weight.name)
+    for one, other in pairwise(result):
+        if one.name == other.name:
+            raise named_twice(one.name, one, other)
+    return tuple(result)
 
 
 def _match(tensor: SourceTensor, tensors: Mapping[str, SourceTensor]) -> Producer | None:
