@@ -93,7 +93,7 @@ class SourceReaders:
         if quantization is None:
             raise AssertionError("codes are quantized")
         arrays = {}
-        for part in quantization.parts((count,), weight.dtype):
+        for part in quantization.parts((count,), weight.parts[".scale"].dtype):
             first = start * math.prod(part.shape) // count
             arrays[part.suffix] = self._array(weight.parts[part.suffix], first, part.shape[0], numpy_dtype(part.dtype))
         scale = np.array([self.global_scale(weight)]) if ".global_scale" in weight.parts else None
