@@ -355,8 +355,8 @@ class SourceConfig(_Document):
     def fp8_block_size(self) -> tuple[int, int] | None:
         """Rows and columns that share an FP8 weight's scale: ``weight_block_size``, or a ``block_structure`` of a group.
 
-        Sources: transformers v4.57 utils/quantization_config.py `FineGrainedFP8Config`; compressed-tensors 0.13
-        quantization/quant_args.py `block_structure`.
+        Sources: transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`; vllm-project/compressed-tensors
+        @dc235db7 quantization/quant_args.py `block_structure`.
         """
         settings = self.quantization_config or {}
         groups = settings.get("config_groups")

@@ -1,9 +1,12 @@
 """Producers: which programs store quantized weights in which tensors, and the weights of a checkpoint. Pure.
 
-What each producer writes is a row of a table (docs/formats.md section 5). Sources: mlx 0.32.4 `mx.quantize`; ollama/ollama
-@fb307609 x/create/prequant.go and blockfp8.go; vllm-project/compressed-tensors 0.13 compressors/nvfp4_quantized.py;
-NVIDIA/TensorRT-Model-Optimizer 0.40 export/quant_utils.py; huggingface/transformers v4.57 integrations/mxfp4.py and
-finegrained_fp8.py. Whatever looks packed and fits no row is refused by name (refusals.py).
+What each producer writes is a row of a table (docs/formats.md section 5). Whatever looks packed and fits no row is refused
+by name (refusals.py). Sources: mlx 0.32.4 `mx.quantize`; ollama/ollama@fb307609 x/create/prequant.go and blockfp8.go;
+vllm-project/compressed-tensors @01dd1a58 compressors/nvfp4/base.py, @22f1b0f3 quantization/lifecycle/forward_helpers.py
+`_dequantize` (scales are divided by the global one), @a118207b compressors/naive_quantized/fp8_block.py;
+NVIDIA/TensorRT-Model-Optimizer @87f791d6 modelopt/torch/export/unified_export_hf.py `_export_quantized_weight`, @f5a1489c
+modelopt/torch/export/quant_utils.py; huggingface/transformers @0189b1d0 integrations/mxfp4.py `convert_moe_packed_tensors`,
+@0095b976 integrations/finegrained_fp8.py `FP8Linear`.
 """
 
 from __future__ import annotations
@@ -221,6 +224,7 @@ def _unfit(tensor: SourceTensor | None, part: Part) -> str:
 
 def _mlx(found: _Found) -> SourceWeight:
     if (scale := found.inventory.tensors.get(f"{found.base}.global_scale")) is not None:
+        # mlx_lm 0.32.2 models/switch_layers.py `_quantize_experts`; left out, all weights would be wrong by a factor.
         raise found.refused(f"its global scale {quoted(scale.name)}, which MLX counts in 2688ths, is not imported")
     settings = found.config.mlx_quantization
     module = settings.of(found.base) if settings is not None else None
@@ -264,6 +268,7 @@ def _inferred(found: _Found) -> Quantization:
 
 def _nvfp4(found: _Found) -> SourceWeight:
     if (scale := found.inventory.tensors.get(f"{found.base}.pre_quant_scale")) is not None:
+        # ModelOpt's NVFP4_AWQ: the weights were divided by it, and no layernorm took it up (unified_export_hf.py).
         raise found.refused(f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form has")
     formats = found.config.packed_formats
     if formats and found.producer is _COMPRESSED_TENSORS and formats.isdisjoint(_PACKED_FORMATS):
@@ -272,7 +277,7 @@ def _nvfp4(found: _Found) -> SourceWeight:
 
 
 def _gpt_oss(found: _Found) -> SourceWeight:
-    # As mlx-lm names it (mlx_lm/models/gpt_oss.py `sanitize`, 0.32.2), so that its model finds it.
+    # As mlx-lm names it (ml-explore/mlx-lm@1245c2ec mlx_lm/models/gpt_oss.py `sanitize`), so that its model finds it.
     return _codes(found, _MXFP4, found.base + ".weight")
 
 
