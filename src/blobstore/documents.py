@@ -370,8 +370,8 @@ class SourceConfig(_Document):
     def fp8_block_size(self) -> tuple[int, int] | None:
         """Rows and columns that share an FP8 weight's scale: ``weight_block_size``, or a ``block_structure`` of a group.
 
-        Sources: transformers v4.57 utils/quantization_config.py `FineGrainedFP8Config`; compressed-tensors 0.13
-        quantization/quant_args.py `block_structure`.
+        Sources: transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`; vllm-project/compressed-tensors
+        @dc235db7 quantization/quant_args.py `block_structure`.
         """
         settings = self.quantization_config or {}
         groups = settings.get("config_groups")
@@ -381,6 +381,19 @@ class SourceConfig(_Document):
             found.append(weights.get("block_structure") if isinstance(weights, dict) else None)
         sizes = {tuple(size) for size in found if isinstance(size, list) and [type(n) for n in size] == [int, int]}
         return sizes.pop() if len(sizes) == 1 else None
+
+    @property
+    def packed_formats(self) -> frozenset[str]:
+        """The formats that ``quantization_config`` names, for all weights and for groups of them; empty for none.
+
+        Source: vllm-project/compressed-tensors@2737f885 compressors/mixfp4/base.py: a format with NVFP4's tensors, but
+        another meaning of its scales.
+        """
+        settings = self.quantization_config or {}
+        groups = settings.get("config_groups")
+        named = [settings, *(groups.values() if isinstance(groups, dict) else ())]
+        formats = (item.get("format") for item in named if isinstance(item, dict))
+        return frozenset(text for text in formats if isinstance(text, str))
 
     @property
     def architecture(self) -> str:

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.importer import Experts, OutputTensor, Progress, SourceReaders, outputs_of, read_inventory, threads
+from blobstore.importer.weights import Form
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName
 from blobstore.quant import QuantType
@@ -219,8 +220,10 @@ def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[i
     done = 0
     for source in made_from.sources:
         count = source.elements if source.dtype.bits >= 8 else source.nbytes  # noqa: PLR2004
+        # What codes stand for, and not rounded to the dtype in which they would be quantized again.
+        exact = source if source.form is not Form.CODES else replace(source, dtype=DType.F32)
         for start in range(0, count, CHUNK_WEIGHTS):
-            yield done + start, readers.values(source, start, min(CHUNK_WEIGHTS, count - start))
+            yield done + start, readers.values(exact, start, min(CHUNK_WEIGHTS, count - start))
         done += count
 
 

@@ -8,32 +8,24 @@ an F32 source nothing but the sign of zero differs; with BF16 and F16 our codes 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from support import FIXTURES, QUANT_TYPES
-from support.ollama_sources import INDEX, write_source
+from support import QUANT_TYPES
+from support.ollama_cases import Case, Cases, contents, planned
+from support.ollama_sources import INDEX
 
-from blobstore.arrays import dtype_of
 from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor
-from blobstore.importer import ImportPlan, ImportResult, plan_import, run_plan
 from blobstore.importer.classify import classify
-from blobstore.importer.plan import OutputTensor, PlannedBlob
+from blobstore.importer.outputs import PlannedBlob
+from blobstore.importer.producers import source_weights
 from blobstore.inspection import summarize
-from blobstore.loader import Model, open_model
-from blobstore.names import ModelName
-from blobstore.store import Store, open_store
 
 Array = np.ndarray[Any, Any]
-Json = dict[str, Any]
 
 SOURCES = (
     "a_dense_bf16",
@@ -55,55 +47,6 @@ E2M1_TYPES = ("nvfp4", "mxfp4")
 E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One source imported as one type, and what Ollama recorded for it."""
-
-    record: Json
-    plan: ImportPlan
-    result: ImportResult
-    store: Store
-
-    def open(self) -> Model:
-        """Return the imported model, opened."""
-        return open_model(self.result.name, store=self.store)
-
-    def header_text(self, layer: Descriptor) -> str:
-        """Return the header of a tensor blob, with its padding."""
-        data = self.store.blobs.read(layer)
-        return data[8 : 8 + int.from_bytes(data[:8], "little")].decode()
-
-
-@pytest.fixture(scope="session")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Case]:
-    """A function that imports a source as a type, once a session."""
-    root = tmp_path_factory.mktemp("ollama-records")
-    store = open_store(root / "store")
-
-    @functools.cache
-    def record(source: str) -> Json:
-        loaded: Json = json.loads((FIXTURES / "ollama-records" / f"{source}.json").read_text())
-        return loaded
-
-    @functools.cache
-    def folder(source: str) -> Path:
-        return write_source(root / "sources", source)
-
-    @functools.cache
-    def case(source: str, quant: str) -> Case:
-        plan = plan_import(folder(source), quant=quant, profile="ollama")
-        result = run_plan(plan, ModelName(model=source, tag=quant), store)
-        return Case(record(source)[quant], plan, result, store)
-
-    return case
-
-
-@pytest.fixture
-def case(cases: Callable[[str, str], Case], source: str, quant: str) -> Case:
-    """The case of a test that is parametrized by source and type."""
-    return cases(source, quant)
-
-
 every_source = pytest.mark.parametrize("source", SOURCES)
 every_type = pytest.mark.parametrize("quant", ["none", *QUANT_TYPES])
 
@@ -111,8 +54,8 @@ every_type = pytest.mark.parametrize("quant", ["none", *QUANT_TYPES])
 @every_source
 @every_type
 def test_plan_is_equal(case: Case) -> None:
-    assert classify(case.plan.inventory).value == case.record["kind"]
-    assert [_planned(blob) for blob in case.plan.blobs] == case.record["blobs"]
+    assert classify(source_weights(case.plan.inventory)).value == case.record["kind"]
+    assert [planned(blob) for blob in case.plan.blobs] == case.record["blobs"]
 
 
 @every_source
@@ -139,7 +82,7 @@ def test_copied_blobs_are_equal_byte_for_byte(case: Case) -> None:
     layers, headers = case.result.manifest.layers, case.record["headers"]
     copied = {layer.name for layer in layers} - {blob.name for blob in case.plan.blobs if _is_quantized(blob)}
     assert len(copied) == len(layers) if case.record["quantize"] == "" else 0 < len(copied) < len(layers)
-    for layer, recorded in zip(layers, _recorded_layers(case), strict=True):
+    for layer, recorded in zip(layers, case.recorded_layers, strict=True):
         if layer.name in copied:
             assert layer == recorded
         if layer.name in copied and layer.media_type == TENSOR_MEDIA_TYPE:
@@ -151,15 +94,15 @@ def test_copied_blobs_are_equal_byte_for_byte(case: Case) -> None:
 def test_quantized_blobs_hold_the_same_arrays_and_metadata(case: Case) -> None:
     # MLX writes the arrays of a blob in the order of a hash table, and does not pad the header: digests can't be equal.
     names = {blob.name for blob in case.plan.blobs if _is_quantized(blob)}
-    for layer, recorded in zip(case.result.manifest.layers, _recorded_layers(case), strict=True):
+    for layer, recorded in zip(case.result.manifest.layers, case.recorded_layers, strict=True):
         if layer.name in names:
-            assert _contents(case.header_text(layer)) == _contents(case.record["headers"][str(recorded.digest)])
+            assert contents(case.header_text(layer)) == contents(case.record["headers"][str(recorded.digest)])
 
 
 @every_source
 @every_type
 def test_arrays_are_equal(case: Case, quant: str) -> None:
-    arrays, codes = _described_arrays(case), _e2m1_weights(case)
+    arrays, codes = case.described_arrays(), _e2m1_weights(case)
     recorded = case.record["arrays"]
     assert {name: array[:2] for name, array in arrays.items()} == {name: array[:2] for name, array in recorded.items()}
     assert bool(codes) == (quant in E2M1_TYPES)
@@ -170,9 +113,7 @@ def test_arrays_are_equal(case: Case, quant: str) -> None:
 
 @every_source
 @pytest.mark.parametrize("quant", E2M1_TYPES)
-def test_recorded_e2m1_codes_are_those_of_mlx_rule(
-    case: Case, cases: Callable[[str, str], Case], source: str, quant: str
-) -> None:
+def test_recorded_e2m1_codes_are_those_of_mlx_rule(case: Case, cases: Cases, source: str, quant: str) -> None:
     with case.open() as model, cases(source, "none").open() as original:
         arrays, weights = model.arrays("numpy"), original.arrays("numpy")
         for name in _e2m1_weights(case):
@@ -184,7 +125,7 @@ def test_recorded_e2m1_codes_are_those_of_mlx_rule(
 @every_source
 @pytest.mark.parametrize("quant", E2M1_TYPES)
 def test_e2m1_codes_are_never_further_from_the_weight_than_mlx_codes(
-    case: Case, cases: Callable[[str, str], Case], source: str, quant: str
+    case: Case, cases: Cases, source: str, quant: str
 ) -> None:
     with case.open() as model, cases(source, "none").open() as original:
         arrays, weights = model.arrays("numpy"), original.arrays("numpy")
@@ -213,56 +154,15 @@ def test_show_is_equal(case: Case, source: str, quant: str) -> None:
         assert summary.quant_type == show["dtype"]
 
 
-def test_safetensors_outside_the_index_are_left_out(cases: Callable[[str, str], Case]) -> None:
+def test_safetensors_outside_the_index_are_left_out(cases: Cases) -> None:
     whole, sharded = cases("a_dense_bf16", "int4"), cases("c_sharded", "int4")
     assert sharded.plan.inventory.left_out == ("consolidated.safetensors",)
     assert INDEX not in {layer.name for layer in sharded.result.manifest.layers}
     assert sharded.result.manifest.raw == whole.result.manifest.raw
 
 
-def _planned(blob: PlannedBlob) -> Json:
-    """Return a blob in the form of the records: there, only stacked tensors have a dtype and shape of their own."""
-    # A record's metadata are those that are copied from a source, which float checkpoints have not.
-    return {"name": blob.name, "metadata": None, "tensors": [_planned_tensor(tensor) for tensor in blob.tensors]}
-
-
-def _planned_tensor(tensor: OutputTensor) -> Json:
-    stacks = len(tensor.sources) > 1
-    return {
-        "name": tensor.name,
-        "sources": [source.name for source in tensor.sources],
-        "transform": "stack_experts" if stacks else "",
-        "quantize": tensor.quantization.quant_type.value if tensor.quantization is not None else "",
-        "dtype": tensor.dtype.value if stacks else "",
-        "shape": list(tensor.shape) if stacks else None,
-    }
-
-
 def _is_quantized(blob: PlannedBlob) -> bool:
     return any(tensor.quantization is not None for tensor in blob.tensors)
-
-
-def _recorded_layers(case: Case) -> list[Descriptor]:
-    return [Descriptor.model_validate(layer) for layer in json.loads(case.record["manifest"])["layers"]]
-
-
-def _contents(text: str) -> Json:
-    """Return what a header says except where each array lies: its size instead."""
-    header = json.loads(text)
-    for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry.pop("data_offsets")
-            entry["nbytes"] = end - begin
-    return dict(header)
-
-
-def _described_arrays(case: Case) -> dict[str, list[Any]]:
-    """Return the arrays of a model as the records describe them: dtype, shape, sha256 of the bytes."""
-    with case.open() as model:
-        return {
-            name: [dtype_of(array).value, list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
-            for name, array in model.arrays("numpy", names="ollama").items()
-        }
 
 
 def _e2m1_weights(case: Case) -> set[str]:

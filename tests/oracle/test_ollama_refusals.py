@@ -1,4 +1,4 @@
-"""Broken float checkpoints are refused with a typed error that names the fault, and leave the store as it was.
+"""Broken checkpoints are refused with a typed error that names the fault, and leave the store as it was.
 
 Held for every broken source that Ollama's importer refuses in fixtures/ollama-records, and for those that it imports and
 should not (docs/formats.md sections 2, 5 and 8): data that are cut off, a gap in the expert numbers, a tensor that the index
@@ -43,12 +43,32 @@ class Refusal:
     path: str | None = None
 
 
+FIRST_FP8 = "model.layers.0.mlp.down_proj.weight"
 REFUSALS = {
     "x_ambiguous": Refusal(UnsupportedSourceError, ("model.safetensors", "model-*.safetensors"), path=""),
+    "x_collision": Refusal(
+        UnsupportedSourceError,
+        ("two tensors would have the name", "q_proj.weight", "q_proj.weight_packed", "model.safetensors"),
+        tensor="model.layers.0.self_attn.q_proj.weight",
+        path="model.safetensors",
+    ),
     "x_expert_mismatch": Refusal(
         UnsupportedSourceError,
         ("model.layers.0.mlp.experts.0.up_proj.weight is BF16 [128, 256]", "is BF16 [64, 256]"),
         tensor="model.layers.0.mlp.experts.2.up_proj.weight",
+    ),
+    "x_fp8_64": Refusal(
+        UnsupportedSourceError, ("block FP8", "64x64", "128x128"), tensor=FIRST_FP8, path="model.safetensors"
+    ),
+    "x_fp8_e5m2": Refusal(
+        UnsupportedSourceError,
+        ("F8_E5M2", "only F8_E4M3"),
+        tensor="model.layers.0.self_attn.q_proj.weight",
+        path="model.safetensors",
+    ),
+    # Ollama refuses it too, but imports it when the scales are missing as well (docs/formats.md section 8).
+    "x_fp8_noblock": Refusal(
+        UnsupportedSourceError, ("block FP8", "weight_block_size"), tensor=FIRST_FP8, path="model.safetensors"
     ),
     "x_index_badpath": Refusal(DocumentError, ("'../evil.safetensors'", "model.embed_tokens.weight"), rule="I1"),
     "x_index_missing_shard": Refusal(

@@ -22,7 +22,10 @@ _NAMES = {
     np.dtype(np.uint32): "U32",
     np.dtype(np.int32): "I32",
     np.dtype(np.int64): "I64",
+    np.dtype(np.int8): "I8",
     np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
+    np.dtype(ml_dtypes.float8_e5m2): "F8_E5M2",
+    np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0",
 }
 LLAMA_CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}
 

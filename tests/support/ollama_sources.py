@@ -1,4 +1,4 @@
-"""The source checkpoints of fixtures/ollama-records, written again byte for byte: float models, the broken ones and a draft.
+"""The source checkpoints of fixtures/ollama-records, written again byte for byte: float, quantized, broken.
 
 The digests and hashes of the records hold for exactly these bytes: weights are seeded by tensor name, tensors lie in the
 order in which they are yielded here, and the JSON documents are stored as they stand.
@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from support import architecture_sources as architectures
+from support import prequantized_sources as prequantized
 from support.ollama_weights import (
     BF16,
     EXPERT,
@@ -36,7 +38,9 @@ Tensors = dict[str, Array]
 Json = dict[str, Any]
 
 INDEX = "model.safetensors.index.json"
-_DTYPE_NAMES = {BF16: "BF16", F16: "F16", F32: "F32"}
+F8, F8_E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+_DTYPE_NAMES = {BF16: "BF16", F16: "F16", F32: "F32", F8: "F8_E4M3", F8_E5M2: "F8_E5M2"}
+_DTYPE_NAMES |= {np.dtype(np.uint8): "U8", np.dtype(np.uint32): "U32"}
 
 LLAMA: Json = json.loads("""{
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
@@ -205,6 +209,70 @@ def _x_truncated_data(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100_000])
 
 
+FP8: Json = json.loads(
+    '{"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}'
+)
+_MODELOPT: Json = json.loads('{"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}')
+_COMPRESSED: Json = json.loads("""{
+    "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+    "config_groups": {"group_0": {
+        "format": "nvfp4-pack-quantized",
+        "weights": {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
+    }}
+}""")
+_MIXED: Json = {"group_size": 64, "bits": 4, "mode": "affine", "lm_head": {"group_size": 64, "bits": 8}}
+
+
+def _mlx(group_size: int, bits: int, mode: str, settings: Json) -> Callable[[Path], None]:
+    """Return the writer of a model of two layers that MLX quantized, whose config.json has ``settings``."""
+
+    def write(folder: Path) -> None:
+        others = {"lm_head.weight": (64, 8, "affine")} if "lm_head" in settings else {}
+        config = {**LLAMA, "num_hidden_layers": 2, "quantization": settings, "quantization_config": settings}
+        _whole(folder, config, prequantized.mlx_model(_arrays(_llama(2)), (group_size, bits, mode), others))
+
+    return write
+
+
+def _fp8(layers: int, settings: Json | None = FP8, **options: Any) -> Callable[[Path], None]:
+    """Return the writer of a block FP8 model; ``options`` as `block_fp8`."""
+
+    def write(folder: Path) -> None:
+        config = LLAMA if layers == LLAMA["num_hidden_layers"] else {**LLAMA, "num_hidden_layers": layers}
+        config = config if settings is None else {**config, "quantization_config": settings}
+        _whole(folder, config, prequantized.fp8_model(_arrays(_llama(layers)), **options))
+
+    return write
+
+
+def _e_fp8_moe(folder: Path) -> None:
+    _whole(folder, {**QWEN3_MOE, "quantization_config": FP8}, prequantized.fp8_model(_arrays(_qwen3_moe(2, 11))))
+
+
+def _f_modelopt_nvfp4(folder: Path) -> None:
+    tensors = prequantized.nvfp4_model(_arrays(_llama(2)), modelopt=True)
+    _whole(folder, {**LLAMA, "num_hidden_layers": 2, "quantization_config": _MODELOPT}, tensors)
+    _write_json(folder / "hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "group_size": 16}})
+
+
+def _f_ct_nvfp4(folder: Path) -> None:
+    tensors = prequantized.nvfp4_model(_arrays(_llama(2)), modelopt=False)
+    _whole(folder, {**LLAMA, "num_hidden_layers": 2, "quantization_config": _COMPRESSED}, tensors)
+
+
+def _x_collision(folder: Path) -> None:
+    tensors = prequantized.nvfp4_model(_arrays(_llama(1)), modelopt=False)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors[name] = Weight("q", (HIDDEN, HIDDEN)).array()
+    _whole(folder, {**LLAMA, "num_hidden_layers": 1, "quantization_config": _COMPRESSED}, tensors)
+
+
+def _x_fp8_e5m2(folder: Path) -> None:
+    tensors = prequantized.fp8_model(_arrays(_llama(1)))
+    tensors["model.layers.0.self_attn.q_proj.weight"] = Weight("z", (HIDDEN, HIDDEN)).array().astype(F8_E5M2)
+    _whole(folder, {**LLAMA, "num_hidden_layers": 1, "quantization_config": FP8}, tensors)
+
+
 _TIED = {**LLAMA, "num_hidden_layers": 2, "tie_word_embeddings": True}
 _DRAFT = {**LLAMA, "num_hidden_layers": 1}
 _SINGLE = {**LLAMA, "num_hidden_layers": 2, "torch_dtype": "float32"}
@@ -215,6 +283,17 @@ SOURCES: dict[str, Callable[[Path], None]] = {
     "b_qwen3_moe": lambda folder: _whole(folder, QWEN3_MOE, _arrays(_qwen3_moe(2, 12)), thinks=True),
     "b_switch_mlp_stacked": lambda folder: _whole(folder, {**QWEN3_MOE, "num_experts": 8}, _arrays(_switch_mlp(2, 8))),
     "c_sharded": _c_sharded,
+    "d_mlx_int4": _mlx(64, 4, "affine", {"group_size": 64, "bits": 4}),
+    "d_mlx_int4_g32": _mlx(32, 4, "affine", {"group_size": 32, "bits": 4}),
+    "d_mlx_int8": _mlx(64, 8, "affine", {"group_size": 64, "bits": 8, "mode": "affine"}),
+    "d_mlx_mixed_4_8": _mlx(64, 4, "affine", _MIXED),
+    "d_mlx_mxfp4": _mlx(32, 4, "mxfp4", {"group_size": 32, "bits": 4, "mode": "mxfp4"}),
+    "d_mlx_nvfp4": _mlx(16, 4, "nvfp4", {"group_size": 16, "bits": 4, "mode": "nvfp4"}),
+    "e_fp8_block": _fp8(4),
+    "e_fp8_block_bf16scale": _fp8(1, scale_dtype=BF16),
+    "e_fp8_moe": _e_fp8_moe,
+    "f_ct_nvfp4": _f_ct_nvfp4,
+    "f_modelopt_nvfp4": _f_modelopt_nvfp4,
     "g_f16": lambda folder: _whole(folder, {**LLAMA, "torch_dtype": "float16"}, _arrays(_llama(4), F16)),
     "g_f32": lambda folder: _whole(folder, _SINGLE, _arrays(_llama(2), F32)),
     "h_cohere2_moe": _h_cohere2_moe,
@@ -225,7 +304,11 @@ SOURCES: dict[str, Callable[[Path], None]] = {
     "h_nemotron_h": lambda folder: _whole(folder, architectures.NEMOTRON_H, _arrays(architectures.nemotron_h())),
     "h_qwen3_5_moe": lambda folder: _whole(folder, architectures.QWEN35_MOE, _arrays(architectures.qwen35_moe())),
     "x_ambiguous": _x_ambiguous,
+    "x_collision": _x_collision,
     "x_expert_mismatch": _x_expert_mismatch,
+    "x_fp8_64": _fp8(1, {**FP8, "weight_block_size": [64, 64]}, block=64),
+    "x_fp8_e5m2": _x_fp8_e5m2,
+    "x_fp8_noblock": _fp8(1, None),
     "x_index_badpath": _x_index_badpath,
     "x_index_missing_shard": _x_index_missing_shard,
     "x_no_tensors": lambda folder: _whole(folder, LLAMA, {}),

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from blobstore.documents import REQUIRED_OLLAMA, Draft, ModelConfig, SourceConfig
 from blobstore.errors import UnsupportedSourceError
-from blobstore.importer.classify import SourceKind, classify, quant_type_of
+from blobstore.importer.classify import quant_type_of
 from blobstore.importer.inventory import Inventory
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.weights import SourceWeight
-from blobstore.quant import QuantType
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def describe_model(
 
     Raises: UnsupportedSourceError for a draft model without an architecture.
     """
-    quant_type = options.quant_type or _detected(weights)
+    quant_type = options.quant_type or (quant_type_of(weights) if not options.requantize else None)
     config, family = inventory.config, _family(inventory.config, options.modelfile.parser)
     described = ModelConfig(
         model_format="safetensors",
@@ -75,13 +74,6 @@ def _draft(inventory: Inventory) -> Draft:
             f"the draft model {inventory.path} has no config.json that names its architecture", path=inventory.path
         )
     return Draft.of(architecture)
-
-
-def _detected(weights: tuple[SourceWeight, ...]) -> QuantType | None:
-    """Return the type that a quantized source makes without one asked for; None for a float source or a mixed one."""
-    if classify(weights) is SourceKind.BLOCK_FP8:
-        return QuantType.MXFP8
-    return quant_type_of(weights)
 
 
 def _capabilities(inventory: Inventory, config: SourceConfig, family: Family | None) -> Iterator[str]:

@@ -8,7 +8,7 @@ from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageErro
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policy import Policy
-from blobstore.importer.weights import SourceWeight
+from blobstore.importer.weights import named_twice
 from blobstore.safetensors import Header
 from blobstore.stored import stored_tensors
 
@@ -21,18 +21,11 @@ def check_names(blobs: Iterable[PlannedBlob]) -> None:
         for tensor in blob.tensors:
             for name in (tensor.name + part.suffix for part in tensor.parts):
                 if name in array_names:
-                    raise _named_twice(name, array_names[name].sources[0], tensor.sources[0])
+                    raise named_twice(name, array_names[name].sources[0], tensor.sources[0])
                 array_names[name] = tensor
         if blob.name in blob_names:
             raise UnsupportedSourceError(f"two blobs would have the name {quoted(blob.name)}", blob=blob.name)
         blob_names.add(blob.name)
-
-
-def _named_twice(name: str, one: SourceWeight, other: SourceWeight) -> UnsupportedSourceError:
-    places = [f"{weight.tensor.name!r} of {weight.file.name}" for weight in (one, other)]
-    return UnsupportedSourceError(
-        f"two tensors would have the name {quoted(name)}: {places[0]} and {places[1]}", tensor=name, path=other.file.path
-    )
 
 
 def check_readable(blobs: Iterable[PlannedBlob]) -> None:

@@ -26,6 +26,10 @@ def classify(weights: Iterable[SourceWeight]) -> SourceKind:
 
 
 def quant_type_of(weights: Iterable[SourceWeight]) -> QuantType | None:
-    """Return the type of all quantized weights of the source, or None when they have none or several."""
-    types = {weight.quantization.quant_type for weight in weights if weight.quantization is not None}
+    """Return the type that all quantized weights of the source get, FP8 being mxfp8; None for no type, or several."""
+    types = {
+        QuantType.MXFP8 if weight.quantization is None else weight.quantization.quant_type
+        for weight in weights
+        if weight.form is not Form.PLAIN
+    }
     return types.pop() if len(types) == 1 else None

@@ -16,7 +16,7 @@ from blobstore.importer.architectures import draft_policy_for, policy_for
 from blobstore.importer.capabilities import describe_model
 from blobstore.importer.checks import check_names, check_quantizable, check_readable, check_rules
 from blobstore.importer.classify import SourceKind, classify
-from blobstore.importer.experts import group_of, packed_order, projections, stacked_group_of
+from blobstore.importer.experts import Projection, group_of, packed_order, projections, stacked_group_of
 from blobstore.importer.inventory import Inventory
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedFile
@@ -72,7 +72,7 @@ def plan_blobs(
 
     Raises: as `make_plan`, but for names, rules and documents.
     """
-    chooser = _chooser(inventory, classify(weights), options, prefix)
+    chooser = _chooser(inventory, weights, options, prefix)
     planner = _plan_stacked if options.experts is Experts.STACKED else _plan_packed
     blobs = tuple(planner(weights, chooser))
     check_readable(blobs)
@@ -143,21 +143,21 @@ class _Chooser:
         return replace(tensor, quantization=quantization, global_scale=(1,) if double else None)
 
 
-def _chooser(inventory: Inventory, kind: SourceKind, options: ImportOptions, prefix: str) -> _Chooser:
-    asked = options.quant_type
+def _chooser(inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, prefix: str) -> _Chooser:
+    kind, asked = classify(weights), options.quant_type
+    if kind is not SourceKind.FLOAT and not options.requantize and (asked is not None or options.rules):
+        raise UnsupportedSourceError(
+            f"{inventory.path} is quantized already ({kind.value})",
+            path=inventory.path,
+            hint="Import it without --quant and --rule, or add --requantize to dequantize and quantize it again.",
+        )
     find_policy = draft_policy_for if prefix else policy_for
-    if kind is not SourceKind.FLOAT and not options.requantize:
-        if asked is not None or options.rules:
-            raise UnsupportedSourceError(
-                f"{inventory.path} is quantized already ({kind.value})",
-                path=inventory.path,
-                hint="Import it without --quant and --rule, or add --requantize to dequantize and quantize it again.",
-            )
-        # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it is.
-        fp8 = find_policy(inventory.config, QuantType.MXFP8, options)
-        return _Chooser(options, {Form.PLAIN: None, Form.CODES: None, Form.BLOCK_FP8: fp8}, prefix)
     policy = find_policy(inventory.config, asked, options) if asked is not None else None
-    return _Chooser(options, dict.fromkeys(Form, policy), prefix)
+    policies: dict[Form, Policy | None] = dict.fromkeys(Form, policy)
+    if policy is None and any(weight.form is Form.BLOCK_FP8 for weight in weights):
+        # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it is.
+        policies[Form.BLOCK_FP8] = find_policy(inventory.config, QuantType.MXFP8, options)
+    return _Chooser(options, policies, prefix)
 
 
 def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:
@@ -170,23 +170,32 @@ def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator
 
 
 def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:
-    weights = list(weights)
-    # One stacked tensor has one global scale: experts with their own stay one blob each, as Ollama leaves them.
-    own_scale = {weight.name for weight in weights if weight.global_scale_shape is not None}
-    own_groups = {stacked_group_of(name) for name in own_scale} if not chooser.options.requantize else set()
-    plain, groups = _split(weights, lambda name: None if (group := stacked_group_of(name)) in own_groups else group)
-    yield from (_plan_single(weight, chooser) for weight in plain)
-    for group, members in sorted(groups.items()):
-        tensors = []
-        for projection in projections(group, members):
-            first = _output(projection.weights[0], chooser.options)
-            shape = (len(projection.weights), *first.shape)
-            stacked = replace(first, name=f"{group}.{projection.name}", sources=projection.weights, shape=shape)
-            tensors.append(chooser.decide(stacked))
+    plain, groups = _split(weights, stacked_group_of)
+    stacks = {
+        group: [chooser.decide(_stacked(group, projection, chooser.options)) for projection in projections(group, members)]
+        for group, members in sorted(groups.items())
+    }
+    # One stacked tensor has one global scale: experts that keep their own stay one blob each, as Ollama leaves them.
+    apart = {group for group, tensors in stacks.items() if any(_has_own_scales(tensor) for tensor in tensors)}
+    singles = [*plain, *(weight for group in apart for weight in groups[group])]
+    yield from (_plan_single(weight, chooser) for weight in sorted(singles, key=lambda weight: weight.name))
+    for group, tensors in stacks.items():
+        if group in apart:
+            continue
         if len({tensor.quantization for tensor in tensors}) == 1:
             yield _blob(group, tensors, chooser.options)
         else:
             yield from (_blob(tensor.name, [tensor], chooser.options) for tensor in tensors)
+
+
+def _stacked(group: str, projection: Projection, options: ImportOptions) -> OutputTensor:
+    first = _output(projection.weights[0], options)
+    shape = (len(projection.weights), *first.shape)
+    return replace(first, name=f"{group}.{projection.name}", sources=projection.weights, shape=shape)
+
+
+def _has_own_scales(tensor: OutputTensor) -> bool:
+    return tensor.copies_codes and any(source.global_scale_shape is not None for source in tensor.sources)
 
 
 def _split(

@@ -1,9 +1,12 @@
 """Producers: which programs store quantized weights in which tensors, and the weights of a checkpoint. Pure.
 
-What each producer writes is a row of a table (docs/formats.md section 5). Sources: mlx 0.32.4 `mx.quantize`; ollama/ollama
-@fb307609 x/create/prequant.go and blockfp8.go; vllm-project/compressed-tensors 0.13 compressors/nvfp4_quantized.py;
-NVIDIA/TensorRT-Model-Optimizer 0.40 export/quant_utils.py; huggingface/transformers v4.57 integrations/mxfp4.py and
-finegrained_fp8.py. Whatever looks packed and fits no row is refused by name (refusals.py).
+What each producer writes is a row of a table (docs/formats.md section 5). Whatever looks packed and fits no row is refused
+by name (refusals.py). Sources: mlx 0.32.4 `mx.quantize`; ollama/ollama@fb307609 x/create/prequant.go and blockfp8.go;
+vllm-project/compressed-tensors @01dd1a58 compressors/nvfp4/base.py, @22f1b0f3 quantization/lifecycle/forward_helpers.py
+`_dequantize` (scales are divided by the global one), @a118207b compressors/naive_quantized/fp8_block.py;
+NVIDIA/TensorRT-Model-Optimizer @87f791d6 modelopt/torch/export/unified_export_hf.py `_export_quantized_weight`, @f5a1489c
+modelopt/torch/export/quant_utils.py; huggingface/transformers @0189b1d0 integrations/mxfp4.py `convert_moe_packed_tensors`,
+@0095b976 integrations/finegrained_fp8.py `FP8Linear`.
 """
 
 from __future__ import annotations
@@ -11,19 +14,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from blobstore.documents import ModuleQuantization, SourceConfig
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.importer.inventory import Inventory, SourceTensor
 from blobstore.importer.refusals import check_unpacked
-from blobstore.importer.weights import FP8_BLOCK, Form, SourceWeight
+from blobstore.importer.weights import FP8_BLOCK, Form, SourceWeight, named_twice
 from blobstore.quant import Part, Quantization, QuantType
 
 _FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})
 _NVFP4 = Quantization(QuantType.NVFP4, 16)
 _MXFP4 = Quantization(QuantType.MXFP4, 32)
 _WORD_BYTES = 4
+_PACKED_FORMATS = frozenset({"nvfp4-pack-quantized", "mixed-precision"})
+"""What compressed-tensors calls a checkpoint with NVFP4 weights: others have the same tensors with another meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ def source_weights(inventory: Inventory) -> tuple[SourceWeight, ...]:
     """Return the weights of a checkpoint, sorted by name; companions are part of their weight.
 
     Raises: UnsupportedSourceError naming tensor, format and reason for whatever is packed in another way, has parts that
-    do not fit together, or lacks one.
+    do not fit together, or lacks one, and for two weights of one name.
     """
     found = {tensor.name: match for tensor in inventory.tensors.values() if (match := _match(tensor, inventory.tensors))}
     consumed = set(found)
@@ -116,7 +122,11 @@ def source_weights(inventory: Inventory) -> tuple[SourceWeight, ...]:
         consumed.update(module + suffix for suffix in producer.dropped)
     rest = {name: tensor for name, tensor in inventory.tensors.items() if name not in consumed}
     check_unpacked(rest, inventory)
-    return tuple(sorted([*weights, *map(SourceWeight.plain, rest.values())], key=lambda weight: weight.name))
+    result = sorted([*weights, *map(SourceWeight.plain, rest.values())], key=lambda weight: weight.name)
+    for one, other in pairwise(result):
+        if one.name == other.name:
+            raise named_twice(one.name, one, other)
+    return tuple(result)
 
 
 def _match(tensor: SourceTensor, tensors: Mapping[str, SourceTensor]) -> Producer | None:
@@ -154,6 +164,14 @@ class _Found:
     def config(self) -> SourceConfig:
         return self.inventory.config or SourceConfig()
 
+    @property
+    def config_hint(self) -> str | None:
+        return "Import the folder with its config.json." if self.inventory.config is None else None
+
+    def unsaid(self, what: str) -> str:
+        """Return that nothing says ``what``."""
+        return f"no config.json says {what}" if self.inventory.config is None else f"config.json does not say {what}"
+
     def refused(self, reason: str, hint: str | None = None) -> UnsupportedSourceError:
         """Return the error that says why the weight is not imported."""
         return UnsupportedSourceError(
@@ -167,13 +185,15 @@ class _Found:
 def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight:
     """Return a weight whose codes are stored as ours are, byte for byte; its companions must have the right sizes."""
     parts, producer = found.parts, found.producer
-    *lead, last = parts[""].shape
+    *lead, last = parts[""].shape or (0,)
     if producer.joined:
         last = last * lead.pop() if lead else 0
     words = (*lead, last // (1 if parts[""].dtype is DType.U32 else _WORD_BYTES))
     shape = quantization.logical_shape(words)
     scale = parts[".scale"]
     dtype = scale.dtype if quantization.quant_type.is_affine else DType.BF16
+    if not dtype.is_float:
+        raise found.refused(f"its scale {quoted(scale.name)} is {dtype}, and those of {quantization} are floats")
     weight = SourceWeight(name, dtype, shape, parts, Form.CODES, producer.name, quantization, producer.inverse_global_scale)
     if math.prod(words) * _WORD_BYTES != parts[""].nbytes or not quantization.divides(shape):
         raise found.refused(f"{list(parts[''].shape)} are no whole groups of {quantization}")
@@ -181,12 +201,14 @@ def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight
     for suffix, part in wanted.items():
         if suffix and not _holds(parts.get(suffix), part):
             raise found.refused(_unfit(parts.get(suffix), part))
+    if ".bias" in parts.keys() - wanted.keys():
+        raise found.refused(f"it has biases, {quoted(parts['.bias'].name)}, and {quantization} has none")
     return weight
 
 
 def _holds(tensor: SourceTensor | None, part: Part) -> bool:
     """Return True when the tensor has the bytes of that array: a scale's E4M3 or E8M0 bits may have any 8-bit dtype."""
-    if tensor is None or (part.suffix == ".global_scale" and math.prod(tensor.shape) != 1):
+    if tensor is None or (part.suffix == ".global_scale" and tensor.shape not in ((), (1,))):
         return False
     return tensor.shape == part.shape and (tensor.dtype is part.dtype or (part.dtype is DType.U8 and tensor.dtype.bits == 8))  # noqa: PLR2004
 
@@ -195,10 +217,15 @@ def _unfit(tensor: SourceTensor | None, part: Part) -> str:
     what = part.suffix[1:].replace("_", " ")
     if tensor is None:
         return f"its {what} is missing"
+    if part.suffix == ".global_scale":
+        return f"its global scale {quoted(tensor.name)} is {tensor.dtype} {list(tensor.shape)}, and not one F32"
     return f"its {what} {quoted(tensor.name)} is {tensor.dtype} {list(tensor.shape)}, not {part.dtype} {list(part.shape)}"
 
 
 def _mlx(found: _Found) -> SourceWeight:
+    if (scale := found.inventory.tensors.get(f"{found.base}.global_scale")) is not None:
+        # mlx_lm 0.32.2 models/switch_layers.py `_quantize_experts`; left out, all weights would be wrong by a factor.
+        raise found.refused(f"its global scale {quoted(scale.name)}, which MLX counts in 2688ths, is not imported")
     settings = found.config.mlx_quantization
     module = settings.of(found.base) if settings is not None else None
     if module is None:
@@ -235,32 +262,30 @@ def _inferred(found: _Found) -> Quantization:
             possible.append(quantization)
     if len(possible) != 1:
         answers = ", ".join(map(str, possible)) or "none"
-        reason = f"no config.json says how it was quantized, and its shapes fit {answers}"
-        raise found.refused(reason, "Import the folder with its config.json.")
+        raise found.refused(f"{found.unsaid('how it was quantized')}, and its shapes fit {answers}", found.config_hint)
     return possible[0]
 
 
 def _nvfp4(found: _Found) -> SourceWeight:
-    weight = _codes(found, _NVFP4, found.base + ".weight")
-    if weight.parts[".global_scale"].dtype is not DType.F32:
-        raise found.refused(f"its global scale is {weight.parts['.global_scale'].dtype}, not F32")
-    return weight
+    if (scale := found.inventory.tensors.get(f"{found.base}.pre_quant_scale")) is not None:
+        # ModelOpt's NVFP4_AWQ: the weights were divided by it, and no layernorm took it up (unified_export_hf.py).
+        raise found.refused(f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form has")
+    formats = found.config.packed_formats
+    if formats and found.producer is _COMPRESSED_TENSORS and formats.isdisjoint(_PACKED_FORMATS):
+        raise found.refused(f"config.json says that its format is {', '.join(sorted(formats))}")
+    return _codes(found, _NVFP4, found.base + ".weight")
 
 
 def _gpt_oss(found: _Found) -> SourceWeight:
-    # As mlx-lm names it (mlx_lm/models/gpt_oss.py `sanitize`, 0.32.2), so that its model finds it.
+    # As mlx-lm names it (ml-explore/mlx-lm@1245c2ec mlx_lm/models/gpt_oss.py `sanitize`), so that its model finds it.
     return _codes(found, _MXFP4, found.base + ".weight")
 
 
 def _block_fp8(found: _Found) -> SourceWeight:
     parts = found.parts
     block = found.config.fp8_block_size
-    if block is None:
-        raise found.refused(
-            "no weight_block_size in config.json says which weights share a scale", "Import the folder with its config.json."
-        )
-    if block != (FP8_BLOCK, FP8_BLOCK):
-        raise found.refused(f"its blocks are {block[0]}x{block[1]}, and only 128x128 is decoded")
+    if block not in (None, (FP8_BLOCK, FP8_BLOCK)):
+        raise found.refused(f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded")
     shape = parts[""].shape
     if len(shape) < 2:  # noqa: PLR2004
         raise found.refused(f"{list(shape)} is no matrix")
@@ -268,6 +293,8 @@ def _block_fp8(found: _Found) -> SourceWeight:
     scale = parts[".scale"]
     if scale.shape != wanted:
         raise found.refused(f"its scale {quoted(scale.name)} is {list(scale.shape)}, and 128x128 blocks need {list(wanted)}")
+    if block is None:
+        raise found.refused(f"{found.unsaid('which weights share a scale')} (weight_block_size)", found.config_hint)
     return SourceWeight(found.name, DType.BF16, shape, parts, Form.BLOCK_FP8, found.producer.name)
 
 

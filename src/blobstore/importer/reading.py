@@ -75,7 +75,7 @@ class SourceReaders:
         stored = self._read(tensor, 0, np.empty(1, np.float32))[0]
         with np.errstate(divide="ignore", over="ignore"):
             scale = np.float32(1) / stored if weight.inverse_global_scale else stored
-        if not np.isfinite(scale):
+        if not (np.isfinite(stored) and np.isfinite(scale)):
             message = f"the global scale {quoted(tensor.name)} is {stored}: no weight can be scaled by it"
             raise UnsupportedSourceError(message, tensor=tensor.name, path=tensor.file.path)
         return np.float32(scale)
@@ -110,7 +110,7 @@ class SourceReaders:
         if quantization is None:
             raise AssertionError("codes are quantized")
         arrays = {}
-        for part in quantization.parts((count,), weight.dtype):
+        for part in quantization.parts((count,), weight.parts[".scale"].dtype):
             first = start * math.prod(part.shape) // count
             scratch = self._scratch.array(part.suffix, part.shape[0], numpy_dtype(part.dtype))
             arrays[part.suffix] = self._read(weight.parts[part.suffix], first, scratch)

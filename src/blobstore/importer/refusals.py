@@ -1,10 +1,11 @@
-"""Refusals: tensors that look packed, in no format that is imported. Each is refused by name, none is guessed. Pure."""
+"""Refusals: tensors that look packed and are in no format that is imported: refused by name, none is guessed. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from blobstore.documents import ModuleQuantization, QuantizationSettings, SourceConfig
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.importer.inventory import Inventory, SourceTensor
@@ -15,13 +16,15 @@ _BYTES = frozenset({DType.U8})
 _SIGNED_BYTES = frozenset({DType.I8})
 _WORDS = frozenset({DType.U32})
 _INTEGERS = frozenset({DType.I32, DType.U32, DType.I64})
-_ANY_8_BIT = _BYTES | _SIGNED_BYTES | _E4M3
 _LEAST_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What shows a format: a tensor with ``suffix`` and a dtype, beside one named with ``beside`` instead of it."""
+    """What shows a format: a tensor with ``suffix`` and a dtype, beside one named with ``beside`` instead of it.
+
+    In ``reason``, ``{beside}`` stands for that one. Without a suffix, any tensor that can be a weight is meant.
+    """
 
     suffix: str
     dtypes: frozenset[DType]
@@ -29,19 +32,30 @@ class Sign:
     beside: str = ""
 
 
+_INT8 = "weights of 8-bit integers with scales are not imported"
+_FP8_SCALE = "its scale {beside} is none that FP8 blocks have, which are BF16, F16 and F32"
 # The most telling sign first. All of these are tensors that no row of producers.py has taken.
 _SIGNS = (
-    Sign(".weight", _OTHER_FP8, "only F8_E4M3 weights are decoded"),
-    Sign(".weight", _E4M3, "an FP8 weight without a scale for each block of it (X.weight_scale_inv)"),
+    Sign("", _OTHER_FP8, "only F8_E4M3 weights are decoded"),
+    Sign("", _E4M3, _FP8_SCALE, "_scale_inv"),
+    Sign("", _E4M3, _FP8_SCALE, "_scale"),
+    Sign("", _E4M3, "an FP8 weight without a scale for each block of it (X.weight_scale_inv)"),
     Sign(".weight_packed", _BYTES, "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale beside them"),
     Sign(".weight_packed", _INTEGERS, "weights packed into integers are not imported"),
     Sign(".qweight", _INTEGERS, "AWQ and GPTQ weights are not imported"),
     Sign(".weight", _BYTES, "bitsandbytes weights are not imported", ".weight.absmax"),
-    Sign(".weight", _BYTES, "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2", ".weight_scale"),
-    Sign(".weight", _SIGNED_BYTES, "weights of 8-bit integers with scales are not imported", ".weight_scale"),
-    Sign(".weight", _SIGNED_BYTES, "weights of 8-bit integers with scales are not imported", ".SCB"),
-    Sign(".weight", _WORDS, "its .scales have a dtype that MLX's have not", ".scales"),
-    Sign("_blocks", _BYTES, "its _scales have a dtype that gpt-oss's have not", "_scales"),
+    Sign(
+        ".weight", _BYTES, "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them", ".weight_scale"
+    ),
+    Sign(
+        ".weight", _BYTES, "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them", ".weight_scale_2"
+    ),
+    Sign("", _BYTES, "packed experts that are stacked, with {beside}, are not imported", "_weight_scale"),
+    Sign(".weight", _SIGNED_BYTES, _INT8, ".weight_scale"),
+    Sign(".weight", _SIGNED_BYTES, _INT8, ".SCB"),
+    Sign(".weight", _WORDS, "{beside} are none that MLX has", ".scales"),
+    Sign(".weight", _WORDS, "its scales are missing, beside {beside}", ".biases"),
+    Sign("_blocks", _BYTES, "{beside} are none that gpt-oss has", "_scales"),
 )
 _KNOWN_METHODS = frozenset({"fp8", "modelopt", "compressed-tensors", "mxfp4"})
 _ALL_INTEGERS = _INTEGERS | _BYTES | _SIGNED_BYTES | {DType.I16, DType.U16, DType.U64}
@@ -61,12 +75,37 @@ def check_unpacked(tensors: Mapping[str, SourceTensor], inventory: Inventory) ->
 def _packed(tensors: Mapping[str, SourceTensor], inventory: Inventory) -> Iterator[tuple[SourceTensor, str]]:
     for sign in _SIGNS:
         for tensor in tensors.values():
-            if tensor.dtype in sign.dtypes and tensor.name.endswith(sign.suffix):
-                base = tensor.name.removesuffix(sign.suffix)
-                if not sign.beside or base + sign.beside in inventory.tensors:
-                    yield tensor, sign.reason
-    method = inventory.config.quant_method if inventory.config is not None else None
-    if method is not None and method not in _KNOWN_METHODS:
-        for tensor in tensors.values():
+            if tensor.dtype in sign.dtypes and (
+                tensor.name.endswith(sign.suffix) if sign.suffix else _may_be_weight(tensor)
+            ):
+                beside = inventory.tensors.get(tensor.name.removesuffix(sign.suffix) + sign.beside)
+                if not sign.beside or beside is not None:
+                    yield tensor, sign.reason.format(beside=_described(beside))
+    yield from _unexplained(tensors, inventory.config or SourceConfig())
+
+
+def _may_be_weight(tensor: SourceTensor) -> bool:
+    """Return True for a matrix, or a stack of them, that is no scale, and for whatever is called a weight."""
+    return tensor.name.endswith(".weight") or (len(tensor.shape) > 1 and "scale" not in tensor.name.rpartition(".")[2])
+
+
+def _described(tensor: SourceTensor | None) -> str:
+    return "" if tensor is None else f"{quoted(tensor.name)} ({tensor.dtype} {list(tensor.shape)})"
+
+
+def _unexplained(tensors: Mapping[str, SourceTensor], config: SourceConfig) -> Iterator[tuple[SourceTensor, str]]:
+    """Yield the tensors that config.json calls quantized, and that are stored in no way that is known."""
+    method, settings = config.quant_method, config.mlx_quantization
+    for tensor in tensors.values():
+        if method is not None and method not in _KNOWN_METHODS:
             if tensor.dtype in _ALL_INTEGERS and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
                 yield tensor, f"config.json says that it was quantized by {quoted(method)}, which is not imported"
+        elif tensor.dtype is DType.U8 and tensor.name.endswith("_blocks") and method == "mxfp4":
+            yield tensor, "its _scales are missing"
+        elif tensor.dtype is DType.U32 and settings is not None and _module_of(tensor, settings) is not None:
+            yield tensor, "its scales are missing, and config.json says that MLX quantized it"
+
+
+def _module_of(tensor: SourceTensor, settings: QuantizationSettings) -> ModuleQuantization | None:
+    """Return how MLX says that it quantized the module of a weight, or None."""
+    return settings.of(tensor.name.removesuffix(".weight")) if tensor.name.endswith(".weight") else None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from blobstore.dtypes import DType
+from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.importer.inventory import SourceFile, SourceTensor
 from blobstore.quant import Quantization
 
@@ -81,3 +82,11 @@ class SourceWeight:
         """What experts of one projection have in common."""
         scale = self.parts.get(".scale")
         return (self.tensor.dtype, self.dtype, self.shape, self.quantization, scale and (scale.dtype, scale.shape))
+
+
+def named_twice(name: str, one: SourceWeight, other: SourceWeight) -> UnsupportedSourceError:
+    """Return the error that says which tensors would both have ``name``."""
+    places = [f"{weight.tensor.name!r} of {weight.file.name}" for weight in (one, other)]
+    return UnsupportedSourceError(
+        f"two tensors would have the name {quoted(name)}: {places[0]} and {places[1]}", tensor=name, path=other.file.path
+    )

@@ -1,0 +1,18 @@
+"""Fixtures of the tests against Ollama's records."""
+
+from __future__ import annotations
+
+import pytest
+from support.ollama_cases import Case, Cases, case_maker
+
+
+@pytest.fixture(scope="session")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
+    """A function that imports a source as a type, once a session."""
+    return case_maker(tmp_path_factory.mktemp("ollama-records"))
+
+
+@pytest.fixture
+def case(cases: Cases, source: str, quant: str) -> Case:
+    """The case of a test that is parametrized by source and type."""
+    return cases(source, quant)

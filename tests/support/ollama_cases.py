@@ -1,0 +1,138 @@
+"""A source of fixtures/ollama-records imported as one type in the ollama profile, beside what Ollama made of it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blobstore.arrays import dtype_of
+from blobstore.documents import Descriptor
+from blobstore.importer import ImportPlan, ImportResult, plan_import, run_plan
+from blobstore.importer.outputs import OutputTensor, PlannedBlob
+from blobstore.importer.weights import Form
+from blobstore.loader import Model, open_model
+from blobstore.names import ModelName
+from blobstore.store import Store, open_store
+from support import FIXTURES
+from support.ollama_sources import write_source
+
+Array = np.ndarray[Any, Any]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One source imported as one type, and what Ollama recorded for it."""
+
+    record: Json
+    plan: ImportPlan
+    result: ImportResult
+    store: Store
+
+    def open(self) -> Model:
+        """Return the imported model, opened."""
+        return open_model(self.result.name, store=self.store)
+
+    def header_text(self, layer: Descriptor) -> str:
+        """Return the header of a tensor blob, with its padding."""
+        data = self.store.blobs.read(layer)
+        return data[8 : 8 + int.from_bytes(data[:8], "little")].decode()
+
+    @property
+    def recorded_layers(self) -> list[Descriptor]:
+        """The layers of the manifest that Ollama wrote."""
+        return [Descriptor.model_validate(layer) for layer in json.loads(self.record["manifest"])["layers"]]
+
+    def described_arrays(self) -> dict[str, list[Any]]:
+        """Return the arrays of the model as the records describe them: dtype, shape, sha256 of the bytes."""
+        with self.open() as model:
+            return {
+                name: [dtype_of(array).value, list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
+                for name, array in model.arrays("numpy", names="ollama").items()
+            }
+
+
+Cases = Callable[[str, str], Case]
+
+
+def case_maker(root: Path) -> Cases:
+    """Return a function that imports a source as a type, once, into a store under ``root``."""
+    store = open_store(root / "store")
+
+    @functools.cache
+    def folder(source: str) -> Path:
+        return write_source(root / "sources", source)
+
+    @functools.cache
+    def case(source: str, quant: str) -> Case:
+        plan = plan_import(folder(source), quant=quant, profile="ollama")
+        result = run_plan(plan, ModelName(model=source, tag=quant), store)
+        return Case(record_of(source)[quant], plan, result, store)
+
+    return case
+
+
+@functools.cache
+def record_of(source: str) -> Json:
+    """Return what Ollama made of a source, by type."""
+    loaded: Json = json.loads((FIXTURES / "ollama-records" / f"{source}.json").read_text())
+    return loaded
+
+
+def contents(text: str) -> Json:
+    """Return what a header says except where each array lies: its size instead. MLX writes null for no metadata."""
+    header = json.loads(text)
+    if header.get("__metadata__", {}) is None:
+        del header["__metadata__"]
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry.pop("data_offsets")
+            entry["nbytes"] = end - begin
+    return dict(header)
+
+
+def planned(blob: PlannedBlob) -> Json:
+    """Return a blob in the form of the records, where each array of a copied quantized tensor is a tensor of its own."""
+    copied = any(tensor.copies_codes for tensor in blob.tensors)
+    tensors = [entry for tensor in blob.tensors for entry in (_copied(tensor) if tensor.copies_codes else [_made(tensor)])]
+    # A record's metadata are those that are copied from a source; what its quantizer adds is in the headers.
+    return {"name": blob.name, "metadata": dict(blob.metadata) if copied else None, "tensors": tensors}
+
+
+def _copied(tensor: OutputTensor) -> list[Json]:
+    (source,) = tensor.sources
+    entries = []
+    for part in tensor.parts:
+        stored = source.parts[part.suffix]
+        entry = {"name": tensor.name + part.suffix, "sources": [stored.name], "transform": "", "quantize": ""}
+        entry |= {"dtype": "", "shape": None}
+        if part.suffix == "" and stored.dtype.value == "U8":
+            entry |= {"transform": "repack_fp4", "dtype": "U32", "shape": list(part.shape)}
+        elif part.suffix == ".scale" and stored.dtype.value == "F8_E4M3":
+            entry |= {"transform": "relabel_u8", "dtype": "U8"}
+        elif part.suffix == ".global_scale":
+            entry["transform"] = "reciprocal_f32" if source.inverse_global_scale else "scalar_f32"
+        entries.append(entry)
+    return entries
+
+
+def _made(tensor: OutputTensor) -> Json:
+    stacks, decodes = len(tensor.sources) > 1, tensor.sources[0].form is Form.BLOCK_FP8
+    return {
+        "name": tensor.name,
+        "sources": tensor.source_names,
+        "transform": {(0, 0): "", (0, 1): "decode_fp8", (1, 0): "stack_experts", (1, 1): "decode_stack_fp8"}[
+            stacks, decodes
+        ],
+        "quantize": tensor.quantization.quant_type.value if tensor.quantization is not None else "",
+        # Only stacked and decoded tensors have a dtype and shape of their own; a stack's dtype is its sources'.
+        "dtype": tensor.sources[0].tensor.dtype.value if stacks else "BF16" if decodes else "",
+        "shape": list(tensor.shape) if stacks or decodes else None,
+    }

@@ -1,0 +1,181 @@
+"""Quantized weights as each producer stores them: random codes and scales, and the values that they stand for.
+
+The values are computed here with ml_dtypes and plain NumPy, MLX's by `mx.dequantize`: nothing of blobstore is asked.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import mlx.core as mx
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Tensors = dict[str, Array]
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+E2M1_VALUES = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+FP8_CONFIG = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+GROUPS = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One weight as it lies in a source: its tensors in order, what becomes of each, and its values in float32.
+
+    ``arrays``: the tensors by the suffix of the array that is stored for them, as their bytes must be stored.
+    """
+
+    name: str
+    tensors: Tensors
+    values: Array
+    quant_type: str
+    group_size: int
+    arrays: Tensors
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A producer's format: how a weight of it is made, from a base name and a shape, and what its config.json says."""
+
+    make: Callable[[str, tuple[int, ...]], Stored]
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _random(base: str, *words: object) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(repr((base, *words)).encode()))
+
+
+def mlx_affine(bits: int, group_size: int, dtype: Any = BF16) -> Kind:
+    """Return MLX's affine format of that many bits, groups and dtype of scales."""
+
+    def make(base: str, shape: tuple[int, ...]) -> Stored:
+        generator = _random(base, bits, group_size, str(dtype))
+        *lead, cols = shape
+        words = generator.integers(2**32, size=(*lead, cols * bits // 32), dtype=np.uint32)
+        scales, biases = (
+            (generator.standard_normal((*lead, cols // group_size)) * 0.1).astype(dtype) for _ in ("scales", "biases")
+        )
+        # With float32 scales MLX computes in float32; rounding the result to another dtype is the reader's business.
+        values = mx.dequantize(
+            mx.array(words), _wide(scales), _wide(biases), group_size=group_size, bits=bits, mode="affine", stream=mx.cpu
+        )
+        tensors = {f"{base}.weight": words, f"{base}.scales": scales, f"{base}.biases": biases}
+        arrays = {"": words, ".scale": scales, ".bias": biases}
+        return Stored(f"{base}.weight", tensors, np.array(values), f"int{bits}", group_size, arrays)
+
+    return Kind(make, {"quantization": {"group_size": group_size, "bits": bits}})
+
+
+def _wide(array: Array) -> Any:
+    return mx.array(array.astype(np.float32))
+
+
+def mlx_float(mode: str) -> Kind:
+    """Return MLX's format of small floats: nvfp4, mxfp4 or mxfp8."""
+    bits, group_size = (8 if mode == "mxfp8" else 4), GROUPS[mode]
+
+    def make(base: str, shape: tuple[int, ...]) -> Stored:
+        generator = _random(base, mode)
+        *lead, cols = shape
+        octets = _finite_octets(generator, (*lead, cols * bits // 8), bits)
+        words = octets.view(np.uint32)
+        scales = generator.integers(110, 126, size=(*lead, cols // group_size), dtype=np.uint8)
+        values = mx.dequantize(
+            mx.array(words), mx.array(scales), group_size=group_size, bits=bits, mode=mode, dtype=mx.float32, stream=mx.cpu
+        )
+        tensors = {f"{base}.weight": words, f"{base}.scales": scales}
+        return Stored(f"{base}.weight", tensors, np.array(values), mode, group_size, {"": words, ".scale": scales})
+
+    return Kind(make, {"quantization": {"group_size": group_size, "bits": bits, "mode": mode}})
+
+
+def _finite_octets(generator: np.random.Generator, shape: tuple[int, ...], bits: int) -> Array:
+    """Return random bytes; of 8-bit floats, none that is E4M3's NaN, which is S.1111.111."""
+    octets = generator.integers(256, size=shape, dtype=np.uint8)
+    return np.where(octets & 127 == 127, 0, octets) if bits == 8 else octets
+
+
+def _unpacked(octets: Array) -> Array:
+    """Return the E2M1 values of bytes, the one in the low bits first."""
+    return E2M1_VALUES[np.stack([octets & 15, octets >> 4], -1)].reshape(*octets.shape[:-1], -1)
+
+
+def nvfp4(*, modelopt: bool, scalar: bool = True, factor: float = 0.0013) -> Kind:
+    """Return NVFP4 with a global scale: ModelOpt's is multiplied by, compressed-tensors' is divided by."""
+
+    def make(base: str, shape: tuple[int, ...]) -> Stored:
+        generator = _random(base, "nvfp4")
+        *lead, cols = shape
+        octets = generator.integers(256, size=(*lead, cols // 2), dtype=np.uint8)
+        scales = generator.uniform(0.01, 400, size=(*lead, cols // 16)).astype(E4M3)
+        given = np.full(() if scalar else (1,), factor if modelopt else 1 / factor, np.float32)
+        with np.errstate(divide="ignore"):
+            multiplier = given if modelopt else (np.float32(1) / given).astype(np.float32).reshape(given.shape)
+        values = _unpacked(octets) * np.repeat(scales.astype(np.float32), 16, -1) * multiplier.reshape(-1)[0]
+        names = ("weight", "weight_scale", "weight_scale_2", "input_scale")
+        names = names if modelopt else ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
+        stored = (octets, scales, given, np.array([3.0], np.float32))
+        tensors = {f"{base}.{name}": array for name, array in zip(names, stored, strict=True)}
+        arrays = {"": octets.view(np.uint32), ".scale": scales.view(np.uint8), ".global_scale": multiplier}
+        return Stored(f"{base}.weight", tensors, values, "nvfp4", 16, arrays)
+
+    return Kind(make)
+
+
+def gpt_oss() -> Kind:
+    """Return the MXFP4 of gpt-oss: blocks of 16 bytes are a dimension of their own, `2 ** (scale - 127)` scales each."""
+
+    def make(base: str, shape: tuple[int, ...]) -> Stored:
+        generator = _random(base, "gpt-oss")
+        *lead, cols = shape
+        blocks = generator.integers(256, size=(*lead, cols // 32, 16), dtype=np.uint8)
+        scales = generator.integers(110, 126, size=(*lead, cols // 32), dtype=np.uint8)
+        values = np.ldexp(_unpacked(blocks), scales.astype(np.int32)[..., None] - 127).astype(np.float32).reshape(shape)
+        words = blocks.reshape(*lead, cols // 2).view(np.uint32)
+        tensors = {f"{base}_blocks": blocks, f"{base}_scales": scales}
+        return Stored(f"{base}.weight", tensors, values, "mxfp4", 32, {"": words, ".scale": scales})
+
+    return Kind(make, {"quantization_config": {"quant_method": "mxfp4"}})
+
+
+def block_fp8(suffix: str = "_scale_inv", dtype: Any = np.float32, ending: str = ".weight") -> Kind:
+    """Return E4M3 weights with a scale for each block of 128 rows and columns; its values are rounded to BF16."""
+
+    def make(base: str, shape: tuple[int, ...]) -> Stored:
+        generator = _random(base, "fp8")
+        *lead, rows, cols = shape
+        codes = _finite_octets(generator, shape, 8).view(E4M3)
+        scales = generator.uniform(1e-4, 1e-2, size=(*lead, -(-rows // 128), -(-cols // 128))).astype(dtype)
+        wide = np.repeat(np.repeat(scales.astype(np.float32), 128, -2), 128, -1)[..., :rows, :cols]
+        values = (codes.astype(np.float32) * wide).astype(BF16)
+        name = f"{base}{ending}"
+        tensors = {name: codes, name + suffix: scales, f"{base}.input_scale": np.array(0.5, np.float32)}
+        return Stored(name, tensors, values.astype(np.float32), "mxfp8", 32, {})
+
+    return Kind(make, FP8_CONFIG)
+
+
+COPIED = {
+    **{
+        f"mlx int{bits}/{group_size} {np.dtype(dtype)}": mlx_affine(bits, group_size, dtype)
+        for bits in (4, 8)
+        for group_size in (32, 64, 128)
+        for dtype in (BF16, np.float16, np.float32)
+    },
+    **{f"mlx {mode}": mlx_float(mode) for mode in GROUPS},
+    "compressed-tensors": nvfp4(modelopt=False, scalar=False),
+    "modelopt": nvfp4(modelopt=True),
+    "modelopt [1]": nvfp4(modelopt=True, scalar=False),
+    "gpt-oss": gpt_oss(),
+}
+DECODED = {
+    f"fp8 {suffix} {np.dtype(dtype)}": block_fp8(suffix, dtype)
+    for suffix in ("_scale_inv", "_scale")
+    for dtype in (np.float32, BF16, np.float16)
+}

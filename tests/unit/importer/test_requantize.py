@@ -1,0 +1,202 @@
+"""--requantize: a quantized source is dequantized, and what comes out is quantized as if it had been the source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
+from support.producers import COPIED, FP8_CONFIG, Kind, Stored, block_fp8, gpt_oss, mlx_affine, nvfp4
+from support.weights import assert_same_parts
+
+import blobstore
+from blobstore import QuantizedArray
+from blobstore.errors import UnsupportedSourceError, UsageError
+from blobstore.loader import Model
+from blobstore.store import Store
+
+Array = np.ndarray[Any, Any]
+BF16 = np.dtype(ml_dtypes.bfloat16)
+LAYER = "model.layers.0"
+EXPERTS = f"{LAYER}.mlp.experts"
+KINDS = {name: COPIED[name] for name in COPIED if "/32" in name or "int" not in name} | {"fp8": block_fp8()}
+
+
+def requantized(store: Store, folder: Path, config: Any, tensors: dict[str, Array], **options: Any) -> Model:
+    """Import with --requantize, and return the opened model."""
+    source = write_checkpoint(folder, tensors, {**LLAMA_CONFIG, **config})
+    blobstore.import_model(source, "m", store=store, requantize=True, **options)
+    return blobstore.open_model("m", store=store, verify=True)
+
+
+def values_of(weight: Stored) -> Array:
+    """Return the values as they are quantized again: in the dtype of affine scales, else in BF16."""
+    return weight.values.astype(weight.arrays[".bias"].dtype if ".bias" in weight.arrays else BF16)
+
+
+def assert_quantized(model: Model, name: str, values: Array, quant: str, **options: Any) -> None:
+    """Fail unless the tensor is ``values``, quantized."""
+    stored = model[name].numpy()
+    assert isinstance(stored, QuantizedArray)
+    assert_same_parts(stored, blobstore.quantize(values, quant, **options), name)
+
+
+def assert_kept(model: Model, weight: Stored) -> None:
+    """Fail unless the tensor has the source's codes and scales."""
+    stored = model[weight.name].numpy()
+    assert isinstance(stored, QuantizedArray)
+    assert stored.quant_type.value == weight.quant_type
+    parts = {"": stored.weight, ".scale": stored.scale, ".bias": stored.bias, ".global_scale": stored.global_scale}
+    for suffix, part in weight.arrays.items():
+        assert parts[suffix].tobytes() == part.tobytes(), suffix  # type: ignore[union-attr]  # has that part
+    np.testing.assert_array_equal(model[weight.name].dequantize(), weight.values)
+
+
+@pytest.mark.parametrize("quant", ["int4", "int8", "nvfp4", "mxfp4", "mxfp8"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_matrix(store: Store, tmp_path: Path, kind: Kind, quant: str) -> None:
+    weight = kind.make(f"{LAYER}.self_attn.o_proj", (8, 256))
+    with requantized(store, tmp_path / "s", kind.config, weight.tensors, quant=quant) as model:
+        assert list(model) == [weight.name]
+        assert_quantized(model, weight.name, values_of(weight), quant)
+        assert model.config.file_type == quant
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_what_the_policy_leaves_alone_keeps_its_codes(store: Store, tmp_path: Path, kind: Kind) -> None:
+    kept = [kind.make(name, (8, 256)) for name in ("model.embed_tokens", f"{LAYER}.mlp.gate")]
+    other = kind.make(f"{LAYER}.mlp.up_proj", (8, 256))
+    tensors = kept[0].tensors | kept[1].tensors | other.tensors
+    with requantized(store, tmp_path / "s", kind.config, tensors, quant="int4") as model:
+        assert_quantized(model, other.name, values_of(other), "int4")
+        for weight in kept:
+            if weight.arrays:
+                assert_kept(model, weight)
+            else:
+                assert model[weight.name].numpy().dtype == BF16
+                np.testing.assert_array_equal(model[weight.name].dequantize(), weight.values)
+
+
+def test_rules_say_which(store: Store, tmp_path: Path) -> None:
+    kind = mlx_affine(8, 64)
+    names = ("lm_head", f"{LAYER}.mlp.up_proj", f"{LAYER}.mlp.gate_proj")
+    weights = [kind.make(name, (8, 256)) for name in names]
+    tensors = weights[0].tensors | weights[1].tensors | weights[2].tensors
+    rules = ["*proj.weight=int4/64", "*gate_proj*=none"]
+    with requantized(store, tmp_path / "s", kind.config, tensors, rules=rules) as model:
+        assert_kept(model, weights[0])
+        assert_quantized(model, weights[1].name, values_of(weights[1]), "int4", group_size=64)
+        assert_kept(model, weights[2])
+        assert model.config.file_type == ""
+
+
+def test_fp8_that_no_rule_names_still_becomes_mxfp8(store: Store, tmp_path: Path) -> None:
+    kind = block_fp8()
+    weights = [kind.make(f"{LAYER}.mlp.{name}", (8, 256)) for name in ("gate_proj", "up_proj")]
+    plain = {f"{LAYER}.self_attn.o_proj.weight": normal("o", 8, 256)}
+    tensors = weights[0].tensors | weights[1].tensors | plain
+    with requantized(store, tmp_path / "s", FP8_CONFIG, tensors, rules=["*up_proj*=int4"]) as model:
+        assert_quantized(model, weights[0].name, values_of(weights[0]), "mxfp8")
+        assert_quantized(model, weights[1].name, values_of(weights[1]), "int4")
+        assert model[next(iter(plain))].quant_type is None
+
+
+@pytest.mark.parametrize("experts", ["packed", "stacked"])
+@pytest.mark.parametrize("kind", [kind for name, kind in KINDS.items() if name != "gpt-oss"])
+def test_experts(store: Store, tmp_path: Path, kind: Kind, experts: str) -> None:
+    weights = [kind.make(f"{EXPERTS}.{expert}.up_proj", (8, 256)) for expert in range(3)]
+    tensors = {name: array for weight in weights for name, array in weight.tensors.items()}
+    with requantized(store, tmp_path / "s", kind.config, tensors, quant="int4", experts=experts) as model:
+        if experts == "packed":
+            for weight in weights:
+                assert_quantized(model, weight.name, values_of(weight), "int4")
+        else:
+            stack = np.stack([values_of(weight) for weight in weights])
+            assert_quantized(model, f"{EXPERTS}.up_proj.weight", stack, "int4")
+
+
+@pytest.mark.parametrize("name", ["down_proj", "gate_up_proj"])
+def test_a_stack_of_experts(store: Store, tmp_path: Path, name: str) -> None:
+    weight = gpt_oss().make(f"{EXPERTS}.{name}", (3, 8, 64))
+    with requantized(store, tmp_path / "s", gpt_oss().config, weight.tensors, quant="int8") as model:
+        assert_quantized(model, weight.name, values_of(weight), "int8")
+
+
+@pytest.mark.parametrize("experts", ["packed", "stacked"])
+@pytest.mark.parametrize("modelopt", [True, False])
+def test_experts_that_are_left_alone_keep_a_global_scale_each(
+    store: Store, tmp_path: Path, experts: str, modelopt: bool
+) -> None:
+    """Groups of 32 divide no row of 48: int4 can't have them, and a stack has one global scale where these have three."""
+    tensors: dict[str, Array] = {}
+    weights = []
+    for expert in range(3):
+        kind = nvfp4(modelopt=modelopt, factor=0.001 * (expert + 1))
+        weights += [kind.make(f"{EXPERTS}.{expert}.{name}", shape) for name, shape in SHAPES.items()]
+    for weight in weights:
+        tensors |= weight.tensors
+    with requantized(store, tmp_path / "s", {}, tensors, quant="int4", experts=experts) as model:
+        for weight in weights:
+            if ".up_proj" in weight.name or experts == "packed":  # a packed group is quantized as a whole, or not
+                assert_kept(model, weight)
+        if experts == "stacked":
+            for weight in weights:
+                if ".down_proj" in weight.name:
+                    assert_quantized(model, weight.name, values_of(weight), "int8", group_size=64)
+
+
+SHAPES = {"down_proj": (48, 64), "up_proj": (64, 48)}
+
+
+@pytest.mark.parametrize("experts", ["packed", "stacked"])
+@pytest.mark.parametrize("options", [{}, {"quant": "int4", "requantize": True}])
+def test_a_gap_in_the_numbers_of_experts_with_global_scales(tmp_path: Path, experts: str, options: dict[str, Any]) -> None:
+    tensors: dict[str, Array] = {}
+    for expert in (0, 2):
+        tensors |= nvfp4(modelopt=True).make(f"{EXPERTS}.{expert}.up_proj", (8, 64)).tensors
+    with pytest.raises(UnsupportedSourceError, match=rf"has no {EXPERTS}\.1\.up_proj\.weight"):
+        blobstore.plan_import(write_checkpoint(tmp_path / "s", tensors), experts=experts, **options)
+
+
+@pytest.mark.parametrize("profile", ["default", "ollama"])
+@pytest.mark.parametrize("options", [{}, {"quant": "int4", "requantize": True}])
+def test_two_tensors_that_become_one_expert(tmp_path: Path, profile: str, options: dict[str, Any]) -> None:
+    name = f"{EXPERTS}.0.up_proj"
+    tensors = nvfp4(modelopt=False).make(name, (8, 64)).tensors | {f"{name}.weight": normal("w", 8, 64)}
+    with pytest.raises(UnsupportedSourceError, match="two tensors would have the name") as caught:
+        blobstore.plan_import(write_checkpoint(tmp_path / "s", tensors), profile=profile, **options)
+    assert caught.value.tensor == f"{name}.weight"
+    assert all(word in str(caught.value) for word in ("up_proj.weight'", "up_proj.weight_packed'", "model.safetensors"))
+
+
+def test_a_float_source_is_quantized_as_ever(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "s")
+    with_it, without = (blobstore.plan_import(source, quant="int4", requantize=on) for on in (True, False))
+    assert [blob.entries for blob in with_it.blobs] == [blob.entries for blob in without.blobs]
+
+
+@pytest.mark.parametrize("kind", [COPIED["modelopt"], block_fp8()], ids=["nvfp4", "fp8"])
+@pytest.mark.parametrize("options", [{"quant": "int4"}, {"rules": ["*=int4"]}])
+def test_without_it_types_are_refused(tmp_path: Path, kind: Kind, options: dict[str, Any]) -> None:
+    weight = kind.make(f"{LAYER}.mlp.up_proj", (8, 256))
+    source = write_checkpoint(tmp_path / "s", weight.tensors, {**LLAMA_CONFIG, **kind.config})
+    with pytest.raises(UnsupportedSourceError, match="is quantized already") as caught:
+        blobstore.plan_import(source, **options)
+    assert "--requantize" in str(caught.value.hint)
+
+
+def test_it_needs_a_type(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="quantizing again needs a quantization type"):
+        blobstore.plan_import(write_checkpoint(tmp_path / "s"), requantize=True)
+
+
+def test_a_global_scale_is_made_of_all_experts(store: Store, tmp_path: Path) -> None:
+    weights = [nvfp4(modelopt=True).make(f"{EXPERTS}.{expert}.up_proj", (8, 256)) for expert in range(3)]
+    tensors = {name: array for weight in weights for name, array in weight.tensors.items()}
+    options = {"quant": "nvfp4", "global_scale": True, "experts": "stacked"}
+    with requantized(store, tmp_path / "s", {}, tensors, **options) as model:
+        stack = np.stack([values_of(weight) for weight in weights])
+        assert_quantized(model, f"{EXPERTS}.up_proj.weight", stack, "nvfp4", global_scale=True)
