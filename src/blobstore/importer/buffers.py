@@ -30,18 +30,23 @@ class BufferPool:
     """``count`` buffers, made when they are first needed."""
 
     def __init__(self, count: int) -> None:
-        self._free = [Buffer(self) for _ in range(count)]
+        self._free: list[Buffer] = []
+        self._unmade = count
         self._taken: set[Buffer] = set()
         self._changed = threading.Condition()
 
     def take(self) -> Buffer:
         """Return a free buffer, when there is one."""
         with self._changed:
-            while not self._free:
+            while not self._free and not self._unmade:
                 self._changed.wait()
-            buffer = self._free.pop()
+            buffer = self._free.pop() if self._free else self._made()
             self._taken.add(buffer)
             return buffer
+
+    def _made(self) -> Buffer:
+        self._unmade -= 1
+        return Buffer(self)
 
     def take_back(self, buffer: Buffer) -> None:
         """Make a buffer free that was taken."""

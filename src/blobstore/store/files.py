@@ -130,8 +130,9 @@ def write_all_at(fd: int, offset: int, data: memoryview) -> None:
 
 
 def append_file(path: Path, data: bytes) -> None:
-    """Append to a file, which is made when it is missing; a link is an error. Raises: OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    """Append to a file, which is made when it is missing; a link is an error, and so is a FIFO. Raises: OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, FILE_MODE)
     try:
         view = memoryview(data)
         while view:

@@ -62,7 +62,8 @@ class Journal:
                 replace_file(self._path, b"".join(entry.encode() for entry in known.values()))
                 self._lines = len(known)
             else:
-                append_file(self._path, b"".join(entry.encode() for entry in new.values()))
+                # On a line of its own, also behind one that was torn.
+                append_file(self._path, b"\n" + b"".join(entry.encode() for entry in new.values()))
 
     def _read(self) -> dict[str, Entry]:
         if self._entries is None:

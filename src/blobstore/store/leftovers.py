@@ -30,7 +30,7 @@ def make_owned_folder(parent: Path) -> tuple[Path, int]:
     unowned.mkdir(mode=FOLDER_MODE)
     fd = os.open(unowned, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX)  # not at once: another import that cleans up may look at it just now
         return unowned.rename(parent / f"{os.getpid()}-{secrets.token_hex(8)}"), fd
     except BaseException:
         os.close(fd)

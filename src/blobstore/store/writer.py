@@ -73,7 +73,11 @@ class BlobWriter:
         self._mutex = threading.Lock()
         with os_errors("create", self._path):
             self._fd = create_file(self._path, size)
-            self._direct = open_direct(self._path) if size >= _DIRECT_FROM else -1
+            try:
+                self._direct = open_direct(self._path) if size >= _DIRECT_FROM else -1
+            except BaseException:
+                os.close(self._fd)
+                raise
 
     def put(
         self,
