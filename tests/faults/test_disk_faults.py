@@ -18,7 +18,7 @@ import blobstore
 from blobstore.store import Store, open_store
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")]
-Snapshot = Callable[[Store], dict[str, bytes]]
+Snapshot = Callable[[Store], dict[str, str]]
 PAGE = 4096
 
 

@@ -23,7 +23,7 @@ from blobstore.names import ModelName
 from blobstore.store import Store, open_store
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
-Snapshot = Callable[[Store], dict[str, bytes]]
+Snapshot = Callable[[Store], dict[str, str]]
 
 # A million blobs are too many for a test: test_more_tensors_than_a_manifest_may_have_layers stands for it.
 NOT_IMPORTED = {"st-many-1e6-empty"}

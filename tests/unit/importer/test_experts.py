@@ -12,7 +12,7 @@ from support.inventories import source_tensor
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError
 from blobstore.importer.experts import Projection, group_of, packed_order, projections, stacked_group_of
-from blobstore.importer.inventory import SourceTensor
+from blobstore.importer.weights import SourceWeight
 
 LAYER_PREFIXES = (
     "",
@@ -29,8 +29,8 @@ MARKERS = ("mlp.experts", "mlp.shared_experts", "moe.experts", "mixer.experts", 
 GROUP = "model.layers.1.mlp.experts"
 
 
-def _tensor(rest: str, shape: tuple[int, ...] = (64, 32), dtype: DType = DType.BF16) -> SourceTensor:
-    return source_tensor(f"{GROUP}.{rest}", *shape, dtype=dtype)
+def _tensor(rest: str, shape: tuple[int, ...] = (64, 32), dtype: DType = DType.BF16) -> SourceWeight:
+    return SourceWeight.plain(source_tensor(f"{GROUP}.{rest}", *shape, dtype=dtype))
 
 
 @pytest.mark.parametrize(("prefix", "marker"), list(itertools.product(LAYER_PREFIXES, MARKERS)))
@@ -181,7 +181,7 @@ def test_expert_number_written_in_another_way_is_refused(number: str) -> None:
         _tensor("2.up.weight", (64, 32), DType.F32),
     ],
 )
-def test_experts_of_one_projection_have_one_shape_and_dtype(odd: SourceTensor) -> None:
+def test_experts_of_one_projection_have_one_shape_and_dtype(odd: SourceWeight) -> None:
     tensors = [odd if expert == 2 else _tensor(f"{expert}.up.weight") for expert in range(4)]
     with pytest.raises(UnsupportedSourceError) as caught:
         projections(GROUP, tensors)
