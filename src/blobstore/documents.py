@@ -114,6 +114,7 @@ class _Document(BaseModel):
         populate_by_name=True,
         arbitrary_types_allowed=True,
         protected_namespaces=(),
+        defer_build=True,  # a validator is made when it is first needed: most commands need few
     )
 
 

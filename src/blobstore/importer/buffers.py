@@ -9,12 +9,16 @@ from blobstore.importer.runs import CHUNK
 from blobstore.store.files import PAGE
 
 
+# Page-aligned; and all there from the start, so that an import takes the same memory whatever it imports.
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+
+
 class Buffer:
     """Memory for one run, placed so that it can be written around the page cache."""
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
-        self._memory = mmap.mmap(-1, CHUNK + PAGE)  # page-aligned, and only as much as is touched
+        self._memory = mmap.mmap(-1, CHUNK + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE)
 
     def at(self, offset: int, nbytes: int) -> memoryview:
         """Return ``nbytes`` of it whose address has the same remainder by the page size as ``offset``."""
@@ -27,26 +31,21 @@ class Buffer:
 
 
 class BufferPool:
-    """``count`` buffers, made when they are first needed."""
+    """``count`` buffers."""
 
     def __init__(self, count: int) -> None:
-        self._free: list[Buffer] = []
-        self._unmade = count
+        self._free = [Buffer(self) for _ in range(count)]
         self._taken: set[Buffer] = set()
         self._changed = threading.Condition()
 
     def take(self) -> Buffer:
         """Return a free buffer, when there is one."""
         with self._changed:
-            while not self._free and not self._unmade:
+            while not self._free:
                 self._changed.wait()
-            buffer = self._free.pop() if self._free else self._made()
+            buffer = self._free.pop()
             self._taken.add(buffer)
             return buffer
-
-    def _made(self) -> Buffer:
-        self._unmade -= 1
-        return Buffer(self)
 
     def take_back(self, buffer: Buffer) -> None:
         """Make a buffer free that was taken."""

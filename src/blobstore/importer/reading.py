@@ -20,6 +20,21 @@ from blobstore.ranges import FileReader
 Array = np.ndarray[Any, Any]
 
 
+class _Scratch(threading.local):
+    """Memory that a thread reads into again and again."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Array] = {}
+
+    def array(self, use: str, count: int, kind: np.dtype[Any]) -> Array:
+        """Return an array of ``count`` elements with whatever is in it: the same memory for every ``use``."""
+        nbytes = count * kind.itemsize
+        memory = self._memory.get(use)
+        if memory is None or memory.size < nbytes:
+            memory = self._memory[use] = np.empty(nbytes, np.uint8)
+        return memory[:nbytes].view(kind)
+
+
 class SourceReaders:
     """The source files of an import, opened when they are first read, and checked to be those of the inventory."""
 
@@ -27,6 +42,7 @@ class SourceReaders:
         self._open: dict[str, FileReader] = {}
         self._block_scales: dict[tuple[str, str], Array] = {}
         self._mutex = threading.Lock()
+        self._scratch = _Scratch()
 
     def readinto(self, tensor: SourceTensor, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with a tensor's bytes from its byte ``start`` on.
@@ -36,15 +52,15 @@ class SourceReaders:
         self._reader(tensor.file).readinto(tensor.offset + start, buffer)
 
     def values(self, weight: SourceWeight, start: int, count: int) -> Array:
-        """Return ``count`` values from index ``start`` on, as a new flat array of the weight's dtype.
+        """Return ``count`` values from index ``start`` on, as a flat array of the weight's dtype.
 
-        Those of a dtype that numpy has not are returned as bytes, and ``start`` and ``count`` are then bytes. Of codes,
+        It is valid until the thread's next call. Those of a dtype that numpy has not are returned as bytes, and ``start`` and ``count`` are then bytes. Of codes,
         ``start`` and ``count`` are whole groups. Raises: as `readinto`; UnsupportedSourceError for a global scale of 0.
         """
         if weight.form is Form.PLAIN:
             bits = weight.dtype.bits
             kind = numpy_dtype(weight.dtype) if bits >= 8 else np.dtype(np.uint8)  # noqa: PLR2004
-            return self._array(weight.tensor, start, count, kind)
+            return self._read(weight.tensor, start, self._scratch.array("stored", count, kind))
         if weight.form is Form.BLOCK_FP8:
             return self._decoded(weight, start, count)
         return self._dequantized(weight, start, count)
@@ -55,7 +71,7 @@ class SourceReaders:
         Raises: UnsupportedSourceError when it is no finite number, or can't be inverted to one.
         """
         tensor = weight.parts[".global_scale"]
-        stored = self._array(tensor, 0, 1, np.dtype(np.float32))[0]
+        stored = self._read(tensor, 0, np.empty(1, np.float32))[0]
         with np.errstate(divide="ignore", over="ignore"):
             scale = np.float32(1) / stored if weight.inverse_global_scale else stored
         if not np.isfinite(scale):
@@ -63,16 +79,16 @@ class SourceReaders:
             raise UnsupportedSourceError(message, tensor=tensor.name, path=tensor.file.path)
         return np.float32(scale)
 
-    def _array(self, tensor: SourceTensor, start: int, count: int, kind: np.dtype[Any]) -> Array:
-        array = np.empty(count, kind)
-        self.readinto(tensor, start * kind.itemsize, memoryview(array.view(np.uint8)))
+    def _read(self, tensor: SourceTensor, start: int, array: Array) -> Array:
+        """Fill the array with a tensor's elements from index ``start`` on, and return it."""
+        self.readinto(tensor, start * array.itemsize, memoryview(array.view(np.uint8)))
         return array
 
     def _decoded(self, weight: SourceWeight, start: int, count: int) -> Array:
-        codes = self._array(weight.tensor, start, count, np.dtype(np.uint8))
+        codes = self._read(weight.tensor, start, self._scratch.array("stored", count, np.dtype(np.uint8)))
+        out = self._scratch.array("decoded", count, numpy_dtype(DType.BF16))
         scales = self._scales_of_blocks(weight)
         *_, rows, cols = weight.shape
-        out = np.empty(count, numpy_dtype(DType.BF16))
         for matrix, first, begin, end in _matrices(start, count, rows * cols):
             kernels.decode_blocks_into(codes[begin:end], scales[matrix], out[begin:end], first=first, cols=cols)
         return out
@@ -83,7 +99,7 @@ class SourceReaders:
         key = (tensor.file.path, tensor.name)
         scales = self._block_scales.get(key)
         if scales is None:
-            stored = self._array(tensor, 0, math.prod(tensor.shape), numpy_dtype(tensor.dtype))
+            stored = self._read(tensor, 0, np.empty(math.prod(tensor.shape), numpy_dtype(tensor.dtype)))
             scales = stored.astype(np.float32).reshape(-1, *tensor.shape[-2:])
             self._block_scales[key] = scales
         return scales
@@ -95,7 +111,8 @@ class SourceReaders:
         arrays = {}
         for part in quantization.parts((count,), weight.dtype):
             first = start * math.prod(part.shape) // count
-            arrays[part.suffix] = self._array(weight.parts[part.suffix], first, part.shape[0], numpy_dtype(part.dtype))
+            array = self._scratch.array(part.suffix, part.shape[0], numpy_dtype(part.dtype))
+            arrays[part.suffix] = self._read(weight.parts[part.suffix], first, array)
         scale = np.array([self.global_scale(weight)]) if ".global_scale" in weight.parts else None
         array = QuantizedArray(arrays[""], arrays[".scale"], arrays.get(".bias"), scale, quantization)
         return kernels.dequantize(array, weight.dtype)

@@ -71,7 +71,8 @@ def write_blobs(
     the file; StorageError. Nothing is committed here.
     """
     threads = jobs + _SPARE_THREADS
-    buffers = BufferPool(max(threads, memory // CHUNK - threads * _SCRATCH))
+    useful = threads + sum(blob.size for blob in plan.blobs) // CHUNK
+    buffers = BufferPool(max(threads, min(useful, memory // CHUNK - threads * _SCRATCH)))
     work = _Work(plan, ingest, buffers, progress)
     try:
         work.recall(verify=verify_reuse)

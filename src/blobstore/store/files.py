@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import re
 import secrets
@@ -23,6 +24,7 @@ PAGE = 4096
 """What offsets, lengths and addresses are multiples of in reads and writes around the page cache."""
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SYNCFS_REPORTS_ERRORS = (5, 8)
 
 
@@ -72,6 +74,20 @@ def _kernel_version() -> tuple[int, int]:
 _syncfs = _find_syncfs()
 SYNCS_WHOLE_FILE_SYSTEM = _syncfs is not None
 """Whether one call makes all files durable; without it every file is synced when it is finished."""
+
+
+@functools.cache
+def boot_id() -> str | None:
+    """Return what tells one start of the machine from another, or None where every finished file is durable.
+
+    Source: random(4), "/proc interfaces".
+    """
+    if not SYNCS_WHOLE_FILE_SYSTEM:
+        return None
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:  # no /proc: nothing is known beyond this process
+        return secrets.token_hex(16)
 
 
 def sync_folder(path: Path) -> None:

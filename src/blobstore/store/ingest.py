@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,8 +26,7 @@ from blobstore.errors import BlobStoreError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.blobs import BlobFolder
-from blobstore.store.checkpoints import Checkpoints
-from blobstore.store.files import make_folder, os_errors, sync_file_system, sync_folder
+from blobstore.store.files import boot_id, make_folder, os_errors, sync_file_system, sync_folder
 from blobstore.store.journal import Entry, Journal
 from blobstore.store.leftovers import Leftovers, make_owned_folder
 from blobstore.store.manifests import ManifestFolder
@@ -35,6 +35,7 @@ from blobstore.store.writer import BlobWriter, FinishedBlob, Stamp
 _log = logging.getLogger("blobstore.store")
 
 _CHUNK = 2**20
+_NOTE_EVERY_S = 0.05
 _OLD_S = 30 * 60
 """Age from which a blob that is used again is made young: Ollama spares unreferenced ones for an hour."""
 
@@ -57,7 +58,9 @@ class Ingest:
                 self._folder.rmdir()
                 os.close(self._folder_fd)
                 raise
-        self._checkpoints = Checkpoints(journal, self._sync)
+        self._unnoted: list[Entry] = []
+        self._noted_at = time.monotonic()
+        self._mutex = threading.Lock()
 
     def writer(self, size: int) -> BlobWriter:
         """Return a writer for one blob of ``size`` bytes. May be called from several threads."""
@@ -75,8 +78,16 @@ class Ingest:
         return blob
 
     def finished(self, key: str, blob: FinishedBlob) -> None:
-        """Take note that the plan's entry of ``key`` became ``blob``. Raises: StorageError of an earlier checkpoint."""
-        self._checkpoints.add(Entry(key, blob.digest, blob.size, blob.stamp))
+        """Note that the plan's entry of ``key`` became ``blob``, for the case that this import is killed."""
+        with self._mutex:
+            self._unnoted.append(Entry(key, blob.digest, blob.size, blob.stamp, boot_id()))
+            if time.monotonic() - self._noted_at > _NOTE_EVERY_S:
+                self._note()
+
+    def _note(self) -> None:
+        self._journal.append(self._unnoted)
+        self._unnoted = []
+        self._noted_at = time.monotonic()
 
     def recall(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
         """Return the blob that an earlier import made for ``key``, or None when it is not there any more.
@@ -113,7 +124,6 @@ class Ingest:
         with its size; LimitExceededError for a manifest that could not be read back. The old manifest stays then.
         """
         Manifest.parse(manifest.raw)
-        self._checkpoints.stop()
         created = {blob.digest for blob in blobs if not self._blobs.has(blob.digest, blob.size)}
         prepared = self._folder / "manifest"
         self._manifests.prepare(name, manifest, prepared)
@@ -135,8 +145,8 @@ class Ingest:
         try:
             self._journal.append(entries)
         except StorageError as error:
-            # The model is there: only the next import has more to do.
-            _log.warning("what was imported is not in the journal: %s", error)
+            # Only the next import has more to do.
+            _log.warning("what was made is not in the journal: %s", error)
 
     def _publish(self, blobs: Iterable[FinishedBlob]) -> dict[Digest, Stamp]:
         """Move the blobs of our folder to ``blobs/``; return their stamps there."""
@@ -149,13 +159,9 @@ class Ingest:
 
     def close(self, *, keep_finished: bool) -> None:
         """Remove what was not committed; ``keep_finished``: but for finished blobs that the journal knows."""
-        try:
-            self._checkpoints.stop()
-            if keep_finished:
-                self._checkpoints.note()
-        except BlobStoreError:
-            keep_finished = False  # what was written is lost
-        if not keep_finished:
+        if keep_finished:
+            self._remember(self._unnoted)
+        else:
             shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._folder_fd)
         self._leftovers.clean()
@@ -179,7 +185,8 @@ def _intact(path: Path, entry: Entry, *, verify: bool) -> FinishedBlob | None:
             stamp = Stamp.of(os.fstat(reader.fileno()))
             if reader.size != entry.size:
                 return None
-            if (verify or stamp != entry.stamp) and _digest(reader) != entry.digest:
+            is_same = stamp == entry.stamp and entry.boot in (None, boot_id())
+            if (verify or not is_same) and _digest(reader) != entry.digest:
                 return None
             return FinishedBlob(entry.digest, entry.size, path, stamp)
     except BlobStoreError:

@@ -1,8 +1,9 @@
 """Journal: which blob each entry of an earlier import's plan became, so that nothing is made twice.
 
 One file a source in ``.blobstore/journal/``, appended to; one line an entry: its key (importer/reuse.py), the blob's digest,
-size and stamp. A line is a hint and never trusted over the bytes: a blob is taken for what its line says only while its
-file has that stamp, and is hashed otherwise. A torn or foreign line is passed over.
+size and stamp, and until when that holds. A line is a hint and never trusted over the bytes: a blob is taken for what its
+line says only while its file has that stamp, and is hashed otherwise. A blob that was not durable when its line was written
+is taken so only until the machine starts again. A torn or foreign line is passed over.
 """
 
 from __future__ import annotations
@@ -18,22 +19,38 @@ from blobstore.digest import Digest
 from blobstore.store.files import append_file, make_folder, os_errors, replace_file
 from blobstore.store.writer import Stamp
 
-_LINE = re.compile(rb"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9]{1,15}) ([0-9]{1,20}) ([0-9]{1,20})", re.ASCII)
+_LINE = re.compile(rb"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9]{1,15}) ([0-9]{1,20}) ([0-9]{1,20}) ([0-9a-f-]{1,64})", re.ASCII)
+_DURABLE = "-"
 _SPARE_LINES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What an entry of a plan became: ``key`` is a hash of all that its bytes depend on."""
+    """What an entry of a plan became: ``key`` is a hash of all that its bytes depend on.
+
+    ``boot`` is the start of the machine that its blob may not survive; None when the blob is durable.
+    """
 
     key: str
     digest: Digest
     size: int
     stamp: Stamp
+    boot: str | None = None
 
     def encode(self) -> bytes:
         """Return the entry as a line."""
-        return f"{self.key} {self.digest.hex} {self.size} {self.stamp.inode} {self.stamp.mtime_ns}\n".encode()
+        stamp = f"{self.stamp.inode} {self.stamp.mtime_ns}"
+        return f"{self.key} {self.digest.hex} {self.size} {stamp} {self.boot or _DURABLE}\n".encode()
+
+    @classmethod
+    def parse(cls, line: bytes) -> Entry | None:
+        """Return the entry in a line, or None when there is none."""
+        match = _LINE.fullmatch(line)
+        if match is None:
+            return None
+        key, digest, size, inode, mtime_ns, boot = (group.decode() for group in match.groups())
+        stamp = Stamp(int(inode), int(mtime_ns))
+        return cls(key, Digest(digest), int(size), stamp, None if boot == _DURABLE else boot)
 
 
 class Journal:
@@ -71,9 +88,7 @@ class Journal:
             with os_errors("read", self._path):
                 text = self._path.read_bytes() if self._path.is_file() else b""
             for line in text.split(b"\n"):
-                if match := _LINE.fullmatch(line):
-                    key, digest, size, inode, mtime_ns = match.groups()
-                    entry = Entry(key.decode(), Digest(digest.decode()), int(size), Stamp(int(inode), int(mtime_ns)))
+                if entry := Entry.parse(line):
                     self._entries[entry.key] = entry
                     self._lines += 1
         return self._entries
