@@ -167,7 +167,7 @@ def test_an_import_heals_every_damaged_blob(store: Store, tmp_path: Path, snapsh
 @pytest.mark.parametrize("jobs", [1, 4])
 @pytest.mark.parametrize("quant", [None, "int4"])
 def test_progress_adds_up_to_all_source_bytes(store: Store, tmp_path: Path, jobs: int, quant: str | None) -> None:
-    tensors = {**small_tensors(), "big.weight": np.zeros((1500, 1024), np.float32), "empty": np.zeros((0, 3), np.float32)}
+    tensors = {**small_tensors(), "big.weight": np.zeros((8000, 1024), np.float32), "empty": np.zeros((0, 3), np.float32)}
     source = write_checkpoint(tmp_path / "m", tensors)
     told: list[tuple[int, str]] = []
     result = blobstore.import_model(
