@@ -53,10 +53,13 @@ def test_bytes_and_digest(
     pieces = cut(data, lengths, chance)
     offsets = [piece.offset for piece in pieces]
     chance.shuffle(pieces)
-    with mock.patch.object(writer, "_DIRECT_FROM", direct_from), mock.patch.object(writer, "_READ_BACK", read_back):
-        with closing(BlobWriter(folder, "x", size)) as blob_writer:
-            putter = Putter(blob_writer)
-            putter.put_all(pieces, threads)
+    with (
+        mock.patch.object(writer, "_DIRECT_FROM", direct_from),
+        mock.patch.object(writer, "_READ_BACK", read_back),
+        closing(BlobWriter(folder, "x", size)) as blob_writer,
+    ):
+        putter = Putter(blob_writer)
+        putter.put_all(pieces, threads)
     (blob,) = putter.finished
     assert sorted(putter.given_back) == offsets
     assert blob.digest.hex == hashlib.sha256(data).hexdigest()

@@ -64,7 +64,7 @@ def plan_of(tensors: list[SourceTensor], options: dict[str, Any]) -> ImportPlan:
     try:
         return make_plan(inventory(tensors), ImportOptions.parse(**options))
     except BlobStoreError:
-        assume(False)  # noqa: FBT003
+        assume(False)
         raise
 
 

@@ -1,4 +1,4 @@
-"""Buffers: there are so many and no more, placed as they have to be; after an import, and after a failed one, all are free."""
+"""Buffers: there are so many and no more, placed as they have to be; after an import, failed or not, all are free."""
 
 from __future__ import annotations
 

@@ -57,9 +57,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_size_of_runs_and_the_number_of_threads_change_nothing(source: Path, tmp_path: Path, form: str) -> None:
     wanted = blobstore.import_model(source, store=open_store(tmp_path / "whole"), jobs=1, **FORMS[form]).digest
+    told: list[int] = []
     for number, (chunk, jobs) in enumerate([(LEAST, 1), (LEAST, 8), (4096, 2), (4096, 8), (65_536, 3)]):
         store = open_store(tmp_path / str(number))
-        told: list[int] = []
+        told.clear()
         with chunks_of(chunk):
             result = blobstore.import_model(
                 source, store=store, jobs=jobs, progress=lambda nbytes, _: told.append(nbytes), **FORMS[form]

@@ -89,7 +89,7 @@ FOREIGN = {
     "capitals": entry(7).encode().upper(),
     "returns": entry(7).encode().replace(b"\n", b"\r\n"),
     "spaces": entry(7).encode().replace(b" ", b"  "),
-    "other digits": entry(7).encode().replace(b" 100 ", " ١٠٠ ".encode()),
+    "other digits": entry(7).encode().replace(b" 100 ", " \u0661\u0660\u0660 ".encode()),
     "a negative size": entry(7).encode().replace(b" 100 ", b" -100 "),
     "a vast size": entry(7).encode().replace(b" 100 ", b" " + b"9" * 5000 + b" "),
     "five fields": entry(7).encode().rpartition(b" ")[0] + b"\n",
