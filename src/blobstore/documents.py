@@ -8,6 +8,7 @@ exactly, and the raw bytes are kept: they are what is hashed, stored and sent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
@@ -47,7 +48,8 @@ MAX_MANIFEST = 64 * 2**20
 """Bytes of a manifest in a local store (100,000 layers are about 23 MB)."""
 MAX_REGISTRY_MANIFEST = 4 * 2**20
 """Bytes of a manifest that a registry may send."""
-MAX_LAYERS = 100_000
+MAX_LAYERS = 110_000
+"""Layers of a manifest: 100,000 tensors, and room for documents, licenses and a draft model."""
 MAX_CONFIG = 16 * 2**20
 MAX_INDEX = 256 * 2**20
 MAX_DOCUMENT = 256 * 2**20
@@ -155,16 +157,23 @@ class Manifest(_Document):
         """Return the manifest in ``raw``, and keep the bytes.
 
         Raises: DocumentError (rule M1) naming the place, also for a blob of over 256 TiB; LimitExceededError over
-        ``limit`` bytes or 100,000 layers.
+        ``limit`` bytes or 110,000 layers.
         """
         value = parse_object(raw, what, rule="M1", limit=limit)
         if "schemaVersion" not in value:
             raise DocumentError(f"{what}: schemaVersion is missing (rule M1)", rule="M1")
-        if isinstance(layers := value.get("layers"), list) and len(layers) > MAX_LAYERS:
-            raise LimitExceededError(f"limit exceeded: {what} has {len(layers):,} layers, at most {MAX_LAYERS:,}", rule="M1")
+        if isinstance(layers := value.get("layers"), list):
+            _check_layers(layers, what)
         manifest = _validated(cls, value, what, "M1")
         manifest._raw = raw  # noqa: SLF001  # its own class
         return manifest
+
+    def check_limits(self) -> None:
+        """Raise LimitExceededError when the manifest could not be read back: too many layers, or bytes."""
+        _check_layers(self.layers, "the manifest")
+        if len(self.raw) > MAX_MANIFEST:
+            message = f"limit exceeded: the manifest has {len(self.raw):,} bytes, at most {MAX_MANIFEST:,}"
+            raise LimitExceededError(message, rule="M1")
 
     @property
     def raw(self) -> bytes:
@@ -218,6 +227,11 @@ class Draft(_Document):
         Source: ollama/ollama@1d7605bf x/create/manifest.go `safetensorsDraftMetadata`, which refuses a draft without one.
         """
         return cls(model_format="safetensors", architecture=architecture, tensor_prefix="draft.", config="draft/config.json")
+
+
+def _check_layers(layers: Sequence[object], what: str) -> None:
+    if len(layers) > MAX_LAYERS:
+        raise LimitExceededError(f"limit exceeded: {what} has {len(layers):,} layers, at most {MAX_LAYERS:,}", rule="M1")
 
 
 class ModelConfig(_Document):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from blobstore import kernels
-from blobstore.arrays import QuantizedArray, numpy_dtype
+from blobstore.arrays import QuantizedArray
 from blobstore.dtypes import DType
 from blobstore.errors import (
     CorruptDataError,

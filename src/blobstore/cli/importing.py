@@ -39,7 +39,8 @@ Name = Annotated[
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Threads [default: one a core].")]
 Memory = Annotated[
-    str | None, typer.Option("--memory", metavar="SIZE", help="Memory that the threads work in [default: 32MB a thread].")
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Memory to work in [default: 32MB a thread, and 32MB]."),
 ]
 VerifyReuse = Annotated[
     bool, typer.Option("--verify-reuse", help="Hash the blobs of earlier imports before they are used again.")
@@ -109,7 +110,11 @@ def _show_result(result: ImportResult) -> None:
     rate = result.source_bytes / max(result.seconds, 1e-3)
     emit(f"{result.name}   {result.digest.short}")
     emit(f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight")
-    emit(f"{result.blobs} blobs: {result.created} new ({size(result.new_bytes)}), {result.reused} were there")
+    saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""
+    recalled = f", {result.recalled} not made again" if result.recalled else ""
+    emit(
+        f"{result.blobs} blobs: {result.created} new ({size(result.new_bytes)}), {result.reused} were there{saved}{recalled}"
+    )
     emit(f"{result.seconds:.2f} s, {size(int(rate))}/s")
 
 
@@ -120,9 +125,11 @@ def _result_document(result: ImportResult) -> dict[str, Any]:
         "blobs": result.blobs,
         "created": result.created,
         "reused": result.reused,
+        "recalled": result.recalled,
         "source_bytes": result.source_bytes,
         "stored_bytes": result.stored_bytes,
         "new_bytes": result.new_bytes,
+        "saved_bytes": result.saved_bytes,
         "bits_per_weight": result.bits_per_weight,
         "seconds": result.seconds,
     }

@@ -65,6 +65,11 @@ class ImportResult:
         """Number of different blobs of the model."""
         return self.created + self.reused
 
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the model that the store had already."""
+        return self.stored_bytes - self.new_bytes
+
 
 def plan_import(source: str | os.PathLike[str] | None = None, **options: Unpack[ImportArguments]) -> ImportPlan:
     """Return what an import of ``source`` would write. Only headers and JSON documents are read; nothing is written.
@@ -97,8 +102,9 @@ def import_model(
     """Import a checkpoint into ``store`` under ``name`` (None: `default_name`), replacing an older model of that name.
 
     ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a core). ``memory``: bytes that they work in
-    (None: 32 MiB a thread). ``verify_reuse``: hash what earlier imports have made before it is used again. ``progress``
-    is told of every few megabytes. The same source and options give the same bytes and digests with any number of threads.
+    (None: 32 MiB for each and 32 MiB). ``verify_reuse``: hash what earlier imports have made before it is used again.
+    ``progress`` is told of every few megabytes. The same source and options give the same bytes and digests with any
+    number of threads.
 
     An import that is killed goes on where it stopped when it is started again.
 

@@ -8,7 +8,6 @@ import threading
 from blobstore.importer.runs import CHUNK
 from blobstore.store.files import PAGE
 
-
 # Page-aligned; and all there from the start, so that an import takes the same memory whatever it imports.
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 

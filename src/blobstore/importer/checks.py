@@ -1,4 +1,4 @@
-"""Checks of a plan: that every name is there once, that every blob can be read back, that what was asked can be done. Pure."""
+"""Checks of a plan: every name is there once, every blob can be read back, what was asked can be done. Pure."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class RunMaker:
                 case Constant(text, at):
                     place.array(at, len(text), _BYTE)[:] = np.frombuffer(text, np.uint8)
                 case Copy(tensor, start, nbytes, at):
-                    self._readers.readinto(tensor, start, memoryview(place.array(at, nbytes, _BYTE)))
+                    self._readers.readinto(tensor, start, place.array(at, nbytes, _BYTE).data)
                 case GlobalScale(output, at):
                     place.array(at, 1, np.dtype(np.float32))[0] = self._global_scale(output)
                 case Values():
@@ -133,9 +133,7 @@ def _choice(options: ImportOptions, source: SourceWeight, start: int, global_sca
     return ScaleChoice(options.method, importance, start % source.shape[-1], global_scale)
 
 
-def _quantize(
-    weights: Array, arrays: list[Array], quantization: Quantization, choice: ScaleChoice, step: Values
-) -> None:
+def _quantize(weights: Array, arrays: list[Array], quantization: Quantization, choice: ScaleChoice, step: Values) -> None:
     """Quantize a flat run of whole groups into its stored arrays.
 
     Raises: NonFiniteWeightError with tensor and index; UnsupportedSourceError when a group's range overflows its scale,

@@ -17,8 +17,8 @@ from blobstore.documents import (
     LICENSE_MEDIA_TYPE,
     MESSAGES_MEDIA_TYPE,
     PARAMS_MEDIA_TYPE,
-    SYSTEM_MEDIA_TYPE,
     REQUIRED_OLLAMA,
+    SYSTEM_MEDIA_TYPE,
     TEMPLATE_MEDIA_TYPE,
     ModelConfig,
 )

@@ -81,14 +81,14 @@ class PlannedBlob:
 
     media_type = TENSOR_MEDIA_TYPE
 
-    @cached_property
+    @property
     def entries(self) -> dict[str, TensorEntry]:
         """The header entries of all stored arrays."""
         return lay_out(
             (tensor.name + part.suffix, part.dtype, part.shape) for tensor in self.tensors for part in tensor.parts
         )
 
-    @cached_property
+    @property
     def data_size(self) -> int:
         """Bytes of the data region."""
         return sum(tensor.nbytes for tensor in self.tensors)
@@ -114,7 +114,7 @@ class PlannedBlob:
         quantized = (tensor for tensor in self.tensors if tensor.quantization is not None and not tensor.copies_codes)
         return (source for tensor in quantized for source in tensor.sources)
 
-    @cached_property
+    @property
     def source_bytes(self) -> int:
         """Bytes that are read to make it."""
         return sum(source.nbytes for source in self.sources)

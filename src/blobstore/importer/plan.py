@@ -28,7 +28,6 @@ from blobstore.importer.rules import Rule, rule_for
 from blobstore.importer.weights import Form, SourceWeight
 from blobstore.quant import Quantization, QuantType
 
-
 DRAFT_PREFIX = "draft."
 """What the names of a draft model's tensors begin with (x/create/manifest.go, ollama/ollama@1d7605bf)."""
 
@@ -45,7 +44,7 @@ def make_plan(inventory: Inventory, options: ImportOptions, draft: Inventory | N
     draft_blobs = tuple(_drafted(draft, options)) if draft is not None else ()
     check_names((*blobs, *draft_blobs))
     check_rules((*blobs, *draft_blobs), options)
-    layers = (
+    layers: tuple[PlannedBlob | PlannedFile, ...] = (
         *blobs,
         *_documents(inventory, options, draft),
         *draft_blobs,
@@ -92,12 +91,14 @@ class _Chooser:
     prefix: str
 
     def _rule(self, tensor: OutputTensor) -> Rule | None:
-        return rule_for(self.prefix + tensor.name, self.options.rules)
+        """Return the rule that decides about the tensor, if one does."""
+        rule = rule_for(self.prefix + tensor.name, self.options.rules)
+        return rule if rule is not None and self.options.can_follow(rule, tensor.dtype, tensor.shape) else None
 
     def decide(self, tensor: OutputTensor) -> OutputTensor:
         """Return the tensor with the quantization that it gets, or as it is."""
         rule = self._rule(tensor)
-        if rule is not None and self.options.can_follow(rule, tensor.dtype, tensor.shape):
+        if rule is not None:
             return self.quantized(tensor, self.options.ruled(rule))
         policy = self.policies[tensor.sources[0].form]
         return self.quantized(tensor, policy.quantization(tensor.name, tensor.shape) if policy is not None else None)
@@ -109,12 +110,12 @@ class _Chooser:
         """
         ruled = {tensor.name for tensor in tensors if self._rule(tensor) is not None}
         weights = [tensor for tensor in tensors if tensor.name not in ruled and self._wants(tensor)]
-        types = {self._group_type(tensor) for tensor in weights}
-        if not all(self.options.fits(kind, tensor.shape) for kind in types for tensor in weights):
-            types = set()
-        grouped = {tensor.name for tensor in weights} if types else set()
+        # Without a type asked for, only FP8 is quantized.
+        quant_type = self.options.quant_type or QuantType.MXFP8
+        fits = all(self.options.fits(quant_type, tensor.shape) for tensor in weights)
+        grouped = {tensor.name for tensor in weights} if fits else set()
         return [
-            self.quantized(tensor, self.options.quantization(self._group_type(tensor)))
+            self.quantized(tensor, self.options.quantization(quant_type))
             if tensor.name in grouped
             else self.decide(tensor)
             if tensor.name in ruled
@@ -126,16 +127,14 @@ class _Chooser:
         policy = self.policies[tensor.sources[0].form]
         return policy is not None and is_expert(tensor.name) and policy.wants(tensor.name, tensor.shape)
 
-    def _group_type(self, tensor: OutputTensor) -> QuantType:
-        asked = self.options.quant_type
-        return QuantType.MXFP8 if asked is None else asked  # without a type asked for, only FP8 is quantized
-
     def quantized(self, tensor: OutputTensor, quantization: Quantization | None) -> OutputTensor:
         """Return the tensor quantized so; None leaves it as its source is, codes included."""
         source = tensor.sources[0]
         if quantization is None and source.form is Form.CODES:
             scale = source.global_scale_shape
-            return replace(tensor, quantization=source.quantization, dtype=source.dtype, global_scale=scale, copies_codes=True)
+            return replace(
+                tensor, quantization=source.quantization, dtype=source.dtype, global_scale=scale, copies_codes=True
+            )
         if quantization is None:
             return tensor
         if not tensor.dtype.is_float:

@@ -54,8 +54,9 @@ class SourceReaders:
     def values(self, weight: SourceWeight, start: int, count: int) -> Array:
         """Return ``count`` values from index ``start`` on, as a flat array of the weight's dtype.
 
-        It is valid until the thread's next call. Those of a dtype that numpy has not are returned as bytes, and ``start`` and ``count`` are then bytes. Of codes,
-        ``start`` and ``count`` are whole groups. Raises: as `readinto`; UnsupportedSourceError for a global scale of 0.
+        It is valid until the thread's next call. Those of a dtype that numpy has not are returned as bytes, and ``start``
+        and ``count`` are then bytes; of codes, they are whole groups. Raises: as `readinto`; UnsupportedSourceError for a
+        global scale of 0.
         """
         if weight.form is Form.PLAIN:
             bits = weight.dtype.bits
@@ -81,7 +82,7 @@ class SourceReaders:
 
     def _read(self, tensor: SourceTensor, start: int, array: Array) -> Array:
         """Fill the array with a tensor's elements from index ``start`` on, and return it."""
-        self.readinto(tensor, start * array.itemsize, memoryview(array.view(np.uint8)))
+        self.readinto(tensor, start * array.itemsize, array.view(np.uint8).data)
         return array
 
     def _decoded(self, weight: SourceWeight, start: int, count: int) -> Array:
@@ -111,8 +112,8 @@ class SourceReaders:
         arrays = {}
         for part in quantization.parts((count,), weight.dtype):
             first = start * math.prod(part.shape) // count
-            array = self._scratch.array(part.suffix, part.shape[0], numpy_dtype(part.dtype))
-            arrays[part.suffix] = self._read(weight.parts[part.suffix], first, array)
+            scratch = self._scratch.array(part.suffix, part.shape[0], numpy_dtype(part.dtype))
+            arrays[part.suffix] = self._read(weight.parts[part.suffix], first, scratch)
         scale = np.array([self.global_scale(weight)]) if ".global_scale" in weight.parts else None
         array = QuantizedArray(arrays[""], arrays[".scale"], arrays.get(".bias"), scale, quantization)
         return kernels.dequantize(array, weight.dtype)
@@ -143,11 +144,10 @@ class SourceReaders:
 
 
 def _matrices(start: int, count: int, size: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield ``(matrix, first index in it, begin, end)`` for a run through matrices of ``size`` values, one after the other."""
+    """Yield ``(matrix, first index in it, begin, end)`` for a run through consecutive matrices of ``size`` values."""
     done = 0
     while done < count:
         matrix, first = divmod(start + done, size)
         end = min(count, done + size - first)
         yield matrix, first, done, end
         done = end
-

@@ -1,4 +1,4 @@
-"""Refusals: tensors that look packed and are in no format that is imported. Each is refused by name, none is guessed. Pure."""
+"""Refusals: tensors that look packed, in no format that is imported. Each is refused by name, none is guessed. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SIGNS = (
     Sign(".weight_packed", _INTEGERS, "weights packed into integers are not imported"),
     Sign(".qweight", _INTEGERS, "AWQ and GPTQ weights are not imported"),
     Sign(".weight", _BYTES, "bitsandbytes weights are not imported", ".weight.absmax"),
-    Sign(".weight", _BYTES, "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them", ".weight_scale"),
+    Sign(".weight", _BYTES, "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2", ".weight_scale"),
     Sign(".weight", _SIGNED_BYTES, "weights of 8-bit integers with scales are not imported", ".weight_scale"),
     Sign(".weight", _SIGNED_BYTES, "weights of 8-bit integers with scales are not imported", ".SCB"),
     Sign(".weight", _WORDS, "its .scales have a dtype that MLX's have not", ".scales"),

@@ -99,16 +99,16 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
 
 
 def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
-    header = blob.header
+    header, entries = blob.header, blob.entries
     for start in range(0, len(header), CHUNK):
         part = header[start : start + CHUNK]
         yield _Atom((Constant(part, start),), len(part), 0)
     for tensor in blob.tensors:
-        begins = {part.suffix: len(header) + blob.entries[tensor.name + part.suffix].begin for part in tensor.parts}
+        begins = {part.suffix: len(header) + entries[tensor.name + part.suffix].begin for part in tensor.parts}
         if tensor.copies:
             yield from _copies(tensor, begins)
         elif tensor.nbytes <= CHUNK:
-            steps = (step for step in _values(tensor, begins))
+            steps = _values(tensor, begins)
             scale = (GlobalScale(tensor, begins[".global_scale"]),) if ".global_scale" in begins else ()
             yield _Atom((*steps, *scale), tensor.nbytes, sum(source.nbytes for source in tensor.sources))
         else:
@@ -116,10 +116,11 @@ def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
 
 
 def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
-    for suffix, at in begins.items():
+    for suffix, begin in begins.items():
         if suffix == ".global_scale":
-            yield _Atom((GlobalScale(tensor, at),), 4, 4)
+            yield _Atom((GlobalScale(tensor, begin),), 4, 4)
             continue
+        at = begin
         for source in tensor.sources:
             part = source.parts[suffix]
             for start in range(0, part.nbytes, CHUNK):

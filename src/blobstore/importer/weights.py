@@ -32,8 +32,9 @@ class SourceWeight:
     """One weight: its name in the model, the dtype and shape of its values, and the tensors it is stored as.
 
     ``parts`` are the tensors by the suffix of the array that they become ("", ".scale", ".bias", ".global_scale").
-    ``quantization`` is that of ``CODES``, which are copied or dequantized; ``dtype`` is then the one that values are
-    dequantized to. ``producer``: the program that quantized it, by its name in producers.py. ``inverse_global_scale``: the source stores what values are divided by.
+    ``producer`` is the program that quantized it, by its name in producers.py. ``quantization`` is that of ``CODES``, which
+    are copied or dequantized; ``dtype`` is then the one that values are dequantized to. ``inverse_global_scale``: the source
+    stores what values are divided by.
     """
 
     name: str

@@ -52,7 +52,7 @@ def usual_memory(jobs: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WrittenBlobs:
-    """The tensor blobs of a plan, in its order, each with the journal's key; and how many were there from earlier imports."""
+    """The tensor blobs of a plan, in its order, each with the journal's key; and how many earlier imports had made."""
 
     blobs: list[FinishedBlob]
     keys: list[str]
@@ -194,4 +194,3 @@ class _Work:
         for writer in self._writers.values():
             writer.close()
         self._readers.close()
-

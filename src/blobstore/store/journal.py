@@ -54,7 +54,7 @@ class Entry:
 
 
 class Journal:
-    """The journal of one source, read when it is first asked."""
+    """The journal of one source, read when it is first asked; what is appended then is for later readers."""
 
     def __init__(self, folder: Path, source: str) -> None:
         self._path = folder / hashlib.sha256(os.fsencode(source)).hexdigest()
@@ -67,20 +67,15 @@ class Journal:
 
     def append(self, entries: Iterable[Entry]) -> None:
         """Add entries; they win over older ones of their keys. Raises: StorageError."""
-        new = {entry.key: entry for entry in entries}
-        if not new:
+        text = b"".join(entry.encode() for entry in entries)
+        if not text:
             return
-        known = self._read()
-        known.update(new)
-        self._lines += len(new)
         with os_errors("write", self._path):
             make_folder(self._path.parent)
-            if self._lines > 2 * len(known) + _SPARE_LINES:
-                replace_file(self._path, b"".join(entry.encode() for entry in known.values()))
-                self._lines = len(known)
-            else:
-                # On a line of its own, also behind one that was torn.
-                append_file(self._path, b"\n" + b"".join(entry.encode() for entry in new.values()))
+            if self._lines > 2 * len(self._read()) + _SPARE_LINES:
+                replace_file(self._path, b"".join(entry.encode() for entry in self._read().values()))
+                self._lines = len(self._read())
+            append_file(self._path, b"\n" + text)  # on lines of its own, also behind one that was torn
 
     def _read(self) -> dict[str, Entry]:
         if self._entries is None:

@@ -7,6 +7,7 @@ import os
 import random
 import resource
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -124,9 +125,9 @@ def test_only_the_last_byte_finishes_a_blob(tmp_path: Path) -> None:
 
 
 def test_a_blob_that_is_not_finished_has_its_whole_size_and_no_digest(tmp_path: Path) -> None:
-    with closing(BlobWriter(tmp_path, "x", 10)) as writer:
+    with closing(BlobWriter(tmp_path, "x", DIRECT)) as writer:
         writer.put(0, b"abc")
-        assert (tmp_path / "x").read_bytes() == b"abc" + bytes(7)
+        assert (tmp_path / "x").read_bytes() == b"abc" + bytes(DIRECT - 3)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
@@ -144,11 +145,29 @@ def test_what_waits_is_given_back_when_the_blob_is_given_up(tmp_path: Path, end:
     assert sorted(back) == ["cd", "ef"]
 
 
-def test_two_blobs_of_the_same_bytes_are_one_file(tmp_path: Path) -> None:
-    for name in ("x", "y"):
-        with closing(BlobWriter(tmp_path, name, 3)) as writer:
-            assert writer.put(0, b"abc") is not None
-    assert len(list(tmp_path.iterdir())) == 1
+@pytest.mark.parametrize("size", [3, DIRECT])
+def test_two_blobs_of_the_same_bytes_are_one_file(tmp_path: Path, size: int) -> None:
+    stamps = []
+    for name in ("x", "y", "z"):
+        with closing(BlobWriter(tmp_path, name, size)) as writer:
+            blob = writer.put(0, bytes(size))
+            assert blob is not None
+            stamps.append(blob.stamp.inode)
+    (path,) = tmp_path.iterdir()
+    assert path.read_bytes() == bytes(size)
+    assert path.stat().st_ino == stamps[-1]
+
+
+def test_blobs_of_the_same_bytes_at_once(tmp_path: Path) -> None:
+    def write_one(number: int) -> FinishedBlob | None:
+        with closing(BlobWriter(tmp_path, str(number), 5000)) as writer:
+            return writer.put(0, DATA[:5000])
+
+    with ThreadPoolExecutor(8) as pool:
+        blobs = list(pool.map(write_one, range(200)))
+    assert len({blob.digest for blob in blobs if blob}) == 1
+    (path,) = tmp_path.iterdir()
+    assert path.read_bytes() == DATA[:5000]
 
 
 def test_a_file_that_ends_in_a_gap_is_an_error(tmp_path: Path) -> None:
@@ -171,8 +190,8 @@ def test_what_is_in_the_way_is_an_error_and_stays(tmp_path: Path, kind: str) -> 
     else:
         path.symlink_to("/dev/null" if kind == "link" else "nowhere")
     before = path.lstat().st_ino
-    with pytest.raises(StorageError, match="exists") as caught:
-        BlobWriter(tmp_path, "x", 3)
+    with closing(BlobWriter(tmp_path, "x", 3)) as writer, pytest.raises(StorageError, match="exists") as caught:
+        writer.put(0, b"ab")
     assert caught.value.path == str(path)
     assert path.lstat().st_ino == before
 
@@ -193,6 +212,7 @@ def room_for_files(count: int) -> Iterator[None]:
 def test_too_many_open_files_leave_none_open(tmp_path: Path, count: int) -> None:
     """A large blob's file is opened twice."""
     files = open_files()
-    with room_for_files(count), pytest.raises(StorageError, match="too many open files"):
-        BlobWriter(tmp_path, "x", DIRECT)
+    with closing(BlobWriter(tmp_path, "x", DIRECT)) as writer, room_for_files(count):
+        with pytest.raises(StorageError, match="too many open files"):
+            writer.put(0, b"abc")
     assert open_files() == files
