@@ -37,7 +37,7 @@ class Case:
         self.folder = folder
         if fresh:
             self.source = folder / "new.safetensors"
-            self.source.write_bytes(safetensors_bytes({"only.weight": normal("only", 32, 64)}))
+            self.source.write_bytes(safetensors_bytes({"only.weight": normal("only", 1024, 512)}))
         else:
             self.source = write_checkpoint(folder / "new", {**small_tensors(), "more": normal("more", 9)})
         self.base = open_store(folder / "base")
@@ -90,7 +90,7 @@ class Case:
 
 @pytest.fixture(params=[True, False], ids=["fresh", "beside"])
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
-    """An import of one tensor into an empty store, and one of seven beside an older model."""
+    """An import of one large tensor into an empty store, and one of seven small ones beside an older model."""
     assert Path(STRACE).exists(), "these tests need strace: apt-get install strace"
     return Case(tmp_path, fresh=request.param)
 

@@ -212,7 +212,10 @@ def room_for_files(count: int) -> Iterator[None]:
 def test_too_many_open_files_leave_none_open(tmp_path: Path, count: int) -> None:
     """A large blob's file is opened twice."""
     files = open_files()
-    with closing(BlobWriter(tmp_path, "x", DIRECT)) as writer, room_for_files(count):
-        with pytest.raises(StorageError, match="too many open files"):
-            writer.put(0, b"abc")
+    with (
+        closing(BlobWriter(tmp_path, "x", DIRECT)) as writer,
+        room_for_files(count),
+        pytest.raises(StorageError, match="too many open files"),
+    ):
+        writer.put(0, b"abc")
     assert open_files() == files
