@@ -111,7 +111,7 @@ def test_plan_is_refused(broken: dict[str, Path], source: str, quant: str, profi
 
 @pytest.mark.parametrize("source", REFUSALS)
 def test_import_leaves_the_store_as_it_was(
-    broken: dict[str, Path], source: str, store: Store, snapshot: Callable[[Store], dict[str, bytes]], tmp_path: Path
+    broken: dict[str, Path], source: str, store: Store, snapshot: Callable[[Store], dict[str, str]], tmp_path: Path
 ) -> None:
     import_model(write_checkpoint(tmp_path / "good"), "kept", store=store)
     before = snapshot(store)

@@ -145,7 +145,6 @@ def test_a_model_that_is_not_there_makes_no_store(fail: Fail, tmp_path: Path, wo
     ("arguments", "says"),
     [
         (["frobnicate"], "frobnicate"),
-        (["import"], "SOURCE"),
         (["show"], "NAME"),
         (["rm"], "NAME"),
         (["cp", "x"], "TARGET"),
@@ -160,6 +159,14 @@ def test_commands_that_are_not_complete(fail: Fail, arguments: list[str], says: 
     error, hint, end = fail(2, *arguments).split("\n")
     assert says in error
     assert hint == "Hint: blobstore COMMAND --help shows what a command takes."
+    assert end == ""
+
+
+@pytest.mark.parametrize("word", ["import", "plan"])
+def test_an_import_needs_a_source_or_a_modelfile_that_names_one(fail: Fail, word: str) -> None:
+    error, hint, end = fail(2, word).split("\n")
+    assert error == "Error: there is no source to import"
+    assert hint == "Hint: Name a checkpoint, or a Modelfile with --modelfile."
     assert end == ""
 
 

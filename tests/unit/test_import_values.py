@@ -20,7 +20,7 @@ from blobstore.loader import Model
 from blobstore.store import Store
 
 Array = np.ndarray[Any, Any]
-Snapshot = Callable[[Store], dict[str, bytes]]
+Snapshot = Callable[[Store], dict[str, str]]
 CHUNK = 4 * 2**20
 KINDS: dict[str, Any] = {"bfloat16": BF16, "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
 W = "x.weight"

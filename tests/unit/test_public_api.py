@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import blobstore
+from blobstore.importer import ImportArguments
 
 NAMES = [
     "BlobStoreError",
@@ -34,6 +35,7 @@ NAMES = [
 ]
 PLAN_OPTIONS = [
     *("quant", "group_size", "method", "dtype", "profile", "experts", "alignment", "importance", "global_scale"),
+    *("rules", "policy", "requantize", "draft", "draft_quant", "modelfile", "template", "system", "licenses", "parameters"),
 ]
 PARAMETERS = {
     "open_store": (["root"], []),
@@ -90,9 +92,12 @@ def test_another_name_is_an_attribute_error() -> None:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters(name: str) -> None:
     """The first list may be given by position, the second by name only."""
-    parameters = inspect.signature(getattr(blobstore, name)).parameters.values()
+    function = getattr(blobstore, name)
+    parameters = inspect.signature(function).parameters.values()
     by_position = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     by_name = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    if "options" in inspect.get_annotations(function):  # the options of an import are listed once, for both functions
+        by_name += ImportArguments.__annotations__
     wanted_position, wanted_name = PARAMETERS[name]
     assert by_position == wanted_position
     assert set(wanted_name) <= set(by_name)

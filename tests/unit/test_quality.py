@@ -35,7 +35,7 @@ from blobstore.quality import Errors
 from blobstore.store import Store
 
 Array = np.ndarray[Any, Any]
-Snapshot = Callable[[Store], dict[str, bytes]]
+Snapshot = Callable[[Store], dict[str, str]]
 W = "x.weight"
 
 

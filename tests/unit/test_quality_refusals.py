@@ -33,7 +33,7 @@ from blobstore.errors import (
 from blobstore.store import Store
 
 Array = np.ndarray[Any, Any]
-Snapshot = Callable[[Store], dict[str, bytes]]
+Snapshot = Callable[[Store], dict[str, str]]
 W = "x.weight"
 
 

@@ -81,13 +81,14 @@ class RunMaker:
 
     def _make_values(self, step: Values, place: _Place, options: ImportOptions) -> None:
         output, source = step.output, step.source
+        # First: finding it reads through the memory that the values will lie in.
+        factor = float(self._global_scale(output)) if output.global_scale is not None else 1.0
         values = self._cast_values(output, source, step.start, step.count)
         if output.quantization is None:
             place.array(step.at[""], values.size, values.dtype)[:] = values
             return
         parts = (part for part in output.quantization.parts(values.shape, output.dtype))
         arrays = [place.array(step.at[part.suffix], part.shape[0], numpy_dtype(part.dtype)) for part in parts]
-        factor = float(self._global_scale(output)) if output.global_scale is not None else 1.0
         _quantize(values, arrays, output.quantization, _choice(options, source, step.start, factor), step)
 
     def _cast_values(self, output: OutputTensor, source: SourceWeight, start: int, count: int) -> Array:

@@ -102,7 +102,7 @@ class ImportOptions:
         policy = given.get("policy")
         file = PolicyFile.read(policy) if policy is not None else PolicyFile()
         preset = _profile(given.get("profile", "default"))
-        quant = given.get("quant") or file.quant
+        quant = given.get("quant") if given.get("quant") is not None else file.quant
         importance, dtype, experts = given.get("importance"), given.get("dtype"), given.get("experts")
         modelfile, folder = _modelfile(given)
         draft = given.get("draft") or (modelfile.draft and resolve_path(modelfile.draft, folder, Path.home()))

@@ -123,9 +123,13 @@ class SourceReaders:
             reader = self._open.get(file.path)
             if reader is None:
                 reader = FileReader(file.path)
-                self._open[file.path] = reader
-                reader.check_is(file.identity)
+                try:
+                    reader.check_is(file.identity)
+                except BaseException:
+                    reader.close()  # and the next thread must not read from it unchecked
+                    raise
                 reader.read_ahead()
+                self._open[file.path] = reader
             return reader
 
     def check_unchanged(self) -> None:

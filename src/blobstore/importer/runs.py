@@ -148,5 +148,6 @@ def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
     for number, step in enumerate(values):
         is_last = number == len(values) - 1
         scale = (GlobalScale(tensor, begins[".global_scale"]),) if is_last and ".global_scale" in begins else ()
-        source_bytes = step.source.nbytes * step.count // step.source.elements
+        read, elements = step.source.nbytes, step.source.elements
+        source_bytes = read * (step.start + step.count) // elements - read * step.start // elements
         yield _Atom((step, *scale), tensor.part_bytes(step.count)[""], source_bytes, gap if is_last else 0)

@@ -8,6 +8,7 @@ tensor as well as on many small ones, memory is that of the buffers, and the byt
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -140,19 +141,27 @@ class _Work:
                 raise
 
     def _run_next(self, buffer: Buffer) -> bool:
-        with self._mutex:
-            following = next(self._runs, None) if self._first_error[0] == math.inf else None
+        following = self._next_run()
         if following is None:
             buffer.release()
             return False
         order, number, run = following
         try:
             self._make(number, run, buffer)
-        except Exception as error:  # noqa: BLE001  # raised by `result`, when it is known to be the first
+        except BaseException as error:  # noqa: BLE001  # raised by `result`, when it is known to be the first
             self.fail(order, error)
-            self._writers[number].release()
+            if writer := self._writers.get(number):
+                writer.release()
             buffer.release()
         return True
+
+    def _next_run(self) -> tuple[int, int, Run] | None:
+        try:
+            with self._mutex:
+                return next(self._runs, None) if self._first_error[0] == math.inf else None
+        except Exception as error:  # noqa: BLE001  # as above; every run that has begun comes before it
+            self.fail(sys.maxsize, error)
+            return None
 
     def _make(self, number: int, run: Run, buffer: Buffer) -> None:
         blob, writer = self._blobs[number], self._writers[number]

@@ -84,8 +84,10 @@ def boot_id() -> str | None:
     """
     if not SYNCS_WHOLE_FILE_SYSTEM:
         return None
-    with os_errors("read", _BOOT_ID):
+    try:
         return _BOOT_ID.read_text().strip()
+    except OSError:  # no /proc: nothing is known beyond this process
+        return secrets.token_hex(16)
 
 
 def sync_folder(path: Path) -> None:
@@ -144,8 +146,9 @@ def write_all_at(fd: int, offset: int, data: memoryview) -> None:
 
 
 def append_file(path: Path, data: bytes) -> None:
-    """Append to a file, which is made when it is missing; a link is an error. Raises: OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    """Append to a file, which is made when it is missing; a link is an error, and so is a FIFO. Raises: OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, FILE_MODE)
     try:
         view = memoryview(data)
         while view:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import os
 import shutil
 import threading
@@ -31,6 +32,8 @@ from blobstore.store.leftovers import Leftovers, make_owned_folder
 from blobstore.store.manifests import ManifestFolder
 from blobstore.store.writer import BlobWriter, FinishedBlob, Stamp
 
+_log = logging.getLogger("blobstore.store")
+
 _CHUNK = 2**20
 _NOTE_EVERY_S = 0.05
 _OLD_S = 30 * 60
@@ -49,7 +52,12 @@ class Ingest:
         with os_errors("write to the store", temporary_folder):
             # Opened before the first write, so that syncfs on it reports every write error since.
             self._folder, self._folder_fd = make_owned_folder(temporary_folder)
-            _check_one_file_system(self._folder, blobs.path)
+            try:
+                _check_one_file_system(self._folder, blobs.path)
+            except BaseException:
+                self._folder.rmdir()
+                os.close(self._folder_fd)
+                raise
         self._numbers = itertools.count()
         self._unnoted: list[Entry] = []
         self._noted_at = time.monotonic()
@@ -91,19 +99,13 @@ class Ingest:
         entry = self._journal.find(key)
         if entry is None or entry.size != size:
             return None
-        if blob := _intact(self._blobs.path / entry.digest.file_name, entry, verify=verify):
-            return self._kept_young(blob)
+        stored = _intact(self._blobs.path / entry.digest.file_name, entry, verify=verify)
+        if stored is not None and (young := _kept_young(stored)) is not None:
+            return young
         left = self._leftovers.find(entry.digest)
         if left is None or not _intact(left, entry, verify=verify) or not self._leftovers.take(left, self._folder):
             return None
         return FinishedBlob(entry.digest, entry.size, self._folder, entry.stamp)
-
-    def _kept_young(self, blob: FinishedBlob) -> FinishedBlob:
-        if blob.stamp.mtime_ns > (time.time() - _OLD_S) * 1e9:
-            return blob
-        with os_errors("use", blob.path):
-            os.utime(blob.path)
-            return replace(blob, stamp=Stamp.of(blob.path.stat()))
 
     def _sync(self) -> None:
         with os_errors("write to the store", self._folder):
@@ -134,11 +136,18 @@ class Ingest:
         for descriptor in manifest.descriptors:
             self._blobs.check(descriptor)
         self._manifests.link(name, prepared)
-        self._journal.append(
+        self._remember(
             Entry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp))
             for key, blob in zip(keys, blobs, strict=False)
         )
         return created
+
+    def _remember(self, entries: Iterable[Entry]) -> None:
+        try:
+            self._journal.append(entries)
+        except StorageError as error:
+            # Only the next import has more to do.
+            _log.warning("what was made is not in the journal: %s", error)
 
     def _publish(self, blobs: Iterable[FinishedBlob]) -> dict[Digest, Stamp]:
         """Move the blobs of our folder to ``blobs/``; return their stamps there."""
@@ -155,11 +164,22 @@ class Ingest:
     def close(self, *, keep_finished: bool) -> None:
         """Remove what was not committed; ``keep_finished``: but for finished blobs that the journal knows."""
         if keep_finished:
-            self._note()
+            self._remember(self._unnoted)
         else:
             shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._folder_fd)
         self._leftovers.clean()
+
+
+def _kept_young(blob: FinishedBlob) -> FinishedBlob | None:
+    """Return a blob of the store, young enough to be spared by a starting Ollama; None when it can't be made so."""
+    if blob.stamp.mtime_ns > (time.time() - _OLD_S) * 1e9:
+        return blob
+    try:
+        os.utime(blob.path)
+        return replace(blob, stamp=Stamp.of(blob.path.lstat()))
+    except OSError:  # it is another user's, or has just been removed: it is made again
+        return None
 
 
 def _intact(path: Path, entry: Entry, *, verify: bool) -> FinishedBlob | None:
@@ -190,5 +210,4 @@ def _digest(reader: FileReader) -> Digest:
 def _check_one_file_system(folder: Path, blobs: Path) -> None:
     # Blobs are renamed into place, and one syncfs is for all of them.
     if blobs.exists() and blobs.stat().st_dev != folder.stat().st_dev:
-        folder.rmdir()
         raise StorageError(f"{blobs} is on another file system than {folder.parent}: they must be on one", path=str(blobs))

@@ -75,7 +75,7 @@ class Journal:
             if self._lines > 2 * len(self._read()) + _SPARE_LINES:
                 replace_file(self._path, b"".join(entry.encode() for entry in self._read().values()))
                 self._lines = len(self._read())
-            append_file(self._path, text)
+            append_file(self._path, b"\n" + text)  # on lines of its own, also behind one that was torn
 
     def _read(self) -> dict[str, Entry]:
         if self._entries is None:

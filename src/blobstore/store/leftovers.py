@@ -28,12 +28,16 @@ def make_owned_folder(parent: Path) -> tuple[Path, int]:
     # Under this name nobody takes it for a leftover before it is locked.
     unowned = parent / f"{_UNOWNED}{secrets.token_hex(8)}"
     unowned.mkdir(mode=FOLDER_MODE)
-    fd = os.open(unowned, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = -1
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fd = os.open(unowned, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_EX)  # not at once: another import that cleans up may look at it just now
         return unowned.rename(parent / f"{os.getpid()}-{secrets.token_hex(8)}"), fd
     except BaseException:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
+        with suppress(OSError):
+            unowned.rmdir()
         raise
 
 

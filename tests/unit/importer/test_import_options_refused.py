@@ -16,7 +16,7 @@ from blobstore.cli import run
 from blobstore.errors import BlobStoreError, HeaderError, NotFoundError, StorageError, UsageError
 from blobstore.store import Store
 
-Snapshot = Callable[[Store], dict[str, bytes]]
+Snapshot = Callable[[Store], dict[str, str]]
 UP = "model.layers.0.mlp.up_proj.weight"
 NORM = "model.layers.0.input_layernorm.weight"
 EVIL = "evil\x1b[31m\u202e"

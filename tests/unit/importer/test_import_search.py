@@ -20,7 +20,7 @@ from blobstore.importer.write import CHUNK
 from blobstore.store import Store, open_store
 
 Array = np.ndarray[Any, Any]
-Snapshot = Callable[[Store], dict[str, bytes]]
+Snapshot = Callable[[Store], dict[str, str]]
 W = "x.weight"
 UP = "model.layers.0.mlp.up_proj.weight"
 EXPERT = "model.layers.0.mlp.experts.{}.up_proj.weight"
@@ -141,7 +141,7 @@ def test_other_importance_is_another_document(store: Store, tmp_path: Path) -> N
         blobstore.import_model(source, "m", store=store, quant="int4", method="search", importance=given)
         document = blobstore.open_model("m", store=store).document("blobstore.json")
         options = json.loads(document)["options"]
-        assert list(options)[:5] == ["quant", "group_size", "method", "importance", "global_scale"]
+        assert list(options)[:6] == ["quant", "group_size", "groups", "method", "importance", "global_scale"]
         seen.add(options["importance"])
     assert len(seen) == 5
 

@@ -28,16 +28,17 @@ def _plan(source: Inventory, **options: Any) -> ImportPlan:
 def test_own_document_is_exactly_this() -> None:
     documents = _plan(inventory([UP, NORM]), quant="int4").documents
     assert documents["blobstore.json"] == (
-        b'{"version":1,"options":{"quant":"int4","group_size":32,"method":"minmax","importance":null,"global_scale":false,'
-        b'"dtype":null,"profile":"default","experts":"packed","alignment":null},"sources":[{"name":"model.safetensors",'
-        b'"size":4096,"metadata":{"format":"pt"},"tensors":["model.layers.0.mlp.up_proj.weight","model.norm.weight"]}]}\n'
+        b'{"version":1,"options":{"quant":"int4","group_size":32,"groups":{},"method":"minmax","importance":null,'
+        b'"global_scale":false,"rules":[],"requantize":false,"dtype":null,"profile":"default","experts":"packed",'
+        b'"alignment":null},"sources":[{"name":"model.safetensors","size":4096,"metadata":{"format":"pt"},'
+        b'"tensors":["model.layers.0.mlp.up_proj.weight","model.norm.weight"]}]}\n'
     )
 
 
 @pytest.mark.parametrize(
     ("options", "recorded"),
     [
-        ({}, {"quant": None, "group_size": None, "method": None}),
+        ({}, {"quant": None, "group_size": None, "groups": {}, "method": "minmax", "rules": [], "requantize": False}),
         ({"quant": "none"}, {"quant": None}),
         ({"quant": "q8"}, {"quant": "int8", "group_size": 64, "method": "minmax"}),
         ({"quant": "int4", "group_size": 128}, {"quant": "int4", "group_size": 128}),
@@ -47,6 +48,7 @@ def test_own_document_is_exactly_this() -> None:
         ({"dtype": "f16"}, {"dtype": "F16", "quant": None}),
         ({"experts": "stacked"}, {"experts": "stacked", "profile": "default"}),
         ({"alignment": 4096}, {"alignment": 4096}),
+        ({"rules": ["*.up_proj.weight=int8"]}, {"rules": ["*.up_proj.weight=int8"], "quant": None}),
     ],
 )
 def test_own_document_holds_the_options(options: dict[str, Any], recorded: dict[str, Any]) -> None:

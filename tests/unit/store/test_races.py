@@ -1,11 +1,10 @@
-"""Two at once: imports and removals in one folder, a lock that is held for a moment, what killed imports left."""
+"""Two at once: imports and removals in one folder, a lock that is held for a moment."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 from support.stores import commit_model
@@ -90,30 +89,6 @@ def test_a_lock_held_on_is_an_error(store: Store) -> None:
                 pass
         finally:
             child.kill()
-
-
-def left_behind(store: Store) -> Path:
-    folder = store.root / ".blobstore/tmp/1-dead"
-    folder.mkdir(parents=True)
-    (folder / "lock").touch()
-    (folder / "1-blob").write_bytes(b"half a blob")
-    return folder
-
-
-def test_what_a_killed_import_left_goes_with_the_next_one(store: Store) -> None:
-    commit_model(store, "m", b"one")
-    folder = left_behind(store)
-    commit_model(store, "n", b"two")
-    assert not folder.exists()
-
-
-def test_nothing_is_cleaned_up_beside_a_living_import(store: Store) -> None:
-    commit_model(store, "m", b"one")
-    folder = left_behind(store)
-    with holder(store, "shared", 30) as child:
-        commit_model(store, "n", b"two")
-        child.kill()
-    assert folder.exists()
 
 
 def test_a_reading_of_a_vast_document_is_refused(store: Store) -> None:

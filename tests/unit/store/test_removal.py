@@ -13,7 +13,7 @@ from blobstore.errors import DocumentError, NotFoundError, StorageError
 from blobstore.names import ModelName
 from blobstore.store import Store
 
-Snapshot = Callable[[Store], dict[str, bytes]]
+Snapshot = Callable[[Store], dict[str, str]]
 M, N = ModelName.parse("m"), ModelName.parse("n")
 HOLD_SHARED = """
 import sys

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from blobstore.errors import CorruptDataError, DocumentError, NotFoundError, Sto
 from blobstore.names import ModelName
 from blobstore.store import Store, open_store
 
-Snapshot = Callable[[Store], dict[str, bytes]]
+Snapshot = Callable[[Store], dict[str, str]]
 NAME = ModelName.parse("m")
 
 
@@ -106,8 +107,8 @@ def test_a_root_that_is_a_file_is_a_typed_error(tmp_path: Path) -> None:
 def test_nothing_is_visible_before_the_commit(store: Store) -> None:
     with store.ingest() as ingest:
         blob = ingest.put(b"one")
-        with ingest.writer(3) as writer:
-            writer.write(b"two")
+        with closing(ingest.writer(3)) as writer:
+            writer.put(0, b"two")
         assert all(path.startswith(".blobstore/") for path in files(store.root))
         ingest.commit([blob], NAME, Manifest(layers=(descriptor(b"one"),)))
         assert blob_path(store, b"one").read_bytes() == b"one"
@@ -115,7 +116,7 @@ def test_nothing_is_visible_before_the_commit(store: Store) -> None:
     assert files(store.root / ".blobstore") == ["lock"]
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, StorageError])
+@pytest.mark.parametrize("error", [ValueError, SystemExit, StorageError])
 def test_an_ingest_that_fails_leaves_nothing(store: Store, snapshot: Snapshot, error: type[BaseException]) -> None:
     commit_model(store, "old", b"one")
     before = snapshot(store)
@@ -123,28 +124,14 @@ def test_an_ingest_that_fails_leaves_nothing(store: Store, snapshot: Snapshot, e
     def fail() -> None:
         with store.ingest() as ingest:
             ingest.put(b"two")
-            ingest.writer(100).write(b"three")
+            with closing(ingest.writer(100)) as writer:
+                writer.put(0, b"three")
             raise error("in the middle")
 
     with pytest.raises(error):
         fail()
     assert snapshot(store) == before
     assert list((store.root / ".blobstore/tmp").iterdir()) == []
-
-
-@pytest.mark.parametrize("data", [b"", b"12", b"1234"])
-def test_a_blob_of_another_size_than_promised_is_refused(store: Store, data: bytes) -> None:
-    with store.ingest() as ingest, ingest.writer(3) as writer:
-        writer.write(data)
-        with pytest.raises(CorruptDataError, match=f"{len(data)} bytes .* 3 were planned"):
-            writer.finish()
-
-
-def test_writers_take_any_contiguous_buffer(store: Store) -> None:
-    with store.ingest() as ingest, ingest.writer(12) as writer:
-        for part in (b"ab", bytearray(b"cd"), memoryview(b"efgh").cast("H"), b"", memoryview(b"ijkl").cast("B", (2, 2))):
-            writer.write(part)
-        assert writer.finish().digest == descriptor(b"abcdefghijkl").digest
 
 
 def test_a_manifest_that_names_a_missing_blob_is_refused_and_the_old_one_stays(store: Store) -> None:

@@ -1,0 +1,68 @@
+"""BlobWriter: however a blob is cut, in whatever order and from however many threads, its bytes and its digest are right."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+from contextlib import closing
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.pieces import Putter, cut
+
+from blobstore.store import BlobWriter, writer
+from blobstore.store.files import PAGE
+
+SIZES = st.one_of(
+    st.integers(1, 100),
+    st.builds(lambda pages, more: max(1, pages * PAGE + more), st.integers(0, 6), st.integers(-2, 2)),
+    st.integers(1, 5 * PAGE),
+)
+GAPS = st.one_of(st.just(0), SIZES)
+DATA = random.Random(2).randbytes(2**22)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all examples write, one after the other."""
+    return tmp_path_factory.mktemp("writer")
+
+
+@settings(max_examples=80)
+@given(
+    lengths=st.lists(st.tuples(SIZES, GAPS, st.booleans()), min_size=1, max_size=25),
+    chance=st.randoms(use_true_random=False),
+    threads=st.integers(1, 8),
+    direct_from=st.sampled_from([1, PAGE, 2 * PAGE, 2**18]),
+    read_back=st.sampled_from([1000, 2**18]),
+)
+def test_bytes_and_digest(
+    folder: Path,
+    lengths: list[tuple[int, int, bool]],
+    chance: random.Random,
+    threads: int,
+    direct_from: int,
+    read_back: int,
+) -> None:
+    size = sum(length + gap for length, gap, _ in lengths)
+    data = DATA[:size]
+    pieces = cut(data, lengths, chance)
+    offsets = [piece.offset for piece in pieces]
+    chance.shuffle(pieces)
+    with (
+        mock.patch.object(writer, "_DIRECT_FROM", direct_from),
+        mock.patch.object(writer, "_READ_BACK", read_back),
+        closing(BlobWriter(folder, "x", size)) as blob_writer,
+    ):
+        putter = Putter(blob_writer)
+        putter.put_all(pieces, threads)
+    (blob,) = putter.finished
+    assert sorted(putter.given_back) == offsets
+    assert blob.digest.hex == hashlib.sha256(data).hexdigest()
+    assert blob.path.read_bytes() == data
+    shutil.rmtree(folder)
+    folder.mkdir()

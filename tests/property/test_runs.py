@@ -1,0 +1,142 @@
+"""Runs: whatever the plan, the runs of a blob and their gaps cover it exactly once, and read every source once, in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+from unittest import mock
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.inventories import inventory, source_tensor
+
+from blobstore.dtypes import DType
+from blobstore.errors import BlobStoreError
+from blobstore.importer import runs as runs_module
+from blobstore.importer.inventory import SourceTensor
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import PlannedBlob
+from blobstore.importer.plan import ImportPlan, make_plan
+from blobstore.importer.runs import Constant, Copy, GlobalScale, Run, Values, runs_of
+
+MLP = "model.layers.0.mlp"
+FLOATS = st.sampled_from([DType.BF16, DType.F16, DType.F32])
+ROWS, COLUMNS = st.integers(1, 40), st.sampled_from([32, 64, 128, 256, 1024])
+ODD = st.tuples(
+    st.sampled_from([DType.F64, DType.U8, DType.I64, DType.F4, DType.F6_E2M3, DType.BOOL, DType.U32, DType.C64]),
+    st.sampled_from([(0,), (8,), (3, 16), (300, 16), (), (5, 0, 8), (1, 4096)]),
+)
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> list[SourceTensor]:
+    """Weights of a few sizes, experts of equal ones, and what is copied: other dtypes, empty tensors, scalars."""
+    tensors = [
+        source_tensor(f"model.layers.{number}.mlp.up_proj.weight", draw(ROWS), draw(COLUMNS), dtype=draw(FLOATS))
+        for number in range(draw(st.integers(0, 4)))
+    ]
+    for number, (dtype, shape) in enumerate(draw(st.lists(ODD, max_size=4))):
+        if dtype.bits < 8 and not shape:
+            continue
+        name = "x" * draw(st.sampled_from([1, 30, 3000]))
+        tensors.append(source_tensor(f"odd.{number}.{name}", *shape, dtype=dtype))
+    shape, dtype = (draw(ROWS), draw(COLUMNS)), draw(FLOATS)
+    for expert in range(draw(st.integers(0, 5))):
+        tensors += [source_tensor(f"{MLP}.experts.{expert}.{name}.weight", *shape, dtype=dtype) for name in ("a", "b")]
+    return tensors
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "quant": st.sampled_from(["none", "int4", "int8", "nvfp4", "mxfp4", "mxfp8"]),
+        "experts": st.sampled_from(["packed", "stacked"]),
+        "dtype": st.sampled_from([None, "float32", "bfloat16"]),
+        "global_scale": st.booleans(),
+        "alignment": st.sampled_from([None, 8, 4096]),
+    }
+)
+
+
+def plan_of(tensors: list[SourceTensor], options: dict[str, Any]) -> ImportPlan:
+    """Return the plan; nothing to import, or to quantize, is no example."""
+    assume(tensors)
+    options = {**options, "global_scale": options["global_scale"] and options["quant"] == "nvfp4"}
+    try:
+        return make_plan(inventory(tensors), ImportOptions.parse(**options))
+    except BlobStoreError:
+        assume(False)
+        raise
+
+
+def ranges_of(run: Run) -> list[tuple[int, int]]:
+    """Return where in the blob the steps of a run write, begin and end."""
+    found: list[tuple[int, int]] = []
+    for step in run.steps:
+        match step:
+            case Constant(data, at):
+                found.append((at, at + len(data)))
+            case Copy(_, _, nbytes, at):
+                found.append((at, at + nbytes))
+            case GlobalScale(_, at):
+                found.append((at, at + 4))
+            case Values(output, _, _, count, starts):
+                sizes = output.part_bytes(count)
+                assert starts.keys() == sizes.keys()
+                found += [(at, at + sizes[suffix]) for suffix, at in starts.items()]
+    return [(begin, end) for begin, end in found if begin < end]
+
+
+def check_places(blob: PlannedBlob, runs: list[Run], chunk: int) -> None:
+    """Assert that runs and gaps follow each other, that steps fill both, each byte once, and gaps before their turn."""
+    at, gaps = 0, []
+    filled: list[tuple[int, int]] = []
+    for run in runs:
+        assert run.begin == at
+        assert 0 < run.end - run.begin <= chunk
+        filled += ranges_of(run)
+        gaps.append((run.end, run.end + run.gap))
+        at = run.end + run.gap
+        # All of a gap is there when the run before it is.
+        assert sum(end - begin for begin, end in filled if begin < at) == at
+    assert at == blob.size
+    places = sorted(filled)
+    assert [begin for begin, _ in places] == [0, *(end for _, end in places)][: len(places)]
+    for run in runs:
+        for begin, end in ranges_of(run):
+            inside = run.begin <= begin and end <= run.end
+            assert inside or any(first <= begin and end <= last for first, last in gaps)
+
+
+def check_sources(blob: PlannedBlob, runs: list[Run]) -> None:
+    """Assert that all values and bytes of all sources are read once, in order, by whole groups."""
+    values: dict[str, int] = defaultdict(int)
+    copied: dict[str, int] = defaultdict(int)
+    for step in (step for run in runs for step in run.steps):
+        if isinstance(step, Values):
+            assert step.start == values[step.source.name]
+            values[step.source.name] += step.count
+            if step.output.quantization is not None:
+                assert step.count % step.output.quantization.group_size == 0
+        elif isinstance(step, Copy):
+            assert step.start == copied[step.tensor.name]
+            copied[step.tensor.name] += step.nbytes
+    for tensor in blob.tensors:
+        for source in tensor.sources:
+            if tensor.copies:
+                assert copied[source.name] == source.nbytes
+            else:
+                assert values[source.name] == source.elements
+    assert sum(run.source_bytes for run in runs) == blob.source_bytes
+
+
+@settings(max_examples=150)
+@given(sources(), OPTIONS, st.sampled_from([1024, 4096, 4096, 65_536, 4 * 2**20]))
+def test_runs_cover_a_blob_once(tensors: list[SourceTensor], options: dict[str, Any], chunk: int) -> None:
+    plan = plan_of(tensors, options)
+    with mock.patch.object(runs_module, "CHUNK", chunk):
+        for blob in plan.blobs:
+            runs = list(runs_of(blob))
+            check_places(blob, runs, chunk)
+            check_sources(blob, runs)
+            header = b"".join(step.data for run in runs for step in run.steps if isinstance(step, Constant))
+            assert header == blob.header

@@ -1,0 +1,97 @@
+"""Buffers: there are so many and no more, placed as they have to be; after an import, failed or not, all are free."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.checkpoints import normal, write_checkpoint
+from support.chunks import LEAST, chunks_of
+
+import blobstore
+from blobstore.errors import NonFiniteWeightError
+from blobstore.importer import write
+from blobstore.importer.buffers import BufferPool
+from blobstore.store import Store
+from blobstore.store.files import PAGE
+
+
+@pytest.mark.parametrize("offset", [0, 1, 8, PAGE - 1, PAGE, 3 * PAGE + 17, 2**40 + 5])
+def test_a_buffer_lies_in_memory_as_its_bytes_lie_in_the_file(offset: int) -> None:
+    view = BufferPool(1).take().at(offset, LEAST)
+    assert len(view) == LEAST
+    assert np.frombuffer(view, np.uint8).ctypes.data % PAGE == offset % PAGE
+    assert not view.readonly
+
+
+def test_a_buffer_is_given_back_once() -> None:
+    pool = BufferPool(2)
+    first, second = pool.take(), pool.take()
+    first.release()
+    first.release()
+    assert pool.take() is first
+    second.release()
+    assert pool.take() is second
+
+
+def test_who_wants_one_more_waits() -> None:
+    pool = BufferPool(1)
+    buffer = pool.take()
+    taken: list[object] = []
+    thread = threading.Thread(target=lambda: taken.append(pool.take()))
+    thread.start()
+    thread.join(0.05)
+    assert taken == []
+    buffer.release()
+    thread.join(10)
+    assert taken == [buffer]
+
+
+class Watched(BufferPool):
+    """A pool that says how many of its buffers are out, and were at most."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
+        pools.append(self)
+
+    @property
+    def out(self) -> int:
+        """Buffers that are taken."""
+        return len(self._taken)
+
+
+pools: list[Watched] = []
+
+
+@pytest.fixture(autouse=True)
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Imports with small chunks take their buffers from `Watched`."""
+    pools.clear()
+    monkeypatch.setattr(write, "BufferPool", Watched)
+    with chunks_of(LEAST):
+        yield
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 8])
+@pytest.mark.parametrize("bad", [None, (0, 0), (5, 0), (5, 63), (9, 63)])
+def test_all_buffers_come_back(tmp_path: Path, store: Store, jobs: int, bad: tuple[int, int] | None) -> None:
+    tensors = {f"{number}.weight": normal(str(number), 64, 64, dtype=np.float32) for number in range(10)}
+    if bad is not None:
+        tensors[f"{bad[0]}.weight"][bad[1], 5] = np.nan
+    source = write_checkpoint(tmp_path / "m", tensors)
+    memory = write.least_memory(jobs)
+    if bad is None:
+        blobstore.import_model(source, store=store, quant="int8", jobs=jobs, memory=memory)
+    else:
+        with pytest.raises(NonFiniteWeightError):
+            blobstore.import_model(source, store=store, quant="int8", jobs=jobs, memory=memory)
+    (pool,) = pools
+    assert pool.out == 0
+    assert pool.count >= jobs
+    assert pool.count * LEAST <= memory
+    for _ in range(pool.count):
+        pool.take()  # none is lost

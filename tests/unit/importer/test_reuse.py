@@ -1,0 +1,467 @@
+"""Never twice: what an earlier import made is used again when its bytes are sure, and only then."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.stores import process, wrong_digests
+
+import blobstore
+from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, StorageError
+from blobstore.importer import ImportResult
+from blobstore.store import Store, ingest, open_store
+
+HOUR_S = 3600
+Change = Callable[[Path], None]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A checkpoint of six weights, written long ago."""
+    folder = write_checkpoint(tmp_path / "m")
+    for path in folder.iterdir():
+        os.utime(path, (1, 1))
+    return folder
+
+
+def import_(source: Path, store: Store, **options: Any) -> ImportResult:
+    """Import a source as int4, or otherwise."""
+    return blobstore.import_model(source, "m", store=store, **{"quant": "int4", **options})
+
+
+def tensor_blob(store: Store, layer: str = "lm_head.weight") -> Path:
+    """Return where the blob of a tensor lies."""
+    with blobstore.open_model("m", store=store) as model:
+        (digest,) = (one.digest for one in model.manifest.layers if one.name == layer)
+    return store.root / "blobs" / digest.file_name
+
+
+def rest_of(store: Store) -> list[str]:
+    """Return what running and killed imports have in the store."""
+    return [path.name for path in store.root.glob(".blobstore/tmp/*")]
+
+
+def test_an_unchanged_source_is_not_read_again(source: Path, store: Store) -> None:
+    first = import_(source, store)
+    told: list[tuple[int, str]] = []
+    again = import_(source, store, progress=lambda nbytes, blob: told.append((nbytes, blob)))
+    assert (first.recalled, again.recalled) == (0, 6)
+    assert (again.digest, again.created, again.reused) == (first.digest, 0, first.blobs)
+    assert told == [(first.source_bytes, "")]
+
+
+def test_a_part_is_told_of_first(source: Path, store: Store) -> None:
+    first = import_(source, store)
+    tensor_blob(store).unlink()
+    told: list[tuple[int, str]] = []
+    assert import_(source, store, progress=lambda nbytes, blob: told.append((nbytes, blob))).recalled == 5
+    head = small_tensors()["lm_head.weight"].nbytes
+    assert told[0] == (first.source_bytes - head, "")
+    assert sum(nbytes for nbytes, _ in told) == first.source_bytes
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _lengthen(path: Path) -> None:
+    os.truncate(path, path.stat().st_size + 1)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path)
+
+
+def _link(path: Path) -> None:
+    copy = path.with_name("copy")
+    path.rename(copy)
+    path.symlink_to(copy)
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("damage", [_remove, _shorten, _lengthen, _empty, _flip, _link, _fifo])
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_damaged_blob_is_made_again(source: Path, store: Store, damage: Change, *, verify: bool) -> None:
+    first = import_(source, store)
+    path = tensor_blob(store)
+    whole = path.read_bytes()
+    damage(path)
+    again = import_(source, store, verify_reuse=verify)
+    assert (again.digest, again.recalled) == (first.digest, 5)
+    assert stat.S_ISREG(path.lstat().st_mode)
+    assert path.read_bytes() == whole
+    assert import_(source, store).recalled == 6
+
+
+def test_a_folder_in_the_place_of_a_blob_is_an_error(source: Path, store: Store) -> None:
+    import_(source, store)
+    path = tensor_blob(store)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StorageError):
+        import_(source, store)
+    assert rest_of(store) == []
+    path.rmdir()
+    assert import_(source, store).recalled == 5
+
+
+def test_damage_that_hides_its_time_is_found_by_verifying_only(source: Path, store: Store) -> None:
+    """Also what a disk does to a blob hides its time: docs/cli.md says what --verify-reuse is for."""
+    first = import_(source, store)
+    path = tensor_blob(store)
+    whole, then = path.read_bytes(), path.stat()
+    _flip(path)
+    os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
+    assert import_(source, store).recalled == 6
+    assert path.read_bytes() != whole
+    again = import_(source, store, verify_reuse=True)
+    assert (again.digest, again.recalled) == (first.digest, 5)
+    assert path.read_bytes() == whole
+
+
+def test_a_blob_that_was_only_touched_is_hashed_and_used(source: Path, store: Store) -> None:
+    import_(source, store)
+    os.utime(tensor_blob(store), (1, 1))
+    assert import_(source, store).recalled == 6
+
+
+def test_an_old_blob_is_made_young_for_ollama(source: Path, store: Store) -> None:
+    """A starting Ollama removes files over an hour old that no manifest names: those are about to be named."""
+    import_(source, store)
+    path = tensor_blob(store)
+    then = time.time() - 2 * HOUR_S
+    os.utime(path, (then, then))
+    assert import_(source, store).recalled == 6
+    assert path.stat().st_mtime > time.time() - HOUR_S
+
+
+def test_a_blob_that_can_not_be_made_young_is_made_again(
+    source: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is another user's, or is removed just now."""
+    first = import_(source, store)
+    path = tensor_blob(store)
+    os.utime(path, (1, 1))
+    real = os.utime
+
+    def refuse(which: Path, *arguments: Any) -> None:
+        if which == path:
+            raise PermissionError(1, "Operation not permitted")
+        real(which, *arguments)
+
+    monkeypatch.setattr(ingest.os, "utime", refuse)
+    again = import_(source, store)
+    assert (again.digest, again.recalled) == (first.digest, 5)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_copied_store_is_hashed_and_used(source: Path, store: Store, tmp_path: Path, *, verify: bool) -> None:
+    first = import_(source, store)
+    shutil.copytree(store.root, tmp_path / "copy")
+    copy = open_store(tmp_path / "copy")
+    _flip(tensor_blob(copy))
+    again = import_(source, copy, verify_reuse=verify)
+    assert (again.digest, again.recalled) == (first.digest, 5)
+    assert wrong_digests(copy) == []
+
+
+def test_a_store_without_its_journal_makes_all_again(source: Path, store: Store) -> None:
+    first = import_(source, store)
+    shutil.rmtree(store.root / ".blobstore/journal")
+    again = import_(source, store)
+    assert (again.digest, again.recalled, again.created) == (first.digest, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["folder", "noise"])
+def test_a_broken_journal_is_no_error_for_what_is_imported(
+    source: Path, store: Store, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    first = import_(source, store)
+    (path,) = (store.root / ".blobstore/journal").iterdir()
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(bytes(range(256)) * 100)
+    again = import_(source, store)
+    assert (again.digest, again.recalled) == (first.digest, 0)
+    assert import_(source, store).recalled == (0 if kind == "folder" else 6)
+    assert ("not in the journal" in caplog.text) == (kind == "folder")
+
+
+def _touch(path: Path) -> None:
+    os.utime(path, (2, 2))
+
+
+def _replace(path: Path) -> None:
+    other = path.with_name("other")
+    shutil.copy2(path, other)
+    other.rename(path)
+
+
+def _rename(path: Path) -> None:
+    path.rename(path.with_name("away"))
+    path.with_name("away").rename(path)
+
+
+def _rewrite(path: Path) -> None:
+    tensors = {name: -array for name, array in small_tensors().items()}
+    path.write_bytes(safetensors_bytes(tensors))
+    os.utime(path, (1, 1))
+
+
+@pytest.mark.parametrize("change", [_touch, _replace, _rename, _rewrite])
+def test_a_source_that_may_be_another_is_read_again(source: Path, store: Store, tmp_path: Path, change: Change) -> None:
+    """Also when its size and its time of writing are what they were."""
+    import_(source, store)
+    change(source / "model.safetensors")
+    again = import_(source, store)
+    assert again.recalled == 0
+    assert again.digest == import_(source, open_store(tmp_path / "fresh")).digest
+
+
+def test_a_source_under_another_name_is_read_again(source: Path, store: Store, tmp_path: Path) -> None:
+    first = import_(source, store)
+    renamed = source.rename(tmp_path / "renamed")
+    again = import_(renamed, store)
+    assert (again.digest, again.recalled, again.created) == (first.digest, 0, 0)
+
+
+def test_a_source_behind_a_link_is_the_same_journals(source: Path, store: Store, tmp_path: Path) -> None:
+    import_(source, store)
+    (tmp_path / "link").symlink_to(source)
+    import_(tmp_path / "link", store)
+    assert len(list((store.root / ".blobstore/journal").iterdir())) == 1
+
+
+def test_a_source_with_bytes_behind_its_end_is_refused_as_before(source: Path, store: Store) -> None:
+    first = import_(source, store)
+    with (source / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(BlobStoreError):
+        import_(source, store)
+    os.truncate(source / "model.safetensors", (source / "model.safetensors").stat().st_size - 1)
+    assert import_(source, store).digest == first.digest
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {"quant": None},
+    "int4": {},
+    "int4/64": {"group_size": 64},
+    "int4 search": {"method": "search"},
+    "int4 important": {"method": "search", "importance": {"lm_head.weight": np.arange(1, 65, dtype=np.float32)}},
+    "int4 less important": {"method": "search", "importance": {"lm_head.weight": np.arange(65, 1, -1).astype(np.float32)}},
+    "nvfp4": {"quant": "nvfp4"},
+    "nvfp4 global": {"quant": "nvfp4", "global_scale": True},
+    "mxfp4": {"quant": "mxfp4"},
+    "float16": {"dtype": "float16"},
+    "float32": {"quant": None, "dtype": "float32"},
+    "aligned": {"alignment": 4096},
+    "ollama": {"profile": "ollama"},
+    "ruled": {"rules": ["*.up_proj.weight=int8"]},
+}
+
+
+def test_other_options_use_only_what_is_the_same(source: Path, store: Store, tmp_path: Path) -> None:
+    """Each import into a store full of the others gives what it gives into an empty one."""
+    fresh = {name: import_(source, open_store(tmp_path / name.replace("/", "-")), **OPTIONS[name]) for name in OPTIONS}
+    for name, options in OPTIONS.items():
+        assert import_(source, store, **options).digest == fresh[name].digest, name
+    for name, options in OPTIONS.items():
+        again = import_(source, store, **options)
+        assert (again.digest, again.recalled) == (fresh[name].digest, 6), name
+    assert wrong_digests(store) == []
+    digests = {result.digest for result in fresh.values()}
+    assert len(digests) == len(OPTIONS)
+
+
+def test_tensors_of_the_same_bytes_are_all_found(store: Store, tmp_path: Path) -> None:
+    same = normal("same", 64, 64)
+    source = write_checkpoint(tmp_path / "m", {"a.weight": same, "b.weight": same, "c.weight": normal("c", 64, 64)})
+    first = import_(source, store)
+    again = import_(source, store)
+    assert (again.digest, again.recalled) == (first.digest, 3)
+
+
+def test_two_imports_of_a_source_at_once(source: Path, store: Store) -> None:
+    together = threading.Barrier(4)
+    results: list[ImportResult] = []
+
+    def run(number: int) -> None:
+        together.wait()
+        results.append(blobstore.import_model(source, f"m{number % 2}", store=store, quant="int4", jobs=2))
+
+    for _ in range(3):
+        threads = [threading.Thread(target=run, args=[number]) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        _flip(next(path for path in sorted((store.root / "blobs").iterdir()) if path.stat().st_size > 5000))
+    assert len(results) == 12
+    assert len({result.digest for result in results}) == 1
+    assert rest_of(store) == []
+    assert import_(source, store, verify_reuse=True).recalled == 5
+    assert wrong_digests(store) == []
+
+
+HALF = """
+import sys, time
+import blobstore
+source, root = sys.argv[1:]
+done = 0
+def progress(nbytes, blob):
+    global done
+    done += nbytes
+    time.sleep(0.1)
+    if done >= 2**19:
+        print("ready", flush=True)
+        time.sleep(100)
+blobstore.import_model(source, "m", store=blobstore.open_store(root), quant="int4", jobs=1, progress=progress)
+"""
+
+
+@pytest.fixture
+def larger(tmp_path: Path) -> Path:
+    """A checkpoint of 1 MiB in eight weights."""
+    tensors = {f"model.layers.{number}.mlp.up_proj.weight": normal(str(number), 256, 256) for number in range(8)}
+    folder = write_checkpoint(tmp_path / "larger", tensors)
+    os.utime(folder / "model.safetensors", (1, 1))
+    return folder
+
+
+def test_a_killed_import_goes_on_where_it_stopped(larger: Path, store: Store, tmp_path: Path) -> None:
+    wanted = import_(larger, open_store(tmp_path / "other")).digest
+    with process(HALF, larger, store.root):
+        pass
+    assert list(store.models()) == []
+    assert len(rest_of(store)) == 1
+    result = import_(larger, store)
+    assert result.digest == wanted
+    assert 1 <= result.recalled < 8
+    assert (result.created, result.reused) == (result.blobs, 0)
+    # What was finished but not noted when it was killed goes after a day.
+    unnoted = [path.name for path in store.root.glob(".blobstore/tmp/*/*")]
+    assert set(unnoted) <= {path.name for path in (store.root / "blobs").iterdir()}
+    assert len(unnoted) <= 2
+    assert wrong_digests(store) == []
+    assert import_(larger, store).recalled == 8
+
+
+@pytest.mark.parametrize("damage", [_remove, _shorten, _flip, _link, _fifo])
+def test_what_a_killed_import_left_is_not_believed(larger: Path, store: Store, tmp_path: Path, damage: Change) -> None:
+    wanted = import_(larger, open_store(tmp_path / "other")).digest
+    interrupt(larger, store)
+    left = sorted(store.root.glob(".blobstore/tmp/*/sha256-*"))
+    assert len(left) >= 2
+    damage(left[0])
+    result = import_(larger, store)
+    assert (result.digest, result.recalled) == (wanted, len(left) - 1)
+    assert wrong_digests(store) == []
+    # What was not believed is nobody's, and goes after a day.
+    assert [path for path in store.root.glob(".blobstore/tmp/*/*") if path != left[0]] == []
+
+
+def test_a_killed_import_of_other_options_is_of_no_use_and_no_harm(larger: Path, store: Store, tmp_path: Path) -> None:
+    interrupt(larger, store)
+    result = import_(larger, store, quant="int8")
+    assert (result.digest, result.recalled) == (import_(larger, open_store(tmp_path / "other"), quant="int8").digest, 0)
+    assert len(rest_of(store)) == 1
+    assert import_(larger, store).recalled >= 2
+    assert rest_of(store) == []
+
+
+def interrupt(source: Path, store: Store) -> None:
+    """Import half of a source, until Ctrl-C."""
+    done = 0
+
+    def progress(nbytes: int, blob: str) -> None:
+        nonlocal done
+        done += nbytes
+        if done >= 2**19:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_(source, store, jobs=1, progress=progress)
+
+
+def test_ctrl_c_keeps_what_is_finished(larger: Path, store: Store, tmp_path: Path) -> None:
+    wanted = import_(larger, open_store(tmp_path / "other")).digest
+    interrupt(larger, store)
+    (folder,) = store.root.glob(".blobstore/tmp/*")
+    kept = [path.name for path in folder.iterdir()]
+    assert kept
+    assert all(name.startswith("sha256-") for name in kept)
+    assert not list(store.root.glob("blobs/*"))
+    result = import_(larger, store)
+    assert (result.digest, result.recalled) == (wanted, len(kept))
+    assert rest_of(store) == []
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(bytes(1000))
+
+
+def _write_into(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(bytes(50))
+
+
+@pytest.mark.parametrize("change", [_truncate, _grow, _replace, _write_into, _remove])
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_after_a_source_that_changed_under_the_import_the_next_run_is_clean(
+    larger: Path, store: Store, tmp_path: Path, snapshot: Callable[[Store], dict[str, str]], change: Change, jobs: int
+) -> None:
+    path = larger / "model.safetensors"
+    whole = path.read_bytes()
+    lock = threading.Lock()
+    is_changed = False
+
+    def progress(nbytes: int, blob: str) -> None:
+        nonlocal is_changed
+        with lock:
+            if not is_changed:
+                is_changed = True
+                change(path)
+
+    before = snapshot(store)
+    with pytest.raises((CorruptDataError, NotFoundError)) as caught:
+        import_(larger, store, jobs=jobs, progress=progress)
+    assert caught.value.path == str(path)
+    assert snapshot(store) == before
+    path.write_bytes(whole)
+    os.utime(path, (1, 1))
+    result = import_(larger, store)
+    assert (result.digest, result.recalled) == (import_(larger, open_store(tmp_path / "other")).digest, 0)
+    assert wrong_digests(store) == []

@@ -1,0 +1,220 @@
+"""Leftovers: what killed imports left is taken over or removed; what a living import has is never touched."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.stores import blob_path, commit_model, process
+
+from blobstore.digest import Digest
+from blobstore.store import Store
+from blobstore.store.leftovers import Leftovers, make_owned_folder
+
+DAY_S = 24 * 3600
+ONE = Digest.of(b"one")
+
+LIVE = """
+import sys
+from blobstore.store import open_store
+with open_store(sys.argv[1]).ingest() as ingest:
+    ingest.put(b"one")
+    ingest.writer(100).put_aside(0, b"half")
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def leave(parent: Path, name: str, *, finished: bytes | None = None, age_s: float = 0) -> Path:
+    """Make what a killed import leaves: half a blob, and perhaps a whole one."""
+    folder = parent / name
+    folder.mkdir(parents=True)
+    (folder / "0123456789abcdef").write_bytes(b"half a blob")
+    (folder / "manifest").write_bytes(b"half a manifest")
+    if finished is not None:
+        (folder / Digest.of(finished).file_name).write_bytes(finished)
+    then = time.time() - age_s
+    os.utime(folder, (then, then))
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def parent(store: Store) -> Path:
+    """Where private folders lie."""
+    return store.root / ".blobstore/tmp"
+
+
+def test_half_written_files_go_with_the_next_import_of_anything(store: Store, parent: Path) -> None:
+    folder = leave(parent, "1-dead")
+    commit_model(store, "m", b"two")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("age_s", [0, DAY_S - 100])
+def test_finished_blobs_are_kept_for_a_day(store: Store, parent: Path, age_s: float) -> None:
+    folder = leave(parent, "1-dead", finished=b"one", age_s=age_s)
+    commit_model(store, "m", b"two")
+    assert names(folder) == [ONE.file_name]
+    assert not blob_path(store, b"one").exists()
+
+
+def test_after_a_day_they_go_too(store: Store, parent: Path) -> None:
+    folder = leave(parent, "1-dead", finished=b"one", age_s=DAY_S + 100)
+    commit_model(store, "m", b"two")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("age_s", [0, DAY_S - 100])
+def test_a_folder_that_is_about_to_be_owned_is_left_alone(store: Store, parent: Path, age_s: float) -> None:
+    folder = leave(parent, "new-0123", age_s=age_s)
+    commit_model(store, "m", b"two")
+    assert names(folder) == ["0123456789abcdef", "manifest"]
+
+
+def test_a_folder_that_nobody_came_to_own_goes_after_a_day(store: Store, parent: Path) -> None:
+    folder = leave(parent, "new-0123", age_s=DAY_S + 100)
+    commit_model(store, "m", b"two")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("age_s", [0, DAY_S + 100])
+def test_what_a_living_import_has_is_never_touched(store: Store, parent: Path, age_s: float) -> None:
+    with process(LIVE, store.root) as child:
+        (folder,) = parent.iterdir()
+        before = names(folder)
+        assert ONE.file_name in before
+        os.utime(folder, (time.time() - age_s, time.time() - age_s))
+        leftovers = Leftovers(parent)
+        leftovers.clean()
+        commit_model(store, "m", b"two")
+        assert not leftovers.take(folder / ONE.file_name, store.root)
+        assert names(folder) == before
+        child.kill()
+        child.wait()
+        os.utime(folder)
+        assert leftovers.take(folder / ONE.file_name, store.root)
+    assert (store.root / ONE.file_name).read_bytes() == b"one"
+    leftovers.clean()
+    assert names(parent) == []
+
+
+def test_what_is_taken_is_moved_once(tmp_path: Path) -> None:
+    parent, mine = tmp_path / "tmp", tmp_path / "mine"
+    folder = leave(parent, "1-dead", finished=b"one")
+    mine.mkdir()
+    leftovers = Leftovers(parent)
+    path = leftovers.find(ONE)
+    assert path == folder / ONE.file_name
+    inode = path.stat().st_ino
+    assert leftovers.take(path, mine)
+    assert not leftovers.take(path, mine)
+    assert leftovers.find(ONE) is None
+    assert (mine / ONE.file_name).stat().st_ino == inode
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "dangling link", "FIFO"])
+def test_what_is_no_file_is_no_blob(tmp_path: Path, kind: str) -> None:
+    path = leave(tmp_path, "1-dead") / ONE.file_name
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("0123456789abcdef" if kind == "link" else "nowhere")
+    assert Leftovers(tmp_path).find(ONE) is None
+
+
+def test_links_and_files_beside_the_folders_are_not_followed(store: Store, parent: Path, tmp_path: Path) -> None:
+    outside = leave(tmp_path, "outside", finished=b"one", age_s=2 * DAY_S)
+    parent.mkdir(parents=True)
+    (parent / "1-link").symlink_to(outside)
+    (parent / "2-file").write_bytes(b"mine")
+    os.mkfifo(parent / "3-fifo")
+    assert Leftovers(parent).find(ONE) is None
+    commit_model(store, "m", b"two")
+    assert names(parent) == ["1-link", "2-file", "3-fifo"]
+    assert len(names(outside)) == 3
+
+
+def test_nothing_is_left_of_folders_that_are_not_there(tmp_path: Path) -> None:
+    leftovers = Leftovers(tmp_path / "none")
+    leftovers.clean()
+    assert leftovers.find(ONE) is None
+    assert not leftovers.take(tmp_path / "none/1-dead/x", tmp_path)
+
+
+def test_imports_begin_and_clean_up_at_once(tmp_path: Path) -> None:
+    """A folder that another import looks at, to see whether it has an owner, can still be owned."""
+    errors: list[OSError] = []
+    until = time.monotonic() + 0.5
+
+    def begin() -> None:
+        try:
+            while time.monotonic() < until:
+                folder, fd = make_owned_folder(tmp_path)
+                assert folder.is_dir()
+                os.close(fd)
+                folder.rmdir()
+        except OSError as error:
+            errors.append(error)
+
+    def clean() -> None:
+        while time.monotonic() < until:
+            Leftovers(tmp_path).clean()
+
+    threads = [threading.Thread(target=work) for work in (begin, begin, clean, clean)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [error for error in errors if not isinstance(error, FileNotFoundError)] == []
+
+
+def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, parent: Path) -> None:
+    def interrupt() -> None:
+        with store.ingest("source") as ingest:
+            ingest.finished("0" * 64, ingest.put(b"one"))
+            with closing(ingest.writer(10)) as writer:
+                writer.put(0, b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    (folder,) = parent.iterdir()
+    assert names(folder) == [ONE.file_name]
+    with store.ingest("other") as ingest:
+        assert ingest.recall("0" * 64, 3, verify=False) is None
+    with store.ingest("source") as ingest:
+        assert ingest.recall("0" * 64, 4, verify=False) is None
+        assert ingest.recall("1" * 64, 3, verify=False) is None
+        blob = ingest.recall("0" * 64, 3, verify=True)
+        assert blob is not None
+        assert blob.path.read_bytes() == b"one"
+        assert names(folder) == []
+    assert names(parent) == []
+
+
+def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
+    store: Store, parent: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (store.root / ".blobstore").mkdir(parents=True)
+    (store.root / ".blobstore/journal").write_bytes(b"in the way")
+
+    def interrupt() -> None:
+        with store.ingest("source") as ingest:
+            ingest.finished("0" * 64, ingest.put(b"one"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert "not in the journal" in caplog.text
+    (folder,) = parent.iterdir()
+    assert Leftovers(parent).take(folder / ONE.file_name, store.root)

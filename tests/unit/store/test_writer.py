@@ -1,0 +1,221 @@
+"""BlobWriter: pieces at any offsets, from many threads in any order, are one file, hashed in order."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import resource
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from support.pieces import Piece, Putter, cut
+
+from blobstore.errors import CorruptDataError, StorageError
+from blobstore.store import BlobWriter, FinishedBlob
+from blobstore.store.files import PAGE
+
+DIRECT = 2**18
+DATA = random.Random(1).randbytes(6 * DIRECT)
+
+
+def open_files() -> list[int]:
+    """Return the numbers of the process's open files."""
+    return [number for number in range(256) if is_open(number)]
+
+
+def is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def write(folder: Path, pieces: list[Piece], threads: int = 1) -> FinishedBlob:
+    """Write a blob of ``pieces``, put in that order; check it, and that every buffer has come back once."""
+    size = sum(len(piece.data) + piece.gap for piece in pieces)
+    files = open_files()
+    with closing(BlobWriter(folder, "x", size)) as writer:
+        putter = Putter(writer)
+        putter.put_all(pieces, threads)
+    assert open_files() == files
+    (blob,) = putter.finished
+    assert sorted(putter.given_back) == sorted(piece.offset for piece in pieces)
+    assert blob.path.read_bytes() == DATA[:size]
+    assert blob.digest.hex == hashlib.sha256(DATA[:size]).hexdigest()
+    assert (blob.size, blob.path) == (size, folder / f"sha256-{blob.digest.hex}")
+    assert (blob.stamp.inode, blob.stamp.mtime_ns) == (blob.path.stat().st_ino, blob.path.stat().st_mtime_ns)
+    assert [path.name for path in folder.iterdir()] == [blob.path.name]
+    return blob
+
+
+def blob_of(*lengths: tuple[int, int, bool], seed: int = 0) -> list[Piece]:
+    """Return the pieces of a blob of `DATA`, in the order of their bytes."""
+    size = sum(length + gap for length, gap, _ in lengths)
+    return cut(DATA[:size], list(lengths), random.Random(seed))
+
+
+@pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, DIRECT - 1, DIRECT, DIRECT + 1, DIRECT + PAGE, 3 * DIRECT + 17])
+@pytest.mark.parametrize("aligned", [False, True])
+def test_a_blob_of_one_piece(tmp_path: Path, size: int, *, aligned: bool) -> None:
+    write(tmp_path, blob_of((size, 0, aligned)))
+
+
+@pytest.mark.parametrize("first", [1, 7, PAGE - 1, PAGE, PAGE + 1, DIRECT - 1, DIRECT + 5])
+@pytest.mark.parametrize("second", [DIRECT - 1, DIRECT, DIRECT + PAGE - 1, DIRECT + PAGE, DIRECT + 2 * PAGE - 1, 2 * DIRECT])
+def test_pieces_that_begin_and_end_within_pages(tmp_path: Path, first: int, second: int) -> None:
+    """A large piece goes around the page cache but for its ends, which share pages with its neighbours."""
+    pieces = blob_of((first, 0, True), (second, 0, True), (PAGE // 2, 0, True), (DIRECT + 1, 0, True))
+    write(tmp_path, pieces[::-1])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_many_threads_in_any_order(tmp_path: Path, threads: int, seed: int) -> None:
+    chance = random.Random(seed)
+    lengths = [(chance.choice([1, 100, PAGE, 30_000]), 0, bool(number % 2)) for number in range(40)]
+    pieces = blob_of(*lengths)
+    chance.shuffle(pieces)
+    write(tmp_path, pieces, threads)
+
+
+@pytest.mark.parametrize("gap", [1, 100, PAGE, DIRECT - 1, DIRECT, DIRECT + 1, 2 * DIRECT + 3])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_gap_is_read_back_when_its_turn_comes(tmp_path: Path, gap: int, seed: int) -> None:
+    chance = random.Random(seed)
+    pieces = blob_of((100, 0, True), (DIRECT + 9, gap, True), (1000, 0, True), (PAGE, gap // 3, True), seed=seed)
+    chance.shuffle(pieces)
+    write(tmp_path, pieces, 2)
+
+
+def test_a_blob_may_end_with_a_gap(tmp_path: Path) -> None:
+    write(tmp_path, blob_of((5000, 3000, True)))
+
+
+def test_a_buffer_that_is_not_aligned_as_said_is_written_all_the_same(tmp_path: Path) -> None:
+    (piece,) = blob_of((2 * DIRECT, 0, False))
+    with closing(BlobWriter(tmp_path, "x", 2 * DIRECT)) as writer:
+        blob = writer.put(0, memoryview(bytearray(b"?" + piece.data))[1:], aligned=True)
+    assert blob is not None
+    assert blob.path.read_bytes() == piece.data
+
+
+def test_writers_take_any_contiguous_buffer(tmp_path: Path) -> None:
+    parts = (b"ab", bytearray(b"cd"), memoryview(b"efgh").cast("H"), memoryview(b"ijkl").cast("B", (2, 2)))
+    offset = 0
+    with closing(BlobWriter(tmp_path, "x", 12)) as writer:
+        for part in parts:
+            blob = writer.put(offset, part)
+            offset += memoryview(part).nbytes
+    assert blob is not None
+    assert blob.path.read_bytes() == b"abcdefghijkl"
+
+
+def test_only_the_last_byte_finishes_a_blob(tmp_path: Path) -> None:
+    with closing(BlobWriter(tmp_path, "x", 3)) as writer:
+        assert writer.put(2, b"c") is None
+        assert writer.put(0, b"a") is None
+        assert [path.name for path in tmp_path.iterdir()] == ["x"]
+        assert writer.put(1, b"b") is not None
+    assert [path.name for path in tmp_path.iterdir()] == [f"sha256-{hashlib.sha256(b'abc').hexdigest()}"]
+
+
+def test_a_blob_that_is_not_finished_has_its_whole_size_and_no_digest(tmp_path: Path) -> None:
+    with closing(BlobWriter(tmp_path, "x", DIRECT)) as writer:
+        writer.put(0, b"abc")
+        assert (tmp_path / "x").read_bytes() == b"abc" + bytes(DIRECT - 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("end", ["release", "close"])
+def test_what_waits_is_given_back_when_the_blob_is_given_up(tmp_path: Path, end: str) -> None:
+    back: list[str] = []
+    writer = BlobWriter(tmp_path, "x", 10)
+    writer.put(4, b"ef", hashed=lambda: back.append("ef"))
+    writer.put(2, b"cd", hashed=lambda: back.append("cd"))
+    assert back == []
+    getattr(writer, end)()
+    assert sorted(back) == ["cd", "ef"]
+    writer.close()
+    writer.close()
+    assert sorted(back) == ["cd", "ef"]
+
+
+@pytest.mark.parametrize("size", [3, DIRECT])
+def test_two_blobs_of_the_same_bytes_are_one_file(tmp_path: Path, size: int) -> None:
+    stamps = []
+    for name in ("x", "y", "z"):
+        with closing(BlobWriter(tmp_path, name, size)) as writer:
+            blob = writer.put(0, bytes(size))
+            assert blob is not None
+            stamps.append(blob.stamp.inode)
+    (path,) = tmp_path.iterdir()
+    assert path.read_bytes() == bytes(size)
+    assert path.stat().st_ino == stamps[-1]
+
+
+def test_blobs_of_the_same_bytes_at_once(tmp_path: Path) -> None:
+    def write_one(number: int) -> FinishedBlob | None:
+        with closing(BlobWriter(tmp_path, str(number), 5000)) as writer:
+            return writer.put(0, DATA[:5000])
+
+    with ThreadPoolExecutor(8) as pool:
+        blobs = list(pool.map(write_one, range(200)))
+    assert len({blob.digest for blob in blobs if blob}) == 1
+    (path,) = tmp_path.iterdir()
+    assert path.read_bytes() == DATA[:5000]
+
+
+def test_a_file_that_ends_in_a_gap_is_an_error(tmp_path: Path) -> None:
+    back: list[int] = []
+    with closing(BlobWriter(tmp_path, "x", 200)) as writer:
+        writer.put_aside(100, bytes(100))
+        os.truncate(tmp_path / "x", 150)
+        with pytest.raises(CorruptDataError, match=r"ends at byte 150 of 200"):
+            writer.put(0, bytes(100), gap=100, hashed=lambda: back.append(1))
+    assert back == [1]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling link"])
+def test_what_is_in_the_way_is_an_error_and_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "file":
+        path.write_bytes(b"mine")
+    else:
+        path.symlink_to("/dev/null" if kind == "link" else "nowhere")
+    before = path.lstat().st_ino
+    with closing(BlobWriter(tmp_path, "x", 3)) as writer, pytest.raises(StorageError, match="exists") as caught:
+        writer.put(0, b"ab")
+    assert caught.value.path == str(path)
+    assert path.lstat().st_ino == before
+
+
+@contextmanager
+def room_for_files(count: int) -> Iterator[None]:
+    """Let the process open ``count`` more files and no further one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [number for number in range(256) if not is_open(number)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[count], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_many_open_files_leave_none_open(tmp_path: Path, count: int) -> None:
+    """A large blob's file is opened twice."""
+    files = open_files()
+    with (
+        closing(BlobWriter(tmp_path, "x", DIRECT)) as writer,
+        room_for_files(count),
+        pytest.raises(StorageError, match="too many open files"),
+    ):
+        writer.put(0, b"abc")
+    assert open_files() == files
