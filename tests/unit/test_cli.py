@@ -79,9 +79,11 @@ def test_import_json(cli: Cli, source: Path) -> None:
             "blobs",
             "created",
             "reused",
+            "recalled",
             "source_bytes",
             "stored_bytes",
             "new_bytes",
+            "saved_bytes",
             "bits_per_weight",
             "seconds",
         ),
@@ -91,6 +93,8 @@ def test_import_json(cli: Cli, source: Path) -> None:
     assert document["source_bytes"] == 65_664
     again = cli.json("import", source, "mine:x", "--quant", "int8")
     assert (again["created"], again["reused"], again["new_bytes"], again["digest"]) == (0, 9, 0, document["digest"])
+    assert (document["recalled"], again["recalled"]) == (0, 6)
+    assert (document["saved_bytes"], again["saved_bytes"]) == (0, again["stored_bytes"])
 
 
 def test_import_takes_all_options_of_a_plan(cli: Cli, source: Path) -> None:

@@ -14,9 +14,9 @@ import safetensors
 from support.checkpoints import raw_safetensors, write_checkpoint
 from support.corpus import Case, accepted, case_id, find, refusal, rejected, write_index_folder
 
-from blobstore import open_model, plan_import
+from blobstore import documents, open_model, plan_import
 from blobstore.cli import run
-from blobstore.documents import MAX_LAYERS
+from blobstore.documents import MAX_LAYERS, MAX_MANIFEST
 from blobstore.errors import LimitExceededError
 from blobstore.importer import import_model, plan
 from blobstore.names import ModelName
@@ -193,13 +193,20 @@ def test_more_tensors_than_a_manifest_may_have_layers(folder: Path, monkeypatch:
     assert isinstance(refusal(lambda: plan_import(source)), LimitExceededError)
 
 
+@pytest.mark.parametrize("most", [2**20, pytest.param(MAX_MANIFEST, marks=pytest.mark.long)])
 def test_a_manifest_that_could_not_be_read_back_is_not_written(
-    store: Store, folder: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshot
+    store: Store,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    snapshot: Snapshot,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
 ) -> None:
+    monkeypatch.setattr(documents, "MAX_MANIFEST", most)
     import_model(write_checkpoint(folder / "small"), "small", store=store)
     source = folder / "model.safetensors"
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    source.write_bytes(raw_safetensors({f"{number:04d}".ljust(65_000, "n"): entry for number in range(1100)}))
+    source.write_bytes(raw_safetensors({f"{number:04d}".ljust(65_000, "n"): entry for number in range(most // 61_000)}))
     before = snapshot(store)
     assert "limit exceeded" in fail(capsys, arguments_of(store, source, "small"))
     assert snapshot(store) == before

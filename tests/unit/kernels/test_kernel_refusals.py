@@ -285,14 +285,22 @@ def test_importance_of_0_everywhere_gives_what_minmax_gives(quant_type: str, gro
 
 
 @pytest.mark.parametrize("quant_type", ["int4", "nvfp4", "mxfp8"])
-@pytest.mark.parametrize("factor", [[], [2.0, 3.0], 2.0, [[2.0]]], ids=str)
+@pytest.mark.parametrize("factor", [[], [2.0, 3.0], [[2.0]]], ids=str)
 def test_a_global_scale_of_wrong_shape_or_type_is_a_usage_error(quant_type: str, factor: Any) -> None:
     quantized = kernels.quantize(np.ones((2, 64), np.float32), quant_type)
     with pytest.raises(UsageError, match="has the parts"):
         kernels.dequantize(replace(quantized, global_scale=np.array(factor, np.float32)))
     if quant_type != "nvfp4":
-        with pytest.raises(UsageError, match="has the parts"):
-            kernels.dequantize(replace(quantized, global_scale=np.array([2], np.float32)))
+        for one in (2, [2]):
+            with pytest.raises(UsageError, match="has the parts"):
+                kernels.dequantize(replace(quantized, global_scale=np.array(one, np.float32)))
+
+
+def test_a_global_scale_may_be_a_scalar() -> None:
+    """Programs that quantize store either form, and it is kept as it is."""
+    quantized = kernels.quantize(np.ones((2, 64), np.float32), "nvfp4")
+    scalar, vector = (kernels.dequantize(replace(quantized, global_scale=np.array(two, np.float32))) for two in (2, [2]))
+    np.testing.assert_array_equal(scalar, vector)
 
 
 def test_a_misspelt_method_is_said_to_be_one() -> None:
