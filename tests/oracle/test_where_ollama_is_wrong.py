@@ -59,6 +59,14 @@ def test_fp8_weights_without_any_scale_are_not_data_either(
 
 
 @every_profile
+def test_an_fp8_tensor_that_is_no_weight_is_copied(store: Store, tmp_path: Path, profile: str) -> None:
+    tensors = {"table": np.ones((4, 32), ml_dtypes.float8_e4m3fn)}
+    blobstore.import_model(write_checkpoint(tmp_path / "s", tensors), "m", store=store, profile=profile)
+    with blobstore.open_model("m", store=store) as model:
+        assert model["table"].raw() == tensors["table"].tobytes()
+
+
+@every_profile
 def test_blobs_that_hold_only_a_bias_are_shown(store: Store, tmp_path: Path, profile: str) -> None:
     tensors = {f"{UP}.bias": normal("b", 64), "model.layers.0.router.scale": normal("s", 32)}
     blobstore.import_model(write_checkpoint(tmp_path / "s", tensors), "m", store=store, profile=profile)

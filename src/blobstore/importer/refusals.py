@@ -9,6 +9,7 @@ from blobstore.documents import ModuleQuantization, QuantizationSettings, Source
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.importer.inventory import Inventory, SourceTensor
+from blobstore.importer.policy import is_expert
 
 _OTHER_FP8 = frozenset({DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
 _E4M3 = frozenset({DType.F8_E4M3})
@@ -23,7 +24,7 @@ _LEAST_ELEMENTS = 1024
 class Sign:
     """What shows a format: a tensor with ``suffix`` and a dtype, beside one named with ``beside`` instead of it.
 
-    In ``reason``, ``{beside}`` stands for that one. Without a suffix, any tensor that can be a weight is meant.
+    In ``reason``, ``{beside}`` stands for that one. Without a suffix, weights and experts are meant.
     """
 
     suffix: str
@@ -85,8 +86,9 @@ def _packed(tensors: Mapping[str, SourceTensor], inventory: Inventory) -> Iterat
 
 
 def _may_be_weight(tensor: SourceTensor) -> bool:
-    """Return True for a matrix, or a stack of them, that is no scale, and for whatever is called a weight."""
-    return tensor.name.endswith(".weight") or (len(tensor.shape) > 1 and "scale" not in tensor.name.rpartition(".")[2])
+    """Return True for whatever is called a weight, and for matrices of experts, which often are not; no scale is one."""
+    named = tensor.name.endswith(".weight")
+    return named or (is_expert(tensor.name) and len(tensor.shape) > 1 and "scale" not in tensor.name.rpartition(".")[2])
 
 
 def _described(tensor: SourceTensor | None) -> str:
