@@ -283,7 +283,7 @@ class ModuleQuantization(_Document):
     """How MLX quantized a module; ``mode`` is affine when nothing says otherwise."""
 
     group_size: Literal[16, 32, 64, 128]
-    bits: Literal[2, 3, 4, 5, 6, 8]
+    bits: Literal[1, 2, 3, 4, 5, 6, 8]
     mode: Literal["affine", "mxfp4", "mxfp8", "nvfp4"] = "affine"
 
     @model_validator(mode="before")

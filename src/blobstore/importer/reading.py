@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,9 @@ from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.importer.inventory import SourceFile, SourceTensor
 from blobstore.importer.weights import Form, SourceWeight
 from blobstore.ranges import FileReader
+
+_KEPT_SCALES = 16
+"""Weights whose block scales are remembered: those that threads are reading now."""
 
 Array = np.ndarray[Any, Any]
 
@@ -40,7 +44,7 @@ class SourceReaders:
 
     def __init__(self) -> None:
         self._open: dict[str, FileReader] = {}
-        self._block_scales: dict[tuple[str, str], Array] = {}
+        self._block_scales: OrderedDict[tuple[str, str], Array] = OrderedDict()
         self._mutex = threading.Lock()
         self._scratch = _Scratch()
 
@@ -102,7 +106,10 @@ class SourceReaders:
         if scales is None:
             stored = self._read(tensor, 0, np.empty(math.prod(tensor.shape), numpy_dtype(tensor.dtype)))
             scales = stored.astype(np.float32).reshape(-1, *tensor.shape[-2:])
-            self._block_scales[key] = scales
+            with self._mutex:
+                self._block_scales[key] = scales
+                if len(self._block_scales) > _KEPT_SCALES:
+                    self._block_scales.popitem(last=False)
         return scales
 
     def _dequantized(self, weight: SourceWeight, start: int, count: int) -> Array:
