@@ -24,7 +24,7 @@ from blobstore.importer.own_document import OWN_DOCUMENT, own_document
 from blobstore.importer.policy import Policy, is_expert
 from blobstore.importer.producers import source_weights
 from blobstore.importer.profiles import Experts
-from blobstore.importer.rules import Rule, rule_for
+from blobstore.importer.rules import Rule, RuleBook
 from blobstore.importer.weights import Form, SourceWeight
 from blobstore.quant import Quantization, QuantType
 
@@ -90,13 +90,15 @@ class _Chooser:
     options: ImportOptions
     policies: dict[Form, Policy | None]
     prefix: str
+    rules: RuleBook
 
-    def _rule(self, tensor: OutputTensor) -> Rule | None:
-        return rule_for(self.prefix + tensor.name, self.options.rules)
+    def rule(self, tensor: OutputTensor) -> Rule | None:
+        """Return the user's rule for the tensor, if there is one."""
+        return self.rules.rule_for(self.prefix + tensor.name)
 
     def decide(self, tensor: OutputTensor) -> OutputTensor:
         """Return the tensor with the quantization that it gets, or as it is."""
-        rule = self._rule(tensor)
+        rule = self.rule(tensor)
         if rule is not None and self.options.can_follow(rule, tensor.dtype, tensor.shape):
             return self.quantized(tensor, self.options.ruled(rule))
         policy = self.policies[tensor.sources[0].form]
@@ -107,7 +109,7 @@ class _Chooser:
 
         Rules come first, and may split the group.
         """
-        ruled = {tensor.name for tensor in tensors if self._rule(tensor) is not None}
+        ruled = {tensor.name for tensor in tensors if self.rule(tensor) is not None}
         weights = [tensor for tensor in tensors if tensor.name not in ruled and self._wants(tensor)]
         types = {self._group_type(tensor) for tensor in weights}
         if not all(self.options.fits(kind, tensor.shape) for kind in types for tensor in weights):
@@ -135,7 +137,9 @@ class _Chooser:
         source = tensor.sources[0]
         if quantization is None and source.form is Form.CODES:
             scale = source.global_scale_shape
-            return replace(tensor, quantization=source.quantization, dtype=source.dtype, global_scale=scale, copies_codes=True)
+            return replace(
+                tensor, quantization=source.quantization, dtype=source.dtype, global_scale=scale, copies_codes=True
+            )
         if quantization is None:
             return tensor
         if not tensor.dtype.is_float:
@@ -156,9 +160,9 @@ def _chooser(inventory: Inventory, kind: SourceKind, options: ImportOptions, pre
             )
         # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it is.
         fp8 = find_policy(inventory.config, QuantType.MXFP8, options)
-        return _Chooser(options, {Form.PLAIN: None, Form.CODES: None, Form.BLOCK_FP8: fp8}, prefix)
+        return _Chooser(options, {Form.PLAIN: None, Form.CODES: None, Form.BLOCK_FP8: fp8}, prefix, RuleBook(()))
     policy = find_policy(inventory.config, asked, options) if asked is not None else None
-    return _Chooser(options, dict.fromkeys(Form, policy), prefix)
+    return _Chooser(options, dict.fromkeys(Form, policy), prefix, RuleBook(options.rules))
 
 
 def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:
