@@ -79,7 +79,9 @@ def plan_blobs(
     check_readable(blobs)
     check_quantizable(blobs, options, chooser.policies[Form.PLAIN])
     if options.importance is not None:
-        options.importance.check({source.name: source.shape for blob in blobs for source in blob.weighed_sources})
+        kept = (tensor for blob in blobs for tensor in blob.tensors if chooser.keeps_by_rule(tensor))
+        sources = (*(source for blob in blobs for source in blob.weighed_sources), *(s for one in kept for s in one.sources))
+        options.importance.check({source.name: source.shape for source in sources})
     return blobs
 
 
@@ -95,6 +97,11 @@ class _Chooser:
     def rule(self, tensor: OutputTensor) -> Rule | None:
         """Return the user's rule for the tensor, if there is one."""
         return self.rules.rule_for(self.prefix + tensor.name)
+
+    def keeps_by_rule(self, tensor: OutputTensor) -> bool:
+        """Return True when a rule keeps the tensor: what is said about its quantization is then no mistake."""
+        rule = self.rule(tensor)
+        return rule is not None and rule.quant_type is None
 
     def decide(self, tensor: OutputTensor) -> OutputTensor:
         """Return the tensor with the quantization that it gets, or as it is."""
@@ -152,11 +159,11 @@ def _chooser(inventory: Inventory, kind: SourceKind, options: ImportOptions, pre
     asked = options.quant_type
     find_policy = draft_policy_for if prefix else policy_for
     if kind is not SourceKind.FLOAT and not options.requantize:
-        if asked is not None or options.rules:
+        if asked is not None or options.rules or options.target is not None:
             raise UnsupportedSourceError(
                 f"{inventory.path} is quantized already ({kind.value})",
                 path=inventory.path,
-                hint="Import it without --quant and --rule, or add --requantize to dequantize and quantize it again.",
+                hint="Import it without --quant, --rule and a target, or add --requantize to quantize it again.",
             )
         # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it is.
         fp8 = find_policy(inventory.config, QuantType.MXFP8, options)
