@@ -9,7 +9,7 @@ It is the multiple-choice knapsack problem. Three steps, of which each starts fr
 2. Fill. What is left is given to whichever item saves most a byte with it, off the hulls too, until nothing fits.
 3. Reach. A dynamic program over all items looks for the selection with the least error between `NEAR` of the budget and the
    budget, or under the budget when none is so near; it is taken when it is better, or nearer than `NEAR`. It keeps one
-   selection, the best, for each of `_BUCKETS` ranges of bytes, so a sum that only few selections have can be missed. It takes
+   selection, the best, for each of `_BUCKETS` ranges of bytes, so a sum that only few selections have can be missed. It is
    half a millisecond an item; more items than `_MOST_REACHED` are not tried: they leave no such gap unless one of them is a
    large part of all.
 

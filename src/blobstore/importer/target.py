@@ -53,9 +53,9 @@ def plan_for_target(
     if task.size(kept) <= budget:
         plan = replace(kept, relative_errors={tensor.name: 0.0 for one in task.candidates for tensor in one.tensors})
     else:
-        task.check_possible(budget)
-        items = _measured(task.candidates, options, jobs, bar)
-        plan = _chosen(task, items, budget, task.size(kept))
+        overhead = task.size(kept) - sum(candidate.nbytes[None] for candidate in task.candidates)
+        task.check_possible(budget, overhead)
+        plan = _chosen(task, _measured(task.candidates, options, jobs, bar), budget, overhead)
     size = task.size(plan)
     if size >= NEAR * budget:
         return plan
@@ -83,9 +83,13 @@ class _Task:
         """Return the bytes that the target counts."""
         return plan.stored_bytes if self.target.nbytes is not None else sum(blob.data_size for blob in plan.blobs)
 
-    def check_possible(self, budget: int) -> None:
-        """Raise UsageError when even the smallest types take more than the budget."""
-        least = self.plan([candidate.smallest for candidate in self.candidates])
+    def check_possible(self, budget: int, overhead: int) -> None:
+        """Raise UsageError when even the smallest types take more than the budget; ``overhead``: about what comes beside."""
+        smallest = [candidate.smallest for candidate in self.candidates]
+        nbytes = sum(candidate.nbytes[kind] for candidate, kind in zip(self.candidates, smallest, strict=True))
+        if nbytes + 2 * overhead < budget:
+            return  # planning a large model takes seconds
+        least = self.plan(smallest)
         if self.size(least) > budget:
             possible = f"{least.stored_bytes:,} bytes, {math.ceil(1000 * least.bits_per_weight) / 1000:.3f} bits per weight"
             raise UsageError(
@@ -147,14 +151,13 @@ def _measured(candidates: Sequence[Candidate], options: ImportOptions, jobs: int
     return items
 
 
-def _chosen(task: _Task, items: Sequence[_Item], budget: int, kept_size: int) -> ImportPlan:
+def _chosen(task: _Task, items: Sequence[_Item], budget: int, overhead: int) -> ImportPlan:
     """Return the plan of at most ``budget`` bytes whose weights lose least.
 
-    What a plan takes beside its tensors (headers, padding, our document) depends on the types, a little: types are chosen
-    for what the overhead of the plan before leaves.
+    What a plan takes beside the candidates (kept tensors, headers, padding, our document) depends on their types, a
+    little: types are chosen for what the ``overhead`` of the plan before leaves.
     """
     choices = [item.choices for item in items]
-    overhead = kept_size - sum(candidate.nbytes[None] for candidate in task.candidates)
     least = least_bytes(choices)
     best: tuple[int, ImportPlan] | None = None
     for _ in range(_ROUNDS):
