@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.models import ArgumentInfo
 
+from blobstore.cli.output import parse_size
+
 if TYPE_CHECKING:
     from blobstore.importer import ImportArguments
 
@@ -34,7 +36,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "--method",
                 metavar="METHOD",
-                help="How scales are chosen: minmax, or search [default: minmax].",
+                help="How scales are chosen: minmax, or search for less error [default: minmax].",
             ),
         ],
         None,
@@ -55,13 +57,34 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "rules": (
         Annotated[
             list[str] | None,
-            typer.Option("--rule", metavar="GLOB=TYPE", help="A type for tensors of such names; later wins. Repeatable."),
+            typer.Option(
+                "--rule", metavar="GLOB=TYPE", help="A type for tensors of such names; a later rule wins. Repeatable."
+            ),
         ],
         None,
     ),
     "policy": (
         Annotated[
             str | None, typer.Option("--policy", metavar="FILE", help="Rules, groups and method in a TOML or JSON file.")
+        ],
+        None,
+    ),
+    "target_size": (
+        Annotated[
+            int | None,
+            typer.Option(
+                "--target-size",
+                metavar="SIZE",
+                parser=parse_size,
+                help="Choose types by their error so that the model takes at most so much, such as 3.5GB.",
+            ),
+        ],
+        None,
+    ),
+    "target_bpw": (
+        Annotated[
+            float | None,
+            typer.Option("--target-bpw", metavar="BITS", help="The same for bits per weight, such as 4.25."),
         ],
         None,
     ),
@@ -79,14 +102,16 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "profile": (
         Annotated[
             str,
-            typer.Option("--profile", metavar="PROFILE", help="default, or ollama: what `ollama create` would write."),
+            typer.Option("--profile", metavar="PROFILE", help="default, or ollama for what `ollama create` would write."),
         ],
         "default",
     ),
     "experts": (
         Annotated[
             str | None,
-            typer.Option("--experts", metavar="FORM", help="packed (a blob a group) or stacked (a tensor a projection)."),
+            typer.Option(
+                "--experts", metavar="FORM", help="packed (one blob a group) or stacked (one tensor a projection)."
+            ),
         ],
         None,
     ),
@@ -95,7 +120,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "draft": (
-        Annotated[str | None, typer.Option("--draft", metavar="DIR", help="A checkpoint to store as its draft model.")],
+        Annotated[
+            str | None, typer.Option("--draft", metavar="DIR", help="A checkpoint to store beside it as its draft model.")
+        ],
         None,
     ),
     "draft_quant": (
@@ -108,7 +135,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "modelfile": (
         Annotated[
             str | None,
-            typer.Option("--modelfile", "-f", metavar="FILE", help="A Modelfile; FROM is the source if there is no other."),
+            typer.Option(
+                "--modelfile", "-f", metavar="FILE", help="A Modelfile; its FROM is the source when there is no other."
+            ),
         ],
         None,
     ),
@@ -123,7 +152,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "parameters": (
         Annotated[
             list[str] | None,
-            typer.Option("--param", metavar="KEY=VALUE", help="A parameter for Ollama: temperature=0.7. Repeatable."),
+            typer.Option(
+                "--param", metavar="KEY=VALUE", help="A parameter of Ollama's, such as temperature=0.7. Repeatable."
+            ),
         ],
         None,
     ),

@@ -74,12 +74,14 @@ def import_(
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
     target = ModelName.parse(name) if name is not None else None
     budget = parse_size(memory) if memory is not None else None
-    made = plan_import(source, **options)
+    made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
     target = target or default_name(made)
     _warn_of_left_out(made)
     if dry_run:
         _show_plan(made, as_json=as_json)
         return
+    if made.options.target is not None and not as_json:
+        _show_plan(made, as_json=False)
     with progress_bar(made.source_bytes) as progress:
         result = run_plan(
             made, target, store_at(store), jobs=jobs, memory=budget, verify_reuse=verify_reuse, progress=progress
@@ -90,11 +92,11 @@ def import_(
         _show_result(result)
 
 
-def plan(source: Source = None, *, options: Any, as_json: JsonOption = False) -> None:
+def plan(source: Source = None, *, options: Any, jobs: Jobs = None, as_json: JsonOption = False) -> None:
     """Show what an import would write: its blobs and each tensor's type."""
     from blobstore.importer import plan_import
 
-    made = plan_import(source, **options)
+    made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
     _warn_of_left_out(made)
     _show_plan(made, as_json=as_json)
 
@@ -102,7 +104,7 @@ def plan(source: Source = None, *, options: Any, as_json: JsonOption = False) ->
 def _warn_of_left_out(made: ImportPlan) -> None:
     for name in made.inventory.left_out:
         print(f"Left out: {printable(name)} is not part of the checkpoint", file=sys.stderr)
-    for note in made.options.modelfile.notes:
+    for note in (*made.options.modelfile.notes, *made.notes):
         print(f"Note: {printable(note)}", file=sys.stderr)
 
 
@@ -139,8 +141,14 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
     if as_json:
         show_json(_plan_document(made))
         return
-    rows = [(tensor.name, _type(tensor), shape(tensor.shape), size(tensor.nbytes)) for tensor in made.tensors]
-    show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows)
+    headings = ["TENSOR", "TYPE", "SHAPE", "SIZE"]
+    rows = [[tensor.name, _type(tensor), shape(tensor.shape), size(tensor.nbytes)] for tensor in made.tensors]
+    if made.options.target is not None:
+        headings.append("ERROR")
+        for row in rows:
+            error = made.relative_errors.get(row[0])
+            row.append("" if error is None else f"{error:.3%}")
+    show_table(headings, rows)
     emit(
         f"{len(made.blobs)} blobs, {count(made.parameters)} parameters, {size(made.stored_bytes)}, "
         f"{made.bits_per_weight:.2f} bits per weight"
@@ -149,6 +157,10 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
 
 def _type(tensor: Any) -> str:
     return str(tensor.quantization if tensor.quantization is not None else tensor.dtype)
+
+
+def _measured(name: str, made: ImportPlan) -> dict[str, float | None]:
+    return {} if made.options.target is None else {"relative_error": made.relative_errors.get(name)}
 
 
 def _plan_document(made: ImportPlan) -> dict[str, Any]:
@@ -166,6 +178,7 @@ def _plan_document(made: ImportPlan) -> dict[str, Any]:
                         "quant_type": tensor.quantization.quant_type.value if tensor.quantization else None,
                         "group_size": tensor.quantization.group_size if tensor.quantization else None,
                         "sources": tensor.source_names,
+                        **_measured(tensor.name, made),
                     }
                     for tensor in blob.tensors
                 ],

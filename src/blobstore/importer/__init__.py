@@ -18,6 +18,7 @@ from blobstore.importer.plan import make_plan, plan_blobs
 from blobstore.importer.producers import source_weights
 from blobstore.importer.profiles import Experts
 from blobstore.importer.reading import SourceReaders
+from blobstore.importer.target import Bar, plan_for_target
 from blobstore.importer.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
 from blobstore.store import FinishedBlob, Ingest, Store
@@ -71,11 +72,18 @@ class ImportResult:
         return self.stored_bytes - self.new_bytes
 
 
-def plan_import(source: str | os.PathLike[str] | None = None, **options: Unpack[ImportArguments]) -> ImportPlan:
+def plan_import(
+    source: str | os.PathLike[str] | None = None,
+    *,
+    jobs: int | None = None,
+    bar: Bar | None = None,
+    **options: Unpack[ImportArguments],
+) -> ImportPlan:
     """Return what an import of ``source`` would write. Only headers and JSON documents are read; nothing is written.
 
     ``source``: a .safetensors file or a checkpoint folder; None is what the Modelfile's FROM names. ``options``:
-    `ImportArguments`, all optional.
+    `ImportArguments`, all optional. With a target (``target_size``, ``target_bpw``) weights are read too, by ``jobs``
+    threads (None: one a core); ``bar``, given their bytes, returns a context manager that gives what is told of progress.
 
     Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError, UnsupportedSourceError,
     LimitExceededError, StorageError: see `read_inventory` and `make_plan`.
@@ -85,7 +93,10 @@ def plan_import(source: str | os.PathLike[str] | None = None, **options: Unpack[
     if chosen is None:
         raise UsageError("there is no source to import", hint="Name a checkpoint, or a Modelfile with --modelfile.")
     draft = read_inventory(parsed.draft) if parsed.draft is not None else None
-    return make_plan(read_inventory(chosen), parsed, draft)
+    inventory = read_inventory(chosen)
+    if parsed.target is not None:
+        return plan_for_target(inventory, parsed, parsed.target, draft, jobs=threads(jobs), bar=bar)
+    return make_plan(inventory, parsed, draft)
 
 
 def import_model(
@@ -111,7 +122,7 @@ def import_model(
     Raises: as `plan_import`; InvalidNameError; NonFiniteWeightError with tensor and index; CorruptDataError when the source
     changes meanwhile; BusyError. After an error the store holds what it held before.
     """
-    plan = plan_import(source, **options)
+    plan = plan_import(source, jobs=jobs, **options)
     target = default_name(plan) if name is None else name
     full = ModelName.parse(target) if isinstance(target, str) else target
     return run_plan(plan, full, store, jobs=jobs, memory=memory, verify_reuse=verify_reuse, progress=progress)

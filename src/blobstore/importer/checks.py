@@ -8,6 +8,7 @@ from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageErro
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policy import Policy
+from blobstore.importer.rules import NameIndex, RuleBook
 from blobstore.importer.weights import named_twice
 from blobstore.safetensors import Header
 from blobstore.stored import stored_tensors
@@ -48,7 +49,10 @@ def check_quantizable(blobs: tuple[PlannedBlob, ...], options: ImportOptions, po
     tensors = [tensor for blob in blobs for tensor in blob.tensors]
     if policy is None or options.quant_type is None or any(tensor.quantization is not None for tensor in tensors):
         return
+    book = RuleBook(options.rules)
     for tensor in tensors:
+        if book.rule_for(tensor.name) is not None:
+            continue  # kept because a rule says so
         quant_type = policy.base_type(tensor.name)
         if policy.wants(tensor.name, tensor.shape) and not options.fits(quant_type, tensor.shape):
             raise UsageError(
@@ -60,17 +64,19 @@ def check_quantizable(blobs: tuple[PlannedBlob, ...], options: ImportOptions, po
 
 def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
     """Raise UsageError for a rule that no tensor follows: none has such a name, or none of those can be quantized."""
-    tensors = [tensor for blob in blobs for tensor in blob.tensors]
+    tensors = {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
+    names = NameIndex(tensors) if options.rules else None
     for rule in options.rules:
-        named = [tensor for tensor in tensors if rule.matches(tensor.name)]
+        named = [tensors[name] for name in names.matching(rule)] if names is not None else []
         if not named:
             raise UsageError(
-                f"no tensor has a name like that of the rule {str(rule)!r}", hint="`blobstore plan SOURCE` shows the names."
+                f"no tensor has a name like that of the rule {quoted(str(rule))}",
+                hint="`blobstore plan SOURCE` shows the names.",
             )
         if rule.quant_type is not None and not any(options.can_follow(rule, tensor.dtype, tensor.shape) for tensor in named):
             tensor = named[0]
             raise UsageError(
-                f"the rule {str(rule)!r} is for nothing that can be quantized so: {tensor.name!r} is "
+                f"the rule {quoted(str(rule))} is for nothing that can be quantized so: {quoted(tensor.name)} is "
                 f"{tensor.dtype} {list(tensor.shape)}",
                 tensor=tensor.name,
             )

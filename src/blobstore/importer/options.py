@@ -38,6 +38,8 @@ class ImportArguments(TypedDict, total=False):
     column's squared error counts; a .safetensors file, or a mapping, with one vector a tensor, by the source's names.
     ``global_scale``: nvfp4 weights get one, a power of two a tensor. ``rules``: texts GLOB=TYPE that decide for output
     tensors of such names, the last one first; ``policy``: a TOML or JSON file of rules, groups and method (docs/cli.md).
+    ``target_size``: the stored bytes, or ``target_bpw``: the bits of tensor data a parameter, that the model is to have at
+    most; each tensor gets the type that loses least of what fits (docs/quantization.md, "Targets").
     ``requantize``: dequantize weights that are quantized in the source, and quantize them again. ``dtype``: bfloat16,
     float16 or float32, to convert float weights first. ``profile``: "default" or "ollama". ``experts``: "packed" or
     "stacked"; None is the profile's. ``alignment``: of the data in each blob, bytes. ``draft``: a checkpoint whose tensors
@@ -52,6 +54,8 @@ class ImportArguments(TypedDict, total=False):
     global_scale: bool
     rules: Sequence[str]
     policy: str | os.PathLike[str] | None
+    target_size: int | None
+    target_bpw: float | None
     requantize: bool
     dtype: str | None
     profile: str
@@ -64,6 +68,32 @@ class ImportArguments(TypedDict, total=False):
     system: str | None
     licenses: Sequence[str]
     parameters: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a model is to be at most, one of both: ``nbytes`` stored for it, or ``bits`` of tensor data a parameter."""
+
+    nbytes: int | None
+    bits: float | None
+
+    @classmethod
+    def parse(cls, nbytes: int | None, bits: float | None) -> Target | None:
+        """Return the target that is given, if one is. Raises: UsageError for both, or for none above 0."""
+        if nbytes is None and bits is None:
+            return None
+        if nbytes is not None and bits is not None:
+            raise UsageError("there is one target, a size or bits per weight", hint="Leave out one of the two.")
+        value = nbytes if nbytes is not None else bits
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise UsageError(f"no target: {value!r}", hint="A size in bytes, or bits per weight such as 4.25.")
+        if nbytes is not None and not isinstance(nbytes, int):
+            raise UsageError(f"no size: {nbytes!r}", hint="Give whole bytes.")
+        return cls(nbytes, bits)
+
+    def budget(self, parameters: int) -> int:
+        """Return the bytes that a model of so many parameters may have: stored ones, or of tensor data."""
+        return self.nbytes if self.nbytes is not None else int((self.bits or 0) * parameters / 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +110,7 @@ class ImportOptions:
     importance: Importance | None = None
     global_scale: bool = False
     rules: tuple[Rule, ...] = ()
+    target: Target | None = None
     requantize: bool = False
     dtype: DType | None = None
     profile: Profile = PROFILES["default"]
@@ -114,6 +145,7 @@ class ImportOptions:
             importance=None if importance is None else Importance.parse(importance),
             global_scale=given.get("global_scale", False),
             rules=(*file.rules, *map(Rule.parse, given.get("rules", ()))),
+            target=Target.parse(given.get("target_size"), given.get("target_bpw")),
             requantize=given.get("requantize", False),
             dtype=None if dtype is None else DType.parse_float(dtype),
             profile=preset,
@@ -129,7 +161,7 @@ class ImportOptions:
 
     def _check(self) -> None:
         """Raise UsageError when an option says nothing, or a type has no such groups."""
-        quantizes = self.quant_type is not None or any(rule.quant_type is not None for rule in self.rules)
+        quantizes = bool(self.quant_type or self.target) or any(rule.quant_type is not None for rule in self.rules)
         if self.group_size is not None and self.quant_type is None:
             raise UsageError("a group size needs a quantization type", hint="Add --quant int4, for example.")
         if self.importance is not None and not (quantizes and self.method == "search"):

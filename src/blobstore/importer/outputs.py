@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from blobstore.documents import JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
@@ -136,12 +136,18 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """What an import will write: layers in manifest order and the config. ``inventories``: the model's, then the draft's."""
+    """What an import will write: layers in manifest order and the config. ``inventories``: the model's, then the draft's.
+
+    ``relative_errors``: by tensor name, the root mean square error that was measured, relative to that of the weights,
+    where types were chosen for a target. ``notes``: what a user should know about the choice.
+    """
 
     inventories: tuple[Inventory, ...]
     options: ImportOptions
     layers: tuple[PlannedBlob | PlannedFile, ...]
     config: ModelConfig
+    relative_errors: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def inventory(self) -> Inventory:

@@ -24,7 +24,7 @@ from blobstore.importer.own_document import OWN_DOCUMENT, own_document
 from blobstore.importer.policy import Policy, is_expert
 from blobstore.importer.producers import source_weights
 from blobstore.importer.profiles import Experts
-from blobstore.importer.rules import Rule, rule_for
+from blobstore.importer.rules import Rule, RuleBook
 from blobstore.importer.weights import Form, SourceWeight
 from blobstore.quant import Quantization, QuantType
 
@@ -78,7 +78,9 @@ def plan_blobs(
     check_readable(blobs)
     check_quantizable(blobs, options, chooser.policies[Form.PLAIN])
     if options.importance is not None:
-        options.importance.check({source.name: source.shape for blob in blobs for source in blob.weighed_sources})
+        kept = (tensor for blob in blobs for tensor in blob.tensors if chooser.keeps_by_rule(tensor))
+        sources = (*(source for blob in blobs for source in blob.weighed_sources), *(s for one in kept for s in one.sources))
+        options.importance.check({source.name: source.shape for source in sources})
     return blobs
 
 
@@ -89,15 +91,25 @@ class _Chooser:
     options: ImportOptions
     policies: dict[Form, Policy | None]
     prefix: str
+    rules: RuleBook
 
-    def _rule(self, tensor: OutputTensor) -> Rule | None:
-        """Return the rule that decides about the tensor, if one does."""
-        rule = rule_for(self.prefix + tensor.name, self.options.rules)
+    def rule(self, tensor: OutputTensor) -> Rule | None:
+        """Return the user's rule for the tensor, if there is one."""
+        return self.rules.rule_for(self.prefix + tensor.name)
+
+    def followed(self, tensor: OutputTensor) -> Rule | None:
+        """Return the rule that decides about the tensor, if it has one that can be followed."""
+        rule = self.rule(tensor)
         return rule if rule is not None and self.options.can_follow(rule, tensor.dtype, tensor.shape) else None
+
+    def keeps_by_rule(self, tensor: OutputTensor) -> bool:
+        """Return True when a rule keeps the tensor: what is said about its quantization is then no mistake."""
+        rule = self.rule(tensor)
+        return rule is not None and rule.quant_type is None
 
     def decide(self, tensor: OutputTensor) -> OutputTensor:
         """Return the tensor with the quantization that it gets, or as it is."""
-        rule = self._rule(tensor)
+        rule = self.followed(tensor)
         if rule is not None:
             return self.quantized(tensor, self.options.ruled(rule))
         policy = self.policies[tensor.sources[0].form]
@@ -108,7 +120,7 @@ class _Chooser:
 
         Rules come first, and may split the group.
         """
-        ruled = {tensor.name for tensor in tensors if self._rule(tensor) is not None}
+        ruled = {tensor.name for tensor in tensors if self.followed(tensor) is not None}
         weights = [tensor for tensor in tensors if tensor.name not in ruled and self._wants(tensor)]
         # Without a type asked for, only FP8 is quantized.
         quant_type = self.options.quant_type or QuantType.MXFP8
@@ -145,11 +157,12 @@ class _Chooser:
 
 def _chooser(inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, prefix: str) -> _Chooser:
     kind, asked = classify(weights), options.quant_type
-    if kind is not SourceKind.FLOAT and not options.requantize and (asked is not None or options.rules):
+    wants_types = asked is not None or options.rules or options.target is not None
+    if kind is not SourceKind.FLOAT and not options.requantize and wants_types:
         raise UnsupportedSourceError(
             f"{inventory.path} is quantized already ({kind.value})",
             path=inventory.path,
-            hint="Import it without --quant and --rule, or add --requantize to dequantize and quantize it again.",
+            hint="Import it without --quant, --rule and a target, or add --requantize to quantize it again.",
         )
     find_policy = draft_policy_for if prefix else policy_for
     policy = find_policy(inventory.config, asked, options) if asked is not None else None
@@ -157,7 +170,7 @@ def _chooser(inventory: Inventory, weights: tuple[SourceWeight, ...], options: I
     if policy is None and any(weight.form is Form.BLOCK_FP8 for weight in weights):
         # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it is.
         policies[Form.BLOCK_FP8] = find_policy(inventory.config, QuantType.MXFP8, options)
-    return _Chooser(options, policies, prefix)
+    return _Chooser(options, policies, prefix, RuleBook(options.rules))
 
 
 def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:

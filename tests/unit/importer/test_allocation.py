@@ -1,0 +1,151 @@
+"""The solver: it finds what trying everything finds, within the stated gap, and is quick with a hundred thousand items."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from blobstore.errors import UsageError
+from blobstore.importer import allocation
+from blobstore.importer.allocation import NEAR, Choice, Item, allocate, least_bytes
+
+BITS = ((4.25, 0.0120), (4.5, 0.0110), (5.0, 0.0080), (8.25, 0.00004), (8.5, 0.00003), (16.0, 0.0))
+
+
+def total(items: Sequence[Item], chosen: Sequence[int]) -> tuple[int, float]:
+    choices = [item[index] for item, index in zip(items, chosen, strict=True)]
+    return sum(choice.nbytes for choice in choices), math.fsum(choice.error for choice in choices)
+
+
+def random_items(generator: random.Random, most: int = 6) -> list[list[Choice]]:
+    count = generator.randint(1, most)
+    return [
+        [Choice(generator.randint(1, 1000), generator.random()) for _ in range(generator.randint(1, 5))]
+        for _ in range(count)
+    ]
+
+
+def tensors(generator: random.Random, count: int) -> list[list[Choice]]:
+    """Return items as a model has them: few sizes, errors that differ by a tenth."""
+    sizes = [generator.choice([2**16, 3 * 2**18, 2**20]) for _ in range(count)]
+    return [
+        [Choice(int(size * bits / 8), size * error * generator.uniform(0.95, 1.05)) for bits, error in BITS]
+        for size in sizes
+    ]
+
+
+def selections(items: Sequence[Item]) -> Iterator[tuple[int, float]]:
+    """Yield bytes and error of every selection of choices that are not beaten by another one of their item."""
+    fronts = [
+        [
+            index
+            for index, choice in enumerate(item)
+            if not any(
+                (other.nbytes, other.error) != (choice.nbytes, choice.error)
+                and other.nbytes <= choice.nbytes
+                and other.error <= choice.error
+                for other in item
+            )
+        ]
+        for item in items
+    ]
+    return (total(items, chosen) for chosen in itertools.product(*fronts))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_items_get_what_trying_everything_finds(seed: int) -> None:
+    generator = random.Random(seed)
+    for _ in range(25):
+        items = random_items(generator)
+        budget = generator.randint(least_bytes(items), sum(max(choice.nbytes for choice in item) for item in items) + 50)
+        nbytes, error = total(items, allocate(items, budget))
+        fitting = [(size, lost) for size, lost in selections(items) if size <= budget]
+        near = [(size, lost) for size, lost in fitting if size >= NEAR * budget]
+        assert nbytes <= budget
+        assert bool(near) == (nbytes >= NEAR * budget)
+        assert error == pytest.approx(min(lost for _, lost in near or fitting))
+
+
+def _relaxed(items: Sequence[Item], budget: int) -> float:
+    """Return the least error when steps along the hulls are divisible, which none with whole steps is below."""
+    fronts = [allocation._front(item) for item in items]
+    hulls = [allocation._hull(item, front) for item, front in zip(items, fronts, strict=True)]
+    error = math.fsum(item[hull[0]].error for item, hull in zip(items, hulls, strict=True))
+    left = budget - least_bytes(items)
+    steps = [
+        (allocation._saving(item[one], item[other]), item[other].nbytes - item[one].nbytes)
+        for item, hull in zip(items, hulls, strict=True)
+        for one, other in itertools.pairwise(hull)
+    ]
+    for saving, nbytes in sorted(steps, reverse=True):
+        used = min(nbytes, left)
+        error -= saving * used
+        left -= used
+    return error
+
+
+@pytest.mark.parametrize("count", [1, 7, 100, 1500])
+def test_many_items_are_within_one_step_of_the_best(count: int) -> None:
+    items = tensors(random.Random(count), count)
+    step = max(item[0].error for item in items)
+    for part in (1.0, 1.02, 1.3, 2.5, 4.0):
+        budget = int(least_bytes(items) * part)
+        nbytes, error = total(items, allocate(items, budget))
+        assert nbytes <= budget
+        assert error <= _relaxed(items, budget) + step
+        if count >= 100 and 1 < part < 3:
+            assert nbytes >= NEAR * budget
+
+
+def test_a_hundred_thousand_items_take_seconds() -> None:
+    items = tensors(random.Random(0), 1000) * 100
+    budget = int(least_bytes(items) * 1.3)
+    start = time.perf_counter()
+    nbytes, _ = total(items, allocate(items, budget))
+    assert time.perf_counter() - start < 10
+    assert NEAR * budget <= nbytes <= budget
+
+
+def test_ties_go_to_the_earlier_item_and_choice() -> None:
+    twice = [[Choice(1, 2.0), Choice(2, 1.0), Choice(2, 1.0)]] * 4
+    assert allocate(twice, 6) == [1, 1, 0, 0]
+    assert allocate(twice, 6) == allocate([list(item) for item in twice], 6)
+
+
+def test_equal_choices_are_no_steps() -> None:
+    assert allocate([[Choice(4, 0.0)] * 3, [Choice(4, 0.0), Choice(8, 0.0)]], 100) == [0, 0]
+
+
+def test_choices_that_are_beaten_are_never_taken() -> None:
+    item = [Choice(10, 5.0), Choice(12, 6.0), Choice(20, 5.0), Choice(9, 9.0)]
+    assert allocate([item], 1000) == [0]
+
+
+def test_the_fill_uses_choices_off_the_hull() -> None:
+    item = [Choice(10, 10.0), Choice(15, 9.0), Choice(100, 0.0)]
+    assert allocate([item] * 1500, 10 * 1500 + 5) == [1, *[0] * 1499]
+
+
+def test_everything_fits_a_large_budget() -> None:
+    items = tensors(random.Random(3), 50)
+    assert allocate(items, 2**60) == [len(BITS) - 1] * 50
+
+
+def test_the_smallest_choices_fit_exactly() -> None:
+    items = tensors(random.Random(4), 50)
+    assert allocate(items, least_bytes(items)) == [0] * 50
+
+
+def test_less_than_the_smallest_is_refused() -> None:
+    with pytest.raises(UsageError, match="the smallest choices take 3 bytes, more than 2"):
+        allocate([[Choice(1, 1.0)], [Choice(2, 1.0), Choice(9, 0.0)]], 2)
+
+
+def test_no_items_need_nothing() -> None:
+    assert allocate([], 0) == []
+    assert least_bytes([]) == 0

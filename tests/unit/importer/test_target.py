@@ -1,0 +1,339 @@
+"""Targets: a plan is within 1 % of what was asked for, from below, says what it chose, and is the same with any threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import PYCODE, PYCODE_MOE
+from support.checkpoints import BF16, LLAMA_CONFIG, normal, small_tensors, write_checkpoint
+
+import blobstore
+from blobstore.cli import run
+from blobstore.errors import BlobStoreError, NonFiniteWeightError, UnsupportedSourceError, UsageError
+from blobstore.importer import measuring, target
+from blobstore.importer.options import ImportOptions, Target
+from blobstore.importer.outputs import ImportPlan
+from blobstore.store import Store
+
+Array = np.ndarray[Any, Any]
+EXPERTS = "model.layers.{}.mlp.experts"
+MOE_BPW = (4.5, 6.1, 13.0)
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+UP, Q = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+
+
+WHOLE = 2**22
+
+
+@pytest.fixture(autouse=True)
+def sample(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Measure few weights of each tensor: most tests are about what is done with the figures."""
+    monkeypatch.setattr(target, "SAMPLE", 2**14)
+    return monkeypatch
+
+
+def types(plan: ImportPlan) -> dict[str, str]:
+    return {tensor.name: str(tensor.quantization or "none") for tensor in plan.tensors}
+
+
+def checkpoint(folder: Path, scale: float = 0.02, **tensors: Array) -> Path:
+    """Write a model of two layers of 64 x 256 matrices."""
+    made = {
+        f"model.layers.{layer}.{name}_proj.weight": normal(f"{name}{layer}", 64, 256, scale=scale)
+        for layer in range(2)
+        for name in "abcd"
+    }
+    return write_checkpoint(folder, made | tensors)
+
+
+@pytest.mark.parametrize("bits", [4.3, 5.0, 8.6, 15.5])
+@pytest.mark.parametrize("quant", [None, "int4", "nvfp4"])
+def test_bits_per_weight_are_met_from_below(quant: str | None, bits: float) -> None:
+    plan = blobstore.plan_import(PYCODE, target_bpw=bits, quant=quant)
+    assert 0.99 * bits <= plan.bits_per_weight <= bits
+    assert plan.notes == ()
+    families = {kind.split("/")[0] for kind in types(plan).values()} - {"none"}
+    wanted = {"int4": {"int4", "int8"}, "nvfp4": {"nvfp4", "mxfp4", "mxfp8"}}.get(quant or "", families)
+    assert families <= wanted
+
+
+@pytest.mark.parametrize("size", [3_200_000, 5_555_555])
+@pytest.mark.parametrize("source", [PYCODE, PYCODE_MOE], ids=["dense", "moe"])
+def test_a_size_counts_all_that_is_stored(store: Store, source: Path, size: int) -> None:
+    result = blobstore.import_model(source, "m", store=store, target_size=size)
+    blobs = [path.stat().st_size for path in (store.root / "blobs").iterdir()]
+    assert result.stored_bytes == sum(blobs)
+    assert 0.99 * size <= sum(blobs) <= size
+
+
+@pytest.mark.parametrize("experts", ["packed", "stacked"])
+@pytest.mark.parametrize("bits", MOE_BPW)
+def test_expert_groups_get_one_type_when_packed(experts: str, bits: float) -> None:
+    plan = blobstore.plan_import(PYCODE_MOE, target_bpw=bits, experts=experts)
+    assert 0.99 * bits <= plan.bits_per_weight <= bits
+    for layer in range(3):
+        kinds = {kind for name, kind in types(plan).items() if name.startswith(EXPERTS.format(layer))}
+        assert len(kinds) == 1 or experts == "stacked"
+    rules = [str(rule) for rule in plan.options.rules]
+    assert sum(rule.startswith(EXPERTS.format(1) + ".*=") for rule in rules) == (experts == "packed")
+    assert sum(rule.startswith(EXPERTS.format(1) + ".up_proj.weight=") for rule in rules) == (experts == "stacked")
+
+
+def test_the_ollama_profile_takes_targets_too() -> None:
+    plan = blobstore.plan_import(PYCODE_MOE, target_size=4_000_000, profile="ollama")
+    assert 3_960_000 <= plan.stored_bytes <= 4_000_000
+
+
+def test_what_was_chosen_is_stored_as_rules_that_repeat_the_import(store: Store) -> None:
+    first = blobstore.import_model(PYCODE_MOE, "a", store=store, target_bpw=5.0, quant="int4", method="search")
+    with blobstore.open_model("a", store=store) as model:
+        options = json.loads(model.document("blobstore.json"))["options"]
+    given = {name: options[name] for name in ("quant", "method", "rules")}
+    again = blobstore.import_model(PYCODE_MOE, "b", store=store, **given)
+    assert again.digest == first.digest
+
+
+def test_threads_change_nothing() -> None:
+    plans = [blobstore.plan_import(PYCODE_MOE, target_bpw=5.3, jobs=jobs) for jobs in (1, 4)]
+    assert plans[0].options.rules == plans[1].options.rules
+    assert plans[0].relative_errors == plans[1].relative_errors
+    assert plans[0].documents == plans[1].documents
+
+
+def test_the_errors_are_those_of_the_stored_weights(store: Store, sample: pytest.MonkeyPatch) -> None:
+    sample.setattr(target, "SAMPLE", WHOLE)
+    plan = blobstore.plan_import(PYCODE, target_bpw=6.0, method="search")
+    blobstore.import_model(PYCODE, "m", store=store, rules=[str(rule) for rule in plan.options.rules], method="search")
+    measured = blobstore.measure_quality("m", PYCODE, store=store)
+    stored = {tensor.name: tensor.errors.relative_rmse for tensor in measured.tensors if tensor.quantized}
+    for name, error in plan.relative_errors.items():
+        assert error == pytest.approx(stored.get(name, 0.0), rel=1e-4)
+
+
+def test_a_sample_is_near_the_whole(sample: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"target_bpw": 4.3, "quant": "mxfp4", "rules": [f"{EMBED}=mxfp4"]}
+    part = blobstore.plan_import(PYCODE, **options).relative_errors
+    sample.setattr(target, "SAMPLE", WHOLE)
+    whole = blobstore.plan_import(PYCODE, **options).relative_errors
+    assert part[HEAD] != whole[HEAD]
+    assert part[HEAD] == pytest.approx(whole[HEAD], rel=0.05)
+
+
+def test_wide_rows_are_measured_in_pieces(tmp_path: Path, sample: pytest.MonkeyPatch) -> None:
+    sample.setattr(target, "SAMPLE", WHOLE)
+    source = checkpoint(tmp_path / "m")
+    importance = {"model.layers.0.a_proj.weight": np.linspace(0, 1, 256).astype(np.float32)}
+    options: dict[str, Any] = {"target_bpw": 6.0, "method": "search", "importance": importance}
+    whole = blobstore.plan_import(source, **options)
+    sample.setattr(measuring, "_CHUNK", 128)
+    pieces = blobstore.plan_import(source, **options)
+    assert pieces.relative_errors == pytest.approx(whole.relative_errors)
+
+
+def test_the_users_rules_stay(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "m", **small_tensors())
+    rules = ["*.0.a_proj.weight=int8/32", "*.1.*=none", "*.layers.0.b_proj.weight=mxfp4", f"{EMBED}=none"]
+    plan = blobstore.plan_import(source, target_bpw=10.5, rules=rules)
+    kinds = types(plan)
+    assert 0.99 * 10.5 <= plan.bits_per_weight <= 10.5
+    assert kinds["model.layers.0.a_proj.weight"] == "int8/32"
+    assert kinds["model.layers.0.b_proj.weight"] == "mxfp4/32"
+    assert {kind for name, kind in kinds.items() if ".1." in name} == {"none"}
+    assert kinds[EMBED] == "none"
+    assert [str(rule) for rule in plan.options.rules][-4:] == rules
+    assert not plan.relative_errors.keys() & {"model.layers.0.a_proj.weight", EMBED}
+
+
+def test_a_rule_splits_a_group_and_the_rest_of_it_is_chosen_for() -> None:
+    plan = blobstore.plan_import(PYCODE_MOE, target_bpw=6.0, rules=["*.experts.*.down_proj.weight=int8"])
+    kinds = types(plan)
+    group = {name: kind for name, kind in kinds.items() if name.startswith(EXPERTS.format(0))}
+    assert {kind for name, kind in group.items() if ".down_proj." in name} == {"int8/64"}
+    assert len({kind for name, kind in group.items() if ".down_proj." not in name}) == 1
+    assert 5.94 <= plan.bits_per_weight <= 6.0
+
+
+def test_norms_and_gates_are_kept_and_embeddings_are_chosen_for() -> None:
+    kinds = types(blobstore.plan_import(PYCODE_MOE, target_bpw=4.6))
+    assert kinds[EMBED] != "none"
+    assert all(kind == "none" for name, kind in kinds.items() if "norm" in name or name.endswith(".mlp.gate.weight"))
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"quant": "int4", "group_size": 128}, {"int4/128", "int8/32", "int8/64", "int8/128"}),
+        ({"quant": "int8", "group_size": 64}, {"int4/32", "int4/64", "int4/128", "int8/64"}),
+        ({"quant": "mxfp8"}, {"nvfp4/16", "mxfp4/32", "mxfp8/32"}),
+        ({"profile": "ollama", "quant": "int4"}, {"int4/32", "int4/64", "int4/128", "int8/32", "int8/64", "int8/128"}),
+    ],
+)
+def test_group_sizes_that_are_given_are_kept_to(options: Mapping[str, Any], wanted: set[str]) -> None:
+    for bits in (4.6, 9.0):
+        assert set(types(blobstore.plan_import(PYCODE, target_bpw=bits, **options)).values()) - {"none"} <= wanted
+
+
+def test_a_search_loses_less_than_minmax() -> None:
+    plans = [blobstore.plan_import(PYCODE, target_bpw=5.0, method=method) for method in ("minmax", "search")]
+    lost = [sum(error**2 for error in plan.relative_errors.values()) for plan in plans]
+    assert lost[1] < 0.95 * lost[0]
+
+
+def test_global_scales_are_measured_and_never_an_embeddings() -> None:
+    small = blobstore.plan_import(PYCODE, target_bpw=4.7, quant="nvfp4", global_scale=True)
+    assert any(tensor.global_scale is not None for tensor in small.tensors)
+    assert not types(small)[EMBED].startswith("nvfp4")
+    assert small.bits_per_weight <= 4.7
+
+
+def test_importance_moves_bits_to_where_it_lies_on_bad_columns(tmp_path: Path) -> None:
+    # One column of each matrix is large: it quantizes well, and its neighbours in the group badly.
+    tensors = {f"model.layers.0.{name}_proj.weight": normal(name, 64, 256) for name in "abcd"}
+    for weights in tensors.values():
+        weights[:, ::32] *= np.float32(20)
+    source = write_checkpoint(tmp_path / "m", tensors)
+    neighbours = np.where(np.arange(256) % 32, 1.0, 0.0).astype(np.float32)
+    vectors = dict.fromkeys(tensors, 1 - neighbours) | {"model.layers.0.c_proj.weight": neighbours}
+    plain, weighed = (
+        blobstore.plan_import(source, target_bpw=6.0, quant="int4", method="search", importance=importance)
+        for importance in (None, vectors)
+    )
+    sizes = [{tensor.name: tensor.nbytes for tensor in plan.tensors} for plan in (plain, weighed)]
+    c = "model.layers.0.c_proj.weight"
+    assert sizes[1][c] > sizes[0][c]
+    assert sizes[1][c] > max(size for name, size in sizes[1].items() if name != c)
+
+
+def test_importance_may_be_given_for_a_tensor_that_is_kept() -> None:
+    importance = {Q: np.linspace(1, 2, 256).astype(np.float32)}
+    plan = blobstore.plan_import(PYCODE, target_bpw=15.9, method="search", importance=importance)
+    assert types(plan)[Q] == "none"
+    for wrong in ({"model.norm.weight": np.ones(256)}, {Q: np.ones(255)}):
+        with pytest.raises(UsageError):
+            blobstore.plan_import(PYCODE, target_bpw=6.0, method="search", importance=wrong)
+
+
+@pytest.mark.parametrize("wanted", [{"target_bpw": 17.0}, {"target_size": 10**9}, {"target_bpw": 1e300}])
+def test_everything_is_kept_when_that_is_smaller(wanted: dict[str, Any], tmp_path: Path) -> None:
+    tensors = small_tensors() | {UP: np.full((128, 64), np.nan, BF16)}
+    plan = blobstore.plan_import(write_checkpoint(tmp_path / "m", tensors), **wanted)  # no weight is even read
+    assert set(types(plan).values()) == {"none"}
+    assert "everything is kept" in plan.notes[0]
+    assert set(plan.relative_errors.values()) == {0.0}
+
+
+@pytest.mark.parametrize("wanted", [{"target_bpw": 4.0}, {"target_size": 1_000_000}, {"target_size": 1}])
+def test_less_than_the_smallest_is_an_error_that_says_what_is_possible(wanted: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"with the smallest types the model has ([0-9,]+) bytes, ([0-9.]+) bits") as caught:
+        blobstore.plan_import(PYCODE, **wanted)
+    words = str(caught.value).replace(",", "").split()
+    nbytes, bits = (words[words.index(unit) - 1] for unit in ("bytes", "bits"))
+    assert blobstore.plan_import(PYCODE, target_size=int(nbytes)).stored_bytes <= int(nbytes)
+    assert blobstore.plan_import(PYCODE, target_bpw=float(bits)).bits_per_weight <= float(bits)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_bpw": 4.5, "target_size": 10**6},
+        *({"target_bpw": value} for value in (0, -1.0, float("nan"), float("inf"), True, "4")),
+        *({"target_size": value} for value in (0, -5, 1.5, True, "3GB")),
+        {"target_bpw": 5.0, "group_size": 64},
+        {"target_bpw": 5.0, "global_scale": True},
+    ],
+)
+def test_targets_that_are_none_are_wrong_use(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        blobstore.plan_import(PYCODE, **options)
+
+
+def test_a_weight_that_is_not_finite_is_an_error_with_its_place(tmp_path: Path, sample: pytest.MonkeyPatch) -> None:
+    sample.setattr(target, "SAMPLE", WHOLE)
+    bad = normal("bad", 64, 256)
+    bad[40, 7] = np.inf
+    source = checkpoint(tmp_path / "m", **{"model.layers.1.b_proj.weight": bad})
+    for jobs in (1, 3):
+        with pytest.raises(NonFiniteWeightError) as caught:
+            blobstore.plan_import(source, target_bpw=6.0, jobs=jobs)
+        assert (caught.value.tensor, caught.value.index) == ("model.layers.1.b_proj.weight", (40, 7))
+
+
+def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "m")
+    inventory = blobstore.plan_import(source).inventory
+    (source / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes() + b" ")
+    with pytest.raises(BlobStoreError):
+        target.plan_for_target(inventory, ImportOptions.parse(target_bpw=6.0), Target(None, 6.0))
+
+
+def test_a_quantized_source_needs_to_be_requantized(store: Store, tmp_path: Path) -> None:
+    weight = blobstore.quantize(normal("w", 64, 256), "int4", group_size=32)
+    tensors = {
+        "x.weight": weight.weight,
+        "x.scales": weight.scale,
+        "x.biases": weight.bias,
+        "y.weight": normal("y", 64, 256),
+    }
+    config = {**LLAMA_CONFIG, "quantization": {"group_size": 32, "bits": 4}}
+    source = write_checkpoint(tmp_path / "m", {name: array for name, array in tensors.items() if array is not None}, config)
+    with pytest.raises(UnsupportedSourceError, match="quantized already"):
+        blobstore.plan_import(source, target_bpw=4.6)
+    plan = blobstore.plan_import(source, target_bpw=4.6, requantize=True)
+    assert plan.bits_per_weight <= 4.6
+    blobstore.import_model(source, "m", store=store, target_bpw=4.6, requantize=True)
+    kept = blobstore.plan_import(source, target_bpw=10.6, requantize=True)
+    assert types(kept) == {"x.weight": "int4/32", "y.weight": "none"}, "codes are kept without loss"
+
+
+def test_converted_weights_are_measured_as_they_are_quantized(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "m", scale=2.0, **{"model.layers.0.a_proj.weight": np.full((64, 256), 1e6, np.float32)})
+    with pytest.raises(NonFiniteWeightError):
+        blobstore.plan_import(source, target_bpw=6.0, dtype="float16")
+    assert blobstore.plan_import(source, target_bpw=6.0, dtype="bfloat16").bits_per_weight <= 6.0
+
+
+def test_a_draft_counts_and_keeps_its_type(tmp_path: Path) -> None:
+    draft = write_checkpoint(tmp_path / "draft")
+    plan = blobstore.plan_import(PYCODE, target_size=5_000_000, draft=draft, draft_quant="int8")
+    assert 4_950_000 <= plan.stored_bytes <= 5_000_000
+    assert types(plan)[f"draft.{UP}"] == "int8/64"
+
+
+def test_the_commands_print_the_plan_with_its_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(PYCODE), "--target-bpw", "5"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split() == ["TENSOR", "TYPE", "SHAPE", "SIZE", "ERROR"]
+    assert any(line.startswith(HEAD) and line.endswith("%") for line in shown)
+    assert any(line.startswith("model.norm.weight") and line.endswith("512 B") for line in shown)
+    assert run(["plan", str(PYCODE), "--target-bpw", "5", "--json", "--jobs", "1"]) == 0
+    tensors = [tensor for blob in json.loads(capsys.readouterr().out)["blobs"] for tensor in blob["tensors"]]
+    assert {type(tensor["relative_error"]) for tensor in tensors} == {float, type(None)}
+    store = tmp_path / "store"
+    assert run(["import", str(PYCODE), "m", "--target-size", "4MB", "--store", str(store)]) == 0
+    assert "ERROR" in capsys.readouterr().out
+    assert 3_960_000 <= sum(path.stat().st_size for path in (store / "blobs").iterdir()) <= 4_000_000
+    assert run(["import", str(PYCODE), "m", "--target-size", "1GB", "--store", str(store)]) == 0
+    assert "Note: everything is kept" in capsys.readouterr().err
+    for wrong in (["--target-size", "4MB", "--target-bpw", "4"], ["--target-size", "much"], ["--target-bpw", "1"]):
+        assert run(["import", str(PYCODE), "m", *wrong, "--store", str(store)]) == 2
+
+
+def test_the_bar_is_given_what_is_read() -> None:
+    totals: list[int] = []
+    told: list[int] = []
+
+    @contextmanager
+    def bar(total: int) -> Iterator[Any]:
+        totals.append(total)
+        yield lambda nbytes, _: told.append(nbytes)
+
+    blobstore.plan_import(PYCODE, target_bpw=5.0, bar=bar)
+    assert totals == [sum(told)]
+    blobstore.plan_import(PYCODE, bar=bar)
+    assert len(totals) == 1
