@@ -1,9 +1,8 @@
-"""JSON documents that others own: manifests, config blobs, shard indexes and config.json of a checkpoint.
+"""JSON documents of a store that others own: manifests and config blobs.
 
 Rule M1: a manifest is a JSON object with ``schemaVersion`` 2 and ``layers``, each a descriptor of media type, digest and
-size. Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names. Rule Q1: config.json is a strict
-JSON object of at most 16 MiB whose quantization settings, if any, exist. Unknown keys are ignored, keys are compared
-exactly, and the raw bytes are kept: they are what is hashed, stored and sent.
+size. Unknown keys are ignored, keys are compared exactly, and the raw bytes are kept: they are what is hashed, stored and
+sent. A checkpoint's documents are in checkpoint.py.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from pydantic import (
 from blobstore import strictjson
 from blobstore.digest import Digest
 from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
-from blobstore.names import file_name
 
 _T = TypeVar("_T", bound=BaseModel)
 
@@ -40,7 +38,6 @@ LICENSE_MEDIA_TYPE: Final = "application/vnd.ollama.image.license"
 PARAMS_MEDIA_TYPE: Final = "application/vnd.ollama.image.params"
 MESSAGES_MEDIA_TYPE: Final = "application/vnd.ollama.image.messages"
 
-CONFIG_NAME: Final = "config.json"
 REQUIRED_OLLAMA: Final = "0.19.0"
 """The first version of Ollama that reads models of safetensors."""
 
@@ -51,7 +48,6 @@ MAX_REGISTRY_MANIFEST = 4 * 2**20
 MAX_LAYERS = 110_000
 """Layers of a manifest: 100,000 tensors, and room for documents, licenses and a draft model."""
 MAX_CONFIG = 16 * 2**20
-MAX_INDEX = 256 * 2**20
 MAX_DOCUMENT = 256 * 2**20
 _NO_CONFIG = {"mediaType": "", "digest": "", "size": 0}
 MAX_BLOB = 2**48
@@ -77,7 +73,8 @@ def parse_object(raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG) -
     return value
 
 
-def _validated(model: type[_T], value: dict[str, Any], what: str, rule: str) -> _T:
+def validated(model: type[_T], value: dict[str, Any], what: str, rule: str) -> _T:
+    """Return the document that ``value`` is. Raises: DocumentError with ``rule``, naming the place in it."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -94,21 +91,13 @@ def _digest(value: object) -> Digest:
         raise ValueError(error.message) from None
 
 
-def _shard_name(value: object) -> str:
-    try:
-        name = file_name(value)
-    except BlobStoreError as error:
-        raise ValueError(error.message) from None
-    if not name.endswith(".safetensors"):
-        raise ValueError(f"{name!r} is no .safetensors file")
-    return name
-
-
 _Digest = Annotated[Digest, BeforeValidator(_digest), PlainSerializer(str)]
 _MediaType = Annotated[str, StringConstraints(max_length=255)]
 
 
-class _Document(BaseModel):
+class Document(BaseModel):
+    """Base of all documents: strict, immutable, unknown keys ignored."""
+
     model_config = ConfigDict(
         frozen=True,
         strict=True,
@@ -120,7 +109,7 @@ class _Document(BaseModel):
     )
 
 
-class Descriptor(_Document):
+class Descriptor(Document):
     """A blob that a manifest refers to: its kind, digest and size in bytes; ``name`` is the tensor or file name."""
 
     media_type: _MediaType = Field(alias="mediaType")
@@ -130,7 +119,7 @@ class Descriptor(_Document):
     name: str | None = None
 
 
-class Manifest(_Document):
+class Manifest(Document):
     """A model: its config blob and its layers, in order. ``raw`` are the bytes that it was read from or is written as."""
 
     schema_version: Literal[2] = Field(default=2, alias="schemaVersion")
@@ -164,7 +153,7 @@ class Manifest(_Document):
             raise DocumentError(f"{what}: schemaVersion is missing (rule M1)", rule="M1")
         if isinstance(layers := value.get("layers"), list):
             _check_layers(layers, what)
-        manifest = _validated(cls, value, what, "M1")
+        manifest = validated(cls, value, what, "M1")
         manifest._raw = raw  # noqa: SLF001  # its own class
         return manifest
 
@@ -209,7 +198,7 @@ class Manifest(_Document):
         return strictjson.encode(self.model_dump(by_alias=True, exclude_none=True)) + b"\n"
 
 
-class Draft(_Document):
+class Draft(Document):
     """A draft model that lies in the same manifest: what its tensors' names and its config.json's layer begin with.
 
     Keys in Ollama's order, each left out when it is None. Source: ollama/ollama@0abf7fac types/model/config.go `Draft`.
@@ -234,7 +223,7 @@ def _check_layers(layers: Sequence[object], what: str) -> None:
         raise LimitExceededError(f"limit exceeded: {what} has {len(layers):,} layers, at most {MAX_LAYERS:,}", rule="M1")
 
 
-class ModelConfig(_Document):
+class ModelConfig(Document):
     """Ollama's config blob. Written by `encode` in Ollama's key order; read leniently, since GGUF models have one too."""
 
     model_format: str = ""
@@ -253,7 +242,7 @@ class ModelConfig(_Document):
     @classmethod
     def parse(cls, raw: bytes, what: str = "config") -> ModelConfig:
         """Return the config in ``raw``. Raises: DocumentError (rule M1) when it is not one."""
-        return _validated(cls, parse_object(raw, what, rule="M1"), what, "M1")
+        return validated(cls, parse_object(raw, what, rule="M1"), what, "M1")
 
     def encode(self) -> bytes:
         """Return one line of compact JSON without a newline; renderer, parser, requires and draft are left out when None."""
@@ -262,142 +251,3 @@ class ModelConfig(_Document):
             document["draft"] = self.draft.model_dump(exclude_none=True)
         optional = {"renderer", "parser", "requires", "draft"}
         return strictjson.encode({key: value for key, value in document.items() if value is not None or key not in optional})
-
-
-class ShardIndex(_Document):
-    """``model.safetensors.index.json``: tensor name → shard file name."""
-
-    weight_map: dict[str, Annotated[str, BeforeValidator(_shard_name)]] = Field(min_length=1)
-
-    @classmethod
-    def parse(cls, raw: bytes, what: str = "shard index") -> ShardIndex:
-        """Return the index in ``raw``.
-
-        Raises: DocumentError (rule I1) when weight_map is missing or empty, or names something else than a plain
-        ``*.safetensors`` file: nothing is opened before that.
-        """
-        return _validated(cls, parse_object(raw, what, rule="I1", limit=MAX_INDEX), what, "I1")
-
-
-class ModuleQuantization(_Document):
-    """How MLX quantized a module; ``mode`` is affine when nothing says otherwise."""
-
-    group_size: Literal[16, 32, 64, 128]
-    bits: Literal[1, 2, 3, 4, 5, 6, 8]
-    mode: Literal["affine", "mxfp4", "mxfp8", "nvfp4"] = "affine"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _integers(cls, value: Any) -> Any:
-        if isinstance(value, dict) and not all(type(value.get(key, 0)) is int for key in ("bits", "group_size")):
-            raise ValueError("bits and group_size are integers")
-        return value
-
-
-class QuantizationSettings(ModuleQuantization):
-    """MLX's ``quantization`` of a config.json: the settings of all modules, and those of ``modules`` that have their own.
-
-    A module's settings replace the general ones as a whole, its mode too; False leaves it unquantized, True says nothing.
-    Source: mlx_lm/utils.py `load_model` at version 0.32.2.
-    """
-
-    modules: dict[str, ModuleQuantization | bool] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _collect_modules(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        modules = {key: item for key, item in value.items() if isinstance(item, dict | bool)}
-        return {**{key: item for key, item in value.items() if key not in modules}, "modules": modules}
-
-    def of(self, module: str) -> ModuleQuantization | None:
-        """Return how the module of that path is quantized; None when it is not."""
-        own = self.modules.get(module, True)
-        if isinstance(own, bool):
-            return self if own else None
-        return own
-
-
-class SourceConfig(_Document):
-    """What an import reads from a checkpoint's config.json; everything else in it is only stored."""
-
-    architectures: list[str] | None = None
-    model_type: str | None = None
-    quantization: QuantizationSettings | None = None
-    quantization_config: dict[str, Any] | None = None
-    text_config: dict[str, Any] | None = None
-    llm_config: Any = None
-    # Checked where a quantization policy needs them, since they are in the way of no other import.
-    num_hidden_layers: Any = None
-    num_experts: Any = None
-    mlp_only_layers: Any = None
-    mlp_layer_types: Any = None
-    has_vision: bool | None = None
-    vision_config: Any = None
-    audio_config: Any = None
-    sound_config: Any = None
-
-    @classmethod
-    def parse(cls, raw: bytes, what: str = "config.json") -> SourceConfig:
-        """Return the config in ``raw``.
-
-        Raises: DocumentError (rule Q1) when it is no strict JSON object, or its quantization settings do not exist.
-        """
-        value = parse_object(raw, what, rule="Q1")
-        if "quantization" in value and value["quantization"] is None:
-            value = {key: item for key, item in value.items() if key != "quantization"}
-        return _validated(cls, value, what, "Q1")
-
-    @property
-    def mlx_quantization(self) -> QuantizationSettings | None:
-        """MLX's settings: ``quantization``, else ``quantization_config`` where it is MLX's, without a method of its own.
-
-        Source: mlx_lm/utils.py `load_model` at version 0.32.2. Raises: DocumentError (rule Q1) when they do not exist.
-        """
-        settings = self.quantization_config or {}
-        if self.quantization is not None or "quant_method" in settings or "bits" not in settings:
-            return self.quantization
-        return _validated(QuantizationSettings, settings, "quantization_config", "Q1")
-
-    @property
-    def quant_method(self) -> str | None:
-        """What ``quantization_config`` says quantized the checkpoint, such as "awq"."""
-        method = (self.quantization_config or {}).get("quant_method")
-        return method if isinstance(method, str) else None
-
-    @property
-    def fp8_block_size(self) -> tuple[int, int] | None:
-        """Rows and columns that share an FP8 weight's scale: ``weight_block_size``, or a ``block_structure`` of a group.
-
-        Sources: transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`; vllm-project/compressed-tensors
-        @dc235db7 quantization/quant_args.py `block_structure`.
-        """
-        settings = self.quantization_config or {}
-        groups = settings.get("config_groups")
-        found = [settings.get("weight_block_size")]
-        for group in groups.values() if isinstance(groups, dict) else ():
-            weights = group.get("weights") if isinstance(group, dict) else None
-            found.append(weights.get("block_structure") if isinstance(weights, dict) else None)
-        sizes = {tuple(size) for size in found if isinstance(size, list) and [type(n) for n in size] == [int, int]}
-        return sizes.pop() if len(sizes) == 1 else None
-
-    @property
-    def packed_formats(self) -> frozenset[str]:
-        """The formats that ``quantization_config`` names, for all weights and for groups of them; empty for none.
-
-        Source: vllm-project/compressed-tensors@2737f885 compressors/mixfp4/base.py: a format with NVFP4's tensors, but
-        another meaning of its scales.
-        """
-        settings = self.quantization_config or {}
-        groups = settings.get("config_groups")
-        named = [settings, *(groups.values() if isinstance(groups, dict) else ())]
-        formats = (item.get("format") for item in named if isinstance(item, dict))
-        return frozenset(text for text in formats if isinstance(text, str))
-
-    @property
-    def architecture(self) -> str:
-        """The first architecture's name, else the model type, else the text model's type, else ""."""
-        text_type = (self.text_config or {}).get("model_type")
-        named = next(iter(self.architectures or ()), None) or self.model_type
-        return named or (text_type if isinstance(text_type, str) else "")

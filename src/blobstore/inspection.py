@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from blobstore import safetensors
+from blobstore.checkpoint import CONFIG_NAME
 from blobstore.digest import Digest
-from blobstore.documents import CONFIG_NAME, Manifest, ModelConfig, parse_object
+from blobstore.documents import Manifest, ModelConfig, parse_object
 from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from blobstore.documents import CONFIG_NAME, parse_object
+from blobstore.checkpoint import CONFIG_NAME
+from blobstore.documents import parse_object
 from blobstore.errors import BlobStoreError, InvalidNameError, UnsupportedSourceError, UsageError
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName, file_name

@@ -27,7 +27,7 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.importer import Experts, OutputTensor, Progress, SourceReaders, outputs_of, read_inventory, threads
-from blobstore.importer.weights import Form
+from blobstore.importer.source.weights import Form
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName
 from blobstore.quant import QuantType

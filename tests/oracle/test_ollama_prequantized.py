@@ -17,8 +17,8 @@ from support.ollama_sources import write_source
 from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.errors import UnsupportedSourceError
 from blobstore.importer import plan_import
-from blobstore.importer.classify import classify
-from blobstore.importer.producers import source_weights
+from blobstore.importer.source.classify import classify
+from blobstore.importer.source.producers import source_weights
 from blobstore.inspection import summarize
 
 MISLABELLED = {

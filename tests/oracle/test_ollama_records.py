@@ -20,9 +20,9 @@ from support.ollama_cases import Case, Cases, contents, planned
 from support.ollama_sources import INDEX
 
 from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor
-from blobstore.importer.classify import classify
-from blobstore.importer.outputs import PlannedBlob
-from blobstore.importer.producers import source_weights
+from blobstore.importer.planning.outputs import PlannedBlob
+from blobstore.importer.source.classify import classify
+from blobstore.importer.source.producers import source_weights
 from blobstore.inspection import summarize
 
 Array = np.ndarray[Any, Any]

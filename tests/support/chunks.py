@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from blobstore.importer import buffers, making, runs, write
+from blobstore.importer.writing import buffers, making, runs, write
 
 LEAST = 1024
 """The smallest chunk that holds whole groups of the widest values."""

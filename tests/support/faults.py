@@ -25,7 +25,7 @@ CLEANING = ("unlink", "unlinkat", "rmdir")
 _CALL = re.compile(r"(?P<thread>\d+) +(?P<name>\w+)\((?P<argument>\d*)", re.ASCII)
 _PRINTED = {("write", "1"), ("write", "2")}
 _ONE_AFTER_THE_OTHER = """
-from blobstore.importer import write
+from blobstore.importer.writing import write
 from blobstore.store import ingest
 write._SPARE_THREADS = 0
 ingest._NOTE_EVERY_S = -1

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blobstore.documents import SourceConfig
+from blobstore.checkpoint import SourceConfig
 from blobstore.dtypes import DType
-from blobstore.importer.inventory import Inventory, SourceFile, SourceTensor
+from blobstore.importer.source.inventory import Inventory, SourceFile, SourceTensor
 from blobstore.ranges import FileIdentity
 
 _FILE = SourceFile("/models/tiny/model.safetensors", "model.safetensors", FileIdentity(Path(__file__).stat()), 4096, (), {})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from blobstore.documents import SourceConfig
-from blobstore.importer.architectures import draft_policy_for, policy_for
+from blobstore.checkpoint import SourceConfig
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.policy import Policy
+from blobstore.importer.policies.architectures import draft_policy_for, policy_for
+from blobstore.importer.policies.policy import Policy
 from blobstore.quant import QuantType
 
 SHAPE = (128, 128)

@@ -18,7 +18,8 @@ from blobstore import documents, open_model, plan_import
 from blobstore.cli import run
 from blobstore.documents import MAX_LAYERS, MAX_MANIFEST
 from blobstore.errors import LimitExceededError
-from blobstore.importer import import_model, plan
+from blobstore.importer import import_model
+from blobstore.importer.planning import plan
 from blobstore.names import ModelName
 from blobstore.store import Store, open_store
 

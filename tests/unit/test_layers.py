@@ -19,7 +19,7 @@ LAYERS = (
     {"digest", "names", "dtypes", "strictjson"},
     {"quant"},
     {"documents", "arrays", "ranges"},
-    {"kernels", "store", "safetensors"},
+    {"kernels", "store", "safetensors", "checkpoint"},
     {"stored"},
     {"tensors"},
     {"importer", "loader", "inspection"},

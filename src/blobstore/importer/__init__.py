@@ -11,15 +11,15 @@ from typing import Unpack
 from blobstore.digest import Digest
 from blobstore.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.errors import InvalidNameError, UsageError
-from blobstore.importer.inventory import Inventory, read_inventory
 from blobstore.importer.options import ImportArguments, ImportOptions
-from blobstore.importer.outputs import ImportPlan, OutputTensor, PlannedFile
-from blobstore.importer.plan import make_plan, plan_blobs
-from blobstore.importer.producers import source_weights
+from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedFile
+from blobstore.importer.planning.plan import make_plan, plan_blobs
 from blobstore.importer.profiles import Experts
-from blobstore.importer.reading import SourceReaders
-from blobstore.importer.target import Bar, plan_for_target
-from blobstore.importer.write import Progress, least_memory, usual_memory, write_blobs
+from blobstore.importer.source.inventory import Inventory, read_inventory
+from blobstore.importer.source.producers import source_weights
+from blobstore.importer.source.reading import SourceReaders
+from blobstore.importer.targets.target import Bar, plan_for_target
+from blobstore.importer.writing.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
 from blobstore.store import FinishedBlob, Ingest, Store
 

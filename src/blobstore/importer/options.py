@@ -11,13 +11,13 @@ from typing import Any, TypedDict, Unpack
 
 from blobstore.dtypes import DType
 from blobstore.errors import UsageError
-from blobstore.importer.commands import MAX_MODELFILE
-from blobstore.importer.importance import Importance
-from blobstore.importer.modelfile import Modelfile, resolve_path
-from blobstore.importer.parameters import parse_parameters
-from blobstore.importer.policy_file import PolicyFile
+from blobstore.importer.modelfile.commands import MAX_MODELFILE
+from blobstore.importer.modelfile.modelfile import Modelfile, resolve_path
+from blobstore.importer.modelfile.parameters import parse_parameters
+from blobstore.importer.policies.importance import Importance
+from blobstore.importer.policies.policy_file import PolicyFile
+from blobstore.importer.policies.rules import Rule
 from blobstore.importer.profiles import PROFILES, Experts, Profile
-from blobstore.importer.rules import Rule
 from blobstore.kernels import check_method
 from blobstore.quant import Quantization, QuantType
 from blobstore.ranges import FileReader

@@ -9,11 +9,11 @@ import pytest
 from support import QUANT_TYPES
 from support.policies import COHERE2, GEMMA4, GLIMMER, LAGUNA, NEMOTRON, QWEN, SHAPE, policy_of, promoted_layers, type_of
 
-from blobstore.documents import SourceConfig
+from blobstore.checkpoint import SourceConfig
 from blobstore.errors import DocumentError
-from blobstore.importer.architectures import RulePolicy, policy_for
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.policy import GeneralPolicy
+from blobstore.importer.policies.architectures import RulePolicy, policy_for
+from blobstore.importer.policies.policy import GeneralPolicy
 from blobstore.quant import QuantType
 
 PROFILES = ("default", "ollama")

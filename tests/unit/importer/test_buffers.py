@@ -13,8 +13,8 @@ from support.chunks import LEAST, chunks_of
 
 import blobstore
 from blobstore.errors import NonFiniteWeightError
-from blobstore.importer import write
-from blobstore.importer.buffers import BufferPool
+from blobstore.importer.writing import write
+from blobstore.importer.writing.buffers import BufferPool
 from blobstore.store import Store
 from blobstore.store.files import PAGE
 

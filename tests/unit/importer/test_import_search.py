@@ -16,7 +16,7 @@ from support.weights import assert_same_parts, random_importance
 
 import blobstore
 from blobstore import QuantizedArray
-from blobstore.importer.write import CHUNK
+from blobstore.importer.writing.write import CHUNK
 from blobstore.store import Store, open_store
 
 Array = np.ndarray[Any, Any]

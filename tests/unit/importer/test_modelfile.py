@@ -8,9 +8,9 @@ import pytest
 
 from blobstore.documents import ModelConfig
 from blobstore.errors import DocumentError, LimitExceededError, UnsupportedSourceError, UsageError
-from blobstore.importer.commands import MAX_MODELFILE
-from blobstore.importer.modelfile import Modelfile, check_requires, resolve_path
-from blobstore.importer.parameters import parse_parameters
+from blobstore.importer.modelfile.commands import MAX_MODELFILE
+from blobstore.importer.modelfile.modelfile import Modelfile, check_requires, resolve_path
+from blobstore.importer.modelfile.parameters import parse_parameters
 
 EVERYTHING = b'''# a model
 FROM ./weights

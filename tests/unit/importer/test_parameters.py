@@ -7,7 +7,14 @@ import json
 import pytest
 
 from blobstore.errors import UsageError
-from blobstore.importer.parameters import DEPRECATED, PARAMETERS, Kind, encode_parameters, parse_parameter, parse_parameters
+from blobstore.importer.modelfile.parameters import (
+    DEPRECATED,
+    PARAMETERS,
+    Kind,
+    encode_parameters,
+    parse_parameter,
+    parse_parameters,
+)
 
 # KEY=VALUE → the JSON value that Go 1.27 wrote for FormatParams' value (None: Go, or we, refuse the text).
 # 510,000 random floats, among them every power of two and halves between two floats, gave Go's text as well.

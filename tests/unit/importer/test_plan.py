@@ -15,9 +15,9 @@ from support.inventories import inventory, source_tensor
 
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.importer.inventory import SourceTensor
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.plan import ImportPlan, PlannedBlob, make_plan
+from blobstore.importer.planning.plan import ImportPlan, PlannedBlob, make_plan
+from blobstore.importer.source.inventory import SourceTensor
 from blobstore.safetensors import parse_header
 from blobstore.stored import stored_tensors
 

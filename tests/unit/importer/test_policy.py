@@ -6,7 +6,7 @@ import pytest
 from support import QUANT_TYPES
 
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.policy import GeneralPolicy, Policy, is_expert
+from blobstore.importer.policies.policy import GeneralPolicy, Policy, is_expert
 from blobstore.quant import QuantType
 
 ATTENTION = "model.layers.0.self_attn."

@@ -16,8 +16,8 @@ import blobstore
 from blobstore.cli import run
 from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError, NotFoundError, UsageError
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.policy_file import PolicyFile
-from blobstore.importer.rules import Rule
+from blobstore.importer.policies.policy_file import PolicyFile
+from blobstore.importer.policies.rules import Rule
 from blobstore.quant import QuantType
 from blobstore.store import Store
 
@@ -75,7 +75,7 @@ def test_what_is_no_such_toml_document_is_refused(tmp_path: Path, text: str | by
     path = written(tmp_path, text)
     with pytest.raises(DocumentError, match=re.escape(said)) as caught:
         PolicyFile.read(path)
-    assert caught.value.rule == "P1"
+    assert caught.value.rule == "O1"
     assert caught.value.path == str(path)
 
 
@@ -86,7 +86,7 @@ def test_what_is_no_such_json_document_is_refused(tmp_path: Path, text: str) -> 
     path = written(tmp_path, text, "policy.json")
     with pytest.raises(DocumentError) as caught:
         PolicyFile.read(path)
-    assert caught.value.rule == "P1"
+    assert caught.value.rule == "O1"
     assert caught.value.path == str(path)
 
 

@@ -19,10 +19,10 @@ from support.inventories import inventory, source_tensor
 import blobstore
 from blobstore.dtypes import DType
 from blobstore.errors import UsageError
-from blobstore.importer.inventory import SourceTensor
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.plan import ImportPlan, make_plan
-from blobstore.importer.rules import NameIndex, Rule, RuleBook, escaped
+from blobstore.importer.planning.plan import ImportPlan, make_plan
+from blobstore.importer.policies.rules import NameIndex, Rule, RuleBook, escaped
+from blobstore.importer.source.inventory import SourceTensor
 from blobstore.quant import QuantType
 from blobstore.store import Store
 

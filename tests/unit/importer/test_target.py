@@ -18,7 +18,7 @@ from blobstore.cli import run
 from blobstore.errors import BlobStoreError, NonFiniteWeightError, UnsupportedSourceError, UsageError
 from blobstore.importer import measuring, target
 from blobstore.importer.options import ImportOptions, Target
-from blobstore.importer.outputs import ImportPlan
+from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.store import Store
 
 Array = np.ndarray[Any, Any]

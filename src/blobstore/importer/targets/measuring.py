@@ -20,9 +20,9 @@ from blobstore import kernels
 from blobstore.arrays import QuantizedArray, dtype_of, numpy_dtype
 from blobstore.errors import NonFiniteWeightError
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.outputs import OutputTensor
-from blobstore.importer.reading import SourceReaders
-from blobstore.importer.weights import SourceWeight
+from blobstore.importer.planning.outputs import OutputTensor
+from blobstore.importer.source.reading import SourceReaders
+from blobstore.importer.source.weights import SourceWeight
 from blobstore.kernels import ScaleChoice
 from blobstore.quant import Quantization, QuantType
 

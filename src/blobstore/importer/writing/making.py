@@ -13,10 +13,10 @@ from blobstore.arrays import QuantizedArray, dtype_of, numpy_dtype
 from blobstore.dtypes import DType
 from blobstore.errors import NonFiniteWeightError, UnsupportedSourceError
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.outputs import OutputTensor
-from blobstore.importer.reading import SourceReaders
-from blobstore.importer.runs import CHUNK, Constant, Copy, GlobalScale, Run, Values
-from blobstore.importer.weights import SourceWeight
+from blobstore.importer.planning.outputs import OutputTensor
+from blobstore.importer.source.reading import SourceReaders
+from blobstore.importer.source.weights import SourceWeight
+from blobstore.importer.writing.runs import CHUNK, Constant, Copy, GlobalScale, Run, Values
 from blobstore.kernels import ScaleChoice
 from blobstore.quant import Quantization
 

@@ -10,12 +10,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from blobstore.documents import REQUIRED_OLLAMA, Draft, ModelConfig, SourceConfig
+from blobstore.checkpoint import SourceConfig
+from blobstore.documents import REQUIRED_OLLAMA, Draft, ModelConfig
 from blobstore.errors import UnsupportedSourceError
-from blobstore.importer.classify import quant_type_of
-from blobstore.importer.inventory import Inventory
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.weights import SourceWeight
+from blobstore.importer.source.classify import quant_type_of
+from blobstore.importer.source.inventory import Inventory
+from blobstore.importer.source.weights import SourceWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from blobstore.importer.architectures import policy_for
-from blobstore.importer.experts import group_of
-from blobstore.importer.inventory import Inventory
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.outputs import OutputTensor, PlannedBlob
-from blobstore.importer.plan import plan_blobs
-from blobstore.importer.policy import is_matrix
-from blobstore.importer.producers import source_weights
+from blobstore.importer.planning.experts import group_of
+from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
+from blobstore.importer.planning.plan import plan_blobs
+from blobstore.importer.policies.architectures import policy_for
+from blobstore.importer.policies.policy import is_matrix
+from blobstore.importer.policies.rules import Rule, RuleBook, escaped
 from blobstore.importer.profiles import Experts
-from blobstore.importer.rules import Rule, RuleBook, escaped
+from blobstore.importer.source.inventory import Inventory
+from blobstore.importer.source.producers import source_weights
 from blobstore.quant import Quantization, QuantType
 
 _EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")

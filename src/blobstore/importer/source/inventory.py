@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from blobstore.documents import CONFIG_NAME, MAX_DOCUMENT, MAX_INDEX, ShardIndex, SourceConfig
+from blobstore.checkpoint import CONFIG_NAME, MAX_INDEX, ShardIndex, SourceConfig
+from blobstore.documents import MAX_DOCUMENT
 from blobstore.dtypes import DType
 from blobstore.errors import (
     BlobStoreError,

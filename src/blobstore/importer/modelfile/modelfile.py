@@ -23,8 +23,8 @@ from blobstore.documents import (
     ModelConfig,
 )
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageError, quoted
-from blobstore.importer.commands import MAX_MODELFILE, RULE, Command, error_at, read_script
-from blobstore.importer.parameters import DEPRECATED, ParameterValue, add_parameter, encode_parameters
+from blobstore.importer.modelfile.commands import MAX_MODELFILE, RULE, Command, error_at, read_script
+from blobstore.importer.modelfile.parameters import DEPRECATED, ParameterValue, add_parameter, encode_parameters
 
 MAX_LICENSES: Final = 1000
 ROLES: Final = ("system", "user", "assistant")

@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from blobstore.errors import UsageError
-from blobstore.importer.allocation import NEAR, Choice, allocate, least_bytes
-from blobstore.importer.candidates import Candidate, candidates_of
-from blobstore.importer.inventory import Inventory
-from blobstore.importer.measuring import SAMPLE, Progress, Question, measure
 from blobstore.importer.options import ImportOptions, Target
-from blobstore.importer.outputs import ImportPlan
-from blobstore.importer.plan import make_plan
+from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.planning.plan import make_plan
+from blobstore.importer.source.inventory import Inventory
+from blobstore.importer.targets.allocation import NEAR, Choice, allocate, least_bytes
+from blobstore.importer.targets.candidates import Candidate, candidates_of
+from blobstore.importer.targets.measuring import SAMPLE, Progress, Question, measure
 from blobstore.quant import Quantization
 
 _ROUNDS = 8

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from blobstore.documents import SourceConfig
+from blobstore.checkpoint import SourceConfig
 from blobstore.errors import DocumentError, quoted
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.policy import GeneralPolicy, Policy, is_matrix
+from blobstore.importer.policies.policy import GeneralPolicy, Policy, is_matrix
 from blobstore.quant import Quantization, QuantType
 
 Types = tuple[QuantType, ...]

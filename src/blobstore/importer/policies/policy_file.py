@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blobstore.documents import parse_object
 from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
-from blobstore.importer.rules import Rule
+from blobstore.importer.policies.rules import Rule
 from blobstore.kernels import check_method
 from blobstore.quant import Quantization, QuantType
 from blobstore.ranges import FileReader
@@ -43,7 +43,7 @@ class PolicyFile:
     def read(cls, path: str | os.PathLike[str]) -> PolicyFile:
         """Return what the file says: JSON when its name ends in .json, else TOML.
 
-        Raises: NotFoundError, StorageError; LimitExceededError for over 1 MiB; DocumentError (rule P1) for what is no
+        Raises: NotFoundError, StorageError; LimitExceededError for over 1 MiB; DocumentError (rule O1) for what is no
         such document, an unknown key, or a value of the wrong kind, naming the key; UsageError for an unknown word.
         """
         with FileReader(path) as reader:
@@ -70,11 +70,11 @@ class PolicyFile:
 
 def _parsed(text: bytes, name: str) -> dict[str, Any]:
     if name.endswith(".json"):
-        return parse_object(text, name, rule="P1")
+        return parse_object(text, name, rule="O1")
     try:
         return tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DocumentError(f"{name} is no TOML document: {error} (rule P1)", rule="P1", path=name) from None
+        raise DocumentError(f"{name} is no TOML document: {error} (rule O1)", rule="O1", path=name) from None
 
 
 def _validated(value: dict[str, Any], name: str) -> _Document:
@@ -83,4 +83,4 @@ def _validated(value: dict[str, Any], name: str) -> _Document:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise DocumentError(f"{name}: {place}: {first['msg']} (rule P1)", rule="P1", path=name) from None
+        raise DocumentError(f"{name}: {place}: {first['msg']} (rule O1)", rule="O1", path=name) from None

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from blobstore.documents import ModuleQuantization, SourceConfig
+from blobstore.checkpoint import ModuleQuantization, SourceConfig
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
-from blobstore.importer.inventory import Inventory, SourceTensor
-from blobstore.importer.refusals import check_unpacked
-from blobstore.importer.weights import FP8_BLOCK, Form, SourceWeight, named_twice
+from blobstore.importer.source.inventory import Inventory, SourceTensor
+from blobstore.importer.source.refusals import check_unpacked
+from blobstore.importer.source.weights import FP8_BLOCK, Form, SourceWeight, named_twice
 from blobstore.quant import Part, Quantization, QuantType
 
 _FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})

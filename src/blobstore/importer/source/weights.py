@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.importer.inventory import SourceFile, SourceTensor
+from blobstore.importer.source.inventory import SourceFile, SourceTensor
 from blobstore.quant import Quantization
 
 FP8_BLOCK = 128

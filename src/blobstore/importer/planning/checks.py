@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, quoted
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.outputs import OutputTensor, PlannedBlob
-from blobstore.importer.policy import Policy
-from blobstore.importer.rules import NameIndex, RuleBook
-from blobstore.importer.weights import named_twice
+from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
+from blobstore.importer.policies.policy import Policy
+from blobstore.importer.policies.rules import NameIndex, RuleBook
+from blobstore.importer.source.weights import named_twice
 from blobstore.safetensors import Header
 from blobstore.stored import stored_tensors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 
-from blobstore.importer.runs import CHUNK
+from blobstore.importer.writing.runs import CHUNK
 from blobstore.store.files import PAGE
 
 # Page-aligned; and all there from the start, so that an import takes the same memory whatever it imports.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from blobstore.importer.weights import Form, SourceWeight
+from blobstore.importer.source.weights import Form, SourceWeight
 from blobstore.quant import QuantType
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from blobstore import strictjson
-from blobstore.importer.inventory import Inventory
 from blobstore.importer.options import ImportOptions
+from blobstore.importer.source.inventory import Inventory
 
 OWN_DOCUMENT = "blobstore.json"
 _VERSION = 1

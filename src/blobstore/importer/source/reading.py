@@ -14,8 +14,8 @@ from blobstore import kernels
 from blobstore.arrays import QuantizedArray, numpy_dtype
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.importer.inventory import SourceFile, SourceTensor
-from blobstore.importer.weights import Form, SourceWeight
+from blobstore.importer.source.inventory import SourceFile, SourceTensor
+from blobstore.importer.source.weights import Form, SourceWeight
 from blobstore.ranges import FileReader
 
 _KEPT_SCALES = 16

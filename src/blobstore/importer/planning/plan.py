@@ -9,23 +9,24 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from blobstore.documents import CONFIG_NAME, MAX_LAYERS
+from blobstore.checkpoint import CONFIG_NAME
+from blobstore.documents import MAX_LAYERS
 from blobstore.dtypes import DType
 from blobstore.errors import LimitExceededError, UnsupportedSourceError
-from blobstore.importer.architectures import draft_policy_for, policy_for
-from blobstore.importer.capabilities import describe_model
-from blobstore.importer.checks import check_names, check_quantizable, check_readable, check_rules
-from blobstore.importer.classify import SourceKind, classify
-from blobstore.importer.experts import Projection, group_of, packed_order, projections, stacked_group_of
-from blobstore.importer.inventory import Inventory
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedFile
-from blobstore.importer.own_document import OWN_DOCUMENT, own_document
-from blobstore.importer.policy import Policy, is_expert
-from blobstore.importer.producers import source_weights
+from blobstore.importer.planning.capabilities import describe_model
+from blobstore.importer.planning.checks import check_names, check_quantizable, check_readable, check_rules
+from blobstore.importer.planning.experts import Projection, group_of, packed_order, projections, stacked_group_of
+from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedFile
+from blobstore.importer.planning.own_document import OWN_DOCUMENT, own_document
+from blobstore.importer.policies.architectures import draft_policy_for, policy_for
+from blobstore.importer.policies.policy import Policy, is_expert
+from blobstore.importer.policies.rules import Rule, RuleBook
 from blobstore.importer.profiles import Experts
-from blobstore.importer.rules import Rule, RuleBook
-from blobstore.importer.weights import Form, SourceWeight
+from blobstore.importer.source.classify import SourceKind, classify
+from blobstore.importer.source.inventory import Inventory
+from blobstore.importer.source.producers import source_weights
+from blobstore.importer.source.weights import Form, SourceWeight
 from blobstore.quant import Quantization, QuantType
 
 DRAFT_PREFIX = "draft."

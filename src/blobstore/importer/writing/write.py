@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from blobstore.importer.buffers import Buffer, BufferPool
-from blobstore.importer.making import RunMaker
-from blobstore.importer.outputs import ImportPlan
-from blobstore.importer.reading import SourceReaders
-from blobstore.importer.reuse import entry_key
-from blobstore.importer.runs import CHUNK, Run, runs_of
+from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.source.reading import SourceReaders
+from blobstore.importer.writing.buffers import Buffer, BufferPool
+from blobstore.importer.writing.making import RunMaker
+from blobstore.importer.writing.reuse import entry_key
+from blobstore.importer.writing.runs import CHUNK, Run, runs_of
 from blobstore.store import BlobWriter, FinishedBlob, Ingest
 
 _BUFFERS_A_THREAD = 4

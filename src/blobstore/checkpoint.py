@@ -1,0 +1,167 @@
+"""JSON documents of a checkpoint that others own: the shard index and config.json.
+
+Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names. Rule Q1: config.json is a strict JSON object
+of at most 16 MiB whose quantization settings, if any, exist. Unknown keys are ignored, keys are compared exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from blobstore.documents import Document, parse_object, validated
+from blobstore.errors import BlobStoreError
+from blobstore.names import file_name
+
+CONFIG_NAME: Final = "config.json"
+MAX_INDEX = 256 * 2**20
+
+
+def _shard_name(value: object) -> str:
+    try:
+        name = file_name(value)
+    except BlobStoreError as error:
+        raise ValueError(error.message) from None
+    if not name.endswith(".safetensors"):
+        raise ValueError(f"{name!r} is no .safetensors file")
+    return name
+
+
+class ShardIndex(Document):
+    """``model.safetensors.index.json``: tensor name → shard file name."""
+
+    weight_map: dict[str, Annotated[str, BeforeValidator(_shard_name)]] = Field(min_length=1)
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str = "shard index") -> ShardIndex:
+        """Return the index in ``raw``.
+
+        Raises: DocumentError (rule I1) when weight_map is missing or empty, or names something else than a plain
+        ``*.safetensors`` file: nothing is opened before that.
+        """
+        return validated(cls, parse_object(raw, what, rule="I1", limit=MAX_INDEX), what, "I1")
+
+
+class ModuleQuantization(Document):
+    """How MLX quantized a module; ``mode`` is affine when nothing says otherwise."""
+
+    group_size: Literal[16, 32, 64, 128]
+    bits: Literal[1, 2, 3, 4, 5, 6, 8]
+    mode: Literal["affine", "mxfp4", "mxfp8", "nvfp4"] = "affine"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _integers(cls, value: Any) -> Any:
+        if isinstance(value, dict) and not all(type(value.get(key, 0)) is int for key in ("bits", "group_size")):
+            raise ValueError("bits and group_size are integers")
+        return value
+
+
+class QuantizationSettings(ModuleQuantization):
+    """MLX's ``quantization`` of a config.json: the settings of all modules, and those of ``modules`` that have their own.
+
+    A module's settings replace the general ones as a whole, its mode too; False leaves it unquantized, True says nothing.
+    Source: mlx_lm/utils.py `load_model` at version 0.32.2.
+    """
+
+    modules: dict[str, ModuleQuantization | bool] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_modules(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        modules = {key: item for key, item in value.items() if isinstance(item, dict | bool)}
+        return {**{key: item for key, item in value.items() if key not in modules}, "modules": modules}
+
+    def of(self, module: str) -> ModuleQuantization | None:
+        """Return how the module of that path is quantized; None when it is not."""
+        own = self.modules.get(module, True)
+        if isinstance(own, bool):
+            return self if own else None
+        return own
+
+
+class SourceConfig(Document):
+    """What an import reads from a checkpoint's config.json; everything else in it is only stored."""
+
+    architectures: list[str] | None = None
+    model_type: str | None = None
+    quantization: QuantizationSettings | None = None
+    quantization_config: dict[str, Any] | None = None
+    text_config: dict[str, Any] | None = None
+    llm_config: Any = None
+    # Checked where a quantization policy needs them, since they are in the way of no other import.
+    num_hidden_layers: Any = None
+    num_experts: Any = None
+    mlp_only_layers: Any = None
+    mlp_layer_types: Any = None
+    has_vision: bool | None = None
+    vision_config: Any = None
+    audio_config: Any = None
+    sound_config: Any = None
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str = "config.json") -> SourceConfig:
+        """Return the config in ``raw``.
+
+        Raises: DocumentError (rule Q1) when it is no strict JSON object, or its quantization settings do not exist.
+        """
+        value = parse_object(raw, what, rule="Q1")
+        if "quantization" in value and value["quantization"] is None:
+            value = {key: item for key, item in value.items() if key != "quantization"}
+        return validated(cls, value, what, "Q1")
+
+    @property
+    def mlx_quantization(self) -> QuantizationSettings | None:
+        """MLX's settings: ``quantization``, else ``quantization_config`` where it is MLX's, without a method of its own.
+
+        Source: mlx_lm/utils.py `load_model` at version 0.32.2. Raises: DocumentError (rule Q1) when they do not exist.
+        """
+        settings = self.quantization_config or {}
+        if self.quantization is not None or "quant_method" in settings or "bits" not in settings:
+            return self.quantization
+        return validated(QuantizationSettings, settings, "quantization_config", "Q1")
+
+    @property
+    def quant_method(self) -> str | None:
+        """What ``quantization_config`` says quantized the checkpoint, such as "awq"."""
+        method = (self.quantization_config or {}).get("quant_method")
+        return method if isinstance(method, str) else None
+
+    @property
+    def fp8_block_size(self) -> tuple[int, int] | None:
+        """Rows and columns that share an FP8 weight's scale: ``weight_block_size``, or a ``block_structure`` of a group.
+
+        Sources: transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`; vllm-project/compressed-tensors
+        @dc235db7 quantization/quant_args.py `block_structure`.
+        """
+        settings = self.quantization_config or {}
+        groups = settings.get("config_groups")
+        found = [settings.get("weight_block_size")]
+        for group in groups.values() if isinstance(groups, dict) else ():
+            weights = group.get("weights") if isinstance(group, dict) else None
+            found.append(weights.get("block_structure") if isinstance(weights, dict) else None)
+        sizes = {tuple(size) for size in found if isinstance(size, list) and [type(n) for n in size] == [int, int]}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    @property
+    def packed_formats(self) -> frozenset[str]:
+        """The formats that ``quantization_config`` names, for all weights and for groups of them; empty for none.
+
+        Source: vllm-project/compressed-tensors@2737f885 compressors/mixfp4/base.py: a format with NVFP4's tensors, but
+        another meaning of its scales.
+        """
+        settings = self.quantization_config or {}
+        groups = settings.get("config_groups")
+        named = [settings, *(groups.values() if isinstance(groups, dict) else ())]
+        formats = (item.get("format") for item in named if isinstance(item, dict))
+        return frozenset(text for text in formats if isinstance(text, str))
+
+    @property
+    def architecture(self) -> str:
+        """The first architecture's name, else the model type, else the text model's type, else ""."""
+        text_type = (self.text_config or {}).get("model_type")
+        named = next(iter(self.architectures or ()), None) or self.model_type
+        return named or (text_type if isinstance(text_type, str) else "")

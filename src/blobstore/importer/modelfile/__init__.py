@@ -1,0 +1,1 @@
+"""Modelfile: the texts and settings that go beside a model's weights."""

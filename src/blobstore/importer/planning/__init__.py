@@ -1,0 +1,1 @@
+"""Planning: what an import writes, decided from headers and options."""

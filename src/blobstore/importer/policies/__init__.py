@@ -1,0 +1,1 @@
+"""Policies: which tensor gets which type."""

@@ -1,0 +1,1 @@
+"""Source: what a checkpoint consists of, and the values of its weights."""

@@ -1,0 +1,1 @@
+"""Targets: types for a size, chosen by what each would lose."""

@@ -1,0 +1,1 @@
+"""Writing: the bytes of a plan, and the threads that make them."""
