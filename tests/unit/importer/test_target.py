@@ -16,9 +16,9 @@ from support.checkpoints import BF16, LLAMA_CONFIG, normal, small_tensors, write
 import blobstore
 from blobstore.cli import run
 from blobstore.errors import BlobStoreError, NonFiniteWeightError, UnsupportedSourceError, UsageError
-from blobstore.importer import measuring, target
 from blobstore.importer.options import ImportOptions, Target
 from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.targets import measuring, target
 from blobstore.store import Store
 
 Array = np.ndarray[Any, Any]
