@@ -8,7 +8,6 @@ files: one that another program truncates while it is mapped ends the process wi
 from __future__ import annotations
 
 import mmap
-import resource
 from collections.abc import Container, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -27,14 +26,13 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.names import ModelName
-from blobstore.ranges import FileReader
+from blobstore.ranges import FileReader, allow_open_files
 from blobstore.safetensors import read_header
 from blobstore.store import Store
 from blobstore.store.files import os_errors
 from blobstore.stored import stored_tensors
 from blobstore.tensors import Blob, Library, Tensor
 
-_OTHER_FILES = 256
 Names = Literal["ollama", "mlx"]
 
 
@@ -53,7 +51,8 @@ class Model(Mapping[str, Tensor]):
         if not manifest.tensor_layers:
             message = f"model {name} has no tensor blobs: it is of another kind, GGUF perhaps"
             raise UnsupportedSourceError(message, model=str(name))
-        _allow_descriptors(len(manifest.tensor_layers))
+        # Python's maps keep a descriptor each, and so do MLX's arrays.
+        allow_open_files(2 * len(manifest.tensor_layers))
         if verify:
             self._verify_documents()
         for layer in manifest.tensor_layers:
@@ -186,19 +185,6 @@ def _mapped(reader: FileReader) -> mmap.mmap:
     # The size was checked on the open file just before: what is mapped is what was checked.
     with os_errors("map", reader.name):
         return mmap.mmap(reader.fileno(), reader.size, access=mmap.ACCESS_READ)
-
-
-def _allow_descriptors(blobs: int) -> None:
-    """Raise the process's soft limit of open files, where it is too low for a model of so many blobs.
-
-    Python's maps keep a descriptor each and so do MLX's arrays, and a dense model of 126 layers has 1,137 blobs where
-    Linux's usual soft limit is 1,024 files.
-    """
-    needed = 2 * blobs + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _verify(blob: Blob) -> None:

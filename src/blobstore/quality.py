@@ -26,7 +26,16 @@ from blobstore.errors import (
     UnsupportedSourceError,
     quoted,
 )
-from blobstore.importer import Experts, OutputTensor, Progress, SourceReaders, outputs_of, read_inventory, threads
+from blobstore.importer import (
+    DRAFT_PREFIX,
+    Experts,
+    OutputTensor,
+    Progress,
+    SourceReaders,
+    outputs_of,
+    read_inventory,
+    threads,
+)
 from blobstore.importer.source.weights import Form
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName
@@ -134,6 +143,8 @@ def measure_quality(
     ``jobs``: threads (None: one a core). Each reads and compares chunks of 2^19 weights in float64. Infinities and NaN of
     a converted tensor count as no error where they come back.
 
+    The tensors of a draft model are of another checkpoint, and left out.
+
     Raises: as `open_model` and `plan_import`; UsageError for jobs under 1; TensorNotFoundError when the source lacks a
     tensor of the model; UnsupportedSourceError when one has another shape or dtype there than it can have been made from;
     CorruptDataError when one that is stored as it was has other bytes there, or a value comes back infinite or NaN;
@@ -169,9 +180,12 @@ def _pairs(model: Model, source: str | os.PathLike[str]) -> Iterator[tuple[Tenso
     """Yield each tensor of the model with what it was made from: the names of packed experts, else of stacked ones."""
     inventory = read_inventory(source)
     outputs = outputs_of(inventory, Experts.PACKED)
+    has_draft = model.manifest.config is not None and model.config.draft is not None
     if any(name not in outputs for name in model):
         outputs = outputs_of(inventory, Experts.STACKED) | outputs
     for tensor in model.values():
+        if has_draft and tensor.name.startswith(DRAFT_PREFIX):
+            continue  # of another checkpoint
         made_from = outputs.get(tensor.name)
         if made_from is None:
             message = f"{os.fspath(source)} has no tensor {quoted(tensor.name)}: model {model.name} was not made from it"

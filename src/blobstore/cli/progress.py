@@ -21,15 +21,17 @@ def progress_bar(total: int) -> Iterator[Progress | None]:
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.table import Column
 
     columns = (
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20, table_column=Column(no_wrap=True)),
+        DownloadColumn(table_column=Column(no_wrap=True, min_width=16)),
+        TransferSpeedColumn(table_column=Column(no_wrap=True, min_width=10)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        # What has no room is the name, not a number.
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
         task = bar.add_task("", total=total)
 
         def advance(nbytes: int, blob: str) -> None:

@@ -13,7 +13,7 @@ from blobstore.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.errors import InvalidNameError, UsageError
 from blobstore.importer.options import ImportArguments, ImportOptions
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedFile
-from blobstore.importer.planning.plan import make_plan, plan_blobs
+from blobstore.importer.planning.plan import DRAFT_PREFIX, make_plan, plan_blobs
 from blobstore.importer.profiles import Experts
 from blobstore.importer.source.inventory import Inventory, read_inventory
 from blobstore.importer.source.producers import source_weights
@@ -24,6 +24,7 @@ from blobstore.names import ModelName
 from blobstore.store import FinishedBlob, Ingest, Store
 
 __all__ = [
+    "DRAFT_PREFIX",
     "Experts",
     "ImportArguments",
     "ImportOptions",

@@ -130,6 +130,7 @@ class ImportOptions:
         Raises: UsageError for an unknown word, a group size that the type does not have, an option that says nothing
         without another; as `PolicyFile.read`, `Importance.parse` and `Modelfile.parse`.
         """
+        _check_arguments(given)
         policy = given.get("policy")
         file = PolicyFile.read(policy) if policy is not None else PolicyFile()
         preset = _profile(given.get("profile", "default"))
@@ -163,14 +164,18 @@ class ImportOptions:
         """Raise UsageError when an option says nothing, or a type has no such groups."""
         quantizes = bool(self.quant_type or self.target) or any(rule.quant_type is not None for rule in self.rules)
         if self.group_size is not None and self.quant_type is None:
-            raise UsageError("a group size needs a quantization type", hint="Add --quant int4, for example.")
+            raise UsageError(
+                "a group size needs a quantization type",
+                hint="Add --quant int4, for example; a rule has its own: GLOB=int4/64.",
+            )
         if self.importance is not None and not (quantizes and self.method == "search"):
             raise UsageError("importance weighs the errors of a search", hint="Add --quant TYPE --method search.")
         if self.method != "minmax" and not quantizes:
             raise UsageError(f"the method {self.method} needs a quantization type", hint="Add --quant int4, for example.")
-        if self.requantize and not quantizes:
+        if self.requantize and not (quantizes or self.draft_type):
             raise UsageError("quantizing again needs a quantization type", hint="Add --quant int4, for example.")
-        if self.global_scale and self.quant_type is not QuantType.NVFP4:
+        ruled = {rule.quant_type for rule in self.rules}
+        if self.global_scale and QuantType.NVFP4 not in {self.quant_type, *ruled}:
             raise UsageError("only nvfp4 has a global scale", hint="Add --quant nvfp4.")
         if self.draft_type is not None and self.draft is None:
             raise UsageError("there is no draft model to quantize", hint="Add --draft DIR.")
@@ -216,6 +221,20 @@ class ImportOptions:
         if self.alignment is not None:
             return self.alignment
         return PAGE if self.profile.page_aligned and data_size >= _PAGE_ALIGNED_FROM else _DEFAULT_ALIGNMENT
+
+
+_LISTS = ("rules", "licenses", "parameters")
+
+
+def _check_arguments(given: ImportArguments) -> None:
+    """Raise UsageError for an option that does not exist, and for a text where a list of texts belongs."""
+    if unknown := sorted(given.keys() - ImportArguments.__annotations__.keys()):
+        known = ", ".join(ImportArguments.__annotations__)
+        raise UsageError(f"an import has no option {unknown[0]!r}", hint=f"It has: {known}.")
+    for name in _LISTS:
+        value: object = given.get(name) or ()
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+            raise UsageError(f"{name} is {value!r}: it must be a list of texts")
 
 
 def _type(text: str | None) -> QuantType | None:

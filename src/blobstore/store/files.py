@@ -25,6 +25,9 @@ PAGE = 4096
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_WITH_SYNCFS = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x2FC12FC1})
+"""ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ZFS (statfs(2), and OpenZFS's ZFS_SUPER_MAGIC)."""
+_STATFS_BYTES = 256  # struct statfs has 120; its first member is the type
 _SYNCFS_REPORTS_ERRORS = (5, 8)
 
 
@@ -45,25 +48,45 @@ def sync(fd: int) -> None:
         os.fsync(fd)
 
 
-def sync_file_system(fd: int) -> None:
-    """Make everything written to the file system of ``fd`` durable, where `SYNCS_WHOLE_FILE_SYSTEM`; else do nothing.
+def syncs_whole(fd: int) -> bool:
+    """Return True when one syncfs makes all that was written to the file system of ``fd`` durable, and reports errors.
 
-    syncfs(2) takes one journal commit where fsync takes one a file, and since Linux 5.8 it reports the write errors
-    that happened since ``fd`` was opened. Raises: OSError; what was written since then is lost.
+    syncfs(2) takes one journal commit where fsync takes one a file, and since Linux 5.8 it reports the write errors that
+    happened since its descriptor was opened. On FUSE it does nothing (fs/fuse/inode.c `fuse_sync_fs`), so only file
+    systems that are known are trusted: elsewhere every file is synced when it is finished. Raises: OSError.
     """
-    if _syncfs is not None and _syncfs(fd) != 0:
+    if _libc is None:
+        return False
+    status = ctypes.create_string_buffer(_STATFS_BYTES)
+    _check(_libc.fstatfs(fd, status))
+    return int.from_bytes(status.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) in _WITH_SYNCFS
+
+
+def sync_file_system(fd: int) -> None:
+    """Make everything written to the file system of ``fd`` durable, where it `syncs_whole`.
+
+    Raises: OSError; what was written since the descriptor was opened is lost.
+    """
+    if _libc is not None:
+        _check(_libc.syncfs(fd))
+
+
+def _check(result: int) -> None:
+    if result != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 
 
-def _find_syncfs() -> ctypes._NamedFuncPointer | None:
+def _find_libc() -> ctypes.CDLL | None:
+    """Return the C library, where its syncfs reports errors."""
     if sys.platform != "linux" or _kernel_version() < _SYNCFS_REPORTS_ERRORS:
         return None
-    function = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-    if function is not None:
-        function.argtypes = (ctypes.c_int,)
-        function.restype = ctypes.c_int
-    return function
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "syncfs") or not hasattr(library, "fstatfs"):
+        return None
+    library.syncfs.argtypes = (ctypes.c_int,)
+    library.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
+    return library
 
 
 def _kernel_version() -> tuple[int, int]:
@@ -71,19 +94,15 @@ def _kernel_version() -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-_syncfs = _find_syncfs()
-SYNCS_WHOLE_FILE_SYSTEM = _syncfs is not None
-"""Whether one call makes all files durable; without it every file is synced when it is finished."""
+_libc = _find_libc()
 
 
 @functools.cache
-def boot_id() -> str | None:
-    """Return what tells one start of the machine from another, or None where every finished file is durable.
+def boot_id() -> str:
+    """Return what tells one start of the machine from another.
 
     Source: random(4), "/proc interfaces".
     """
-    if not SYNCS_WHOLE_FILE_SYSTEM:
-        return None
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:  # no /proc: nothing is known beyond this process

@@ -26,7 +26,7 @@ from blobstore.errors import BlobStoreError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.blobs import BlobFolder
-from blobstore.store.files import boot_id, make_folder, os_errors, sync_file_system, sync_folder
+from blobstore.store.files import boot_id, make_folder, os_errors, sync_file_system, sync_folder, syncs_whole
 from blobstore.store.journal import Entry, Journal
 from blobstore.store.leftovers import Leftovers, make_owned_folder
 from blobstore.store.manifests import ManifestFolder
@@ -54,6 +54,7 @@ class Ingest:
             self._folder, self._folder_fd = make_owned_folder(temporary_folder)
             try:
                 _check_one_file_system(self._folder, blobs.path)
+                self._syncs_whole = syncs_whole(self._folder_fd)
             except BaseException:
                 self._folder.rmdir()
                 os.close(self._folder_fd)
@@ -65,7 +66,7 @@ class Ingest:
 
     def writer(self, size: int) -> BlobWriter:
         """Return a writer for one blob of ``size`` bytes. May be called from several threads."""
-        return BlobWriter(self._folder, str(next(self._numbers)), size)
+        return BlobWriter(self._folder, str(next(self._numbers)), size, syncs=not self._syncs_whole)
 
     def put(self, data: bytes) -> FinishedBlob:
         """Write bytes in memory as one blob."""
@@ -81,7 +82,7 @@ class Ingest:
     def finished(self, key: str, blob: FinishedBlob) -> None:
         """Note that the plan's entry of ``key`` became ``blob``, for the case that this import is killed."""
         with self._mutex:
-            self._unnoted.append(Entry(key, blob.digest, blob.size, blob.stamp, boot_id()))
+            self._unnoted.append(Entry(key, blob.digest, blob.size, blob.stamp, boot_id() if self._syncs_whole else None))
             if time.monotonic() - self._noted_at > _NOTE_EVERY_S:
                 self._note()
 
@@ -109,7 +110,8 @@ class Ingest:
 
     def _sync(self) -> None:
         with os_errors("write to the store", self._folder):
-            sync_file_system(self._folder_fd)
+            if self._syncs_whole:
+                sync_file_system(self._folder_fd)
 
     def commit(
         self, blobs: list[FinishedBlob], name: ModelName, manifest: Manifest, keys: Iterable[str] = ()

@@ -20,7 +20,7 @@ from typing import Any
 
 from blobstore.digest import Digest
 from blobstore.errors import CorruptDataError
-from blobstore.store.files import PAGE, SYNCS_WHOLE_FILE_SYSTEM, create_file, open_direct, os_errors, sync, write_all_at
+from blobstore.store.files import PAGE, create_file, open_direct, os_errors, sync, write_all_at
 
 _DIRECT_FROM = 2**18
 """Bytes of a piece from which going around the page cache pays."""
@@ -65,9 +65,10 @@ class _Piece:
 
 
 class BlobWriter:
-    """Writes and hashes one blob of ``size`` bytes into ``folder``; the last byte finishes it."""
+    """Writes and hashes one blob of ``size`` bytes into ``folder``; the last byte finishes it, with ``syncs`` durably."""
 
-    def __init__(self, folder: Path, name: str, size: int) -> None:
+    def __init__(self, folder: Path, name: str, size: int, *, syncs: bool = False) -> None:
+        self._syncs = syncs
         self._folder = folder
         self._path = folder / name
         self._size = size
@@ -180,7 +181,7 @@ class BlobWriter:
 
     def _finish(self, digest: Digest) -> FinishedBlob:
         with os_errors("write", self._path):
-            if not SYNCS_WHOLE_FILE_SYSTEM:
+            if self._syncs:
                 sync(self._fd)
             stamp = Stamp.of(os.fstat(self._fd))
             if self._path.name != digest.file_name:

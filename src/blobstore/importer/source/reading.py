@@ -131,6 +131,7 @@ class SourceReaders:
             if reader is None:
                 reader = FileReader(file.path)
                 try:
+                    reader.settle()
                     reader.check_is(file.identity)
                 except BaseException:
                     reader.close()  # and the next thread must not read from it unchecked

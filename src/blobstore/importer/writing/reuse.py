@@ -38,4 +38,5 @@ def _stored(source: SourceWeight) -> str:
         f"{suffix} {part.dtype} {part.offset} {part.nbytes} {part.file.identity.key} {part.file.path!r}"
         for suffix, part in source.parts.items()
     )
-    return f"{source.name}\n{source.form.value} {source.inverse_global_scale} {source.shape}\n" + "\n".join(parts) + "\n"
+    form = f"{source.form.value} {source.dtype} {source.quantization} {source.inverse_global_scale} {source.shape}"
+    return f"{source.name}\n{form}\n" + "\n".join(parts) + "\n"

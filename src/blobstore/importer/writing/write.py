@@ -21,7 +21,9 @@ from blobstore.importer.writing.buffers import Buffer, BufferPool
 from blobstore.importer.writing.making import RunMaker
 from blobstore.importer.writing.reuse import entry_key
 from blobstore.importer.writing.runs import CHUNK, Run, runs_of
+from blobstore.ranges import allow_open_files
 from blobstore.store import BlobWriter, FinishedBlob, Ingest
+from blobstore.store.files import os_errors
 
 _BUFFERS_A_THREAD = 4
 _SCRATCH = 4
@@ -70,15 +72,15 @@ def write_blobs(
     Raises: the error of the first run in plan order that fails, whatever the number of threads: it names the tensor or
     the file; StorageError. Nothing is committed here.
     """
-    threads = jobs + _SPARE_THREADS
-    useful = threads + sum(blob.size for blob in plan.blobs) // CHUNK
-    buffers = BufferPool(max(threads, min(useful, memory // CHUNK - threads * _SCRATCH)))
-    work = _Work(plan, ingest, buffers, progress)
+    allow_open_files(sum(len(inventory.files) for inventory in plan.inventories) + 2 * jobs)
+    work = _Work(plan, ingest, progress)
     try:
         work.recall(verify=verify_reuse)
+        threads = max(1, min(jobs + _SPARE_THREADS, work.most_runs))
+        buffers = _buffers(threads, work.most_runs, memory)
         with ThreadPoolExecutor(threads, thread_name_prefix="import") as pool:
-            futures = [pool.submit(work.run) for _ in range(threads)]
             try:
+                futures = [pool.submit(work.run, buffers) for _ in range(threads)]
                 for future in futures:
                     future.result()
             except BaseException:
@@ -89,14 +91,20 @@ def write_blobs(
         work.close()
 
 
+def _buffers(threads: int, runs: int, memory: int) -> BufferPool:
+    """Return as many buffers as are of use and fit the memory. Raises: StorageError when there is not so much memory."""
+    count = max(threads, min(threads + runs, memory // CHUNK - threads * _SCRATCH))
+    with os_errors("take", f"{count * CHUNK:,} bytes of memory"):
+        return BufferPool(count)
+
+
 class _Work:
     """What the threads of one import share."""
 
-    def __init__(self, plan: ImportPlan, ingest: Ingest, buffers: BufferPool, progress: Progress) -> None:
+    def __init__(self, plan: ImportPlan, ingest: Ingest, progress: Progress) -> None:
         self._blobs = plan.blobs
         self._keys = [entry_key(blob) for blob in plan.blobs]
         self._ingest = ingest
-        self._buffers = buffers
         self._progress = progress
         self._readers = SourceReaders()
         self._maker = RunMaker(self._readers)
@@ -118,6 +126,12 @@ class _Work:
         if nbytes:
             self._progress(nbytes, "")
 
+    @property
+    def most_runs(self) -> int:
+        """How many runs there are to make at most: more threads have nothing to do."""
+        made = [blob for number, blob in enumerate(self._blobs) if number not in self._finished]
+        return sum(2 + 2 * max(blob.size, blob.source_bytes) // CHUNK for blob in made)
+
     def _all_runs(self) -> Iterator[tuple[int, int, Run]]:
         order = 0
         for number, blob in enumerate(self._blobs):
@@ -128,11 +142,11 @@ class _Work:
                 yield order, number, run
                 order += 1
 
-    def run(self) -> None:
+    def run(self, buffers: BufferPool) -> None:
         """Make runs until none is left, or one has failed that comes before the next."""
         while True:
             # The buffer first: a run that is begun must be able to end, since later ones wait to be hashed behind it.
-            buffer = self._buffers.take()
+            buffer = buffers.take()
             try:
                 if not self._run_next(buffer):
                     return
