@@ -180,6 +180,6 @@ class FileIdentity:
 
 def _short(reader: RangeReader, offset: int, length: int) -> ShortReadError:
     return ShortReadError(
-        f"{reader.name} ends before byte {offset + length}: it has {reader.size}, and {length} were wanted from {offset}",
+        f"{reader.name} ends before byte {offset + length:,}: it had {reader.size:,} when it was opened",
         path=reader.name,
     )

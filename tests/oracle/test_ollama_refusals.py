@@ -56,6 +56,7 @@ REFUSALS = {
         UnsupportedSourceError,
         ("model.layers.0.mlp.experts.0.up_proj.weight is BF16 [128, 256]", "is BF16 [64, 256]"),
         tensor="model.layers.0.mlp.experts.2.up_proj.weight",
+        path="model.safetensors",
     ),
     "x_fp8_64": Refusal(
         UnsupportedSourceError, ("block FP8", "64x64", "128x128"), tensor=FIRST_FP8, path="model.safetensors"

@@ -103,8 +103,10 @@ def _check_layout(group: str, projection: Projection) -> None:
     for weight in projection.weights:
         if weight.layout != first.layout:
             raise UnsupportedSourceError(
-                f"experts of {group} differ: {first.name} is {_described(first)}, {weight.name} is {_described(weight)}",
+                f"experts of {group} differ: {first.name} is {_described(first)}, {weight.name} is {_described(weight)} "
+                f"({weight.file.path})",
                 tensor=weight.name,
+                path=weight.file.path,
             )
 
 

@@ -146,7 +146,8 @@ def _quantize(weights: Array, arrays: list[Array], quantization: Quantization, c
     if bad >= 0:
         index = _index(source, step.start + bad)
         raise NonFiniteWeightError(
-            f"{source.name!r}: the weight at {list(index)} is {weights[bad]}, and only finite weights can be quantized",
+            f"{source.name!r}: the weight at {list(index)} is {weights[bad]}, and only finite weights can be quantized "
+            f"({source.file.path})",
             tensor=source.name,
             index=index,
             path=source.file.path,
@@ -155,7 +156,8 @@ def _quantize(weights: Array, arrays: list[Array], quantization: Quantization, c
         group = int(np.argmin(np.isfinite(scale))) * quantization.group_size
         index = _index(source, step.start + group)
         raise UnsupportedSourceError(
-            f"{source.name!r}: the weights from {list(index)} on span more than {dtype_of(weights)} can scale",
+            f"{source.name!r}: the weights from {list(index)} on span more than {dtype_of(weights)} can scale "
+            f"({source.file.path})",
             tensor=source.name,
             index=index,
             path=source.file.path,
