@@ -5,9 +5,11 @@ The writer (write.py) carries a plan out and decides nothing.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from blobstore.checkpoint import CONFIG_NAME
 from blobstore.documents import MAX_LAYERS
@@ -247,7 +249,7 @@ def _blob(name: str, tensors: Iterable[OutputTensor], options: ImportOptions) ->
     return PlannedBlob(name, members, _metadata(members, options), options)
 
 
-def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> dict[str, str]:
+def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapping[str, str]:
     """Return the blob's metadata: its quantization when all quantized tensors agree, else each tensor's.
 
     The first form would claim an unquantized U32 tensor too, so beside one each tensor has its own.
@@ -255,8 +257,14 @@ def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> dict
     described = {tensor.name: _described(tensor, options) for tensor in tensors if tensor.quantization is not None}
     plain_words = any(tensor.quantization is None and tensor.dtype is DType.U32 for tensor in tensors)
     if len({tuple(one.items()) for one in described.values()}) == 1 and not plain_words:
-        return next(iter(described.values()))
+        return _shared(*(next(iter(described.values())).items()))
     return {f"{name}.{key}": value for name, one in described.items() for key, value in one.items()}
+
+
+@functools.cache
+def _shared(*items: tuple[str, str]) -> Mapping[str, str]:
+    """Return the same mapping for the same items: a model has hundreds of thousands of blobs and a few quantizations."""
+    return MappingProxyType(dict(items))
 
 
 def _described(tensor: OutputTensor, options: ImportOptions) -> dict[str, str]:
