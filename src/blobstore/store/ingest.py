@@ -36,6 +36,7 @@ _log = logging.getLogger("blobstore.store")
 
 _CHUNK = 2**20
 _NOTE_EVERY_S = 0.05
+_NOTED_AT_ONCE = 2**20
 _OLD_S = 30 * 60
 """Age from which a blob that is used again is made young: Ollama spares unreferenced ones for an hour."""
 
@@ -83,7 +84,7 @@ class Ingest:
         """Note that the plan's entry of ``key`` became ``blob``, for the case that this import is killed."""
         with self._mutex:
             self._unnoted.append(Entry(key, blob.digest, blob.size, blob.stamp, boot_id() if self._syncs_whole else None))
-            if time.monotonic() - self._noted_at > _NOTE_EVERY_S:
+            if blob.size >= _NOTED_AT_ONCE or time.monotonic() - self._noted_at > _NOTE_EVERY_S:
                 self._note()
 
     def _note(self) -> None:
