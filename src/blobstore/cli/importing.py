@@ -33,6 +33,12 @@ Source = Annotated[
         help="A .safetensors file, or a folder with a checkpoint. With --modelfile and one argument, that is the NAME.",
     ),
 ]
+PlanSource = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SOURCE]", help="A .safetensors file, or a folder with a checkpoint [default: a Modelfile's FROM]."
+    ),
+]
 Name = Annotated[
     str | None,
     typer.Argument(metavar="[NAME]", help="Name of the model [default: the source's name, tagged with the type]."),
@@ -92,7 +98,7 @@ def import_(
         _show_result(result)
 
 
-def plan(source: Source = None, *, options: Any, jobs: Jobs = None, as_json: JsonOption = False) -> None:
+def plan(source: PlanSource = None, *, options: Any, jobs: Jobs = None, as_json: JsonOption = False) -> None:
     """Show what an import would write: its blobs and each tensor's type."""
     from blobstore.importer import plan_import
 
