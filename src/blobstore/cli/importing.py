@@ -25,6 +25,7 @@ from blobstore.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from blobstore.importer import ImportPlan, ImportResult
+    from blobstore.names import ModelName
 
 Source = Annotated[
     str | None,
@@ -74,11 +75,10 @@ def import_(
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
     from blobstore.importer import default_name, plan_import, run_plan
-    from blobstore.names import ModelName
 
     if name is None and options["modelfile"] is not None:
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
-    target = ModelName.parse(name) if name is not None else None
+    target = _model_name(name, options["modelfile"]) if name is not None else None
     budget = parse_size(memory) if memory is not None else None
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
     target = target or default_name(made)
@@ -96,6 +96,18 @@ def import_(
         show_json(_result_document(result))
     else:
         _show_result(result)
+
+
+def _model_name(text: str, modelfile: str | None) -> ModelName:
+    from blobstore.errors import InvalidNameError
+    from blobstore.names import ModelName
+
+    try:
+        return ModelName.parse(text)
+    except InvalidNameError as error:
+        if modelfile is not None:
+            error.hint = "With --modelfile and one argument, that is the model's name; give SOURCE and NAME for both."
+        raise
 
 
 def plan(source: PlanSource = None, *, options: Any, jobs: Jobs = None, as_json: JsonOption = False) -> None:

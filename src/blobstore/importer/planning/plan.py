@@ -129,13 +129,10 @@ class _Chooser:
         quant_type = self.options.quant_type or QuantType.MXFP8
         fits = all(self.options.fits(quant_type, tensor.shape) for tensor in weights)
         grouped = {tensor.name for tensor in weights} if fits else set()
+        asked = self.options.quantization(quant_type)
         return [
-            self.quantized(tensor, self.options.quantization(quant_type))
-            if tensor.name in grouped
-            else self.decide(tensor)
-            if tensor.name in ruled
-            else self.quantized(tensor, None)
-            for tensor in tensors
+            self.decide(one) if one.name in ruled else self.quantized(one, asked if one.name in grouped else None)
+            for one in tensors
         ]
 
     def _wants(self, tensor: OutputTensor) -> bool:

@@ -54,7 +54,8 @@ class PolicyFile:
         try:
             return cls._from(_validated(_parsed(text, reader.name), reader.name))
         except BlobStoreError as error:
-            raise error if error.path else error.at(reader.name, path=reader.name) from None
+            error.path = error.path or reader.name
+            raise error if reader.name in error.message else error.at(reader.name) from None
 
     @classmethod
     def _from(cls, document: _Document) -> PolicyFile:

@@ -20,6 +20,7 @@ from blobstore.errors import UsageError
 from blobstore.quant import Quantization, QuantType
 
 _NONE = "none"
+_MAX_DIGITS = 9
 _SPECIAL = re.compile(r"[*?[]")
 _ESCAPED = re.compile(r"\[([*?[])\]")
 
@@ -38,15 +39,10 @@ class Rule:
         pattern, equals, wanted = text.rpartition("=")
         if not equals or not pattern or not wanted:
             raise UsageError(f"no rule: {text!r}", hint="Write GLOB=TYPE, such as '*.down_proj.weight=int8'.")
-        kind, slash, size = wanted.partition("/")
-        if kind == _NONE and not slash:
-            return cls(pattern, None)
-        quant_type = QuantType.parse(kind)
-        if not slash:
-            return cls(pattern, quant_type)
-        if not (size.isascii() and size.isdigit() and len(size) < 10):  # noqa: PLR2004
-            raise UsageError(f"no group size: {size!r} in the rule {text!r}")
-        return cls(pattern, quant_type, Quantization(quant_type, int(size)).group_size)
+        try:
+            return cls(pattern.strip(), *_type_and_group(wanted.strip()))
+        except UsageError as error:
+            raise error.at(f"the rule {text!r}") from None
 
     @classmethod
     def of(cls, pattern: str, quantization: Quantization | None) -> Rule:
@@ -129,3 +125,17 @@ class NameIndex:
             return self._names[first:last]
         pattern = re.compile(translate(rule.pattern))
         return [name for name in self._names if pattern.match(name)]
+
+
+def _type_and_group(text: str) -> tuple[QuantType | None, int | None]:
+    kind, slash, size = text.partition("/")
+    if kind == _NONE:
+        if slash:
+            raise UsageError("what is kept has no groups", hint="Write GLOB=none.")
+        return None, None
+    quant_type = QuantType.parse(kind)
+    if not slash:
+        return quant_type, None
+    if not (size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS):
+        raise UsageError(f"no group size: {size!r}")
+    return quant_type, Quantization(quant_type, int(size)).group_size

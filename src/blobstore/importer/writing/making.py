@@ -11,7 +11,7 @@ import numpy as np
 from blobstore import kernels
 from blobstore.arrays import QuantizedArray, dtype_of, numpy_dtype
 from blobstore.dtypes import DType
-from blobstore.errors import NonFiniteWeightError, UnsupportedSourceError
+from blobstore.errors import BlobStoreError, NonFiniteWeightError, UnsupportedSourceError
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.importer.source.reading import SourceReaders
@@ -119,12 +119,7 @@ def _cast(values: Array, dtype: DType, source: SourceWeight, start: int) -> Arra
     overflows = np.isinf(cast) & np.isfinite(values)
     if overflows.any():
         first = int(np.argmax(overflows))
-        index = _index(source, start + first)
-        raise UnsupportedSourceError(
-            f"{source.name!r}: the value {values[first]} at {list(index)} does not fit {dtype}",
-            tensor=source.name,
-            index=index,
-        )
+        raise _error_at(UnsupportedSourceError, source, start + first, f"{values[first]}, which does not fit {dtype}")
     return cast
 
 
@@ -141,28 +136,18 @@ def _quantize(weights: Array, arrays: list[Array], quantization: Quantization, c
     """
     weight, scale, *rest = arrays
     parts = QuantizedArray(weight, scale, rest[0] if rest else None, None, quantization)
-    source = step.source
     bad = kernels.quantize_into(weights, parts, choice)
     if bad >= 0:
-        index = _index(source, step.start + bad)
-        raise NonFiniteWeightError(
-            f"{source.name!r}: the weight at {list(index)} is {weights[bad]}, and only finite weights can be quantized "
-            f"({source.file.path})",
-            tensor=source.name,
-            index=index,
-            path=source.file.path,
-        )
+        what = f"{weights[bad]}, and only finite weights can be quantized"
+        raise _error_at(NonFiniteWeightError, step.source, step.start + bad, what)
     if not all(np.isfinite(part).all() for part in (scale, *rest)):
         group = int(np.argmin(np.isfinite(scale))) * quantization.group_size
-        index = _index(source, step.start + group)
-        raise UnsupportedSourceError(
-            f"{source.name!r}: the weights from {list(index)} on span more than {dtype_of(weights)} can scale "
-            f"({source.file.path})",
-            tensor=source.name,
-            index=index,
-            path=source.file.path,
-        )
+        what = f"the first of a group that spans more than {dtype_of(weights)} can scale"
+        raise _error_at(UnsupportedSourceError, step.source, step.start + group, what)
 
 
-def _index(source: SourceWeight, flat: int) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(flat, source.shape))
+def _error_at(kind: type[BlobStoreError], source: SourceWeight, flat: int, what: str) -> BlobStoreError:
+    """Return the error that says ``what`` the weight of that flat index is; it names tensor, index and file."""
+    index = tuple(int(i) for i in np.unravel_index(flat, source.shape))
+    message = f"{source.name!r}: the weight at {list(index)} is {what} ({source.file.path})"
+    return kind(message, tensor=source.name, index=index, path=source.file.path)

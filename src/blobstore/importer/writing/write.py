@@ -76,8 +76,9 @@ def write_blobs(
     work = _Work(plan, ingest, progress)
     try:
         work.recall(verify=verify_reuse)
-        threads = max(1, min(jobs + _SPARE_THREADS, work.most_runs))
-        buffers = _buffers(threads, work.most_runs, memory)
+        runs = work.most_runs()
+        threads = max(1, min(jobs + _SPARE_THREADS, runs))
+        buffers = _buffers(threads, runs, memory)
         with ThreadPoolExecutor(threads, thread_name_prefix="import") as pool:
             try:
                 futures = [pool.submit(work.run, buffers) for _ in range(threads)]
@@ -126,9 +127,8 @@ class _Work:
         if nbytes:
             self._progress(nbytes, "")
 
-    @property
     def most_runs(self) -> int:
-        """How many runs there are to make at most: more threads have nothing to do."""
+        """Return how many runs there are to make at most: more threads have nothing to do."""
         made = [blob for number, blob in enumerate(self._blobs) if number not in self._finished]
         return sum(2 + 2 * max(blob.size, blob.source_bytes) // CHUNK for blob in made)
 
