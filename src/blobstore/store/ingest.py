@@ -88,7 +88,7 @@ class Ingest:
                 self._note()
 
     def _note(self) -> None:
-        self._journal.append(self._unnoted)
+        self._remember(self._unnoted, logging.INFO)  # whether it matters is known at the end
         self._unnoted = []
         self._noted_at = time.monotonic()
 
@@ -145,12 +145,12 @@ class Ingest:
         )
         return created
 
-    def _remember(self, entries: Iterable[Entry]) -> None:
+    def _remember(self, entries: Iterable[Entry], level: int = logging.WARNING) -> None:
         try:
             self._journal.append(entries)
         except StorageError as error:
             # Only the next import has more to do.
-            _log.warning("what was made is not in the journal: %s", error)
+            _log.log(level, "what was made is not in the journal: %s", error)
 
     def _publish(self, blobs: Iterable[FinishedBlob]) -> dict[Digest, Stamp]:
         """Move the blobs of our folder to ``blobs/``; return their stamps there."""
@@ -167,7 +167,7 @@ class Ingest:
     def close(self, *, keep_finished: bool) -> None:
         """Remove what was not committed; ``keep_finished``: but for finished blobs that the journal knows."""
         if keep_finished:
-            self._remember(self._unnoted)
+            self._remember(self._unnoted, logging.INFO)  # whether it matters is known at the end
         else:
             shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._folder_fd)

@@ -197,10 +197,12 @@ def test_a_store_without_its_journal_makes_all_again(source: Path, store: Store)
     assert (again.digest, again.recalled, again.created) == (first.digest, 0, 0)
 
 
+@pytest.mark.parametrize("every_s", [0.0, 1e9])
 @pytest.mark.parametrize("kind", ["folder", "noise"])
 def test_a_broken_journal_is_no_error_for_what_is_imported(
-    source: Path, store: Store, caplog: pytest.LogCaptureFixture, kind: str
+    source: Path, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str, every_s: float
 ) -> None:
+    monkeypatch.setattr("blobstore.store.ingest._NOTE_EVERY_S", every_s)  # during the import, or only at its end
     first = import_(source, store)
     (path,) = (store.root / ".blobstore/journal").iterdir()
     path.unlink()
