@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -205,6 +206,7 @@ def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, pare
 def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
     store: Store, parent: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     (store.root / ".blobstore").mkdir(parents=True)
     (store.root / ".blobstore/journal").write_bytes(b"in the way")
 
