@@ -36,10 +36,10 @@ from blobstore.importer import (
     read_inventory,
     threads,
 )
-from blobstore.importer.source.weights import Form
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName
 from blobstore.quant import QuantType
+from blobstore.source.weights import Form
 from blobstore.store import Store
 from blobstore.tensors import Tensor
 

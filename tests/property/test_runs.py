@@ -15,9 +15,9 @@ from blobstore.errors import BlobStoreError
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.importer.planning.plan import ImportPlan, make_plan
-from blobstore.importer.source.inventory import SourceTensor
 from blobstore.importer.writing import runs as runs_module
 from blobstore.importer.writing.runs import Constant, Copy, GlobalScale, Run, Values, runs_of
+from blobstore.source.inventory import SourceTensor
 
 MLP = "model.layers.0.mlp"
 FLOATS = st.sampled_from([DType.BF16, DType.F16, DType.F32])

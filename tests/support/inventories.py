@@ -10,8 +10,8 @@ from typing import Any
 
 from blobstore.checkpoint import SourceConfig
 from blobstore.dtypes import DType
-from blobstore.importer.source.inventory import Inventory, SourceFile, SourceTensor
 from blobstore.ranges import FileIdentity
+from blobstore.source.inventory import Inventory, SourceFile, SourceTensor
 
 _FILE = SourceFile("/models/tiny/model.safetensors", "model.safetensors", FileIdentity(Path(__file__).stat()), 4096, (), {})
 

@@ -18,9 +18,9 @@ from blobstore import open_model
 from blobstore.documents import MAX_LAYERS, MAX_REGISTRY_MANIFEST, Manifest
 from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError, NotFoundError
 from blobstore.importer import import_model
-from blobstore.importer.source.inventory import read_inventory
 from blobstore.inspection import BrokenModel, ModelSummary, list_models, summarize
 from blobstore.names import ModelName
+from blobstore.source.inventory import read_inventory
 from blobstore.store import Store, open_store
 
 # Good manifests that a store can't keep its side of: the error, and the digest that it names.

@@ -20,7 +20,7 @@ LAYERS = (
     {"quant"},
     {"documents", "arrays", "ranges"},
     {"kernels", "store", "safetensors", "checkpoint"},
-    {"stored"},
+    {"stored", "source"},
     {"tensors"},
     {"importer", "loader", "inspection"},
     {"mlx_lm", "quality"},

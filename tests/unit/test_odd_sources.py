@@ -20,7 +20,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.importer.source.inventory import read_inventory
+from blobstore.source.inventory import read_inventory
 from blobstore.store import Store
 
 

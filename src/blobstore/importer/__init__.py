@@ -15,12 +15,12 @@ from blobstore.importer.options import ImportArguments, ImportOptions
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedFile
 from blobstore.importer.planning.plan import DRAFT_PREFIX, make_plan, plan_blobs
 from blobstore.importer.profiles import Experts
-from blobstore.importer.source.inventory import Inventory, read_inventory
-from blobstore.importer.source.producers import source_weights
-from blobstore.importer.source.reading import SourceReaders
 from blobstore.importer.targets.target import Bar, plan_for_target
 from blobstore.importer.writing.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
+from blobstore.source.inventory import Inventory, read_inventory
+from blobstore.source.producers import source_weights
+from blobstore.source.reading import SourceReaders
 from blobstore.store import FinishedBlob, Ingest, Store
 
 __all__ = [

@@ -12,7 +12,7 @@ from support.inventories import source_tensor
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError
 from blobstore.importer.planning.experts import Projection, group_of, packed_order, projections, stacked_group_of
-from blobstore.importer.source.weights import SourceWeight
+from blobstore.source.weights import SourceWeight
 
 LAYER_PREFIXES = (
     "",

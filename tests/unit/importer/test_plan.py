@@ -17,8 +17,8 @@ from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.plan import ImportPlan, PlannedBlob, make_plan
-from blobstore.importer.source.inventory import SourceTensor
 from blobstore.safetensors import parse_header
+from blobstore.source.inventory import SourceTensor
 from blobstore.stored import stored_tensors
 
 MLP = "model.layers.0.mlp"

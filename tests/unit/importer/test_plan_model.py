@@ -14,7 +14,7 @@ from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.plan import ImportPlan, make_plan
-from blobstore.importer.source.inventory import Inventory, SourceTensor
+from blobstore.source.inventory import Inventory, SourceTensor
 
 NORM = source_tensor("model.norm.weight", 64)
 UP = source_tensor("model.layers.0.mlp.up_proj.weight", 64, 128)

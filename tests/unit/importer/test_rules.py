@@ -22,8 +22,8 @@ from blobstore.errors import UsageError
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.plan import ImportPlan, make_plan
 from blobstore.importer.policies.rules import NameIndex, Rule, RuleBook, escaped
-from blobstore.importer.source.inventory import SourceTensor
 from blobstore.quant import QuantType
+from blobstore.source.inventory import SourceTensor
 from blobstore.store import Store
 
 MLP = "model.layers.0.mlp"

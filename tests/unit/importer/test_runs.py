@@ -19,9 +19,9 @@ from blobstore.dtypes import DType
 from blobstore.errors import NonFiniteWeightError, StorageError, UsageError
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.source.reading import SourceReaders
 from blobstore.importer.writing.runs import CHUNK, GlobalScale, Values, runs_of
 from blobstore.importer.writing.write import least_memory
+from blobstore.source.reading import SourceReaders
 from blobstore.store import BlobWriter, Ingest, Store, open_store
 
 UP = "model.layers.0.mlp.up_proj.weight"

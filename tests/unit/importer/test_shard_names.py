@@ -8,7 +8,7 @@ import pytest
 from support.checkpoints import safetensors_bytes, small_tensors
 
 from blobstore.errors import NotFoundError
-from blobstore.importer.source.inventory import read_inventory
+from blobstore.source.inventory import read_inventory
 
 
 def write_shards(folder: Path, *names: str) -> Path:

@@ -14,9 +14,9 @@ from blobstore.checkpoint import SourceConfig
 from blobstore.documents import REQUIRED_OLLAMA, Draft, ModelConfig
 from blobstore.errors import UnsupportedSourceError
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.source.classify import quant_type_of
-from blobstore.importer.source.inventory import Inventory
-from blobstore.importer.source.weights import SourceWeight
+from blobstore.source.classify import quant_type_of
+from blobstore.source.inventory import Inventory
+from blobstore.source.weights import SourceWeight
 
 
 @dataclass(frozen=True, slots=True)

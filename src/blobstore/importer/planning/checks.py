@@ -9,8 +9,8 @@ from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.policy import Policy
 from blobstore.importer.policies.rules import NameIndex, RuleBook
-from blobstore.importer.source.weights import named_twice
 from blobstore.safetensors import Header
+from blobstore.source.weights import named_twice
 from blobstore.stored import stored_tensors
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.importer.source.weights import SourceWeight
+from blobstore.source.weights import SourceWeight
 
 _LAYER = (
     r"(?:|model\.|language_model\.|language_model\.model\.|model\.language_model\.|backbone\.|language_model\.backbone\."

@@ -10,10 +10,10 @@ from functools import cached_property
 from blobstore.documents import JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
 from blobstore.dtypes import DType
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.source.inventory import Inventory
-from blobstore.importer.source.weights import Form, SourceWeight
 from blobstore.quant import Part, Quantization
 from blobstore.safetensors import TensorEntry, encode_header, lay_out
+from blobstore.source.inventory import Inventory
+from blobstore.source.weights import Form, SourceWeight
 
 
 @dataclass(frozen=True, slots=True)

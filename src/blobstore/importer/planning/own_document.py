@@ -6,7 +6,7 @@ from typing import Any
 
 from blobstore import strictjson
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.source.inventory import Inventory
+from blobstore.source.inventory import Inventory
 
 OWN_DOCUMENT = "blobstore.json"
 _VERSION = 1

@@ -25,11 +25,11 @@ from blobstore.importer.policies.architectures import draft_policy_for, policy_f
 from blobstore.importer.policies.policy import Policy, is_expert
 from blobstore.importer.policies.rules import Rule, RuleBook
 from blobstore.importer.profiles import Experts
-from blobstore.importer.source.classify import SourceKind, classify
-from blobstore.importer.source.inventory import Inventory
-from blobstore.importer.source.producers import source_weights
-from blobstore.importer.source.weights import Form, SourceWeight
 from blobstore.quant import Quantization, QuantType
+from blobstore.source.classify import SourceKind, classify
+from blobstore.source.inventory import Inventory
+from blobstore.source.producers import source_weights
+from blobstore.source.weights import Form, SourceWeight
 
 DRAFT_PREFIX = "draft."
 """What the names of a draft model's tensors begin with (x/create/manifest.go, ollama/ollama@1d7605bf)."""

@@ -19,9 +19,9 @@ from blobstore.importer.policies.architectures import policy_for
 from blobstore.importer.policies.policy import is_matrix
 from blobstore.importer.policies.rules import Rule, RuleBook, escaped
 from blobstore.importer.profiles import Experts
-from blobstore.importer.source.inventory import Inventory
-from blobstore.importer.source.producers import source_weights
 from blobstore.quant import Quantization, QuantType
+from blobstore.source.inventory import Inventory
+from blobstore.source.producers import source_weights
 
 _EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
 _NO_TOKENS = ("per_layer", "vision", "visual", "audio")

@@ -21,10 +21,10 @@ from blobstore.arrays import QuantizedArray, dtype_of, numpy_dtype
 from blobstore.errors import NonFiniteWeightError
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.outputs import OutputTensor
-from blobstore.importer.source.reading import SourceReaders
-from blobstore.importer.source.weights import SourceWeight
 from blobstore.kernels import ScaleChoice
 from blobstore.quant import Quantization, QuantType
+from blobstore.source.reading import SourceReaders
+from blobstore.source.weights import SourceWeight
 
 SAMPLE = 2**22
 """Weights that are measured of a tensor, or of all of a group of experts, when there are more."""

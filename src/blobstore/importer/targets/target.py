@@ -15,11 +15,11 @@ from blobstore.errors import UsageError
 from blobstore.importer.options import ImportOptions, Target
 from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.source.inventory import Inventory
 from blobstore.importer.targets.allocation import NEAR, Choice, allocate, least_bytes
 from blobstore.importer.targets.candidates import Candidate, candidates_of
 from blobstore.importer.targets.measuring import SAMPLE, Progress, Question, measure
 from blobstore.quant import Quantization
+from blobstore.source.inventory import Inventory
 
 _ROUNDS = 8
 _COUNTS: tuple[tuple[tuple[str, ...], float], ...] = (

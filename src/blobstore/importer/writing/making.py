@@ -14,11 +14,11 @@ from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError, NonFiniteWeightError, UnsupportedSourceError
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.outputs import OutputTensor
-from blobstore.importer.source.reading import SourceReaders
-from blobstore.importer.source.weights import SourceWeight
 from blobstore.importer.writing.runs import CHUNK, Constant, Copy, GlobalScale, Run, Values
 from blobstore.kernels import ScaleChoice
 from blobstore.quant import Quantization
+from blobstore.source.reading import SourceReaders
+from blobstore.source.weights import SourceWeight
 
 Array = np.ndarray[Any, Any]
 _BYTE = np.dtype(np.uint8)

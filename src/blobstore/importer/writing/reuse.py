@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
-from blobstore.importer.source.weights import SourceWeight
+from blobstore.source.weights import SourceWeight
 
 _ARITHMETIC = 1
 """Goes up when the same weights are quantized to other bytes than before."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
-from blobstore.importer.source.inventory import SourceTensor
-from blobstore.importer.source.weights import SourceWeight
+from blobstore.source.inventory import SourceTensor
+from blobstore.source.weights import SourceWeight
 
 CHUNK = 4 * 2**20
 """Bytes of a run at most, and of source values that are read at a time."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.source.reading import SourceReaders
 from blobstore.importer.writing.buffers import Buffer, BufferPool
 from blobstore.importer.writing.making import RunMaker
 from blobstore.importer.writing.reuse import entry_key
 from blobstore.importer.writing.runs import CHUNK, Run, runs_of
 from blobstore.ranges import allow_open_files
+from blobstore.source.reading import SourceReaders
 from blobstore.store import BlobWriter, FinishedBlob, Ingest
 from blobstore.store.files import os_errors
 

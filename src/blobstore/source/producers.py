@@ -19,10 +19,10 @@ from itertools import pairwise
 from blobstore.checkpoint import ModuleQuantization, SourceConfig
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
-from blobstore.importer.source.inventory import Inventory, SourceTensor
-from blobstore.importer.source.refusals import check_unpacked
-from blobstore.importer.source.weights import FP8_BLOCK, Form, SourceWeight, named_twice
 from blobstore.quant import Part, Quantization, QuantType
+from blobstore.source.inventory import Inventory, SourceTensor
+from blobstore.source.refusals import check_unpacked
+from blobstore.source.weights import FP8_BLOCK, Form, SourceWeight, named_twice
 
 _FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})
 _NVFP4 = Quantization(QuantType.NVFP4, 16)

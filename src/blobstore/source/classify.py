@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from blobstore.importer.source.weights import Form, SourceWeight
 from blobstore.quant import QuantType
+from blobstore.source.weights import Form, SourceWeight
 
 
 class SourceKind(enum.Enum):

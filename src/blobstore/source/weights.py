@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.importer.source.inventory import SourceFile, SourceTensor
 from blobstore.quant import Quantization
+from blobstore.source.inventory import SourceFile, SourceTensor
 
 FP8_BLOCK = 128
 """Rows and columns of the blocks that share a scale, the only size that is decoded."""

@@ -14,9 +14,9 @@ from blobstore import kernels
 from blobstore.arrays import QuantizedArray, numpy_dtype
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.importer.source.inventory import SourceFile, SourceTensor
-from blobstore.importer.source.weights import Form, SourceWeight
 from blobstore.ranges import FileReader
+from blobstore.source.inventory import SourceFile, SourceTensor
+from blobstore.source.weights import Form, SourceWeight
 
 _KEPT_SCALES = 16
 """Weights whose block scales are remembered: those that threads are reading now."""

@@ -9,7 +9,7 @@ from blobstore.checkpoint import ModuleQuantization, QuantizationSettings, Sourc
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.importer.policies.policy import is_expert
-from blobstore.importer.source.inventory import Inventory, SourceTensor
+from blobstore.source.inventory import Inventory, SourceTensor
 
 _OTHER_FP8 = frozenset({DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
 _E4M3 = frozenset({DType.F8_E4M3})
