@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from blobstore.checkpoint import ModuleQuantization, QuantizationSettings, SourceConfig
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.importer.policies.policy import is_expert
 from blobstore.source.inventory import Inventory, SourceTensor
+from blobstore.source.weights import is_expert
 
 _OTHER_FP8 = frozenset({DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
 _E4M3 = frozenset({DType.F8_E4M3})

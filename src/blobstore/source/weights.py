@@ -20,6 +20,10 @@ FP8_BLOCK = 128
 """Rows and columns of the blocks that share a scale, the only size that is decoded."""
 
 
+_EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts.")
+_EXPERT_COMPANIONS = (".bias", ".scale", ".qbias")
+
+
 class Form(enum.Enum):
     """How the values of a weight are stored in the source."""
 
@@ -90,3 +94,8 @@ def named_twice(name: str, one: SourceWeight, other: SourceWeight) -> Unsupporte
     return UnsupportedSourceError(
         f"two tensors would have the name {quoted(name)}: {places[0]} and {places[1]}", tensor=name, path=other.file.path
     )
+
+
+def is_expert(name: str) -> bool:
+    """Return True for a weight of a mixture's experts, shared ones included."""
+    return any(mark in name for mark in _EXPERT_MARKS) and not name.endswith(_EXPERT_COMPANIONS)

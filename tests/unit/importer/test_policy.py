@@ -6,8 +6,9 @@ import pytest
 from support import QUANT_TYPES
 
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.policies.policy import GeneralPolicy, Policy, is_expert
+from blobstore.importer.policies.policy import GeneralPolicy, Policy
 from blobstore.quant import QuantType
+from blobstore.source.weights import is_expert
 
 ATTENTION = "model.layers.0.self_attn."
 MLP = "model.layers.0.mlp."

@@ -22,14 +22,14 @@ from blobstore.importer.planning.experts import Projection, group_of, packed_ord
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedFile
 from blobstore.importer.planning.own_document import OWN_DOCUMENT, own_document
 from blobstore.importer.policies.architectures import draft_policy_for, policy_for
-from blobstore.importer.policies.policy import Policy, is_expert
+from blobstore.importer.policies.policy import Policy
 from blobstore.importer.policies.rules import Rule, RuleBook
 from blobstore.importer.profiles import Experts
 from blobstore.quant import Quantization, QuantType
 from blobstore.source.classify import SourceKind, classify
 from blobstore.source.inventory import Inventory
 from blobstore.source.producers import source_weights
-from blobstore.source.weights import Form, SourceWeight
+from blobstore.source.weights import Form, SourceWeight, is_expert
 
 DRAFT_PREFIX = "draft."
 """What the names of a draft model's tensors begin with (x/create/manifest.go, ollama/ollama@1d7605bf)."""

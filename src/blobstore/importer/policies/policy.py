@@ -11,12 +11,11 @@ from typing import Protocol
 
 from blobstore.importer.options import ImportOptions
 from blobstore.quant import Quantization, QuantType
+from blobstore.source.weights import is_expert
 
 _MIN_ELEMENTS = 1024
 _LEFT_ALONE = ("embed", "norm", "ln_", "layernorm", "audio_tower", "embed_audio", "vision", "visual")
 _ROUTING_GATES = (".mlp.gate.weight", ".mixer.gate.weight", ".shared_expert_gate.weight", ".router.proj.weight")
-_EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts.")
-_EXPERT_COMPANIONS = (".bias", ".scale", ".qbias")
 _SENSITIVE = (".v_proj", ".k_proj", "down_proj")
 
 
@@ -74,8 +73,3 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     if not (expert or name.endswith(".weight")) or math.prod(shape) < _MIN_ELEMENTS:
         return False
     return len(shape) == 2 or (len(shape) == 3 and expert)  # noqa: PLR2004  # a matrix, or a stack of them
-
-
-def is_expert(name: str) -> bool:
-    """Return True for a weight of a mixture's experts, shared ones included."""
-    return any(mark in name for mark in _EXPERT_MARKS) and not name.endswith(_EXPERT_COMPANIONS)
