@@ -21,8 +21,13 @@ _OTHER_FILES = 256
 class RangeReader(Protocol):
     """Bytes with a size. Reading beyond the size is an error, never a short answer."""
 
-    name: str
-    size: int
+    @property
+    def name(self) -> str:
+        """Path or address, for messages."""
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the whole; None where a server does not say."""
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``offset``. Raises: ShortReadError when the data end before it is full."""
@@ -178,7 +183,7 @@ class FileIdentity:
         return hash(self._key)
 
 
-def _short(reader: RangeReader, offset: int, length: int) -> ShortReadError:
+def _short(reader: BytesReader | FileReader, offset: int, length: int) -> ShortReadError:
     return ShortReadError(
         f"{reader.name} ends before byte {offset + length:,}: it had {reader.size:,} when it was opened",
         path=reader.name,

@@ -89,30 +89,34 @@ class Header:
 def read_header(reader: RangeReader) -> Header:
     """Return the header of a safetensors file, read from ``reader`` in two reads and fully validated (rules F1 to F19).
 
+    Where the reader does not know its size, F3 and F17 can't be checked.
+
     Raises: HeaderError with ``rule`` and, where there is one, ``tensor``; ShortReadError when the file shrinks meanwhile.
     """
     try:
         text = _header_text(reader)
-        return parse_header(text, reader.size - _PREFIX.size - len(text))
+        return parse_header(text, None if reader.size is None else reader.size - _PREFIX.size - len(text))
     except (HeaderError, LimitExceededError) as error:
         raise error.at(reader.name, path=reader.name) from None
 
 
 def _header_text(reader: RangeReader) -> bytes:
-    if reader.size < _PREFIX.size:
+    if reader.size is not None and reader.size < _PREFIX.size:
         raise _invalid("F1", f"no safetensors file: it has {reader.size} bytes, a header needs 8")
     prefix = reader.read(0, _PREFIX.size)
     (length,) = _PREFIX.unpack(prefix)
     if length > MAX_HEADER:
         what = "a git-lfs pointer, not the file it stands for" if prefix == _GIT_LFS else "no safetensors file"
         raise _invalid("F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}")
-    if _PREFIX.size + length > reader.size:
+    if reader.size is not None and _PREFIX.size + length > reader.size:
         raise _invalid("F3", f"the file ends inside its header of {length:,} bytes")
     return reader.read(_PREFIX.size, length)
 
 
-def parse_header(text: bytes, data_size: int) -> Header:
+def parse_header(text: bytes, data_size: int | None) -> Header:
     """Return the validated header of ``text`` (the bytes after the length) for a data region of ``data_size`` bytes.
+
+    None is a size that nobody knows: the last tensor's end is then the end.
 
     Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64 levels.
     """
@@ -205,7 +209,7 @@ def _check_size(name: str, entry: TensorEntry) -> None:
         raise _invalid("F14", f"{entry.nbytes} bytes for {entry.dtype} {list(entry.shape)}, which needs {bits // 8}", name)
 
 
-def check_coverage(tensors: Mapping[str, TensorEntry], data_size: int) -> None:
+def check_coverage(tensors: Mapping[str, TensorEntry], data_size: int | None) -> None:
     """Raise HeaderError (F16, F17) unless the tensors' ranges cover ``[0, data_size)`` without hole or overlap."""
     expected = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
@@ -213,7 +217,7 @@ def check_coverage(tensors: Mapping[str, TensorEntry], data_size: int) -> None:
             kind = "overlaps" if entry.begin < expected else "leaves a hole before"
             raise _invalid("F16", f"the range [{entry.begin}, {entry.end}] {kind} byte {expected} of the data", name)
         expected = entry.end
-    if expected != data_size:
+    if data_size is not None and expected != data_size:
         raise _invalid("F17", f"the data have {data_size} bytes, the header describes {expected}")
 
 
