@@ -141,15 +141,16 @@ class Scanner {
     return members<'[', ']'>(one) && count == 2 && entry.begin <= entry.end;
   }
 
-  // F14, F15 and our limit on dimensions: as the twin, after every factor, so that a 0 hides nothing.
+  // F14 and F15. No 0 hides an overflow here: shapes in which one does are the parser's.
   bool fits(const Entry& entry) const {
     std::uint64_t bits = dtypes[entry.dtype].bits;
-    std::uint64_t extent = bits;
+    bool empty = false;
     for (unsigned axis = 0; axis < entry.rank; ++axis) {
       const std::uint64_t dim = found_.dims[entry.first_dim + axis];
-      if (__builtin_mul_overflow(bits, dim, &bits)) return false;
-      if (__builtin_mul_overflow(extent, std::max(dim, std::uint64_t{1}), &extent)) return false;
+      empty = empty || dim == 0;
+      if (dim != 0 && __builtin_mul_overflow(bits, dim, &bits)) return false;
     }
+    if (empty) bits = 0;
     return bits % 8 == 0 && bits / 8 == entry.end - entry.begin;
   }
 

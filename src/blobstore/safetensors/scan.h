@@ -4,7 +4,7 @@
 // what is accepted here has to be right: strict JSON, no key twice in an entry, and rules F5 to F17 of __init__.py, but for
 // the contents of strings. A caller decodes the names, refuses a name that is there twice, and reads the metadata.
 //
-// Declined though legal: unknown fields, names over 64 KiB, ranks over 64, and shapes whose dimensions overflow 63 bits.
+// Declined though legal: unknown fields, names over 64 KiB, ranks over 64, and empty shapes whose other dimensions overflow 64 bits.
 #pragma once
 
 #include <cstddef>
