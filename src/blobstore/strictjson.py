@@ -75,7 +75,7 @@ def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
 def check_numbers(value: Any) -> None:
     """Raise StrictJsonError (NUMBER) for a number in ``value`` beyond ±1e308.
 
-    64-bit floats end at 1.8e308: beyond that Python reads infinity, and serde_json and Go refuse, the former from 1.79e308 on.
+    64-bit floats end at 1.8e308. Beyond that Python reads infinity, Go refuses, and so does serde_json from 1.79e308 on.
     """
     waiting = [value]
     while waiting:

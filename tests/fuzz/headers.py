@@ -37,6 +37,7 @@ from blobstore import strictjson
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
 from blobstore.ranges import BytesReader
 from blobstore.safetensors import Header, parse, read_header, rules, scanned
+from blobstore.safetensors.encode import encode_text, write_text
 from blobstore.safetensors.header import ScannedEntries
 
 CORPUS = Path(__file__).resolve().parents[2] / "fixtures" / "corpus" / "header.jsonl"
@@ -131,7 +132,9 @@ DIFFERENCES = (
 
 
 def check(raw: bytes, scratch: Path | None = None) -> str:
-    """Return in a few words what became of a file; with ``scratch``, a path to write to, metadata are compared too.
+    """Return in a few words what became of a file.
+
+    With ``scratch``, a path to write to, metadata are compared too, and both writers have to give back what was read.
 
     Raises: DisagreementError; whatever else comes out is one as well.
     """
@@ -145,10 +148,8 @@ def check(raw: bytes, scratch: Path | None = None) -> str:
         raise DisagreementError(f"we accept what safetensors refuses: {reference}")
     _check_equal(raw, header, reference)
     if scratch is not None:
-        scratch.write_bytes(raw)
-        with safetensors.safe_open(scratch, "np") as file:
-            if (file.metadata() or {}) != header.metadata:
-                raise DisagreementError(f"metadata {header.metadata!r}, safetensors has {file.metadata()!r}")
+        _check_metadata(raw, header, scratch)
+        _check_writers(header)
     return "accepted by the scanner" if isinstance(header.tensors, ScannedEntries) else "accepted by the parser"
 
 
@@ -187,8 +188,11 @@ def _check_twins(raw: bytes, header: Header) -> None:
 
 def _for_the_parser(text: bytes, header: Header) -> bool:
     """Whether a legal header is of those that the scanner leaves to the parser."""
-    if b"\\" in text or any(len(entry) > 3 for entry in _entries(text)):
-        return True
+    return b"\\" in text or any(len(entry) > 3 for entry in _entries(text)) or _beyond_limits(header)
+
+
+def _beyond_limits(header: Header) -> bool:
+    """Whether ranks or dimensions are odd enough for the parser."""
     try:
         header.check_limits("")
     except LimitExceededError:
@@ -204,6 +208,23 @@ def _check_equal(raw: bytes, header: Header, reference: Sequence[tuple[str, dict
         data = raw[header.data_start + entry.begin : header.data_start + entry.end]
         if (entry.dtype.value, list(entry.shape), data) != (wanted["dtype"], wanted["shape"], wanted["data"]):
             raise DisagreementError(f"{name!r} is {entry}, safetensors has {wanted}")
+
+
+def _check_metadata(raw: bytes, header: Header, scratch: Path) -> None:
+    scratch.write_bytes(raw)
+    with safetensors.safe_open(scratch, "np") as file:
+        if (file.metadata() or {}) != header.metadata:
+            raise DisagreementError(f"metadata {header.metadata!r}, safetensors has {file.metadata()!r}")
+
+
+def _check_writers(header: Header) -> None:
+    text = encode_text(header.tensors, header.metadata)
+    native = write_text(header.tensors, header.metadata)
+    again = parse.parse_header(text, None)
+    if (again.tensors, again.metadata) != (header.tensors, header.metadata):
+        raise DisagreementError(f"{header!r} is written as {text!r}")
+    if native not in (text, None if _beyond_limits(header) else text):
+        raise DisagreementError(f"the native writer gives {native!r}, its twin {text!r}")
 
 
 @dataclass(slots=True)
@@ -228,7 +249,6 @@ class Report:
 
 def run_batch(seed: str, executions: int, record: Path | None = None) -> Report:
     """Check so many inputs that follow from ``seed``. With ``record``, the last is in that file if the process dies."""
-    faulthandler.dump_traceback_later(HANG_S, exit=True)
     report, inputs = Report(), Inputs(seed, corpus_files())
     with tempfile.NamedTemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:  # noqa: S108 memory
         for number in range(executions):
@@ -249,6 +269,13 @@ def run_batch(seed: str, executions: int, record: Path | None = None) -> Report:
                 inputs.renew()
             elif number % 32 == 1 and said.startswith("accepted"):
                 inputs.keep()
+    return report
+
+
+def watched_batch(seed: str) -> Report:
+    """Run a batch in a process of its own, which ends itself with a traceback when it hangs."""
+    faulthandler.dump_traceback_later(HANG_S, exit=True)
+    report = run_batch(seed, BATCH)
     faulthandler.cancel_dump_traceback_later()
     return report
 
@@ -269,7 +296,7 @@ def run(seed: str, executions: int, jobs: int, folder: Path) -> Report:
         waiting: dict[Future[Report], str] = {}
         while True:
             for batch in islice(batches, 2 * jobs - len(waiting)):
-                waiting[pool.submit(run_batch, f"{seed}.{batch}", BATCH)] = f"{seed}.{batch}"
+                waiting[pool.submit(watched_batch, f"{seed}.{batch}")] = f"{seed}.{batch}"
             if not waiting:
                 return report
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
