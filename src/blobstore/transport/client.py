@@ -143,6 +143,8 @@ class HttpClient:
                 reply.discard()
             except RemoteError as error:
                 failure = error
+            if failure.path != str(place.address):  # a redirect led there: what was asked for has to be in the message, too
+                failure = failure.at(str(place.address))
             if not (isinstance(failure, RemoteError) and failure.temporary):
                 raise failure
             self.pause(attempt, allowance, failure, asked_s)
