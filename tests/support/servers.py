@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)", re.ASCII)
 _SMALLEST_BUFFER = 4096
+TLS_HANDSHAKE = b"\x16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ def server(host: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> It
 def _head(connection: socket.socket, rest: bytes) -> tuple[bytes, bytes] | None:
     while b"\r\n\r\n" not in rest:
         data = connection.recv(65536)
-        if not data:
+        if not data or data.startswith(TLS_HANDSHAKE):
             return None
         rest += data
     before, _, after = rest.partition(b"\r\n\r\n")

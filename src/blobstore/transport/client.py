@@ -246,6 +246,8 @@ def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
         return RemoteError(
             what, path=str(address), hint="Check the address; a private authority's certificates can be named."
         )
+    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return RemoteError(f"{address}: TLS is not possible: {cause.reason or cause}", path=str(address))
     if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
         return RemoteError(f"{address}: there is no host of that name", path=str(address), hint="Proxies are not used.")
     why = (cause.strerror or str(cause)) if isinstance(cause, OSError) else str(cause)
