@@ -40,6 +40,8 @@ NUMPY_FREE = {
     "store",
     "safetensors",
     "stored",
+    "transport",
+    "remote",
 }
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 
