@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from blobstore import safetensors
 from blobstore.checkpoint import CONFIG_NAME
 from blobstore.digest import Digest
-from blobstore.documents import Manifest, ModelConfig, parse_object
+from blobstore.documents import Manifest, ModelConfig
 from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.safetensors import Header
 from blobstore.store import Store
 from blobstore.stored import StoredTensor, stored_tensors
+from blobstore.strictjson import parse_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
