@@ -7,12 +7,16 @@ file name; what an index or a listing says is checked before it becomes a name.
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from blobstore.errors import LimitExceededError, from_os_error
-from blobstore.ranges import FileReader, RangeReader
+from blobstore.ranges import FileReader, RangeReader, allow_open_files
+
+if TYPE_CHECKING:
+    from blobstore.remote import RemoteFolder
 
 
 class Folder(Protocol):
@@ -22,21 +26,20 @@ class Folder(Protocol):
     def name(self) -> str:
         """Path or address of the folder, for messages."""
 
-    @property
-    def at_once(self) -> int:
-        """How many files it is worth to read at the same time."""
-
     def place(self, name: str) -> str:
         """Return the path or address of a file, there or not."""
 
     def names(self) -> list[str] | None:
         """Return the names of its files, sorted; None where a server does not list them. Raises: StorageError."""
 
-    def open(self, name: str) -> AbstractContextManager[RangeReader]:
-        """Return a reader over a file. Raises: NotFoundError when there is none; StorageError."""
+    def opened(self, names: Sequence[str]) -> AbstractContextManager[Sequence[RangeReader]]:
+        """Give readers over files, in the order of ``names``, for as long as the block lasts.
+
+        Raises: NotFoundError when one is missing; StorageError; RemoteError.
+        """
 
     def read(self, name: str, limit: int) -> bytes:
-        """Return a small file's bytes. Raises: as `open`; LimitExceededError when they are more than ``limit``."""
+        """Return a small file's bytes. Raises: as `opened`; LimitExceededError when they are more than ``limit``."""
 
 
 class LocalFolder:
@@ -45,7 +48,6 @@ class LocalFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path)
-        self.at_once = min(8, os.cpu_count() or 1)
 
     def place(self, name: str) -> str:
         """Return the path of a file, there or not."""
@@ -61,8 +63,15 @@ class LocalFolder:
             raise from_os_error(error, "list", self.path) from error
 
     def open(self, name: str) -> FileReader:
-        """Return a reader over a file."""
+        """Return a reader over one file."""
         return FileReader(self.path / name)
+
+    @contextmanager
+    def opened(self, names: Sequence[str]) -> Iterator[list[FileReader]]:
+        """Give readers over files."""
+        allow_open_files(len(names))
+        with ExitStack() as stack:
+            yield [stack.enter_context(self.open(name)) for name in names]
 
     def read(self, name: str, limit: int) -> bytes:
         """Return a small file's bytes."""
@@ -71,3 +80,27 @@ class LocalFolder:
                 path = self.place(name)
                 raise LimitExceededError(f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}", path=path)
             return reader.read(0, reader.size)
+
+
+class WebFolder:
+    """A folder behind a server, which lists nothing. Opened files have been read as far as their headers go."""
+
+    def __init__(self, folder: RemoteFolder) -> None:
+        self._folder = folder
+        self.name = folder.base_url
+
+    def place(self, name: str) -> str:
+        """Return the address of a file."""
+        return self._folder.url(name)
+
+    def names(self) -> None:
+        """Return None: the names have to be known."""
+
+    @contextmanager
+    def opened(self, names: Sequence[str]) -> Iterator[Sequence[RangeReader]]:
+        """Give readers over files, which were opened at once."""
+        yield self._folder.open_all(names)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """Return a small file's bytes."""
+        return self._folder.read(name, limit)

@@ -158,14 +158,14 @@ SCALED_BYTES = _counted(
 )
 STACKED_NVFP4 = _counted("ModelOpt NVFP4", "", {DType.U8}, "_weight_scale", optional=("_weight_scale_2",))
 QWEIGHT = _counted("GPTQ", ".qweight", {DType.I32}, ".scales", optional=(".qzeros", ".g_idx"))
-_STATE = ".weight.quant_state.bitsandbytes__"
+QUANT_STATE = ".weight.quant_state.bitsandbytes__"
 BITSANDBYTES = {
     kind: _counted(
         "bitsandbytes",
         ".weight",
         _FLOATS | {DType.U8},  # what codes are kept in is an option, quant_storage
         ".weight.absmax",
-        _STATE + kind,
+        QUANT_STATE + kind,
         optional=(".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map"),
     )
     for kind in ("nf4", "fp4")
@@ -176,7 +176,7 @@ FP4_EXPERTS = (
     _counted("FP4", "", {DType.I8}, "_scale_inv"),
 )
 PLAIN_BYTES = (
-    _counted("bitsandbytes", ".weight", {DType.I8}, ".SCB", optional=(".weight_format",)),
+    _counted("bitsandbytes int8", ".weight", {DType.I8}, ".SCB", optional=(".weight_format",)),
     _counted("EETQ", ".weight", {DType.I8}, ".weight_scales"),
 )
 SCALED_FP8 = (
