@@ -131,7 +131,8 @@ def _refuse_surrogates(value: Any) -> None:
                 raise StrictJsonError(Reason.UTF8, "a \\u escape is half of a surrogate pair") from None
 
 
-_GO_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+_GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def encode(value: Any) -> bytes:
@@ -139,4 +140,16 @@ def encode(value: Any) -> bytes:
 
     Dictionaries keep their order. Source: go/src/encoding/json/encode.go, `HTMLEscape`; docs/formats.md section 1.
     """
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_GO_ESCAPES).encode()
+    return escape(compact(value)).encode()
+
+
+def compact(value: Any) -> str:
+    """Return compact JSON without the escapes that only Go makes: a part of a text that `escape` will go over."""
+    return _ENCODER.encode(value)
+
+
+def escape(text: str) -> str:
+    """Return JSON text with the escapes that only Go makes."""
+    for character, escaped in _GO_ESCAPES.items():
+        text = text.replace(character, escaped)
+    return text
