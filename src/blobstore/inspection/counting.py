@@ -67,11 +67,12 @@ def count_tensors(files: Sequence[InspectedFile], config: Config, notes: list[st
     space = _Space({}, {}, config)
     tensors: list[LogicalTensor] = []
     for file in files:
-        weights = _stored_weights(file, notes)
+        entries = dict(file.header.tensors)  # once: a header makes its entries as they are asked for
+        weights = _stored_weights(file, entries, notes)
         if weights is not None:
             tensors += (stored_tensor(weight, file.name) for weight in weights)
         else:
-            space.add(file)
+            space.add(file, entries)
     return [*tensors, *space.tensors(notes)]
 
 
@@ -88,11 +89,9 @@ def stored_tensor(weight: StoredTensor, file: str) -> LogicalTensor:
     )
 
 
-def _stored_weights(file: InspectedFile, notes: list[str]) -> list[StoredTensor] | None:
+def _stored_weights(file: InspectedFile, entries: Mapping[str, TensorEntry], notes: list[str]) -> list[StoredTensor] | None:
     """Return the tensors of a file that is one of a store's blobs, which its quantized weights show; else None."""
-    if not any(
-        entry.dtype is DType.U32 and f"{name}.scale" in file.header.tensors for name, entry in file.header.tensors.items()
-    ):
+    if not any(entry.dtype is DType.U32 and f"{name}.scale" in entries for name, entry in entries.items()):
         return None
     try:
         return list(stored_tensors(file.header))
@@ -109,15 +108,14 @@ class _Space:
     homes: dict[str, str]
     config: Config
 
-    def add(self, file: InspectedFile) -> None:
-        """Add a file's tensors."""
-        if twice := self.entries.keys() & file.header.tensors.keys():
+    def add(self, file: InspectedFile, entries: Mapping[str, TensorEntry]) -> None:
+        """Add a file's tensors. Raises: DocumentError when another file has one of that name."""
+        if twice := self.entries.keys() & entries.keys():
             name = min(twice)
             message = f"{self.homes[name]} and {file.name} both hold the tensor {quoted(name)}"
             raise DocumentError(message, tensor=name, rule="I1", path=file.place)
-        for name, entry in file.header.tensors.items():
-            self.entries[name] = entry
-            self.homes[name] = file.name
+        self.entries.update(entries)
+        self.homes.update(dict.fromkeys(entries, file.name))
 
     def tensors(self, notes: list[str]) -> Iterator[LogicalTensor]:
         """Yield the logical tensors."""

@@ -70,9 +70,9 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
     """
     names = folder.names()
     if names is None:
-        return _read_unlisted(folder, notes)
+        return _read_unlisted(folder)
     if (index := _index_among(names)) is not None:
-        files = read_indexed(folder, index, notes)
+        files = read_indexed(folder, index)
         _note_left_out(names, files, notes)
         return files
     if chosen := [SINGLE_NAME] if SINGLE_NAME in names else shards_without_index(folder, names):
@@ -91,10 +91,10 @@ def _index_among(names: Sequence[str]) -> str | None:
     return INDEX_NAME if INDEX_NAME in indexes else indexes[0] if len(indexes) == 1 else None
 
 
-def _read_unlisted(folder: Folder, notes: list[str]) -> Files:
+def _read_unlisted(folder: Folder) -> Files:
     """Return the files of a folder whose server does not list it."""
     try:
-        return read_indexed(folder, INDEX_NAME, notes)
+        return read_indexed(folder, INDEX_NAME)
     except NotFoundError as error:
         if error.rule is not None:  # a shard is missing, and not the index
             raise
@@ -106,8 +106,8 @@ def _read_unlisted(folder: Folder, notes: list[str]) -> Files:
         raise NotFoundError(message, path=folder.name, hint=hint) from error
 
 
-def read_indexed(folder: Folder, name: str, notes: list[str]) -> Files:
-    """Return the shards that an index names; ``notes`` says when it gives another size than they have.
+def read_indexed(folder: Folder, name: str) -> Files:
+    """Return the shards that an index names.
 
     Raises: NotFoundError (no index; with rule I1, a missing shard), DocumentError, CorruptDataError; as `read_files`.
     """
@@ -120,16 +120,7 @@ def read_indexed(folder: Folder, name: str, notes: list[str]) -> Files:
             raise
         raise missing_shard(folder, name, shard) from error
     check_index(index, [(file.place, file.name, file.header.tensors.keys()) for file in files])
-    _note_size(index, files, notes)
     return Files((files,), index)
-
-
-def _note_size(index: ShardIndex, files: Sequence[InspectedFile], notes: list[str]) -> None:
-    metadata = index.document.get("metadata")
-    said = metadata.get("total_size") if isinstance(metadata, dict) else None
-    held = sum(max((entry.end for entry in file.header.tensors.values()), default=0) for file in files)
-    if type(said) is int and said != held:
-        notes.append(f"the index says that the tensors have {said:,} bytes (total_size); they have {held:,}")
 
 
 def _note_left_out(names: Sequence[str], files: Files, notes: list[str]) -> None:

@@ -16,6 +16,7 @@ from blobstore.inspection.places import ConfigFile, Files, read_files, read_fold
 from blobstore.inspection.targets import LocalTarget, ModelTarget, is_index, missing
 from blobstore.safetensors import read_header
 from blobstore.source.folders import Folder, LocalFolder
+from blobstore.source.shards import ShardIndex
 from blobstore.stored import StoredTensor, stored_tensors
 from blobstore.strictjson import parse_object
 
@@ -45,7 +46,7 @@ def inspect_path(target: LocalTarget, store: Callable[[], Store]) -> Inspection:
         return inspection_of(target.path, TargetKind.FOLDER, read_folder(folder, notes), folder, notes)
     folder = LocalFolder(path.parent)
     if is_index(path.name):
-        return inspection_of(target.path, TargetKind.INDEX, read_indexed(folder, path.name, notes), folder, notes)
+        return inspection_of(target.path, TargetKind.INDEX, read_indexed(folder, path.name), folder, notes)
     files = Files((read_files(folder, [path.name]),))
     return inspection_of(target.path, TargetKind.FILE, files, folder, notes)
 
@@ -59,6 +60,8 @@ def inspection_of(name: str, kind: TargetKind, files: Files, folder: Folder, not
     tensors: list[LogicalTensor] = []
     for group in files.groups:
         tensors += count_tensors(group, config, notes)
+    if files.index is not None:
+        _note_size(files.index, sum(tensor.nbytes for tensor in tensors), notes)
     return Inspection(
         name=name,
         kind=kind,
@@ -68,6 +71,13 @@ def inspection_of(name: str, kind: TargetKind, files: Files, folder: Folder, not
         metadata=_common([file.header.metadata for file in files.all], notes),
         notes=tuple(notes),
     )
+
+
+def _note_size(index: ShardIndex, held: int, notes: list[str]) -> None:
+    metadata = index.document.get("metadata")
+    said = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if type(said) is int and said != held:
+        notes.append(f"the index says that the tensors have {said:,} bytes (total_size); they have {held:,}")
 
 
 def inspect_model(target: ModelTarget, store: Store) -> Inspection:

@@ -38,7 +38,7 @@ def _inner(remote: Remote, folder: RemoteFolder, path: PurePosixPath) -> RemoteF
 def _named(name: str, folder: WebFolder, file: str) -> Inspection:
     notes: list[str] = []
     if is_index(file):
-        return inspection_of(name, TargetKind.INDEX, read_indexed(folder, file, notes), folder, notes)
+        return inspection_of(name, TargetKind.INDEX, read_indexed(folder, file), folder, notes)
     return inspection_of(name, TargetKind.FILE, Files((read_files(folder, [file]),)), folder, notes)
 
 
@@ -48,7 +48,7 @@ def _folder(name: str, folder: WebFolder) -> Inspection:
 
 
 def _web(remote: Remote, target: WebTarget) -> Inspection:
-    """Return what an address holds; one that does not end as a file's and has nothing below it may be a file all the same."""
+    """Return what an address holds; one that does not end as a file's, and has nothing below it, may still be one."""
     last = unquote(target.path.rpartition("/")[2])
     if last.endswith(SUFFIX) or target.has_query:
         return _file(remote, target)

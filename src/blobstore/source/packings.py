@@ -30,7 +30,7 @@ _FORMATS = {"compressed-tensors": "compressed-tensors", "modelopt": "ModelOpt", 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How values are kept: a type's name, bits a code, and how many values of a row share a scale, None for no such number."""
+    """How values are kept: a type's name, bits a code, and how many of a row share a scale; None where no number says it."""
 
     kind: str
     bits: float
