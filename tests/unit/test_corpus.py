@@ -13,7 +13,15 @@ from blobstore.errors import DocumentError, InvalidDigestError, InvalidNameError
 from blobstore.names import DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, file_name, relative_path
 from blobstore.source.shards import ShardIndex
 
-COUNTS = {"header": (184, 54), "name": (57, 11), "digest": (34, 2), "path": (22, 5), "manifest": (48, 10), "index": (14, 2)}
+COUNTS = {
+    "header": (184, 54),
+    "name": (57, 11),
+    "digest": (34, 2),
+    "path": (22, 5),
+    "manifest": (48, 10),
+    "index": (14, 2),
+    "range": (49, 11),
+}
 
 NAME_PARTS = {
     "name-short": (DEFAULT_HOST, DEFAULT_NAMESPACE, "llama3", DEFAULT_TAG),

@@ -23,7 +23,7 @@ MAIN = "main"
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_]|[.-](?![.-]|/|$)){0,95}"
 _REPOSITORY = re.compile(rf"(?:{_PART}/)?{_PART}", re.ASCII)
 # git-check-ref-format(1): what a branch or tag can't have in its name; a commit's hash passes as well.
-_REVISION = re.compile(r"(?!/|-)(?!.*(?://|\.\.|@\{|/\.|\.lock(?:/|$)))[!-~]{1,255}(?<![/.])", re.ASCII)
+_REVISION = re.compile(r"(?![/.-]|@$)(?!.*(?://|\.\.|@\{|/\.|\.lock(?:/|$)))[!-~]{1,255}(?<![/.])", re.ASCII)
 _NOT_IN_REVISION = frozenset(" ~^:?*[\\")
 
 

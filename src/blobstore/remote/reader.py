@@ -55,7 +55,8 @@ class HttpReader:
         """Open the file at ``url``, and take its header.
 
         Raises: UsageError when ``url`` is no web address; NotFoundError; RemoteError as `HttpClient.get` does, and for a
-        reply that breaks rule R1; CorruptDataError when the file changes twice meanwhile.
+        reply that breaks rule R1; CorruptDataError when the file changes twice meanwhile, ShortReadError when its server
+        does not say its size and it ends inside its header.
         """
         self._client = client
         self._start = self._place = client.start(url)
@@ -82,7 +83,7 @@ class HttpReader:
         if length == 0 or end <= len(head):
             return head[offset:end]
         if self.size is not None and end > self.size:
-            raise self._short(end)
+            raise self._short(end, self.size)
         begin = max(offset, len(head))
         return head[offset:] + self._fetch(begin, end)
 
@@ -109,10 +110,7 @@ class HttpReader:
         head, version = opened.head, opened.version
         while (wanted := header_end(head)) is not None and len(head) < wanted <= (version.size or wanted):
             allowance.extend(wanted + 2 * _OVERHEAD)
-            try:
-                head += self._take(opened, len(head), wanted, allowance)
-            except ShortReadError:
-                break  # whoever reads the header finds its end missing
+            head += self._take(opened, len(head), wanted, allowance)
         return _Opened(head, version, has_ranges=True)
 
     def _fetch(self, begin: int, end: int) -> bytes:
@@ -148,15 +146,15 @@ class HttpReader:
         fields = (("Range", f"bytes={begin}-{end - 1}"), *opened.version.condition)
         with self._client.get(self._place, allowance, accept=_KNOWN, fields=fields) as (reply, self._place):
             if reply.status == _NOT_SATISFIABLE:
-                raise self._short(end) if opened.version.size is None else changed(self.name)
+                raise self._short(end, None) if opened.version.size is None else changed(self.name)
             if reply.status == _WHOLE:
                 raise _OtherFileError
             stop, size = check_part(reply, begin, end)
             opened.version.check_same(Version.of(reply, size), self.name)
             return _body(reply, stop - begin)
 
-    def _short(self, end: int) -> ShortReadError:
-        has = "" if self._opened.version.size is None else f": it has {self.size:,}"
+    def _short(self, end: int, size: int | None) -> ShortReadError:
+        has = "" if size is None else f": it has {size:,}"
         return ShortReadError(f"{self.name} ends before byte {end:,}{has}", path=self.name)
 
 
@@ -173,6 +171,7 @@ def header_end(head: bytes | bytearray) -> int | None:
 
 def _open_whole(reply: Reply, first_read: int, allowance: Allowance) -> _Opened:
     """Read a whole file's reply as far as its header goes, or to its end where the file is small."""
+    reply.hold_back()
     head = bytearray()
     small = reply.length is not None and reply.length <= first_read
     for chunk in reply.chunks():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
-from blobstore.errors import LimitExceededError
+from blobstore.errors import BlobStoreError, LimitExceededError
 from blobstore.remote.reader import FIRST_READ, HttpReader
-from blobstore.transport import HttpClient, Patience, is_public
+from blobstore.transport import Allowance, HttpClient, Patience, is_public
 
 _HEAD = 64 * 2**10
 _OK = 200
@@ -46,28 +46,35 @@ class Remote:
     def open_all(self, urls: Sequence[str]) -> list[HttpReader]:
         """Return readers of all ``urls``, in their order; ``connections`` of them are opened at once.
 
-        Raises: as `HttpReader`, for the first of ``urls`` that was seen to fail; the others are cancelled.
+        Raises: as `HttpReader`, for the first that fails; the others end then, where they wait too.
         """
         if not urls:
             return []
         for url in urls:
             self.client.start(url)  # all addresses are looked at before anything is asked, and the token is the first one's
         allowances = [self.client.allowance(0) for _ in urls]
-        pool = ThreadPoolExecutor(min(self.client.connections, len(urls)), thread_name_prefix="blobstore-remote")
-        try:
-            openings = [
-                pool.submit(HttpReader, self.client, url, first_read=self._first_read, allowance=allowance)
-                for url, allowance in zip(urls, allowances, strict=True)
-            ]
-            wait(openings, return_when=FIRST_EXCEPTION)
-            failed = [opening for opening in openings if opening.done() and opening.exception() is not None]
-            return [opening.result() for opening in failed or openings]
-        except BaseException:  # also an interrupt: nobody waits for a server then
+        failures: list[BlobStoreError] = []
+
+        def cancel() -> None:
             for allowance in allowances:
                 allowance.cancel()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+
+        def open_one(url: str, allowance: Allowance) -> HttpReader:
+            try:
+                return HttpReader(self.client, url, first_read=self._first_read, allowance=allowance)
+            except BlobStoreError as error:
+                failures.append(error)
+                cancel()
+                raise
+
+        with ThreadPoolExecutor(min(self.client.connections, len(urls)), thread_name_prefix="blobstore-remote") as pool:
+            try:
+                return list(pool.map(open_one, urls, allowances))
+            except BlobStoreError:
+                raise failures[0] from None
+            except BaseException:  # an interrupt: nobody waits for a server then
+                cancel()
+                raise
 
     def read_document(self, url: str, limit: int) -> bytes:
         """Return all of the small file at ``url``.

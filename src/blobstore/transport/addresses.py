@@ -17,12 +17,16 @@ from blobstore.errors import RemoteError, UsageError, quoted
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_PORT = 65535
 _MAX_TEXT = 8192
-_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|[0-9a-f:.]+", re.ASCII)
+_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|[0-9a-f]*:[0-9a-f:.]*", re.ASCII)
 # RFC 3986 section 4.1: what a Location may be. A scheme has no "!", so "ht!tp://x" is none, and as a relative path it
 # would have a colon in its first segment, which section 4.2 forbids. The class is that of printable characters that an
 # address may have.
 _CHARACTER = r"[!#-;=?-\[\]_a-z~]"
-_REFERENCE = re.compile(rf"(https?:/)?/{_CHARACTER}*|[?#]{_CHARACTER}*|[!$-.0-9;=@A-Z_a-z~]+([/?#]{_CHARACTER}*)?", re.ASCII)
+_REFERENCE = re.compile(
+    rf"(?:https?:)?//[!$-.0-;=@A-Z\[\]_a-z~]+(?:[/?#]{_CHARACTER}*)?"  # with an authority
+    rf"|/(?!/){_CHARACTER}*|[?#]{_CHARACTER}*|[!$-.0-9;=@A-Z_a-z~]+(?:[/?#]{_CHARACTER}*)?",  # a path, a query, a relative path
+    re.ASCII | re.IGNORECASE,
+)
 
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")

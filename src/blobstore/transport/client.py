@@ -143,6 +143,8 @@ class HttpClient:
                 reply.discard()
             except RemoteError as error:
                 failure = error
+            if failure.path != str(place.address):  # a redirect led there: what was asked for has to be in the message, too
+                failure = failure.at(str(place.address))
             if not (isinstance(failure, RemoteError) and failure.temporary):
                 raise failure
             self.pause(attempt, allowance, failure, asked_s)
@@ -244,6 +246,8 @@ def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
         return RemoteError(
             what, path=str(address), hint="Check the address; a private authority's certificates can be named."
         )
+    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return RemoteError(f"{address}: TLS is not possible: {cause.reason or cause}", path=str(address))
     if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
         return RemoteError(f"{address}: there is no host of that name", path=str(address), hint="Proxies are not used.")
     why = (cause.strerror or str(cause)) if isinstance(cause, OSError) else str(cause)

@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 from blobstore.errors import RemoteError, UsageError
 from blobstore.transport.addresses import WebAddress
 from blobstore.transport.allowance import Allowance
+from blobstore.transport.framing import ChunkLengths
 
 if TYPE_CHECKING:
     import ssl
 
     import httpcore2
+
+_HEAD_READ = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class _Connection:
         self._door = door
         self._stream = stream
         self._public = public
-        self._answered = False
+        self._lengths: ChunkLengths | None = None
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Send a part of a request, where this peer may have it."""
@@ -121,7 +124,7 @@ class _Connection:
             what = f"{errand.address}: a token is not sent over the public internet without TLS"
             raise UsageError(what, path=str(errand.address), hint="Use https, or no token.")
         errand.allowance.use(self._stream.get_extra_info("socket"))
-        self._answered = False
+        self._lengths = None
         self._stream.write(buffer, self._door.seconds(timeout))
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
@@ -132,11 +135,16 @@ class _Connection:
         if errand.allowance.left <= 0:
             what = f"{errand.address} sends more than was asked for ({errand.allowance.taken:,} bytes with its reply's head)"
             raise RemoteError(what, rule="R1", path=str(errand.address))
-        data = self._stream.read(min(max_bytes, errand.allowance.left), self._door.seconds(timeout))
-        if not data and not self._answered:
-            raise httpcore2.ReadError("it closed the connection without an answer")
-        self._answered = True
+        # What comes along with a head may be a body that nobody wants.
+        longest = _HEAD_READ if self._lengths is None or self._lengths.in_head else max_bytes
+        data = self._stream.read(min(longest, errand.allowance.left), self._door.seconds(timeout))
+        if self._lengths is None:
+            if not data:
+                raise httpcore2.ReadError("it closed the connection without an answer")
+            self._lengths = ChunkLengths()
         errand.allowance.take(len(data))
+        if not self._lengths.feed(data):
+            raise errand.address.refuse("answers with a chunk that nothing could hold", "R1")
         return data
 
     def start_tls(
