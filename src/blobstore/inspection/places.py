@@ -82,6 +82,8 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
     others = [name for name in names if name.endswith(SUFFIX)]
     if not others:
         raise NotFoundError(f"no .safetensors file in {folder.name}", path=folder.name, hint=_hint(folder, names))
+    if len(others) > 1:
+        notes.append(f"no index and no model.safetensors: {len(others):,} files are counted, each for itself")
     return Files(tuple((file,) for file in read_files(folder, others)))
 
 

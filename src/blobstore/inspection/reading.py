@@ -90,7 +90,7 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
     try:
         manifest = store.manifest(name)
     except NotFoundError:
-        raise missing(str(name), name) from None
+        raise missing(target.text, name) from None
     if not manifest.tensor_layers:
         message = f"model {name} has no tensor blobs: it is of another kind, GGUF perhaps"
         raise UnsupportedSourceError(message, model=str(name))

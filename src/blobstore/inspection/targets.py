@@ -73,8 +73,9 @@ class HubTarget:
 
 @dataclass(frozen=True, slots=True)
 class ModelTarget:
-    """A stored model."""
+    """A stored model, as it was asked for and by its full name."""
 
+    text: str
     name: ModelName
 
 
@@ -94,7 +95,7 @@ def parse_target(text: str, endpoint: str = HUB) -> Target:
     model = _model(text)
     if model is None or _exists(text):
         return LocalTarget(text, model)
-    return ModelTarget(model)
+    return ModelTarget(text, model)
 
 
 def is_address(text: str) -> bool:
