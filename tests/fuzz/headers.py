@@ -94,7 +94,7 @@ def _largest(value: Any) -> float:
     return max(map(_largest, children), default=abs(value) if isinstance(value, int | float) else 0)
 
 
-_IS_OBJECT = 'The header is a dict like {"TENSOR_NAME": {"dtype": "F16", "shape": [1, 16, 256], "data_offsets": [BEGIN, END]}'
+_IS_OBJECT = 'a dict like {"TENSOR_NAME": {"dtype": "F16", "shape": [1, 16, 256], "data_offsets": [BEGIN, END]}, …}'
 DIFFERENCES = (
     Difference(
         "space before the header", HeaderError, "F5", "The header data MUST begin with a { character (0x7B).",
