@@ -30,7 +30,8 @@ const Fields& fields() {
 }
 
 // A TensorEntry, made as its own constructor makes it: a frozen dataclass sets its fields by object.__setattr__ too.
-nb::object entry_of(const Tensors& tensors, std::size_t index, const nb::type_object& entry_type, const nb::tuple& dtype_objects) {
+nb::object entry_of(const Tensors& tensors, std::size_t index, const nb::type_object& entry_type,
+                    const nb::tuple& dtype_objects) {
   if (index >= tensors.entries.size()) throw nb::index_error();
   const Entry& found = tensors.entries[index];
   nb::object shape = nb::steal(PyTuple_New(found.rank));
@@ -71,7 +72,8 @@ nb::dict places_of(const std::vector<String>& names, const nb::callable& unescap
 }
 
 // (names with their places, table, the metadata's JSON), or None for a text that is not accepted.
-std::optional<nb::tuple> scan_text(const nb::bytes& text, std::optional<std::uint64_t> data_size, const nb::callable& unescape) {
+std::optional<nb::tuple> scan_text(const nb::bytes& text, std::optional<std::uint64_t> data_size,
+                                   const nb::callable& unescape) {
   std::optional<Scan> found;
   {
     const std::string_view view(text.c_str(), text.size());
@@ -110,12 +112,13 @@ bool read_entry(nb::handle object, const nb::tuple& dtype_objects, Tensors& tens
   }
   while (entry.dtype < dtype_objects.size() && !dtype_objects[entry.dtype].is(dtype)) ++entry.dtype;
   if (entry.dtype == dtype_objects.size()) return false;
-  if (!whole(field_of(object, fields().begin), entry.begin) || !whole(field_of(object, fields().end), entry.end)) return false;
+  if (!whole(field_of(object, fields().begin), entry.begin)) return false;
+  if (!whole(field_of(object, fields().end), entry.end)) return false;
   tensors.entries.push_back(entry);
   return tensors.fits(entry);
 }
 
-// The JSON object of names and members, each a TensorEntry or bytes that are JSON already; None where it has to be looked at.
+// The JSON object of names and members, each a TensorEntry or bytes that are JSON already; None for what the twin has to see.
 std::optional<nb::bytes> write_text(const nb::list& names, const nb::list& members, const nb::tuple& dtype_objects) {
   Tensors tensors;
   std::string out = "{";

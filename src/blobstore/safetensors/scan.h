@@ -4,7 +4,8 @@
 // what is accepted here has to be right: strict JSON, no key twice in an entry, and rules F5 to F17 of __init__.py, but for
 // the contents of strings. A caller decodes the names, refuses a name that is there twice, and reads the metadata.
 //
-// Declined though legal: unknown fields, names over 64 KiB, ranks over 64, and empty shapes whose other dimensions overflow 64 bits.
+// Declined though legal: unknown fields, names over 64 KiB, ranks over 64, and empty shapes whose other dimensions make 2^64
+// bits.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +32,7 @@ struct Scan {
   std::string_view metadata;  // the JSON object of strings; empty where there is none
 };
 
-// `text` ends in a NUL that does not count, as Python's bytes do: no JSON goes on over it, so no step has to look for the end.
+// `text` ends in a NUL that does not count, as Python's bytes do: no JSON goes on over it, so no step looks for the end.
 std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size);
 
 }  // namespace blobstore
