@@ -17,30 +17,17 @@ from blobstore.transport import HttpClient, Patience
 
 REPLIES = [case.data for case in load("range") if not case.by_recipe]
 PIECES = [
-    b"\r\n",
-    b"\n",
-    b": ",
-    b"0",
-    b"9" * 20,
-    b"-",
-    b"/",
-    b"*",
-    b"\x00",
-    b"\xff",
+    *(b"\r\n", b"\n", b": ", b"0", b"9" * 20, b"-", b"/", b"*", b"\x00", b"\xff", b"8\r\n"),
     b"HTTP/1.1 100 Continue\r\n\r\n",
-    b"8\r\n",
 ]
 LINES = [
-    b"Transfer-Encoding: chunked\r\n",
-    b"Content-Length: 66\r\n",
-    b"Content-Encoding: gzip\r\n",
-    b"Connection: upgrade\r\n",
-]
-LINES += [
-    b"Content-Range: bytes 0-65/66\r\n",
-    b"Location: /x\r\n",
-    b'ETag: "\xe4"\r\n',
-    b"Upgrade: h2c\r\n",
+    *(
+        b"Transfer-Encoding: chunked\r\n",
+        b"Content-Length: 66\r\n",
+        b"Content-Encoding: gzip\r\n",
+        b"Connection: upgrade\r\n",
+    ),
+    *(b"Content-Range: bytes 0-65/66\r\n", b"Location: /x\r\n", b'ETag: "\xe4"\r\n', b"Upgrade: h2c\r\n"),
     b"Retry-After: 0\r\n",
 ]
 STATUSES = [b"101", b"103", b"200", b"204", b"206", b"302", b"304", b"416", b"503", b"999", b"000"]
