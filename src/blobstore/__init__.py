@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from blobstore.importer import ImportResult as ImportResult
     from blobstore.importer import import_model as import_model
     from blobstore.importer import plan_import as plan_import
+    from blobstore.inspection import Inspection as Inspection
+    from blobstore.inspection import inspect as inspect
     from blobstore.inspection import read_header as read_header
     from blobstore.kernels import dequantize as dequantize
     from blobstore.kernels import quantize as quantize
@@ -35,6 +37,7 @@ _HOME = {
     "BlobStoreError": "errors",
     "ImportPlan": "importer",
     "ImportResult": "importer",
+    "Inspection": "inspection",
     "Model": "loader",
     "ModelQuality": "quality",
     "QuantizedArray": "arrays",
@@ -42,6 +45,7 @@ _HOME = {
     "Tensor": "tensors",
     "dequantize": "kernels",
     "import_model": "importer",
+    "inspect": "inspection",
     "measure_quality": "quality",
     "open_model": "loader",
     "open_store": "store",

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from blobstore.errors import quoted
+from blobstore.errors import DocumentError, LimitExceededError, quoted
 
 MAX_DEPTH = 64
+MAX_CONFIG = 16 * 2**20
+"""Bytes of a config.json."""
 
 
 class StrictJsonError(ValueError):
@@ -57,6 +59,25 @@ def parse(raw: bytes) -> Any:
         raise StrictJsonError(Reason.SYNTAX, f"not valid JSON: {error}") from None
     if "\\u" in text:
         _refuse_surrogates(value)
+    return value
+
+
+def parse_object(raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG) -> dict[str, Any]:
+    """Return the JSON object in ``raw``.
+
+    Raises: DocumentError with ``rule`` when it is not one; LimitExceededError over ``limit`` bytes or 64 levels.
+    """
+    if len(raw) > limit:
+        raise LimitExceededError(f"limit exceeded: {what} has {len(raw):,} bytes, at most {limit:,}", rule=rule)
+    if not raw.strip(b" \t\r\n\0"):
+        raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
+    try:
+        value = parse(raw)
+        check_depth(value)
+    except StrictJsonError as error:
+        raise DocumentError(f"{what}: {error} (rule {rule})", rule=rule) from None
+    if not isinstance(value, dict):
+        raise DocumentError(f"{what} is not a JSON object (rule {rule})", rule=rule)
     return value
 
 
