@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from blobstore import errors as errors
     from blobstore import mlx_lm as mlx_lm
+    from blobstore import remote as remote
     from blobstore.arrays import QuantizedArray as QuantizedArray
     from blobstore.errors import BlobStoreError as BlobStoreError
     from blobstore.importer import ImportPlan as ImportPlan
@@ -52,7 +53,7 @@ _HOME = {
     "quantize": "kernels",
     "read_header": "inspection",
 }
-_MODULES = frozenset({"errors", "mlx_lm"})
+_MODULES = frozenset({"errors", "mlx_lm", "remote"})
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])  # noqa: PLE0605  # the table is the list
 

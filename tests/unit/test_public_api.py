@@ -32,6 +32,7 @@ NAMES = [
     "plan_import",
     "quantize",
     "read_header",
+    "remote",
 ]
 PLAN_OPTIONS = [
     *("quant", "group_size", "method", "dtype", "profile", "experts", "alignment", "importance", "global_scale"),

@@ -151,7 +151,12 @@ class _Connection:
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> _Connection:
         """Return the connection with TLS on it; certificate and name are checked by ``ssl_context``."""
-        stream = self._stream.start_tls(ssl_context, server_hostname, self._door.seconds(timeout))
+        import httpcore2
+
+        try:
+            stream = self._stream.start_tls(ssl_context, server_hostname, self._door.seconds(timeout))
+        except ValueError as error:  # a name that TLS can't ask for
+            raise httpcore2.ConnectError(error) from error
         return _Connection(self._door, stream, public=self._public)
 
     def close(self) -> None:
