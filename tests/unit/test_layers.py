@@ -41,6 +41,7 @@ NUMPY_FREE = {
     "store",
     "safetensors",
     "stored",
+    "inspection",
 }
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 
