@@ -62,12 +62,16 @@ class Script:
 
 
 class Server:
-    """A server on one port of a loopback address; connections are served by threads that end with them."""
+    """A server on one port of a loopback address; connections are served by threads that end with them.
 
-    def __init__(self, host: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> None:
+    With ``counting`` it has the smallest send buffer, so that what it sent is what the client's machine took, but for a few
+    kilobytes. That is slow: 2 MB/s.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", context: ssl.SSLContext | None = None, *, counting: bool = False) -> None:
         self._listener = socket.create_server((host, 0))
-        # With the smallest buffer, what was sent is what the client's machine took, but for a few kilobytes.
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SMALLEST_BUFFER)
+        if counting:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SMALLEST_BUFFER)
         self.host = host
         self.port = int(self._listener.getsockname()[1])
         self._scheme = "http" if context is None else "https"
@@ -188,9 +192,9 @@ def one_after_another(*answers: list[bytes] | Answer) -> Answer:
 
 
 @contextmanager
-def server(host: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> Iterator[Server]:
+def server(host: str = "127.0.0.1", context: ssl.SSLContext | None = None, *, counting: bool = False) -> Iterator[Server]:
     """Run a server for as long as the block lasts."""
-    running = Server(host, context)
+    running = Server(host, context, counting=counting)
     try:
         yield running
     finally:

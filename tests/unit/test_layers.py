@@ -41,6 +41,8 @@ NUMPY_FREE = {
     "store",
     "safetensors",
     "stored",
+    "transport",
+    "remote",
     "inspection",
 }
 ONLY_CLI_READS = {"environ", "getenv", "argv"}

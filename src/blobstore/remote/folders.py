@@ -28,7 +28,7 @@ _NOT_IN_REVISION = frozenset(" ~^:?*[\\")
 
 
 class RemoteFolder:
-    """A folder on a web server, by the address of its files without their names. Nothing lists it: names have to be known."""
+    """Files beside each other on a web server. Nothing lists them: names have to be known."""
 
     def __init__(self, remote: Remote, base_url: str) -> None:
         """Raises: UsageError (rule R2) when ``base_url`` is no web address, or has a query."""

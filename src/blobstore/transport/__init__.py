@@ -15,8 +15,8 @@ takes is counted at the socket (`allowance`): after the last allowed byte nothin
 The kernel may have received more by then, as much as its socket buffer holds.
 
 *How often.* After 429, 500, 502, 503, 504 and broken connections it is tried again, five times in all, with waits that
-double and vary; ``Retry-After`` is obeyed up to 30 seconds, and what asks for more is an error. An errand has a deadline beside the
-limit of silence. What does not bend to time is bounded by the resolver's own limits: looking up a name.
+double and vary; ``Retry-After`` is obeyed up to 30 seconds, and what asks for more is an error. An errand has a deadline
+beside the limit of silence. Only the lookup of a name has no other limit than the resolver's own.
 """
 
 from blobstore.transport.addresses import WebAddress as WebAddress

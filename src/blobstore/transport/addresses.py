@@ -24,7 +24,7 @@ _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|[0-9a-f]*:[0-9a-f:.]*", re.A
 _CHARACTER = r"[!#-;=?-\[\]_a-z~]"
 _REFERENCE = re.compile(
     rf"(?:https?:)?//[!$-.0-;=@A-Z\[\]_a-z~]+(?:[/?#]{_CHARACTER}*)?"  # with an authority
-    rf"|/(?!/){_CHARACTER}*|[?#]{_CHARACTER}*|[!$-.0-9;=@A-Z_a-z~]+(?:[/?#]{_CHARACTER}*)?",  # a path, a query, a relative path
+    rf"|/(?!/){_CHARACTER}*|[?#]{_CHARACTER}*|[!$-.0-9;=@A-Z_a-z~]+(?:[/?#]{_CHARACTER}*)?",  # a path, a query, a name
     re.ASCII | re.IGNORECASE,
 )
 

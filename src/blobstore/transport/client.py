@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Self, cast
 
@@ -256,12 +256,20 @@ def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
 
 def _ssl_context(ca_file: str | None) -> ssl.SSLContext:
     """Return a context that checks certificates and names; nothing can switch that off."""
+    if ca_file is None:
+        return _system_context()
+    context = _new_context()
+    try:
+        context.load_verify_locations(ca_file)
+    except OSError as error:
+        raise from_os_error(error, "read certificates from", ca_file) from error
+    return context
+
+
+def _new_context() -> ssl.SSLContext:
     import httpx2
 
-    context = httpx2.create_ssl_context(trust_env=False)
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(ca_file)
-        except OSError as error:
-            raise from_os_error(error, "read certificates from", ca_file) from error
-    return context
+    return httpx2.create_ssl_context(trust_env=False)
+
+
+_system_context = cache(_new_context)  # reading the system's certificates takes 25 ms

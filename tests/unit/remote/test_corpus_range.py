@@ -1,4 +1,4 @@
-"""Every reply of the corpus gets its verdict, sent as it stands by a server of plain sockets; nothing is taken without end."""
+"""Every reply of the corpus, sent as it stands by a server of plain sockets, gets its verdict; none is taken without end."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ closed: it is as much, and what the kernels between hold.
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 
 import pytest
 from support.corpus import refusal
 from support.servers import KEEP_ALIVE, WAIT, Answer, Asked, Script, Server, head, part, redirect, reply
+from support.servers import server as run_server
 
 from blobstore.errors import BlobStoreError, LimitExceededError, RemoteError
 from blobstore.remote import HttpReader, Remote
@@ -88,6 +88,13 @@ def fat_redirects(_: bytes) -> Answer:
         redirect(f"/{asked.number}")[0].replace(b"\r\n\r\n", b"\r\nX: " + b"x" * 60_000 + b"\r\n\r\n"),
         KEEP_ALIVE,
     ]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server that counts."""
+    with run_server(counting=True) as running:
+        yield running
 
 
 Make = Callable[[bytes], Answer]

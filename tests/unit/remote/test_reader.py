@@ -222,7 +222,7 @@ def test_a_part_of_another_version_is_refused(before: str, after: str, server: S
 
 def test_a_file_that_changes_after_it_was_opened_is_an_error(server: Server, remote: Remote) -> None:
     data = safetensors_file(100, 300 * KIB)
-    for changed in (lambda asked: reply(200, body=data[:-1]), lambda asked: part(asked, data[:1000])):
+    for changed in (lambda _: reply(200, body=data[:-1]), lambda asked: part(asked, data[:1000])):
         server.play(one_after_another(lambda asked: part(asked, data), changed))
         reader = remote.open(server.url)
         error = refusal(lambda reader=reader: reader.read(FIRST, 10))  # type: ignore[misc]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.corpus import Case, accepted, case_id, load, refusal, rejected
-from support.servers import WAIT, Answer, Asked, Server, files, part, redirect, reply
+from support.servers import WAIT, Asked, Server, files, part, redirect, reply
 
 from blobstore.errors import InvalidNameError, NotFoundError, RemoteError, UsageError
 from blobstore.remote import Remote, RemoteFolder, hub_folder
@@ -143,8 +143,10 @@ def test_a_repository_of_the_hub(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "/", "a/", "/a", "a/b/c", "..", "a/..", ".a", "a.", "-a", "a--b", "a..b", "a/-b", "a b", "a/b?c", "a#b", "ä", "a\n"]
-    + ["a%2fb", "https://x", "a" * 97, "a/b.git", "a/" + "b" * 97],
+    [
+        *("", "/", "a/", "/a", "a/b/c", "..", "a/..", ".a", "a.", "-a", "a--b", "a..b", "a/-b", "a b", "a/b?c", "a#b", "ä"),
+        *("a\n", "a%2fb", "https://x", "a" * 97, "a/b.git", "a/" + "b" * 97),
+    ],
 )
 def test_names_that_are_no_repositories(name: str, remote: Remote) -> None:
     assert refusal(lambda: hub_folder(remote, name)).rule == "R2"
@@ -157,9 +159,12 @@ def test_names_of_repositories(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "revision", ["", "/", "a/", "/a", "..", "a..b", "-a", "a b", "a\n", "a?", "a*", "a[", "a^", "a~1", "a:b", "a//b", "a\\b"]
-    + [".a", "a/.b", "a.", "a.lock", "a.lock/b", "a@{b", "@", "a" * 256, "ä"],
-)  # fmt: skip
+    "revision",
+    [
+        *("", "/", "a/", "/a", "..", "a..b", "-a", "a b", "a\n", "a?", "a*", "a[", "a^", "a~1", "a:b", "a//b", "a\\b"),
+        *(".a", "a/.b", "a.", "a.lock", "a.lock/b", "a@{b", "@", "a" * 256, "ä"),
+    ],
+)
 def test_revisions_that_are_none(revision: str, remote: Remote) -> None:
     assert refusal(lambda: hub_folder(remote, "a/b", revision)).rule == "R2"
 

@@ -36,11 +36,33 @@ def test_addresses(text: str, target: str, origin: tuple[str, str, int]) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "/x", "//h/x", "ftp://h/", "file:///etc/passwd", "http:", "http:///x", "http:h", "http://", "http://h:0/"]
-    + ["http://h:65536/", "http://h:x/", "http://u@h/", "http://u:p@h/", "http://h\\@evil/", "http://a b/", "http://h\n/"]
-    + ["http://h\x00/", "http://a..b/", "http://.../", "http://[::1", "http://[fe80::1%25eth0]/"]
-    + ["http://" + "a" * 9000, "javascript:alert(1)", "http://h%2e/", "http://999.999.999.999/", "http://0251.0376.0251.0376/"],
-)  # fmt: skip
+    [
+        *(
+            "",
+            "x",
+            "/x",
+            "//h/x",
+            "ftp://h/",
+            "file:///etc/passwd",
+            "http:",
+            "http:///x",
+            "http:h",
+            "http://",
+            "http://h:0/",
+        ),
+        *(
+            "http://h:65536/",
+            "http://h:x/",
+            "http://u@h/",
+            "http://u:p@h/",
+            "http://h\\@evil/",
+            "http://a b/",
+            "http://h\n/",
+        ),
+        *("http://h\x00/", "http://a..b/", "http://.../", "http://[::1", "http://[fe80::1%25eth0]/", "javascript:alert(1)"),
+        *("http://" + "a" * 9000, "http://h%2e/", "http://999.999.999.999/", "http://0251.0376.0251.0376/"),
+    ],
+)
 def test_what_is_no_address(text: str) -> None:
     error = refusal(lambda: WebAddress.parse(text))
     assert isinstance(error, UsageError)
@@ -73,9 +95,23 @@ def test_where_a_location_leads(location: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     "location",
-    ["", "ht!tp://[bad", "file:///etc/passwd", "ftp://h/", "data:,x", "gopher://h", "http:x", "https:x", "http:///x", " /x", "/x y"]
-    + ["/x\ty", "http://u:p@h/", "http://h:99999/", "//", "http://", "/ä", "\\\\h\\x", "/x\\y", "http://h/<", "mailto:a@b"],
-)  # fmt: skip
+    [
+        *(
+            "",
+            "ht!tp://[bad",
+            "file:///etc/passwd",
+            "ftp://h/",
+            "data:,x",
+            "gopher://h",
+            "http:x",
+            "https:x",
+            "http:///x",
+            "//",
+        ),
+        *(" /x", "/x y", "/x\ty", "http://u:p@h/", "http://h:99999/", "http://", "/ä", "\\\\h\\x", "/x\\y", "http://h/<"),
+        "mailto:a@b",
+    ],
+)
 def test_locations_that_lead_nowhere(location: str) -> None:
     error = refusal(lambda: HERE.join(location))
     assert isinstance(error, RemoteError)
