@@ -1,8 +1,10 @@
 """Headers against the safetensors package, in one run: `python tests/bench/headers.py`.
 
-Reading is `blobstore.read_header(path)`, validation included, against `safe_open(path, "np").keys()`; every measurement is
-a process of its own. Writing is `encode_header` against `safetensors.serialize` of the same names and dtypes (of empty
-shapes, so that no data are copied) and against `json.dumps` of the document.
+Reading is `blobstore.read_header(path)`, validation included, against `safe_open(path, "np").keys()`, and then every entry's
+dtype and shape; every measurement is a process of its own.
+
+Writing is `encode_header` against `safetensors.serialize` of the same names (empty shapes, so that no data are copied) and
+against `json.dumps` of the document.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +35,15 @@ import json, sys, time
 def peak():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
-def ours(path):
-    return read_header(path).tensors
+def ours(path, entries):
+    tensors = read_header(path).tensors
+    return [(entry.dtype, entry.shape) for entry in tensors.values()] if entries else tensors
 
-def theirs(path):
+def theirs(path, entries):
     with safe_open(path, "np") as file:
-        return file.keys()
+        names = file.keys()
+        slices = map(file.get_slice, names)
+        return [(found.get_dtype(), found.get_shape()) for found in slices] if entries else names
 
 if sys.argv[1] == "ours":
     from blobstore import read_header
@@ -48,7 +53,7 @@ else:
     from safetensors import safe_open
     read = theirs
 before, started = peak(), time.perf_counter()
-found = read(sys.argv[2])
+found = read(sys.argv[2], sys.argv[3] == "entries")
 seconds = time.perf_counter() - started
 print(json.dumps({"seconds": seconds, "growth": peak() - before, "peak": peak(), "tensors": len(found)}))
 """
@@ -61,6 +66,12 @@ class Reading:
     seconds: float
     growth: int
     peak: int
+
+    def cells(self, other: Reading) -> Iterator[str]:
+        """Yield each measure, and what it is of another's."""
+        yield from (f"{self.seconds:.3f}", f"{self.seconds / other.seconds:.2f}")
+        yield from (f"{self.growth / MIB:.0f}", f"{self.growth / other.growth:.2f}")
+        yield from (f"{self.peak / MIB:.0f}", f"{self.peak / other.peak:.2f}")
 
 
 def experts(count: int) -> dict[str, TensorEntry]:
@@ -97,9 +108,9 @@ def document(tensors: dict[str, TensorEntry]) -> dict[str, object]:
     }
 
 
-def reading(who: str, path: Path, times: int) -> Reading:
-    """Read a header in so many processes."""
-    line = [sys.executable, "-c", READER, who, str(path)]
+def reading(who: str, path: Path, what: str, times: int) -> Reading:
+    """Read a header's names or entries in so many processes."""
+    line = [sys.executable, "-c", READER, who, str(path), what]
     runs = [json.loads(subprocess.check_output(line)) for _ in range(times)]
     least = {key: min(run[key] for run in runs) for key in runs[0]}
     return Reading(least["seconds"], least["growth"], least["peak"])
@@ -108,26 +119,15 @@ def reading(who: str, path: Path, times: int) -> Reading:
 def read(cases: dict[str, dict[str, TensorEntry]], times: int) -> None:
     """Print the table of reading."""
     print(f"\nReading: the best of {times} processes; memory in MiB\n")
-    table("header", "MB", "", "seconds", "ratio", "memory of the call", "ratio", "peak of the process", "ratio")
+    table("header", "MB", "read", "", "seconds", "ratio", "memory of the call", "ratio", "peak of the process", "ratio")
     with tempfile.TemporaryDirectory() as folder:
         for name, tensors in cases.items():
             path = Path(folder) / "model.safetensors"
             size = write(path, tensors)
-            theirs, ours = (reading(who, path, times) for who in ("theirs", "ours"))
-            for who, found in (("safetensors", theirs), ("blobstore", ours)):
-                show(
-                    (
-                        name,
-                        f"{size / 1e6:.1f}",
-                        who,
-                        f"{found.seconds:.3f}",
-                        f"{found.seconds / theirs.seconds:.2f}",
-                        f"{found.growth / MIB:.0f}",
-                        f"{found.growth / theirs.growth:.2f}",
-                        f"{found.peak / MIB:.0f}",
-                        f"{found.peak / theirs.peak:.2f}",
-                    )
-                )
+            for what in ("names", "entries"):
+                theirs, ours = (reading(who, path, what, times) for who in ("theirs", "ours"))
+                for who, found in (("safetensors", theirs), ("blobstore", ours)):
+                    show((name, f"{size / 1e6:.1f}", what, who, *found.cells(theirs)))
 
 
 def seconds_of(call: Callable[[], object], times: int) -> float:

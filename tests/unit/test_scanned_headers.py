@@ -20,7 +20,7 @@ from blobstore.safetensors import (
     parse,
     parse_header,
 )
-from blobstore.safetensors.header import ScannedEntries
+from blobstore.safetensors.header import DTYPES, ScannedEntries
 from blobstore.safetensors.scanned import scan_header
 
 # Legal, and left to the parser: unknown fields, and what is beyond our limits.
@@ -166,7 +166,7 @@ def test_the_table_has_no_more_entries_than_it_has() -> None:
     found = _native.scan(b"{}", 0, str)
     assert found is not None
     with pytest.raises(IndexError):
-        found[1].entry(0)
+        found[1].entry(0, TensorEntry, DTYPES)
 
 
 def assert_same(one: Header | None, other: Header | None) -> None:

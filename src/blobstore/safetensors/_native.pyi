@@ -5,7 +5,7 @@ from blobstore.dtypes import DType
 from blobstore.safetensors.header import TensorEntry
 
 class Tensors:
-    def entry(self, index: int) -> tuple[int, tuple[int, ...], int, int]: ...
+    def entry(self, index: int, entry_type: type[TensorEntry], dtypes: tuple[DType, ...]) -> TensorEntry: ...
 
 def scan(
     text: bytes, data_size: int | None, unescape: Callable[[bytes], str]

@@ -17,7 +17,20 @@ using namespace blobstore;
 
 namespace {
 
-nb::tuple entry_of(const Tensors& tensors, std::size_t index) {
+// The fields of header.py's TensorEntry; they live as long as the process.
+struct Fields {
+  PyObject* const dtype = PyUnicode_InternFromString("dtype");
+  PyObject* const shape = PyUnicode_InternFromString("shape");
+  PyObject* const begin = PyUnicode_InternFromString("begin");
+  PyObject* const end = PyUnicode_InternFromString("end");
+};
+const Fields& fields() {
+  static const Fields names;
+  return names;
+}
+
+// A TensorEntry, made as its own constructor makes it: a frozen dataclass sets its fields by object.__setattr__ too.
+nb::object entry_of(const Tensors& tensors, std::size_t index, const nb::type_object& entry_type, const nb::tuple& dtype_objects) {
   if (index >= tensors.entries.size()) throw nb::index_error();
   const Entry& found = tensors.entries[index];
   nb::object shape = nb::steal(PyTuple_New(found.rank));
@@ -25,7 +38,17 @@ nb::tuple entry_of(const Tensors& tensors, std::size_t index) {
   for (unsigned axis = 0; axis < found.rank; ++axis) {
     PyTuple_SET_ITEM(shape.ptr(), axis, nb::cast(tensors.dims[found.first_dim + axis]).release().ptr());
   }
-  return nb::make_tuple(found.dtype, shape, found.begin, found.end);
+  auto* const type = reinterpret_cast<PyTypeObject*>(entry_type.ptr());
+  nb::object made = nb::steal(type->tp_new(type, nb::tuple().ptr(), nullptr));
+  if (!made) nb::raise_python_error();
+  const auto set = [&](PyObject* field, nb::handle value) {
+    if (PyObject_GenericSetAttr(made.ptr(), field, value.ptr()) != 0) nb::raise_python_error();
+  };
+  set(fields().dtype, dtype_objects[found.dtype]);
+  set(fields().shape, shape);
+  set(fields().begin, nb::cast(found.begin));
+  set(fields().end, nb::cast(found.end));
+  return made;
 }
 
 // The name of a tensor. Bytes that are no UTF-8 raise ValueError, and so does `unescape` for what is no string.
@@ -61,45 +84,39 @@ std::optional<nb::tuple> scan_text(const nb::bytes& text, std::optional<std::uin
   return nb::make_tuple(places, std::move(found->tensors), nb::bytes(found->metadata.data(), found->metadata.size()));
 }
 
-// Reads TensorEntry objects. Whatever is not just as header.py makes it is declined.
-class EntryReader {
- public:
-  explicit EntryReader(const nb::tuple& dtypes) : dtypes_(dtypes) {}
+bool whole(const nb::object& object, std::uint64_t& value) {
+  if (!PyLong_CheckExact(object.ptr())) return false;
+  value = PyLong_AsUnsignedLongLong(object.ptr());
+  if (value != UINT64_MAX || PyErr_Occurred() == nullptr) return true;
+  PyErr_Clear();  // negative, or over 64 bits
+  return false;
+}
 
-  bool read(nb::handle object, Tensors& tensors) const {
-    Entry entry{};
-    const nb::object dtype = object.attr(dtype_), shape = object.attr(shape_);
-    if (!PyTuple_CheckExact(shape.ptr()) || nb::len(shape) > most_rank) return false;
-    entry.first_dim = static_cast<std::uint32_t>(tensors.dims.size());
-    entry.rank = static_cast<std::uint8_t>(nb::len(shape));
-    for (unsigned axis = 0; axis < entry.rank; ++axis) {
-      if (!whole(PyTuple_GET_ITEM(shape.ptr(), axis), tensors.dims.emplace_back())) return false;
-    }
-    while (entry.dtype < dtypes_.size() && !dtypes_[entry.dtype].is(dtype)) ++entry.dtype;
-    if (entry.dtype == dtypes_.size() || !whole(object.attr(begin_), entry.begin) || !whole(object.attr(end_), entry.end)) {
-      return false;
-    }
-    tensors.entries.push_back(entry);
-    return tensors.fits(entry);
+nb::object field_of(nb::handle object, PyObject* field) {
+  nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), field));
+  if (!value) nb::raise_python_error();
+  return value;
+}
+
+// Reads a TensorEntry; whatever is not just as `entry_of` makes it is declined.
+bool read_entry(nb::handle object, const nb::tuple& dtype_objects, Tensors& tensors) {
+  const nb::object dtype = field_of(object, fields().dtype), shape = field_of(object, fields().shape);
+  if (!PyTuple_CheckExact(shape.ptr()) || nb::len(shape) > most_rank) return false;
+  Entry entry{};
+  entry.first_dim = static_cast<std::uint32_t>(tensors.dims.size());
+  entry.rank = static_cast<std::uint8_t>(nb::len(shape));
+  for (unsigned axis = 0; axis < entry.rank; ++axis) {
+    if (!whole(nb::borrow(PyTuple_GET_ITEM(shape.ptr(), axis)), tensors.dims.emplace_back())) return false;
   }
-
- private:
-  static bool whole(nb::handle object, std::uint64_t& value) {
-    if (!PyLong_CheckExact(object.ptr())) return false;
-    value = PyLong_AsUnsignedLongLong(object.ptr());
-    if (value != UINT64_MAX || PyErr_Occurred() == nullptr) return true;
-    PyErr_Clear();  // negative, or over 64 bits
-    return false;
-  }
-
-  const nb::tuple& dtypes_;
-  const nb::object dtype_ = nb::steal(PyUnicode_InternFromString("dtype")), shape_ = nb::steal(PyUnicode_InternFromString("shape")),
-                   begin_ = nb::steal(PyUnicode_InternFromString("begin")), end_ = nb::steal(PyUnicode_InternFromString("end"));
-};
+  while (entry.dtype < dtype_objects.size() && !dtype_objects[entry.dtype].is(dtype)) ++entry.dtype;
+  if (entry.dtype == dtype_objects.size()) return false;
+  if (!whole(field_of(object, fields().begin), entry.begin) || !whole(field_of(object, fields().end), entry.end)) return false;
+  tensors.entries.push_back(entry);
+  return tensors.fits(entry);
+}
 
 // The JSON object of names and members, each a TensorEntry or bytes that are JSON already; None where it has to be looked at.
 std::optional<nb::bytes> write_text(const nb::list& names, const nb::list& members, const nb::tuple& dtype_objects) {
-  const EntryReader reader(dtype_objects);
   Tensors tensors;
   std::string out = "{";
   for (std::size_t place = 0; place < names.size(); ++place) {
@@ -116,7 +133,7 @@ std::optional<nb::bytes> write_text(const nb::list& names, const nb::list& membe
     if (nb::isinstance<nb::bytes>(member)) {
       out.append(nb::borrow<nb::bytes>(member).c_str(), nb::len(member));
     } else {
-      if (!reader.read(member, tensors)) return {};
+      if (!read_entry(member, dtype_objects, tensors)) return {};
       write_entry(out, tensors, tensors.entries.back());
     }
   }
@@ -134,7 +151,7 @@ nb::list dtype_names() {
 }  // namespace
 
 NB_MODULE(_native, m) {
-  nb::class_<Tensors>(m, "Tensors").def("entry", &entry_of, nb::arg("index"));
+  nb::class_<Tensors>(m, "Tensors").def("entry", &entry_of, nb::arg("index"), nb::arg("entry_type"), nb::arg("dtypes"));
   m.def("scan", &scan_text, nb::arg("text"), nb::arg("data_size").none(), nb::arg("unescape"));
   m.def("write", &write_text, nb::arg("names"), nb::arg("members"), nb::arg("dtypes"));
   m.def("dtypes", &dtype_names);

@@ -49,8 +49,7 @@ class ScannedEntries(Mapping[str, TensorEntry]):
     def __getitem__(self, name: str) -> TensorEntry:
         entry = self._entries[name]
         if isinstance(entry, int):
-            dtype, shape, begin, end = self._columns.entry(entry)
-            entry = self._entries[name] = TensorEntry(DTYPES[dtype], shape, begin, end)
+            entry = self._entries[name] = self._columns.entry(entry, TensorEntry, DTYPES)
         return entry
 
     def __iter__(self) -> Iterator[str]:
