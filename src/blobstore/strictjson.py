@@ -12,6 +12,7 @@ from typing import Any
 from blobstore.errors import DocumentError, LimitExceededError, quoted
 
 MAX_DEPTH = 64
+MAX_NUMBER = 1e308
 MAX_CONFIG = 16 * 2**20
 """Bytes of a config.json."""
 
@@ -31,6 +32,7 @@ class Reason:
     SYNTAX = "syntax"
     DUPLICATE = "duplicate"
     DEPTH = "depth"
+    NUMBER = "number"
 
 
 def parse(raw: bytes) -> Any:
@@ -89,6 +91,20 @@ def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
         if not level:
             return
     raise StrictJsonError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH} levels")
+
+
+def check_numbers(value: Any) -> None:
+    """Raise StrictJsonError (NUMBER) for a number in ``value`` beyond ±1e308.
+
+    64-bit floats end at 1.8e308. Beyond that Python reads infinity, Go refuses, and so does serde_json from 1.79e308 on.
+    """
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict | list):
+            waiting.extend(_children(node))
+        elif isinstance(node, int | float) and not -MAX_NUMBER <= node <= MAX_NUMBER:
+            raise StrictJsonError(Reason.NUMBER, f"beyond {MAX_NUMBER:g}")
 
 
 def _children(node: dict[str, Any] | list[Any]) -> Any:

@@ -43,6 +43,7 @@ NUMPY_FREE = {
     "stored",
     "transport",
     "remote",
+    "inspection",
 }
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 

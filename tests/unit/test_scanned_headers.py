@@ -14,7 +14,7 @@ from blobstore.safetensors import (
     MAX_RANK,
     Header,
     TensorEntry,
-    _scan,
+    _native,
     encode_header,
     lay_out,
     parse,
@@ -115,7 +115,7 @@ def test_impossible_sizes_get_the_parsers_verdict(size: int) -> None:
 
 
 def test_the_scanner_knows_every_dtype() -> None:
-    assert sorted(_scan.dtypes()) == sorted(DType.__members__)
+    assert sorted(_native.dtypes()) == sorted(DType.__members__)
     for dtype in DType:
         entries = lay_out([("a", dtype, (8,))])
         header = scan_header(encode_header(entries, {}, 1)[8:], dtype.bits)
@@ -163,7 +163,7 @@ def test_a_scanned_header_survives_pickling(scanned: ScannedEntries) -> None:
 
 
 def test_the_table_has_no_more_entries_than_it_has() -> None:
-    found = _scan.scan(b"{}", 0, str)
+    found = _native.scan(b"{}", 0, str)
     assert found is not None
     with pytest.raises(IndexError):
         found[1].entry(0)

@@ -104,7 +104,7 @@ def _read_unlisted(folder: Folder) -> Files:
         return Files((read_files(folder, [SINGLE_NAME]),))
     except NotFoundError as error:
         message = f"{folder.name} has neither {INDEX_NAME} nor {SINGLE_NAME}"
-        hint = error.hint or "Give a file's address: servers do not list folders."
+        hint = "Check the address. Servers do not list folders: a file of another name has to be given itself."
         raise NotFoundError(message, path=folder.name, hint=hint) from error
 
 
@@ -179,5 +179,6 @@ class ConfigFile:
         text = config.text_config or {}
         inner = text.get("quantization_config")
         if config.quantization_config is None and isinstance(inner, dict):  # some models of several modalities
-            return config.model_copy(update={"quantization_config": inner})
+            config = config.model_copy(update={"quantization_config": inner})
+        _ = config.mlx_quantization  # which is checked when it is asked for: now, and not in the midst of counting
         return config

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from blobstore import strictjson
 from blobstore.dtypes import DType
 from blobstore.errors import LimitExceededError
-from blobstore.safetensors.header import TensorEntry
+from blobstore.safetensors import _native
+from blobstore.safetensors.header import DTYPES, TensorEntry
 from blobstore.safetensors.rules import MAX_HEADER, METADATA, PREFIX, check_coverage, check_metadata, check_size, invalid
 
 
@@ -22,38 +23,48 @@ def encode_header(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str
     """
     if METADATA in tensors:
         raise invalid("F9", "no tensor can have the name __metadata__", METADATA)
-    members = dict(_encoded_entries(tensors))
-    if metadata:
-        members[METADATA] = strictjson.compact(dict(sorted(check_metadata(dict(metadata)).items())))
-    check_coverage(tensors, None)
-    text = _encoded(members)
+    map_of_strings = check_metadata(dict(sorted(metadata.items())))
+    text = write_text(tensors, map_of_strings) or encode_text(tensors, map_of_strings)
     padding = -(PREFIX.size + len(text)) % align
     if len(text) + padding > MAX_HEADER:
         raise LimitExceededError(f"limit exceeded: a header of {len(text):,} bytes, at most {MAX_HEADER:,}")
-    return PREFIX.pack(len(text) + padding) + text + b" " * padding
+    return b"".join((PREFIX.pack(len(text) + padding), text, b" " * padding))
 
 
-def _encoded_entries(tensors: Mapping[str, TensorEntry]) -> Iterator[tuple[str, str]]:
-    """Yield each tensor's name and its entry in JSON; a shape that is there many times is looked at once."""
-    known: dict[tuple[int, ...], tuple[DType | None, int, str]] = {}
-    for name, entry in tensors.items():
-        shape, begin, end = entry.shape, entry.begin, entry.end
-        dtype, nbytes, start = known.get(shape, (None, 0, ""))
-        if dtype is not entry.dtype or nbytes != end - begin:
-            check_size(name, entry)
-            start = f'{{"dtype":"{entry.dtype}","shape":{strictjson.compact(shape)},"data_offsets":['
-            known[shape] = entry.dtype, end - begin, start
-        yield name, f"{start}{begin},{end}]}}"
+def write_text(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> bytes | None:
+    """Return the header's text by the native writer, or None where it declines: its twin writes or refuses it then."""
+    members: dict[str, TensorEntry | bytes] = {**tensors}
+    try:
+        if metadata:
+            members[METADATA] = strictjson.encode(metadata)
+    except UnicodeEncodeError:
+        return None
+    names = sorted(members)
+    return _native.write(names, [members[name] for name in names], DTYPES)
 
 
-def _encoded(members: Mapping[str, str]) -> bytes:
-    """Return the object of members in JSON, sorted by name: code points are in the order of their UTF-8 bytes."""
-    compact = strictjson.compact
-    text = ",".join([f"{compact(name)}:{members[name]}" for name in sorted(members)])
+def encode_text(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> bytes:
+    """Return the header's text, by the writer's twin in Python, which says what is wrong with entries.
+
+    Names are sorted by code points, which is the order of their UTF-8 bytes.
+    """
+    members = dict(_encoded_entries(tensors))
+    if metadata:
+        members[METADATA] = strictjson.compact(metadata)
+    check_coverage(tensors, None)
+    text = ",".join([f"{strictjson.compact(name)}:{members[name]}" for name in sorted(members)])
     try:
         return strictjson.escape(f"{{{text}}}").encode()
     except UnicodeEncodeError:
         raise invalid("F4", "half of a surrogate pair is in a name or in the metadata, and can't be written") from None
+
+
+def _encoded_entries(tensors: Mapping[str, TensorEntry]) -> Iterator[tuple[str, str]]:
+    """Yield each tensor's name and its entry in JSON."""
+    for name, entry in tensors.items():
+        check_size(name, entry)
+        shape = strictjson.compact(entry.shape)
+        yield name, f'{{"dtype":"{entry.dtype}","shape":{shape},"data_offsets":[{entry.begin},{entry.end}]}}'
 
 
 def lay_out(arrays: Iterable[tuple[str, DType, tuple[int, ...]]]) -> dict[str, TensorEntry]:

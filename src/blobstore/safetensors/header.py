@@ -9,13 +9,14 @@ from typing import Any, cast
 
 from blobstore.dtypes import DTYPE_BY_NAME, DType
 from blobstore.errors import LimitExceededError, quoted
-from blobstore.safetensors import _scan
+from blobstore.safetensors import _native
 
 MAX_TENSORS = 1_000_000
 MAX_RANK = 64
 MAX_NAME_BYTES = 65_536
 _MAX_I64 = 2**63 - 1
-_DTYPES = tuple(DTYPE_BY_NAME[name] for name in _scan.dtypes())
+DTYPES = tuple(DTYPE_BY_NAME[name] for name in _native.dtypes())
+"""The types by the numbers that the native module has for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +40,17 @@ class ScannedEntries(Mapping[str, TensorEntry]):
     An entry is made when it is first asked for, and kept: a million tensors that are only listed take 130 MB less.
     """
 
-    __slots__ = ("_entries", "_table")
+    __slots__ = ("_columns", "_entries")
 
-    def __init__(self, places: dict[str, int], table: _scan.Table) -> None:
+    def __init__(self, places: dict[str, int], columns: _native.Tensors) -> None:
         self._entries = cast("dict[str, int | TensorEntry]", places)  # taken over, not copied
-        self._table = table
+        self._columns = columns
 
     def __getitem__(self, name: str) -> TensorEntry:
         entry = self._entries[name]
         if isinstance(entry, int):
-            dtype, shape, begin, end = self._table.entry(entry)
-            entry = self._entries[name] = TensorEntry(_DTYPES[dtype], shape, begin, end)
+            dtype, shape, begin, end = self._columns.entry(entry)
+            entry = self._entries[name] = TensorEntry(DTYPES[dtype], shape, begin, end)
         return entry
 
     def __iter__(self) -> Iterator[str]:

@@ -91,5 +91,6 @@ def _entry(name: str, value: Any) -> TensorEntry:
 def _check_unknown_fields(value: dict[str, Any], name: str) -> None:
     try:
         strictjson.check_depth(value, strictjson.MAX_DEPTH - 1)
+        strictjson.check_numbers(value)
     except StrictJsonError as error:
         raise LimitExceededError(f"limit exceeded: a field is {error}", rule="F10", tensor=name) from None

@@ -24,12 +24,15 @@ def check_metadata(value: Any) -> dict[str, str]:
 
 def check_size(name: str, entry: TensorEntry) -> None:
     """Raise HeaderError (F14, F15) unless the entry's range has the size that its dtype and shape need."""
-    bits = entry.dtype.bits
+    elements = 1
     for dim in entry.shape:
-        bits *= dim
-        # Checked after every factor: a later 0 must not hide an overflow, or the verdict would depend on the order.
-        if bits > MAX_U64:
-            raise invalid("F14", f"shape {list(entry.shape)} overflows 64 bits", name)
+        elements *= dim
+        # After every factor, as the reference library: a later 0 hides no overflow, and a file has one verdict everywhere.
+        if elements > MAX_U64:
+            break
+    bits = elements * entry.dtype.bits
+    if bits > MAX_U64:
+        raise invalid("F14", f"shape {list(entry.shape)} overflows 64 bits", name)
     if bits % 8:
         raise invalid("F15", f"{bits} bits of {entry.dtype} do not fill whole bytes", name)
     if bits // 8 != entry.nbytes:

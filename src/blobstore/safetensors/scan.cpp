@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <numeric>
-#include <tuple>
 
 namespace blobstore {
 namespace {
@@ -90,7 +88,7 @@ class Scanner {
     Entry entry{};
     if (!tensor(entry)) return false;
     found_.names.push_back(name);
-    found_.entries.push_back(entry);
+    found_.tensors.entries.push_back(entry);
     return true;
   }
 
@@ -115,7 +113,7 @@ class Scanner {
       seen |= bit;
       return bit == 1 ? dtype(entry) : bit == 2 ? shape(entry) : offsets(entry);
     };
-    return members(field) && seen == 7 && fits(entry);
+    return members(field) && seen == 7 && found_.tensors.fits(entry);
   }
 
   bool dtype(Entry& entry) {
@@ -127,10 +125,10 @@ class Scanner {
   }
 
   bool shape(Entry& entry) {
-    entry.first_dim = static_cast<std::uint32_t>(found_.dims.size());
+    entry.first_dim = static_cast<std::uint32_t>(found_.tensors.dims.size());
     const auto dim = [&, this] {
       if (entry.rank++ == most_rank) return false;
-      return number(found_.dims.emplace_back());
+      return number(found_.tensors.dims.emplace_back());
     };
     return members<'[', ']'>(dim);
   }
@@ -138,19 +136,7 @@ class Scanner {
   bool offsets(Entry& entry) {
     unsigned count = 0;
     const auto one = [&, this] { return count < 2 && number(count++ == 0 ? entry.begin : entry.end); };
-    return members<'[', ']'>(one) && count == 2 && entry.begin <= entry.end;
-  }
-
-  // F14, F15 and our limit on dimensions: as the twin, after every factor, so that a 0 hides nothing.
-  bool fits(const Entry& entry) const {
-    std::uint64_t bits = dtypes[entry.dtype].bits;
-    std::uint64_t extent = bits;
-    for (unsigned axis = 0; axis < entry.rank; ++axis) {
-      const std::uint64_t dim = found_.dims[entry.first_dim + axis];
-      if (__builtin_mul_overflow(bits, dim, &bits)) return false;
-      if (__builtin_mul_overflow(extent, std::max(dim, std::uint64_t{1}), &extent)) return false;
-    }
-    return bits % 8 == 0 && bits / 8 == entry.end - entry.begin;
+    return members<'[', ']'>(one) && count == 2;
   }
 
   const char* at_;
@@ -158,28 +144,14 @@ class Scanner {
   Scan& found_;
 };
 
-// F16 and F17. Files are mostly written in the order of their data; only others are sorted.
-bool covered(const std::vector<Entry>& entries, std::optional<std::uint64_t> data_size) {
-  const auto range = [&](std::uint32_t index) { return std::tuple(entries[index].begin, entries[index].end); };
-  std::vector<std::uint32_t> order(entries.size());
-  std::iota(order.begin(), order.end(), 0);
-  if (!std::ranges::is_sorted(order, {}, range)) std::ranges::sort(order, {}, range);
-  std::uint64_t expected = 0;
-  for (const std::uint32_t index : order) {
-    if (entries[index].begin != expected) return false;
-    expected = entries[index].end;
-  }
-  return !data_size || *data_size == expected;
-}
-
 }  // namespace
 
 std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size) {
   Scan found;
   if (text.size() > std::numeric_limits<std::uint32_t>::max()) return {};  // Entry counts dimensions in 32 bits
-  if (!Scanner(text, found).header() || !covered(found.entries, data_size)) return {};
-  found.entries.shrink_to_fit();
-  found.dims.shrink_to_fit();
+  if (!Scanner(text, found).header() || !found.tensors.cover(data_size)) return {};
+  found.tensors.entries.shrink_to_fit();
+  found.tensors.dims.shrink_to_fit();
   return found;
 }
 

@@ -4,7 +4,7 @@
 // what is accepted here has to be right: strict JSON, no key twice in an entry, and rules F5 to F17 of __init__.py, but for
 // the contents of strings. A caller decodes the names, refuses a name that is there twice, and reads the metadata.
 //
-// Declined though legal: unknown fields, names over 64 KiB, ranks over 64, and shapes whose dimensions overflow 63 bits.
+// Declined though legal: unknown fields, names over 64 KiB, ranks over 64, and empty shapes whose other dimensions overflow 64 bits.
 #pragma once
 
 #include <cstddef>
@@ -13,30 +13,11 @@
 #include <string_view>
 #include <vector>
 
+#include "tensors.h"
+
 namespace blobstore {
 
-constexpr std::size_t most_name_bytes = 65'536;  // MAX_NAME_BYTES and MAX_RANK of header.py
-constexpr std::size_t most_rank = 64;
-
-struct DType {
-  std::string_view name;
-  unsigned bits;
-};
-
-constexpr DType dtypes[] = {
-    {"BF16", 16},       {"F32", 32},        {"U32", 32},    {"U8", 8},      {"F16", 16},    {"F8_E4M3", 8},
-    {"F8_E5M2", 8},     {"F8_E8M0", 8},     {"I8", 8},      {"I32", 32},    {"I64", 64},    {"F64", 64},
-    {"BOOL", 8},        {"I16", 16},        {"U16", 16},    {"U64", 64},    {"C64", 64},    {"F4", 4},
-    {"F6_E2M3", 6},     {"F6_E3M2", 6},     {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
-};
-
-// A tensor: its shape is Scan::dims[first_dim : first_dim + rank].
-struct Entry {
-  std::uint64_t begin, end;
-  std::uint32_t first_dim;
-  std::uint8_t rank;
-  std::uint8_t dtype;
-};
+constexpr std::size_t most_name_bytes = 65'536;  // MAX_NAME_BYTES of header.py
 
 // A JSON string without its quotes, and whether a backslash is in it. It lies in the text.
 struct String {
@@ -46,13 +27,11 @@ struct String {
 
 struct Scan {
   std::vector<String> names;
-  std::vector<Entry> entries;
-  std::vector<std::uint64_t> dims;
+  Tensors tensors;
   std::string_view metadata;  // the JSON object of strings; empty where there is none
 };
 
 // `text` ends in a NUL that does not count, as Python's bytes do: no JSON goes on over it, so no step has to look for the end.
-// Without `data_size` the last tensor's end is the end of the data.
 std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size);
 
 }  // namespace blobstore

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from blobstore import strictjson
-from blobstore.safetensors import _scan
+from blobstore.safetensors import _native
 from blobstore.safetensors.header import Header, ScannedEntries
 from blobstore.safetensors.rules import MAX_U64, METADATA, PREFIX, check_metadata
 
@@ -18,17 +20,19 @@ def scan_header(text: bytes, data_size: int | None) -> Header | None:
     if data_size is not None and not 0 <= data_size <= MAX_U64:
         return None
     try:
-        found = _scan.scan(text, data_size, _unescaped)
+        found = _native.scan(text, data_size, _unescaped)
         if found is None:
             return None
-        places, table, raw_metadata = found
+        places, columns, raw_metadata = found
         metadata = check_metadata(strictjson.parse(raw_metadata)) if raw_metadata else {}
     except ValueError:  # strictjson's, and that of bytes which are no UTF-8
         return None
     if METADATA in places:  # written in escapes
         return None
-    return Header(ScannedEntries(places, table), metadata, PREFIX.size + len(text))
+    return Header(ScannedEntries(places, columns), metadata, PREFIX.size + len(text))
 
 
 def _unescaped(literal: bytes) -> str:
-    return str(strictjson.parse(literal))
+    name: str = json.loads(literal.decode())
+    name.encode()  # half of a surrogate pair can't be, and is a ValueError too
+    return name

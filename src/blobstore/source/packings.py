@@ -181,7 +181,7 @@ def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _group_size(found: _Found, codes: int) -> int | None:
     """Return how many values of a row share a scale; None for a whole row, or more."""
     shape, scale = found.shape, found.scale.shape
-    groups = scale[-1] if len(scale) == len(shape) and scale[:-1] == shape[:-1] else 1
+    groups = scale[-1] if shape and len(scale) == len(shape) and scale[:-1] == shape[:-1] else 1
     return shape[-1] * codes // groups if groups > 1 and not shape[-1] * codes % groups else None
 
 
