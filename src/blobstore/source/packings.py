@@ -115,6 +115,8 @@ def _mlx(found: _Found) -> PackedWeight:
     settings = config.mlx_quantization if config is not None else None
     module = settings.of(found.base) if settings is not None else None
     possible = _AFFINE if found.beside(".biases") is not None else _SMALL_FLOATS
+    if (found.scale.dtype.bits == 8) == (possible is _AFFINE):  # noqa: PLR2004  # 8-bit scales are those of small floats
+        possible = ()
     if module is not None:
         kind = f"int{module.bits}" if module.mode == "affine" else module.mode
         possible = ((kind, module.bits, module.group_size),)
