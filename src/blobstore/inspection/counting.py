@@ -63,16 +63,17 @@ def count_tensors(files: Sequence[InspectedFile], config: Config, notes: list[st
 
     Raises: DocumentError when two of the files hold a tensor of one name.
     """
+    pairs = [(file, dict(file.header.tensors)) for file in files]  # once: a header makes its entries as they are asked for
+    merged = _merged(pairs)
     others: list[tuple[InspectedFile, dict[str, TensorEntry]]] = []
     tensors: list[LogicalTensor] = []
-    for file in files:
-        entries = dict(file.header.tensors)  # once: a header makes its entries as they are asked for
+    for file, entries in pairs:
         weights = _stored_weights(file, entries, notes)
         if weights is None:
             others.append((file, entries))
         else:
             tensors += (stored_tensor(weight, file.name) for weight in weights)
-    space = _Space(_merged(others), config)
+    space = _Space(merged if len(others) == len(pairs) else _merged(others), config)
     found = space.packed(notes)
     for file, entries in others:
         tensors += space.tensors(file.name, entries, found)

@@ -12,7 +12,7 @@ from blobstore.errors import BlobStoreError, NotFoundError, StorageError, Unsupp
 from blobstore.inspection.counting import LogicalTensor, count_tensors, stored_tensor
 from blobstore.inspection.files import InspectedFile
 from blobstore.inspection.inspection import Inspection, TargetKind
-from blobstore.inspection.places import ConfigFile, Files, read_files, read_folder, read_indexed
+from blobstore.inspection.places import ConfigFile, Files, read_files, read_folder, read_indexed, some
 from blobstore.inspection.targets import LocalTarget, ModelTarget, is_index, missing
 from blobstore.safetensors import read_header
 from blobstore.source.folders import Folder, LocalFolder
@@ -145,7 +145,7 @@ def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, st
             if common.setdefault(key, value) != value:
                 differing[key] = None
     if differing:
-        notes.append(f"metadata that differ from file to file are not shown: {', '.join(map(quoted, differing))}")
+        notes.append(f"metadata that differ from file to file are not shown: {some(list(differing))}")
     return {key: value for key, value in common.items() if key not in differing}
 
 

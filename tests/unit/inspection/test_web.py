@@ -55,7 +55,8 @@ def test_a_folder_an_index_and_a_file(server: Server, sharded: Path, base: str) 
     assert len(script.asked) == 4  # the index and three shards; config.json has nothing to say
     assert here(found, sharded) == replace(inspect(sharded), name=str(sharded))
     assert here(inspect(server.at(base).rstrip("/")), sharded).tensors == found.tensors
-    assert replace(inspect(server.at(base + INDEX)), kind=TargetKind.FOLDER, name=found.name) == found
+    for target in (INDEX, f"{INDEX}?download=true"):
+        assert replace(inspect(server.at(base + target)), kind=TargetKind.FOLDER, name=found.name) == found
     shard = "model-00002-of-00003.safetensors"
     script = server.play(files(served(sharded, base)))
     assert inspect(server.at(base + shard)).headers == inspect(sharded / shard).headers
