@@ -16,6 +16,7 @@ import base64
 import faulthandler
 import hashlib
 import json
+import math
 import sys
 import tempfile
 import time
@@ -197,7 +198,10 @@ def _beyond_limits(header: Header) -> bool:
         header.check_limits("")
     except LimitExceededError:
         return True
-    return any(0 in entry.shape and max(entry.shape) >= 2**57 for entry in header.tensors.values())
+    return any(
+        0 in entry.shape and math.prod(max(dim, 1) for dim in entry.shape) * entry.dtype.bits >= 2**64
+        for entry in header.tensors.values()
+    )
 
 
 def _check_equal(raw: bytes, header: Header, reference: Sequence[tuple[str, dict[str, Any]]]) -> None:
