@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from blobstore.kernels import quantize as quantize
     from blobstore.loader import Model as Model
     from blobstore.loader import open_model as open_model
+    from blobstore.metadata import MetadataEdit as MetadataEdit
+    from blobstore.metadata import edit_metadata as edit_metadata
+    from blobstore.metadata import read_metadata as read_metadata
     from blobstore.quality import ModelQuality as ModelQuality
     from blobstore.quality import measure_quality as measure_quality
     from blobstore.store import Store as Store
@@ -34,12 +37,14 @@ _HOME = {
     "BlobStoreError": "errors",
     "ImportPlan": "importer",
     "ImportResult": "importer",
+    "MetadataEdit": "metadata",
     "Model": "loader",
     "ModelQuality": "quality",
     "QuantizedArray": "arrays",
     "Store": "store",
     "Tensor": "tensors",
     "dequantize": "kernels",
+    "edit_metadata": "metadata",
     "import_model": "importer",
     "measure_quality": "quality",
     "open_model": "loader",
@@ -47,6 +52,7 @@ _HOME = {
     "plan_import": "importer",
     "quantize": "kernels",
     "read_header": "inspection",
+    "read_metadata": "metadata",
 }
 _MODULES = frozenset({"errors", "mlx_lm"})
 

@@ -22,7 +22,7 @@ LAYERS = (
     {"kernels", "store", "safetensors", "checkpoint"},
     {"stored", "source"},
     {"tensors"},
-    {"importer", "loader", "inspection"},
+    {"importer", "loader", "inspection", "metadata"},
     {"mlx_lm", "quality"},
     {"cli"},
     {"__init__", "__main__"},
