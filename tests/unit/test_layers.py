@@ -22,8 +22,8 @@ LAYERS = (
     {"kernels", "store", "safetensors", "checkpoint"},
     {"stored", "source"},
     {"tensors"},
-    {"importer", "loader", "inspection", "metadata"},
-    {"mlx_lm", "quality"},
+    {"importer", "loader", "inspection", "metadata", "mlx_network"},
+    {"mlx_lm", "quality", "export"},
     {"cli"},
     {"__init__", "__main__"},
 )

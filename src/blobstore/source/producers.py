@@ -101,7 +101,15 @@ _BLOCK_FP8 = tuple(
     )
     for suffix in ("_scale_inv", "_scale")  # both stand for what codes are multiplied by
 )
-_PRODUCERS = (_MLX, _COMPRESSED_TENSORS, MODELOPT, _GPT_OSS, *_BLOCK_FP8)
+_OWN = Producer(
+    name="blobstore",
+    weight="",
+    weight_dtypes=frozenset({DType.U32}),
+    scale_dtypes=_FLOATS | {DType.U8},
+    companions={suffix: suffix for suffix in (".scale", ".bias", ".global_scale")},
+    optional=frozenset({".bias", ".global_scale"}),
+)
+_PRODUCERS = (_MLX, _COMPRESSED_TENSORS, MODELOPT, _GPT_OSS, *_BLOCK_FP8, _OWN)
 
 
 def source_weights(inventory: Inventory) -> tuple[SourceWeight, ...]:
@@ -298,10 +306,23 @@ def _block_fp8(found: _Found) -> SourceWeight:
     return SourceWeight(found.name, DType.BF16, shape, parts, Form.BLOCK_FP8, found.producer.name)
 
 
+def _own(found: _Found) -> SourceWeight:
+    metadata = found.inventory.tensors[found.name].file.metadata
+    prefix = f"{found.name}." if f"{found.name}.quant_type" in metadata else ""
+    try:
+        quantization = Quantization.described(metadata, prefix)
+    except KeyError:
+        raise found.refused("the metadata of its file do not say how it was quantized") from None
+    except UsageError as error:
+        raise found.refused(str(error), error.hint) from None
+    return _codes(found, quantization, found.name)
+
+
 _READERS: Mapping[str, Callable[[_Found], SourceWeight]] = {
     _MLX.name: _mlx,
     _COMPRESSED_TENSORS.name: _nvfp4,
     MODELOPT.name: _nvfp4,
     _GPT_OSS.name: _gpt_oss,
     _BLOCK_FP8[0].name: _block_fp8,
+    _OWN.name: _own,
 }
