@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from blobstore import mlx_lm as mlx_lm
     from blobstore.arrays import QuantizedArray as QuantizedArray
     from blobstore.errors import BlobStoreError as BlobStoreError
+    from blobstore.export import ExportResult as ExportResult
+    from blobstore.export import export_model as export_model
     from blobstore.importer import ImportPlan as ImportPlan
     from blobstore.importer import ImportResult as ImportResult
     from blobstore.importer import import_model as import_model
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "BlobStoreError": "errors",
+    "ExportResult": "export",
     "ImportPlan": "importer",
     "ImportResult": "importer",
     "MetadataEdit": "metadata",
@@ -45,6 +48,7 @@ _HOME = {
     "Tensor": "tensors",
     "dequantize": "kernels",
     "edit_metadata": "metadata",
+    "export_model": "export",
     "import_model": "importer",
     "measure_quality": "quality",
     "open_model": "loader",

@@ -220,10 +220,11 @@ def _ollama_name(name: str, suffix: str) -> str:
     return name + {".scale": "_scale", ".bias": "_qbias"}.get(suffix, suffix)
 
 
-def _mlx_name(name: str, suffix: str) -> str:
+def mlx_name(name: str, suffix: str) -> str:
+    """Return the name that mlx-lm has for the stored array of that suffix, of the tensor of that name."""
     if not suffix:
         return name
     return name.removesuffix(".weight") + {".scale": ".scales", ".bias": ".biases"}.get(suffix, suffix)
 
 
-_ARRAY_NAMES = {"ollama": _ollama_name, "mlx": _mlx_name}
+_ARRAY_NAMES = {"ollama": _ollama_name, "mlx": mlx_name}

@@ -22,9 +22,17 @@ from blobstore import kernels
 from blobstore.arrays import QuantizedArray, numpy_dtype
 from blobstore.digest import Digest
 from blobstore.dtypes import DType
-from blobstore.errors import CorruptDataError, StorageError, UnsupportedSourceError, UsageError, from_os_error, quoted
-from blobstore.quant import QuantType
-from blobstore.ranges import FileIdentity
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    StorageError,
+    UnsupportedSourceError,
+    UsageError,
+    from_os_error,
+    quoted,
+)
+from blobstore.quant import Quantization, QuantType
+from blobstore.ranges import FileIdentity, FileReader
 from blobstore.safetensors import Header, TensorEntry
 from blobstore.stored import SUFFIXES, StoredTensor
 
@@ -55,6 +63,17 @@ class Blob:
         """Return the bytes of one stored array, without a copy."""
         start = self.header.data_start
         return memoryview(self.data)[start + entry.begin : start + entry.end]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """One stored array of a tensor. ``suffix`` is added to the tensor's name; ``offset`` counts from the file's start."""
+
+    suffix: str
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
 
 
 class Tensor:
@@ -105,6 +124,37 @@ class Tensor:
     def blob(self) -> Digest:
         """The digest of the blob that holds the tensor."""
         return self._blob.digest
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """The quantized type with its group size, or None."""
+        return self._stored.quantization
+
+    @property
+    def parts(self) -> tuple[StoredPart, ...]:
+        """Its stored arrays, the weight first, and where they lie in the blob's file."""
+        start = self._blob.header.data_start
+        return tuple(
+            StoredPart(suffix, entry.dtype, entry.shape, start + entry.begin, entry.nbytes)
+            for suffix, entry in self._stored.entries.items()
+        )
+
+    def open_blob(self) -> FileReader:
+        """Return a reader over the blob's file, the one that was validated and mapped.
+
+        Raises: NotFoundError, StorageError; CorruptDataError when another file is in its place now. All name the blob.
+        """
+        try:
+            reader = FileReader(self._blob.path, follow=False)
+        except BlobStoreError as error:
+            error.blob = str(self.blob)
+            raise
+        try:
+            reader.check_is(self._blob.identity)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
 
     def raw(self) -> memoryview:
         """Return the stored bytes of the weight: a read-only view."""
@@ -205,14 +255,14 @@ class Tensor:
             return torch.frombuffer(view, dtype=dtype).reshape(entry.shape)
 
     def _mlx_part(self, suffix: str, entry: TensorEntry) -> Any:
-        if not _fits_mlx(entry):
+        if not fits_mlx(entry.dtype, entry.shape):
             raise UnsupportedSourceError(
                 f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}", tensor=self.name, blob=str(self.blob)
             )
         wrapped = _mlx_wrapped(self._blob, entry)
         if wrapped is not None:
             return wrapped
-        if all(_fits_mlx(other) for other in self._blob.header.tensors.values()):
+        if all(fits_mlx(other.dtype, other.shape) for other in self._blob.header.tensors.values()):
             return _mlx_loaded(self._blob)[self.name + suffix]
         return _mlx_of(_numpy_view(self._blob, entry), copy=True)  # mx.load takes all of a file or nothing
 
@@ -256,8 +306,9 @@ def _reaches_columns(rows: Any, rank: int) -> bool:
     return used >= rank
 
 
-def _fits_mlx(entry: TensorEntry) -> bool:
-    return entry.dtype not in _NOT_IN_MLX and all(dim <= _MLX_MAX_DIM for dim in entry.shape)
+def fits_mlx(dtype: DType, shape: tuple[int, ...]) -> bool:
+    """Return True when MLX has arrays of that dtype and shape: `mx.load` takes all of a file or nothing."""
+    return dtype not in _NOT_IN_MLX and all(dim <= _MLX_MAX_DIM for dim in shape)
 
 
 def _library(name: str, hint: str) -> Any:

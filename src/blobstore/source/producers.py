@@ -101,7 +101,7 @@ _BLOCK_FP8 = tuple(
     )
     for suffix in ("_scale_inv", "_scale")  # both stand for what codes are multiplied by
 )
-_OWN = Producer(
+OWN = Producer(
     name="blobstore",
     weight="",
     weight_dtypes=frozenset({DType.U32}),
@@ -109,7 +109,7 @@ _OWN = Producer(
     companions={suffix: suffix for suffix in (".scale", ".bias", ".global_scale")},
     optional=frozenset({".bias", ".global_scale"}),
 )
-_PRODUCERS = (_MLX, _COMPRESSED_TENSORS, MODELOPT, _GPT_OSS, *_BLOCK_FP8, _OWN)
+_PRODUCERS = (_MLX, _COMPRESSED_TENSORS, MODELOPT, _GPT_OSS, *_BLOCK_FP8, OWN)
 
 
 def source_weights(inventory: Inventory) -> tuple[SourceWeight, ...]:
@@ -324,5 +324,5 @@ _READERS: Mapping[str, Callable[[_Found], SourceWeight]] = {
     MODELOPT.name: _nvfp4,
     _GPT_OSS.name: _gpt_oss,
     _BLOCK_FP8[0].name: _block_fp8,
-    _OWN.name: _own,
+    OWN.name: _own,
 }
