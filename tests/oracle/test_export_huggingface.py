@@ -21,7 +21,10 @@ def state_dict() -> dict[str, torch.Tensor]:
     """Return tensors of many dtypes and sizes, in an order that is neither that of their names nor that of a file."""
     generator = torch.Generator().manual_seed(1)
     values = [torch.randn(37 + 19 * number, 16, generator=generator) * 50 for number in range(33)]
-    return {f"t{(7 * number) % 33}.é": value.to(getattr(torch, NAMES[number % len(NAMES)])) for number, value in enumerate(values)}
+    return {
+        f"t{(7 * number) % 33}.é": value.to(getattr(torch, NAMES[number % len(NAMES)]))
+        for number, value in enumerate(values)
+    }
 
 
 @pytest.mark.parametrize("limit", [3000, 10_000, 5_000_000_000])

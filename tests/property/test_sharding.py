@@ -35,7 +35,9 @@ def state_dict(numbers: random.Random) -> tuple[dict[str, Fake], int]:
         storage = numbers.choice(list(storages)) if numbers.random() < shares else None
         size = numbers.choice(sizes) if numbers.random() < 0.5 else numbers.randrange(limit // 2 + 1)
         # Those that share a storage may be views of different sizes: the first one's counts.
-        tensors[f"layers.{numbers.randrange(10_000)}.w{number}"] = Fake(storages[storage] if storage is not None else size, storage)
+        tensors[f"layers.{numbers.randrange(10_000)}.w{number}"] = Fake(
+            storages[storage] if storage is not None else size, storage
+        )
     return tensors, limit
 
 

@@ -14,8 +14,10 @@ from blobstore.importer import ImportArguments
 
 NAMES = [
     "BlobStoreError",
+    "ExportResult",
     "ImportPlan",
     "ImportResult",
+    "MetadataEdit",
     "Model",
     "ModelQuality",
     "QuantizedArray",
@@ -23,7 +25,9 @@ NAMES = [
     "Tensor",
     "__version__",
     "dequantize",
+    "edit_metadata",
     "errors",
+    "export_model",
     "import_model",
     "measure_quality",
     "mlx_lm",
@@ -32,6 +36,7 @@ NAMES = [
     "plan_import",
     "quantize",
     "read_header",
+    "read_metadata",
 ]
 PLAN_OPTIONS = [
     *("quant", "group_size", "method", "dtype", "profile", "experts", "alignment", "importance", "global_scale"),
@@ -46,6 +51,12 @@ PARAMETERS = {
     "dequantize": (["quantized", "dtype"], []),
     "measure_quality": (["name", "source"], ["store", "jobs", "progress"]),
     "read_header": (["path"], []),
+    "read_metadata": (["path"], []),
+    "edit_metadata": (["path", "changes"], ["replace", "in_place", "progress"]),
+    "export_model": (
+        ["name", "folder"],
+        ["store", "format", "dequantize", "max_shard_size", "jobs", "verify", "bar"],
+    ),
 }
 
 
