@@ -22,17 +22,9 @@ from blobstore import kernels
 from blobstore.arrays import QuantizedArray, numpy_dtype
 from blobstore.digest import Digest
 from blobstore.dtypes import DType
-from blobstore.errors import (
-    BlobStoreError,
-    CorruptDataError,
-    StorageError,
-    UnsupportedSourceError,
-    UsageError,
-    from_os_error,
-    quoted,
-)
-from blobstore.quant import Quantization, QuantType
-from blobstore.ranges import FileIdentity, FileReader
+from blobstore.errors import CorruptDataError, StorageError, UnsupportedSourceError, UsageError, from_os_error, quoted
+from blobstore.quant import QuantType
+from blobstore.ranges import FileIdentity
 from blobstore.safetensors import Header, TensorEntry
 from blobstore.stored import SUFFIXES, StoredTensor
 
@@ -63,17 +55,6 @@ class Blob:
         """Return the bytes of one stored array, without a copy."""
         start = self.header.data_start
         return memoryview(self.data)[start + entry.begin : start + entry.end]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPart:
-    """One stored array of a tensor. ``suffix`` is added to the tensor's name; ``offset`` counts from the file's start."""
-
-    suffix: str
-    dtype: DType
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
 
 
 class Tensor:
@@ -124,37 +105,6 @@ class Tensor:
     def blob(self) -> Digest:
         """The digest of the blob that holds the tensor."""
         return self._blob.digest
-
-    @property
-    def quantization(self) -> Quantization | None:
-        """The quantized type with its group size, or None."""
-        return self._stored.quantization
-
-    @property
-    def parts(self) -> tuple[StoredPart, ...]:
-        """Its stored arrays, the weight first, and where they lie in the blob's file."""
-        start = self._blob.header.data_start
-        return tuple(
-            StoredPart(suffix, entry.dtype, entry.shape, start + entry.begin, entry.nbytes)
-            for suffix, entry in self._stored.entries.items()
-        )
-
-    def open_blob(self) -> FileReader:
-        """Return a reader over the blob's file, the one that was validated and mapped.
-
-        Raises: NotFoundError, StorageError; CorruptDataError when another file is in its place now. All name the blob.
-        """
-        try:
-            reader = FileReader(self._blob.path, follow=False)
-        except BlobStoreError as error:
-            error.blob = str(self.blob)
-            raise
-        try:
-            reader.check_is(self._blob.identity)
-        except BaseException:
-            reader.close()
-            raise
-        return reader
 
     def raw(self) -> memoryview:
         """Return the stored bytes of the weight: a read-only view."""

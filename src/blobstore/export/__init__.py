@@ -13,9 +13,9 @@ from blobstore.dtypes import DType
 from blobstore.export.folder import Target
 from blobstore.export.options import AS_SOURCE, DEFAULT_SHARD, ExportOptions
 from blobstore.export.plan import make_plan
+from blobstore.export.stored_model import read_model
 from blobstore.export.writing import Progress, write_files
 from blobstore.importer import threads
-from blobstore.loader import open_model
 from blobstore.names import ModelName
 from blobstore.store import Store
 
@@ -73,11 +73,11 @@ def export_model(
     options = ExportOptions.parse(format, dequantize, max_shard_size)
     workers = threads(jobs)
     target = Target(folder, store)
-    with open_model(name, store=store, verify=verify) as model:
-        plan = make_plan(model, store, options)
-        started = time.monotonic()
-        with target.staged() as staging, (bar or _no_bar)(plan.nbytes) as progress:
-            write_files(plan, staging, workers, progress or _silent)
+    model = read_model(name, store, verify=verify)
+    plan = make_plan(model, options)
+    started = time.monotonic()
+    with target.staged() as staging, (bar or _no_bar)(plan.nbytes) as progress:
+        write_files(plan, staging, workers, progress or _silent)
     files = {file.path: file.size for file in sorted(plan.files, key=lambda file: file.path)}
     return ExportResult(model.name, target.path, files, plan.notes, time.monotonic() - started)
 

@@ -16,14 +16,14 @@ from blobstore.export.options import ExportOptions, Form
 from blobstore.export.origin import Origin
 from blobstore.export.outputs import ExportPlan, OutputArray, PlannedDocument, PlannedShard, check_names, in_library_order
 from blobstore.export.sharding import INDEX_NAME, Split, split_into_shards
+from blobstore.export.stored_model import Weight
 from blobstore.loader import mlx_name
 from blobstore.names import file_name
-from blobstore.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint is made of: tensors whose names begin with ``prefix``, its documents, what is known of its source.
+    """What a checkpoint is made of: weights whose names begin with ``prefix``, its documents, what is known of its source.
 
     ``model`` is its name for messages, ``folder`` its place in the export: "", or "draft/".
     """
@@ -31,7 +31,7 @@ class Checkpoint:
     model: str
     folder: str
     prefix: str
-    tensors: tuple[Tensor, ...]
+    weights: tuple[Weight, ...]
     documents: Mapping[str, bytes]
     origin: Origin
 
@@ -44,7 +44,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPla
     """
     config, quantization = checkpoint.documents.get(CONFIG_NAME), None
     naming = mlx_name if options.form is Form.MLX else own_name
-    arrays = output_arrays(checkpoint.tensors, checkpoint.prefix, checkpoint.origin, options.dequantize, naming)
+    arrays = output_arrays(checkpoint.weights, checkpoint.prefix, checkpoint.origin, options.dequantize, naming)
     check_names(arrays)
     if options.form is Form.MLX:
         if config is None:

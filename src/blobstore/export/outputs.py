@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from blobstore.dtypes import DType
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, quoted
+from blobstore.export.stored_model import Weight
 from blobstore.quant import Quantization
 from blobstore.safetensors import MAX_HEADER, lay_out, parse_header
-from blobstore.tensors import Tensor
 
 _PREFIX = 8
 _ALIGNMENT = 8
@@ -38,18 +38,18 @@ _RANK = {dtype: rank for rank, dtype in enumerate(_LIBRARY_ORDER)}
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Bytes of a tensor's blob, from byte ``offset`` of its file on, as they are."""
+    """Bytes of a weight's blob, from byte ``offset`` of its file on, as they are."""
 
-    tensor: Tensor
+    weight: Weight
     offset: int
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """``count`` values of a tensor from index ``start`` on, dequantized or converted to ``dtype``."""
+    """``count`` values of a weight from index ``start`` on, dequantized or converted to ``dtype``."""
 
-    tensor: Tensor
+    weight: Weight
     dtype: DType
     start: int
     count: int
@@ -67,7 +67,7 @@ Piece = Copy | Convert
 class OutputArray:
     """One array of a shard: the pieces that it is made of, one after the other.
 
-    ``weight`` is the tensor that it belongs to. ``quantization`` is that of the codes in it, None when it holds none.
+    ``weight`` is the name of the one that it belongs to. ``quantization`` is that of the codes in it; None without codes.
     """
 
     name: str

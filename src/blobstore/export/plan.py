@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from blobstore.checkpoint import CONFIG_NAME, SourceConfig
-from blobstore.documents import JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig, validated
+from blobstore.documents import JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, validated
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.export import texts
 from blobstore.export.checkpoints import Checkpoint, plan_checkpoint
@@ -13,42 +13,40 @@ from blobstore.export.documents import config_of
 from blobstore.export.options import ExportOptions, Form
 from blobstore.export.origin import read_origins
 from blobstore.export.outputs import ExportPlan, PlannedDocument
+from blobstore.export.stored_model import StoredModel
 from blobstore.importer import DRAFT_PREFIX, OWN_DOCUMENT
-from blobstore.loader import Model
-from blobstore.store import Store
 
 _DRAFT_FOLDER = "draft/"
 
 
-def make_plan(model: Model, store: Store, options: ExportOptions) -> ExportPlan:
+def make_plan(model: StoredModel, options: ExportOptions) -> ExportPlan:
     """Return the files that an export of ``model`` writes.
 
     Raises: NotFoundError or CorruptDataError for a missing or damaged document; DocumentError (config.json, blobstore.json);
     UnsupportedSourceError for two files of one name; as `plan_checkpoint`.
     """
-    config = model.config if model.manifest.config is not None else ModelConfig()
-    main, *drafts = _checkpoints(model, config)
+    main, *drafts = _checkpoints(model)
     plan = plan_checkpoint(main, options)
     for draft in drafts:
         plan += _plan_draft(draft, options)
     has_draft = any(shard.path.startswith(_DRAFT_FOLDER) for shard in plan.shards)
-    text, notes = texts.modelfile(list(_texts(model, store)), config, _architecture(main), draft=has_draft)
+    text, notes = texts.modelfile(list(_texts(model)), model.config, _architecture(main), draft=has_draft)
     plan += ExportPlan((), (PlannedDocument(texts.NAME, text),) if text is not None else (), tuple(notes))
     _check_paths(plan, model)
     return plan
 
 
-def _checkpoints(model: Model, config: ModelConfig) -> list[Checkpoint]:
+def _checkpoints(model: StoredModel) -> list[Checkpoint]:
     """Return the model's checkpoint, and its draft's when there is one."""
-    documents = {name: model.document(name) for name in model.documents()}
+    documents, config = model.documents(), model.config
     origin, draft_origin = read_origins(documents.pop(OWN_DOCUMENT, None))
     of_draft = {name: documents.pop(name) for name in list(documents) if name.startswith(_DRAFT_FOLDER)}
-    name, tensors = str(model.name), tuple(model.values())
+    name = str(model.name)
     if config.draft is None and not of_draft:
-        return [Checkpoint(name, "", "", tensors, documents, origin)]
+        return [Checkpoint(name, "", "", model.weights, documents, origin)]
     prefix = (config.draft.tensor_prefix if config.draft is not None else None) or DRAFT_PREFIX
-    drafted = tuple(tensor for tensor in tensors if tensor.name.startswith(prefix))
-    own = tuple(tensor for tensor in tensors if not tensor.name.startswith(prefix))
+    drafted = tuple(weight for weight in model.weights if weight.name.startswith(prefix))
+    own = tuple(weight for weight in model.weights if not weight.name.startswith(prefix))
     in_folder = {name.removeprefix(_DRAFT_FOLDER): data for name, data in of_draft.items()}
     return [
         Checkpoint(name, "", "", own, documents, origin),
@@ -74,16 +72,16 @@ def _architecture(checkpoint: Checkpoint) -> SourceConfig | None:
     return validated(SourceConfig, named, CONFIG_NAME, "Q1")
 
 
-def _texts(model: Model, store: Store) -> Iterator[texts.Layer]:
+def _texts(model: StoredModel) -> Iterator[texts.Layer]:
     """Yield what the manifest has beside tensors and documents; of layers of unknown types only that."""
     for layer in model.manifest.layers:
         is_document = layer.media_type == JSON_MEDIA_TYPE and layer.name is not None
         if layer.media_type != TENSOR_MEDIA_TYPE and not is_document:
             is_known = layer.media_type in texts.NAMES
-            yield texts.Layer(layer.media_type, store.blobs.read(layer) if is_known else b"")
+            yield texts.Layer(layer.media_type, model.store.blobs.read(layer) if is_known else b"")
 
 
-def _check_paths(plan: ExportPlan, model: Model) -> None:
+def _check_paths(plan: ExportPlan, model: StoredModel) -> None:
     """Raise UnsupportedSourceError when two files would have one path, or one would be the other's folder."""
     paths: Sequence[str] = [file.path for file in plan.files]
     taken: set[str] = set()

@@ -18,11 +18,11 @@ from typing import Self
 import numpy as np
 
 from blobstore.export.outputs import Convert, Copy, ExportPlan, Piece, PlannedShard
+from blobstore.export.stored_model import BlobFile
 from blobstore.export.values import values_of
 from blobstore.ranges import FileReader, allow_open_files
 from blobstore.store.copying import copy_range
 from blobstore.store.files import create_file, make_folder, os_errors, write_all_at
-from blobstore.tensors import Tensor
 
 Progress = Callable[[int, str], object]
 
@@ -127,12 +127,13 @@ class _Work:
     def _do(self, file: _File, steps: list[_Step]) -> None:
         with _Blobs() as blobs:
             for step in steps:
+                reader = blobs.reader(step.piece.weight.blob)
                 if isinstance(step.piece, Copy):
-                    reader = blobs.reader(step.piece.tensor)
                     copy_range(reader, step.piece.offset, file.fd, file.path, step.at, step.piece.nbytes)
                 else:
+                    values = values_of(step.piece, reader)
                     with os_errors("write", file.path):
-                        write_all_at(file.fd, step.at, values_of(step.piece).view(np.uint8).data)
+                        write_all_at(file.fd, step.at, values.view(np.uint8).data)
                 self._progress(step.piece.nbytes, step.array)
 
     def fail(self, order: float, error: BaseException | None) -> None:
@@ -151,13 +152,13 @@ class _Blobs:
     """The blob that a thread reads from; another one is opened when it is needed."""
 
     def __init__(self) -> None:
-        self._open: tuple[str, FileReader] | None = None
+        self._open: tuple[BlobFile, FileReader] | None = None
 
-    def reader(self, tensor: Tensor) -> FileReader:
-        """Return a reader over the tensor's blob. Raises: as `Tensor.open_blob`."""
-        if self._open is None or self._open[0] != tensor.blob.hex:
+    def reader(self, blob: BlobFile) -> FileReader:
+        """Return a reader over the blob. Raises: as `BlobFile.open`."""
+        if self._open is None or self._open[0] is not blob:
             self.__exit__()
-            self._open = (tensor.blob.hex, tensor.open_blob())
+            self._open = (blob, blob.open())
         return self._open[1]
 
     def __enter__(self) -> Self:
