@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from blobstore import errors as errors
     from blobstore import mlx_lm as mlx_lm
+    from blobstore import remote as remote
     from blobstore.arrays import QuantizedArray as QuantizedArray
     from blobstore.errors import BlobStoreError as BlobStoreError
     from blobstore.export import ExportResult as ExportResult
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from blobstore.importer import ImportResult as ImportResult
     from blobstore.importer import import_model as import_model
     from blobstore.importer import plan_import as plan_import
+    from blobstore.inspection import Inspection as Inspection
+    from blobstore.inspection import inspect as inspect
     from blobstore.inspection import read_header as read_header
     from blobstore.kernels import dequantize as dequantize
     from blobstore.kernels import quantize as quantize
@@ -40,6 +43,7 @@ _HOME = {
     "ExportResult": "export",
     "ImportPlan": "importer",
     "ImportResult": "importer",
+    "Inspection": "inspection",
     "MetadataEdit": "metadata",
     "Model": "loader",
     "ModelQuality": "quality",
@@ -50,6 +54,7 @@ _HOME = {
     "edit_metadata": "metadata",
     "export_model": "export",
     "import_model": "importer",
+    "inspect": "inspection",
     "measure_quality": "quality",
     "open_model": "loader",
     "open_store": "store",
@@ -58,7 +63,7 @@ _HOME = {
     "read_header": "inspection",
     "read_metadata": "metadata",
 }
-_MODULES = frozenset({"errors", "mlx_lm"})
+_MODULES = frozenset({"errors", "mlx_lm", "remote"})
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])  # noqa: PLE0605  # the table is the list
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.checkpoint import CONFIG_NAME
-from blobstore.documents import parse_object
 from blobstore.errors import InvalidNameError, UnsupportedSourceError, UsageError
 from blobstore.loader import Model, open_model
 from blobstore.mlx_network import build_network, import_utils
 from blobstore.names import ModelName, file_name
 from blobstore.store import Store
+from blobstore.strictjson import parse_object
 
 _log = logging.getLogger("blobstore.mlx_lm")
 

@@ -18,7 +18,7 @@ from blobstore import open_model
 from blobstore.documents import MAX_LAYERS, MAX_REGISTRY_MANIFEST, Manifest
 from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError, NotFoundError
 from blobstore.importer import import_model
-from blobstore.inspection import BrokenModel, ModelSummary, list_models, summarize
+from blobstore.inspection.models import BrokenModel, ModelSummary, list_models, summarize
 from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory
 from blobstore.store import Store, open_store

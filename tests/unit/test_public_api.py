@@ -17,6 +17,7 @@ NAMES = [
     "ExportResult",
     "ImportPlan",
     "ImportResult",
+    "Inspection",
     "MetadataEdit",
     "Model",
     "ModelQuality",
@@ -29,6 +30,7 @@ NAMES = [
     "errors",
     "export_model",
     "import_model",
+    "inspect",
     "measure_quality",
     "mlx_lm",
     "open_model",
@@ -37,6 +39,7 @@ NAMES = [
     "quantize",
     "read_header",
     "read_metadata",
+    "remote",
 ]
 PLAN_OPTIONS = [
     *("quant", "group_size", "method", "dtype", "profile", "experts", "alignment", "importance", "global_scale"),
@@ -50,7 +53,8 @@ PARAMETERS = {
     "quantize": (["array", "quant_type"], ["group_size", "method", "importance", "global_scale", "jobs"]),
     "dequantize": (["quantized", "dtype"], []),
     "measure_quality": (["name", "source"], ["store", "jobs", "progress"]),
-    "read_header": (["path"], []),
+    "read_header": (["path"], ["token"]),
+    "inspect": (["target"], ["store", "token", "endpoint"]),
     "read_metadata": (["path"], []),
     "edit_metadata": (["path", "changes"], ["replace", "in_place", "progress"]),
     "export_model": (

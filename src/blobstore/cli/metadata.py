@@ -83,7 +83,7 @@ def rm(
 
 
 def _parse(text: str) -> dict[str, str | None]:
-    from blobstore.documents import parse_object
+    from blobstore.strictjson import parse_object
 
     if text == _STDIN:
         raw = sys.stdin.buffer.read(_MOST_INPUT + 1)

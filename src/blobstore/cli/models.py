@@ -23,7 +23,7 @@ from blobstore.cli.output import (
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from blobstore.inspection import BrokenModel, ModelDetails, ModelSummary
+    from blobstore.inspection.models import BrokenModel, ModelDetails, ModelSummary
 
 _LONGEST_REASON = 120
 
@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
 
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the models of the store."""
-    from blobstore.inspection import ModelSummary, list_models
+    from blobstore.inspection.models import ModelSummary, list_models
 
     models = list_models(store_at(store))
     if as_json:
@@ -67,7 +67,7 @@ def _broken_row(model: BrokenModel) -> tuple[str, ...]:
 
 
 def _list_item(model: ModelSummary | BrokenModel) -> dict[str, Any]:
-    from blobstore.inspection import BrokenModel
+    from blobstore.inspection.models import BrokenModel
 
     if isinstance(model, BrokenModel):
         return {
@@ -96,7 +96,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model is."""
-    from blobstore.inspection import describe, summarize
+    from blobstore.inspection.models import describe, summarize
 
     full = ModelName.parse(name)
     opened = store_at(store)
@@ -113,7 +113,7 @@ def show(
 
 
 def _show_summary(summary: ModelSummary, details: ModelDetails) -> None:
-    from blobstore.inspection import weights_by_type
+    from blobstore.inspection.models import weights_by_type
 
     facts = {
         "name": str(summary.name),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blobstore.checkpoint import CONFIG_NAME
-from blobstore.documents import parse_object
+from blobstore.strictjson import parse_object
 from blobstore.dtypes import DType
 
 MODELOPT_CONFIG = "hf_quant_config.json"

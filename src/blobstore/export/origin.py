@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from blobstore.documents import MAX_DOCUMENT, Document, parse_object, validated
+from blobstore.documents import MAX_DOCUMENT, Document, validated
+from blobstore.strictjson import parse_object
 
 _RULE = "B1"
 # How other programs call the codes of X.weight: compressed-tensors, gpt-oss (source/producers.py).
