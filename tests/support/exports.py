@@ -53,14 +53,22 @@ def raw_tensors(folder: Path) -> Raw:
     """Return dtype, shape and bytes of every tensor of a folder's files, each of which the reference library opens."""
     found: Raw = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "np") as opened:
-            assert not found.keys() & set(opened.keys())
+        tensors = raw_tensors_of(path)
+        assert not found.keys() & tensors.keys()
+        found |= tensors
+    return found
+
+
+def raw_tensors_of(path: Path) -> Raw:
+    """Return those of one file."""
+    found: Raw = {}
+    with safe_open(path, "np"):
         raw = path.read_bytes()
-        start = 8 + int.from_bytes(raw[:8], "little")
-        for name, entry in json.loads(raw[8:start]).items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                found[name] = (entry["dtype"], tuple(entry["shape"]), raw[start + begin : start + end])
+    start = 8 + int.from_bytes(raw[:8], "little")
+    for name, entry in json.loads(raw[8:start]).items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            found[name] = (entry["dtype"], tuple(entry["shape"]), raw[start + begin : start + end])
     return found
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from blobstore.checkpoint import CONFIG_NAME
-from blobstore.strictjson import parse_object
 from blobstore.dtypes import DType
+from blobstore.strictjson import parse_object
 
 MODELOPT_CONFIG = "hf_quant_config.json"
 """Where ModelOpt says how it quantized a checkpoint; mlx-lm and vLLM read it."""

@@ -195,10 +195,11 @@ SCALED_FP8 = (
     _counted("FP8", ".weight", _FP8, ".scale_weight"),
 )
 
-IMPORTED = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *_BLOCK_FP8, OWN)
+_OF_OTHERS = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *_BLOCK_FP8)
+IMPORTED = (*_OF_OTHERS, OWN)
 """The rows that are imported, the most telling first."""
 COUNTED = (
-    *IMPORTED,
+    *_OF_OTHERS,
     COMPRESSED,
     *BITSANDBYTES.values(),
     *PLAIN_BYTES,
@@ -209,7 +210,7 @@ COUNTED = (
     *FP4_EXPERTS,
     *SCALED_FP8,
 )
-"""All rows: what an inspection knows."""
+"""What an inspection tells from tensors; our own form it tells from metadata (stored.py)."""
 
 ASIDE = (
     *_ACTIVATION_SCALES,

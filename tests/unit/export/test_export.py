@@ -11,7 +11,15 @@ import pytest
 from support import PYCODE, QUANT_TYPES
 from support.arrays import bits_of_parts
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors, write_checkpoint
-from support.exports import imported_again, metadata_of, mixture_tensors, raw_tensors, tensor_layers, write_shards
+from support.exports import (
+    imported_again,
+    metadata_of,
+    mixture_tensors,
+    raw_tensors,
+    raw_tensors_of,
+    tensor_layers,
+    write_shards,
+)
 from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
 
 import blobstore
@@ -164,6 +172,37 @@ def test_sources_that_were_quantized(store: Store, tmp_path: Path, kind: str) ->
     blobstore.export_model("again", tmp_path / "out2", store=store)
     assert raw_tensors(tmp_path / "out2") == raw_tensors(tmp_path / "out")
     assert metadata_of(tmp_path / "out2" / "model.safetensors") == metadata_of(tmp_path / "out" / "model.safetensors")
+
+
+@pytest.mark.parametrize("limit", [15_000, 5_000_000_000])
+def test_an_export_counts_as_its_model(store: Store, tmp_path: Path, limit: int) -> None:
+    """A weight and its scales may lie in two shards: an import and an inspection put them together again."""
+    source = write_checkpoint(tmp_path / "in", mixture_tensors())
+    manifest = blobstore.import_model(source, "m", store=store, quant="int4", rules=["*.1.mlp.*=mxfp8"]).manifest
+    result = blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size=limit)
+    model, folder = blobstore.inspect("m", store=store), blobstore.inspect(tmp_path / "out")
+    assert (folder.notes, folder.parameters) == ((), model.parameters)
+    assert sorted((one.name, one.type_name, one.shape, one.nbytes) for one in folder.tensors) == sorted(
+        (one.name, one.type_name, one.shape, one.nbytes) for one in model.tensors
+    )
+    shards = [set(raw_tensors_of(tmp_path / "out" / name)) for name in result.files if name.endswith(".safetensors")]
+    torn = [
+        name
+        for shard in shards
+        for name in shard
+        if name + ".scale" not in shard and any(name + ".scale" in other for other in shards)
+    ]
+    assert bool(torn) == (limit == 15_000)
+    assert tensor_layers(blobstore.import_model(tmp_path / "out", "again", store=store).manifest) == tensor_layers(manifest)
+
+
+def test_metadata_that_fit_no_weight_are_said(store: Store, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "in", mixture_tensors())
+    blobstore.import_model(source, "m", store=store, quant="int4")
+    blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size=50_000)
+    first = min((tmp_path / "out").glob("model-*"))
+    blobstore.edit_metadata(first, {"nothing.quant_type": "int4"})
+    assert any("look like an exported model" in note for note in blobstore.inspect(tmp_path / "out").notes)
 
 
 def test_one_file_without_documents(store: Store, tmp_path: Path) -> None:
