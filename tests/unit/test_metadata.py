@@ -303,6 +303,9 @@ def test_a_record_that_says_nothing_about_the_file_is_removed(torn: Torn) -> Non
     ]:
         torn.write(text)
         torn.record.write_bytes(left)
+        blobstore.read_metadata(torn.path)
+        assert header_of(torn.path) == text
+        torn.record.write_bytes(left)
         assert blobstore.edit_metadata(torn.path, {"k": "mine"}).changed
         assert blobstore.read_metadata(torn.path) == {"k": "mine"}
         assert not torn.record.exists()
@@ -317,6 +320,24 @@ def test_a_large_file_is_written_anew_with_its_data(tmp_path: Path) -> None:
     assert edit.copied_bytes == sum(told) == values.nbytes
     with safe_open(path, "np") as opened:
         np.testing.assert_array_equal(opened.get_tensor("x"), values)
+
+
+def test_whole_blocks_are_copied_from_their_beginning_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so can a file system share them."""
+    path = write(tmp_path / "m", f"{{{ENTRY}}}")
+    ranges = []
+    copy = os.copy_file_range
+
+    def record(source: int, target: int, count: int, start: int, at: int) -> int:
+        ranges.append((start, at, count))
+        return copy(source, target, count, start, at)
+
+    monkeypatch.setattr("os.copy_file_range", record)
+    blobstore.edit_metadata(path, {"k": "v" * 500})
+    (head, middle) = ranges
+    assert head[0] + head[2] == middle[0] == 4096
+    assert middle[1] == 8192
+    assert_sound(path, {"k": "v" * 500})
 
 
 def test_copying_by_hand_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

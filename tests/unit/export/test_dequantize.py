@@ -96,6 +96,17 @@ def test_a_value_that_does_not_fit_is_an_error_that_names_it(store: Store, tmp_p
         blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16")
 
 
+def test_with_many_threads_the_first_error_is_told(store: Store, tmp_path: Path) -> None:
+    weights = np.ones((64, 256), np.float32)
+    weights[::8] = 1e9
+    tensors = {f"t{number}.weight": weights for number in range(8)}
+    blobstore.import_model(write_checkpoint(tmp_path / "in", tensors), "m", store=store)
+    for _ in range(5):
+        with pytest.raises(UnsupportedSourceError) as caught:
+            blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16", jobs=8)
+        assert (caught.value.tensor, caught.value.index) == ("t0.weight", (0, 0))
+
+
 def test_infinite_and_odd_values_stay_what_they_are(store: Store, tmp_path: Path) -> None:
     values = np.array([np.inf, -np.inf, np.nan, -0.0, 1e-45, 3.0], np.float32)
     blobstore.import_model(write_checkpoint(tmp_path / "in", {"a.weight": values}), "m", store=store)

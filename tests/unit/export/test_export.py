@@ -172,6 +172,8 @@ def test_sources_that_were_quantized(store: Store, tmp_path: Path, kind: str) ->
     blobstore.export_model("again", tmp_path / "out2", store=store)
     assert raw_tensors(tmp_path / "out2") == raw_tensors(tmp_path / "out")
     assert metadata_of(tmp_path / "out2" / "model.safetensors") == metadata_of(tmp_path / "out" / "model.safetensors")
+    blobstore.export_model("again", tmp_path / "values", store=store, dequantize="bfloat16")
+    assert metadata_of(tmp_path / "values" / "model.safetensors") == {"format": "pt"}
 
 
 @pytest.mark.parametrize("limit", [15_000, 5_000_000_000])
