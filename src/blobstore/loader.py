@@ -59,7 +59,7 @@ class Model(Mapping[str, Tensor]):
             for tensor in self._open(layer, verify=verify):
                 if tensor.name in self._tensors:
                     error = CorruptDataError(f"another blob holds the tensor {tensor.name!r} too", tensor=tensor.name)
-                    raise _located(error, name, layer)
+                    raise located(error, name, layer)
                 self._tensors[tensor.name] = tensor
 
     def _open(self, layer: Descriptor, *, verify: bool) -> list[Tensor]:
@@ -72,7 +72,7 @@ class Model(Mapping[str, Tensor]):
                 _verify(blob)
             return [Tensor(stored, blob) for stored in stored_tensors(header)]
         except BlobStoreError as error:
-            raise _located(error, self.name, layer) from error
+            raise located(error, self.name, layer) from error
 
     def _verify_documents(self) -> None:
         for descriptor in self.manifest.descriptors:
@@ -80,7 +80,7 @@ class Model(Mapping[str, Tensor]):
                 try:
                     self._store.blobs.read(descriptor)
                 except BlobStoreError as error:
-                    raise _located(error, self.name, descriptor) from error
+                    raise located(error, self.name, descriptor) from error
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor. Raises: TensorNotFoundError, which is a KeyError too."""
@@ -178,7 +178,7 @@ def read_document(store: Store, name: ModelName, manifest: Manifest, document: s
     try:
         return store.blobs.read(layer)
     except BlobStoreError as error:
-        raise _located(error, name, layer) from error
+        raise located(error, name, layer) from error
 
 
 def _mapped(reader: FileReader) -> mmap.mmap:
@@ -192,7 +192,7 @@ def _verify(blob: Blob) -> None:
         raise DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(blob.digest))
 
 
-def _located(error: BlobStoreError, model: ModelName, layer: Descriptor) -> BlobStoreError:
+def located(error: BlobStoreError, model: ModelName, layer: Descriptor) -> BlobStoreError:
     """Return the error with the model and the blob in its message and fields."""
     place = f"model {model}: blob {layer.digest} ({layer.name})"
     return error.at(place, model=str(model), blob=str(layer.digest), tensor=layer.name)
@@ -220,10 +220,11 @@ def _ollama_name(name: str, suffix: str) -> str:
     return name + {".scale": "_scale", ".bias": "_qbias"}.get(suffix, suffix)
 
 
-def _mlx_name(name: str, suffix: str) -> str:
+def mlx_name(name: str, suffix: str) -> str:
+    """Return the name that mlx-lm has for the stored array of that suffix, of the tensor of that name."""
     if not suffix:
         return name
     return name.removesuffix(".weight") + {".scale": ".scales", ".bias": ".biases"}.get(suffix, suffix)
 
 
-_ARRAY_NAMES = {"ollama": _ollama_name, "mlx": _mlx_name}
+_ARRAY_NAMES = {"ollama": _ollama_name, "mlx": mlx_name}

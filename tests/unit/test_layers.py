@@ -23,8 +23,8 @@ LAYERS = (
     {"stored", "remote"},
     {"source"},
     {"tensors"},
-    {"importer", "loader", "inspection"},
-    {"mlx_lm", "quality"},
+    {"importer", "loader", "inspection", "metadata", "mlx_network"},
+    {"mlx_lm", "quality", "export"},
     {"cli"},
     {"__init__", "__main__"},
 )
