@@ -96,7 +96,8 @@ def test_a_value_that_does_not_fit_is_an_error_that_names_it(store: Store, tmp_p
         blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16")
 
 
-def test_with_many_threads_the_first_error_is_told(store: Store, tmp_path: Path) -> None:
+def test_with_many_threads_the_first_error_is_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blobstore.export.writing._BATCH_PIECES", 1)
     weights = np.ones((64, 256), np.float32)
     weights[::8] = 1e9
     tensors = {f"t{number}.weight": weights for number in range(8)}
