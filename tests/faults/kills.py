@@ -1,0 +1,61 @@
+"""SIGKILL at every call that changes the disk, and at random moments; then the command is run again.
+
+A killed command leaves every model as it was or as it is to be, no damaged blob, no manifest that names a missing one, and
+at most one folder in ``.blobstore/tmp``. Run again, it succeeds.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+from support.lab.cases import COMMANDS, ZERO, Case, sample
+from support.lab.command import At, Kill
+from support.lab.figures import Figures
+from support.lab.wandering import Wanderer
+
+_LONG = 1500
+
+
+def experiment(folder: Path, count: int | None, seed: int) -> Figures:
+    """Return what kills did: two thirds of ``count`` at calls, the others at random moments. None: every call, 1,500 others."""
+    figures = Figures("kills", "at calls", "at random", "random commands", "calls", "most temporary a kill", zero=(*ZERO, "left behind"))
+    cases = [Case(command, folder) for command in COMMANDS]
+    points = [(case, number) for case in cases for number in range(1, 1 + changes(case))]
+    figures.add("calls", len(points))
+    for case, number in sample(points, None if count is None else count * 2 // 3):
+        kill_at(case, number, figures)
+    at_random(folder / "random", _LONG if count is None else count - count * 2 // 3, random.Random(seed), figures)
+    return figures
+
+
+def changes(case: Case) -> int:
+    """Return how many calls of a command are no reads."""
+    return sum(not call.reads for call in case.calls)
+
+
+def kill_at(case: Case, number: int, figures: Figures) -> None:
+    """Kill a command at one of its calls, look, and run it again."""
+    root = case.copy()
+    fault = At(number, Kill())
+    done = case.run(root, fault)
+    what = f"killed at call {number}, {fault.hit}"
+    figures.add("kills", done.code == -9)
+    figures.add("at calls", done.code == -9)
+    found = case.check(root, done, figures, what)
+    figures.most("most temporary a kill", len(found.temporary) - len(case.start.temporary))
+    again = case.check_again(root, figures, what)
+    figures.expect(not again.half_written, "left behind", f"{what}: {again.half_written}")
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def at_random(folder: Path, count: int, moments: random.Random, figures: Figures) -> None:
+    """Kill so many random commands on one store, at random calls and times; what one leaves is where the next begins."""
+    wanderer = Wanderer(folder, moments)
+    while figures.counts["at random"] < count:
+        killed, temporary = wanderer.step(figures)
+        figures.add("kills", killed)
+        figures.add("at random", killed)
+        figures.add("random commands")
+        figures.most("most temporary a kill", temporary)

@@ -1,0 +1,254 @@
+"""Commands on small stores: what each may leave behind when it is killed or fails, and what it leaves when it succeeds."""
+
+from __future__ import annotations
+
+import itertools
+import pkgutil
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import typer
+
+import blobstore
+from blobstore import cli
+from blobstore.importer.writing import buffers, write
+from blobstore.names import ModelName
+from blobstore.store import Store, files, ingest, open_store
+from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.lab.checker import Found, look
+from support.lab.command import Action, Decide, Done, Kill, run
+from support.lab.figures import Figures
+from support.lab.system_calls import Call
+
+Models = Mapping[str, str]
+_Item = TypeVar("_Item")
+ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "foreign errors", "hangs")
+"""What every experiment counts and must not see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command to disturb: how its store is made in a folder, its arguments, and what is changed in its process.
+
+    ``{work}`` in an argument is the folder, ``{store}`` the store in it.
+    """
+
+    name: str
+    prepare: Callable[[Path, Store], None]
+    arguments: tuple[str, ...]
+    before: Callable[[], None] = lambda: None
+
+
+def as_it_is() -> None:
+    """Make a command do the same calls in the same order every time: one thread, and every finished blob is noted."""
+    write._SPARE_THREADS = 0
+    ingest._NOTE_EVERY_S = -1
+
+
+def without_syncfs() -> None:
+    """As on a file system whose syncfs is not trusted: every file is synced when it is finished."""
+    as_it_is()
+    files._WITH_SYNCFS = frozenset()
+
+
+def model(seed: str, **more: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return a small model's tensors: all but one are the same for every ``seed``."""
+    return {**small_tensors(), "own.weight": normal(seed, 64, 64), **more}
+
+
+def _add(work: Path, store: Store, name: str, tensors: Mapping[str, np.ndarray[Any, Any]], **options: Any) -> None:
+    blobstore.import_model(write_checkpoint(work / "sources" / name, tensors), name, store=store, jobs=1, **options)
+
+
+def _source(work: Path, tensors: Mapping[str, np.ndarray[Any, Any]] | None = None) -> None:
+    write_checkpoint(work / "new", model("new") if tensors is None else tensors, {**LLAMA_CONFIG, "num_hidden_layers": 1})
+
+
+def _fresh(work: Path, store: Store) -> None:
+    _source(work)
+
+
+def _beside(work: Path, store: Store) -> None:
+    _source(work)
+    _add(work, store, "old", model("old"), quant="int4")
+
+
+def _over(work: Path, store: Store) -> None:
+    _beside(work, store)
+    _add(work, store, "new", model("older"), quant="int8")
+
+
+def _damaged(work: Path, store: Store) -> None:
+    """The model is there, with a flipped bit, a blob that is too short and one that is missing."""
+    _beside(work, store)
+    blobstore.import_model(work / "new", "new", store=store, quant="int4", jobs=1)
+    flipped, short, missing = [store.blobs.path / layer.digest.file_name for layer in store.manifest(NEW).layers[:3]]
+    data = flipped.read_bytes()
+    flipped.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    short.write_bytes(short.read_bytes()[:-1])
+    missing.unlink()
+
+
+def _resumed(work: Path, store: Store) -> None:
+    """An import was killed when its blobs were made."""
+    _beside(work, store)
+    done = run(
+        *("import", work / "new", "new", "--quant", "int4", "--jobs", "1", "--store", store.root),
+        within=[work],
+        decide=kill_at_syncfs,
+        before=as_it_is,
+    )
+    if done.code != -9:
+        raise AssertionError(done)
+
+
+def _large(work: Path, store: Store) -> None:
+    """Tensors of several pieces, which are written around the page cache, and whose scales are read back."""
+    _source(work, {"large.weight": normal("large", 4096, 640), "small": normal("small", 9)})
+
+
+def _experts(work: Path, store: Store) -> None:
+    experts = {
+        f"model.layers.0.mlp.experts.{expert}.{projection}.weight": normal(f"{expert}{projection}", 64, 64)
+        for expert in range(4)
+        for projection in ("down_proj", "up_proj")
+    }
+    _source(work, {"norm": normal("norm", 64), **experts})
+
+
+def _one_file(work: Path, store: Store) -> None:
+    work.mkdir(exist_ok=True)
+    (work / "new.safetensors").write_bytes(safetensors_bytes({"only.weight": normal("only", 64, 64)}))
+
+
+def _one(work: Path, store: Store) -> None:
+    _add(work, store, "old", model("old"))
+
+
+def _two(work: Path, store: Store) -> None:
+    _add(work, store, "old", model("old"), quant="int4")
+    _add(work, store, "other", model("other"), quant="int4")
+
+
+NEW = ModelName.parse("new")
+_IMPORT = ("import", "{work}/new", "new", "--jobs", "1", "--store", "{store}")
+_QUANTIZED = (*_IMPORT, "--quant", "int4")
+COMMANDS = (
+    Command("import", _fresh, _IMPORT, as_it_is),
+    Command("import one file", _one_file, ("import", "{work}/new.safetensors", *_IMPORT[2:]), as_it_is),
+    Command("import quantized", _fresh, _QUANTIZED, as_it_is),
+    Command("import beside another", _beside, _QUANTIZED, as_it_is),
+    Command("import over an older one", _over, _QUANTIZED, as_it_is),
+    Command("import over damage", _damaged, (*_QUANTIZED, "--verify-reuse"), as_it_is),
+    Command("import that was killed", _resumed, _QUANTIZED, as_it_is),
+    Command("import of a large tensor", _large, _QUANTIZED, as_it_is),
+    Command("import of experts", _experts, _QUANTIZED, as_it_is),
+    Command("import without syncfs", _beside, _QUANTIZED, without_syncfs),
+    Command("rm", _two, ("rm", "other", "--store", "{store}")),
+    Command("rm of the only one", _one, ("rm", "old", "--store", "{store}")),
+    Command("cp", _two, ("cp", "old", "third", "--store", "{store}")),
+    Command("cp over another", _two, ("cp", "old", "other", "--store", "{store}")),
+)
+
+
+class Case:
+    """A command with its store: run undisturbed once, then as often as wanted on copies of the store."""
+
+    def __init__(self, command: Command, folder: Path) -> None:
+        """Make the store in ``folder`` and note what the undisturbed command does."""
+        self.command = command
+        self.work = folder / command.name.replace(" ", "-")
+        self.work.mkdir(parents=True)
+        self._base = self.work / "base"
+        self._numbers = itertools.count()
+        command.prepare(self.work, open_store(self._base))
+        self.start = look(self._base)
+        self._root = self.copy()
+        done = self.run(self._root, watched=True)
+        if done.code != 0:
+            raise AssertionError(f"{command.name} fails undisturbed: {done.err}")
+        self.end = look(self._root)
+        self.calls = done.calls
+        shutil.rmtree(self._root)
+
+    def copy(self) -> Path:
+        """Return a new copy of the store as it was before the command."""
+        root = self.work / f"store{next(self._numbers)}"
+        if self._base.exists():
+            shutil.copytree(self._base, root, symlinks=True)
+        return root
+
+    def run(self, root: Path, decide: Decide | None = None, *, watched: bool = False) -> Done:
+        """Run the command on a copy of the store; ``watched``, or with ``decide``, its calls are noted."""
+        arguments = [argument.format(work=self.work, store=root) for argument in self.command.arguments]
+        within = [self.work] if watched or decide is not None else []
+        return run(*arguments, within=within, decide=decide, before=self.command.before)
+
+    def check(self, root: Path, done: Done, figures: Figures, what: object) -> Found:
+        """Count what is wrong with a store after a disturbed run: it is as before or as after, name by name."""
+        found = look(root)
+        at = f"{self.command.name}, {what}"
+        for corrupt in set(found.corrupt) - set(self.start.corrupt):
+            figures.wrong("corrupt", f"{at}: {corrupt}")
+        if len(found.dangling) > len(self.start.dangling) or (done.code == 0 and found.dangling != self.end.dangling):
+            figures.wrong("dangling", f"{at}: {found.dangling}")
+        if not is_between(found.models, self.start.models, self.end.models, said=done.code == 0):
+            figures.wrong("lost", f"{at}: {found.models}, exit code {done.code}")
+        figures.expect(not found.strays, "strays", f"{at}: {found.strays}")
+        figures.expect(not done.hung, "hangs", at)
+        figures.expect("Traceback" not in done.err, "foreign errors", f"{at}: {done.err}")
+        return found
+
+    def check_again(self, root: Path, figures: Figures, what: object) -> Found:
+        """Run the command once more, undisturbed; count what is wrong then."""
+        done = self.run(root)
+        at = f"{self.command.name}, {what}, again"
+        found = self.check(root, done, figures, f"{what}, again")
+        # What has been removed can't be removed again.
+        is_done = done.code == 0 or (done.code == 1 and "not found" in done.err)
+        figures.expect(is_done and found.models == self.end.models, "re-runs failed", f"{at}: {done.code} {done.err}")
+        figures.expect(found.corrupt == self.end.corrupt, "corrupt", f"{at}: {found.corrupt}")
+        figures.expect(found.dangling == self.end.dangling, "dangling", f"{at}: {found.dangling}")
+        return found
+
+    def drop(self, root: Path) -> None:
+        """Remove a copy of the store."""
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def is_between(found: Models, start: Models, end: Models, *, said: bool) -> bool:
+    """Return True when models are as a command may leave them: each name as before or as after; after, when that was said.
+
+    No manifest that is there before and after (under another name, perhaps) is ever nowhere.
+    """
+    if said:
+        return found == end
+    names = set(found) | set(start) | set(end)
+    one_or_the_other = all(found.get(name) in (start.get(name), end.get(name)) for name in names)
+    return one_or_the_other and set(start.values()) & set(end.values()) <= set(found.values())
+
+
+def kill_at_syncfs(call: Call) -> Action | None:
+    """Kill at the first syncfs: all blobs of an import are made, none is visible."""
+    return Kill() if call.name == "syncfs" else None
+
+
+def warm_up() -> None:
+    """Do once what every fork would do again: import all modules, read the commands' parameters; and take memory late."""
+    for module in pkgutil.walk_packages(blobstore.__path__, "blobstore."):
+        if module.name.rpartition(".")[2] != "__main__":
+            import_module(module.name)
+    cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]
+    buffers._POPULATE = 0
+
+
+def sample(items: Sequence[_Item], count: int | None) -> Sequence[_Item]:
+    """Return ``count`` of the items, evenly spread, the first and the last among them; None: all."""
+    if count is None or len(items) <= count:
+        return items
+    return [items[round(index * (len(items) - 1) / max(count - 1, 1))] for index in range(count)]

@@ -1,0 +1,94 @@
+"""Random commands on one store that are killed at random: what one leaves behind is where the next begins."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import blobstore
+from blobstore.store import open_store
+from support.checkpoints import normal, write_checkpoint
+from support.lab.cases import is_between, model
+from support.lab.checker import look
+from support.lab.command import At, Done, Kill, run
+from support.lab.figures import Figures
+
+_NAMES = tuple(f"{name}:latest" for name in "abcdef")
+_TYPES = ("none", "int4", "int8", "mxfp4")
+_SOURCES = 4
+_LONGEST_S = 0.05
+_CALLS = {"rm": 20, "cp": 30, "import": 80}
+"""About as many as a command of that kind makes, so that most kills come before its end."""
+_LOADED_EVERY = 25
+
+
+class Wanderer:
+    """A store, and the sources whose models come and go in it under a few names."""
+
+    def __init__(self, folder: Path, moments: random.Random) -> None:
+        """Write the sources, and import each once elsewhere, to know what is right."""
+        self._moments = moments
+        self._root = folder / "store"
+        self._folder = folder
+        self._steps = 0
+        self._models: dict[str, str] = {}
+        self._sources = []
+        for number in range(_SOURCES):
+            tensors = model(f"source {number}", **{"more.weight": normal(f"more {number}", 512, 256 * number + 64)})
+            source = write_checkpoint(folder / f"source{number}", tensors)
+            for quant in _TYPES:
+                wanted = None if quant == "none" else quant
+                result = blobstore.import_model(source, "m", store=open_store(folder / "elsewhere"), quant=wanted)
+                self._sources.append((source, quant, result.digest.hex))
+
+    def step(self, figures: Figures) -> tuple[bool, int]:
+        """Run and kill one command, and look; return whether it was killed, and how many temporary folders it left."""
+        arguments, end = self._choose()
+        before = look(self._root).temporary
+        done = self._killed(arguments)
+        found = look(self._root)
+        self._steps += 1
+        at = f"step {self._steps}: {' '.join(map(str, arguments))}: {done.code} {done.err}"
+        figures.expect(not found.corrupt, "corrupt", f"{at} {found.corrupt}")
+        figures.expect(not found.dangling, "dangling", f"{at} {found.dangling}")
+        figures.expect(not found.strays, "strays", f"{at} {found.strays}")
+        figures.expect(done.code in (0, -9), "re-runs failed", at)
+        is_right = is_between(found.models, self._models, end, said=done.code == 0)
+        figures.expect(is_right, "lost", f"{at} {self._models} -> {end}: {found.models}")
+        figures.expect(len(found.half_written) <= 1, "left behind", f"{at} {found.half_written}")
+        self._models = found.models
+        if self._steps % _LOADED_EVERY == 0:
+            self._load(figures, at)
+        return done.code == -9, len(set(found.temporary) - set(before))
+
+    def _choose(self) -> tuple[list[object], dict[str, str]]:
+        """Return a command, and the models that there are after it."""
+        name, other = self._moments.sample(_NAMES, 2)
+        kind = self._moments.random()
+        after = dict(self._models)
+        if kind < 0.2 and name in self._models:  # noqa: PLR2004
+            del after[name]
+            return ["rm", name], after
+        if kind < 0.35 and name in self._models:  # noqa: PLR2004
+            return ["cp", name, other], {**after, other: self._models[name]}
+        source, quant, digest = self._moments.choice(self._sources)
+        options = [] if quant == "none" else ["--quant", quant]
+        jobs = self._moments.choice((1, 2, 4))
+        return ["import", source, name, *options, "--jobs", jobs], {**after, name: digest}
+
+    def _killed(self, arguments: list[object]) -> Done:
+        """Run a command; kill it at a random call or time, unless it ends before."""
+        line = [*arguments, "--store", self._root]
+        if self._moments.random() < 0.5:  # noqa: PLR2004
+            return run(*line, kill_after_s=self._moments.uniform(0, _LONGEST_S))
+        fault = At(self._moments.randrange(1, _CALLS[str(arguments[0])]), Kill())
+        return run(*line, within=[self._folder], decide=fault)
+
+    def _load(self, figures: Figures, at: str) -> None:
+        """Open every model with our own code, too."""
+        store = open_store(self._root)
+        for name in self._models:
+            try:
+                blobstore.open_model(name, store=store, verify=True).close()
+            except blobstore.BlobStoreError as error:
+                figures.wrong("lost", f"{at}: {name}: {error}")
