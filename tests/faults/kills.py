@@ -20,7 +20,9 @@ _LONG = 1500
 
 def experiment(folder: Path, count: int | None, seed: int) -> Figures:
     """Return what kills did: two thirds of ``count`` at calls, the others at random moments. None: every call, 1,500 others."""
-    figures = Figures("kills", "at calls", "at random", "random commands", "calls", "most temporary a kill", zero=(*ZERO, "left behind"))
+    figures = Figures(
+        "kills", "at calls", "at random", "random commands", "calls", "most temporary a kill", zero=(*ZERO, "left behind")
+    )
     cases = [Case(command, folder) for command in COMMANDS]
     points = [(case, number) for case in cases for number in range(1, 1 + changes(case))]
     figures.add("calls", len(points))

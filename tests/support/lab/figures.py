@@ -17,6 +17,7 @@ class Figures:
 
     def __init__(self, *counted: str, zero: Iterable[str]) -> None:
         self._zero = tuple(zero)
+        self.is_quiet = False
         self.counts = dict.fromkeys((*counted, *self._zero), 0)
 
     def add(self, name: str, number: int = 1) -> None:
@@ -30,7 +31,7 @@ class Figures:
     def wrong(self, name: str, what: object) -> None:
         """Count something that must not be, and say what it was."""
         self.add(name)
-        if self.counts[name] <= _SHOWN:
+        if self.counts[name] <= _SHOWN and not self.is_quiet:
             sys.stderr.write(f"{name}: {what}\n")
 
     def expect(self, holds: bool, name: str, what: object) -> None:  # noqa: FBT001

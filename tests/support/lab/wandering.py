@@ -1,4 +1,4 @@
-"""Random commands on one store that are killed at random: what one leaves behind is where the next begins."""
+"""Random commands on one store: what one leaves behind, killed or not, is where the next begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import blobstore
 from blobstore.store import open_store
 from support.checkpoints import normal, write_checkpoint
-from support.lab.cases import is_between, model
+from support.lab.cases import Models, is_between, model
 from support.lab.checker import look
 from support.lab.command import At, Done, Kill, run
 from support.lab.figures import Figures
@@ -22,16 +22,12 @@ _CALLS = {"rm": 20, "cp": 30, "import": 80}
 _LOADED_EVERY = 25
 
 
-class Wanderer:
-    """A store, and the sources whose models come and go in it under a few names."""
+class Choices:
+    """Sources that share most of their tensors, and random commands whose models come and go under a few names."""
 
     def __init__(self, folder: Path, moments: random.Random) -> None:
-        """Write the sources, and import each once elsewhere, to know what is right."""
+        """Write the sources to ``folder``, and import each once elsewhere, to know what is right."""
         self._moments = moments
-        self._root = folder / "store"
-        self._folder = folder
-        self._steps = 0
-        self._models: dict[str, str] = {}
         self._sources = []
         for number in range(_SOURCES):
             tensors = model(f"source {number}", **{"more.weight": normal(f"more {number}", 512, 256 * number + 64)})
@@ -41,9 +37,37 @@ class Wanderer:
                 result = blobstore.import_model(source, "m", store=open_store(folder / "elsewhere"), quant=wanted)
                 self._sources.append((source, quant, result.digest.hex))
 
+    def choose(self, models: Models) -> tuple[list[object], dict[str, str]]:
+        """Return a command for a store of these models, and the models that there are after it."""
+        name, other = self._moments.sample(_NAMES, 2)
+        kind = self._moments.random()
+        after = dict(models)
+        if kind < 0.2 and name in models:  # noqa: PLR2004
+            del after[name]
+            return ["rm", name], after
+        if kind < 0.35 and name in models:  # noqa: PLR2004
+            return ["cp", name, other], {**after, other: models[name]}
+        source, quant, digest = self._moments.choice(self._sources)
+        options = [] if quant == "none" else ["--quant", quant]
+        jobs = self._moments.choice((1, 2, 4))
+        return ["import", source, name, *options, "--jobs", jobs], {**after, name: digest}
+
+
+class Wanderer:
+    """A store on which random commands are killed."""
+
+    def __init__(self, folder: Path, moments: random.Random) -> None:
+        """Begin with an empty store in ``folder``."""
+        self._choices = Choices(folder, moments)
+        self._moments = moments
+        self._root = folder / "store"
+        self._folder = folder
+        self._steps = 0
+        self._models: Models = {}
+
     def step(self, figures: Figures) -> tuple[bool, int]:
         """Run and kill one command, and look; return whether it was killed, and how many temporary folders it left."""
-        arguments, end = self._choose()
+        arguments, end = self._choices.choose(self._models)
         before = look(self._root).temporary
         done = self._killed(arguments)
         found = look(self._root)
@@ -60,21 +84,6 @@ class Wanderer:
         if self._steps % _LOADED_EVERY == 0:
             self._load(figures, at)
         return done.code == -9, len(set(found.temporary) - set(before))
-
-    def _choose(self) -> tuple[list[object], dict[str, str]]:
-        """Return a command, and the models that there are after it."""
-        name, other = self._moments.sample(_NAMES, 2)
-        kind = self._moments.random()
-        after = dict(self._models)
-        if kind < 0.2 and name in self._models:  # noqa: PLR2004
-            del after[name]
-            return ["rm", name], after
-        if kind < 0.35 and name in self._models:  # noqa: PLR2004
-            return ["cp", name, other], {**after, other: self._models[name]}
-        source, quant, digest = self._moments.choice(self._sources)
-        options = [] if quant == "none" else ["--quant", quant]
-        jobs = self._moments.choice((1, 2, 4))
-        return ["import", source, name, *options, "--jobs", jobs], {**after, name: digest}
 
     def _killed(self, arguments: list[object]) -> Done:
         """Run a command; kill it at a random call or time, unless it ends before."""
