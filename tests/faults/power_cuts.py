@@ -24,7 +24,7 @@ from support.lab.command import Action, Pretend, run
 from support.lab.disk import Event, Replay, empty_image, read_events, recorded
 from support.lab.figures import Figures, NotShownError
 from support.lab.fuse import FLUSH, MARK, WRITE
-from support.lab.mounts import keep_mounts_private, mounted
+from support.lab.mounts import keep_mounts_private, mount
 from support.lab.system_calls import SYNCING, Call
 from support.lab.wandering import Choices
 
@@ -156,7 +156,7 @@ def cut(folder: Path, image: bytes, events: Sequence[Event], moments: random.Ran
         figures.add("cuts")
         at = f"cut {number} at {position} of {len(events)}, {moment.command}"
         try:
-            with mounted(disk, target, "defaults"):
+            with mount("ext4", target, "loop", disk):
                 _look(look(target / "store"), moment, figures, at)
                 if number % _RE_RUN_EVERY == 0 and figures.is_good:
                     _run_again(target, moment, figures, at)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from blobstore.digest import Digest
-from blobstore.store.files import FOLDER_MODE, make_folder
+from blobstore.store.files import FOLDER_MODE, make_folder, os_errors
 
 _KEPT_S = 24 * 3600
 _UNOWNED = "new-"
@@ -53,14 +53,18 @@ class Leftovers:
         return next((path for path in found if path.is_file() and not path.is_symlink()), None)
 
     def take(self, path: Path, folder: Path) -> bool:
-        """Move a finished blob into ``folder``, which is the caller's; return False when it is gone or another's."""
+        """Move a finished blob into ``folder``, which is the caller's; return False when it is gone or another's.
+
+        Raises: StorageError.
+        """
         with _owned(path.parent) as is_mine:
             if not is_mine:
                 return False
-            try:
-                path.rename(folder / path.name)
-            except FileNotFoundError:
-                return False
+            with os_errors("take over", path):
+                try:
+                    path.rename(folder / path.name)
+                except FileNotFoundError:
+                    return False
             return True
 
     def clean(self) -> None:

@@ -176,9 +176,9 @@ class Case:
         self.calls = done.calls
         shutil.rmtree(self._root)
 
-    def copy(self) -> Path:
-        """Return a new copy of the store as it was before the command."""
-        root = self.work / f"store{next(self._numbers)}"
+    def copy(self, root: Path | None = None) -> Path:
+        """Return a new copy of the store as it was before the command, at ``root`` or beside the others."""
+        root = self.work / f"store{next(self._numbers)}" if root is None else root
         if self._base.exists():
             shutil.copytree(self._base, root, symlinks=True)
         return root
@@ -186,7 +186,7 @@ class Case:
     def run(self, root: Path, decide: Decide | None = None, *, watched: bool = False) -> Done:
         """Run the command on a copy of the store; ``watched``, or with ``decide``, its calls are noted."""
         arguments = [argument.format(work=self.work, store=root) for argument in self.command.arguments]
-        within = [self.work] if watched or decide is not None else []
+        within = [self.work, root] if watched or decide is not None else []
         return run(*arguments, within=within, decide=decide, before=self.command.before)
 
     def check(self, root: Path, done: Done, figures: Figures, what: object) -> Found:

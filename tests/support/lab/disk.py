@@ -19,7 +19,7 @@ from pathlib import Path
 
 from support.lab.figures import NotShownError
 from support.lab.fuse import FLUSH, MARK, RECORD, WRITE, serve
-from support.lab.mounts import mounted
+from support.lab.mounts import mount
 
 _SIZE = 48 * 2**20
 _BLOCKS = (4096, 4096, 4096, 512)
@@ -54,7 +54,7 @@ def recorded(folder: Path, image: bytes, log: Path, options: str) -> Iterator[tu
     (target := folder / "mounted").mkdir(exist_ok=True)
     server = serve(image, log, served)
     try:
-        with mounted(served / "disk", target, options):
+        with mount("ext4", target, f"loop,{options}", served / "disk"):
             yield target, served / "marks"
     finally:
         subprocess.run(["umount", served], check=True)

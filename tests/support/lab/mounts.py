@@ -32,11 +32,12 @@ def mount_fuse(fd: int, folder: Path) -> None:
 
 
 @contextmanager
-def mounted(image: Path, folder: Path, options: str) -> Iterator[Path]:
-    """Mount an image of a file system by a loop device for as long as the block lasts. Raises: NotShownError."""
-    done = subprocess.run(["mount", "-o", f"loop,{options}", image, folder], capture_output=True, text=True, check=False)
+def mount(kind: str, folder: Path, options: str, device: str | Path = "none") -> Iterator[Path]:
+    """Mount a file system for as long as the block lasts. Raises: NotShownError."""
+    line = ["mount", "-t", kind, "-o", options, device, folder]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise NotShownError(f"can't mount {image} with {options}: {done.stderr.strip()}")
+        raise NotShownError(f"can't mount {device} ({kind}, {options}): {done.stderr.strip()}")
     try:
         yield folder
     finally:

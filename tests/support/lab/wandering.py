@@ -23,19 +23,22 @@ _LOADED_EVERY = 25
 
 
 class Choices:
-    """Sources that share most of their tensors, and random commands whose models come and go under a few names."""
+    """Sources that share most of their tensors, and random commands whose models come and go under a few names.
+
+    ``sources``: a path, a type, and the digest of the manifest that its import makes.
+    """
 
     def __init__(self, folder: Path, moments: random.Random) -> None:
         """Write the sources to ``folder``, and import each once elsewhere, to know what is right."""
         self._moments = moments
-        self._sources = []
+        self.sources: list[tuple[Path, str, str]] = []
         for number in range(_SOURCES):
             tensors = model(f"source {number}", **{"more.weight": normal(f"more {number}", 512, 256 * number + 64)})
             source = write_checkpoint(folder / f"source{number}", tensors)
             for quant in _TYPES:
                 wanted = None if quant == "none" else quant
                 result = blobstore.import_model(source, "m", store=open_store(folder / "elsewhere"), quant=wanted)
-                self._sources.append((source, quant, result.digest.hex))
+                self.sources.append((source, quant, result.digest.hex))
 
     def choose(self, models: Models) -> tuple[list[object], dict[str, str]]:
         """Return a command for a store of these models, and the models that there are after it."""
@@ -47,7 +50,7 @@ class Choices:
             return ["rm", name], after
         if kind < 0.35 and name in models:  # noqa: PLR2004
             return ["cp", name, other], {**after, other: models[name]}
-        source, quant, digest = self._moments.choice(self._sources)
+        source, quant, digest = self._moments.choice(self.sources)
         options = [] if quant == "none" else ["--quant", quant]
         jobs = self._moments.choice((1, 2, 4))
         return ["import", source, name, *options, "--jobs", jobs], {**after, name: digest}
