@@ -36,7 +36,17 @@ _LONGEST_S = 0.06
 _KILLED = 0.2
 _ZERO = ("lost", "torn", "corrupt", "dangling", "strays", "commands failed", "workers failed", "left behind")
 _COUNTED = ("operations", "imports", "copies", "moves", "removals", "prunes", "loads", "late reads", "kills", "busy")
-_KINDS = {"load": 36, "load contended": 16, "import": 20, "import contended": 8, "cp": 5, "mv": 3, "rm": 6, "rm contended": 4, "prune": 2}
+_KINDS = {
+    "load": 36,
+    "load contended": 16,
+    "import": 20,
+    "import contended": 8,
+    "cp": 5,
+    "mv": 3,
+    "rm": 6,
+    "rm contended": 4,
+    "prune": 2,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,9 @@ def experiment(folder: Path, count: int | None, seed: int) -> Figures:
     choices = Choices(folder, moments)
     truths = _truths(folder / "elsewhere", choices)
     each = -(-(_LONG if count is None else count) // _WORKERS)
-    pids = [_start(Worker(folder, number, choices, truths, random.Random(moments.random())), each) for number in range(_WORKERS)]
+    pids = [
+        _start(Worker(folder, number, choices, truths, random.Random(moments.random())), each) for number in range(_WORKERS)
+    ]
     figures = Figures(*_COUNTED, zero=_ZERO)
     known: dict[str, str] = {}
     for number, pid in enumerate(pids):
@@ -121,7 +133,9 @@ def _start(worker: Worker, count: int) -> int:
 class Worker:
     """One process of the soak: its names, and what it knows of them."""
 
-    def __init__(self, folder: Path, number: int, choices: Choices, truths: dict[str, Truth], moments: random.Random) -> None:
+    def __init__(
+        self, folder: Path, number: int, choices: Choices, truths: dict[str, Truth], moments: random.Random
+    ) -> None:
         """Begin with no models."""
         self._result = folder / f"worker{number}"
         self._root = folder / "store"

@@ -130,7 +130,8 @@ def _one(work: Path, store: Store) -> None:
     _add(work, store, "old", model("old"))
 
 
-def _two(work: Path, store: Store) -> None:
+def two(work: Path, store: Store) -> None:
+    """Add two models that share most of their blobs."""
     _add(work, store, "old", model("old"), quant="int4")
     _add(work, store, "other", model("other"), quant="int4")
 
@@ -149,10 +150,10 @@ COMMANDS = (
     Command("import of a large tensor", _large, _QUANTIZED, as_it_is),
     Command("import of experts", _experts, _QUANTIZED, as_it_is),
     Command("import without syncfs", _beside, _QUANTIZED, without_syncfs),
-    Command("rm", _two, ("rm", "other", "--store", "{store}")),
+    Command("rm", two, ("rm", "other", "--store", "{store}")),
     Command("rm of the only one", _one, ("rm", "old", "--store", "{store}")),
-    Command("cp", _two, ("cp", "old", "third", "--store", "{store}")),
-    Command("cp over another", _two, ("cp", "old", "other", "--store", "{store}")),
+    Command("cp", two, ("cp", "old", "third", "--store", "{store}")),
+    Command("cp over another", two, ("cp", "old", "other", "--store", "{store}")),
 )
 
 
@@ -168,13 +169,13 @@ class Case:
         self._numbers = itertools.count()
         command.prepare(self.work, open_store(self._base))
         self.start = look(self._base)
-        self._root = self.copy()
-        done = self.run(self._root, watched=True)
+        self.watched = self.copy()
+        done = self.run(self.watched, watched=True)
         if done.code != 0:
             raise AssertionError(f"{command.name} fails undisturbed: {done.err}")
-        self.end = look(self._root)
+        self.end = look(self.watched)
         self.calls = done.calls
-        shutil.rmtree(self._root)
+        shutil.rmtree(self.watched, ignore_errors=True)
 
     def copy(self, root: Path | None = None) -> Path:
         """Return a new copy of the store as it was before the command, at ``root`` or beside the others."""
@@ -183,11 +184,26 @@ class Case:
             shutil.copytree(self._base, root, symlinks=True)
         return root
 
-    def run(self, root: Path, decide: Decide | None = None, *, watched: bool = False) -> Done:
-        """Run the command on a copy of the store; ``watched``, or with ``decide``, its calls are noted."""
+    def run(
+        self,
+        root: Path,
+        decide: Decide | None = None,
+        *,
+        watched: bool = False,
+        before: Callable[[], None] = lambda: None,
+    ) -> Done:
+        """Run the command on a copy of the store; ``watched``, or with ``decide``, its calls are noted.
+
+        ``before`` is called in the command's process first.
+        """
+
+        def prepare() -> None:
+            self.command.before()
+            before()
+
         arguments = [argument.format(work=self.work, store=root) for argument in self.command.arguments]
         within = [self.work, root] if watched or decide is not None else []
-        return run(*arguments, within=within, decide=decide, before=self.command.before)
+        return run(*arguments, within=within, decide=decide, before=prepare)
 
     def check(self, root: Path, done: Done, figures: Figures, what: object) -> Found:
         """Count what is wrong with a store after a disturbed run: it is as before or as after, name by name."""
@@ -215,10 +231,6 @@ class Case:
         figures.expect(found.corrupt == self.end.corrupt, "corrupt", f"{at}: {found.corrupt}")
         figures.expect(found.dangling == self.end.dangling, "dangling", f"{at}: {found.dangling}")
         return found
-
-    def drop(self, root: Path) -> None:
-        """Remove a copy of the store."""
-        shutil.rmtree(root, ignore_errors=True)
 
 
 def is_between(found: Models, start: Models, end: Models, *, said: bool) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,8 @@ class Found:
 
     ``corrupt``: blobs whose bytes are not their digest's · ``dangling``: what manifests name and is not there with its size
     · ``strays``: files that have no business in ``blobs/`` or ``manifests/`` · ``orphans``: blobs of no manifest
-    · ``temporary``: what lies in ``.blobstore/tmp`` · ``half_written``: its folders with other files than finished blobs.
+    · ``temporary``: what lies in ``.blobstore/tmp`` · ``half_written``: its folders with other files than finished blobs
+    · ``broken``: models with a blob that is corrupt or not there.
     """
 
     models: dict[str, str] = field(default_factory=dict)
@@ -35,6 +37,7 @@ class Found:
     orphans: list[str] = field(default_factory=list)
     temporary: list[str] = field(default_factory=list)
     half_written: list[str] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
 
 
 def look(root: Path) -> Found:
@@ -44,7 +47,7 @@ def look(root: Path) -> Found:
     named: set[str] = set()
     for path in _files(root / "manifests"):
         name = path.relative_to(root / "manifests").as_posix()
-        if path.is_symlink() or name.count("/") != _DEPTH - 1:
+        if not _is_regular(path) or name.count("/") != _DEPTH - 1:
             found.strays.append(f"manifests/{name}")
             continue
         raw = path.read_bytes()
@@ -52,7 +55,10 @@ def look(root: Path) -> Found:
         for layer in _layers(raw):
             blob = str(layer.get("digest")).replace(":", "-")
             named.add(blob)
+            if blob in found.corrupt:
+                found.broken.add(_short(name))
             if sizes.get(blob) != layer.get("size"):
+                found.broken.add(_short(name))
                 found.dangling.append(f"{_short(name)} names {blob} of {layer.get('size')} bytes: {sizes.get(blob)}")
     found.orphans.extend(sorted(set(sizes) - named))
     for folder in sorted((root / ".blobstore" / "tmp").glob("*")):
@@ -64,7 +70,7 @@ def look(root: Path) -> Found:
 
 def _blobs(folder: Path, found: Found) -> Iterator[tuple[str, int]]:
     for path in sorted(folder.glob("*")):
-        if path.is_symlink() or not path.is_file() or not _BLOB.fullmatch(path.name):
+        if not _is_regular(path) or not _BLOB.fullmatch(path.name):
             found.strays.append(f"blobs/{path.name}")
             continue
         data = path.read_bytes()
@@ -84,7 +90,11 @@ def _layers(raw: bytes) -> list[dict[str, Any]]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    return (path for path in sorted(folder.rglob("*")) if not stat.S_ISDIR(path.lstat().st_mode))
+
+
+def _is_regular(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode)
 
 
 def _short(name: str) -> str:
