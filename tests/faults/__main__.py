@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.lab.cases import warm_up  # noqa: E402  # the path comes first
-from support.lab.figures import NotShownError  # noqa: E402
+from support.lab.cases import warm_up  # the path comes first
+from support.lab.figures import NotShownError
 
 EXPERIMENTS = ("kills", "power_cuts", "errors", "small_disks", "soak", "intruders")
 _NOT_SHOWN = 77

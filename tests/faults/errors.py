@@ -1,4 +1,4 @@
-"""Every call of every command fails once: no space, an I/O error, an interruption, half of the work; and syncs fail for good.
+"""Every call of every command fails once: no space, an I/O error, an interruption, half of the work; syncs fail for good.
 
 The command succeeds, with everything in place, or ends with a typed error of one line and every model as it was or as it is
 to be: never a blob whose bytes are not its digest's, never success after a sync that failed. On small disks (tmpfs) of every
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,8 @@ from support.lab.figures import Figures
 from support.lab.system_calls import SYNCING, Call
 
 _WRITE_ERRORS = (errno.ENOSPC, errno.EIO, errno.EINTR)
+_ALL_OR_NOTHING = ("import", "cp")
+"""Commands that leave every model as it was when they fail."""
 _READ_ERRORS = (errno.EIO, errno.EINTR)
 
 
@@ -71,7 +72,7 @@ def disturb(point: Point, figures: Figures, *, on: bool = False) -> None:
     case = point.case
     root = case.copy()
     action = Fail(point.error) if point.error else Half()
-    chosen = (lambda call: call.name in SYNCING) if on else (lambda call: True)
+    chosen = _is_sync if on else _is_any
     number = sum(chosen(call) for call in case.calls[: point.number])
     fault = At(number, action, chosen, on=on)
     done = case.run(root, fault)
@@ -80,9 +81,19 @@ def disturb(point: Point, figures: Figures, *, on: bool = False) -> None:
     found = case.check(root, done, figures, point)
     _check_answer(point, fault, done, figures)
     if done.code != 0:
+        if case.command.arguments[0] in _ALL_OR_NOTHING:
+            figures.expect(found.models == case.start.models, "lost", f"{point}: {found.models}, {done.err}")
         figures.expect(set(found.temporary) <= set(case.start.temporary), "left behind", f"{point}: {found.temporary}")
     case.check_again(root, figures, point)
     shutil.rmtree(root, ignore_errors=True)
+
+
+def _is_sync(call: Call) -> bool:
+    return call.name in SYNCING
+
+
+def _is_any(_call: Call) -> bool:
+    return True
 
 
 def _check_answer(point: Point, fault: At, done: Done, figures: Figures) -> None:

@@ -7,7 +7,6 @@ no part of stays whole. The command runs as an ordinary user, and as root.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil

@@ -19,7 +19,7 @@ _LONG = 1500
 
 
 def experiment(folder: Path, count: int | None, seed: int) -> Figures:
-    """Return what kills did: two thirds of ``count`` at calls, the others at random moments. None: every call, 1,500 others."""
+    """Return what kills did: two thirds of ``count`` at calls, the others at random. None: every call, 1,500 others."""
     figures = Figures(
         "kills", "at calls", "at random", "random commands", "calls", "most temporary a kill", zero=(*ZERO, "left behind")
     )

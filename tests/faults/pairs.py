@@ -13,14 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import blobstore
-from blobstore.store import Store, open_store
+from support.checkpoints import write_checkpoint
 from support.lab.cases import COMMANDS, Case, Command, Models, model, sample
 from support.lab.checker import look
 from support.lab.command import Done, run
 from support.lab.figures import Figures
 from support.lab.system_calls import Call
-from support.checkpoints import write_checkpoint
+
+import blobstore
+from blobstore.store import Store, open_store
 
 _LONG = 4000
 _YEARS_S = 10 * 365 * 86400.0
@@ -82,7 +83,7 @@ class Second:
     done: Done | None = None
     wrong: list[str] = field(default_factory=list)
 
-    def __call__(self, call: Call) -> None:
+    def __call__(self, _call: Call) -> None:
         """Run at the right call."""
         self.calls += 1
         if self.calls == self.number:

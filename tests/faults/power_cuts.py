@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blobstore.store import ingest
 from support.lab.cases import Models, is_between
 from support.lab.checker import Found, look
 from support.lab.command import Action, Pretend, run
@@ -28,6 +27,8 @@ from support.lab.mounts import keep_mounts_private, mount
 from support.lab.system_calls import SYNCING, Call
 from support.lab.wandering import Choices
 
+from blobstore.store import ingest
+
 OPTIONS = ("commit=1", "commit=5", "defaults", "noauto_da_alloc,data=writeback")
 _LONG = 1200
 _COMMANDS_A_CUT = 0.5
@@ -36,7 +37,7 @@ _ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "disks not m
 
 
 def experiment(folder: Path, count: int | None, seed: int) -> Figures:
-    """Return what ``count`` cuts found (None: 1,200), an equal number for each mount option, and a quarter more as control."""
+    """Return what ``count`` cuts found (None: 1,200), as many for each mount option, and a quarter more as control."""
     keep_mounts_private()
     figures = Figures(
         "cuts", "mount options", "commands", "writes", "flushes", "re-runs", zero=(*_ZERO, "control found nothing")
@@ -110,7 +111,7 @@ def _mark(marks: Path, moment: Moment) -> None:
 
 
 class Nuisance:
-    """Other programs on the same disk: at some of a command's calls time passes, a journal is committed, data are written."""
+    """Other programs on the disk: at some of a command's calls time passes, a journal is committed, data are written."""
 
     def __init__(self, folder: Path, moments: random.Random, *, syncs: bool) -> None:
         """``syncs``: whether the command's own syncs are carried out."""
@@ -122,12 +123,12 @@ class Nuisance:
     def __call__(self, call: Call) -> Action | None:
         """Disturb before a call."""
         chance = self._moments.random()
-        if chance < 0.01:  # noqa: PLR2004
-            time.sleep(self._moments.uniform(0, 0.5))
-        elif chance < 0.03:  # noqa: PLR2004
+        if chance < 0.01:
+            time.sleep(self._moments.uniform(0, self._longest_s))
+        elif chance < 0.03:
             os.pwrite(self._other, b"x" * self._moments.randrange(1, 10_000), 0)
             os.fsync(self._other)
-        elif chance < 0.06:  # noqa: PLR2004
+        elif chance < 0.06:
             self._write_back(call)
         return Pretend() if call.name in SYNCING and not self._syncs else None
 

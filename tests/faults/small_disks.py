@@ -55,7 +55,7 @@ class Least:
         self._disk = disk
         self.blocks = self.files = _ENOUGH
 
-    def __call__(self, call: Call) -> None:
+    def __call__(self, _call: Call) -> None:
         """Look before a call."""
         status = os.statvfs(self._disk)
         self.blocks = min(self.blocks, status.f_bfree)

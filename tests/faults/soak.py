@@ -1,4 +1,4 @@
-"""Everything at once, for long: imports, copies, removals, clean-ups without grace, loaders, and kills, in parallel processes.
+"""Everything at once, for long: imports, copies, removals, clean-ups without grace, loaders and kills, in several processes.
 
 Each worker has names of its own, whose models it knows: they load with the right bytes at any time, whatever the others do
 with models that share their blobs. Beside them there are names that all workers write to, remove and load: there a model
@@ -11,21 +11,21 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import sys
 import traceback
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-import blobstore
-from blobstore.errors import BlobStoreError, NotFoundError
-from blobstore.store import open_store
 from support.lab.cases import Models, is_between
 from support.lab.checker import look
 from support.lab.command import Done, run
 from support.lab.figures import Figures
 from support.lab.wandering import Choices
+
+import blobstore
+from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.store import open_store
 
 _LONG = 22_000
 _WORKERS = 4

@@ -34,7 +34,7 @@ class Figures:
         if self.counts[name] <= _SHOWN and not self.is_quiet:
             sys.stderr.write(f"{name}: {what}\n")
 
-    def expect(self, holds: bool, name: str, what: object) -> None:  # noqa: FBT001
+    def expect(self, holds: bool, name: str, what: object) -> None:
         """Count as `wrong` what does not hold."""
         if not holds:
             self.wrong(name, what)

@@ -47,14 +47,14 @@ class RecordedDisk:
             _GETATTR: self._getattr,
             _SETATTR: self._getattr,
             _OPEN: self._open,
-            _OPENDIR: lambda node, body: bytes(16),
+            _OPENDIR: lambda _node, _body: bytes(16),
             _READ: self._read,
             _WRITE: self._write,
             _FSYNC: self._fsync,
-            _STATFS: lambda node, body: bytes(80),
-            _RELEASE: lambda node, body: b"",
-            _RELEASEDIR: lambda node, body: b"",
-            _FLUSH: lambda node, body: b"",
+            _STATFS: lambda _node, _body: bytes(80),
+            _RELEASE: lambda _node, _body: b"",
+            _RELEASEDIR: lambda _node, _body: b"",
+            _FLUSH: lambda _node, _body: b"",
         }
 
     def serve(self, fd: int) -> None:
@@ -85,7 +85,7 @@ class RecordedDisk:
         except FileNotFoundError:
             return  # it was interrupted
 
-    def _init(self, node: int, body: bytes) -> bytes:
+    def _init(self, _node: int, body: bytes) -> bytes:
         flags = struct.unpack_from("=IIII", body)[3] & (_BIG_WRITES | _MAX_PAGES)
         return struct.pack("=IIIIHHIIHH32x", 7, 31, _MOST, flags, 16, 12, _MOST, 1, _MOST // 4096, 0)
 
@@ -94,16 +94,16 @@ class RecordedDisk:
         mode = stat.S_IFDIR | 0o755 if node == _ROOT else stat.S_IFREG | 0o600
         return _ATTRIBUTES.pack(node, size, size // 512, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
-    def _lookup(self, node: int, body: bytes) -> bytes:
+    def _lookup(self, _node: int, body: bytes) -> bytes:
         found = _NAMES.get(body.rstrip(b"\0"))
         if found is None:
             raise FileNotFoundError
         return struct.pack("=QQQQII", found, 0, 60, 60, 0, 0) + self._attributes(found)
 
-    def _getattr(self, node: int, body: bytes) -> bytes:
+    def _getattr(self, node: int, _body: bytes) -> bytes:
         return struct.pack("=QII", 60, 0, 0) + self._attributes(node)
 
-    def _open(self, node: int, body: bytes) -> bytes:
+    def _open(self, node: int, _body: bytes) -> bytes:
         return struct.pack("=QII", 0, _FRESH if node == _MARKS else 0, 0)
 
     def _read(self, node: int, body: bytes) -> bytes:
@@ -118,7 +118,7 @@ class RecordedDisk:
         self._note(WRITE if node == _DISK else MARK, offset, data)
         return struct.pack("=II", size, 0)
 
-    def _fsync(self, node: int, body: bytes) -> bytes:
+    def _fsync(self, _node: int, _body: bytes) -> bytes:
         self._note(FLUSH, 0, b"")
         return b""
 

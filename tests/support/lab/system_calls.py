@@ -57,7 +57,7 @@ NUMBERS = {row[HERE]: name for name, row in _TABLE.items() if row[HERE] >= 0} if
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a command: its name, the paths that it names (those of open files among them), and whether it only reads."""
+    """One call: its name, the paths that it names (those of open files among them), and whether it only reads."""
 
     name: str
     paths: tuple[str, ...]

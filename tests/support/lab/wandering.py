@@ -45,10 +45,10 @@ class Choices:
         name, other = self._moments.sample(_NAMES, 2)
         kind = self._moments.random()
         after = dict(models)
-        if kind < 0.2 and name in models:  # noqa: PLR2004
+        if kind < 0.2 and name in models:
             del after[name]
             return ["rm", name], after
-        if kind < 0.35 and name in models:  # noqa: PLR2004
+        if kind < 0.35 and name in models:
             return ["cp", name, other], {**after, other: models[name]}
         source, quant, digest = self._moments.choice(self.sources)
         options = [] if quant == "none" else ["--quant", quant]
@@ -91,7 +91,7 @@ class Wanderer:
     def _killed(self, arguments: list[object]) -> Done:
         """Run a command; kill it at a random call or time, unless it ends before."""
         line = [*arguments, "--store", self._root]
-        if self._moments.random() < 0.5:  # noqa: PLR2004
+        if self._moments.random() < 0.5:
             return run(*line, kill_after_s=self._moments.uniform(0, _LONGEST_S))
         fault = At(self._moments.randrange(1, _CALLS[str(arguments[0])]), Kill())
         return run(*line, within=[self._folder], decide=fault)
