@@ -89,10 +89,9 @@ class References:
             hint = "Look at it, and move it away if it is none."
             return StorageError(f"{path} may be a manifest that needs blobs", path=str(path), hint=hint)
         for name, error in self.broken.items():
-            message = f"the manifest of {name} can't be read: {error.message}"
-            return type(error)(
-                message, model=str(name), path=error.path, hint=f"Make it again, or remove it: blobstore rm {name}"
-            )
+            message = f"the manifest of {name} can't be read"
+            hint = f"{error.message}. Make the model again, or remove it: blobstore rm {name}"
+            return type(error)(message, model=str(name), path=error.path, hint=hint)
         return None
 
     def needed(self) -> set[str]:
