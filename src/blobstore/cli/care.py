@@ -1,4 +1,4 @@
-"""``prune``."""
+"""``verify`` and ``prune``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.importing import Jobs
 from blobstore.cli.output import (
     JsonOption,
     StoreOption,
@@ -13,23 +14,87 @@ from blobstore.cli.output import (
     duration,
     emit,
     parse_duration,
+    printable,
     show_json,
     show_table,
     size,
     store_at,
 )
+from blobstore.cli.progress import progress_bar
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
     from blobstore.care.prune import PruneResult, UndoResult, UnneededBlob
+    from blobstore.care.verify import VerifyResult
 
+EXIT_DAMAGED = 3
 _SHOWN = 20
-"""Blobs of which a line tells; --json has all."""
+"""Blobs, models or tensors that are listed; --json has all."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
+    app.command("verify")(verify)
     app.command("prune")(prune)
+
+
+def verify(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Models to check [default: all].")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Look at sizes, headers and documents only; hash no tensor blob.")
+    ] = False,
+    sample: Annotated[
+        str | None, typer.Option("--sample", metavar="N/T", help="Check the N-th of T parts of all blobs, such as 1/7.")
+    ] = None,
+    jobs: Jobs = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that every blob, manifest and document is what it has to be. Exits with 3 when something is damaged."""
+    from blobstore.care.verify import Sample
+    from blobstore.care.verify import verify as check
+
+    part = Sample.parse(sample) if sample is not None else None
+    result = check(store_at(store), names or (), quick=quick, sample=part, jobs=jobs, bar=progress_bar)
+    if as_json:
+        show_json(_verify_document(result))
+    else:
+        _show_verify(result)
+    if not result.is_sound:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+def _show_verify(result: VerifyResult) -> None:
+    for broken in result.broken:
+        emit(printable(f"{broken.name}: {broken.reason}"))
+    for blob in result.damaged:
+        emit(printable(f"{blob.digest}: {blob.reason}"))
+        for what, found in (("models", blob.models), ("tensors", blob.tensors)):
+            if found:
+                more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+                emit(printable(f"  {what}: {', '.join(map(str, found[:_SHOWN]))}{more}"))
+    for odd in result.odd:
+        emit(printable(f"Odd: {odd.path}: {odd.reason}"))
+    damage = len(result.damaged) + len(result.broken)
+    emit(f"Checked {result.checked} blobs, hashed {size(result.nbytes)}: {f'{damage} damaged' if damage else 'all sound'}")
+
+
+def _verify_document(result: VerifyResult) -> dict[str, Any]:
+    return {
+        "checked": result.checked,
+        "bytes": result.nbytes,
+        "damaged": [
+            {
+                "digest": str(blob.digest),
+                "reason": blob.reason,
+                "models": [str(name) for name in blob.models],
+                "tensors": list(blob.tensors),
+            }
+            for blob in result.damaged
+        ],
+        "broken": [{"name": str(broken.name), "reason": broken.reason} for broken in result.broken],
+        "odd": [{"path": str(odd.path), "reason": odd.reason} for odd in result.odd],
+    }
 
 
 def prune(

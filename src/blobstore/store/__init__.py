@@ -17,6 +17,7 @@ from blobstore.documents import Descriptor, Manifest
 from blobstore.errors import BlobStoreError, BusyError, CorruptDataError, LimitExceededError, NotFoundError, StorageError
 from blobstore.names import ModelName
 from blobstore.store.blobs import BlobFolder, BlobListing
+from blobstore.store.copies import ManifestCopies
 from blobstore.store.files import is_remote, os_errors
 from blobstore.store.ingest import Ingest
 from blobstore.store.journal import Journal, dead_journals
@@ -33,6 +34,7 @@ __all__ = [
     "FinishedBlob",
     "Ingest",
     "Leftover",
+    "ManifestFolder",
     "References",
     "Removal",
     "Store",
@@ -68,6 +70,7 @@ class Store:
         self.blobs = BlobFolder(self.root / "blobs")
         self.manifests = ManifestFolder(self.root / "manifests")
         self._private = self.root / PRIVATE
+        self.copies = ManifestCopies(self._private / "copies")
         self.trash = Trash(self._private / "trash", self.blobs.path)
         self._lock = StoreLock(self._private / "lock", wait_s)
 
@@ -86,7 +89,8 @@ class Store:
         the lock alone; StorageError.
         """
         with self._lock.shared():
-            ingest = Ingest(self.blobs, self.manifests, self._private / "tmp", Journal(self._private / "journal", source))
+            journal = Journal(self._private / "journal", source)
+            ingest = Ingest(self.blobs, self.manifests, self.copies, self._private / "tmp", journal)
             interrupted = False
             try:
                 yield ingest
@@ -128,6 +132,7 @@ class Store:
             # On a file system that ignores case they may be one file, which has just been written.
             if not self.manifests.is_same_file(source, target):
                 self.manifests.remove(source)
+                self.copies.remove(source)
         with suppress(BusyError), self.alone(wait_s=0):
             self.manifests.remove_empty_folders(source)
 
@@ -144,6 +149,7 @@ class Store:
             except (CorruptDataError, LimitExceededError):
                 orphans = ()  # a manifest that can't be read names no blobs; it can still be removed
             self.manifests.remove(name)
+            self.copies.remove(name)
         try:
             with self.alone():
                 self.manifests.remove_empty_folders(name)
@@ -185,7 +191,7 @@ class Store:
 
         Raises: StorageError when the folders can't be listed.
         """
-        strays = [*self.manifests.strays(), *self._newer_manifests()]
+        strays = [*self.manifests.strays(), *self.newer_manifests()]
         return References.read(self._manifest_bytes(), strays, known)
 
     def _manifest_bytes(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
@@ -198,7 +204,7 @@ class Store:
                 yield name, error
 
     def leftovers(self, kept_s: float, is_there: Callable[[Digest], bool]) -> list[Leftover]:
-        """Return what is of no use any more of our own: remains of killed imports, and journals that name no blob.
+        """Return what is of no use any more of our own: remains of killed imports, journals that name no blob, copies.
 
         ``kept_s``: for how long the finished blobs of a killed import are kept for the next one. ``is_there``: whether a
         blob of that digest is in the store. Raises: StorageError.
@@ -206,10 +212,11 @@ class Store:
         left = Leftovers(self._private / "tmp")
         stale = list(left.stale(kept_s))
         waiting = set(left.finished())
-        return [*stale, *dead_journals(self._private / "journal", lambda digest: digest in waiting or is_there(digest))]
+        journals = dead_journals(self._private / "journal", lambda digest: digest in waiting or is_there(digest))
+        return [*stale, *journals, *self.copies.stale(set(self.manifests.names()))]
 
-    def _newer_manifests(self) -> list[Path]:
-        # Ollama's later versions keep manifests in a second tree, which is not read here: its models need their blobs.
+    def newer_manifests(self) -> list[Path]:
+        """Return what lies in the second tree of manifests that later Ollamas have, which is not read here."""
         folder = self.root / "manifests-v2"
         with os_errors("list", folder):
             return sorted(folder.iterdir()) if folder.is_dir() else []

@@ -56,23 +56,30 @@ class BlobFolder:
     def open(self, descriptor: Descriptor) -> FileReader:
         """Return a reader over a blob that has the descriptor's size; its bytes are not checked here.
 
-        Raises: NotFoundError when it is missing, CorruptDataError when its size differs, StorageError when it is no
-        regular file or can't be opened. Each carries ``blob``.
+        Raises: as `reader`; CorruptDataError when its size differs, with ``blob``.
         """
-        digest = descriptor.digest
+        reader = self.reader(descriptor.digest)
+        if reader.size != descriptor.size:
+            reader.close()
+            raise CorruptDataError(
+                f"blob {descriptor.digest} has {reader.size:,} bytes, {descriptor.size:,} are right",
+                blob=str(descriptor.digest),
+                path=reader.name,
+            )
+        return reader
+
+    def reader(self, digest: Digest) -> FileReader:
+        """Return a reader over the file that is named for the digest, of whatever size.
+
+        Raises: NotFoundError when it is missing, StorageError when it is no regular file or can't be opened, with ``blob``.
+        """
         try:
-            reader = self._open_file(digest)
+            return self._open_file(digest)
         except NotFoundError:
             raise NotFoundError(f"blob {digest} is missing", blob=str(digest), path=str(self.path)) from None
         except BlobStoreError as error:
             error.blob = str(digest)
             raise
-        if reader.size != descriptor.size:
-            reader.close()
-            raise CorruptDataError(
-                f"blob {digest} has {reader.size:,} bytes, {descriptor.size:,} are right", blob=str(digest), path=reader.name
-            )
-        return reader
 
     def _open_file(self, digest: Digest) -> FileReader:
         try:

@@ -139,17 +139,18 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, *, durable: bool = True) -> None:
     """Make a folder and its missing ancestors, each name durable. Nothing happens when it is there."""
     if path.is_dir():
         return
-    make_folder(path.parent)
+    make_folder(path.parent, durable=durable)
     try:
         path.mkdir(mode=FOLDER_MODE)
     except FileExistsError:
         if not path.is_dir():
             raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def create_file(path: Path, size: int = 0) -> int:

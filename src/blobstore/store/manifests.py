@@ -31,6 +31,16 @@ class ManifestFolder:
         """Return what lies where manifests lie and may be one, but is no model here: odd names, and links anywhere."""
         return [path for path, is_link in self._entries() if is_link or self._name(path) is None]
 
+    def everything(self) -> Iterator[Path]:
+        """Yield all that is no folder below ``manifests/``, at any depth, sorted; links are not followed."""
+        with os_errors("list", self.path):
+            if self.path.exists():
+                yield from _files(self.path)
+
+    def is_name(self, path: Path) -> bool:
+        """Return True when a path that is as deep as manifests are gives a model's name."""
+        return self._name(path) is not None
+
     def _entries(self) -> Iterator[tuple[Path, bool]]:
         """Yield the files at the depth of manifests and the links at any depth, and whether each is a link."""
         with os_errors("list", self.path):
@@ -165,6 +175,14 @@ class ManifestFolder:
                 raise StorageError(
                     f"the folder {folder} of model {name} is a symbolic link", model=str(name), path=str(folder)
                 )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from _files(path)
+        else:
+            yield path
 
 
 def _empty(folder: Path) -> Iterator[Path]:
