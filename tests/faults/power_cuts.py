@@ -90,7 +90,7 @@ def record(
     log = folder / "log"
     with recorded(folder, image, log, options) as (target, marks):
         models: Models = {}
-        nuisance = Nuisance(target, moments, syncs=syncs)
+        nuisance = Nuisance(target, moments, longest_s=min(0.5, cuts / 200), syncs=syncs)
         for _ in range(max(4, int(cuts * _COMMANDS_A_CUT))):
             arguments, end = choices.choose(models)
             line = [*map(str, arguments)]
@@ -113,9 +113,9 @@ def _mark(marks: Path, moment: Moment) -> None:
 class Nuisance:
     """Other programs on the disk: at some of a command's calls time passes, a journal is committed, data are written."""
 
-    def __init__(self, folder: Path, moments: random.Random, *, syncs: bool) -> None:
-        """``syncs``: whether the command's own syncs are carried out."""
-        self._folder = folder
+    def __init__(self, folder: Path, moments: random.Random, *, longest_s: float, syncs: bool) -> None:
+        """``syncs``: whether the command's own syncs are carried out; ``longest_s``: how long a call waits at most."""
+        self._longest_s = longest_s
         self._moments = moments
         self._syncs = syncs
         self._other = os.open(folder / "other", os.O_RDWR | os.O_CREAT)

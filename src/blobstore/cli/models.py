@@ -9,6 +9,7 @@ import typer
 from blobstore.cli.output import (
     JsonOption,
     StoreOption,
+    WaitOption,
     age,
     count,
     emit,
@@ -165,11 +166,12 @@ def _show_document(summary: ModelSummary, details: ModelDetails) -> dict[str, An
 
 def rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Models to remove.")],
+    wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
-    opened = store_at(store)
+    opened = store_at(store, wait)
     documents = []
     wanted = [ModelName.parse(name) for name in names]
     for full in wanted:
@@ -197,12 +199,13 @@ def rm(
 def cp(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A model of the store.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Its second name.")],
+    wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give a model a second name; its blobs are shared."""
     old, new = ModelName.parse(source), ModelName.parse(target)
-    store_at(store).copy(old, new)
+    store_at(store, wait).copy(old, new)
     if as_json:
         show_json({"source": str(old), "name": str(new)})
     else:

@@ -1,0 +1,102 @@
+"""Copies: the bytes of every manifest that was written here, beside the manifest itself.
+
+A manifest has no checksum: a bit that flips in a layer's name leaves a valid manifest of another model. So a copy of each is
+kept, at ``.blobstore/copies/HOST/NAMESPACE/MODEL/TAG/<sha256 of its bytes>``; its own name says whether it is still right.
+It is written before the manifest is linked and the older ones go afterwards, so that killed in between there is one of
+either. A copy is a hint: nothing needs it, and an Ollama that replaces a manifest does not know of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from blobstore.errors import BlobStoreError, InvalidNameError
+from blobstore.names import ModelName
+from blobstore.ranges import FileReader
+from blobstore.store.files import make_folder, os_errors, replace_file
+from blobstore.store.leftovers import Leftover
+
+_DEPTH = 4
+
+
+class ManifestCopies:
+    """The copies of a store's manifests, in ``folder``, which is made when there is the first one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def of(self, name: ModelName) -> list[bytes]:
+        """Return the intact copies of a model's manifest: one, rarely two, none for a model that others made."""
+        found = []
+        for path in self._paths(name):
+            with suppress(BlobStoreError), FileReader(path, follow=False) as reader:
+                raw = reader.read(0, reader.size)
+                if _key(raw) == path.name:
+                    found.append(raw)
+        return found
+
+    def write(self, name: ModelName, raw: bytes) -> bool:
+        """Write a copy, as durable as a later sync of the file system makes it; return False when it was there.
+
+        Raises: StorageError.
+        """
+        if raw in self.of(name):
+            return False
+        path = self._place(name) / _key(raw)
+        with os_errors("write", path):
+            make_folder(path.parent, durable=False)
+            replace_file(path, raw)
+        return True
+
+    def forget(self, name: ModelName, raw: bytes) -> None:
+        """Remove the copy of these bytes, whose manifest was not linked after all."""
+        with suppress(OSError):
+            (self._place(name) / _key(raw)).unlink()
+            self._place(name).rmdir()
+
+    def settle(self, name: ModelName, raw: bytes) -> None:
+        """Remove all copies of a model's manifest but that of these bytes."""
+        for path in self._paths(name):
+            if path.name != _key(raw):
+                with suppress(OSError):
+                    path.unlink()
+
+    def remove(self, name: ModelName) -> None:
+        """Remove the copies of a model that is gone."""
+        shutil.rmtree(self._place(name), ignore_errors=True)
+        with suppress(OSError):  # folders of other models are not empty
+            for folder in list(self._place(name).parents)[: _DEPTH - 1]:
+                folder.rmdir()
+
+    def stale(self, names: Collection[ModelName]) -> Iterator[Leftover]:
+        """Yield the copies of models that are none of ``names``. Raises: StorageError."""
+        with os_errors("list", self._folder):
+            for folder in sorted(self._folder.glob("/".join("*" * _DEPTH))):
+                if _name(folder) not in names and folder.is_dir():
+                    nbytes = sum(path.lstat().st_size for path in folder.iterdir())
+                    yield Leftover(folder, nbytes, "a copy of the manifest of a model that is gone")
+
+    def _place(self, name: ModelName) -> Path:
+        return self._folder.joinpath(*name.path_parts)
+
+    def _paths(self, name: ModelName) -> list[Path]:
+        try:
+            return sorted(self._place(name).iterdir())
+        except OSError:  # most models of an Ollama's store have none
+            return []
+
+
+def _key(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _name(folder: Path) -> ModelName | None:
+    host, namespace, model, tag = folder.parts[-_DEPTH:]
+    try:
+        return ModelName(host=host, namespace=namespace, model=model, tag=tag)
+    except InvalidNameError:
+        return None
