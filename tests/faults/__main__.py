@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.lab.cases import warm_up  # the path comes first
 from support.lab.figures import NotShownError
 
-EXPERIMENTS = ("kills", "power_cuts", "errors", "small_disks", "soak", "intruders")
+EXPERIMENTS = ("kills", "power_cuts", "errors", "small_disks", "soak", "pairs", "intruders")
 _NOT_SHOWN = 77
 _MEMORY = Path("/dev/shm")  # noqa: S108  # stores in memory: what is not about a disk does not wait for one
 

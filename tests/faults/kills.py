@@ -8,26 +8,43 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import COMMANDS, ZERO, Case, sample
+from support.lab.cases import COMMANDS, ZERO, Case, as_it_is, check_clean, check_verify, sample
 from support.lab.command import At, Kill
 from support.lab.figures import Figures
 from support.lab.wandering import Wanderer
 
+from blobstore.digest import Digest
+from blobstore.store import FinishedBlob
+from blobstore.store.ingest import Ingest
+from blobstore.store.writer import Stamp
+
 _LONG = 1500
+_VERIFIED_EVERY = 4
+_CONTROLS = 12
+_CONTROL = "control found nothing"
 
 
 def experiment(folder: Path, count: int | None, seed: int) -> Figures:
     """Return what kills did: two thirds of ``count`` at calls, the others at random. None: every call, 1,500 others."""
     figures = Figures(
-        "kills", "at calls", "at random", "random commands", "calls", "most temporary a kill", zero=(*ZERO, "left behind")
+        "kills",
+        "at calls",
+        "at random",
+        "random commands",
+        "calls",
+        "most temporary a kill",
+        zero=(*ZERO, "left behind", "left after prune", "verify disagrees", _CONTROL),
     )
     cases = [Case(command, folder) for command in COMMANDS]
     points = [(case, number) for case in cases for number in range(1, 1 + changes(case))]
     figures.add("calls", len(points))
     for case, number in sample(points, None if count is None else count * 2 // 3):
         kill_at(case, number, figures)
+    control(folder / "control", figures)
     at_random(folder / "random", _LONG if count is None else count - count * 2 // 3, random.Random(seed), figures)
     return figures
 
@@ -47,9 +64,34 @@ def kill_at(case: Case, number: int, figures: Figures) -> None:
     figures.add("at calls", done.code == -9)
     found = case.check(root, done, figures, what)
     figures.most("most temporary a kill", len(found.temporary) - len(case.start.temporary))
+    if number % _VERIFIED_EVERY == 0:
+        check_verify(root, figures, what)
     again = case.check_again(root, figures, what)
     figures.expect(not again.half_written, "left behind", f"{what}: {again.half_written}")
+    check_clean(root, figures, what)
     shutil.rmtree(root, ignore_errors=True)
+
+
+def control(folder: Path, figures: Figures) -> None:
+    """Kill an import that writes blobs in their place instead of renaming them: damaged ones must be seen."""
+    command = next(command for command in COMMANDS if command.name == "import quantized")
+    case = Case(replace(command, before=_write_in_place), folder)
+    found = Figures(zero=ZERO)
+    found.is_quiet = True
+    for number in sample(range(1, 1 + changes(case)), _CONTROLS):
+        kill_at(case, number, found)
+    figures.expect(found.counts["corrupt"] > 0, _CONTROL, found)
+
+
+def _write_in_place() -> None:
+    as_it_is()
+
+    def publish(ingest: Ingest, blobs: Iterable[FinishedBlob]) -> dict[Digest, Stamp]:
+        for blob in blobs:
+            (ingest._blobs.path / blob.digest.file_name).write_bytes(blob.path.read_bytes())
+        return {}
+
+    Ingest._publish = publish  # type: ignore[method-assign]
 
 
 def at_random(folder: Path, count: int, moments: random.Random, figures: Figures) -> None:

@@ -15,7 +15,7 @@ from support.lab.figures import Figures
 from support.lab.mounts import keep_mounts_private, mount
 from support.lab.system_calls import Call
 
-_TRIED = ("import quantized", "import over an older one", "import of a large tensor", "cp over another", "rm")
+_TRIED = ("import quantized", "import over an older one", "import of a large tensor", "cp over another", "rm", "prune")
 _ENOUGH = 10_000
 
 
@@ -85,7 +85,8 @@ def on_a_disk(case: Case, disk: Path, blocks: int, files: int, figures: Figures)
             is_clear = done.code == 1 and "no space left on device" in done.err and done.err.count("\n") <= 2
             figures.expect(is_clear, "unclear", at)
             figures.expect(found.models == case.start.models, "lost", f"{at}: {found.models}")
-            figures.expect(not found.temporary and not found.orphans, "left behind", f"{at}: {found.orphans}")
+            left = (set(found.temporary) - set(case.start.temporary), set(found.orphans) - set(case.start.orphans))
+            figures.expect(not any(left), "left behind", f"{at}: {left}")
         leave_room(disk, _ENOUGH, _ENOUGH)
         case.check_again(root, figures, what)
     return done

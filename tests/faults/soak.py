@@ -42,7 +42,7 @@ _KINDS = {
     "import": 20,
     "import contended": 8,
     "cp": 5,
-    "mv": 3,
+    "mv": 0,
     "rm": 6,
     "rm contended": 4,
     "prune": 2,
@@ -220,7 +220,7 @@ class Worker:
             self._run("rm", name, after={name: None})
 
     def _prune(self) -> None:
-        done = self._run("prune", "--grace", "0s", "--sole-owner", "--wait", "5s", after={})
+        done = self._run("prune", "--grace", "0s", "--sole-owner", "--wait", "5", after={})
         self._figures.add("prunes", done.code == 0)
 
     def _run(self, *arguments: object, after: dict[str, str | None]) -> Done:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from blobstore.errors import BlobStoreError, InvalidNameError
+from blobstore.errors import BlobStoreError, InvalidNameError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.files import make_folder, os_errors, replace_file
@@ -47,6 +47,8 @@ class ManifestCopies:
         if raw in self.of(name):
             return False
         path = self._place(name) / _key(raw)
+        if (link := self._link(name)) is not None:
+            raise StorageError(f"{link} is a symbolic link, and nothing is written through one", path=str(link))
         with os_errors("write", path):
             make_folder(path.parent, durable=False)
             replace_file(path, raw)
@@ -54,6 +56,8 @@ class ManifestCopies:
 
     def forget(self, name: ModelName, raw: bytes) -> None:
         """Remove the copy of these bytes, whose manifest was not linked after all."""
+        if self._link(name) is not None:
+            return
         with suppress(OSError):
             (self._place(name) / _key(raw)).unlink()
             self._place(name).rmdir()
@@ -67,6 +71,8 @@ class ManifestCopies:
 
     def remove(self, name: ModelName) -> None:
         """Remove the copies of a model that is gone."""
+        if self._link(name) is not None:
+            return
         shutil.rmtree(self._place(name), ignore_errors=True)
         with suppress(OSError):  # folders of other models are not empty
             for folder in list(self._place(name).parents)[: _DEPTH - 1]:
@@ -83,7 +89,14 @@ class ManifestCopies:
     def _place(self, name: ModelName) -> Path:
         return self._folder.joinpath(*name.path_parts)
 
+    def _link(self, name: ModelName) -> Path | None:
+        """Return the first folder on the way to a model's copies that is a link: what lies behind it is not ours."""
+        place = self._place(name)
+        return next((path for path in (*reversed(place.parents[:_DEPTH]), place) if path.is_symlink()), None)
+
     def _paths(self, name: ModelName) -> list[Path]:
+        if self._link(name) is not None:
+            return []
         try:
             return sorted(self._place(name).iterdir())
         except OSError:  # most models of an Ollama's store have none

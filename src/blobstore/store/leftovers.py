@@ -44,15 +44,23 @@ class Leftover:
 
 def make_owned_folder(parent: Path) -> tuple[Path, int]:
     """Return a new folder in ``parent`` and an open descriptor of it that holds its lock. Raises: OSError."""
+    try:
+        return _make_owned(parent)
+    except FileNotFoundError:  # another import saw a folder a day old: the clock has just jumped
+        return _make_owned(parent)
+
+
+def _make_owned(parent: Path) -> tuple[Path, int]:
     make_folder(parent)
+    suffix = secrets.token_hex(8)
     # Under this name nobody takes it for a leftover before it is locked.
-    unowned = parent / f"{_UNOWNED}{secrets.token_hex(8)}"
+    unowned = parent / f"{_UNOWNED}{suffix}"
     unowned.mkdir(mode=FOLDER_MODE)
     fd = -1
     try:
         fd = os.open(unowned, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(fd, fcntl.LOCK_EX)  # not at once: another import that cleans up may look at it just now
-        return unowned.rename(parent / f"{os.getpid()}-{secrets.token_hex(8)}"), fd
+        return unowned.rename(parent / f"{os.getpid()}-{suffix}"), fd
     except BaseException:
         if fd >= 0:
             os.close(fd)

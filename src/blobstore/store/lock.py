@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from blobstore.errors import BusyError
+from blobstore.errors import BusyError, StorageError
 from blobstore.store.files import FILE_MODE, make_folder, os_errors
 from blobstore.store.holders import holders_of
 
@@ -65,6 +65,7 @@ class StoreLock:
     def _held(self, kind: int, wait_s: float) -> Iterator[None]:
         with os_errors("write to the store", self._path.parent):
             make_folder(self._path.parent)
+            _refuse_links(self._path.parent)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             fd = os.open(self._path, flags, FILE_MODE)
         try:
@@ -82,6 +83,14 @@ class StoreLock:
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         message = f"the store is in use by {named}{more} ({self._path})"
         return BusyError(message, path=str(self._path), hint="Try again later, or wait for it: --wait SECONDS.")
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise StorageError when our own folder, or one in it, is a link: what is written there would be in others' hands."""
+    with os.scandir(folder) as entries:
+        links = [Path(entry.path) for entry in entries if entry.is_symlink()]
+    for link in [folder] if folder.is_symlink() else sorted(links):
+        raise StorageError(f"{link} is a symbolic link, and nothing is written through one", path=str(link))
 
 
 def _take(fd: int, kind: int, wait_s: float) -> bool:

@@ -34,8 +34,7 @@ class ManifestFolder:
     def everything(self) -> Iterator[Path]:
         """Yield all that is no folder below ``manifests/``, at any depth, sorted; links are not followed."""
         with os_errors("list", self.path):
-            if self.path.exists():
-                yield from _files(self.path)
+            yield from _files(self.path)
 
     def is_name(self, path: Path) -> bool:
         """Return True when a path that is as deep as manifests are gives a model's name."""
@@ -44,8 +43,7 @@ class ManifestFolder:
     def _entries(self) -> Iterator[tuple[Path, bool]]:
         """Yield the files at the depth of manifests and the links at any depth, and whether each is a link."""
         with os_errors("list", self.path):
-            if self.path.exists():
-                yield from _walk(self.path, _DEPTH)
+            yield from _walk(self.path, _DEPTH)
 
     def _name(self, path: Path) -> ModelName | None:
         host, namespace, model, tag = path.relative_to(self.path).parts
@@ -177,12 +175,21 @@ class ManifestFolder:
                 )
 
 
+def _listed(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what is in a folder, by name: nothing when it is gone, as a removal and a clean-up leave it. Raises: OSError."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
+
+
 def _files(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():
-            yield from _files(path)
+    for entry in _listed(folder):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path))
         else:
-            yield path
+            yield Path(entry.path)
 
 
 def _empty(folder: Path) -> Iterator[Path]:
@@ -221,9 +228,7 @@ def _missing(name: ModelName) -> NotFoundError:
 
 
 def _walk(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
-    with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
+    for entry in _listed(folder):
         if entry.is_symlink():
             yield Path(entry.path), True
         elif depth == 1 and entry.is_file(follow_symlinks=False):

@@ -16,6 +16,7 @@ import typer
 
 import blobstore
 from blobstore import cli
+from blobstore.care.prune import prune
 from blobstore.importer.writing import buffers, write
 from blobstore.names import ModelName
 from blobstore.store import Store, files, ingest, open_store
@@ -97,6 +98,10 @@ def _damaged(work: Path, store: Store) -> None:
 def _resumed(work: Path, store: Store) -> None:
     """An import was killed when its blobs were made."""
     _beside(work, store)
+    _leave(work, store)
+
+
+def _leave(work: Path, store: Store) -> None:
     done = run(
         *("import", work / "new", "new", "--quant", "int4", "--jobs", "1", "--store", store.root),
         within=[work],
@@ -136,7 +141,20 @@ def two(work: Path, store: Store) -> None:
     _add(work, store, "other", model("other"), quant="int4")
 
 
+def _unneeded(work: Path, store: Store) -> None:
+    """Blobs of a model that is gone, and what a killed import left, beside two models and the trash of a clean-up."""
+    _resumed(work, store)
+    _add(work, store, "other", model("other"), quant="int4")
+    for gone in ("gone", "gone too"):
+        _add(work, store, gone.replace(" ", "-"), model(gone, more=normal(gone, 64, 64)), quant="int4")
+        store.manifests.remove(ModelName.parse(gone.replace(" ", "-")))
+        if gone == "gone":
+            prune(store, grace_s=0, sole_owner=True)
+            _leave(work, store)
+
+
 NEW = ModelName.parse("new")
+PRUNE_ALL = ("prune", "--grace", "0s", "--sole-owner")
 _IMPORT = ("import", "{work}/new", "new", "--jobs", "1", "--store", "{store}")
 _QUANTIZED = (*_IMPORT, "--quant", "int4")
 COMMANDS = (
@@ -154,6 +172,8 @@ COMMANDS = (
     Command("rm of the only one", _one, ("rm", "old", "--store", "{store}")),
     Command("cp", two, ("cp", "old", "third", "--store", "{store}")),
     Command("cp over another", two, ("cp", "old", "other", "--store", "{store}")),
+    Command("prune", _unneeded, (*PRUNE_ALL, "--store", "{store}")),
+    Command("prune undone", _unneeded, ("prune", "--undo", "--store", "{store}")),
 )
 
 
@@ -215,22 +235,46 @@ class Case:
             figures.wrong("dangling", f"{at}: {found.dangling}")
         if not is_between(found.models, self.start.models, self.end.models, said=done.code == 0):
             figures.wrong("lost", f"{at}: {found.models}, exit code {done.code}")
+        nowhere = self._kept() - {*found.orphans, *found.trash}
+        figures.expect(not nowhere, "lost", f"{at}: {nowhere}, exit code {done.code}")
         figures.expect(not found.strays, "strays", f"{at}: {found.strays}")
         figures.expect(not done.hung, "hangs", at)
         figures.expect("Traceback" not in done.err, "foreign errors", f"{at}: {done.err}")
         return found
 
+    def _kept(self) -> set[str]:
+        """Return the blobs that nobody needs and that are in the trash, at least, after the command."""
+        if "--undo" in self.command.arguments:
+            return {*self.start.orphans, *self.start.trash}
+        return set(self.start.orphans) if self.command.arguments[0] == "prune" else set()
+
     def check_again(self, root: Path, figures: Figures, what: object) -> Found:
         """Run the command once more, undisturbed; count what is wrong then."""
         done = self.run(root)
         at = f"{self.command.name}, {what}, again"
-        found = self.check(root, done, figures, f"{what}, again")
-        # What has been removed can't be removed again.
-        is_done = done.code == 0 or (done.code == 1 and "not found" in done.err)
+        found = look(root)
+        # What has been removed or given back can't be removed or given back again.
+        is_done = done.code == 0 or (done.code == 1 and ("not found" in done.err or "is empty" in done.err))
         figures.expect(is_done and found.models == self.end.models, "re-runs failed", f"{at}: {done.code} {done.err}")
+        figures.expect(not found.strays, "strays", f"{at}: {found.strays}")
         figures.expect(found.corrupt == self.end.corrupt, "corrupt", f"{at}: {found.corrupt}")
         figures.expect(found.dangling == self.end.dangling, "dangling", f"{at}: {found.dangling}")
         return found
+
+
+def check_clean(root: Path, figures: Figures, what: object) -> None:
+    """Clean up without grace, and count what is left over then."""
+    done = run(*PRUNE_ALL, "--store", root)
+    found = look(root)
+    left = [*found.temporary, *found.orphans]
+    figures.expect(done.code == 0 and not left, "left after prune", f"{what}: {done.code} {done.err} {left}")
+
+
+def check_verify(root: Path, figures: Figures, what: object) -> None:
+    """Count where our own verify says something else than the checker."""
+    done, found = run("verify", "--store", root), look(root)
+    is_damaged = bool(found.corrupt or found.dangling)
+    figures.expect(done.code == (3 if is_damaged else 0), "verify disagrees", f"{what}: {done.code} {done.out} {found}")
 
 
 def is_between(found: Models, start: Models, end: Models, *, said: bool) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}", re.ASCII)
 _SHORT = "registry.ollama.ai/library/"
 _DEPTH = 4
+_NAME = len("sha256-") + 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Found:
     ``corrupt``: blobs whose bytes are not their digest's · ``dangling``: what manifests name and is not there with its size
     · ``strays``: files that have no business in ``blobs/`` or ``manifests/`` · ``orphans``: blobs of no manifest
     · ``temporary``: what lies in ``.blobstore/tmp`` · ``half_written``: its folders with other files than finished blobs
+    · ``trash``: names of the blobs there
     · ``broken``: models with a blob that is corrupt or not there.
     """
 
@@ -37,6 +39,7 @@ class Found:
     orphans: list[str] = field(default_factory=list)
     temporary: list[str] = field(default_factory=list)
     half_written: list[str] = field(default_factory=list)
+    trash: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
 
 
@@ -65,6 +68,7 @@ def look(root: Path) -> Found:
         found.temporary.append(folder.name)
         if any(not _BLOB.fullmatch(path.name) for path in folder.glob("*")):
             found.half_written.append(folder.name)
+    found.trash.extend(path.name[:_NAME] for path in sorted((root / ".blobstore" / "trash").glob("*/sha256-*")))
     return found
 
 

@@ -22,6 +22,7 @@ _TABLE = {
     "pwrite64": (18, 68, "fbn-"),
     "pwritev": (296, 70, "f---"),
     "copy_file_range": (326, 285, "f-f---"),
+    "sendfile": (40, 71, "ff--"),
     "open": (2, -1, "po-"),
     "openat": (257, 56, "dpo-"),
     "mkdir": (83, -1, "p-"),

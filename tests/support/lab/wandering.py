@@ -8,7 +8,7 @@ from pathlib import Path
 import blobstore
 from blobstore.store import open_store
 from support.checkpoints import normal, write_checkpoint
-from support.lab.cases import Models, is_between, model
+from support.lab.cases import PRUNE_ALL, Models, is_between, model
 from support.lab.checker import look
 from support.lab.command import At, Done, Kill, run
 from support.lab.figures import Figures
@@ -17,7 +17,7 @@ _NAMES = tuple(f"{name}:latest" for name in "abcdef")
 _TYPES = ("none", "int4", "int8", "mxfp4")
 _SOURCES = 4
 _LONGEST_S = 0.05
-_CALLS = {"rm": 20, "cp": 30, "import": 80}
+_CALLS = {"rm": 20, "cp": 30, "import": 80, "prune": 30}
 """About as many as a command of that kind makes, so that most kills come before its end."""
 _LOADED_EVERY = 25
 
@@ -50,6 +50,8 @@ class Choices:
             return ["rm", name], after
         if kind < 0.35 and name in models:
             return ["cp", name, other], {**after, other: models[name]}
+        if kind < 0.45:
+            return [*PRUNE_ALL], after
         source, quant, digest = self._moments.choice(self.sources)
         options = [] if quant == "none" else ["--quant", quant]
         jobs = self._moments.choice((1, 2, 4))
