@@ -22,7 +22,7 @@ LAYERS = (
     {"kernels", "store", "safetensors", "checkpoint", "mapped"},
     {"stored", "source"},
     {"tensors"},
-    {"importer", "loader", "inspection"},
+    {"importer", "loader", "inspection", "comparison"},
     {"mlx_lm", "quality", "care"},
     {"cli"},
     {"__init__", "__main__"},

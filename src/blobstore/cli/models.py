@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
     app.command("show")(show)
     app.command("rm")(rm)
     app.command("cp")(cp)
+    app.command("mv")(mv)
 
 
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
@@ -210,3 +211,20 @@ def cp(
         show_json({"source": str(old), "name": str(new)})
     else:
         emit(f"Copied {old} to {new}")
+
+
+def mv(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A model of the store.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its new name.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace another model of that name.")] = False,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a model another name."""
+    old, new = ModelName.parse(source), ModelName.parse(target)
+    store_at(store, wait).move(old, new, replace=force)
+    if as_json:
+        show_json({"source": str(old), "name": str(new)})
+    else:
+        emit(f"Moved {old} to {new}")

@@ -14,7 +14,15 @@ from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.documents import Descriptor, Manifest
-from blobstore.errors import BlobStoreError, BusyError, CorruptDataError, LimitExceededError, NotFoundError, StorageError
+from blobstore.errors import (
+    BlobStoreError,
+    BusyError,
+    CorruptDataError,
+    LimitExceededError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
 from blobstore.names import ModelName
 from blobstore.store.blobs import BlobFolder, BlobListing
 from blobstore.store.copies import ManifestCopies
@@ -118,16 +126,19 @@ class Store:
         with self.ingest() as ingest:
             ingest.commit([], target, manifest)
 
-    def move(self, source: ModelName, target: ModelName) -> None:
-        """Rename a model: the new manifest first, durably, then the old one goes. An older model of that name is replaced.
+    def move(self, source: ModelName, target: ModelName, *, replace: bool = False) -> None:
+        """Rename a model: the new manifest first, durably, then the old one goes.
 
-        Killed in between, the model has both names. Raises: NotFoundError when there is no such model, or a blob of it is
-        missing; CorruptDataError; StorageError.
+        Killed in between, the model has both names, and the same again ends it. Raises: NotFoundError when there is no such
+        model, or a blob of it is missing; UsageError when there is another model of that name and not ``replace``;
+        CorruptDataError; StorageError.
         """
         manifest = self.manifest(source)
         if source == target:
             return
         with self.ingest() as ingest:
+            if not replace and self._is_other(target, manifest):
+                raise UsageError(f"there is a model {target} already", hint="Remove it first, or replace it: --force.")
             ingest.commit([], target, manifest)
             # On a file system that ignores case they may be one file, which has just been written.
             if not self.manifests.is_same_file(source, target):
@@ -135,6 +146,12 @@ class Store:
                 self.copies.remove(source)
         with suppress(BusyError), self.alone(wait_s=0):
             self.manifests.remove_empty_folders(source)
+
+    def _is_other(self, name: ModelName, manifest: Manifest) -> bool:
+        try:
+            return self.manifests.read_bytes(name) != manifest.raw
+        except NotFoundError:
+            return False
 
     def remove(self, name: ModelName) -> Removal:
         """Remove a model: its manifest first, then those of its blobs that no other model needs.
