@@ -13,12 +13,16 @@ import shutil
 import socket
 import stat
 from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import COMMANDS, Case, Command, sample, two
+from support.lab.cases import COMMANDS, Case, Command, as_it_is, sample, two
 from support.lab.checker import look
 from support.lab.command import Done
 from support.lab.figures import Figures, NotShownError
+
+from blobstore.store import lock
 
 _NOBODY = 65534
 _RANDOM = re.compile(r"/(new|[0-9]+)-[0-9a-f]{16}(/|$)|\.[0-9a-f]{16}$", re.ASCII)
@@ -40,7 +44,22 @@ def experiment(folder: Path, count: int | None, seed: int) -> Figures:
     for case, path, kind, user in sample(tries, count):
         if not (path in _MAY_BE_LINKS and kind == "link to a folder"):
             intrude(case, path, kind, user, figures)
+    control(next(case for case in cases if case.command.name == "import quantized"), figures)
     return figures
+
+
+def control(case: Case, figures: Figures) -> None:
+    """Lay a link in the way of an import that does not look for links."""
+    found = Figures(zero=_ZERO, quiet=True)
+    careless = copy(case)
+    careless.command = replace(case.command, before=_follow_links)
+    intrude(careless, ".blobstore/tmp", "link to a folder", 0, found)
+    figures.control(found)
+
+
+def _follow_links() -> None:
+    as_it_is()
+    lock._refuse_links = lambda _folder: None
 
 
 _READERS = (
@@ -141,9 +160,21 @@ def _check_answer(done: Done, figures: Figures, at: str) -> None:
 
 
 def _make_outside(outside: Path) -> None:
-    (outside / "folder").mkdir(parents=True)
+    """Make a file and a folder of another's: the folder holds what is looked for at any depth of a store."""
+    folder = outside / "folder"
+    (folder / "old-0123456789abcdef").mkdir(parents=True)
+    tree = Path("registry.ollama.ai", "library", "old", "latest")
+    for start in range(len(tree.parts) + 1):
+        for name in ("old", "new", "other", "gone"):
+            place = folder.joinpath(*tree.parts[start:]).as_posix().replace("/old/", f"/{name}/")
+            Path(place).mkdir(parents=True, exist_ok=True)
+            (Path(place) / ("0" * 64)).write_bytes(b"another's")
+    for place in (folder, folder / "old-0123456789abcdef", folder / "1-0123456789abcdef"):
+        place.mkdir(exist_ok=True)
+        (place / f"sha256-{'0' * 64}").write_bytes(b"another's")
+        (place / f"sha256-{'0' * 64}-9").write_bytes(b"another's")
     (outside / "file").write_bytes(b"another's")
-    for path in (outside, outside / "folder", outside / "file"):
+    for path in (outside, *outside.rglob("*")):
         path.chmod(0o777)
 
 

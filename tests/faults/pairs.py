@@ -7,9 +7,10 @@ What anybody can see between two calls is whole, too.
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import blobstore
 from blobstore.store import Store, open_store
 
 _LONG = 4000
+_CONTROLS = 8
 _YEARS_S = 10 * 365 * 86400.0
 _CLOCKS = {"now": 0.0, "in ten years": _YEARS_S, "ten years ago": -_YEARS_S}
 _VICTIM = "victim:latest"
@@ -32,7 +34,7 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
     "import": ("import", "{work}/twin", "twin", "--quant", "int4", "--jobs", "1", *_WAIT),
     "cp": ("cp", "victim", "twin", *_WAIT),
     "rm": ("rm", "victim", *_WAIT),
-    # "mv": ("mv", "victim", "twin", *_WAIT),
+    "mv": ("mv", "victim", "twin", *_WAIT),
     "prune": ("prune", *_WAIT),
     "prune of all": ("prune", "--grace", "0s", "--sole-owner", *_WAIT),
     "verify": ("verify",),
@@ -53,8 +55,21 @@ def experiment(folder: Path, count: int | None, seed: int) -> Figures:
     ]
     for case, number, other, clock in sample(pairs, _LONG if count is None else count):
         both(case, number, other, clock, figures)
+    control(cases, figures)
     figures.counts |= {"first commands": len(cases), "second commands": len(_OTHERS), "clocks": len(_CLOCKS)}
     return figures
+
+
+def control(cases: Sequence[Case], figures: Figures) -> None:
+    """Let a clean-up run during an import, both without locks."""
+    found = Figures(zero=_ZERO, quiet=True)
+    real = fcntl.flock
+    fcntl.flock = lambda _fd, _operation: None
+    case = next(case for case in cases if case.command.name == "import beside another")
+    for number in sample(range(1, len(case.calls) + 1), _CONTROLS):
+        both(case, number, "prune of all", "now", found)
+    fcntl.flock = real
+    figures.control(found)
 
 
 def _beside_a_victim(command: Command) -> Command:

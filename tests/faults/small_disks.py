@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import COMMANDS, ZERO, Case, sample
+from support.lab.cases import COMMANDS, ZERO, Case, as_it_is, sample
 from support.lab.command import Done
 from support.lab.figures import Figures
 from support.lab.mounts import keep_mounts_private, mount
@@ -32,8 +34,30 @@ def experiment(folder: Path, count: int | None, seed: int) -> Figures:
             done = on_a_disk(case, disk, blocks, files, figures)
             is_whole = blocks >= _ENOUGH // 2 and files >= _ENOUGH // 2
             figures.expect(done.code == 0 or not is_whole, "never enough", case.command.name)
+        control(cases[0], disk, figures)
     figures.add("commands", len(cases))
     return figures
+
+
+def control(case: Case, disk: Path, figures: Figures) -> None:
+    """Run an import that does not look at whether it could write."""
+    found = Figures(zero=(*ZERO, "unclear", "left behind"), quiet=True)
+    careless = copy(case)
+    careless.command = replace(case.command, before=_ignore_writes)
+    on_a_disk(careless, disk, 4, _ENOUGH // 2, found)
+    figures.control(found)
+
+
+def _ignore_writes() -> None:
+    as_it_is()
+    real = os.pwrite
+
+    def write(fd: int, data: bytes, offset: int) -> int:
+        with suppress(OSError):
+            real(fd, data, offset)
+        return len(memoryview(data))
+
+    os.pwrite = write
 
 
 def _rooms(case: Case, disk: Path) -> Iterator[tuple[int, int]]:

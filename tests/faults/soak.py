@@ -7,6 +7,7 @@ may be missing, but what loads is one whole model. Some models are read long aft
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import random
 import sys
 import traceback
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.store import open_store
 
 _LONG = 22_000
+_CONTROL = 2_000
 _WORKERS = 4
 _NAMES = 4
 _CONTENDED = 3
@@ -42,7 +45,7 @@ _KINDS = {
     "import": 20,
     "import contended": 8,
     "cp": 5,
-    "mv": 0,
+    "mv": 3,
     "rm": 6,
     "rm contended": 4,
     "prune": 2,
@@ -62,15 +65,28 @@ class Truth:
 
 
 def experiment(folder: Path, count: int | None, seed: int) -> Figures:
-    """Return what came of ``count`` operations (None: 22,000) of four workers."""
+    """Return what came of ``count`` operations of four workers. None: 22,000, and 2,000 without locks as control."""
     moments = random.Random(seed)
     choices = Choices(folder, moments)
     truths = _truths(folder / "elsewhere", choices)
-    each = -(-(_LONG if count is None else count) // _WORKERS)
-    pids = [
-        _start(Worker(folder, number, choices, truths, random.Random(moments.random())), each) for number in range(_WORKERS)
-    ]
     figures = Figures(*_COUNTED, zero=_ZERO)
+    soak(folder / "soak", _LONG if count is None else count, Knowledge(choices.sources, truths), moments, figures)
+    if count is None:
+        found = Figures(zero=_ZERO, quiet=True)
+        fcntl.flock = lambda _fd, _operation: None
+        soak(folder / "control", _CONTROL, Knowledge(choices.sources, truths), moments, found)
+        figures.control(found)
+    return figures
+
+
+def soak(folder: Path, count: int, knowledge: Knowledge, moments: random.Random, figures: Figures) -> None:
+    """Let four workers do ``count`` operations on one store in ``folder``, and look at what is there at the end."""
+    folder.mkdir()
+    workers = [
+        Worker(folder, number, knowledge, random.Random(moments.random()), quiet=figures.is_quiet)
+        for number in range(_WORKERS)
+    ]
+    pids = [_start(worker, -(-count // _WORKERS)) for worker in workers]
     known: dict[str, str] = {}
     for number, pid in enumerate(pids):
         status = os.waitpid(pid, 0)[1]
@@ -80,8 +96,15 @@ def experiment(folder: Path, count: int | None, seed: int) -> Figures:
             known |= result["models"]
             for name, value in result["counts"].items():
                 figures.add(name, value)
-    _check_the_end(folder / "store", known, truths, figures)
-    return figures
+    _check_the_end(folder / "store", known, knowledge.truths, figures)
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What all workers know: what can be imported (`Choices.sources`), and what loads from it, by the manifest's digest."""
+
+    sources: Sequence[tuple[Path, str, str]]
+    truths: Mapping[str, Truth]
 
 
 def _truths(pristine: Path, choices: Choices) -> dict[str, Truth]:
@@ -95,7 +118,7 @@ def _truths(pristine: Path, choices: Choices) -> dict[str, Truth]:
     return truths
 
 
-def _check_the_end(root: Path, known: Models, truths: dict[str, Truth], figures: Figures) -> None:
+def _check_the_end(root: Path, known: Models, truths: Mapping[str, Truth], figures: Figures) -> None:
     """Count what is lost at the end; then clean up, and count what that leaves or takes."""
     store = open_store(root)
     for is_clean in (False, True):
@@ -109,8 +132,11 @@ def _check_the_end(root: Path, known: Models, truths: dict[str, Truth], figures:
         for name, digest in known.items():
             figures.expect(found.models.get(name) == digest, "lost", f"{name}: {found.models.get(name)}, not {digest}")
         for name, digest in found.models.items():
-            with blobstore.open_model(name, store=store, verify=True) as model:
-                figures.expect(Truth.of(model) == truths[digest], "torn", f"{name} at the end")
+            try:
+                with blobstore.open_model(name, store=store, verify=True) as model:
+                    figures.expect(Truth.of(model) == truths[digest], "torn", f"{name} at the end")
+            except BlobStoreError as error:
+                figures.wrong("lost", f"{name} at the end: {error}")
     figures.expect(not found.orphans and not found.temporary, "left behind", f"{found.orphans} {found.temporary}")
     figures.add("models at the end", len(found.models))
 
@@ -133,21 +159,19 @@ def _start(worker: Worker, count: int) -> int:
 class Worker:
     """One process of the soak: its names, and what it knows of them."""
 
-    def __init__(
-        self, folder: Path, number: int, choices: Choices, truths: dict[str, Truth], moments: random.Random
-    ) -> None:
+    def __init__(self, folder: Path, number: int, knowledge: Knowledge, moments: random.Random, *, quiet: bool) -> None:
         """Begin with no models."""
         self._result = folder / f"worker{number}"
         self._root = folder / "store"
         self._store = open_store(self._root)
         self._own = [f"own{number}{name}:latest" for name in range(_NAMES)]
         self._contended = [f"contended{name}:latest" for name in range(_CONTENDED)]
-        self._sources = choices.sources
-        self._truths = truths
+        self._sources = knowledge.sources
+        self._truths = knowledge.truths
         self._moments = moments
         self._models: dict[str, str] = {}
         self._open: deque[tuple[blobstore.Model, str]] = deque()
-        self._figures = Figures(*_COUNTED, zero=_ZERO)
+        self._figures = Figures(*_COUNTED, zero=_ZERO, quiet=quiet)
 
     def work(self, count: int) -> None:
         """Do so many operations, and write down what was counted and what is known."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from blobstore.errors import BlobStoreError, InvalidNameError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
-from blobstore.store.files import make_folder, os_errors, replace_file
+from blobstore.store.files import listed, make_folder, os_errors, replace_file
 from blobstore.store.leftovers import Leftover
 
 _DEPTH = 4
@@ -81,10 +81,9 @@ class ManifestCopies:
     def stale(self, names: Collection[ModelName]) -> Iterator[Leftover]:
         """Yield the copies of models that are none of ``names``. Raises: StorageError."""
         with os_errors("list", self._folder):
-            for folder in sorted(self._folder.glob("/".join("*" * _DEPTH))):
-                if _name(folder) not in names and folder.is_dir():
-                    nbytes = sum(path.lstat().st_size for path in folder.iterdir())
-                    yield Leftover(folder, nbytes, "a copy of the manifest of a model that is gone")
+            for folder in _folders(self._folder, _DEPTH):
+                if _name(folder) not in names:
+                    yield Leftover(folder, _nbytes(folder), "a copy of the manifest of a model that is gone")
 
     def _place(self, name: ModelName) -> Path:
         return self._folder.joinpath(*name.path_parts)
@@ -101,6 +100,22 @@ class ManifestCopies:
             return sorted(self._place(name).iterdir())
         except OSError:  # most models of an Ollama's store have none
             return []
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders that lie so deep below ``folder``; none is reached through a link. Raises: OSError."""
+    for entry in listed(folder):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _folders(Path(entry.path), depth - 1) if depth > 1 else [Path(entry.path)]
+
+
+def _nbytes(folder: Path) -> int:
+    """Return the bytes of the files in a folder; those that go meanwhile have none."""
+    nbytes = 0
+    for entry in listed(folder):
+        with suppress(FileNotFoundError):
+            nbytes += entry.stat(follow_symlinks=False).st_size
+    return nbytes
 
 
 def _key(raw: bytes) -> str:

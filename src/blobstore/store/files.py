@@ -153,6 +153,15 @@ def make_folder(path: Path, *, durable: bool = True) -> None:
         sync_folder(path.parent)
 
 
+def listed(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what is in a folder, by name: nothing when it is gone, as a removal may leave it. Raises: OSError."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
+
+
 def create_file(path: Path, size: int = 0) -> int:
     """Return a new open file of ``size`` zeros; a file or link that is there already is an error. Raises: OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)

@@ -12,7 +12,16 @@ from blobstore.documents import MAX_MANIFEST, Manifest
 from blobstore.errors import BlobStoreError, InvalidNameError, LimitExceededError, NotFoundError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
-from blobstore.store.files import create_file, make_folder, os_errors, remove_if_there, sync, sync_folder, write_all_at
+from blobstore.store.files import (
+    create_file,
+    listed,
+    make_folder,
+    os_errors,
+    remove_if_there,
+    sync,
+    sync_folder,
+    write_all_at,
+)
 
 _DEPTH = 4  # host, namespace, model, tag
 
@@ -175,17 +184,8 @@ class ManifestFolder:
                 )
 
 
-def _listed(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what is in a folder, by name: nothing when it is gone, as a removal and a clean-up leave it. Raises: OSError."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except FileNotFoundError:
-        return []
-
-
 def _files(folder: Path) -> Iterator[Path]:
-    for entry in _listed(folder):
+    for entry in listed(folder):
         if entry.is_dir(follow_symlinks=False):
             yield from _files(Path(entry.path))
         else:
@@ -228,7 +228,7 @@ def _missing(name: ModelName) -> NotFoundError:
 
 
 def _walk(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
-    for entry in _listed(folder):
+    for entry in listed(folder):
         if entry.is_symlink():
             yield Path(entry.path), True
         elif depth == 1 and entry.is_file(follow_symlinks=False):

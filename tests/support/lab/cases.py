@@ -172,6 +172,8 @@ COMMANDS = (
     Command("rm of the only one", _one, ("rm", "old", "--store", "{store}")),
     Command("cp", two, ("cp", "old", "third", "--store", "{store}")),
     Command("cp over another", two, ("cp", "old", "other", "--store", "{store}")),
+    Command("mv", two, ("mv", "old", "third", "--store", "{store}")),
+    Command("mv over another", two, ("mv", "old", "other", "--force", "--store", "{store}")),
     Command("prune", _unneeded, (*PRUNE_ALL, "--store", "{store}")),
     Command("prune undone", _unneeded, ("prune", "--undo", "--store", "{store}")),
 )

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 
 _SHOWN = 20
+_BLIND = "blind"
 
 
 class NotShownError(Exception):
@@ -13,11 +14,15 @@ class NotShownError(Exception):
 
 
 class Figures:
-    """Counts in the order in which they were first named; those of ``zero`` must stay 0."""
+    """Counts in the order in which they were first named; those of ``zero`` must stay 0.
 
-    def __init__(self, *counted: str, zero: Iterable[str]) -> None:
-        self._zero = tuple(zero)
-        self.is_quiet = False
+    ``quiet``: what is wrong is not said. That is for controls: the same experiment on code that is broken on purpose, which
+    has to see that (`control`).
+    """
+
+    def __init__(self, *counted: str, zero: Iterable[str], quiet: bool = False) -> None:
+        self._zero = (*zero, *([] if quiet else [_BLIND]))
+        self.is_quiet = quiet
         self.counts = dict.fromkeys((*counted, *self._zero), 0)
 
     def add(self, name: str, number: int = 1) -> None:
@@ -38,6 +43,12 @@ class Figures:
         """Count as `wrong` what does not hold."""
         if not holds:
             self.wrong(name, what)
+
+    def control(self, found: Figures) -> None:
+        """Count how much a control saw that must not be; it is blind when that is nothing."""
+        seen = sum(found.counts[name] for name in found._zero)
+        self.add("seen in controls", seen)
+        self.expect(seen > 0, _BLIND, found)
 
     @property
     def is_good(self) -> bool:

@@ -17,7 +17,7 @@ _NAMES = tuple(f"{name}:latest" for name in "abcdef")
 _TYPES = ("none", "int4", "int8", "mxfp4")
 _SOURCES = 4
 _LONGEST_S = 0.05
-_CALLS = {"rm": 20, "cp": 30, "import": 80, "prune": 30}
+_CALLS = {"rm": 20, "cp": 30, "mv": 35, "import": 80, "prune": 30}
 """About as many as a command of that kind makes, so that most kills come before its end."""
 _LOADED_EVERY = 25
 
@@ -50,7 +50,11 @@ class Choices:
             return ["rm", name], after
         if kind < 0.35 and name in models:
             return ["cp", name, other], {**after, other: models[name]}
-        if kind < 0.45:
+        if kind < 0.4 and name in models:
+            return ["mv", name, other, "--force"], {key: value for key, value in after.items() if key != name} | {
+                other: models[name]
+            }
+        if kind < 0.5:
             return [*PRUNE_ALL], after
         source, quant, digest = self._moments.choice(self.sources)
         options = [] if quant == "none" else ["--quant", quant]

@@ -226,5 +226,5 @@ def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
 def test_what_can_not_be_taken_over_is_an_error_that_says_where(tmp_path: Path) -> None:
     left, mine = leave(tmp_path, "1-0123456789abcdef", finished=b"one"), tmp_path / "mine"
     (mine / ONE.file_name).mkdir(parents=True)
-    with pytest.raises(StorageError, match="can't take over .*sha256-"):
+    with pytest.raises(StorageError, match=r"can't take over .*sha256-"):
         Leftovers(tmp_path).take(left / ONE.file_name, mine)
