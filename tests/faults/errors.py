@@ -15,11 +15,12 @@ from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from support.lab.cases import COMMANDS, ZERO, Case, as_it_is, sample
+from support.lab.cases import ZERO, Case, as_it_is, sample, standard_cases
 from support.lab.command import OUTPUT, At, Done, Fail, Half
 from support.lab.figures import Figures
 from support.lab.system_calls import SYNCING, Call
 
+SHORT = 40
 _WRITE_ERRORS = (errno.ENOSPC, errno.EIO, errno.EINTR)
 _ALL_OR_NOTHING = ("import", "cp")
 """Commands that leave every model as it was when they fail."""
@@ -46,7 +47,7 @@ def experiment(folder: Path, count: int | None, seed: int) -> Figures:
         *("errors", "commands", "refused", "done all the same", "failing syncs", "failed syncs of hints"),
         zero=(*ZERO, "unclear", "said though a sync failed", "left behind"),
     )
-    cases = [Case(command, folder) for command in COMMANDS]
+    cases = standard_cases(folder.parent / "cases")
     figures.add("commands", len(cases))
     points = [point for case in cases for point in _points(case)]
     for point in sample(points, count):

@@ -17,13 +17,14 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import COMMANDS, Case, Command, as_it_is, sample, two
+from support.lab.cases import Case, Command, as_it_is, sample, standard_cases, two
 from support.lab.checker import look
 from support.lab.command import Done
 from support.lab.figures import Figures, NotShownError
 
 from blobstore.store import lock
 
+SHORT = 60
 _NOBODY = 65534
 _RANDOM = re.compile(r"/(new|[0-9]+)-[0-9a-f]{16}(/|$)|\.[0-9a-f]{16}$", re.ASCII)
 _MAY_BE_LINKS = ("blobs", "manifests", ".")
@@ -35,9 +36,8 @@ def experiment(folder: Path, count: int | None, seed: int) -> Figures:
     """Return what ``count`` intruders could do, evenly spread over commands, paths and kinds. None: all of them."""
     if os.geteuid() != 0:
         raise NotShownError("being another user needs root")
-    folder.chmod(0o755)
     figures = Figures("intruders", "commands", "paths", "refused", "done all the same", zero=_ZERO)
-    cases = [Case(command, folder) for command in (*COMMANDS, *_READERS)]
+    cases = [*standard_cases(folder.parent / "cases"), *(Case(command, folder) for command in _READERS)]
     tries = [(case, path, kind, user) for case in cases for path in _paths(case) for kind in KINDS for user in (0, _NOBODY)]
     figures.add("commands", len(cases))
     figures.add("paths", len(tries) // len(KINDS) // 2)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import COMMANDS, ZERO, Case, as_it_is, check_clean, check_verify, sample
+from support.lab.cases import COMMANDS, ZERO, Case, as_it_is, check_clean, check_verify, sample, standard_cases
 from support.lab.command import At, Kill
 from support.lab.figures import Figures
 from support.lab.wandering import Wanderer
@@ -22,6 +22,7 @@ from blobstore.store import FinishedBlob
 from blobstore.store.ingest import Ingest
 from blobstore.store.writer import Stamp
 
+SHORT = 30
 _LONG = 1500
 _VERIFIED_EVERY = 4
 _COUNTED = ("kills", "at calls", "at random", "random commands", "commands", "calls", "most temporary a kill")
@@ -31,7 +32,7 @@ _CONTROLS = 2
 def experiment(folder: Path, count: int | None, seed: int) -> Figures:
     """Return what kills did: two thirds of ``count`` at calls, the others at random. None: every call, 1,500 others."""
     figures = Figures(*_COUNTED, zero=(*ZERO, "left behind", "left after prune", "verify disagrees"))
-    cases = [Case(command, folder) for command in COMMANDS]
+    cases = standard_cases(folder.parent / "cases")
     points = [(case, number) for case in cases for number in range(1, 1 + changes(case))]
     figures.add("commands", len(cases))
     figures.add("calls", len(points))

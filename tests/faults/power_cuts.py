@@ -30,9 +30,11 @@ from support.lab.wandering import Choices
 from blobstore.store import ingest
 
 OPTIONS = ("commit=1", "commit=5", "defaults", "noauto_da_alloc,data=writeback")
+SHORT = 16
 _LONG = 1200
 _COMMANDS_A_CUT = 0.5
 _RE_RUN_EVERY = 4
+_CONTROLS = 12
 _ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "disks not mounted")
 
 
@@ -59,7 +61,8 @@ def experiment(folder: Path, count: int | None, seed: int) -> Figures:
 def control(folder: Path, image: bytes, choices: Choices, moments: random.Random, count: int, figures: Figures) -> None:
     """Count the cuts in which a store loses data whose syncs do nothing: they must be some."""
     found = Figures(zero=_ZERO, quiet=True)
-    cut(folder, image, record(folder, image, OPTIONS[0], choices, moments, count, syncs=False), moments, count, found)
+    cuts = max(count, _CONTROLS)
+    cut(folder, image, record(folder, image, "defaults", choices, moments, count, syncs=False), moments, cuts, found)
     figures.add("cuts without syncs", found.counts["cuts"])
     figures.add("of them with damage", found.counts["cuts with damage"])
     figures.control(found)

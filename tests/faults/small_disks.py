@@ -11,12 +11,13 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import COMMANDS, ZERO, Case, as_it_is, sample
+from support.lab.cases import ZERO, Case, as_it_is, sample, standard_cases
 from support.lab.command import Done
 from support.lab.figures import Figures
 from support.lab.mounts import keep_mounts_private, mount
 from support.lab.system_calls import Call
 
+SHORT = 16
 _TRIED = ("import quantized", "import over an older one", "import of a large tensor", "cp over another", "rm", "prune")
 _ENOUGH = 10_000
 
@@ -25,7 +26,7 @@ def experiment(folder: Path, count: int | None, seed: int) -> Figures:
     """Return what became of commands on ``count`` disks of different sizes, None: of every size."""
     keep_mounts_private()
     figures = Figures("disks", "commands", "refused", "done", zero=(*ZERO, "unclear", "left behind", "never enough"))
-    cases = [Case(command, folder) for command in COMMANDS if command.name in _TRIED]
+    cases = [case for case in standard_cases(folder.parent / "cases") if case.command.name in _TRIED]
     (disk := folder / "disk").mkdir()
     with mount("tmpfs", disk, f"size={_ENOUGH * 4096},nr_inodes={_ENOUGH}"):
         (disk / "ballast").write_bytes(b"x")  # a size of 0 would be no limit at all

@@ -7,7 +7,6 @@ may be missing, but what loads is one whole model. Some models are read long aft
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.lab.cases import Models, is_between
+from support.lab.cases import Models, is_between, no_locks
 from support.lab.checker import look
 from support.lab.command import Done, run
 from support.lab.figures import Figures
@@ -29,6 +28,7 @@ import blobstore
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.store import open_store
 
+SHORT = 250
 _LONG = 22_000
 _CONTROL = 2_000
 _WORKERS = 4
@@ -73,8 +73,8 @@ def experiment(folder: Path, count: int | None, seed: int) -> Figures:
     soak(folder / "soak", _LONG if count is None else count, Knowledge(choices.sources, truths), moments, figures)
     if count is None:
         found = Figures(zero=_ZERO, quiet=True)
-        fcntl.flock = lambda _fd, _operation: None
-        soak(folder / "control", _CONTROL, Knowledge(choices.sources, truths), moments, found)
+        with no_locks():
+            soak(folder / "control", _CONTROL, Knowledge(choices.sources, truths), moments, found)
         figures.control(found)
     return figures
 

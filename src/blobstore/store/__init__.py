@@ -70,7 +70,8 @@ class Store:
         # Resolved once: the store may be reached through a link, but nothing below it may be one.
         try:
             self.root = Path(root).expanduser().resolve()
-            is_folder = self.root.is_dir() or not os.path.lexists(self.root)
+            # In this order: another process may make it just now.
+            is_folder = not os.path.lexists(self.root) or self.root.is_dir()
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an unknown ~user, a NUL
             raise StorageError(f"can't open the store {root}: {error}", path=str(root)) from error
         if not is_folder:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import pkgutil
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +58,17 @@ def without_syncfs() -> None:
     """As on a file system whose syncfs is not trusted: every file is synced when it is finished."""
     as_it_is()
     files._WITH_SYNCFS = frozenset()
+
+
+@contextmanager
+def no_locks() -> Iterator[None]:
+    """Take no locks, here and in all commands, as long as the block lasts."""
+    real = fcntl.flock
+    fcntl.flock = lambda _fd, _operation: None
+    try:
+        yield
+    finally:
+        fcntl.flock = real
 
 
 def model(seed: str, **more: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
@@ -277,6 +291,12 @@ def check_verify(root: Path, figures: Figures, what: object) -> None:
     done, found = run("verify", "--store", root), look(root)
     is_damaged = bool(found.corrupt or found.dangling)
     figures.expect(done.code == (3 if is_damaged else 0), "verify disagrees", f"{what}: {done.code} {done.out} {found}")
+
+
+@cache
+def standard_cases(folder: Path) -> tuple[Case, ...]:
+    """Return all commands with their stores in ``folder``; they are made once for all experiments."""
+    return tuple(Case(command, folder) for command in COMMANDS)
 
 
 def is_between(found: Models, start: Models, end: Models, *, said: bool) -> bool:
