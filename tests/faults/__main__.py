@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from support.lab.cases import warm_up  # the path comes first
+from support.lab.commands import warm_up  # the path comes first
 from support.lab.figures import NotShownError
 
 EXPERIMENTS = ("kills", "power_cuts", "errors", "small_disks", "soak", "pairs", "intruders")

@@ -17,9 +17,10 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import Case, Command, as_it_is, sample, standard_cases, two
+from support.lab.cases import Case, sample, standard_cases
 from support.lab.checker import look
 from support.lab.command import Done
+from support.lab.commands import Command, as_it_is, two
 from support.lab.figures import Figures, NotShownError
 
 from blobstore.store import lock

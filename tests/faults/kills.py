@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import COMMANDS, ZERO, Case, as_it_is, check_clean, check_verify, sample, standard_cases
+from support.lab.cases import ZERO, Case, check_clean, check_verify, sample, standard_cases
 from support.lab.command import At, Kill
+from support.lab.commands import COMMANDS, as_it_is
 from support.lab.figures import Figures
 from support.lab.wandering import Wanderer
 

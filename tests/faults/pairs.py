@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from support.checkpoints import write_checkpoint
-from support.lab.cases import COMMANDS, Case, Command, Models, model, no_locks, sample
+from support.lab.cases import Case, Models, sample
 from support.lab.checker import look
 from support.lab.command import Done, run
+from support.lab.commands import COMMANDS, Command, model, no_locks
 from support.lab.figures import Figures
 from support.lab.system_calls import Call
 

@@ -11,8 +11,9 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import ZERO, Case, as_it_is, sample, standard_cases
+from support.lab.cases import ZERO, Case, sample, standard_cases
 from support.lab.command import Done
+from support.lab.commands import as_it_is
 from support.lab.figures import Figures
 from support.lab.mounts import keep_mounts_private, mount
 from support.lab.system_calls import Call

@@ -18,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.lab.cases import Models, is_between, no_locks
+from support.lab.cases import Models, is_between
 from support.lab.checker import look
 from support.lab.command import Done, run
+from support.lab.commands import no_locks
 from support.lab.figures import Figures
 from support.lab.wandering import Choices
 

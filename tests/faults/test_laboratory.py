@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from support.faults import cannot_run
 
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="the faults are made with calls of Linux"),
+]
 _EXPERIMENTS = ("kills", "power_cuts", "errors", "small_disks", "soak", "pairs", "intruders")
 
 

@@ -1,8 +1,8 @@
 """The fault laboratory: what the experiments in ``tests/faults`` are made of (docs/reliability.md, "The fault laboratory").
 
-``system_calls``  the calls that are watched · ``seccomp`` stops a process at them · ``command`` runs our command that way,
-and lets one call kill it, fail, or do half of its work
-``checker``  what a store holds, found with the standard library only · ``cases`` commands with what they may leave behind
-``fuse``, ``recorder``, ``disk``  a block device whose every write is recorded, and the disks that a power cut may leave
-``figures``  what was counted, in one line
+``command``  runs our command in a fork, stopped at its system calls: one may kill it, fail, or do half its work; it stands
+on ``seccomp`` (how the kernel asks), ``system_calls`` (which, and what they are) and ``half``
+``checker``  what a store holds, found with the standard library only · ``figures`` what was counted, in one line
+``commands``, ``cases``  what is disturbed, and what may be there afterwards · ``wandering`` random commands on one store
+``disk``  a file system whose disk is recorded, and the disks that a power cut may leave of it; ``fuse``, ``mounts``
 """

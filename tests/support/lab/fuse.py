@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from support.lab.figures import NotShownError
 from support.lab.mounts import mount_fuse
 
 WRITE, FLUSH, MARK = 1, 2, 3
@@ -131,7 +132,10 @@ def serve(image: bytes, log: Path, folder: Path) -> int:
 
     It ends when the folder is unmounted. Raises: NotShownError.
     """
-    fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise NotShownError(f"a recorded disk needs FUSE: {error}") from error
     try:
         mount_fuse(fd, folder)
         pid = os.fork()

@@ -8,9 +8,10 @@ from pathlib import Path
 import blobstore
 from blobstore.store import open_store
 from support.checkpoints import normal, write_checkpoint
-from support.lab.cases import PRUNE_ALL, Models, is_between, model
+from support.lab.cases import Models, is_between
 from support.lab.checker import look
 from support.lab.command import At, Done, Kill, run
+from support.lab.commands import PRUNE_ALL, model
 from support.lab.figures import Figures
 
 _NAMES = tuple(f"{name}:latest" for name in "abcdef")
