@@ -12,7 +12,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,40 +32,69 @@ from blobstore.store import ingest
 OPTIONS = ("commit=1", "commit=5", "defaults", "noauto_da_alloc,data=writeback")
 SHORT = 16
 _LONG = 1200
-_COMMANDS_A_CUT = 0.5
+_LEAST_COMMANDS = 4
+_LONGEST_S = 0.5
 _RE_RUN_EVERY = 4
-_CONTROLS = 12
+_LEAST_CONTROL = 12
 _ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "disks not mounted")
 
 
 def experiment(folder: Path, count: int | None, seed: int) -> Figures:
-    """Return what ``count`` cuts found (None: 1,200), as many for each mount option, and a quarter more as control."""
+    """Return what ``count`` cuts found, as many for each mount option; None: 1,200, and 300 for each control."""
     keep_mounts_private()
     figures = Figures("cuts", "cuts with damage", "mount options", "commands", "writes", "flushes", "re-runs", zero=_ZERO)
     each = -(-(_LONG if count is None else count) // len(OPTIONS))
     moments = random.Random(seed)
-    choices = Choices(folder, moments)
-    image = empty_image(folder / "image")
-    for number, options in enumerate(OPTIONS):
-        recording = record(folder, image, options, choices, moments, each)
+    workshop = Workshop(folder, empty_image(folder / "image"), Choices(folder, moments), moments)
+    for options in OPTIONS:
+        recording = record(workshop, options, each)
         figures.add("mount options")
         figures.add("commands", sum(event.kind == MARK for event in recording) // 2)
         figures.add("writes", sum(event.kind == WRITE for event in recording))
         figures.add("flushes", sum(event.kind == FLUSH for event in recording))
-        cut(folder, image, recording, moments, each, figures)
-        if number == 0:
-            control(folder, image, choices, moments, each, figures)
+        cut(workshop, recording, each, figures)
+    for what, left_out in CONTROLS.items() if count is None else [*CONTROLS.items()][:1]:
+        control(workshop, what, left_out, max(each, _LEAST_CONTROL), figures)
     return figures
 
 
-def control(folder: Path, image: bytes, choices: Choices, moments: random.Random, count: int, figures: Figures) -> None:
+def _is_sync(call: Call) -> bool:
+    return call.name in SYNCING
+
+
+def _is_syncfs(call: Call) -> bool:
+    return call.name == "syncfs"
+
+
+def _is_last(call: Call) -> bool:
+    return call.name == "fsync" and "/manifests/" in call.paths[0]
+
+
+CONTROLS: Mapping[str, Callable[[Call], bool]] = {
+    "without syncs": _is_sync,
+    "without syncfs": _is_syncfs,
+    "without fsync of the manifest's folder": _is_last,
+}
+"""Syncs that do nothing in the controls. The others are no loss on ext4, where each commits the names of all files."""
+
+
+def control(workshop: Workshop, what: str, left_out: Callable[[Call], bool], count: int, figures: Figures) -> None:
     """Count the cuts in which a store loses data whose syncs do nothing: they must be some."""
     found = Figures(zero=_ZERO, quiet=True)
-    cuts = max(count, _CONTROLS)
-    cut(folder, image, record(folder, image, "defaults", choices, moments, count, syncs=False), moments, cuts, found)
-    figures.add("cuts without syncs", found.counts["cuts"])
-    figures.add("of them with damage", found.counts["cuts with damage"])
+    cut(workshop, record(workshop, "defaults", count, left_out), count, found)
+    figures.add(f"cuts {what}", count)
+    figures.add(f"damaged {what}", found.counts["cuts with damage"])
     figures.control(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """Where and with what to work: a folder, the empty file system, the commands, and what is left to chance."""
+
+    folder: Path
+    image: bytes
+    choices: Choices
+    moments: random.Random
 
 
 @dataclass(slots=True)
@@ -83,15 +112,18 @@ class Moment:
 
 
 def record(
-    folder: Path, image: bytes, options: str, choices: Choices, moments: random.Random, cuts: int, *, syncs: bool = True
+    workshop: Workshop, options: str, cuts: int, left_out: Callable[[Call], bool] = lambda _call: False
 ) -> Sequence[Event]:
-    """Run half as many commands as there will be cuts on a recorded disk; return the recording."""
-    log = folder / "log"
-    with recorded(folder, image, log, options) as (target, marks):
+    """Run half as many commands as there will be cuts on a recorded disk; return the recording.
+
+    Calls that are ``left_out`` do nothing and say that they succeeded.
+    """
+    log = workshop.folder / "log"
+    with recorded(workshop.folder, workshop.image, log, options) as (target, marks):
         models: Models = {}
-        nuisance = Nuisance(target, moments, longest_s=min(0.5, cuts / 200), syncs=syncs)
-        for _ in range(max(4, int(cuts * _COMMANDS_A_CUT))):
-            arguments, end = choices.choose(models)
+        nuisance = Nuisance(target, workshop.moments, min(_LONGEST_S, cuts / 200), left_out)
+        for _ in range(max(_LEAST_COMMANDS, cuts // 2)):
+            arguments, end = workshop.choices.choose(models)
             line = [*map(str, arguments)]
             _mark(marks, Moment(models, end, line))
             done = run(*line, "--store", target / "store", within=[target], decide=nuisance)
@@ -112,11 +144,11 @@ def _mark(marks: Path, moment: Moment) -> None:
 class Nuisance:
     """Other programs on the disk: at some of a command's calls time passes, a journal is committed, data are written."""
 
-    def __init__(self, folder: Path, moments: random.Random, *, longest_s: float, syncs: bool) -> None:
-        """``syncs``: whether the command's own syncs are carried out; ``longest_s``: how long a call waits at most."""
-        self._longest_s = longest_s
+    def __init__(self, folder: Path, moments: random.Random, longest_s: float, left_out: Callable[[Call], bool]) -> None:
+        """``longest_s``: how long a call waits at most; ``left_out``: calls that do nothing."""
         self._moments = moments
-        self._syncs = syncs
+        self._longest_s = longest_s
+        self._left_out = left_out
         self._other = os.open(folder / "other", os.O_RDWR | os.O_CREAT)
 
     def __call__(self, call: Call) -> Action | None:
@@ -129,7 +161,7 @@ class Nuisance:
             os.fsync(self._other)
         elif chance < 0.06:
             self._write_back(call)
-        return Pretend() if call.name in SYNCING and not self._syncs else None
+        return Pretend() if self._left_out(call) else None
 
     def _write_back(self, call: Call) -> None:
         """Let the kernel write the data of a file that the call names, and commit nothing."""
@@ -145,11 +177,11 @@ class Nuisance:
         os.close(self._other)
 
 
-def cut(folder: Path, image: bytes, events: Sequence[Event], moments: random.Random, count: int, figures: Figures) -> None:
+def cut(workshop: Workshop, events: Sequence[Event], count: int, figures: Figures) -> None:
     """Cut the power ``count`` times at random places of a recording, and look at what is left."""
-    replay = Replay(image, events)
-    (target := folder / "after").mkdir(exist_ok=True)
-    disk = folder / "disk"
+    replay, moments = Replay(workshop.image, events), workshop.moments
+    (target := workshop.folder / "after").mkdir(exist_ok=True)
+    disk = workshop.folder / "disk"
     for number, position in enumerate(sorted(moments.randrange(len(events)) for _ in range(count))):
         disk.write_bytes(replay.cut(position, moments))
         moment = Moment.of(replay.marks)
