@@ -23,7 +23,7 @@ LAYERS = (
     {"stored", "source"},
     {"tensors"},
     {"importer", "loader", "inspection", "comparison"},
-    {"mlx_lm", "quality", "care"},
+    {"mlx_lm", "quality", "care", "listing"},
     {"cli"},
     {"__init__", "__main__"},
 )

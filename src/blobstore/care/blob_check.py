@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,10 +54,14 @@ class BlobCheck:
 
 
 class BlobChecker:
-    """Checks blobs; one for each thread. ``quick``: tensor blobs are not hashed, only their headers are read."""
+    """Checks blobs; one for each thread. ``quick``: tensor blobs are not hashed, only their headers are read.
 
-    def __init__(self, store: Store, *, quick: bool, progress: Progress) -> None:
+    When ``stop`` is set, a check ends early, and what it finds means nothing.
+    """
+
+    def __init__(self, store: Store, *, quick: bool, progress: Progress, stop: threading.Event | None = None) -> None:
         self._store = store
+        self._stop = stop or threading.Event()
         self._quick = quick
         self._progress = progress
         self._buffer = memoryview(bytearray(CHUNK))
@@ -107,6 +112,8 @@ class BlobChecker:
         reader.read_ahead()
         total = hashlib.sha256()
         for start in range(0, reader.size, CHUNK):
+            if self._stop.is_set():
+                break  # another thread could not go on, or somebody pressed Ctrl-C
             piece = self._buffer[: reader.size - start]
             reader.readinto(start, piece)
             total.update(piece)
