@@ -12,7 +12,7 @@ from blobstore import safetensors
 from blobstore.digest import Digest
 from blobstore.documents import Descriptor, Manifest, ModelConfig
 from blobstore.errors import BlobStoreError, NotFoundError
-from blobstore.inspection import model_type
+from blobstore.inspection.models import model_type
 from blobstore.names import ModelName
 from blobstore.store import Store, Summary, is_plain, missing_blob
 from blobstore.stored import stored_tensors

@@ -18,7 +18,7 @@ from blobstore import open_model
 from blobstore.documents import MAX_LAYERS, MAX_REGISTRY_MANIFEST, Manifest
 from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError, NotFoundError
 from blobstore.importer import import_model
-from blobstore.inspection import summarize
+from blobstore.inspection.models import summarize
 from blobstore.listing import BrokenModel, ListedModel, list_models
 from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from blobstore.checkpoint import CONFIG_NAME
 from blobstore.digest import Digest
-from blobstore.documents import MAX_CONFIG, TENSOR_MEDIA_TYPE, ModelConfig, parse_object
+from blobstore.documents import TENSOR_MEDIA_TYPE, ModelConfig
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.importer import Progress
 from blobstore.names import ModelName
@@ -20,6 +20,7 @@ from blobstore.ranges import BytesReader, FileIdentity, FileReader
 from blobstore.safetensors import read_header
 from blobstore.store import Store
 from blobstore.stored import stored_tensors
+from blobstore.strictjson import MAX_CONFIG, parse_object
 
 CHUNK = 2**20
 """Bytes hashed at a time: as much as a core's own cache holds (docs/performance.md, "Verify")."""

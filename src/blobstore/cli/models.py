@@ -24,7 +24,7 @@ from blobstore.cli.output import (
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from blobstore.inspection import ModelDetails, ModelSummary
+    from blobstore.inspection.models import ModelDetails, ModelSummary
     from blobstore.listing import BrokenModel, ListedModel
 
 _LONGEST_REASON = 120
@@ -99,7 +99,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model is."""
-    from blobstore.inspection import describe, summarize
+    from blobstore.inspection.models import describe, summarize
 
     full = ModelName.parse(name)
     opened = store_at(store)
@@ -116,7 +116,7 @@ def show(
 
 
 def _show_summary(summary: ModelSummary, details: ModelDetails) -> None:
-    from blobstore.inspection import weights_by_type
+    from blobstore.inspection.models import weights_by_type
 
     facts = {
         "name": str(summary.name),

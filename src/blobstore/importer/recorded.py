@@ -11,7 +11,6 @@ from itertools import product
 from typing import Any
 
 from blobstore.digest import Digest
-from blobstore.documents import parse_object
 from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError, DocumentError, UnsupportedSourceError, quoted
 from blobstore.importer.options import ImportOptions
@@ -20,6 +19,7 @@ from blobstore.importer.policies.rules import Rule
 from blobstore.importer.profiles import PROFILES, Experts
 from blobstore.kernels import check_method
 from blobstore.quant import Quantization, QuantType
+from blobstore.strictjson import parse_object
 
 _LARGEST = 2**28
 _RULE = "B1"

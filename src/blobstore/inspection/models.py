@@ -1,8 +1,7 @@
-"""Inspection: what is in a stored model, from its manifest and headers. No weight is read, no numpy is loaded."""
+"""Models: what is in the stored models, in short: for lists. From manifests and headers; no numpy is loaded."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from datetime import UTC, datetime
 from blobstore import safetensors
 from blobstore.checkpoint import CONFIG_NAME
 from blobstore.digest import Digest
-from blobstore.documents import Manifest, ModelConfig, parse_object
+from blobstore.documents import Manifest, ModelConfig
 from blobstore.names import ModelName
-from blobstore.ranges import FileReader
-from blobstore.safetensors import Header
 from blobstore.store import Store
 from blobstore.stored import StoredTensor, stored_tensors
+from blobstore.strictjson import parse_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +42,6 @@ class ModelDetails:
     context_length: int | None
     embedding_length: int | None
     capabilities: tuple[str, ...]
-
-
-def read_header(path: str | os.PathLike[str]) -> Header:
-    """Return the validated header of a .safetensors file: its tensors, metadata, and where its data start.
-
-    Raises: HeaderError with the rule that is broken, NotFoundError, StorageError, LimitExceededError.
-    """
-    with FileReader(path) as reader:
-        return safetensors.read_header(reader)
 
 
 def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary:
