@@ -13,12 +13,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from blobstore import errors as errors
     from blobstore import mlx_lm as mlx_lm
+    from blobstore import remote as remote
     from blobstore.arrays import QuantizedArray as QuantizedArray
     from blobstore.errors import BlobStoreError as BlobStoreError
     from blobstore.importer import ImportPlan as ImportPlan
     from blobstore.importer import ImportResult as ImportResult
     from blobstore.importer import import_model as import_model
     from blobstore.importer import plan_import as plan_import
+    from blobstore.inspection import Inspection as Inspection
+    from blobstore.inspection import inspect as inspect
     from blobstore.inspection import read_header as read_header
     from blobstore.kernels import dequantize as dequantize
     from blobstore.kernels import quantize as quantize
@@ -34,6 +37,7 @@ _HOME = {
     "BlobStoreError": "errors",
     "ImportPlan": "importer",
     "ImportResult": "importer",
+    "Inspection": "inspection",
     "Model": "loader",
     "ModelQuality": "quality",
     "QuantizedArray": "arrays",
@@ -41,6 +45,7 @@ _HOME = {
     "Tensor": "tensors",
     "dequantize": "kernels",
     "import_model": "importer",
+    "inspect": "inspection",
     "measure_quality": "quality",
     "open_model": "loader",
     "open_store": "store",
@@ -48,7 +53,7 @@ _HOME = {
     "quantize": "kernels",
     "read_header": "inspection",
 }
-_MODULES = frozenset({"errors", "mlx_lm"})
+_MODULES = frozenset({"errors", "mlx_lm", "remote"})
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])  # noqa: PLE0605  # the table is the list
 

@@ -1,46 +1,19 @@
-"""JSON documents of a checkpoint that others own: the shard index and config.json.
+"""config.json, which others own.
 
-Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names. Rule Q1: config.json is a strict JSON object
-of at most 16 MiB whose quantization settings, if any, exist. Unknown keys are ignored, keys are compared exactly.
+Rule Q1: config.json is a strict JSON object of at most 16 MiB whose quantization settings, if any, exist. Unknown keys are
+ignored, keys are compared exactly. The shard index is in source/shards.py.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from blobstore.documents import Document, parse_object, validated
-from blobstore.errors import BlobStoreError
-from blobstore.names import file_name
+from blobstore.documents import Document, validated
+from blobstore.strictjson import parse_object
 
 CONFIG_NAME: Final = "config.json"
-MAX_INDEX = 256 * 2**20
-
-
-def _shard_name(value: object) -> str:
-    try:
-        name = file_name(value)
-    except BlobStoreError as error:
-        raise ValueError(error.message) from None
-    if not name.endswith(".safetensors"):
-        raise ValueError(f"{name!r} is no .safetensors file")
-    return name
-
-
-class ShardIndex(Document):
-    """``model.safetensors.index.json``: tensor name → shard file name."""
-
-    weight_map: dict[str, Annotated[str, BeforeValidator(_shard_name)]] = Field(min_length=1)
-
-    @classmethod
-    def parse(cls, raw: bytes, what: str = "shard index") -> ShardIndex:
-        """Return the index in ``raw``.
-
-        Raises: DocumentError (rule I1) when weight_map is missing or empty, or names something else than a plain
-        ``*.safetensors`` file: nothing is opened before that.
-        """
-        return validated(cls, parse_object(raw, what, rule="I1", limit=MAX_INDEX), what, "I1")
 
 
 class ModuleQuantization(Document):

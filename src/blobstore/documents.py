@@ -25,6 +25,7 @@ from pydantic import (
 from blobstore import strictjson
 from blobstore.digest import Digest
 from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
+from blobstore.strictjson import parse_object
 
 _T = TypeVar("_T", bound=BaseModel)
 
@@ -47,30 +48,10 @@ MAX_REGISTRY_MANIFEST = 4 * 2**20
 """Bytes of a manifest that a registry may send."""
 MAX_LAYERS = 110_000
 """Layers of a manifest: 100,000 tensors, and room for documents, licenses and a draft model."""
-MAX_CONFIG = 16 * 2**20
 MAX_DOCUMENT = 256 * 2**20
 _NO_CONFIG = {"mediaType": "", "digest": "", "size": 0}
 MAX_BLOB = 2**48
 """Bytes of one blob: a size beyond it is a mistake or an attack, and nothing is allocated for it."""
-
-
-def parse_object(raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG) -> dict[str, Any]:
-    """Return the JSON object in ``raw``.
-
-    Raises: DocumentError with ``rule`` when it is not one; LimitExceededError over ``limit`` bytes or 64 levels.
-    """
-    if len(raw) > limit:
-        raise LimitExceededError(f"limit exceeded: {what} has {len(raw):,} bytes, at most {limit:,}", rule=rule)
-    if not raw.strip(b" \t\r\n\0"):
-        raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
-    try:
-        value = strictjson.parse(raw)
-        strictjson.check_depth(value)
-    except strictjson.StrictJsonError as error:
-        raise DocumentError(f"{what}: {error} (rule {rule})", rule=rule) from None
-    if not isinstance(value, dict):
-        raise DocumentError(f"{what} is not a JSON object (rule {rule})", rule=rule)
-    return value
 
 
 def validated(model: type[_T], value: dict[str, Any], what: str, rule: str) -> _T:

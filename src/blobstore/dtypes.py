@@ -85,5 +85,15 @@ _FLOAT_NAMES = {
     **dict.fromkeys(("f32", "float32"), DType.F32),
 }
 
+
+def parameters_of(shape: Sequence[int]) -> int:
+    """Return the number of weights in a tensor of that shape.
+
+    A rank-0 tensor has none: it is a setting beside the weights (a mask's value, a scale), and the Hub's counts leave it
+    out too. Source: huggingface/huggingface.js@028fe00b packages/hub/src/lib/parse-safetensors-metadata.ts.
+    """
+    return math.prod(shape) if shape else 0
+
+
 DTYPE_BY_NAME = {dtype.value: dtype for dtype in DType}
 """Header name → DType; a plain dict because the header parser looks up one name a tensor."""

@@ -124,6 +124,19 @@ class BusyError(StorageError):
     """Somebody else holds the lock."""
 
 
+class RemoteError(BlobStoreError):
+    """A server can't be reached, refuses, or answers what can't be used. ``path`` is its address, without a query.
+
+    ``status`` is the HTTP status, None where there was no reply. ``temporary`` says that the same request may succeed
+    later: it was tried again already, as often as the caller's patience allows.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, temporary: bool = False, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.status = status
+        self.temporary = temporary
+
+
 def quoted(value: object) -> str:
     """Return a value in quotes for a message, cut to 80 characters: hostile input may be megabytes long."""
     text = value if isinstance(value, str) else repr(value)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.checkpoint import CONFIG_NAME
-from blobstore.documents import parse_object
 from blobstore.errors import BlobStoreError, InvalidNameError, UnsupportedSourceError, UsageError
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName, file_name
 from blobstore.store import Store
+from blobstore.strictjson import parse_object
 
 _log = logging.getLogger("blobstore.mlx_lm")
 

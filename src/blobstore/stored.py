@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from blobstore.dtypes import DType
+from blobstore.dtypes import DType, parameters_of
 from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, quoted
 from blobstore.quant import Part, Quantization, QuantType
 from blobstore.safetensors import Header, TensorEntry
@@ -43,7 +43,7 @@ class StoredTensor:
     @property
     def parameters(self) -> int:
         """Number of weights, before packing."""
-        return math.prod(self.shape)
+        return parameters_of(self.shape)
 
     @property
     def nbytes(self) -> int:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from blobstore.errors import quoted
+from blobstore.errors import DocumentError, LimitExceededError, quoted
 
 MAX_DEPTH = 64
+MAX_NUMBER = 1e308
+MAX_CONFIG = 16 * 2**20
+"""Bytes of a config.json."""
 
 
 class StrictJsonError(ValueError):
@@ -29,6 +32,7 @@ class Reason:
     SYNTAX = "syntax"
     DUPLICATE = "duplicate"
     DEPTH = "depth"
+    NUMBER = "number"
 
 
 def parse(raw: bytes) -> Any:
@@ -60,6 +64,25 @@ def parse(raw: bytes) -> Any:
     return value
 
 
+def parse_object(raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG) -> dict[str, Any]:
+    """Return the JSON object in ``raw``.
+
+    Raises: DocumentError with ``rule`` when it is not one; LimitExceededError over ``limit`` bytes or 64 levels.
+    """
+    if len(raw) > limit:
+        raise LimitExceededError(f"limit exceeded: {what} has {len(raw):,} bytes, at most {limit:,}", rule=rule)
+    if not raw.strip(b" \t\r\n\0"):
+        raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
+    try:
+        value = parse(raw)
+        check_depth(value)
+    except StrictJsonError as error:
+        raise DocumentError(f"{what}: {error} (rule {rule})", rule=rule) from None
+    if not isinstance(value, dict):
+        raise DocumentError(f"{what} is not a JSON object (rule {rule})", rule=rule)
+    return value
+
+
 def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
     """Raise StrictJsonError (DEPTH) when ``value`` is nested deeper than ``levels``, itself included."""
     level = [value]
@@ -68,6 +91,20 @@ def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
         if not level:
             return
     raise StrictJsonError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH} levels")
+
+
+def check_numbers(value: Any) -> None:
+    """Raise StrictJsonError (NUMBER) for a number in ``value`` beyond ±1e308.
+
+    64-bit floats end at 1.8e308. Beyond that Python reads infinity, Go refuses, and so does serde_json from 1.79e308 on.
+    """
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict | list):
+            waiting.extend(_children(node))
+        elif isinstance(node, int | float) and not -MAX_NUMBER <= node <= MAX_NUMBER:
+            raise StrictJsonError(Reason.NUMBER, f"beyond {MAX_NUMBER:g}")
 
 
 def _children(node: dict[str, Any] | list[Any]) -> Any:
@@ -110,7 +147,8 @@ def _refuse_surrogates(value: Any) -> None:
                 raise StrictJsonError(Reason.UTF8, "a \\u escape is half of a surrogate pair") from None
 
 
-_GO_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+_GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def encode(value: Any) -> bytes:
@@ -118,4 +156,16 @@ def encode(value: Any) -> bytes:
 
     Dictionaries keep their order. Source: go/src/encoding/json/encode.go, `HTMLEscape`; docs/formats.md section 1.
     """
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_GO_ESCAPES).encode()
+    return escape(compact(value)).encode()
+
+
+def compact(value: Any) -> str:
+    """Return compact JSON without the escapes that only Go makes: a part of a text that `escape` will go over."""
+    return _ENCODER.encode(value)
+
+
+def escape(text: str) -> str:
+    """Return JSON text with the escapes that only Go makes."""
+    for character, escaped in _GO_ESCAPES.items():
+        text = text.replace(character, escaped)
+    return text

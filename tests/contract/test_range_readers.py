@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.servers import Server, part
+from support.servers import server as run_server
 
 from blobstore.errors import CorruptDataError, NotFoundError, ShortReadError, StorageError
 from blobstore.ranges import BytesReader, FileReader, RangeReader
+from blobstore.remote import Remote
 
 DATA = bytes(range(256)) * 40
 MakeReader = Callable[[bytes], RangeReader]
 
 
-@pytest.fixture(params=["bytes", "file"])
-def make_reader(request: pytest.FixtureRequest, tmp_path: Path) -> MakeReader:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A web server."""
+    with run_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def remote() -> Iterator[Remote]:
+    """A client that brings so little on opening that most reads are requests."""
+    with Remote(first_read=100) as made:
+        yield made
+
+
+@pytest.fixture(params=["bytes", "file", "http", "http in short replies"])
+def make_reader(request: pytest.FixtureRequest, tmp_path: Path, server: Server, remote: Remote) -> MakeReader:
     """A function that returns a reader over some bytes, once for each implementation."""
 
     def make(data: bytes) -> RangeReader:
         if request.param == "bytes":
             return BytesReader(data)
+        if request.param.startswith("http"):
+            longest = len(data) // 5 if "short" in request.param else None
+            server.play(lambda asked: part(asked, data, longest=longest))
+            return remote.open(server.url)
         path = tmp_path / "data"
         path.write_bytes(data)
         return FileReader(path)

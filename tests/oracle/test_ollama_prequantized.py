@@ -17,9 +17,9 @@ from support.ollama_sources import write_source
 from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.errors import UnsupportedSourceError
 from blobstore.importer import plan_import
-from blobstore.inspection import summarize
+from blobstore.inspection.models import summarize
+from blobstore.source.assembly import source_weights
 from blobstore.source.classify import classify
-from blobstore.source.producers import source_weights
 
 MISLABELLED = {
     # An MLX config without `mode` is affine: Ollama forgets the type, and guesses it from shapes where it can.

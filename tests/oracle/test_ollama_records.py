@@ -21,9 +21,9 @@ from support.ollama_sources import INDEX
 
 from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.importer.planning.outputs import PlannedBlob
-from blobstore.inspection import summarize
+from blobstore.inspection.models import summarize
+from blobstore.source.assembly import source_weights
 from blobstore.source.classify import classify
-from blobstore.source.producers import source_weights
 
 Array = np.ndarray[Any, Any]
 

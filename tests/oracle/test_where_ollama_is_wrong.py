@@ -16,7 +16,7 @@ from support.producers import FP8_CONFIG, block_fp8
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
-from blobstore.inspection import summarize
+from blobstore.inspection.models import summarize
 from blobstore.names import ModelName
 from blobstore.store import Store
 

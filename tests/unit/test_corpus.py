@@ -8,12 +8,20 @@ from pathlib import Path
 import pytest
 from support.corpus import Case, accepted, case_id, load, refusal, rejected
 
-from blobstore.checkpoint import ShardIndex
 from blobstore.digest import Digest
 from blobstore.errors import DocumentError, InvalidDigestError, InvalidNameError, UsageError
 from blobstore.names import DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, file_name, relative_path
+from blobstore.source.shards import ShardIndex
 
-COUNTS = {"header": (184, 54), "name": (57, 11), "digest": (34, 2), "path": (22, 5), "manifest": (48, 10), "index": (14, 2)}
+COUNTS = {
+    "header": (184, 54),
+    "name": (57, 11),
+    "digest": (34, 2),
+    "path": (22, 5),
+    "manifest": (48, 10),
+    "index": (14, 2),
+    "range": (49, 11),
+}
 
 NAME_PARTS = {
     "name-short": (DEFAULT_HOST, DEFAULT_NAMESPACE, "llama3", DEFAULT_TAG),

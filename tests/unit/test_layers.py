@@ -18,16 +18,17 @@ LAYERS = (
     {"errors"},
     {"digest", "names", "dtypes", "strictjson"},
     {"quant"},
-    {"documents", "arrays", "ranges"},
+    {"documents", "arrays", "ranges", "transport"},
     {"kernels", "store", "safetensors", "checkpoint", "mapped"},
-    {"stored", "source"},
+    {"stored", "remote"},
+    {"source"},
     {"tensors"},
     {"importer", "loader", "inspection", "comparison"},
-    {"mlx_lm", "quality", "care"},
+    {"mlx_lm", "quality", "care", "listing"},
     {"cli"},
     {"__init__", "__main__"},
 )
-HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich"}
+HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2"}
 NUMPY_FREE = {
     "errors",
     "digest",
@@ -41,6 +42,9 @@ NUMPY_FREE = {
     "store",
     "safetensors",
     "stored",
+    "transport",
+    "remote",
+    "inspection",
 }
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 

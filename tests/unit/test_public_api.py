@@ -16,6 +16,7 @@ NAMES = [
     "BlobStoreError",
     "ImportPlan",
     "ImportResult",
+    "Inspection",
     "Model",
     "ModelQuality",
     "QuantizedArray",
@@ -25,6 +26,7 @@ NAMES = [
     "dequantize",
     "errors",
     "import_model",
+    "inspect",
     "measure_quality",
     "mlx_lm",
     "open_model",
@@ -32,6 +34,7 @@ NAMES = [
     "plan_import",
     "quantize",
     "read_header",
+    "remote",
 ]
 PLAN_OPTIONS = [
     *("quant", "group_size", "method", "dtype", "profile", "experts", "alignment", "importance", "global_scale"),
@@ -45,7 +48,8 @@ PARAMETERS = {
     "quantize": (["array", "quant_type"], ["group_size", "method", "importance", "global_scale", "jobs"]),
     "dequantize": (["quantized", "dtype"], []),
     "measure_quality": (["name", "source"], ["store", "jobs", "progress"]),
-    "read_header": (["path"], []),
+    "read_header": (["path"], ["token"]),
+    "inspect": (["target"], ["store", "token", "endpoint"]),
 }
 
 

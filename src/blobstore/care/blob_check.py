@@ -6,12 +6,13 @@ import errno
 import hashlib
 import os
 import stat
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blobstore.checkpoint import CONFIG_NAME
 from blobstore.digest import Digest
-from blobstore.documents import MAX_CONFIG, TENSOR_MEDIA_TYPE, ModelConfig, parse_object
+from blobstore.documents import TENSOR_MEDIA_TYPE, ModelConfig
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.importer import Progress
 from blobstore.names import ModelName
@@ -19,6 +20,7 @@ from blobstore.ranges import BytesReader, FileIdentity, FileReader
 from blobstore.safetensors import read_header
 from blobstore.store import Store
 from blobstore.stored import stored_tensors
+from blobstore.strictjson import MAX_CONFIG, parse_object
 
 CHUNK = 2**20
 """Bytes hashed at a time: as much as a core's own cache holds (docs/performance.md, "Verify")."""
@@ -53,10 +55,14 @@ class BlobCheck:
 
 
 class BlobChecker:
-    """Checks blobs; one for each thread. ``quick``: tensor blobs are not hashed, only their headers are read."""
+    """Checks blobs; one for each thread. ``quick``: tensor blobs are not hashed, only their headers are read.
 
-    def __init__(self, store: Store, *, quick: bool, progress: Progress) -> None:
+    When ``stop`` is set, a check ends early, and what it finds means nothing.
+    """
+
+    def __init__(self, store: Store, *, quick: bool, progress: Progress, stop: threading.Event | None = None) -> None:
         self._store = store
+        self._stop = stop or threading.Event()
         self._quick = quick
         self._progress = progress
         self._buffer = memoryview(bytearray(CHUNK))
@@ -107,6 +113,8 @@ class BlobChecker:
         reader.read_ahead()
         total = hashlib.sha256()
         for start in range(0, reader.size, CHUNK):
+            if self._stop.is_set():
+                break  # another thread could not go on, or somebody pressed Ctrl-C
             piece = self._buffer[: reader.size - start]
             reader.readinto(start, piece)
             total.update(piece)

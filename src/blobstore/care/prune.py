@@ -79,13 +79,14 @@ def prune(
             message = f"{store.root} is on a network file system, where another machine's locks may not be seen"
             hint = "If no other machine and no Ollama uses it now, say so: --sole-owner."
             raise StorageError(message, path=str(store.root), hint=hint)
-        decided, _ = _decide(store, grace_s, references)
+        decided, references = _decide(store, grace_s, references)
         removed, spared, leftovers = decided
         try:
             store.trash.replace(blob.path for blob in removed)
             for leftover in leftovers:
                 leftover.remove()
             store.manifests.remove_all_empty_folders()
+            store.summaries.keep({key.hex() for key in references.parsed})
         finally:
             freed = store.trash.empty()
     return PruneResult(removed, spared, leftovers, freed)

@@ -7,23 +7,20 @@ forgotten when its model was removed or replaced, or its blob made again.
 from __future__ import annotations
 
 import re
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from blobstore.care.blob_check import MISSING, BlobCheck, BlobChecker, Use
+from blobstore.care.checks import NOTHING, BlobChecks, silent
 from blobstore.care.oddities import OddFile, odd_mode, oddities
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Manifest
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.importer import Progress, threads
 from blobstore.names import ModelName
-from blobstore.ranges import FileIdentity
-from blobstore.store import BlobListing, Store
+from blobstore.store import Store
 
 Bar = Callable[[int], AbstractContextManager[Progress | None]]
 
@@ -115,161 +112,89 @@ def verify(
     workers = threads(jobs)
     for name in wanted:
         store.manifests.require(name)
-    listing = BlobListing({}, ()) if wanted else store.blobs.listing()
-    work = _Work(store, listing, quick=quick)
-    for name in wanted or store.manifests.names():
-        work.add(name)
-    work.choose(sample)
-    with bar(work.nbytes) if bar is not None else nullcontext() as progress:
-        work.run(workers, progress or _silent)
-    work.compare_names()
-    return work.result(() if wanted else tuple(oddities(store, listing)))
+    checks = BlobChecks(store, NOTHING if wanted else store.blobs.listing(), quick)
+    broken = _read_manifests(checks, wanted or store.manifests.names())
+    chosen = checks.chosen(sample.has if sample is not None else lambda _: True)
+    with bar(sum(map(checks.size, chosen))) if bar is not None else nullcontext() as progress:
+        checks.run(chosen, workers, progress or silent)
+    odd = () if wanted else (*oddities(store, checks.listing), *_odd_blobs(checks))
+    return VerifyResult(len(chosen), checks.hashed, tuple(_damaged(checks)), tuple(_broken(checks, broken)), odd)
 
 
-@dataclass(slots=True)
-class _Work:
-    """What is checked, and what was found so far."""
+def read_manifest(store: Store, name: ModelName) -> tuple[Manifest | None, str | None]:
+    """Return a model's manifest, where it can be read, and what is wrong with it; neither when there is none."""
+    try:
+        raw = store.manifests.read_bytes(name)
+        manifest = Manifest.parse(raw, f"the manifest of {name}")
+    except NotFoundError:
+        return None, None
+    except BlobStoreError as error:
+        return None, error.message
+    return manifest, _changed(raw, store.copies.of(name))
 
-    store: Store
-    listing: BlobListing
-    quick: bool
-    uses: dict[str, list[Use]] = field(default_factory=lambda: defaultdict(list))
-    digests: list[str] = field(default_factory=list)
-    found: dict[str, BlobCheck] = field(default_factory=dict)
-    broken: dict[ModelName, str | None] = field(default_factory=dict)
-    twice: dict[ModelName, str] = field(default_factory=dict)
-    tensors: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    checked: int = 0
-    hashed: int = 0
 
-    def add(self, name: ModelName) -> None:
-        """Take in a model's manifest and the blobs that it names."""
-        manifest, self.broken[name] = self._read(name)
-        if manifest is None:
-            return
-        for blob in manifest.descriptors:
-            use = Use(name, blob.media_type, blob.size, blob.name, blob is manifest.config)
-            self.uses[blob.digest.hex].append(use)
+def _read_manifests(checks: BlobChecks, names: Iterable[ModelName]) -> list[ModelName]:
+    """Take in the blobs of models; return those whose manifests are not what they should be."""
+    broken = []
+    for name in names:
+        manifest, reason = read_manifest(checks.store, name)
+        if manifest is not None:
+            checks.add(name, manifest)
+        if reason is not None:
+            broken.append(name)
+    return broken
 
-    def _read(self, name: ModelName) -> tuple[Manifest | None, str | None]:
-        """Return a manifest, where it can be read, and what is wrong with it."""
-        try:
-            raw = self.store.manifests.read_bytes(name)
-            manifest = Manifest.parse(raw, f"the manifest of {name}")
-        except NotFoundError:
-            return None, None  # it has been removed since the names were read
-        except BlobStoreError as error:
-            return None, error.message
-        return manifest, _changed(raw, self.store.copies.of(name))
 
-    def choose(self, sample: Sample | None) -> None:
-        """Decide which blobs are checked and in which order: the largest first, so that all threads end together."""
-        chosen = self.uses.keys() | self.listing.named.keys()
-        if sample is not None:
-            chosen = {digest for digest in chosen if sample.has(Digest(digest))}
-        self.digests = sorted(chosen, key=lambda digest: (-self._size(digest), digest))
+def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
+    """Yield the damaged blobs that are still so, and still needed."""
+    now: dict[ModelName, bytes] = {}
+    for digest, check in sorted(checks.damaged.items()):
+        uses = checks.uses.get(digest, ())
+        for use in uses:
+            if use.model not in now:
+                now[use.model] = _bytes_of(checks.store, use.model)
+        current = [use for use in uses if digest.encode() in now[use.model]]
+        if (reason := checks.again(digest, current)) is not None:
+            names = check.tensors or tuple(dict.fromkeys(use.name for use in current if use.name is not None))
+            yield DamagedBlob(Digest(digest), reason, tuple(sorted({use.model for use in current})), names)
 
-    def _size(self, digest: str) -> int:
-        uses = self.uses.get(digest)
-        if uses:
-            return uses[0].size
-        try:
-            return self.listing.named[digest].stat(follow_symlinks=False).st_size
-        except OSError:
-            return 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all blobs that are checked."""
-        return sum(map(self._size, self.digests))
+def _bytes_of(store: Store, name: ModelName) -> bytes:
+    """Return the bytes of a manifest; none when it is gone or can't be read."""
+    try:
+        return store.manifests.read_bytes(name)
+    except BlobStoreError:
+        return b""
 
-    def run(self, jobs: int, progress: Progress) -> None:
-        """Check the blobs with so many threads. Raises: the error of one that could not go on."""
-        waiting = iter(self.digests)
-        mutex = threading.Lock()
-        stop = threading.Event()
 
-        def take() -> str | None:
-            with mutex:
-                return None if stop.is_set() else next(waiting, None)
+def _broken(checks: BlobChecks, names: Iterable[ModelName]) -> Iterator[BrokenManifest]:
+    """Yield the models that are still broken, and those in which two blobs hold tensors of one name."""
+    reasons = {name: read_manifest(checks.store, name)[1] for name in names}
+    for name, tensor in _twice(checks).items():
+        reasons[name] = reasons.get(name) or f"two of its blobs hold the tensor {tensor!r}"
+    for name, reason in sorted(reasons.items()):
+        if reason is not None:
+            yield BrokenManifest(name, reason)
 
-        def work() -> None:
-            checker = BlobChecker(self.store, quick=self.quick, progress=progress)
-            while (digest := take()) is not None:
-                check = checker.check(Digest(digest), self.uses.get(digest, ()))
-                with mutex:
-                    self._note(digest, check)
 
-        with ThreadPoolExecutor(jobs, thread_name_prefix="verify") as pool:
-            try:
-                for future in [pool.submit(work) for _ in range(jobs)]:
-                    future.result()
-            finally:
-                stop.set()
+def _twice(checks: BlobChecks) -> dict[ModelName, str]:
+    names: dict[ModelName, set[str]] = defaultdict(set)
+    twice: dict[ModelName, str] = {}
+    for digest, tensors in checks.tensors.items():
+        for use in checks.uses.get(digest, ()):
+            if use.media_type == TENSOR_MEDIA_TYPE:
+                if common := names[use.model].intersection(tensors):
+                    twice[use.model] = min(common)
+                names[use.model].update(tensors)
+    return twice
 
-    def _note(self, digest: str, check: BlobCheck) -> None:
-        self.checked += 1
-        self.hashed += check.hashed
-        self.tensors[digest] = check.tensors
-        if check.reason is not None:
-            self.found[digest] = check
 
-    def compare_names(self) -> None:
-        """Find models in which two blobs hold tensors of one name."""
-        names: dict[ModelName, set[str]] = defaultdict(set)
-        for digest in self.digests:
-            for use in self.uses.get(digest, ()):
-                if use.media_type == TENSOR_MEDIA_TYPE:
-                    twice = names[use.model].intersection(self.tensors.get(digest, ()))
-                    if twice:
-                        self.twice[use.model] = f"two of its blobs hold the tensor {min(twice)!r}"
-                    names[use.model].update(self.tensors.get(digest, ()))
-
-    def result(self, odd: tuple[OddFile, ...]) -> VerifyResult:
-        """Return what is damaged, looked at for a second time."""
-        checker = BlobChecker(self.store, quick=self.quick, progress=_silent)
-        now: dict[ModelName, bytes] = {}
-        damaged = []
-        for digest, check in sorted(self.found.items()):
-            uses = [use for use in self.uses.get(digest, ()) if digest.encode() in self._manifest(use.model, now)]
-            if (reason := self._again(checker, digest, uses, check)) is not None:
-                damaged.append(_damaged(digest, reason, uses, check))
-        reasons = {name: self._read(name)[1] for name, reason in self.broken.items() if reason is not None}
-        reasons |= {name: reason for name, reason in self.twice.items() if self._manifest(name, now)}
-        broken = (BrokenManifest(name, reason) for name, reason in sorted(reasons.items()) if reason is not None)
-        return VerifyResult(self.checked, self.hashed, tuple(damaged), tuple(broken), (*odd, *self._odd_blobs()))
-
-    def _manifest(self, name: ModelName, known: dict[ModelName, bytes]) -> bytes:
-        """Return the bytes of a manifest as it is now; none when it is gone or can't be read."""
-        if name not in known:
-            try:
-                known[name] = self.store.manifests.read_bytes(name)
-            except BlobStoreError:
-                known[name] = b""
-        return known[name]
-
-    def _again(self, checker: BlobChecker, digest: str, uses: Sequence[Use], first: BlobCheck) -> str | None:
-        """Return what is still wrong with a blob, or None: nobody needs it any more, or it was made again."""
-        if not uses and digest not in self.listing.named:
-            return None
-        if first.identity is not None and first.identity == self._identity(digest):
-            return first.reason
-        check = checker.check(Digest(digest), uses)
-        return None if check.reason == MISSING and not uses else check.reason
-
-    def _identity(self, digest: str) -> FileIdentity | None:
-        try:
-            with self.store.blobs.reader(Digest(digest)) as reader:
-                return reader.identity
-        except BlobStoreError:
-            return None
-
-    def _odd_blobs(self) -> Iterator[OddFile]:
-        for digest in sorted(self.listing.named.keys() - self.found.keys()):
-            entry = self.listing.named[digest]
-            with suppress(OSError):  # it has been removed
-                if (reason := odd_mode(entry.stat(follow_symlinks=False))) is not None:
-                    yield OddFile(Path(entry.path), reason)
+def _odd_blobs(checks: BlobChecks) -> Iterator[OddFile]:
+    for digest in sorted(checks.listing.named.keys() - checks.damaged.keys()):
+        entry = checks.listing.named[digest]
+        with suppress(OSError):  # it has been removed
+            if (reason := odd_mode(entry.stat(follow_symlinks=False))) is not None:
+                yield OddFile(Path(entry.path), reason)
 
 
 def _changed(raw: bytes, copies: Sequence[bytes]) -> str | None:
@@ -280,13 +205,3 @@ def _changed(raw: bytes, copies: Sequence[bytes]) -> str | None:
         if len(copy) == len(raw) and (count := sum(a != b for a, b in zip(raw, copy, strict=True))) <= _FEW_BYTES:
             return f"it differs in {count} byte{'s' if count > 1 else ''} from what was written"
     return None  # another program has written another model there
-
-
-def _damaged(digest: str, reason: str, uses: Sequence[Use], check: BlobCheck) -> DamagedBlob:
-    names = check.tensors or tuple(dict.fromkeys(use.name for use in uses if use.name is not None))
-    models = tuple(sorted({use.model for use in uses}))
-    return DamagedBlob(Digest(digest), reason, models, names)
-
-
-def _silent(nbytes: int, blob: str) -> None:
-    """Progress for nobody."""

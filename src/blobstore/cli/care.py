@@ -1,4 +1,4 @@
-"""``verify`` and ``prune``."""
+"""``verify``, ``repair`` and ``prune``."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
     from blobstore.care.prune import PruneResult, UndoResult, UnneededBlob
+    from blobstore.care.repair import RepairResult
     from blobstore.care.verify import VerifyResult
 
 EXIT_DAMAGED = 3
@@ -35,6 +36,7 @@ _SHOWN = 20
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("verify")(verify)
+    app.command("repair")(repair)
     app.command("prune")(prune)
 
 
@@ -94,6 +96,58 @@ def _verify_document(result: VerifyResult) -> dict[str, Any]:
         ],
         "broken": [{"name": str(broken.name), "reason": broken.reason} for broken in result.broken],
         "odd": [{"path": str(odd.path), "reason": odd.reason} for odd in result.odd],
+    }
+
+
+def repair(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
+    source: Annotated[str, typer.Option("--from", metavar="SOURCE", help="The checkpoint that it was imported from.")],
+    importance: Annotated[
+        str | None, typer.Option("--importance", metavar="FILE", help="The importance that the import had.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option("--draft", metavar="DIR", help="The draft model that it had.")] = None,
+    modelfile: Annotated[
+        str | None, typer.Option("--modelfile", "-f", metavar="FILE", help="The Modelfile that it had, for its texts.")
+    ] = None,
+    jobs: Jobs = None,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the damaged blobs of a model again from its source. Exits with 3 when some could not be made."""
+    from blobstore.care.repair import repair_model
+
+    opened = store_at(store, wait)
+    result = repair_model(
+        name, source, store=opened, importance=importance, draft=draft, modelfile=modelfile, jobs=jobs, bar=progress_bar
+    )
+    if as_json:
+        show_json(_repair_document(result))
+    else:
+        _show_repair(result)
+    if result.remaining:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+def _show_repair(result: RepairResult) -> None:
+    if result.manifest_restored:
+        emit(f"Restored the manifest of {result.name}")
+    for left in result.remaining:
+        emit(printable(f"Not repaired: {left.blob.digest}: {left.reason}"))
+    repaired = f"{len(result.repaired)} made again ({size(sum(blob.size for blob in result.repaired))})"
+    emit(f"Checked {result.checked} blobs of {result.name}: {repaired}, {len(result.remaining)} still damaged")
+
+
+def _repair_document(result: RepairResult) -> dict[str, Any]:
+    return {
+        "name": str(result.name),
+        "checked": result.checked,
+        "repaired": [str(blob.digest) for blob in result.repaired],
+        "bytes": sum(blob.size for blob in result.repaired),
+        "manifest_restored": result.manifest_restored,
+        "remaining": [
+            {"digest": str(left.blob.digest), "name": left.blob.name, "reason": left.reason} for left in result.remaining
+        ],
     }
 
 

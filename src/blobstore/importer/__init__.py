@@ -18,8 +18,8 @@ from blobstore.importer.profiles import Experts
 from blobstore.importer.targets.target import Bar, plan_for_target
 from blobstore.importer.writing.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
+from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import Inventory, read_inventory
-from blobstore.source.producers import source_weights
 from blobstore.source.reading import SourceReaders
 from blobstore.store import FinishedBlob, Ingest, Store
 

@@ -1,43 +1,56 @@
-"""Producers: which programs store quantized weights in which tensors, and the weights of a checkpoint. Pure.
+"""Producers: which programs store quantized weights in which tensors. A table; nothing is read here.
 
-What each producer writes is a row of a table (docs/formats.md section 5). Whatever looks packed and fits no row is refused
-by name (refusals.py). Sources: mlx 0.32.4 `mx.quantize`; ollama/ollama@fb307609 x/create/prequant.go and blockfp8.go;
-vllm-project/compressed-tensors @01dd1a58 compressors/nvfp4/base.py, @22f1b0f3 quantization/lifecycle/forward_helpers.py
-`_dequantize` (scales are divided by the global one), @a118207b compressors/naive_quantized/fp8_block.py;
-NVIDIA/TensorRT-Model-Optimizer @87f791d6 modelopt/torch/export/unified_export_hf.py `_export_quantized_weight`, @f5a1489c
-modelopt/torch/export/quant_utils.py; huggingface/transformers @0189b1d0 integrations/mxfp4.py `convert_moe_packed_tensors`,
-@0095b976 integrations/finegrained_fp8.py `FP8Linear`.
+What each producer writes is a row. An import takes the rows that are ``imported`` (assembly.py) and refuses the others
+(refusals.py); an inspection counts what all of them stand for (packings.py). Sources, by row:
+
+- MLX: mlx 0.32.4 `mx.quantize`; mlx_lm 0.32.2 models/switch_layers.py (a global scale).
+- compressed-tensors: vllm-project/compressed-tensors @01dd1a58 compressors/nvfp4/base.py, pack_quantized/base.py, @54f44f2b
+  pack_quantized/helpers.py `pack_to_int32`, @7e71d9e6 int4_quantized/base.py, @a118207b naive_quantized/fp8_block.py,
+  @22f1b0f3 quantization/lifecycle/forward_helpers.py `_dequantize` (scales are divided by the global one).
+- ModelOpt: NVIDIA/TensorRT-Model-Optimizer @87f791d6 modelopt/torch/export/unified_export_hf.py `_export_quantized_weight`,
+  @f5a1489c modelopt/torch/export/quant_utils.py.
+- gpt-oss: huggingface/transformers @0189b1d0 integrations/mxfp4.py `convert_moe_packed_tensors`.
+- FP8, FP4 experts: huggingface/transformers @0095b976 and 5.23.0 integrations/finegrained_fp8.py `FP8Linear`, `_unpack_fp4`.
+- AWQ: casper-hansen/AutoAWQ @030fe2a1 awq/modules/linear/gemm.py. GPTQ: AutoGPTQ/AutoGPTQ @058fd80a
+  auto_gptq/nn_modules/qlinear/qlinear_cuda.py `QuantLinear`.
+- bitsandbytes: bitsandbytes-foundation/bitsandbytes @005a63c2 nn/modules.py `Linear4bit._save_to_state_dict`, `Int8Params`.
+- EETQ, BitNet: huggingface/transformers 5.23.0 integrations/eetq.py, bitnet.py. EXL2: exllamav2 conversion/adaptivegptq.py
+  `pack` (neggles/exllamav2 @0c2100bd). EXL3: turboderp-org/exllamav3 @0c647502 modules/quant/exl3.py `LinearEXL3`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Protocol
 
-from blobstore.checkpoint import ModuleQuantization, SourceConfig
 from blobstore.dtypes import DType
-from blobstore.errors import UnsupportedSourceError, UsageError, quoted
-from blobstore.quant import Part, Quantization, QuantType
-from blobstore.source.inventory import Inventory, SourceTensor
-from blobstore.source.refusals import check_unpacked
-from blobstore.source.weights import FP8_BLOCK, Form, SourceWeight, named_twice
 
-_FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})
-_NVFP4 = Quantization(QuantType.NVFP4, 16)
-_MXFP4 = Quantization(QuantType.MXFP4, 32)
-_WORD_BYTES = 4
-_PACKED_FORMATS = frozenset({"nvfp4-pack-quantized", "mixed-precision"})
-"""What compressed-tensors calls a checkpoint with NVFP4 weights: others have the same tensors with another meaning."""
+
+class Stored(Protocol):
+    """A stored tensor, whatever else is known of it."""
+
+    @property
+    def dtype(self) -> DType:
+        """Its dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Producer:
     """How one program stores a quantized weight ``X``: the suffixes of its tensors, and which dtypes they have there.
 
-    ``companions``: suffix in the source → suffix of the array that it becomes; all but ``optional`` ones must be there.
-    ``dropped``: scales of activations, which no weight needs. ``joined``: codes lie in blocks of a dimension of their own.
+    ``companions``: suffix in the source → suffix of the array that it becomes, or what it is for where it becomes none; all
+    but ``optional`` ones must be there. ``dropped``: scales of activations, which no weight needs. ``joined``: codes lie in
+    blocks of a dimension of their own.
     """
 
     name: str
@@ -49,15 +62,30 @@ class Producer:
     dropped: tuple[str, ...] = ()
     inverse_global_scale: bool = False
     joined: bool = False
+    imported: bool = True
 
     @property
     def scale(self) -> str:
         """The suffix of the scales in the source."""
         return next(suffix for suffix, stored in self.companions.items() if stored == ".scale")
 
+    def stores(self, name: str, tensors: Mapping[str, Stored]) -> bool:
+        """Return True when the tensor of that name is a weight of this row: its companions are there too."""
+        if tensors[name].dtype not in self.weight_dtypes or not name.endswith(self.weight):
+            return False
+        base = name.removesuffix(self.weight)
+        if not all(base + suffix in tensors for suffix in self.companions if suffix not in self.optional):
+            return False
+        return tensors[base + self.scale].dtype in self.scale_dtypes
 
+
+_FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})
+_FP8 = frozenset({DType.F8_E4M3, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
+_BYTES = frozenset({DType.U8, DType.I8})
+_SCALES = _FLOATS | _FP8 | {DType.F8_E8M0, DType.U8, DType.I32}
 _ACTIVATION_SCALES = (".input_scale", ".input_global_scale")
-_MLX = Producer(
+
+MLX = Producer(
     name="MLX",
     weight=".weight",
     weight_dtypes=frozenset({DType.U32}),
@@ -65,7 +93,7 @@ _MLX = Producer(
     companions={".scales": ".scale", ".biases": ".bias"},
     optional=frozenset({".biases"}),
 )
-_COMPRESSED_TENSORS = Producer(
+COMPRESSED_NVFP4 = Producer(
     name="compressed-tensors NVFP4",
     weight=".weight_packed",
     weight_dtypes=frozenset({DType.U8}),
@@ -74,7 +102,7 @@ _COMPRESSED_TENSORS = Producer(
     dropped=_ACTIVATION_SCALES,
     inverse_global_scale=True,
 )
-MODELOPT = Producer(
+MODELOPT_NVFP4 = Producer(
     name="ModelOpt NVFP4",
     weight=".weight",
     weight_dtypes=frozenset({DType.U8}),
@@ -82,7 +110,7 @@ MODELOPT = Producer(
     companions={".weight_scale": ".scale", ".weight_scale_2": ".global_scale"},
     dropped=_ACTIVATION_SCALES,
 )
-_GPT_OSS = Producer(
+GPT_OSS = Producer(
     name="gpt-oss MXFP4",
     weight="_blocks",
     weight_dtypes=frozenset({DType.U8}),
@@ -101,207 +129,118 @@ _BLOCK_FP8 = tuple(
     )
     for suffix in ("_scale_inv", "_scale")  # both stand for what codes are multiplied by
 )
-_PRODUCERS = (_MLX, _COMPRESSED_TENSORS, MODELOPT, _GPT_OSS, *_BLOCK_FP8)
+BLOCK_FP8 = _BLOCK_FP8[0].name
 
 
-def source_weights(inventory: Inventory) -> tuple[SourceWeight, ...]:
-    """Return the weights of a checkpoint, sorted by name; companions are part of their weight.
-
-    Raises: UnsupportedSourceError naming tensor, format and reason for whatever is packed in another way, has parts that
-    do not fit together, or lacks one, and for two weights of one name.
-    """
-    found = {tensor.name: match for tensor in inventory.tensors.values() if (match := _match(tensor, inventory.tensors))}
-    consumed = set(found)
-    weights = []
-    for name, producer in found.items():
-        weights.append(_READERS[producer.name](_Found(inventory, producer, name)))
-        base = name.removesuffix(producer.weight)
-        # Activations' scales hang on the module, also where the weight is FP8: X.weight, X.input_scale.
-        module = base.removesuffix(".weight")
-        consumed.update(base + suffix for suffix in producer.companions)
-        consumed.update(module + suffix for suffix in producer.dropped)
-    rest = {name: tensor for name, tensor in inventory.tensors.items() if name not in consumed}
-    check_unpacked(rest, inventory)
-    result = sorted([*weights, *map(SourceWeight.plain, rest.values())], key=lambda weight: weight.name)
-    for one, other in pairwise(result):
-        if one.name == other.name:
-            raise named_twice(one.name, one, other)
-    return tuple(result)
+def _counted(
+    name: str, weight: str, weight_dtypes: Iterable[DType], scale: str, *others: str, optional: Iterable[str] = ()
+) -> Producer:
+    """Return a row of what is not imported: ``others`` must be there too."""
+    companions = {scale: ".scale", **{suffix: suffix for suffix in (*others, *optional)}}
+    return Producer(
+        name, weight, frozenset(weight_dtypes), _SCALES, companions, optional=frozenset(optional), imported=False
+    )
 
 
-def _match(tensor: SourceTensor, tensors: Mapping[str, SourceTensor]) -> Producer | None:
-    """Return the producer of a quantized weight, or None for any other tensor."""
-    for producer in _PRODUCERS:
-        if tensor.dtype not in producer.weight_dtypes or not tensor.name.endswith(producer.weight):
-            continue
-        base = tensor.name.removesuffix(producer.weight)
-        required = [base + suffix for suffix in producer.companions if suffix not in producer.optional]
-        if all(name in tensors for name in required) and tensors[base + producer.scale].dtype in producer.scale_dtypes:
-            return producer
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A quantized weight that was found: where, and whose."""
-
-    inventory: Inventory
-    producer: Producer
-    name: str
-
-    @property
-    def base(self) -> str:
-        return self.name.removesuffix(self.producer.weight)
-
-    @property
-    def parts(self) -> dict[str, SourceTensor]:
-        """The tensors by the suffix of the array that they become."""
-        tensors = self.inventory.tensors
-        names = {"": self.name} | {stored: self.base + suffix for suffix, stored in self.producer.companions.items()}
-        return {stored: tensors[name] for stored, name in names.items() if name in tensors}
-
-    @property
-    def config(self) -> SourceConfig:
-        return self.inventory.config or SourceConfig()
-
-    @property
-    def config_hint(self) -> str | None:
-        return "Import the folder with its config.json." if self.inventory.config is None else None
-
-    def unsaid(self, what: str) -> str:
-        """Return that nothing says ``what``."""
-        return f"no config.json says {what}" if self.inventory.config is None else f"config.json does not say {what}"
-
-    def refused(self, reason: str, hint: str | None = None) -> UnsupportedSourceError:
-        """Return the error that says why the weight is not imported."""
-        return UnsupportedSourceError(
-            f"{quoted(self.name)} is {self.producer.name}: {reason}",
-            tensor=self.name,
-            path=self.inventory.tensors[self.name].file.path,
-            hint=hint or "Import the unquantized checkpoint.",
-        )
-
-
-def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight:
-    """Return a weight whose codes are stored as ours are, byte for byte; its companions must have the right sizes."""
-    parts, producer = found.parts, found.producer
-    *lead, last = parts[""].shape or (0,)
-    if producer.joined:
-        last = last * lead.pop() if lead else 0
-    words = (*lead, last // (1 if parts[""].dtype is DType.U32 else _WORD_BYTES))
-    shape = quantization.logical_shape(words)
-    scale = parts[".scale"]
-    dtype = scale.dtype if quantization.quant_type.is_affine else DType.BF16
-    if not dtype.is_float:
-        raise found.refused(f"its scale {quoted(scale.name)} is {dtype}, and those of {quantization} are floats")
-    weight = SourceWeight(name, dtype, shape, parts, Form.CODES, producer.name, quantization, producer.inverse_global_scale)
-    if math.prod(words) * _WORD_BYTES != parts[""].nbytes or not quantization.divides(shape):
-        raise found.refused(f"{list(parts[''].shape)} are no whole groups of {quantization}")
-    wanted = {part.suffix: part for part in quantization.parts(shape, dtype, global_scale=weight.global_scale_shape)}
-    for suffix, part in wanted.items():
-        if suffix and not _holds(parts.get(suffix), part):
-            raise found.refused(_unfit(parts.get(suffix), part))
-    if ".bias" in parts.keys() - wanted.keys():
-        raise found.refused(f"it has biases, {quoted(parts['.bias'].name)}, and {quantization} has none")
-    return weight
-
-
-def _holds(tensor: SourceTensor | None, part: Part) -> bool:
-    """Return True when the tensor has the bytes of that array: a scale's E4M3 or E8M0 bits may have any 8-bit dtype."""
-    if tensor is None or (part.suffix == ".global_scale" and tensor.shape not in ((), (1,))):
-        return False
-    return tensor.shape == part.shape and (tensor.dtype is part.dtype or (part.dtype is DType.U8 and tensor.dtype.bits == 8))  # noqa: PLR2004
-
-
-def _unfit(tensor: SourceTensor | None, part: Part) -> str:
-    what = part.suffix[1:].replace("_", " ")
-    if tensor is None:
-        return f"its {what} is missing"
-    if part.suffix == ".global_scale":
-        return f"its global scale {quoted(tensor.name)} is {tensor.dtype} {list(tensor.shape)}, and not one F32"
-    return f"its {what} {quoted(tensor.name)} is {tensor.dtype} {list(tensor.shape)}, not {part.dtype} {list(part.shape)}"
-
-
-def _mlx(found: _Found) -> SourceWeight:
-    if (scale := found.inventory.tensors.get(f"{found.base}.global_scale")) is not None:
-        # mlx_lm 0.32.2 models/switch_layers.py `_quantize_experts`; left out, all weights would be wrong by a factor.
-        raise found.refused(f"its global scale {quoted(scale.name)}, which MLX counts in 2688ths, is not imported")
-    settings = found.config.mlx_quantization
-    module = settings.of(found.base) if settings is not None else None
-    if module is None:
-        return _codes(found, _inferred(found), found.name)
-    try:
-        quantization = _mlx_quantization(module)
-    except UsageError as error:
-        reason = f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type here"
-        raise found.refused(reason, error.hint) from None
-    return _codes(found, quantization, found.name)
-
-
-def _mlx_quantization(module: ModuleQuantization) -> Quantization:
-    if module.mode != "affine":
-        quantization = Quantization(QuantType(module.mode), module.group_size)
-        if quantization.quant_type.bits != module.bits:
-            raise UsageError(f"{module.mode} has not {module.bits} bits")
-        return quantization
-    affine = {4: QuantType.INT4, 8: QuantType.INT8}
-    if module.bits not in affine:
-        raise UsageError("only 4 and 8 bits are stored", hint="Quantize the original checkpoint to int4 or int8.")
-    return Quantization(affine[module.bits], module.group_size)
-
-
-def _inferred(found: _Found) -> Quantization:
-    """Return the only quantization that the tensors' shapes allow. Raises: UnsupportedSourceError for none or several."""
-    possible = []
-    for quantization in (Quantization(kind, size) for kind in QuantType for size in kind.group_sizes):
-        if quantization.quant_type.is_affine == (".bias" in found.parts):
-            try:
-                _codes(found, quantization, found.name)
-            except UnsupportedSourceError:
-                continue
-            possible.append(quantization)
-    if len(possible) != 1:
-        answers = ", ".join(map(str, possible)) or "none"
-        raise found.refused(f"{found.unsaid('how it was quantized')}, and its shapes fit {answers}", found.config_hint)
-    return possible[0]
-
-
-def _nvfp4(found: _Found) -> SourceWeight:
-    if (scale := found.inventory.tensors.get(f"{found.base}.pre_quant_scale")) is not None:
-        # ModelOpt's NVFP4_AWQ: the weights were divided by it, and no layernorm took it up (unified_export_hf.py).
-        raise found.refused(f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form has")
-    formats = found.config.packed_formats
-    if formats and found.producer is _COMPRESSED_TENSORS and formats.isdisjoint(_PACKED_FORMATS):
-        raise found.refused(f"config.json says that its format is {', '.join(sorted(formats))}")
-    return _codes(found, _NVFP4, found.base + ".weight")
-
-
-def _gpt_oss(found: _Found) -> SourceWeight:
-    # As mlx-lm names it (ml-explore/mlx-lm@1245c2ec mlx_lm/models/gpt_oss.py `sanitize`), so that its model finds it.
-    return _codes(found, _MXFP4, found.base + ".weight")
-
-
-def _block_fp8(found: _Found) -> SourceWeight:
-    parts = found.parts
-    block = found.config.fp8_block_size
-    if block not in (None, (FP8_BLOCK, FP8_BLOCK)):
-        raise found.refused(f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded")
-    shape = parts[""].shape
-    if len(shape) < 2:  # noqa: PLR2004
-        raise found.refused(f"{list(shape)} is no matrix")
-    wanted = (*shape[:-2], -(-shape[-2] // FP8_BLOCK), -(-shape[-1] // FP8_BLOCK))
-    scale = parts[".scale"]
-    if scale.shape != wanted:
-        raise found.refused(f"its scale {quoted(scale.name)} is {list(scale.shape)}, and 128x128 blocks need {list(wanted)}")
-    if block is None:
-        raise found.refused(f"{found.unsaid('which weights share a scale')} (weight_block_size)", found.config_hint)
-    return SourceWeight(found.name, DType.BF16, shape, parts, Form.BLOCK_FP8, found.producer.name)
-
-
-_READERS: Mapping[str, Callable[[_Found], SourceWeight]] = {
-    _MLX.name: _mlx,
-    _COMPRESSED_TENSORS.name: _nvfp4,
-    MODELOPT.name: _nvfp4,
-    _GPT_OSS.name: _gpt_oss,
-    _BLOCK_FP8[0].name: _block_fp8,
+COMPRESSED = _counted(
+    "compressed-tensors",
+    ".weight_packed",
+    _BYTES | {DType.I32},
+    ".weight_scale",
+    optional=(".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"),
+)
+SCALED_BYTES = _counted(
+    "8-bit integers with scales",
+    ".weight",
+    _BYTES,
+    ".weight_scale",
+    optional=(".weight_scale_2", ".weight_zero_point", ".weight_shape"),
+)
+STACKED_NVFP4 = _counted("ModelOpt NVFP4", "", {DType.U8}, "_weight_scale", optional=("_weight_scale_2",))
+QWEIGHT = _counted("GPTQ", ".qweight", {DType.I32}, ".scales", optional=(".qzeros", ".g_idx"))
+QUANT_STATE = ".weight.quant_state.bitsandbytes__"
+BITSANDBYTES = {
+    kind: _counted(
+        "bitsandbytes",
+        ".weight",
+        _FLOATS | {DType.U8},  # what codes are kept in is an option, quant_storage
+        ".weight.absmax",
+        QUANT_STATE + kind,
+        optional=(".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map"),
+    )
+    for kind in ("nf4", "fp4")
 }
+EXL2 = _counted(
+    "EXL2", ".q_weight", {DType.I32}, ".q_scale", ".q_invperm", optional=(".q_scale_max", ".q_groups", ".q_perm")
+)
+EXL3 = _counted("EXL3", ".trellis", {DType.I16}, ".suh", ".svh", optional=(".mcg", ".mul1", ".su", ".sv"))
+FP4_EXPERTS = (
+    _counted("FP4", ".weight", {DType.I8}, ".scale"),
+    _counted("FP4", "", {DType.I8}, "_scale_inv"),
+)
+PLAIN_BYTES = (
+    _counted("bitsandbytes int8", ".weight", {DType.I8}, ".SCB", optional=(".weight_format",)),
+    _counted("EETQ", ".weight", {DType.I8}, ".weight_scales"),
+)
+SCALED_FP8 = (
+    _counted("FP8", "", _FP8, "_scale_inv"),
+    _counted("FP8", "", _FP8, "_scale"),
+    _counted("FP8", ".weight", _FP8, ".scale"),
+    _counted("FP8", ".weight", _FP8, ".scale_weight"),
+)
+
+IMPORTED = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *_BLOCK_FP8)
+"""The rows that are imported, the most telling first."""
+COUNTED = (
+    *IMPORTED,
+    COMPRESSED,
+    *BITSANDBYTES.values(),
+    *PLAIN_BYTES,
+    SCALED_BYTES,
+    STACKED_NVFP4,
+    QWEIGHT,
+    EXL2,
+    EXL3,
+    *FP4_EXPERTS,
+    *SCALED_FP8,
+)
+"""All rows: what an inspection knows."""
+
+ASIDE = (
+    *_ACTIVATION_SCALES,
+    ".input_zero_point",
+    ".output_scale",
+    ".output_zero_point",
+    ".activation_scale",
+    ".pre_quant_scale",
+    ".global_scale",
+)
+"""What may lie beside the weight of a quantized module, and is no weight: suffixes of the module."""
+
+
+def _by_dtype(rows: Iterable[Producer]) -> Mapping[DType, tuple[Producer, ...]]:
+    found: defaultdict[DType, list[Producer]] = defaultdict(list)
+    for row in rows:
+        for dtype in row.weight_dtypes:
+            found[dtype].append(row)
+    return {dtype: tuple(members) for dtype, members in found.items()}
+
+
+_IMPORTED_BY_DTYPE, _COUNTED_BY_DTYPE = _by_dtype(IMPORTED), _by_dtype(COUNTED)
+
+
+def importing_row(name: str, tensors: Mapping[str, Stored]) -> Producer | None:
+    """Return the imported row that a tensor is a weight of, or None for any other tensor."""
+    return _row(name, tensors, _IMPORTED_BY_DTYPE)
+
+
+def counting_row(name: str, tensors: Mapping[str, Stored]) -> Producer | None:
+    """Return the row that a tensor is a weight of, imported or not, or None for any other tensor."""
+    return _row(name, tensors, _COUNTED_BY_DTYPE)
+
+
+def _row(name: str, tensors: Mapping[str, Stored], rows: Mapping[DType, tuple[Producer, ...]]) -> Producer | None:
+    for row in rows.get(tensors[name].dtype, ()):
+        if row.stores(name, tensors):
+            return row
+    return None

@@ -9,6 +9,7 @@ from blobstore.checkpoint import ModuleQuantization, QuantizationSettings, Sourc
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.source.inventory import Inventory, SourceTensor
+from blobstore.source.producers import Stored
 from blobstore.source.weights import is_expert
 
 _OTHER_FP8 = frozenset({DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
@@ -64,50 +65,53 @@ _ALL_INTEGERS = _INTEGERS | _BYTES | _SIGNED_BYTES | {DType.I16, DType.U16, DTyp
 
 def check_unpacked(tensors: Mapping[str, SourceTensor], inventory: Inventory) -> None:
     """Raise UnsupportedSourceError when one of the ``tensors``, which no producer explains, holds packed weights."""
-    for tensor, reason in _packed(tensors, inventory):
+    for name, reason in look_packed(tensors, inventory.tensors, inventory.config):
         raise UnsupportedSourceError(
-            f"{quoted(tensor.name)} is {tensor.dtype}: {reason}",
-            tensor=tensor.name,
-            path=tensor.file.path,
+            f"{quoted(name)} is {tensors[name].dtype}: {reason}",
+            tensor=name,
+            path=tensors[name].file.path,
             hint="Import the unquantized checkpoint.",
         )
 
 
-def _packed(tensors: Mapping[str, SourceTensor], inventory: Inventory) -> Iterator[tuple[SourceTensor, str]]:
+def look_packed(
+    tensors: Mapping[str, Stored], everything: Mapping[str, Stored], config: SourceConfig | None
+) -> Iterator[tuple[str, str]]:
+    """Yield those of the ``tensors``, which no producer explains, that seem to hold packed weights, and why it seems so.
+
+    ``everything`` has what may lie beside them. One may be named more than once.
+    """
     for sign in _SIGNS:
-        for tensor in tensors.values():
-            if tensor.dtype in sign.dtypes and (
-                tensor.name.endswith(sign.suffix) if sign.suffix else _may_be_weight(tensor)
-            ):
-                beside = inventory.tensors.get(tensor.name.removesuffix(sign.suffix) + sign.beside)
-                if not sign.beside or beside is not None:
-                    yield tensor, sign.reason.format(beside=_described(beside))
-    yield from _unexplained(tensors, inventory.config or SourceConfig())
+        for name, tensor in tensors.items():
+            if tensor.dtype in sign.dtypes and (name.endswith(sign.suffix) if sign.suffix else _may_be_weight(name, tensor)):
+                beside = name.removesuffix(sign.suffix) + sign.beside
+                if not sign.beside or beside in everything:
+                    yield name, sign.reason.format(beside=_described(beside, everything) if sign.beside else "")
+    yield from _unexplained(tensors, config or SourceConfig())
 
 
-def _may_be_weight(tensor: SourceTensor) -> bool:
+def _may_be_weight(name: str, tensor: Stored) -> bool:
     """Return True for whatever is called a weight, and for matrices of experts, which often are not; no scale is one."""
-    named = tensor.name.endswith(".weight")
-    return named or (is_expert(tensor.name) and len(tensor.shape) > 1 and "scale" not in tensor.name.rpartition(".")[2])
+    return name.endswith(".weight") or (is_expert(name) and len(tensor.shape) > 1 and "scale" not in name.rpartition(".")[2])
 
 
-def _described(tensor: SourceTensor | None) -> str:
-    return "" if tensor is None else f"{quoted(tensor.name)} ({tensor.dtype} {list(tensor.shape)})"
+def _described(name: str, everything: Mapping[str, Stored]) -> str:
+    return f"{quoted(name)} ({everything[name].dtype} {list(everything[name].shape)})"
 
 
-def _unexplained(tensors: Mapping[str, SourceTensor], config: SourceConfig) -> Iterator[tuple[SourceTensor, str]]:
+def _unexplained(tensors: Mapping[str, Stored], config: SourceConfig) -> Iterator[tuple[str, str]]:
     """Yield the tensors that config.json calls quantized, and that are stored in no way that is known."""
     method, settings = config.quant_method, config.mlx_quantization
-    for tensor in tensors.values():
+    for name, tensor in tensors.items():
         if method is not None and method not in _KNOWN_METHODS:
             if tensor.dtype in _ALL_INTEGERS and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
-                yield tensor, f"config.json says that it was quantized by {quoted(method)}, which is not imported"
-        elif tensor.dtype is DType.U8 and tensor.name.endswith("_blocks") and method == "mxfp4":
-            yield tensor, "its _scales are missing"
-        elif tensor.dtype is DType.U32 and settings is not None and _module_of(tensor, settings) is not None:
-            yield tensor, "its scales are missing, and config.json says that MLX quantized it"
+                yield name, f"config.json says that it was quantized by {quoted(method)}, which is not imported"
+        elif tensor.dtype is DType.U8 and name.endswith("_blocks") and method == "mxfp4":
+            yield name, "its _scales are missing"
+        elif tensor.dtype is DType.U32 and settings is not None and _module_of(name, settings) is not None:
+            yield name, "its scales are missing, and config.json says that MLX quantized it"
 
 
-def _module_of(tensor: SourceTensor, settings: QuantizationSettings) -> ModuleQuantization | None:
+def _module_of(name: str, settings: QuantizationSettings) -> ModuleQuantization | None:
     """Return how MLX says that it quantized the module of a weight, or None."""
-    return settings.of(tensor.name.removesuffix(".weight")) if tensor.name.endswith(".weight") else None
+    return settings.of(name.removesuffix(".weight")) if name.endswith(".weight") else None

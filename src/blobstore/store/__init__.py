@@ -32,7 +32,8 @@ from blobstore.store.journal import Journal, dead_journals
 from blobstore.store.leftovers import Leftover, Leftovers
 from blobstore.store.lock import StoreLock
 from blobstore.store.manifests import ManifestFolder
-from blobstore.store.references import References
+from blobstore.store.references import References, is_plain, missing_blob
+from blobstore.store.summaries import Summary, SummaryCache
 from blobstore.store.trash import Trash, TrashedBlob
 from blobstore.store.writer import BlobWriter, FinishedBlob
 
@@ -46,8 +47,11 @@ __all__ = [
     "References",
     "Removal",
     "Store",
+    "Summary",
     "Trash",
     "TrashedBlob",
+    "is_plain",
+    "missing_blob",
     "open_store",
 ]
 
@@ -64,7 +68,11 @@ class Removal:
 
 
 class Store:
-    """A content-addressed store of model blobs. Reading never writes; folders are made by the first write."""
+    """A content-addressed store of model blobs.
+
+    Reading never writes, but for a cache of summaries in a folder of ours (summaries.py); other folders are made by the
+    first write.
+    """
 
     def __init__(self, root: str | os.PathLike[str], *, wait_s: float | None = None) -> None:
         # Resolved once: the store may be reached through a link, but nothing below it may be one.
@@ -80,6 +88,7 @@ class Store:
         self.manifests = ManifestFolder(self.root / "manifests")
         self._private = self.root / PRIVATE
         self.copies = ManifestCopies(self._private / "copies")
+        self.summaries = SummaryCache(self._private / "cache" / "summaries", self.root)
         self.trash = Trash(self._private / "trash", self.blobs.path)
         self._lock = StoreLock(self._private / "lock", wait_s)
 

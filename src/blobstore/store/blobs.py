@@ -16,6 +16,7 @@ from blobstore.store.files import os_errors, remove_if_there
 
 # The first Ollamas wrote "sha256:…"; later ones rename such files when they start (`fixBlobs`).
 _BLOB_NAME = re.compile(r"sha256[-:](?P<hex>[0-9a-f]{64})", re.ASCII)
+_PREFIX = len("sha256-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,16 @@ class BlobFolder:
                         named[match["hex"]] = first  # "-" comes before ":"
                         others.append(second)
         return BlobListing(named, tuple(sorted(others, key=lambda entry: entry.name)))
+
+    def digests(self) -> set[str]:
+        """Return the hex digits of the digests for which regular files of the folder are named. Raises: StorageError."""
+        with os_errors("list", self.path):
+            if not self.path.exists():
+                return set()
+            with os.scandir(self.path) as entries:
+                found = (entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+                # What is no digest among them does no harm: it is no blob's that anybody asks for.
+                return {name[_PREFIX:] for name in found if name.startswith(("sha256-", "sha256:"))}
 
     def open(self, descriptor: Descriptor) -> FileReader:
         """Return a reader over a blob that has the descriptor's size; its bytes are not checked here.

@@ -32,18 +32,32 @@ _PLAIN_MANIFEST = re.compile(
     rf',"layers":\[(?:(?:{_DESCRIPTOR},)*+{_DESCRIPTOR})?\]\}}\n?',
     re.ASCII,
 )
+_DIGEST = re.compile(r'"digest":"sha256:([0-9a-f]{64})"', re.ASCII)
 _REFERENCE = re.compile(r'"digest":"sha256:([0-9a-f]{64})","size":([0-9]+)', re.ASCII)
+
+
+def is_plain(raw: bytes) -> bool:
+    """Return True when a manifest is written as Ollama and we write it, without escapes: it is valid then."""
+    if len(raw) > MAX_MANIFEST or not raw.isascii():
+        return False
+    text = raw.decode()
+    return _PLAIN_MANIFEST.fullmatch(text) is not None and text.count('"digest":') <= MAX_LAYERS
 
 
 def needs_of(raw: bytes, what: str) -> Needs:
     """Return the blobs that a manifest's bytes name. Raises: as `Manifest.parse`, naming ``what``."""
-    if len(raw) <= MAX_MANIFEST and raw.isascii():
-        text = raw.decode()
-        if _PLAIN_MANIFEST.fullmatch(text):
-            found = _REFERENCE.findall(text)
-            if len(found) <= MAX_LAYERS:
-                return {digest: int(size) for digest, size in found}
+    if is_plain(raw):
+        return {digest: int(size) for digest, size in _REFERENCE.findall(raw.decode())}
     return {blob.digest.hex: blob.size for blob in Manifest.parse(raw, what).descriptors}
+
+
+def missing_blob(raw: bytes, there: set[str], *, is_plain: bool) -> str | None:
+    """Return the first blob that a manifest names and that is not ``there``, None when all are; both by their hex digits.
+
+    ``is_plain``: what `is_plain` said of these bytes. Raises: as `Manifest.parse`.
+    """
+    digests = _DIGEST.findall(raw.decode()) if is_plain else needs_of(raw, "the manifest")
+    return None if there.issuperset(digests) else next(digest for digest in digests if digest not in there)
 
 
 @dataclass(frozen=True, slots=True)

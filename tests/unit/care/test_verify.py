@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -240,20 +241,20 @@ def test_names_that_are_not_there(model: Store) -> None:
 
 def test_what_is_removed_or_made_again_meanwhile_is_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found is looked at again when everything was checked."""
-    from blobstore.care.verify import _Work
+    from blobstore.care.checks import BlobChecks
 
     commit_model(store, "m", A)
     commit_model(store, "n", B)
     blob_path(store, A).unlink()
     blob_path(store, B).write_bytes(b"damage")
-    real = _Work.compare_names
+    real = BlobChecks.run
 
-    def meanwhile(self: _Work) -> None:
+    def meanwhile(self: BlobChecks, *arguments: Any) -> None:
+        real(self, *arguments)
         store.remove(ModelName.parse("m"))
         commit_model(store, "n", B)
-        real(self)
 
-    monkeypatch.setattr(_Work, "compare_names", meanwhile)
+    monkeypatch.setattr(BlobChecks, "run", meanwhile)
     assert verify(store).is_sound
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from blobstore.documents import JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
-from blobstore.dtypes import DType
+from blobstore.dtypes import DType, parameters_of
 from blobstore.importer.options import ImportOptions
 from blobstore.quant import Part, Quantization
 from blobstore.safetensors import TensorEntry, encode_header, lay_out
@@ -61,7 +60,7 @@ class OutputTensor:
     @property
     def parameters(self) -> int:
         """Number of weights, before packing."""
-        return math.prod(self.shape)
+        return parameters_of(self.shape)
 
     def part_bytes(self, count: int) -> dict[str, int]:
         """Return the stored bytes of ``count`` values, whole groups of them, by array suffix."""

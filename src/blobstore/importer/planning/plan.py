@@ -26,9 +26,9 @@ from blobstore.importer.policies.policy import Policy
 from blobstore.importer.policies.rules import Rule, RuleBook
 from blobstore.importer.profiles import Experts
 from blobstore.quant import Quantization, QuantType
+from blobstore.source.assembly import source_weights
 from blobstore.source.classify import SourceKind, classify
 from blobstore.source.inventory import Inventory
-from blobstore.source.producers import source_weights
 from blobstore.source.weights import Form, SourceWeight, is_expert
 
 DRAFT_PREFIX = "draft."

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from blobstore.documents import parse_object
 from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
 from blobstore.importer.policies.rules import Rule
 from blobstore.kernels import check_method
 from blobstore.quant import Quantization, QuantType
 from blobstore.ranges import FileReader
+from blobstore.strictjson import parse_object
 
 _LARGEST_FILE = 2**20
 _MOST_RULES = 10_000

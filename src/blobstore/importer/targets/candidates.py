@@ -20,8 +20,8 @@ from blobstore.importer.policies.policy import is_matrix
 from blobstore.importer.policies.rules import Rule, RuleBook, escaped
 from blobstore.importer.profiles import Experts
 from blobstore.quant import Quantization, QuantType
+from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import Inventory
-from blobstore.source.producers import source_weights
 
 _EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
 _NO_TOKENS = ("per_layer", "vision", "visual", "audio")

@@ -1,0 +1,221 @@
+"""``inspect``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blobstore.cli.output import (
+    JsonOption,
+    StoreOption,
+    count,
+    cut,
+    emit,
+    printable,
+    shape,
+    show_facts,
+    show_json,
+    show_table,
+    size,
+    store_at,
+)
+from blobstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from blobstore.inspection import Inspection, LogicalTensor
+    from blobstore.inspection.tree import Branch
+
+_LONGEST_NAME = 96
+_LONGEST_VALUE = 120
+_LARGE_VALUE = 2000
+_MOST_VALUES = 40
+_MOST_TYPES = 3
+_INDENT = "  "
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A .safetensors file, a folder, a shard index, an address, hf://ORG/NAME[@REVISION][/PATH], or a stored model.",
+    ),
+]
+Filter = Annotated[
+    list[str] | None,
+    typer.Option("--filter", metavar="GLOB", help="Only tensors of such names, in everything that is shown. Repeatable."),
+]
+Sort = Annotated[
+    str, typer.Option("--sort", metavar="KEY", help="Order of --tensors: file, name, size or parameters (largest first).")
+]
+Depth = Annotated[int | None, typer.Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all].")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command("inspect")(inspect)
+
+
+def inspect(
+    target: Target,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors.")] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="Show the modules, alike ones together.")] = False,
+    depth: Depth = None,
+    filters: Filter = None,
+    sort: Sort = "file",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a checkpoint holds, here or far away, from its headers."""
+    from blobstore.inspection import HUB, inspect_at
+
+    if sort not in _ORDERS:
+        raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
+    endpoint = os.environ.get("HF_ENDPOINT") or HUB
+    token = os.environ.get("HF_TOKEN", "").strip() if _is_of_hub(target, endpoint) else ""
+    everything = inspect_at(target, lambda: store_at(store), token=token or None, endpoint=endpoint)
+    found = everything.only(filters) if filters else everything
+    if as_json:
+        from blobstore.inspection.document import inspection_document
+
+        show_json(inspection_document(found), compact=True)
+        return
+    _show(found, len(everything.tensors))
+    if tensors:
+        emit()
+        _show_tensors(found, sort)
+    if tree:
+        emit()
+        _show_tree(found, depth)
+
+
+def _is_of_hub(target: str, endpoint: str) -> bool:
+    """Return whether the Hub's token may go to a target: it is a secret between its owner and the Hub."""
+    from blobstore.inspection.targets import is_address
+
+    if not is_address(target):
+        return target.startswith("hf://")
+    from blobstore.transport import WebAddress
+
+    return WebAddress.parse(target).origin == WebAddress.parse(endpoint).origin
+
+
+def _show(found: Inspection, of: int) -> None:
+    by_type: dict[str, int] = {}
+    for tensor in found.tensors:
+        by_type[tensor.type_name] = by_type.get(tensor.type_name, 0) + tensor.parameters
+    facts = {
+        "name": cut(found.name, _LONGEST_VALUE),
+        "kind": found.kind.value,
+        "files": f"{len(found.files):,}",
+        "tensors": f"{len(found.tensors):,}" + (f" of {of:,}" if len(found.tensors) != of else ""),
+        "parameters": f"{count(found.parameters)} ({found.parameters:,})",
+        "dtypes": _counts(found.parameter_count),
+        "types": _counts(by_type) if found.quantizations else "",
+        "size": size(found.nbytes),
+        "bits per weight": "" if found.bits_per_weight is None else f"{found.bits_per_weight:.2f}",
+    }
+    show_facts({key: value for key, value in facts.items() if value})
+    _show_quantizations(found)
+    modelspec = found.modelspec
+    _show_values("MODELSPEC", modelspec)
+    _show_values("METADATA", {key: found.metadata[key] for key in found.metadata if not _is_modelspec(key)})
+    if found.notes:
+        emit()
+        for note in found.notes:
+            emit(f"Note: {printable(note)}")
+
+
+def _is_modelspec(key: str) -> bool:
+    from blobstore.inspection.inspection import MODELSPEC
+
+    return key.startswith(MODELSPEC)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {count(number)}" for name, number in ordered if number)
+
+
+def _show_quantizations(found: Inspection) -> None:
+    rows = [
+        (
+            one.type,
+            f"{one.bits:g}",
+            "" if one.group_size is None else str(one.group_size),
+            one.format,
+            f"{one.tensors:,}",
+            count(one.parameters),
+        )
+        for one in found.quantizations
+    ]
+    if rows:
+        emit()
+        show_table(("QUANTIZATION", "BITS", "GROUP", "FORMAT", "TENSORS", "PARAMETERS"), rows)
+
+
+def _show_values(heading: str, values: Mapping[str, str]) -> None:
+    """Show keys and values; long values are cut, and of large ones, such as pictures, only the size is shown."""
+    if not values:
+        return
+    rows = [(cut(key, _LONGEST_NAME), _value(value)) for key, value in list(values.items())[:_MOST_VALUES]]
+    if len(values) > _MOST_VALUES:
+        rows.append((f"and {len(values) - _MOST_VALUES:,} more", ""))
+    emit()
+    show_table((heading, "VALUE"), rows)
+
+
+def _value(text: str) -> str:
+    return f"({size(len(text.encode()))})" if len(text) > _LARGE_VALUE else cut(text, _LONGEST_VALUE)
+
+
+def _show_tensors(found: Inspection, sort: str) -> None:
+    in_files = len(found.files) > 1
+    headings = ("TENSOR", "TYPE", "SHAPE", "PARAMETERS", "SIZE", *(("FILE",) if in_files else ()))
+    rows = []
+    for tensor in _ORDERS[sort](found.tensors):
+        row = (
+            cut(tensor.name, _LONGEST_NAME),
+            tensor.type_name,
+            cut(shape(tensor.shape), _LONGEST_NAME),
+            f"{tensor.parameters:,}",
+            size(tensor.nbytes),
+        )
+        rows.append((*row, cut(tensor.file, _LONGEST_NAME)) if in_files else row)
+    show_table(headings, rows)
+
+
+def _natural(tensor: LogicalTensor) -> tuple[list[tuple[int, int | str]], str]:
+    """Return a key that sorts layer 2 before layer 10."""
+    parts = re.split(r"([0-9]{1,18})", tensor.name)
+    return [(0, int(part)) if index % 2 else (1, part) for index, part in enumerate(parts)], tensor.name
+
+
+_ORDERS: Mapping[str, Callable[[Iterable[LogicalTensor]], Iterable[LogicalTensor]]] = {
+    "file": lambda tensors: tensors,
+    "name": lambda tensors: sorted(tensors, key=_natural),
+    "size": lambda tensors: sorted(tensors, key=lambda tensor: -tensor.nbytes),
+    "parameters": lambda tensors: sorted(tensors, key=lambda tensor: -tensor.parameters),
+}
+
+
+def _show_tree(found: Inspection, depth: int | None) -> None:
+    from blobstore.inspection.tree import tree_of
+
+    rows = [_branch_row(branch) for branch in tree_of(found.tensors, depth)]
+    show_table(("MODULE", "TYPE", "SHAPE", "PARAMETERS", "SIZE"), rows)
+
+
+def _branch_row(branch: Branch) -> tuple[str, ...]:
+    alike = f" ({branch.alike:,} alike)" if branch.alike > 1 else ""
+    types = [kind for kind, _ in branch.types]
+    more = f" and {len(types) - _MOST_TYPES} more" if len(types) > _MOST_TYPES else ""
+    return (
+        f"{_INDENT * branch.depth}{cut(branch.name, _LONGEST_NAME)}{alike}",
+        f"{', '.join(types[:_MOST_TYPES])}{more}",
+        "" if branch.shape is None else cut(shape(branch.shape), _LONGEST_NAME),
+        count(branch.parameters),
+        size(branch.nbytes),
+    )

@@ -1,0 +1,188 @@
+"""Places: the files that are inspected, wherever they lie: which there are, and their headers.
+
+With a shard index, its files; without one ``model.safetensors``, else shards by their names, else whatever .safetensors
+there is, each for itself. That is more than an import takes: an inspection refuses only what is missing or damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blobstore.errors import BlobStoreError, NotFoundError, quoted
+from blobstore.inspection.files import InspectedFile
+from blobstore.safetensors import read_header
+from blobstore.source.folders import Folder, LocalFolder
+from blobstore.source.shards import (
+    INDEX_NAME,
+    INDEX_SUFFIX,
+    SINGLE_NAME,
+    SUFFIX,
+    ShardIndex,
+    check_index,
+    missing_shard,
+    read_index,
+    shards_without_index,
+)
+from blobstore.strictjson import MAX_CONFIG
+
+if TYPE_CHECKING:  # pydantic is loaded when a config.json is read
+    from blobstore.checkpoint import SourceConfig
+
+_CONFIG_NAME = "config.json"
+_OTHER_WEIGHTS = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.npz", "*.h5", "*.msgpack")
+_MOST_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of a place that count, in groups: those of a group share the names of their tensors."""
+
+    groups: tuple[tuple[InspectedFile, ...], ...]
+    index: ShardIndex | None = None
+
+    @property
+    def all(self) -> tuple[InspectedFile, ...]:
+        """All files."""
+        return tuple(file for group in self.groups for file in group)
+
+
+def read_files(folder: Folder, names: Sequence[str]) -> tuple[InspectedFile, ...]:
+    """Return files of a folder with their headers.
+
+    Raises: NotFoundError, HeaderError, LimitExceededError, StorageError, RemoteError.
+    """
+    with folder.opened(names) as readers:
+        return tuple(
+            InspectedFile(name, reader.name, reader.size, read_header(reader))
+            for name, reader in zip(names, readers, strict=True)
+        )
+
+
+def read_folder(folder: Folder, notes: list[str]) -> Files:
+    """Return the files of a folder that count; ``notes`` says which others there are.
+
+    Raises: NotFoundError when there are none, or one is missing; as `read_files`; CorruptDataError and DocumentError when
+    index and shards disagree.
+    """
+    names = folder.names()
+    if names is None:
+        return _read_unlisted(folder)
+    if (index := _index_among(names)) is not None:
+        files = read_indexed(folder, index)
+        _note_left_out(names, files, notes)
+        return files
+    if chosen := [SINGLE_NAME] if SINGLE_NAME in names else shards_without_index(folder, names):
+        files = Files((read_files(folder, chosen),))
+        _note_left_out(names, files, notes)
+        return files
+    others = [name for name in names if name.endswith(SUFFIX)]
+    if not others:
+        raise NotFoundError(f"no .safetensors file in {folder.name}", path=folder.name, hint=_hint(folder, names))
+    if len(others) > 1:
+        notes.append(f"no index and no model.safetensors: {len(others):,} files are counted, each for itself")
+    return Files(tuple((file,) for file in read_files(folder, others)))
+
+
+def _index_among(names: Sequence[str]) -> str | None:
+    """Return the shard index's name: the usual one, else the only one, which other programs call otherwise."""
+    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    return INDEX_NAME if INDEX_NAME in indexes else indexes[0] if len(indexes) == 1 else None
+
+
+def _read_unlisted(folder: Folder) -> Files:
+    """Return the files of a folder whose server does not list it."""
+    try:
+        return read_indexed(folder, INDEX_NAME)
+    except NotFoundError as error:
+        if error.rule is not None:  # a shard is missing, and not the index
+            raise
+    try:
+        return Files((read_files(folder, [SINGLE_NAME]),))
+    except NotFoundError as error:
+        message = f"{folder.name} has neither {INDEX_NAME} nor {SINGLE_NAME}"
+        hint = "Check the address. Servers do not list folders: a file of another name has to be given itself."
+        raise NotFoundError(message, path=folder.name, hint=hint) from error
+
+
+def read_indexed(folder: Folder, name: str) -> Files:
+    """Return the shards that an index names.
+
+    Raises: NotFoundError (no index; with rule I1, a missing shard), DocumentError, CorruptDataError; as `read_files`.
+    """
+    index = read_index(folder, name)
+    try:
+        files = read_files(folder, index.files)
+    except NotFoundError as error:
+        shard = next((shard for shard in index.files if folder.place(shard) == error.path), None)
+        if shard is None:
+            raise
+        raise missing_shard(folder, name, shard) from error
+    check_index(index, [(file.place, file.name, file.header.tensors.keys()) for file in files])
+    return Files((files,), index)
+
+
+def _note_left_out(names: Sequence[str], files: Files, notes: list[str]) -> None:
+    chosen = {file.name for file in files.all}
+    left_out = [name for name in names if name.endswith(SUFFIX) and name not in chosen]
+    if left_out:
+        notes.append(f"not counted, for they are not among the checkpoint's files: {some(left_out)}")
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first of some names for a note, and how many more there are."""
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(quoted, names[:_MOST_NAMES])) + more
+
+
+def _hint(folder: Folder, names: Sequence[str]) -> str | None:
+    if others := [name for name in names if any(fnmatchcase(name, pattern) for pattern in _OTHER_WEIGHTS)]:
+        return f"{others[0]} is not safetensors."
+    if isinstance(folder, LocalFolder) and (inner := _folder_with_weights(folder.path)) is not None:
+        return f"The folder {inner} has some."
+    return None
+
+
+def _folder_with_weights(folder: Path) -> Path | None:
+    """Return the first folder in a folder that has weights: pipelines of diffusers are kept so."""
+    try:
+        return next((path.parent for path in sorted(folder.glob(f"*/*{SUFFIX}"))), None)
+    except OSError:
+        return None
+
+
+class ConfigFile:
+    """The config.json of a folder, read when it is first asked for; ``notes`` says when it can't be used."""
+
+    def __init__(self, folder: Folder, notes: list[str]) -> None:
+        self._folder = folder
+        self._notes = notes
+        self._config: SourceConfig | None = None
+        self._is_read = False
+
+    def __call__(self) -> SourceConfig | None:
+        """Return the config; None when there is none, or none that can be used."""
+        if not self._is_read:
+            self._is_read = True
+            try:
+                self._config = self._read()
+            except NotFoundError:
+                pass
+            except BlobStoreError as error:
+                self._notes.append(f"config.json is not used: {error.message}")
+        return self._config
+
+    def _read(self) -> SourceConfig:
+        from blobstore.checkpoint import SourceConfig
+
+        raw = self._folder.read(_CONFIG_NAME, MAX_CONFIG)
+        config = SourceConfig.parse(raw, self._folder.place(_CONFIG_NAME))
+        text = config.text_config or {}
+        inner = text.get("quantization_config")
+        if config.quantization_config is None and isinstance(inner, dict):  # some models of several modalities
+            config = config.model_copy(update={"quantization_config": inner})
+        _ = config.mlx_quantization  # which is checked when it is asked for: now, and not in the midst of counting
+        return config

@@ -1,0 +1,157 @@
+"""Reading: what lies at a path, or under a stored model's name, as an inspection."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UnsupportedSourceError, quoted
+from blobstore.inspection.counting import LogicalTensor, count_tensors, stored_tensor
+from blobstore.inspection.files import InspectedFile
+from blobstore.inspection.inspection import Inspection, TargetKind
+from blobstore.inspection.places import ConfigFile, Files, read_files, read_folder, read_indexed, some
+from blobstore.inspection.targets import LocalTarget, ModelTarget, is_index, missing
+from blobstore.safetensors import read_header
+from blobstore.source.folders import Folder, LocalFolder
+from blobstore.source.shards import ShardIndex
+from blobstore.stored import StoredTensor, stored_tensors
+from blobstore.strictjson import parse_object
+
+if TYPE_CHECKING:  # pydantic is loaded when a store is opened
+    from blobstore.documents import Descriptor, Manifest
+    from blobstore.names import ModelName
+    from blobstore.store import Store
+
+_OWN_DOCUMENT = "blobstore.json"
+_MAX_OWN_DOCUMENT = 256 * 2**20
+
+
+def inspect_path(target: LocalTarget, store: Callable[[], Store]) -> Inspection:
+    """Return what a file, a folder or a shard index holds. Raises: as `blobstore.inspection.inspect`."""
+    path = Path(target.path)
+    notes: list[str] = []
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        raise missing(target.path, target.model) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise StorageError(f"can't look at {quoted(target.path)}: {error}", path=target.path) from error
+    if target.model is not None and _has_model(store, target.model):
+        notes.append(f"this is the path ./{target.path}; the stored model of that name is {target.model}")
+    if is_folder:
+        folder = LocalFolder(path)
+        return inspection_of(target.path, TargetKind.FOLDER, read_folder(folder, notes), folder, notes)
+    folder = LocalFolder(path.parent)
+    if is_index(path.name):
+        return inspection_of(target.path, TargetKind.INDEX, read_indexed(folder, path.name), folder, notes)
+    files = Files((read_files(folder, [path.name]),))
+    return inspection_of(target.path, TargetKind.FILE, files, folder, notes)
+
+
+def inspection_of(name: str, kind: TargetKind, files: Files, folder: Folder, notes: list[str]) -> Inspection:
+    """Return the inspection of files that were read from ``folder``, whose config.json says what headers don't.
+
+    Raises: DocumentError when two files of a group hold a tensor of one name.
+    """
+    config = ConfigFile(folder, notes)
+    tensors: list[LogicalTensor] = []
+    for group in files.groups:
+        tensors += count_tensors(group, config, notes)
+    if files.index is not None:
+        _note_size(files.index, sum(tensor.nbytes for tensor in tensors), notes)
+    return Inspection(
+        name=name,
+        kind=kind,
+        files=files.all,
+        index=files.index.document if files.index is not None else None,
+        tensors=tuple(tensors),
+        metadata=_common([file.header.metadata for file in files.all], notes),
+        notes=tuple(notes),
+    )
+
+
+def _note_size(index: ShardIndex, held: int, notes: list[str]) -> None:
+    metadata = index.document.get("metadata")
+    said = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if type(said) is int and said != held:
+        notes.append(f"the index says that the tensors have {said:,} bytes (total_size); they have {held:,}")
+
+
+def inspect_model(target: ModelTarget, store: Store) -> Inspection:
+    """Return what a stored model holds.
+
+    Raises: NotFoundError (no such model, a missing blob); UnsupportedSourceError (no tensors: a GGUF model);
+    CorruptDataError, StorageError: with ``model`` and ``blob``.
+    """
+    name = target.name
+    try:
+        manifest = store.manifest(name)
+    except NotFoundError:
+        raise missing(target.text, name) from None
+    if not manifest.tensor_layers:
+        message = f"model {name} has no tensor blobs: it is of another kind, GGUF perhaps"
+        raise UnsupportedSourceError(message, model=str(name))
+    files: dict[str, InspectedFile] = {}
+    tensors: list[LogicalTensor] = []
+    for layer in manifest.tensor_layers:
+        file, weights = _read_blob(store, name, layer)
+        if file.name in files:
+            file = replace(file, name=str(layer.digest))
+        files[file.name] = file
+        tensors += (stored_tensor(weight, file.name) for weight in weights)
+    notes: list[str] = []
+    return Inspection(
+        name=str(name),
+        kind=TargetKind.MODEL,
+        files=tuple(files.values()),
+        index=None,
+        tensors=tuple(tensors),
+        metadata=_common(_source_metadata(store, manifest), notes),
+        notes=tuple(notes),
+    )
+
+
+def _read_blob(store: Store, model: ModelName, layer: Descriptor) -> tuple[InspectedFile, list[StoredTensor]]:
+    """Return a blob under its layer's name, and its tensors."""
+    try:
+        with store.blobs.open(layer) as reader:
+            header = read_header(reader)
+            weights = list(stored_tensors(header))
+            return InspectedFile(layer.name or str(layer.digest), reader.name, reader.size, header), weights
+    except BlobStoreError as error:
+        place = f"model {model}: blob {layer.digest} ({layer.name})"
+        raise error.at(place, model=str(model), blob=str(layer.digest), tensor=layer.name) from error
+
+
+def _source_metadata(store: Store, manifest: Manifest) -> list[Mapping[str, str]]:
+    """Return the metadata of the files that a model was imported from; none where nothing says them."""
+    layer = manifest.document(_OWN_DOCUMENT)
+    if layer is None:
+        return []
+    sources = parse_object(store.blobs.read(layer), _OWN_DOCUMENT, rule="M1", limit=_MAX_OWN_DOCUMENT).get("sources")
+    found = [source.get("metadata") for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
+    return [{key: value for key, value in one.items() if isinstance(value, str)} for one in found if isinstance(one, dict)]
+
+
+def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, str]:
+    """Return the metadata of files where they do not contradict each other; ``notes`` says where they do."""
+    common: dict[str, str] = {}
+    differing: dict[str, None] = {}
+    for one in maps:
+        for key, value in one.items():
+            if common.setdefault(key, value) != value:
+                differing[key] = None
+    if differing:
+        notes.append(f"metadata that differ from file to file are not shown: {some(list(differing))}")
+    return {key: value for key, value in common.items() if key not in differing}
+
+
+def _has_model(store: Callable[[], Store], name: ModelName) -> bool:
+    try:
+        store().manifests.require(name)
+    except BlobStoreError:
+        return False
+    return True

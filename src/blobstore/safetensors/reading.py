@@ -1,0 +1,50 @@
+"""A header from a file's first bytes: scanned, and parsed where the scanner declines it."""
+
+from __future__ import annotations
+
+from blobstore.errors import HeaderError, LimitExceededError
+from blobstore.ranges import RangeReader
+from blobstore.safetensors import parse
+from blobstore.safetensors.header import Header
+from blobstore.safetensors.rules import MAX_HEADER, PREFIX, invalid
+from blobstore.safetensors.scanned import scan_header
+
+_GIT_LFS = b"version "
+
+
+def read_header(reader: RangeReader) -> Header:
+    """Return the header of a safetensors file, read from ``reader`` in two reads and fully validated (rules F1 to F19).
+
+    Where the reader does not know its size, F3 and F17 can't be checked.
+
+    Raises: HeaderError with ``rule`` and, where there is one, ``tensor``; ShortReadError when the file shrinks meanwhile.
+    """
+    try:
+        text = _header_text(reader)
+        return parse_header(text, None if reader.size is None else reader.size - PREFIX.size - len(text))
+    except (HeaderError, LimitExceededError) as error:
+        raise error.at(reader.name, path=reader.name) from None
+
+
+def parse_header(text: bytes, data_size: int | None) -> Header:
+    """Return the validated header of ``text`` (the bytes after the length) for a data region of ``data_size`` bytes.
+
+    None is a size that nobody knows: the last tensor's end is then the end. The entries are made when they are asked for.
+
+    Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64 levels.
+    """
+    scanned = scan_header(text, data_size)
+    return parse.parse_header(text, data_size) if scanned is None else scanned
+
+
+def _header_text(reader: RangeReader) -> bytes:
+    if reader.size is not None and reader.size < PREFIX.size:
+        raise invalid("F1", f"no safetensors file: it has {reader.size} bytes, a header needs 8")
+    prefix = reader.read(0, PREFIX.size)
+    (length,) = PREFIX.unpack(prefix)
+    if length > MAX_HEADER:
+        what = "a git-lfs pointer, not the file it stands for" if prefix == _GIT_LFS else "no safetensors file"
+        raise invalid("F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}")
+    if reader.size is not None and PREFIX.size + length > reader.size:
+        raise invalid("F3", f"the file ends inside its header of {length:,} bytes")
+    return reader.read(PREFIX.size, length)

@@ -1,0 +1,158 @@
+#include "scan.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+namespace blobstore {
+namespace {
+
+// Every step returns whether the text goes on as it has to; false ends the scan.
+class Scanner {
+ public:
+  Scanner(std::string_view text, Scan& found) : at_(text.data()), end_(at_ + text.size()), found_(found) {}
+
+  bool header() {
+    if (!members([this] { return member(); })) return false;
+    while (*at_ == ' ') ++at_;
+    return at_ == end_;
+  }
+
+ private:
+  bool take(char wanted) {
+    if (*at_ != wanted) return false;
+    ++at_;
+    return true;
+  }
+
+  void skip_space() {
+    while (*at_ == ' ' || *at_ == '\n' || *at_ == '\t' || *at_ == '\r') ++at_;
+  }
+
+  // An object, or an array: `one` reads each of its values (of an object: with its key).
+  template <char open = '{', char close = '}'>
+  bool members(auto one) {
+    if (!take(open)) return false;
+    skip_space();
+    if (take(close)) return true;
+    do {
+      skip_space();
+      if (!one()) return false;
+      skip_space();
+    } while (take(','));
+    return take(close);
+  }
+
+  bool string(String& value) {
+    if (!take('"')) return false;
+    const char* const begin = at_;
+    value.escaped = false;
+    while (*at_ != '"') {
+      if (*at_ == '\\') {
+        value.escaped = true;
+        ++at_;
+      }
+      if (static_cast<unsigned char>(*at_) < ' ') return false;
+      ++at_;
+    }
+    value.raw = {begin, at_};
+    ++at_;
+    return true;
+  }
+
+  bool key(String& value) {
+    if (!string(value)) return false;
+    skip_space();
+    if (!take(':')) return false;
+    skip_space();
+    return true;
+  }
+
+  // What follows the digits is the caller's business: after "01" or "1.0" it finds neither comma nor bracket.
+  bool number(std::uint64_t& value) {
+    value = 0;
+    if (take('0')) return true;
+    if (*at_ < '1' || *at_ > '9') return false;
+    for (; *at_ >= '0' && *at_ <= '9'; ++at_) {
+      if (__builtin_mul_overflow(value, std::uint64_t{10}, &value)) return false;
+      if (__builtin_add_overflow(value, static_cast<std::uint64_t>(*at_ - '0'), &value)) return false;
+    }
+    return true;
+  }
+
+  bool member() {
+    String name;
+    if (!key(name)) return false;
+    if (name.raw == "__metadata__") return metadata();
+    if (name.raw.size() > most_name_bytes) return false;
+    Entry entry{};
+    if (!tensor(entry)) return false;
+    found_.names.push_back(name);
+    found_.tensors.entries.push_back(entry);
+    return true;
+  }
+
+  bool metadata() {
+    const char* const begin = at_;
+    const auto pair = [this] {
+      String one;
+      return key(one) && string(one);
+    };
+    if (!found_.metadata.empty() || !members(pair)) return false;
+    found_.metadata = {begin, at_};
+    return true;
+  }
+
+  bool tensor(Entry& entry) {
+    unsigned seen = 0;
+    const auto field = [&, this] {
+      String name;
+      if (!key(name)) return false;
+      const unsigned bit = name.raw == "dtype" ? 1 : name.raw == "shape" ? 2 : name.raw == "data_offsets" ? 4 : 0;
+      if (bit == 0 || (seen & bit) != 0) return false;
+      seen |= bit;
+      return bit == 1 ? dtype(entry) : bit == 2 ? shape(entry) : offsets(entry);
+    };
+    return members(field) && seen == 7 && found_.tensors.fits(entry);
+  }
+
+  bool dtype(Entry& entry) {
+    String name;
+    if (!string(name)) return false;
+    const auto* const found = std::ranges::find(dtypes, name.raw, &DType::name);
+    entry.dtype = static_cast<std::uint8_t>(found - std::begin(dtypes));
+    return found != std::end(dtypes);
+  }
+
+  bool shape(Entry& entry) {
+    entry.first_dim = static_cast<std::uint32_t>(found_.tensors.dims.size());
+    const auto dim = [&, this] {
+      if (entry.rank++ == most_rank) return false;
+      return number(found_.tensors.dims.emplace_back());
+    };
+    return members<'[', ']'>(dim);
+  }
+
+  bool offsets(Entry& entry) {
+    unsigned count = 0;
+    const auto one = [&, this] { return count < 2 && number(count++ == 0 ? entry.begin : entry.end); };
+    return members<'[', ']'>(one) && count == 2;
+  }
+
+  const char* at_;
+  const char* const end_;
+  Scan& found_;
+};
+
+}  // namespace
+
+std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size) {
+  Scan found;
+  if (text.size() > std::numeric_limits<std::uint32_t>::max()) return {};  // Entry counts dimensions in 32 bits
+  if (!Scanner(text, found).header() || !found.tensors.cover(data_size)) return {};
+  found.tensors.entries.shrink_to_fit();
+  found.tensors.dims.shrink_to_fit();
+  return found;
+}
+
+}  // namespace blobstore

@@ -1,0 +1,343 @@
+"""Packings: what a quantized weight's tensors stand for, told from their headers and config.json. Pure.
+
+An inspection counts weights before packing, those of formats too that are not imported. Which tensors belong together is in
+producers.py; here each row has a reader, which says the shape of the values and how they are kept, or why that can't be
+told. Nothing is guessed: where several answers fit, there is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from blobstore.dtypes import DType
+from blobstore.source import producers
+from blobstore.source.producers import Producer, Stored
+
+if TYPE_CHECKING:  # pydantic is loaded when a config.json is read
+    from blobstore.checkpoint import SourceConfig
+
+_WORD_BITS = 32
+_AFFINE = tuple((f"int{bits}", bits, size) for bits in (1, 2, 3, 4, 5, 6, 8) for size in (32, 64, 128))
+_SMALL_FLOATS = (("nvfp4", 4, 16), ("mxfp4", 4, 32), ("mxfp8", 8, 32))
+_EXPONENTS = frozenset({DType.U8, DType.F8_E8M0})
+_CODE_BITS = range(1, 9)
+_TILE = 16
+_FORMATS = {"compressed-tensors": "compressed-tensors", "modelopt": "ModelOpt", "bitnet": "BitNet", "quark": "Quark"}
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How values are kept: a type's name, bits a code, and how many of a row share a scale; None where no number says it."""
+
+    kind: str
+    bits: float
+    group_size: int | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.group_size is None else f"{self.kind}/{self.group_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """One quantized weight: its name in the model, the shape of its values, how they are kept, and by whose convention."""
+
+    name: str
+    shape: tuple[int, ...]
+    packing: Packing
+    format: str
+
+
+class UnclearPackingError(ValueError):
+    """What a weight stands for can't be told; the text says why, without the weight's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A quantized weight that was found: whose, and where. ``config`` reads config.json when it is first asked for."""
+
+    row: Producer
+    name: str
+    tensors: Mapping[str, Stored]
+    config: Callable[[], SourceConfig | None]
+
+    @property
+    def base(self) -> str:
+        return self.name.removesuffix(self.row.weight)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensors[self.name].shape
+
+    @property
+    def scale(self) -> Stored:
+        return self.tensors[self.base + self.row.scale]
+
+    def beside(self, suffix: str) -> Stored | None:
+        return self.tensors.get(self.base + suffix)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What config.json's ``quantization_config`` says; empty when it says nothing."""
+        config = self.config()
+        return (config.quantization_config if config is not None else None) or {}
+
+    @property
+    def format(self) -> str:
+        """The program that config.json names, where it names one that is known, else the row's."""
+        method = self.settings.get("quant_method")
+        return _FORMATS.get(method, self.row.name) if isinstance(method, str) else self.row.name
+
+    def packed(self, shape: tuple[int, ...], packing: Packing, form: str | None = None) -> PackedWeight:
+        """Return the weight, by the name that it has where it is not packed."""
+        named_otherwise = self.row.weight not in ("", ".weight")
+        return PackedWeight(self.base + ".weight" if named_otherwise else self.name, shape, packing, form or self.row.name)
+
+
+def read_packing(
+    row: Producer, name: str, tensors: Mapping[str, Stored], config: Callable[[], SourceConfig | None]
+) -> PackedWeight:
+    """Return what the weight ``name`` stands for, which is of that row. ``tensors``: all that may lie beside it.
+
+    Raises: UnclearPackingError when it can't be told; DocumentError when config.json has to be read and is none.
+    """
+    return _READERS[row.name](_Found(row, name, tensors, config))
+
+
+def _mlx(found: _Found) -> PackedWeight:
+    *lead, words = found.shape or (0,)
+    *scale_lead, groups = found.scale.shape or (0,)
+    if lead != scale_lead or not groups:
+        raise UnclearPackingError("MLX's scales do not have the rows of their weights")
+    config = found.config()
+    settings = config.mlx_quantization if config is not None else None
+    module = settings.of(found.base) if settings is not None else None
+    possible = _AFFINE if found.beside(".biases") is not None else _SMALL_FLOATS
+    if (found.scale.dtype.bits == 8) == (possible is _AFFINE):  # noqa: PLR2004  # 8-bit scales are those of small floats
+        possible = ()
+    if module is not None:
+        kind = f"int{module.bits}" if module.mode == "affine" else module.mode
+        possible = ((kind, module.bits, module.group_size),)
+    fitting = [Packing(*one) for one in possible if one[1] * one[2] * groups == words * _WORD_BITS]
+    if len(fitting) != 1:
+        answers = " and ".join(map(str, fitting)) or "no type that MLX has"
+        says = "config.json's is another" if module is not None else "no config.json says which"
+        raise UnclearPackingError(f"MLX's shapes fit {answers}, and {says}")
+    return found.packed((*lead, words * _WORD_BITS // int(fitting[0].bits)), fitting[0])
+
+
+def _nvfp4(found: _Found) -> PackedWeight:
+    formats = {text for text in _formats(found.settings) if text.endswith("-pack-quantized")}
+    kinds = {text.removesuffix("-pack-quantized") for text in formats} - {"nvfp4"}
+    # Others have NVFP4's tensors with another meaning of their scales, such as mixfp4: as many values.
+    kind = kinds.pop() if len(kinds) == 1 and "nvfp4-pack-quantized" not in formats else "nvfp4"
+    return _of_bytes(found, 2, Packing(kind, 4, _TILE))
+
+
+def _of_bytes(found: _Found, codes: int, packing: Packing) -> PackedWeight:
+    """Return a weight with so many codes in a byte, whose scales have its rows and one number for each group."""
+    *lead, last = found.shape or (0,)
+    size = packing.group_size or 1
+    if found.scale.shape != (*lead, last * codes // size) or last * codes % size:
+        raise UnclearPackingError(f"the scales do not have the groups of {packing}")
+    return found.packed((*lead, last * codes), packing)
+
+
+def _formats(settings: Mapping[str, Any]) -> Iterator[str]:
+    groups = settings.get("config_groups")
+    for item in (settings, *(groups.values() if isinstance(groups, dict) else ())):
+        if isinstance(item, dict) and isinstance(item.get("format"), str):
+            yield item["format"]
+
+
+def _gpt_oss(found: _Found) -> PackedWeight:
+    if not found.shape or found.scale.shape != found.shape[:-1] or found.shape[-1] != _TILE or len(found.shape) < 2:  # noqa: PLR2004
+        raise UnclearPackingError("the blocks and scales are none that gpt-oss has")
+    *lead, groups, _ = found.shape
+    return found.packed((*lead, groups * 32), Packing("mxfp4", 4, 32))
+
+
+def _compressed(found: _Found) -> PackedWeight:
+    dtype = found.tensors[found.name].dtype
+    if dtype is DType.I32:
+        return _packed_words(found)
+    if dtype is DType.I8:
+        return found.packed(_doubled(found.shape), Packing("int4", 4, _group_size(found, 2)))
+    return _fp4(found)
+
+
+def _fp4(found: _Found) -> PackedWeight:
+    """Return a weight of two 4-bit floats a byte, by its scales: exponents for 32 values, E4M3 for 16."""
+    kind, size = ("mxfp4", 32) if found.scale.dtype in _EXPONENTS else ("nvfp4", 16)
+    return _of_bytes(found, 2, Packing(kind, 4, size))
+
+
+def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if not shape:
+        raise UnclearPackingError("packed weights of rank 0")
+    return (*shape[:-1], shape[-1] * 2)
+
+
+def _group_size(found: _Found, codes: int) -> int | None:
+    """Return how many values of a row share a scale; None for a whole row, or more."""
+    shape, scale = found.shape, found.scale.shape
+    groups = scale[-1] if shape and len(scale) == len(shape) and scale[:-1] == shape[:-1] else 1
+    return shape[-1] * codes // groups if groups > 1 and not shape[-1] * codes % groups else None
+
+
+def _packed_words(found: _Found) -> PackedWeight:
+    """Return a weight of codes packed without gaps into words, row by row.
+
+    The last word of a row may be filled up. Where the scales do not say how long rows are, it is counted as if it were not.
+    """
+    if len(found.shape) < 2:  # noqa: PLR2004
+        raise UnclearPackingError("compressed-tensors' packed weights are no matrices")
+    *lead, rows, words = found.shape
+    groups = found.scale.shape[-1] if len(found.scale.shape) > 1 else 1
+    zero_points = found.beside(".weight_zero_point")
+    zeros_are_packed = zero_points is not None and zero_points.dtype is DType.I32 and len(zero_points.shape) > 1
+    packed_rows = zero_points.shape[-2] if zero_points is not None and zeros_are_packed else None
+    fitting = set()
+    for bits, size in _weight_groups(found.settings) or [(bits, None) for bits in _CODE_BITS]:
+        if packed_rows is not None and -(-rows * bits // _WORD_BITS) != packed_rows:
+            continue
+        in_groups = size is not None and groups > 1
+        cols = groups * size if size is not None and in_groups else words * _WORD_BITS // bits
+        if -(-cols * bits // _WORD_BITS) == words:
+            fitting.add((bits, size if in_groups else None, cols))
+    if len(fitting) != 1:
+        raise UnclearPackingError("nothing says of how many bits the codes of compressed-tensors are")
+    bits, size, cols = fitting.pop()
+    return found.packed((*lead, rows, cols), Packing(f"int{bits}", bits, size))
+
+
+def _weight_groups(settings: Mapping[str, Any]) -> list[tuple[int, int | None]]:
+    """Return the bits and group sizes of weights that compressed-tensors' ``config_groups`` name."""
+    groups = settings.get("config_groups")
+    found = []
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        bits, size = (weights.get("num_bits"), weights.get("group_size")) if isinstance(weights, dict) else (None, None)
+        if type(bits) is int and bits in _CODE_BITS:
+            found.append((bits, size if type(size) is int and size > 0 else None))
+    return found
+
+
+def _scaled_bytes(found: _Found) -> PackedWeight:
+    shape, scale, form = found.shape, found.scale.shape, found.format
+    if found.tensors[found.name].dtype is DType.I8:
+        return found.packed(shape, Packing("int8", 8, _group_size(found, 1)), form)
+    if form == "BitNet" and len(shape) > 1:
+        return found.packed((*shape[:-2], shape[-2] * 4, shape[-1]), Packing("bitnet", 2), form)
+    if len(shape) > 1 and len(scale) == len(shape):
+        if scale[:-1] == shape[:-1] and (found.scale.dtype in _EXPONENTS or found.scale.dtype is DType.F8_E4M3):
+            fp4 = _fp4(found)
+            return found.packed(fp4.shape, fp4.packing, form)
+        if scale[:-1] == shape[:-1]:
+            return found.packed(_doubled(shape), Packing("int4", 4, _group_size(found, 2)), form)
+        if scale[:-2] == shape[:-2] and scale[-2] == 2 * shape[-2]:  # ModelOpt packs two rows into one
+            size = shape[-1] // scale[-1] if scale[-1] > 1 and not shape[-1] % scale[-1] else None
+            return found.packed((*shape[:-2], scale[-2], shape[-1]), Packing("int4", 4, size), form)
+    raise UnclearPackingError("nothing says how many codes are in a byte")
+
+
+def _stacked_nvfp4(found: _Found) -> PackedWeight:
+    if math.prod(found.shape) * 2 != math.prod(found.scale.shape) * _TILE or len(found.shape) < 2:  # noqa: PLR2004
+        raise UnclearPackingError("the scales do not have the groups of nvfp4/16")
+    *lead, rows, cols = found.shape
+    along_rows = found.scale.shape[-1] == cols
+    return found.packed((*lead, rows * 2, cols) if along_rows else (*lead, rows, cols * 2), Packing("nvfp4", 4, _TILE))
+
+
+def _qweight(found: _Found) -> PackedWeight:
+    """Return a weight of AWQ or GPTQ: both store it transposed, AWQ with its outputs packed, GPTQ with its inputs."""
+    shape, scales = found.shape, found.scale.shape
+    if len(shape) < 2 or len(scales) != len(shape) or shape[:-2] != scales[:-2] or not math.prod(scales):  # noqa: PLR2004
+        raise UnclearPackingError("the scales of qweight are none that AWQ and GPTQ have")
+    *lead, rows, cols = shape
+    groups, out = scales[-2:]
+    bits, inputs, form = _awq_or_gptq(found, rows, cols, out)
+    size = inputs // groups if groups > 1 and not inputs % groups else None
+    return found.packed((*lead, out, inputs), Packing(f"int{bits}", bits, size), form)
+
+
+def _awq_or_gptq(found: _Found, rows: int, cols: int, out: int) -> tuple[int, int, str]:
+    """Return bits, inputs and whose convention it is."""
+    zeros, order = found.beside(".qzeros"), found.beside(".g_idx")
+    if cols != out and cols * _WORD_BITS % out == 0 and cols * _WORD_BITS // out in _CODE_BITS:
+        return cols * _WORD_BITS // out, rows, "AWQ"
+    said = found.settings.get("bits", found.settings.get("w_bit"))
+    possible = {said} if type(said) is int and said in _CODE_BITS else set(_CODE_BITS)
+    if zeros is not None and zeros.shape:
+        possible = {bits for bits in possible if zeros.shape[-1] * _WORD_BITS == out * bits} or possible
+    if order is not None and order.shape and order.shape[-1] > 1:
+        possible = {bits for bits in possible if rows * _WORD_BITS == order.shape[-1] * bits}
+    if cols == out and len(possible) == 1 and not rows * _WORD_BITS % (bits := possible.pop()):
+        return bits, rows * _WORD_BITS // bits, "GPTQ"
+    raise UnclearPackingError("the shapes of qweight are none that AWQ and GPTQ have")
+
+
+def _bitsandbytes(found: _Found) -> PackedWeight:
+    """Return a weight of 4-bit codes in blocks; its shape is in the data, not in the header, so here it is flat."""
+    count = found.tensors[found.name].nbytes * 2
+    kind = next(kind for kind, row in producers.BITSANDBYTES.items() if row is found.row)
+    blocks = math.prod(found.scale.shape)
+    sizes = [2**power for power in range(5, 13) if -(-count // 2**power) == blocks]
+    return found.packed((count,), Packing(kind, 4, sizes[0] if len(sizes) == 1 else None))
+
+
+def _int8(found: _Found) -> PackedWeight:
+    return found.packed(found.shape, Packing("int8", 8))
+
+
+def _exl2(found: _Found) -> PackedWeight:
+    """Return a weight of several widths; its outputs are filled up to a multiple of 32, and counted so."""
+    order = found.beside(".q_invperm")
+    if len(found.shape) != 2 or order is None or not math.prod(order.shape):  # noqa: PLR2004
+        raise UnclearPackingError("the codes are none that EXL2 has")
+    inputs = math.prod(order.shape)
+    return found.packed((found.shape[1], inputs), Packing("exl2", round(found.shape[0] * _WORD_BITS / inputs, 2)))
+
+
+def _exl3(found: _Found) -> PackedWeight:
+    if len(found.shape) != 3:  # noqa: PLR2004
+        raise UnclearPackingError("the trellis is none that EXL3 has")
+    inputs, outputs, width = found.shape
+    bits = width // _TILE if width % _TILE == 0 else width / _TILE
+    return found.packed((outputs * _TILE, inputs * _TILE), Packing("exl3", bits))
+
+
+def _fp4_experts(found: _Found) -> PackedWeight:
+    if found.scale.dtype in _EXPONENTS:
+        return _of_bytes(found, 2, Packing("mxfp4", 4, 32))
+    raise UnclearPackingError("nothing says how many codes are in a byte")
+
+
+def _fp8(found: _Found) -> PackedWeight:
+    shape, scale = found.shape, found.scale
+    if scale.dtype in _EXPONENTS and shape and scale.shape == (*shape[:-1], shape[-1] // 32):
+        return found.packed(shape, Packing("mxfp8", 8, 32), "MXFP8")
+    blocks = len(scale.shape) > 1 and scale.shape[-1] > 1
+    return found.packed(shape, Packing("fp8", 8), producers.BLOCK_FP8 if blocks else "FP8")
+
+
+_READERS: Mapping[str, Callable[[_Found], PackedWeight]] = {
+    producers.MLX.name: _mlx,
+    producers.COMPRESSED_NVFP4.name: _nvfp4,
+    producers.MODELOPT_NVFP4.name: _nvfp4,
+    producers.GPT_OSS.name: _gpt_oss,
+    producers.BLOCK_FP8: _fp8,
+    producers.COMPRESSED.name: _compressed,
+    producers.SCALED_BYTES.name: _scaled_bytes,
+    producers.STACKED_NVFP4.name: _stacked_nvfp4,
+    producers.QWEIGHT.name: _qweight,
+    producers.BITSANDBYTES["nf4"].name: _bitsandbytes,
+    producers.EXL2.name: _exl2,
+    producers.EXL3.name: _exl3,
+    producers.FP4_EXPERTS[0].name: _fp4_experts,
+    producers.SCALED_FP8[0].name: _fp8,
+    producers.PLAIN_BYTES[0].name: _int8,
+    producers.PLAIN_BYTES[1].name: _int8,
+}

@@ -1,0 +1,134 @@
+"""Where requests go: web addresses, and which IP addresses are public. Rule R2 is about both.
+
+A web address is http or https, a host, perhaps a port, a path and a query. It has no user name or password in it (they
+would end up in logs and error messages), and only printable ASCII, as RFC 3986 has it; what a person types is
+normalized first (spaces and other characters of a path are percent-encoded, international host names become IDNA's).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from blobstore.errors import RemoteError, UsageError, quoted
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_MAX_PORT = 65535
+_MAX_TEXT = 8192
+_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|[0-9a-f]*:[0-9a-f:.]*", re.ASCII)
+# RFC 3986 section 4.1: what a Location may be. A scheme has no "!", so "ht!tp://x" is none, and as a relative path it
+# would have a colon in its first segment, which section 4.2 forbids. The class is that of printable characters that an
+# address may have.
+_CHARACTER = r"[!#-;=?-\[\]_a-z~]"
+_REFERENCE = re.compile(
+    rf"(?:https?:)?//[!$-.0-;=@A-Z\[\]_a-z~]+(?:[/?#]{_CHARACTER}*)?"  # with an authority
+    rf"|/(?!/){_CHARACTER}*|[?#]{_CHARACTER}*|[!$-.0-9;=@A-Z_a-z~]+(?:[/?#]{_CHARACTER}*)?",  # a path, a query, a name
+    re.ASCII | re.IGNORECASE,
+)
+
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+# What Python 3.11 calls global and nobody's public server is: protocol assignments, with Oracle's 192.0.0.192 among
+# them (IANA, special-purpose registry), documentation (RFC 9637), and the address at which Azure serves its machines.
+_NOT_PUBLIC = (
+    ipaddress.IPv4Network("192.0.0.0/24"),
+    ipaddress.IPv4Network("168.63.129.16/32"),
+    ipaddress.IPv6Network("3fff::/20"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WebAddress:
+    """A URL that a request can go to. ``target`` is path and query; ``port`` is always there."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the address that ``text`` gives; a fragment is dropped.
+
+        Raises: UsageError (rule R2) for anything else than http and https, for a user name or password, a host or port
+        that can't be.
+        """
+        import httpx2
+
+        if len(text) > _MAX_TEXT:
+            raise _refused("it is too long", text)
+        try:
+            url = httpx2.URL(text)
+        except httpx2.InvalidURL as error:
+            raise _refused(str(error), text) from None
+        if url.scheme not in _DEFAULT_PORTS:
+            raise _refused("it is neither http nor https", text)
+        if url.userinfo:
+            raise UsageError("not a web address: a user name or password in it would show in messages and logs", rule="R2")
+        host = url.raw_host.decode("ascii")
+        port = _DEFAULT_PORTS[url.scheme] if url.port is None else url.port
+        if _HOST.fullmatch(host) is None:
+            raise _refused("its host is no name and no IP address", text)
+        if not 0 < port <= _MAX_PORT:
+            raise _refused(f"{port} is no port", text)
+        return cls(url.scheme, host, port, url.raw_path.decode("ascii"))
+
+    def join(self, reference: str) -> WebAddress:
+        """Return the address that ``reference``, a server's ``Location``, means seen from here (RFC 3986 section 5).
+
+        Raises: RemoteError (rule R2) when it is no reference, or leads to what is no web address.
+        """
+        import httpx2
+
+        refusal = self.refuse(f"redirects to {quoted(reference.partition('?')[0])}, which is no web address")
+        if _REFERENCE.fullmatch(reference) is None:
+            raise refusal
+        try:
+            return WebAddress.parse(str(httpx2.URL(self.text).join(reference)))
+        except (UsageError, httpx2.InvalidURL):
+            raise refusal from None
+
+    @property
+    def origin(self) -> tuple[str, str, int]:
+        """Scheme, host and port: what credentials are for (RFC 6454)."""
+        return (self.scheme, self.host, self.port)
+
+    @property
+    def authority(self) -> str:
+        """Host and, unless it is the scheme's own, port: what the Host field says."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def text(self) -> str:
+        """The whole address, with its query, which may be a secret: signed addresses have one."""
+        return f"{self.scheme}://{self.authority}{self.target}"
+
+    def __str__(self) -> str:
+        return self.text.partition("?")[0]
+
+    def refuse(self, what: str, rule: str = "R2") -> RemoteError:
+        """Return an error that says what the server at this address does."""
+        return RemoteError(f"{self} {what} (rule {rule})", rule=rule, path=str(self))
+
+
+def is_public(address: str) -> bool:
+    """Return whether an IP address, as text, belongs to the public internet.
+
+    Private, loopback, link-local, shared, reserved and multicast addresses do not, nor do the addresses at which clouds
+    serve credentials. An IPv6 address that stands for an IPv4 address (mapped, 6to4, NAT64's well-known prefix) is
+    judged as that one.
+    """
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ip.ipv4_mapped or ip.sixtofour or (ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF) if ip in _NAT64 else None)
+        if inner is None and ip not in _GLOBAL_UNICAST:
+            return False
+        ip = inner or ip
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _NOT_PUBLIC)
+
+
+def _refused(why: str, text: str) -> UsageError:
+    return UsageError(f"not a web address: {quoted(text)}: {why} (rule R2)", rule="R2")

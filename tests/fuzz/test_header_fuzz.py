@@ -1,0 +1,49 @@
+"""The short form of headers.py: 200,000 files, and hypothesis for a short example of what is found."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from header_inputs import ENTRY, POOLS
+from headers import BATCH, DIFFERENCES, Report, check, run_batch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.checkpoints import raw_safetensors
+from support.corpus import Case, case_id, load
+
+BATCHES = 10
+RULES = {f"refused by F{number}" for number in range(1, 18)}
+VERDICTS = RULES | {f"differs: {difference.name}" for difference in DIFFERENCES}
+SMALL = [case for case in load("header") if not case.by_recipe]
+
+
+@pytest.mark.timeout(600)  # 10 s on a quiet machine, and no machine is
+def test_the_invariant_holds_for_generated_files() -> None:
+    seed = "ci" if "CI" in os.environ else str(time.time_ns())
+    report = Report()
+    for batch in range(BATCHES):
+        report.add(run_batch(f"{seed}.{batch}", BATCH))
+    assert report.executions == BATCHES * BATCH == 200_000
+    assert report.broken == [], f"python tests/fuzz/headers.py --seed {seed}"
+    # Every rule and every class was met, so that none of them holds for want of files.
+    assert report.counts.keys() == VERDICTS | {"accepted by the scanner", "accepted by the parser"}, seed
+
+
+@pytest.mark.parametrize("case", SMALL, ids=case_id)
+def test_the_invariant_holds_for_the_corpus(case: Case, tmp_path: Path) -> None:
+    said = check(case.data, tmp_path / "model.safetensors")
+    assert said.startswith("accepted" if case.accepted else "differs" if case.reference_accepts else "refused")
+
+
+@given(st.lists(st.sampled_from([token for pool in POOLS for token in pool]), max_size=12), st.integers(0, len(ENTRY)))
+def test_the_invariant_holds_around_an_entry(tokens: list[bytes], place: int) -> None:
+    text = b'{"w":' + b"".join((*ENTRY[:place], *tokens, *ENTRY[place:])) + b"}"
+    assert check(raw_safetensors(text, b"x"))
+
+
+@given(st.binary(max_size=64))
+def test_the_invariant_holds_for_noise(raw: bytes) -> None:
+    assert check(raw).startswith("refused")

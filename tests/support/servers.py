@@ -1,0 +1,211 @@
+"""A web server on loopback that sends exactly the bytes that a test wants, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)", re.ASCII)
+_SMALLEST_BUFFER = 4096
+TLS_HANDSHAKE = b"\x16"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: ``number`` counts from 0 for each script; field names are in lower case."""
+
+    number: int
+    port: int
+    target: str
+    fields: dict[str, str]
+    connection: int
+
+    @property
+    def range(self) -> tuple[int, int] | None:
+        """The asked bytes, half-open; None where the whole file was asked for."""
+        match = _RANGE.fullmatch(self.fields.get("range", ""))
+        return (int(match[1]), int(match[2]) + 1) if match else None
+
+
+Answer = Callable[[Asked], Iterable[bytes]]
+
+
+@dataclass
+class Script:
+    """What a server does until the next script: ``answer`` yields the bytes of each reply.
+
+    Where a reply has no length of its own, the connection is closed behind it. ``asked`` fills as requests come; ``sent``
+    counts the bytes that went out, framing included.
+    """
+
+    answer: Answer
+    port: int
+    asked: list[Asked] = field(default_factory=list)
+    sent: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def ranges(self) -> list[tuple[int, int] | None]:
+        """The ranges that were asked for, in their order."""
+        return [asked.range for asked in self.asked]
+
+    @property
+    def connections(self) -> int:
+        """How many connections brought requests."""
+        return len({asked.connection for asked in self.asked})
+
+
+class Server:
+    """A server on one port of a loopback address; connections are served by threads that end with them.
+
+    With ``counting`` it has the smallest send buffer, so that what it sent is what the client's machine took, but for a few
+    kilobytes. That is slow: 2 MB/s.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", context: ssl.SSLContext | None = None, *, counting: bool = False) -> None:
+        self._listener = socket.create_server((host, 0))
+        if counting:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SMALLEST_BUFFER)
+        self.host = host
+        self.port = int(self._listener.getsockname()[1])
+        self._scheme = "http" if context is None else "https"
+        self._context = context
+        self._script = Script(lambda _: [], self.port)
+        self._count = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """The address of a file here."""
+        return self.at("model.safetensors")
+
+    def at(self, target: str) -> str:
+        """Return the address of ``target``."""
+        return f"{self._scheme}://{self.host}:{self.port}/{target}"
+
+    def play(self, answer: Answer) -> Script:
+        """Answer by ``answer`` from now on."""
+        self._script = Script(answer, self.port)
+        return self._script
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                self._count += 1
+                threading.Thread(target=self._serve, args=(connection, self._count), daemon=True).start()
+
+    def _serve(self, connection: socket.socket, number: int) -> None:
+        with suppress(OSError), connection:
+            if self._context is not None:
+                connection = self._context.wrap_socket(connection, server_side=True)
+            with connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                rest = b""
+                while (head := _head(connection, rest)) is not None:
+                    rest = head[1]
+                    if not self._reply(connection, head[0], number):
+                        break
+
+    def _reply(self, connection: socket.socket, head: bytes, number: int) -> bool:
+        script = self._script
+        lines = head.decode("latin-1").split("\r\n")
+        fields = dict(line.lower().split(": ", 1)[:1] + line.split(": ", 1)[1:] for line in lines[1:] if line)
+        with script.lock:
+            asked = Asked(len(script.asked), self.port, lines[0].split(" ")[1], fields, number)
+            script.asked.append(asked)
+        for chunk in script.answer(asked):
+            if chunk is KEEP_ALIVE:
+                return True
+            if chunk is WAIT:
+                if select.select([connection], [], [], 0.02)[0]:
+                    return False  # the client left
+                continue
+            view = memoryview(chunk)
+            while view:
+                count = connection.send(view)
+                script.sent += count
+                view = view[count:]
+        return False
+
+
+KEEP_ALIVE = b"keep-alive"
+"""The last of an answer's chunks, behind a reply with a length: more requests may come."""
+WAIT = b"wait"
+"""A chunk for 20 ms in which nothing is sent."""
+
+
+def head(status: int, *lines: str) -> bytes:
+    """Return a reply's head."""
+    return "\r\n".join([f"HTTP/1.1 {status} Whatever", *lines, "", ""]).encode("latin-1")
+
+
+def reply(status: int, *lines: str, body: bytes = b"") -> list[bytes]:
+    """Return a whole reply with its length, behind which the connection stays."""
+    return [head(status, f"Content-Length: {len(body)}", *lines) + body, KEEP_ALIVE]
+
+
+def redirect(location: str, status: int = 302) -> list[bytes]:
+    """Return a redirect."""
+    return reply(status, f"Location: {location}")
+
+
+def part(asked: Asked, data: bytes, *lines: str, longest: int | None = None) -> list[bytes]:
+    """Return what a correct server answers for a file of ``data``; with ``longest``, never more bytes than that at once."""
+    if asked.range is None:
+        return reply(200, *lines, body=data)
+    begin, end = asked.range
+    if begin >= len(data):
+        return reply(416, f"Content-Range: bytes */{len(data)}", *lines)
+    end = min(end, len(data), end if longest is None else begin + longest)
+    return reply(206, f"Content-Range: bytes {begin}-{end - 1}/{len(data)}", *lines, body=data[begin:end])
+
+
+def files(table: dict[str, bytes], *lines: str) -> Answer:
+    """Return the answers of a correct server for several files, by their targets."""
+
+    def answer(asked: Asked) -> list[bytes]:
+        data = table.get(asked.target.removeprefix("/"))
+        return reply(404, body=b"no such file") if data is None else part(asked, data, *lines)
+
+    return answer
+
+
+def one_after_another(*answers: list[bytes] | Answer) -> Answer:
+    """Return an answer that is the first for the first request, and so on; the last is repeated."""
+
+    def answer(asked: Asked) -> Iterable[bytes]:
+        one = answers[min(asked.number, len(answers) - 1)]
+        return one(asked) if callable(one) else one
+
+    return answer
+
+
+@contextmanager
+def server(host: str = "127.0.0.1", context: ssl.SSLContext | None = None, *, counting: bool = False) -> Iterator[Server]:
+    """Run a server for as long as the block lasts."""
+    running = Server(host, context, counting=counting)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def _head(connection: socket.socket, rest: bytes) -> tuple[bytes, bytes] | None:
+    while b"\r\n\r\n" not in rest:
+        data = connection.recv(65536)
+        if not data or data.startswith(TLS_HANDSHAKE):
+            return None
+        rest += data
+    before, _, after = rest.partition(b"\r\n\r\n")
+    return before, after

@@ -1,0 +1,110 @@
+"""Weights that are packed in forms which are not imported are counted too; what can't be told is said."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.checkpoints import BF16, safetensors_bytes, write_checkpoint
+from support.packed import COLS, PACKED, ROWS, UNCLEAR
+from support.sparse import Tensors, write_sparse, write_sparse_folder
+
+from blobstore.inspection import inspect
+
+BASE = "model.layers.0.mlp.up_proj"
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_what_is_not_imported_is_counted(tmp_path: Path, name: str) -> None:
+    tensors, config, quantization, shape = PACKED[name]
+    named = {f"{BASE}{suffix}": tensor for suffix, tensor in tensors.items()}
+    folder = write_sparse_folder(tmp_path, {"model.norm.weight": ("BF16", (64,)), **named}, config)
+    found = inspect(folder)
+    assert found.notes == ()
+    assert found.parameters == 64 + math.prod(shape)
+    (one,) = found.quantizations
+    size = "" if one.group_size is None else f"/{one.group_size}"
+    assert f"{one.type}{size} {one.format}" == quantization
+    (weight,) = [tensor for tensor in found.tensors if tensor.packing]
+    assert (weight.name, weight.shape) == (f"{BASE}.weight", shape)
+    assert set(weight.parts) == named.keys()
+    assert found.nbytes == 128 + weight.nbytes
+
+
+def test_stacked_experts_of_modelopt(tmp_path: Path) -> None:
+    tensors = {
+        "mlp.experts.down_proj": ("U8", (4, ROWS, COLS // 2)),
+        "mlp.experts.down_proj_weight_scale": ("F8_E4M3", (4, ROWS, COLS // 16)),
+        "mlp.experts.down_proj_weight_scale_2": ("F32", (4,)),
+    }
+    (weight,) = inspect(write_sparse(tmp_path / "m.safetensors", tensors)).tensors
+    assert (weight.name, weight.shape) == ("mlp.experts.down_proj", (4, ROWS, COLS))
+
+
+def test_modules_of_their_own(tmp_path: Path) -> None:
+    """MLX's ``quantization`` may say something else of a module, or that it is not quantized."""
+    tensors: Tensors = {
+        **{f"a{suffix}": tensor for suffix, tensor in PACKED["mlx 6 bits"][0].items()},
+        **{f"b{suffix}": tensor for suffix, tensor in PACKED["mlx 3 bits"][0].items()},
+        "c.weight": ("BF16", (ROWS, COLS)),
+    }
+    settings = {"group_size": 64, "bits": 6, "b": {"group_size": 64, "bits": 3}, "c": False}
+    found = inspect(write_sparse_folder(tmp_path, tensors, {"quantization": settings}))
+    assert [str(tensor.packing) for tensor in found.tensors] == ["int6/64", "int3/64", "None"]
+    assert found.parameters == 3 * ROWS * COLS
+
+
+@pytest.mark.parametrize("name", UNCLEAR)
+def test_what_can_not_be_told_is_counted_as_stored_and_said(tmp_path: Path, name: str) -> None:
+    tensors, config, says = UNCLEAR[name]
+    named = {f"{base}{suffix}": tensor for base in ("a", "b", "c") for suffix, tensor in tensors.items()}
+    found = inspect(write_sparse_folder(tmp_path, named, config))
+    assert found.parameters == 3 * sum(math.prod(shape) for _, shape in tensors.values())
+    assert found.quantizations == ()
+    (note,) = found.notes
+    assert note.startswith(f"3 tensors (such as 'a{next(iter(tensors))}') are counted as stored: ")
+    assert says in note
+
+
+def test_a_bare_file_is_counted_by_the_config_beside_it(tmp_path: Path) -> None:
+    tensors, config, quantization, shape = PACKED["mlx 3 bits"]
+    folder = write_sparse_folder(tmp_path, {f"{BASE}{suffix}": tensor for suffix, tensor in tensors.items()}, config)
+    found = inspect(folder / "model.safetensors")
+    assert found.parameters == math.prod(shape)
+    assert f"{found.tensors[0].packing} {found.tensors[0].format}" == quantization
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"quantization": {"bits": 7, "group_size": 64}}'])
+def test_a_config_that_can_not_be_used_is_said(tmp_path: Path, text: str) -> None:
+    tensors, *_ = PACKED["mlx 5 bits"]  # in groups of 64: no other type has these shapes
+    folder = write_sparse_folder(tmp_path, {f"{BASE}{suffix}": tensor for suffix, tensor in tensors.items()})
+    (folder / "config.json").write_text(text)
+    found = inspect(folder)
+    assert found.parameters == math.prod((ROWS, COLS))
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith("config.json is not used: ")
+
+
+def test_a_config_is_not_read_for_weights_that_are_not_packed(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    (folder / "config.json").write_text("{")
+    assert inspect(folder).notes == ()
+
+
+def test_a_text_model_s_settings_hold_for_the_whole(tmp_path: Path) -> None:
+    tensors, config, *_ = PACKED["compressed-tensors int4"]
+    named = {f"{BASE}{suffix}": tensor for suffix, tensor in tensors.items()}
+    assert inspect(write_sparse_folder(tmp_path, named, {"text_config": config})).parameters == ROWS * COLS
+
+
+def test_a_damaged_blob_is_counted_as_stored_and_said(tmp_path: Path) -> None:
+    arrays = {"x": np.zeros((4, 8), np.uint32), "x.scale": np.zeros((4, 3), BF16)}
+    path = tmp_path / "blob"
+    path.write_bytes(safetensors_bytes(arrays, {"quant_type": "int4", "group_size": "32"}))
+    found = inspect(path)
+    assert found.parameter_count == {"BF16": 12, "U32": 32}
+    assert "looks like a blob of a store, but tensor 'x'" in found.notes[0]
+    assert json.dumps(found.notes)

@@ -1,0 +1,145 @@
+"""What a text names: a path, an address, a repository of the Hub, a stored model; the Hub's grammar is huggingface_hub's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoint
+
+import blobstore
+from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UsageError
+from blobstore.inspection import TargetKind, inspect
+from blobstore.inspection.targets import HubTarget, LocalTarget, ModelTarget, WebTarget, parse_target
+from blobstore.names import ModelName
+from blobstore.store import Store
+
+_SEGMENT = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}[A-Za-z0-9_]", fullmatch=True).filter(
+    lambda text: ".." not in text and "--" not in text and text not in ("models", "datasets", "spaces", "kernels", "buckets")
+)
+_REVISION = st.one_of(
+    _SEGMENT,
+    st.integers(0, 99).map(lambda number: f"refs/pr/{number}"),
+    _SEGMENT.map(lambda text: f"refs/convert/{text}"),
+    st.tuples(_SEGMENT, _SEGMENT).map("%2F".join),
+)
+
+
+@given(_SEGMENT, _SEGMENT, st.none() | _REVISION, st.lists(_SEGMENT, max_size=3), st.booleans())
+@example("org", "name", "refs/pr/1", ["a", "b.safetensors"], True)
+def test_hub_addresses_are_those_of_huggingface_hub(
+    owner: str, name: str, revision: str | None, path: list[str], prefixed: bool
+) -> None:
+    text = f"hf://{'models/' if prefixed else ''}{owner}/{name}" + (f"@{revision}" if revision is not None else "")
+    text = "/".join([text, *path])
+    theirs = huggingface_hub.parse_hf_uri(text)
+    ours = parse_target(text)
+    assert isinstance(ours, HubTarget)
+    assert (ours.repository, ours.path) == (theirs.id, theirs.path_in_repo)
+    assert ours.revision == (theirs.revision or "main")
+
+
+@pytest.mark.parametrize(
+    ("page", "target"),
+    [
+        ("https://huggingface.co/org/name", HubTarget("org/name", "main", "")),
+        ("https://huggingface.co/org/name/", HubTarget("org/name", "main", "")),
+        ("https://HuggingFace.co/org/name/tree/v1/sub", HubTarget("org/name", "v1", "sub")),
+        (
+            "https://huggingface.co/org/name/blob/refs%2Fpr%2F2/a.safetensors",
+            HubTarget("org/name", "refs/pr/2", "a.safetensors"),
+        ),
+        ("https://huggingface.co/org/name/resolve/main/x?download=true", HubTarget("org/name", "main", "x")),
+        ("https://huggingface.co/org/name/discussions/1", WebTarget("https://huggingface.co/org/name/discussions/1")),
+        ("https://huggingface.co/datasets/org/name", WebTarget("https://huggingface.co/datasets/org/name")),
+        ("http://huggingface.co/org/name", WebTarget("http://huggingface.co/org/name")),
+        ("https://example.org/org/name", WebTarget("https://example.org/org/name")),
+    ],
+)
+def test_pages_of_the_hub_are_its_repositories(page: str, target: object) -> None:
+    assert parse_target(page) == target
+
+
+def test_another_endpoint_s_pages() -> None:
+    assert parse_target("http://localhost:1/hf/org/name/tree/x", "http://localhost:1/hf") == HubTarget("org/name", "x", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("gpt2:latest", ModelTarget("gpt2:latest", ModelName(model="gpt2"))),
+        ("team/model", ModelTarget("team/model", ModelName(namespace="team", model="model"))),
+        ("./gpt2", LocalTarget("./gpt2", None)),
+        ("/gpt2", LocalTarget("/gpt2", None)),
+        ("not a name", LocalTarget("not a name", None)),
+        ("hf://gpt2", HubTarget("gpt2", "main", "")),
+        ("hf://org/name@main/", HubTarget("org/name", "main", "")),
+    ],
+)
+def test_what_a_text_names(text: str, target: object) -> None:
+    assert parse_target(text) == target
+
+
+@pytest.mark.parametrize(
+    "text", ["hf://org/name@", "hf://org/name@/x", "hf://datasets/org/name", "hf://org/name/../x", "hf://org/name/a//b"]
+)
+def test_addresses_that_are_none_of_a_model(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_target(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["hf://", "hf://a b/c", "hf://org/name@a..b", "http://", "http://user:pw@host/x", "https://\0/"]
+)
+def test_addresses_that_nothing_is_asked_at(text: str) -> None:
+    with pytest.raises(UsageError):
+        inspect(text)
+
+
+def test_a_path_that_exists_wins_over_a_stored_model(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_checkpoint(tmp_path / "tiny")
+    blobstore.import_model(source, "tiny", store=store, quant="int8")
+    assert inspect("tiny", store=store).kind is TargetKind.MODEL
+    monkeypatch.chdir(tmp_path)
+    found = inspect("tiny", store=store)
+    assert found.kind is TargetKind.FOLDER
+    assert found.notes == ("this is the path ./tiny; the stored model of that name is tiny:latest",)
+    assert inspect("./tiny", store=store).notes == ()
+    assert inspect("tiny:latest", store=store).kind is TargetKind.MODEL
+    assert inspect(Path("tiny"), store=store).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("missing", "no file or folder at 'missing', and no stored model 'missing:latest'"),
+        ("./missing", "no file or folder at './missing'"),
+        ("missing.safetensors", "no file or folder at 'missing.safetensors'"),
+        (Path("missing"), "no file or folder at 'missing'"),
+    ],
+)
+def test_nothing_of_that_name(store: Store, target: str | Path, says: str) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        inspect(target, store=store)
+    assert caught.value.message == says
+
+
+@pytest.mark.parametrize("target", ["a\0b", "/dev/null", "x" * 5000, "\udcff"])
+def test_what_can_not_be_looked_at(store: Store, target: str) -> None:
+    with pytest.raises(BlobStoreError):
+        inspect(target, store=store)
+
+
+def test_a_store_that_is_none_is_no_matter_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").write_bytes(safetensors_bytes(small_tensors()))
+    (tmp_path / "models").write_text("no folder")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    (tmp_path / ".ollama").mkdir()
+    (tmp_path / ".ollama" / "models").write_text("no folder")
+    assert inspect("tiny").kind is TargetKind.FILE
+    with pytest.raises(StorageError):
+        inspect("other")

@@ -1,0 +1,35 @@
+"""Servers on loopback, and a `Remote` that does not wait long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.servers import Server
+from support.servers import server as run_server
+
+from blobstore.remote import Remote
+from blobstore.transport import Patience
+
+PATIENCE = Patience(connect_s=5, silence_s=5, deadline_s=20, backoff_s=0.001, longest_wait_s=0.05)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A server; every test gives it a script of its own."""
+    with run_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def other_server() -> Iterator[Server]:
+    """Another origin: the same host, another port."""
+    with run_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def remote() -> Iterator[Remote]:
+    """A client with a token for whatever it is asked for first."""
+    with Remote("secret", patience=PATIENCE) as made:
+        yield made

@@ -1,0 +1,181 @@
+"""Counted: whatever a server answers, no more than the header and 128 KiB are taken from it, and for no longer than allowed.
+
+Bytes are counted where they leave a socket. The server's own count shows that this is the truth and that the connection is
+closed: it is as much, and what the kernels between hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+
+import pytest
+from support.corpus import refusal
+from support.servers import KEEP_ALIVE, WAIT, Answer, Asked, Script, Server, head, part, redirect, reply
+from support.servers import server as run_server
+
+from blobstore.errors import BlobStoreError, LimitExceededError, RemoteError
+from blobstore.remote import HttpReader, Remote
+from blobstore.safetensors import read_header
+from blobstore.transport import HttpClient, Patience
+
+from .test_reader import safetensors_file
+
+KIB = 2**10
+LINUX_RECEIVE_BUFFER = 6 * 2**20
+SIZES = [100, 64 * KIB - 8, 300 * KIB]
+ZEROS = bytes(64 * KIB)
+TB = 10**12
+"""More than any test reads."""
+
+
+def whole(data: bytes) -> Answer:
+    """A file of 1 TB, whatever was asked for."""
+    return lambda _: chain([head(200, f"Content-Length: {TB}") + data], repeat(ZEROS))
+
+
+def chunked(data: bytes) -> Answer:
+    """The same in chunks that do not end."""
+    begin = head(200, "Transfer-Encoding: chunked") + b"%x\r\n%b\r\n" % (len(data), data)
+    return lambda _: chain([begin], repeat(b"10000\r\n" + ZEROS + b"\r\n"))
+
+
+def tiny_chunks(data: bytes) -> Answer:
+    """Chunks of four bytes each: nine bytes for four."""
+    framed = b"".join(b"4\r\n%b\r\n" % data[at : at + 4].ljust(4) for at in range(0, len(data), 4))
+    return lambda _: chain([head(200, "Transfer-Encoding: chunked") + framed], repeat(b"4\r\n0000\r\n" * 1000))
+
+
+def talkative_part(data: bytes) -> Answer:
+    """The right part, and then more and more."""
+    return lambda asked: chain(part(asked, data)[:1], repeat(ZEROS))
+
+
+def overlong_part(data: bytes) -> Answer:
+    """A part in chunks that has more bytes than it says."""
+    lines = ("Content-Range: bytes 0-65535/100000000", "Transfer-Encoding: chunked")
+    return lambda _: chain([head(206, *lines)], repeat(b"10000\r\n" + ZEROS + b"\r\n"))
+
+
+def other_part(data: bytes) -> Answer:
+    """A part that begins where it should and does not end there."""
+    return lambda _: chain([head(206, f"Content-Range: bytes 0-{TB - 1}/{TB}", f"Content-Length: {TB}")], repeat(ZEROS))
+
+
+def endless_head(_: bytes) -> Answer:
+    """Field lines without end."""
+    return lambda _: chain([b"HTTP/1.1 206 Partial Content\r\n"], repeat(b"X: y\r\n" * 1000))
+
+
+def endless_line(_: bytes) -> Answer:
+    """One field without end."""
+    return lambda _: chain([b"HTTP/1.1 206 Partial Content\r\nX: "], repeat(b"y" * 10_000))
+
+
+def interim_replies(_: bytes) -> Answer:
+    """Interim replies without end, and never a final one (RFC 9110 section 15.2)."""
+    return lambda _: repeat(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 100)
+
+
+def fat_errors(_: bytes) -> Answer:
+    """Failures to try again, each with a head of 60 KB."""
+    return lambda _: reply(503, *(f"X-{n}: {'x' * 6000}" for n in range(10)))
+
+
+def fat_redirects(_: bytes) -> Answer:
+    """Redirects, each with a head of 60 KB."""
+    return lambda asked: [
+        redirect(f"/{asked.number}")[0].replace(b"\r\n\r\n", b"\r\nX: " + b"x" * 60_000 + b"\r\n\r\n"),
+        KEEP_ALIVE,
+    ]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server that counts."""
+    with run_server(counting=True) as running:
+        yield running
+
+
+Make = Callable[[bytes], Answer]
+ANSWERS = [whole, chunked, tiny_chunks, talkative_part, overlong_part, other_part]
+HEADS = [endless_head, endless_line, interim_replies, fat_errors, fat_redirects]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("make", ANSWERS)
+def test_endless_bodies(make: Make, size: int, server: Server, remote: Remote) -> None:
+    script = check_taken(make(safetensors_file(size)), size, server, remote)
+    if make in (whole, chunked):
+        assert script.sent <= size + 8 + 128 * KIB
+
+
+@pytest.mark.parametrize("make", HEADS)
+def test_endless_heads(make: Make, server: Server, remote: Remote) -> None:
+    check_taken(make(b""), 0, server, remote)
+
+
+def check_taken(answer: Answer, size: int, server: Server, remote: Remote) -> Script:
+    """Open and read what ``answer`` gives, and look at both counts."""
+    script = server.play(answer)
+    allowance = remote.client.allowance(0)
+    try:
+        header = read_header(HttpReader(remote.client, server.url, allowance=allowance))
+    except BlobStoreError:
+        pass
+    else:
+        assert list(header.tensors) == ["a"]
+    assert allowance.taken <= size + 8 + 128 * KIB
+    assert script.sent <= size + 8 + LINUX_RECEIVE_BUFFER
+    return script
+
+
+# Time
+
+
+@pytest.mark.parametrize("length", [0, 20, 100], ids=["nothing", "half a head", "a head"])
+def test_a_server_that_falls_silent(length: int, server: Server) -> None:
+    def answer(asked: Asked) -> Iterator[bytes]:
+        begin = part(asked, bytes(100))[0].partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+        return chain([begin[:length]] if length else [], repeat(WAIT))
+
+    server.play(answer)
+    with HttpClient(patience=Patience(silence_s=0.06, attempts=2, backoff_s=0.001)) as client:
+        error = refusal(lambda: HttpReader(client, server.url))
+    assert isinstance(error, RemoteError)
+    assert (error.temporary, "sent nothing for 0.06 seconds" in str(error)) == (True, True)
+
+
+def test_the_deadline_is_for_all_attempts(server: Server) -> None:
+    """A million attempts would take a quarter of an hour, with waits of a millisecond."""
+    patience = Patience(deadline_s=0.1, slowest_rate=10**9, attempts=10**6, backoff_s=0.001)
+    server.play(lambda _: reply(503))
+    with HttpClient(patience=patience) as client:
+        error = refusal(lambda: HttpReader(client, server.url))
+    assert isinstance(error, RemoteError)
+    assert error.temporary
+
+
+def test_a_large_header_gets_more_time(server: Server, remote: Remote) -> None:
+    allowance = remote.client.allowance(0)
+    server.play(lambda asked: part(asked, safetensors_file(300 * KIB)))
+    before = allowance.seconds_left("x")
+    HttpReader(remote.client, server.url, allowance=allowance)
+    assert allowance.seconds_left("x") > before
+
+
+# Documents
+
+
+def test_a_document_is_read_up_to_its_limit(server: Server, remote: Remote) -> None:
+    script = server.play(lambda _: reply(200, body=b"x" * 1000))
+    assert remote.read_document(server.url, 1000) == b"x" * 1000
+    assert isinstance(refusal(lambda: remote.read_document(server.url, 999)), LimitExceededError)
+    assert [asked.range for asked in script.asked] == [None, None]
+
+
+@pytest.mark.parametrize("make", [whole, chunked, talkative_part, endless_head])
+def test_an_endless_document(make: Make, server: Server, remote: Remote) -> None:
+    script = server.play(make(b"x" * 2000))
+    assert isinstance(refusal(lambda: remote.read_document(server.url, 1000)), LimitExceededError | RemoteError)
+    assert script.sent <= LINUX_RECEIVE_BUFFER

@@ -1,0 +1,177 @@
+"""The scanner and the parser are twins: what the scanner accepts the parser accepts, with equal values."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from support.corpus import Case, case_id, load
+
+from blobstore.dtypes import DType
+from blobstore.errors import BlobStoreError, HeaderError
+from blobstore.safetensors import (
+    MAX_NAME_BYTES,
+    MAX_RANK,
+    Header,
+    TensorEntry,
+    _native,
+    encode_header,
+    lay_out,
+    parse,
+    parse_header,
+)
+from blobstore.safetensors.header import DTYPES, ScannedEntries
+from blobstore.safetensors.scanned import scan_header
+
+# Legal, and left to the parser: unknown fields, and what is beyond our limits.
+FOR_THE_PARSER = {"st-info-extra-field", "st-name-1MB", "st-shape-65-dims"}
+ENTRY = b'{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
+
+
+def split(case: Case) -> tuple[bytes, int] | None:
+    """Return a file's header text and the size of its data, where it has both."""
+    data = case.data
+    size = int.from_bytes(data[:8], "little")
+    return (data[8 : 8 + size], len(data) - 8 - size) if 8 + size <= len(data) else None
+
+
+def parsed(text: bytes, data_size: int | None) -> Header | None:
+    try:
+        return parse.parse_header(text, data_size)
+    except BlobStoreError:
+        return None
+
+
+def one(entry: bytes, name: bytes = b"a") -> bytes:
+    return b'{"' + name + b'":' + entry + b"}"
+
+
+CASES = [case for case in load("header") if not case.by_recipe and split(case) is not None]
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_the_twins_agree_on_the_corpus(case: Case) -> None:
+    text, size = split(case) or (b"", 0)
+    scanned = scan_header(text, size)
+    if scanned is not None:
+        assert case.accepted
+        assert_same(scanned, parsed(text, size))
+
+
+def test_the_scanner_declines_few_legal_headers() -> None:
+    declined = {case.id for case in CASES if case.accepted and scan_header(*(split(case) or (b"", 0))) is None}
+    assert declined == FOR_THE_PARSER
+
+
+def entry(dtype: str, shape: str, begin: int, end: int) -> bytes:
+    return b'{"dtype":"%b","shape":[%b],"data_offsets":[%d,%d]}' % (dtype.encode(), shape.encode(), begin, end)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (b"{}", 0),
+        (b"{}", None),
+        (b'{ "a" :\t' + ENTRY + b"\r\n}   ", 1),
+        (b'{"__metadata__":{},"a":' + ENTRY + b"}", 1),
+        (b'{"a":' + ENTRY + b',"__metadata__":{"\\u00e9" : "\\\\\\"", "":"\xc3\xa9"} }', 1),
+        (one(ENTRY, rb"\u00e9\"\\\ud83d\ude00\/"), None),
+        (one(ENTRY, "é😀\x7f".encode()), None),
+        (one(ENTRY, b"n" * MAX_NAME_BYTES), 1),
+        (one(ENTRY.replace(b'"shape":[1],', b"").replace(b"}", b',"shape": [ 1 ]}')), 1),
+        (one(entry("U8", ",".join("1" * MAX_RANK), 0, 1)), 1),
+        (one(entry("I8", "0,2305843009213693951", 0, 0)), 0),
+        (one(entry("U8", "2305843009213693951", 0, 2**61 - 1)), 2**61 - 1),
+        (b'{"b":' + entry("U8", "2", 1, 3) + b',"c":' + entry("U8", "0", 1, 1) + b',"a":' + ENTRY + b"}", 3),
+    ],
+    ids=[f"text {number}" for number in range(13)],
+)
+def test_legal_texts_are_scanned(text: bytes, size: int | None) -> None:
+    assert_same(scan_header(text, size), parsed(text, size))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (one(ENTRY.replace(b"}", b',"x":null}')), 1),
+        (one(ENTRY.replace(b"dtype", rb"\u0064type")), 1),
+        (rb'{"\u005f_metadata__":{}}', 0),
+        (one(ENTRY, b"n" * (MAX_NAME_BYTES + 1)), 1),
+        (one(entry("U8", ",".join("1" * (MAX_RANK + 1)), 0, 1)), 1),
+        (one(entry("F64", "0,18446744073709551615", 0, 0)), 0),
+    ],
+    ids=["unknown field", "escaped field", "escaped metadata", "long name", "rank", "dimensions"],
+)
+def test_rare_legal_texts_are_left_to_the_parser(text: bytes, size: int) -> None:
+    assert scan_header(text, size) is None
+    assert parsed(text, size) is not None
+
+
+@pytest.mark.parametrize("size", [-1, 2**64])
+def test_impossible_sizes_get_the_parsers_verdict(size: int) -> None:
+    assert scan_header(b"{}", size) is None
+    with pytest.raises(HeaderError, match="F17"):
+        parse_header(b"{}", size)
+
+
+def test_the_scanner_knows_every_dtype() -> None:
+    assert sorted(_native.dtypes()) == sorted(DType.__members__)
+    for dtype in DType:
+        entries = lay_out([("a", dtype, (8,))])
+        header = scan_header(encode_header(entries, {}, 1)[8:], dtype.bits)
+        assert header is not None
+        assert header.tensors == entries
+
+
+@pytest.mark.parametrize("dim", [2**60, 2**61 - 1, 2**61, 2**63 - 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("dtype", ["F4", "U8", "F64"])
+def test_what_is_scanned_is_within_the_limit_of_dimensions(dtype: str, dim: int) -> None:
+    text = one(entry(dtype, f"0,{dim}", 0, 0))
+    header = parsed(text, 0)
+    assert header is not None
+    if scan_header(text, 0) is not None:
+        header.check_limits("x")
+
+
+@pytest.fixture
+def scanned() -> ScannedEntries:
+    header = scan_header(b'{"b":' + entry("U8", "2", 1, 3) + b',"a":' + ENTRY + b"}", 3)
+    assert header is not None
+    assert isinstance(header.tensors, ScannedEntries)
+    return header.tensors
+
+
+def test_entries_are_a_mapping_in_the_order_of_the_text(scanned: ScannedEntries) -> None:
+    b, a = TensorEntry(DType.U8, (2,), 1, 3), TensorEntry(DType.U8, (1,), 0, 1)
+    assert list(scanned) == list(scanned.keys()) == ["b", "a"]
+    assert scanned.keys() - {"a"} == {"b"}
+    assert list(scanned.items()) == [("b", b), ("a", a)]
+    assert list(scanned.values()) == [b, a]
+    assert scanned == {"a": a, "b": b}
+    assert (len(scanned), "a" in scanned, "c" in scanned, scanned.get("c")) == (2, True, False, None)
+    with pytest.raises(KeyError):
+        scanned["c"]
+
+
+def test_an_entry_is_made_once(scanned: ScannedEntries) -> None:
+    assert scanned["a"] is scanned["a"]
+
+
+def test_a_scanned_header_survives_pickling(scanned: ScannedEntries) -> None:
+    header = Header(scanned, {"k": "v"}, 8)
+    assert_same(pickle.loads(pickle.dumps(header)), header)
+
+
+def test_the_table_has_no_more_entries_than_it_has() -> None:
+    found = _native.scan(b"{}", 0, str)
+    assert found is not None
+    with pytest.raises(IndexError):
+        found[1].entry(0, TensorEntry, DTYPES)
+
+
+def assert_same(one: Header | None, other: Header | None) -> None:
+    assert one is not None
+    assert other is not None
+    assert list(one.tensors.items()) == list(other.tensors.items())
+    assert list(one.metadata.items()) == list(other.metadata.items())
+    assert one.data_start == other.data_start

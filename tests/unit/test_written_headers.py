@@ -1,0 +1,86 @@
+"""The native writer of headers and its twin in Python give the same text, or the twin says what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blobstore.dtypes import DType
+from blobstore.errors import HeaderError
+from blobstore.safetensors import MAX_RANK, TensorEntry, encode_header, lay_out, parse_header
+from blobstore.safetensors.encode import encode_text, write_text
+
+strings = st.text(max_size=8)
+names = strings.filter(lambda name: name != "__metadata__")
+whole = [dtype for dtype in DType if dtype.bits >= 8]
+shapes = st.lists(st.integers(0, 2**12), max_size=4).map(tuple)
+arrays = st.dictionaries(names, st.tuples(st.sampled_from(whole), shapes), max_size=5)
+EVERY_ASCII = "".join(map(chr, range(128)))
+
+
+@given(arrays, st.dictionaries(strings, strings, max_size=3), st.randoms())
+def test_the_twins_write_the_same(tensors: dict[str, Any], metadata: dict[str, str], random: Any) -> None:
+    entries = list(lay_out((name, dtype, shape) for name, (dtype, shape) in tensors.items()).items())
+    random.shuffle(entries)
+    text = write_text(dict(entries), metadata)
+    if text is None:  # half of a surrogate pair
+        with pytest.raises(HeaderError, match="F4"):
+            encode_text(dict(entries), metadata)
+    else:
+        assert text == encode_text(dict(entries), metadata)
+
+
+@pytest.mark.parametrize(
+    "name", [EVERY_ASCII, "\u2027\u2028\u2029\u202a", "\x7f\x80é✓😀", "\ufffe", "â\u2028", ""], ids=ascii
+)
+def test_names_are_written_alike(name: str) -> None:
+    entries = lay_out([(name, DType.F32, (2, 3))])
+    text = write_text(entries, {name: name})
+    assert text == encode_text(entries, {name: name})
+    assert text is not None
+    header = parse_header(text, 24)
+    assert (header.tensors, header.metadata) == (entries, {name: name})
+
+
+def entry(shape: Any = (1,), begin: Any = 0, end: Any = 1, dtype: Any = DType.U8) -> TensorEntry:
+    return TensorEntry(dtype, shape, begin, end)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"a": entry(end=2)}, "F14"),
+        ({"a": entry((2**62, 8))}, "F14"),
+        ({"a": entry((2**64,))}, "F14"),
+        ({"a": entry((3,), dtype=DType.F4)}, "F15"),
+        ({"a": entry(begin=1, end=2)}, "F16"),
+        ({"a": entry(), "b": entry()}, "F16"),
+        ({"a": entry(), "b": entry(begin=2, end=3)}, "F16"),
+        ({"a": entry((2,), -1, 1)}, "F16"),
+        ({"\ud800": entry()}, "F4"),
+        ({"__metadata__": entry()}, "F9"),
+    ],
+)
+def test_wrong_entries_are_refused(wrong: dict[str, TensorEntry], rule: str) -> None:
+    with pytest.raises(HeaderError) as caught:
+        encode_header(wrong, {}, 8)
+    assert caught.value.rule == rule
+    if rule != "F9":
+        assert write_text(wrong, {}) is None
+
+
+def test_metadata_that_no_file_can_have_are_refused() -> None:
+    with pytest.raises(HeaderError, match="F4"):
+        encode_header({}, {"a": "\udfff"}, 8)
+    with pytest.raises(HeaderError, match="F9"):
+        encode_header({}, {"a": 1}, 8)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("shape", [(1,) * (MAX_RANK + 1), (0, 2**63, 1)], ids=["rank", "dimensions"])
+def test_rare_entries_are_left_to_the_twin(shape: tuple[int, ...]) -> None:
+    entries = {"a": entry(shape, 0, 0 if 0 in shape else 1)}
+    assert write_text(entries, {}) is None
+    assert parse_header(encode_header(entries, {}, 8)[8:], None).tensors == entries

@@ -1,0 +1,202 @@
+"""Web addresses, what a Location may be, and which IP addresses are public."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.corpus import refusal
+
+from blobstore.errors import BlobStoreError, RemoteError, UsageError
+from blobstore.transport import WebAddress, is_public
+from blobstore.transport.connections import _resolve
+
+HERE = WebAddress.parse("https://example.org/a/b?q=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "origin"),
+    [
+        ("https://example.org", "/", ("https", "example.org", 443)),
+        ("HTTP://Example.ORG:80/x", "/x", ("http", "example.org", 80)),
+        ("http://127.0.0.1:8080/a b?c=d#e", "/a%20b?c=d", ("http", "127.0.0.1", 8080)),
+        ("https://[2001:db8::1]:1/", "/", ("https", "2001:db8::1", 1)),
+        ("https://bücher.example/ä", "/%C3%A4", ("https", "xn--bcher-kva.example", 443)),
+        ("https://h/a/../../b", "/b", ("https", "h", 443)),
+        ("https://h/%2e%2e/b", "/%2e%2e/b", ("https", "h", 443)),
+    ],
+)
+def test_addresses(text: str, target: str, origin: tuple[str, str, int]) -> None:
+    address = WebAddress.parse(text)
+    assert (address.target, address.origin) == (target, origin)
+    assert WebAddress.parse(address.text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "x",
+            "/x",
+            "//h/x",
+            "ftp://h/",
+            "file:///etc/passwd",
+            "http:",
+            "http:///x",
+            "http:h",
+            "http://",
+            "http://h:0/",
+        ),
+        *(
+            "http://h:65536/",
+            "http://h:x/",
+            "http://u@h/",
+            "http://u:p@h/",
+            "http://h\\@evil/",
+            "http://a b/",
+            "http://h\n/",
+        ),
+        *("http://h\x00/", "http://a..b/", "http://.../", "http://[::1", "http://[fe80::1%25eth0]/", "javascript:alert(1)"),
+        *("http://" + "a" * 9000, "http://h%2e/", "http://999.999.999.999/", "http://0251.0376.0251.0376/"),
+    ],
+)
+def test_what_is_no_address(text: str) -> None:
+    error = refusal(lambda: WebAddress.parse(text))
+    assert isinstance(error, UsageError)
+    assert error.rule == "R2"
+
+
+def test_a_query_may_be_a_secret() -> None:
+    assert str(HERE) == "https://example.org/a/b"
+    assert HERE.text == "https://example.org/a/b?q=1"
+    assert "hunter2" not in str(refusal(lambda: WebAddress.parse("http://user:hunter2@h/")))
+
+
+@pytest.mark.parametrize(
+    ("location", "text"),
+    [
+        ("https://o.example/x?y", "https://o.example/x?y"),
+        ("//o.example/x", "https://o.example/x"),
+        ("/x", "https://example.org/x"),
+        ("x", "https://example.org/a/x"),
+        ("../x", "https://example.org/x"),
+        ("?z", "https://example.org/a/b?z"),
+        ("#f", "https://example.org/a/b?q=1"),
+        ("HTTPS://O.example/", "https://o.example/"),
+        ("http://[::1]:8/", "http://[::1]:8/"),
+    ],
+)
+def test_where_a_location_leads(location: str, text: str) -> None:
+    assert HERE.join(location).text == text
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        *(
+            "",
+            "ht!tp://[bad",
+            "file:///etc/passwd",
+            "ftp://h/",
+            "data:,x",
+            "gopher://h",
+            "http:x",
+            "https:x",
+            "http:///x",
+            "//",
+        ),
+        *(" /x", "/x y", "/x\ty", "http://u:p@h/", "http://h:99999/", "http://", "/ä", "\\\\h\\x", "/x\\y", "http://h/<"),
+        "mailto:a@b",
+    ],
+)
+def test_locations_that_lead_nowhere(location: str) -> None:
+    error = refusal(lambda: HERE.join(location))
+    assert isinstance(error, RemoteError)
+    assert error.rule == "R2"
+
+
+PIECES = [
+    "http:",
+    "https:",
+    "HTTP:",
+    "ftp:",
+    "//",
+    "/",
+    "?",
+    "#",
+    ":",
+    "@",
+    "[",
+    "]",
+    "[::1]",
+    "..",
+    ".",
+    "h",
+    "8",
+    "%2e",
+    "\\",
+    " ",
+    "ä",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text(max_size=20))
+def test_a_location_is_an_address_or_refused(location: str) -> None:
+    try:
+        address = HERE.join(location)
+    except BlobStoreError:
+        return
+    assert address.scheme in ("http", "https")
+    assert WebAddress.parse(address.text) == address
+    assert all("!" <= character <= "~" for character in address.text)
+
+
+PUBLIC = [
+    "8.8.8.8",
+    "1.1.1.1",
+    "2606:4700:4700::1111",
+    "::ffff:8.8.8.8",
+    "64:ff9b::808:808",
+    "2002:808:808::1",
+    "172.32.0.1",
+]
+NOT_PUBLIC = [
+    *("127.0.0.1", "127.255.255.254", "0.0.0.0", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1"),  # noqa: S104
+    *("169.254.169.254", "100.64.0.1", "100.100.100.200", "192.0.0.192", "168.63.129.16", "198.18.0.1", "224.0.0.1"),
+    *("240.0.0.1", "255.255.255.255", "192.0.2.1", "::", "::1", "::7f00:1", "fe80::1", "fe80::1%eth0", "fc00::1"),
+    *("fd00:ec2::254", "fec0::1", "ff02::1", "2001:db8::1", "3fff::1", "::ffff:127.0.0.1", "::ffff:a9fe:a9fe"),
+    *("64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "2002:7f00:1::1", "2002:a9fe:a9fe::1", "2001::1"),
+]
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_public_addresses(address: str) -> None:
+    assert is_public(address)
+
+
+@pytest.mark.parametrize("address", NOT_PUBLIC)
+def test_addresses_that_are_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@given(st.ip_addresses(v=4))
+def test_an_address_is_judged_alike_in_all_its_forms(address: object) -> None:
+    text = str(address)
+    assert is_public(f"::ffff:{text}") == is_public(text)
+    assert is_public(f"64:ff9b::{text}") == is_public(text)
+
+
+@pytest.mark.parametrize("host", ["2852039166", "0xa9fea9fe", "169.254.43518", "169.16689662"])
+def test_other_spellings_become_the_address(host: str) -> None:
+    """The C library takes them, so they are judged after it."""
+    address = WebAddress.parse(f"http://{host}/")
+    assert _resolve(address.host, 80) == ["169.254.169.254"]
+
+
+def test_resolving_says_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))] * 2
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert _resolve("x", 80) == ["127.0.0.1"]

@@ -1,0 +1,345 @@
+"""Requests: what is sent, where redirects may lead, when it is tried again, and who is believed."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+from time import time
+
+import pytest
+from support import FIXTURES
+from support.corpus import refusal
+from support.servers import Answer, Asked, Server, one_after_another, redirect, reply
+from support.servers import server as run_server
+
+from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, StorageError
+from blobstore.transport import HttpClient, Patience, Place, WebAddress
+from blobstore.transport.client import redirected
+
+PATIENCE = Patience(connect_s=5, silence_s=5, deadline_s=10, attempts=3, backoff_s=0.001, longest_wait_s=2)
+CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server."""
+    with run_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[HttpClient]:
+    """A client without a token."""
+    with HttpClient(patience=PATIENCE) as made:
+        yield made
+
+
+@contextmanager
+def public(*addresses: str) -> Iterator[HttpClient]:
+    """Give a client for which these addresses are out on the internet and all others are not."""
+    with HttpClient(patience=PATIENCE, is_public=lambda address: address in addresses) as made:
+        yield made
+
+
+def get(client: HttpClient, url: str) -> bytes:
+    """Return the body of a 200."""
+    with client.get(client.start(url), client.allowance(2**20), accept=(200,)) as (answer, _):
+        return b"".join(answer.chunks())
+
+
+def failure(client: HttpClient, url: str) -> BlobStoreError:
+    return refusal(lambda: get(client, url))
+
+
+def test_what_a_request_says(server: Server, client: HttpClient) -> None:
+    script = server.play(lambda _: reply(200, body=b"x"))
+    assert get(client, server.at("a?b=c#d")) == b"x"
+    (asked,) = script.asked
+    assert asked.target == "/a?b=c"
+    assert asked.fields == {
+        "host": f"127.0.0.1:{server.port}",
+        "user-agent": "blobstore/0.1.0",
+        "accept": "*/*",
+        "accept-encoding": "identity",
+    }
+
+
+def test_the_environment_is_not_looked_at(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login a password b\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    for name, value in {
+        "HOME": str(tmp_path),
+        "NETRC": str(tmp_path / ".netrc"),
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "http_proxy": "http://127.0.0.1:9",
+        "ALL_PROXY": "http://127.0.0.1:9",
+        "SSL_CERT_FILE": str(CERTIFICATE),
+    }.items():
+        monkeypatch.setenv(name, value)
+    script = server.play(lambda _: reply(200, body=b"x"))
+    with HttpClient(patience=PATIENCE) as client:
+        assert get(client, server.url) == b"x"
+        assert "authorization" not in script.asked[0].fields
+        with tls_server() as secure:
+            assert "certificate" in str(failure(client, secure.url))
+
+
+# Redirects
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_followed(status: int, server: Server, client: HttpClient) -> None:
+    script = server.play(one_after_another(redirect("/b?c", status), reply(200, body=b"x")))
+    assert get(client, server.at("a")) == b"x"
+    assert [asked.target for asked in script.asked] == ["/a", "/b?c"]
+    assert script.connections == 1
+
+
+@pytest.mark.parametrize("status", [300, 304, 305, 306])
+def test_other_statuses_redirect_nowhere(status: int, server: Server, client: HttpClient) -> None:
+    script = server.play(lambda _: redirect("/b", status))
+    assert isinstance(failure(client, server.url), RemoteError)
+    assert len(script.asked) == 1
+
+
+def test_five_redirects_are_followed_and_six_are_not(server: Server, client: HttpClient) -> None:
+    def answer(asked: Asked) -> list[bytes]:
+        return reply(200, body=b"x") if asked.target == "/0" else redirect(f"/{int(asked.target[1:]) - 1}")
+
+    server.play(answer)
+    assert get(client, server.at("5")) == b"x"
+    assert failure(client, server.at("6")).rule == "R2"
+
+
+@pytest.mark.parametrize("lines", [[], ["Location: /a", "Location: /b"], ["Location: "], ["Location: ftp://h/"]])
+def test_redirects_without_a_usable_location(lines: list[str], server: Server, client: HttpClient) -> None:
+    server.play(lambda _: reply(302, *lines))
+    assert failure(client, server.url).rule in ("R1", "R2")
+
+
+def test_the_address_that_was_asked_for_is_in_the_message(server: Server, client: HttpClient) -> None:
+    server.play(one_after_another(redirect("/signed?key=secret"), reply(403)))
+    error = failure(client, server.at("asked"))
+    assert server.at("asked") in str(error)
+    assert server.at("signed") in str(error)
+    assert "secret" not in str(error) + str(error.path)
+
+
+def test_no_redirect_from_https_to_http() -> None:
+    place = Place(WebAddress.parse("https://h/a"), credentials=True)
+    error = refusal(lambda: redirected(place, "http://h/a", from_public=False))
+    assert (error.rule, "https to http" in str(error)) == ("R2", True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        ("https://h/a", "https://h/b", True),
+        ("https://h/a", "https://h:443/b", True),
+        ("http://h/a", "https://h/b", False),
+        ("https://h/a", "https://h:444/b", False),
+        ("https://h/a", "https://i/b", False),
+        ("https://h/a", "https://sub.h/b", False),
+    ],
+)
+def test_credentials_stay_with_their_origin(before: str, after: str, kept: bool) -> None:
+    place = redirected(Place(WebAddress.parse(before), credentials=True), after, from_public=False)
+    assert place.credentials is kept
+    assert not redirected(place, before.replace("http:", "https:"), from_public=False).credentials or kept
+    assert not redirected(Place(WebAddress.parse(before), credentials=False), after, from_public=False).credentials
+
+
+def test_what_was_public_stays_public() -> None:
+    place = redirected(Place(WebAddress.parse("https://h/"), credentials=False), "/b", from_public=True)
+    assert place.public_only
+    assert redirected(place, "/c", from_public=False).public_only
+
+
+# Public and private networks
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "localhost", "10.0.0.1", "[::1]", "[fe80::1]", "0", "127.2", "0x7f000002"])
+def test_a_public_server_redirects_to_no_private_one(host: str, server: Server) -> None:
+    script = server.play(lambda _: redirect(f"http://{host}:{server.port}/x"))
+    with public("127.0.0.1") as client, monkeypatched_localhost():
+        assert "private network" in str(failure(client, server.at("a")))
+    assert [asked.target for asked in script.asked] == ["/a"]
+
+
+@contextmanager
+def monkeypatched_localhost() -> Iterator[None]:
+    """Let ``localhost`` be 127.0.0.2 for the block: where the tests run, it is the server that plays the public one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", names({"localhost": ["127.0.0.2"]}))
+        yield
+
+
+def names(table: dict[str, list[str]]):  # noqa: ANN201  # socket.getaddrinfo's
+    """Return a ``getaddrinfo`` that has answers of its own for some names, and takes them off a list of several."""
+    system = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *arguments: object, **options: object) -> object:
+        addresses = table.get(host, [])
+        return system(addresses.pop(0) if len(addresses) > 1 else addresses[0] if addresses else host, *arguments, **options)  # type: ignore[arg-type]
+
+    return getaddrinfo
+
+
+def test_a_private_server_may_redirect_anywhere(server: Server) -> None:
+    with run_server("127.0.0.1") as other:
+        server.play(lambda _: redirect(other.url))
+        other.play(lambda _: reply(200, body=b"x"))
+        with public() as client:
+            assert get(client, server.url) == b"x"
+
+
+def test_a_public_server_may_redirect_to_a_public_one(server: Server) -> None:
+    server.play(one_after_another(redirect("/b"), reply(200, body=b"x")))
+    with public("127.0.0.1") as client:
+        assert get(client, server.url) == b"x"
+
+
+def test_a_name_that_resolves_to_something_else_a_moment_later(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS rebinding: the name is looked up once a connection, and what was judged is connected to."""
+    script = server.play(lambda _: redirect(f"http://rebinding.test:{server.port}/x"))
+    monkeypatch.setattr(socket, "getaddrinfo", names({"rebinding.test": ["127.0.0.1", "127.0.0.2"]}))
+    with public("127.0.0.1") as client:
+        assert "more than 5 redirects" in str(failure(client, server.at("a")))
+    assert len(script.asked) == 6
+    assert {asked.fields["host"] for asked in script.asked} == {f"127.0.0.1:{server.port}", f"rebinding.test:{server.port}"}
+
+
+def test_of_a_name_with_both_kinds_of_addresses_the_public_one_is_taken(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = socket.getaddrinfo
+
+    def both(host: str, *arguments: object, **options: object) -> object:
+        if host != "both.test":
+            return system(host, *arguments, **options)  # type: ignore[arg-type]
+        return [found for one in ("127.0.0.9", "127.0.0.1") for found in system(one, *arguments, **options)]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    server.play(one_after_another(redirect(f"http://both.test:{server.port}/x"), reply(200, body=b"x")))
+    with public("127.0.0.1") as client:
+        assert get(client, server.url) == b"x"
+
+
+def test_a_kept_alive_connection_is_judged_again(server: Server) -> None:
+    """The private server was asked for by a person before; a public one that redirects to it gains nothing by that."""
+    with run_server("127.0.0.1") as private:
+        script = private.play(lambda _: reply(200, body=b"x"))
+        server.play(lambda _: redirect(f"http://private.test:{private.port}/"))
+        with pytest.MonkeyPatch.context() as patch, public("127.0.0.1") as client:
+            patch.setattr(socket, "getaddrinfo", names({"private.test": ["127.0.0.1"]}))
+            is_public = client._door._is_public
+            client._door._is_public = lambda _: False  # as the connection is made
+            assert get(client, f"http://private.test:{private.port}/") == b"x"
+            client._door._is_public = is_public
+            assert "private network" in str(failure(client, server.url))
+        assert len(script.asked) == 1
+
+
+# Again, and how long to wait
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_temporary_failures_are_tried_again(status: int, server: Server, client: HttpClient) -> None:
+    script = server.play(one_after_another(reply(status), reply(status), reply(200, body=b"x")))
+    assert get(client, server.url) == b"x"
+    assert len(script.asked) == 3
+    script = server.play(lambda _: reply(status))
+    error = failure(client, server.url)
+    assert isinstance(error, RemoteError)
+    assert (error.status, error.temporary, len(script.asked)) == (status, True, PATIENCE.attempts)
+
+
+@pytest.mark.parametrize("status", [206, 400, 401, 402, 403, 405, 407, 410, 418, 451, 501, 505, 599])
+def test_other_failures_are_not(status: int, server: Server, client: HttpClient) -> None:
+    script = server.play(lambda _: reply(status))
+    error = failure(client, server.url)
+    assert isinstance(error, RemoteError)
+    assert (error.status, error.temporary, len(script.asked)) == (status, False, 1)
+    assert error.path == server.url
+
+
+def test_404_is_not_found(server: Server, client: HttpClient) -> None:
+    server.play(lambda _: reply(404))
+    assert isinstance(failure(client, server.url), NotFoundError)
+
+
+def test_a_connection_that_breaks_before_an_answer_is_tried_again(server: Server, client: HttpClient) -> None:
+    script = server.play(one_after_another([], reply(200, body=b"x")))
+    assert get(client, server.url) == b"x"
+    assert len(script.asked) == 2
+
+
+def test_a_server_that_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with HttpClient(patience=PATIENCE) as client:
+        error = failure(client, f"http://127.0.0.1:{port}/")
+        assert isinstance(error, RemoteError)
+        assert (error.temporary, "refused" in str(error)) == (True, True)
+        error = failure(client, "http://nowhere.invalid/")
+        assert isinstance(error, RemoteError)
+        assert (error.temporary, "no host of that name" in str(error)) == (False, True)
+
+
+@pytest.mark.parametrize("value", ["0", "1000000000", "Wed, 21 Oct 2015 07:28:00 GMT", "-1", "soon", "1e9", "0.5"])
+def test_what_retry_after_may_say(value: str, server: Server, client: HttpClient) -> None:
+    script = server.play(one_after_another(reply(503, f"Retry-After: {value}"), reply(200, body=b"x")))
+    if value == "1000000000":
+        error = failure(client, server.url)
+        assert "1,000,000,000 seconds" in str(error.hint)
+        assert len(script.asked) == 1
+    else:
+        assert get(client, server.url) == b"x"
+
+
+@pytest.mark.parametrize("make", [lambda: "100", lambda: formatdate(time() + 100, usegmt=True)], ids=["seconds", "date"])
+def test_who_asks_to_wait_too_long_is_not_asked_again(make: Answer, server: Server, client: HttpClient) -> None:
+    script = server.play(lambda _: reply(429, f"Retry-After: {make()}"))  # type: ignore[call-arg, misc]
+    assert "asks to wait" in str(failure(client, server.url).hint)
+    assert len(script.asked) == 1
+
+
+# TLS
+
+
+@contextmanager
+def tls_server() -> Iterator[Server]:
+    """Run a server whose certificate is for ``localhost`` and 127.0.0.1, and trusted by nobody."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE, FIXTURES / "tls" / "key.pem")
+    with run_server(context=context) as running:
+        running.play(lambda _: reply(200, body=b"x"))
+        yield running
+
+
+def test_certificates_and_names_are_checked() -> None:
+    with tls_server() as server, HttpClient(patience=PATIENCE, ca_file=str(CERTIFICATE)) as client:
+        assert get(client, server.url) == b"x"
+        assert get(client, f"https://localhost:{server.port}/") == b"x"
+        script = server.play(lambda _: reply(200, body=b"x"))
+        assert [get(client, server.url) for _ in range(3)] == [b"x"] * 3
+        assert script.connections == 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(socket, "getaddrinfo", names({"other.test": ["127.0.0.1"]}))
+            error = failure(client, f"https://other.test:{server.port}/")
+        assert isinstance(error, RemoteError)
+        assert (error.temporary, "certificate is not trusted" in str(error)) == (False, True)
+
+
+def test_what_speaks_no_tls(server: Server, client: HttpClient) -> None:
+    error = failure(client, server.url.replace("http:", "https:"))
+    assert isinstance(error, RemoteError)
+
+
+def test_certificates_that_are_not_there() -> None:
+    assert isinstance(refusal(lambda: HttpClient(ca_file="/nowhere.pem")), NotFoundError)
+    assert isinstance(refusal(lambda: HttpClient(ca_file=__file__)), StorageError)
