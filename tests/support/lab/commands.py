@@ -99,6 +99,13 @@ def _damaged(work: Path, store: Store) -> None:
     missing.unlink()
 
 
+def _without_manifest(work: Path, store: Store) -> None:
+    """A model's manifest is cut short; a copy of it is there."""
+    _damaged(work, store)
+    path = store.root.joinpath("manifests", *NEW.path_parts)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
 def _resumed(work: Path, store: Store) -> None:
     """An import was killed when its blobs were made."""
     _beside(work, store)
@@ -160,6 +167,7 @@ def _unneeded(work: Path, store: Store) -> None:
 NEW = ModelName.parse("new")
 PRUNE_ALL = ("prune", "--grace", "0s", "--sole-owner")
 _IMPORT = ("import", "{work}/new", "new", "--jobs", "1", "--store", "{store}")
+_REPAIR = ("repair", "new", "--from", "{work}/new", "--jobs", "1", "--store", "{store}")
 _QUANTIZED = (*_IMPORT, "--quant", "int4")
 COMMANDS = (
     Command("import", _fresh, _IMPORT, as_it_is),
@@ -172,6 +180,8 @@ COMMANDS = (
     Command("import of a large tensor", _large, _QUANTIZED, as_it_is),
     Command("import of experts", _experts, _QUANTIZED, as_it_is),
     Command("import without syncfs", _beside, _QUANTIZED, without_syncfs),
+    Command("repair", _damaged, _REPAIR, as_it_is),
+    Command("repair of a manifest", _without_manifest, _REPAIR, as_it_is),
     Command("rm", two, ("rm", "other", "--store", "{store}")),
     Command("rm of the only one", _one, ("rm", "old", "--store", "{store}")),
     Command("cp", two, ("cp", "old", "third", "--store", "{store}")),
