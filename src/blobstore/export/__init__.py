@@ -73,11 +73,12 @@ def export_model(
     options = ExportOptions.parse(format, dequantize, max_shard_size)
     workers = threads(jobs)
     target = Target(folder, store)
-    model = read_model(name, store, verify=verify)
-    plan = make_plan(model, options)
-    started = time.monotonic()
-    with target.staged() as staging, (bar or _no_bar)(plan.nbytes) as progress:
-        write_files(plan, staging, workers, progress or _silent)
+    with store.lease():  # blobs are opened one by one, until the last was copied
+        model = read_model(name, store, verify=verify)
+        plan = make_plan(model, options)
+        started = time.monotonic()
+        with target.staged() as staging, (bar or _no_bar)(plan.nbytes) as progress:
+            write_files(plan, staging, workers, progress or _silent)
     files = {file.path: file.size for file in sorted(plan.files, key=lambda file: file.path)}
     return ExportResult(model.name, target.path, files, plan.notes, time.monotonic() - started)
 
