@@ -23,8 +23,8 @@ LAYERS = (
     {"stored", "remote"},
     {"source"},
     {"tensors"},
-    {"importer", "loader", "inspection", "comparison"},
-    {"mlx_lm", "quality", "care", "listing"},
+    {"importer", "loader", "inspection", "metadata", "mlx_network", "comparison"},
+    {"mlx_lm", "quality", "export", "care", "listing"},
     {"cli"},
     {"__init__", "__main__"},
 )
