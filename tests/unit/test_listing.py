@@ -114,6 +114,16 @@ def test_a_cache_that_can_not_be_written_or_read_is_none(store: Store) -> None:
         assert isinstance(list_models(store)[0], ListedModel)
 
 
+@pytest.mark.parametrize("link", [".blobstore", ".blobstore/cache"])
+def test_nothing_is_written_through_a_link(store: Store, tmp_path: Path, link: str) -> None:
+    link_by_hand(store, "m", {"a": A})
+    (tmp_path / "outside").mkdir()
+    (store.root / link).parent.mkdir(exist_ok=True)
+    (store.root / link).symlink_to(tmp_path / "outside")
+    assert isinstance(list_models(store)[0], ListedModel)
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
 def test_lines_that_are_torn_changed_or_foreign_are_passed_over(tmp_path: Path) -> None:
     cache = SummaryCache(tmp_path / "x" / "summaries", tmp_path)
     keys = [f"{number:064x}" for number in range(3)]
