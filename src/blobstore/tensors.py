@@ -213,9 +213,8 @@ class Tensor:
         if wrapped is not None:
             return wrapped
         # mx.load takes all of a file or nothing, and by its path, which may lead to another one since, or to none.
-        if all(fits_mlx(other.dtype, other.shape) for other in self._blob.header.tensors.values()) and (
-            loaded := _mlx_loaded(self._blob)
-        ):
+        fits = all(fits_mlx(other.dtype, other.shape) for other in self._blob.header.tensors.values())
+        if fits and (loaded := _mlx_loaded(self._blob)):
             return loaded[self.name + suffix]
         return _mlx_of(_numpy_view(self._blob, entry), copy=True)
 

@@ -116,12 +116,10 @@ def unneeded_blobs(store: Store, references: References) -> list[UnneededBlob]:
 
 
 def _unneeded(listing: BlobListing, references: References) -> list[UnneededBlob]:
-    needed = references.needed()
     now = time.time()
     found = []
-    for digest, entry in sorted(listing.named.items()):
-        if digest in needed:
-            continue
+    for digest in sorted(listing.named.keys() - references.needed()):
+        entry = listing.named[digest]
         status = _status(entry)
         if status is not None and stat.S_ISREG(status.st_mode):
             found.append(UnneededBlob(Digest(digest), status.st_size, now - status.st_mtime, Path(entry.path)))

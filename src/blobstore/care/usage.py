@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import stat
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from blobstore.errors import BlobStoreError
@@ -60,12 +58,12 @@ def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
     for needs in references.models.values():
         counts.update(needs.keys())
     chosen = wanted or [*references.models, *references.broken]
-    reclaimable = sum(size for digest, size in sizes.items() if digest not in counts) if references.obstacle is None else 0
+    unneeded = sizes.keys() - counts.keys() if references.obstacle is None else ()
     return Usage(
         len(sizes),
         sum(sizes.values()),
         tuple(_of_model(name, references, sizes, counts) for name in sorted(set(chosen))),
-        reclaimable,
+        sum(sizes[digest] for digest in unneeded),
         store.trash.nbytes(),
     )
 
@@ -82,8 +80,9 @@ def _sizes(listing: BlobListing) -> dict[str, int]:
     """Return the bytes of every blob, by the hex digits of its digest: regular files only."""
     sizes = {}
     for digest, entry in listing.named.items():
-        with suppress(FileNotFoundError):  # it has been removed since the folder was listed
-            status = entry.stat(follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode):
-                sizes[digest] = status.st_size
+        try:
+            if entry.is_file(follow_symlinks=False):
+                sizes[digest] = entry.stat(follow_symlinks=False).st_size
+        except FileNotFoundError:  # it has been removed since the folder was listed
+            continue
     return sizes

@@ -14,9 +14,10 @@ from blobstore.errors import BlobStoreError, CorruptDataError, DigestMismatchErr
 from blobstore.ranges import FileReader
 from blobstore.store.files import os_errors, remove_if_there
 
+_START, _HEX = "sha256-", "0123456789abcdef"
+_PREFIX, _LENGTH = len(_START), len(_START) + 64
 # The first Ollamas wrote "sha256:…"; later ones rename such files when they start (`fixBlobs`).
-_BLOB_NAME = re.compile(r"sha256[-:](?P<hex>[0-9a-f]{64})", re.ASCII)
-_PREFIX = len("sha256-")
+_OLD_NAME = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +46,23 @@ class BlobFolder:
                 return BlobListing({}, ())
             with os.scandir(self.path) as entries:
                 for entry in entries:
-                    match = _BLOB_NAME.fullmatch(entry.name)
-                    if match is None:
+                    name = entry.name
+                    if name.startswith(_START) and len(name) == _LENGTH and not name[_PREFIX:].strip(_HEX):
+                        named[name[_PREFIX:]] = entry
+                    else:
                         others.append(entry)
-                    elif (twin := named.setdefault(match["hex"], entry)) is not entry:
-                        first, second = sorted((twin, entry), key=lambda each: each.name)
-                        named[match["hex"]] = first  # "-" comes before ":"
-                        others.append(second)
+        for entry in [entry for entry in others if _OLD_NAME.fullmatch(entry.name)]:
+            if named.setdefault(entry.name[_PREFIX:], entry) is entry:
+                others.remove(entry)
         return BlobListing(named, tuple(sorted(others, key=lambda entry: entry.name)))
 
-    def digests(self) -> set[str]:
-        """Return the hex digits of the digests for which regular files of the folder are named. Raises: StorageError."""
+    def names(self) -> set[str]:
+        """Return the names of the regular files in the folder. Raises: StorageError."""
         with os_errors("list", self.path):
             if not self.path.exists():
                 return set()
             with os.scandir(self.path) as entries:
-                found = (entry.name for entry in entries if entry.is_file(follow_symlinks=False))
-                # What is no digest among them does no harm: it is no blob's that anybody asks for.
-                return {name[_PREFIX:] for name in found if name.startswith(("sha256-", "sha256:"))}
+                return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
 
     def open(self, descriptor: Descriptor) -> FileReader:
         """Return a reader over a blob that has the descriptor's size; its bytes are not checked here.

@@ -32,7 +32,7 @@ _PLAIN_MANIFEST = re.compile(
     rf',"layers":\[(?:(?:{_DESCRIPTOR},)*+{_DESCRIPTOR})?\]\}}\n?',
     re.ASCII,
 )
-_DIGEST = re.compile(r'"digest":"sha256:([0-9a-f]{64})"', re.ASCII)
+_NAME = re.compile(r'"digest":"(sha256-[0-9a-f]{64})"', re.ASCII)
 _REFERENCE = re.compile(r'"digest":"sha256:([0-9a-f]{64})","size":([0-9]+)', re.ASCII)
 
 
@@ -52,12 +52,18 @@ def needs_of(raw: bytes, what: str) -> Needs:
 
 
 def missing_blob(raw: bytes, there: set[str], *, is_plain: bool) -> str | None:
-    """Return the first blob that a manifest names and that is not ``there``, None when all are; both by their hex digits.
+    """Return the hex digits of the first blob that a manifest names and whose file's name is not ``there``; else None.
 
     ``is_plain``: what `is_plain` said of these bytes. Raises: as `Manifest.parse`.
     """
-    digests = _DIGEST.findall(raw.decode()) if is_plain else needs_of(raw, "the manifest")
-    return None if there.issuperset(digests) else next(digest for digest in digests if digest not in there)
+    if is_plain:
+        names = _NAME.findall(raw.decode().replace("sha256:", "sha256-"))
+    else:
+        names = [f"sha256-{digest}" for digest in needs_of(raw, "the manifest")]
+    if there.issuperset(names):
+        return None
+    missing = (name for name in names if name not in there and name.replace("-", ":") not in there)
+    return next((name.removeprefix("sha256-") for name in missing), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,8 @@ class SummaryCache:
                 replace_file(self._path, b"".join(lines))
 
     def _is_ours(self) -> bool:
+        if any(folder.is_symlink() for folder in (self._path.parent, self._path.parent.parent)):
+            return False  # it would be written where somebody else wants it
         try:
             return self._owner.stat().st_uid == os.geteuid()
         except OSError:
