@@ -68,7 +68,7 @@ class Model(Mapping[str, Tensor]):
             for tensor in self._open(layer):
                 if tensor.name in self._tensors:
                     error = CorruptDataError(f"another blob holds the tensor {tensor.name!r} too", tensor=tensor.name)
-                    raise _located(error, name, layer)
+                    raise located(error, name, layer)
                 self._tensors[tensor.name] = tensor
 
     def _open(self, layer: Descriptor) -> list[Tensor]:
@@ -80,7 +80,7 @@ class Model(Mapping[str, Tensor]):
             self._blobs[layer.digest] = blob
             return [Tensor(stored, blob) for stored in stored_tensors(header)]
         except BlobStoreError as error:
-            raise _located(error, self.name, layer) from error
+            raise located(error, self.name, layer) from error
 
     def _held(self, descriptor: Descriptor) -> MappedFile | BlobStoreError:
         """Return a document's map, or the error that reading it shall raise: the weights can be used without it."""
@@ -98,7 +98,7 @@ class Model(Mapping[str, Tensor]):
             check_document_size(descriptor)
             return checked_bytes(bytes(held.view()), descriptor)
         except BlobStoreError as error:
-            raise _located(error, self.name, descriptor) from error
+            raise located(error, self.name, descriptor) from error
 
     @property
     def missing(self) -> NotFoundError | None:
@@ -113,7 +113,7 @@ class Model(Mapping[str, Tensor]):
                 self._read(descriptor)
             elif Digest.of(blob.data.view()) != descriptor.digest:
                 error = DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(descriptor.digest))
-                raise _located(error, self.name, descriptor)
+                raise located(error, self.name, descriptor)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor. Raises: TensorNotFoundError, which is a KeyError too."""
@@ -210,6 +210,17 @@ def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> 
     return model
 
 
+def read_document(store: Store, name: ModelName, manifest: Manifest, document: str) -> bytes:
+    """Return a JSON document of a model. Raises: NotFoundError when it has none of that name; CorruptDataError."""
+    layer = manifest.document(document)
+    if layer is None:
+        raise NotFoundError(f"model {name} has no {document}", model=str(name))
+    try:
+        return store.blobs.read(layer)
+    except BlobStoreError as error:
+        raise located(error, name, layer) from error
+
+
 def _whole(name: ModelName, store: Store) -> Model:
     """Return the model, opened while its manifest stayed the same: a blob that is missing then is missing.
 
@@ -230,7 +241,7 @@ def _whole(name: ModelName, store: Store) -> Model:
     return model
 
 
-def _located(error: BlobStoreError, model: ModelName, layer: Descriptor) -> BlobStoreError:
+def located(error: BlobStoreError, model: ModelName, layer: Descriptor) -> BlobStoreError:
     """Return the error with the model and the blob in its message and fields."""
     place = f"model {model}: blob {layer.digest} ({layer.name})"
     return error.at(place, model=str(model), blob=str(layer.digest), tensor=layer.name)
@@ -258,10 +269,11 @@ def _ollama_name(name: str, suffix: str) -> str:
     return name + {".scale": "_scale", ".bias": "_qbias"}.get(suffix, suffix)
 
 
-def _mlx_name(name: str, suffix: str) -> str:
+def mlx_name(name: str, suffix: str) -> str:
+    """Return the name that mlx-lm has for the stored array of that suffix, of the tensor of that name."""
     if not suffix:
         return name
     return name.removesuffix(".weight") + {".scale": ".scales", ".bias": ".biases"}.get(suffix, suffix)
 
 
-_ARRAY_NAMES = {"ollama": _ollama_name, "mlx": _mlx_name}
+_ARRAY_NAMES = {"ollama": _ollama_name, "mlx": mlx_name}

@@ -205,7 +205,7 @@ class Tensor:
             return torch.frombuffer(view, dtype=dtype).reshape(entry.shape)
 
     def _mlx_part(self, suffix: str, entry: TensorEntry) -> Any:
-        if not _fits_mlx(entry):
+        if not fits_mlx(entry.dtype, entry.shape):
             raise UnsupportedSourceError(
                 f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}", tensor=self.name, blob=str(self.blob)
             )
@@ -213,7 +213,9 @@ class Tensor:
         if wrapped is not None:
             return wrapped
         # mx.load takes all of a file or nothing, and by its path, which may lead to another one since, or to none.
-        if all(_fits_mlx(other) for other in self._blob.header.tensors.values()) and (loaded := _mlx_loaded(self._blob)):
+        if all(fits_mlx(other.dtype, other.shape) for other in self._blob.header.tensors.values()) and (
+            loaded := _mlx_loaded(self._blob)
+        ):
             return loaded[self.name + suffix]
         return _mlx_of(_numpy_view(self._blob, entry), copy=True)
 
@@ -257,8 +259,9 @@ def _reaches_columns(rows: Any, rank: int) -> bool:
     return used >= rank
 
 
-def _fits_mlx(entry: TensorEntry) -> bool:
-    return entry.dtype not in _NOT_IN_MLX and all(dim <= _MLX_MAX_DIM for dim in entry.shape)
+def fits_mlx(dtype: DType, shape: tuple[int, ...]) -> bool:
+    """Return True when MLX has arrays of that dtype and shape: `mx.load` takes all of a file or nothing."""
+    return dtype not in _NOT_IN_MLX and all(dim <= _MLX_MAX_DIM for dim in shape)
 
 
 def _library(name: str, hint: str) -> Any:

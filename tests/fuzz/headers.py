@@ -16,6 +16,7 @@ import base64
 import faulthandler
 import hashlib
 import json
+import math
 import sys
 import tempfile
 import time
@@ -94,7 +95,7 @@ def _largest(value: Any) -> float:
     return max(map(_largest, children), default=abs(value) if isinstance(value, int | float) else 0)
 
 
-_IS_OBJECT = '"each other key: TENSOR_NAME: {dtype: DATA_TYPE, shape: List<Int>, data_offsets: [BEGIN, END]}"'
+_IS_OBJECT = 'a dict like {"TENSOR_NAME": {"dtype": "F16", "shape": [1, 16, 256], "data_offsets": [BEGIN, END]}, …}'
 DIFFERENCES = (
     Difference(
         "space before the header", HeaderError, "F5", "The header data MUST begin with a { character (0x7B).",
@@ -109,7 +110,7 @@ DIFFERENCES = (
         _has_duplicates,
     ),
     Difference(
-        "null metadata", HeaderError, "F9", "__metadata__ is a special key for storing free form text-to-text maps.",
+        "null metadata", HeaderError, "F9", "Arbitrary JSON is not allowed, all values must be strings.",
         lambda text: _document(text).get("__metadata__", "") is None,
     ),
     Difference(
@@ -197,7 +198,10 @@ def _beyond_limits(header: Header) -> bool:
         header.check_limits("")
     except LimitExceededError:
         return True
-    return any(0 in entry.shape and max(entry.shape) >= 2**57 for entry in header.tensors.values())
+    return any(
+        0 in entry.shape and math.prod(max(dim, 1) for dim in entry.shape) * entry.dtype.bits >= 2**64
+        for entry in header.tensors.values()
+    )
 
 
 def _check_equal(raw: bytes, header: Header, reference: Sequence[tuple[str, dict[str, Any]]]) -> None:

@@ -15,7 +15,7 @@ import pytest
 STRACE = "/usr/bin/strace"
 MUTATING = (
     *("mkdir", "mkdirat", "ftruncate", "pwrite64", "pwritev", "write", "fsync", "syncfs", "utimensat"),
-    *("rename", "renameat", "renameat2", "flock"),
+    *("rename", "renameat", "renameat2", "flock", "copy_file_range"),
 )
 """Calls by which an import changes the disk, but for the creation of files; not every machine has all of them."""
 READING = ("preadv", "preadv2")

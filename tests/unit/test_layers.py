@@ -23,8 +23,8 @@ LAYERS = (
     {"stored", "remote"},
     {"source"},
     {"tensors"},
-    {"importer", "loader", "inspection", "comparison"},
-    {"mlx_lm", "quality", "care", "listing"},
+    {"importer", "loader", "inspection", "comparison", "metadata", "mlx_network"},
+    {"mlx_lm", "quality", "care", "listing", "export"},
     {"cli"},
     {"__init__", "__main__"},
 )

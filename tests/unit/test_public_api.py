@@ -14,9 +14,11 @@ from blobstore.importer import ImportArguments
 
 NAMES = [
     "BlobStoreError",
+    "ExportResult",
     "ImportPlan",
     "ImportResult",
     "Inspection",
+    "MetadataEdit",
     "Model",
     "ModelQuality",
     "QuantizedArray",
@@ -24,7 +26,9 @@ NAMES = [
     "Tensor",
     "__version__",
     "dequantize",
+    "edit_metadata",
     "errors",
+    "export_model",
     "import_model",
     "inspect",
     "measure_quality",
@@ -34,6 +38,7 @@ NAMES = [
     "plan_import",
     "quantize",
     "read_header",
+    "read_metadata",
     "remote",
 ]
 PLAN_OPTIONS = [
@@ -50,6 +55,12 @@ PARAMETERS = {
     "measure_quality": (["name", "source"], ["store", "jobs", "progress"]),
     "read_header": (["path"], ["token"]),
     "inspect": (["target"], ["store", "token", "endpoint"]),
+    "read_metadata": (["path"], []),
+    "edit_metadata": (["path", "changes"], ["replace", "in_place", "progress"]),
+    "export_model": (
+        ["name", "folder"],
+        ["store", "format", "dequantize", "max_shard_size", "jobs", "verify", "bar"],
+    ),
 }
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from blobstore.dtypes import DType, parameters_of
 from blobstore.errors import BlobStoreError, DocumentError, quoted
 from blobstore.inspection.files import InspectedFile
-from blobstore.safetensors import TensorEntry
+from blobstore.safetensors import Header, TensorEntry
 from blobstore.source.packings import PackedWeight, Packing, UnclearPackingError, read_packing
 from blobstore.source.producers import ASIDE, QUANT_STATE, Producer, counting_row
 from blobstore.stored import StoredTensor, stored_tensors
@@ -65,6 +65,9 @@ def count_tensors(files: Sequence[InspectedFile], config: Config, notes: list[st
     """
     pairs = [(file, dict(file.header.tensors)) for file in files]  # once: a header makes its entries as they are asked for
     merged = _merged(pairs)
+    exported = _exported_weights(pairs, merged, notes)
+    if exported is not None:
+        return exported
     others: list[tuple[InspectedFile, dict[str, TensorEntry]]] = []
     tensors: list[LogicalTensor] = []
     for file, entries in pairs:
@@ -78,6 +81,24 @@ def count_tensors(files: Sequence[InspectedFile], config: Config, notes: list[st
     for file, entries in others:
         tensors += space.tensors(file.name, entries, found)
     return tensors
+
+
+def _exported_weights(
+    files: Sequence[tuple[InspectedFile, dict[str, TensorEntry]]], merged: dict[str, TensorEntry], notes: list[str]
+) -> list[LogicalTensor] | None:
+    """Return the tensors of a stored model that was exported into several files, which its metadata show; else None.
+
+    A weight and its scales may lie in two of the files: ``merged`` are the tensors of all.
+    """
+    metadata = {key: value for file, _ in files for key, value in file.header.metadata.items()}
+    if len(files) == 1 or not any(key.endswith(".quant_type") for key in metadata):
+        return None
+    try:
+        weights = {weight.name: weight for weight in stored_tensors(Header(merged, metadata, 0))}
+    except BlobStoreError as error:
+        notes.append(f"the files look like an exported model, but {error}: they are counted one by one")
+        return None
+    return [stored_tensor(weights[name], file.name) for file, names in files for name in names if name in weights]
 
 
 def _merged(files: Sequence[tuple[InspectedFile, dict[str, TensorEntry]]]) -> dict[str, TensorEntry]:

@@ -131,7 +131,7 @@ def _source_metadata(store: Store, manifest: Manifest) -> list[Mapping[str, str]
     layer = manifest.document(_OWN_DOCUMENT)
     if layer is None:
         return []
-    sources = parse_object(store.blobs.read(layer), _OWN_DOCUMENT, rule="M1", limit=_MAX_OWN_DOCUMENT).get("sources")
+    sources = parse_object(store.blobs.read(layer), _OWN_DOCUMENT, rule="B1", limit=_MAX_OWN_DOCUMENT).get("sources")
     found = [source.get("metadata") for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
     return [{key: value for key, value in one.items() if isinstance(value, str)} for one in found if isinstance(one, dict)]
 

@@ -13,6 +13,7 @@ What each producer writes is a row. An import takes the rows that are ``imported
 - FP8, FP4 experts: huggingface/transformers @0095b976 and 5.23.0 integrations/finegrained_fp8.py `FP8Linear`, `_unpack_fp4`.
 - AWQ: casper-hansen/AutoAWQ @030fe2a1 awq/modules/linear/gemm.py. GPTQ: AutoGPTQ/AutoGPTQ @058fd80a
   auto_gptq/nn_modules/qlinear/qlinear_cuda.py `QuantLinear`.
+- blobstore: an exported folder has the names of a store's blobs (docs/formats.md section 3).
 - bitsandbytes: bitsandbytes-foundation/bitsandbytes @005a63c2 nn/modules.py `Linear4bit._save_to_state_dict`, `Int8Params`.
 - EETQ, BitNet: huggingface/transformers 5.23.0 integrations/eetq.py, bitnet.py. EXL2: exllamav2 conversion/adaptivegptq.py
   `pack` (neggles/exllamav2 @0c2100bd). EXL3: turboderp-org/exllamav3 @0c647502 modules/quant/exl3.py `LinearEXL3`.
@@ -130,6 +131,14 @@ _BLOCK_FP8 = tuple(
     for suffix in ("_scale_inv", "_scale")  # both stand for what codes are multiplied by
 )
 BLOCK_FP8 = _BLOCK_FP8[0].name
+OWN = Producer(
+    name="blobstore",
+    weight="",
+    weight_dtypes=frozenset({DType.U32}),
+    scale_dtypes=_FLOATS | {DType.U8},
+    companions={suffix: suffix for suffix in (".scale", ".bias", ".global_scale")},
+    optional=frozenset({".bias", ".global_scale"}),
+)
 
 
 def _counted(
@@ -189,10 +198,11 @@ SCALED_FP8 = (
     _counted("FP8", ".weight", _FP8, ".scale_weight"),
 )
 
-IMPORTED = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *_BLOCK_FP8)
+_OF_OTHERS = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *_BLOCK_FP8)
+IMPORTED = (*_OF_OTHERS, OWN)
 """The rows that are imported, the most telling first."""
 COUNTED = (
-    *IMPORTED,
+    *_OF_OTHERS,
     COMPRESSED,
     *BITSANDBYTES.values(),
     *PLAIN_BYTES,
@@ -204,7 +214,7 @@ COUNTED = (
     *FP4_EXPERTS,
     *SCALED_FP8,
 )
-"""All rows: what an inspection knows."""
+"""What an inspection tells from tensors; our own form it tells from metadata (stored.py)."""
 
 ASIDE = (
     *_ACTIVATION_SCALES,

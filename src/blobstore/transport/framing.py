@@ -8,6 +8,9 @@ prevent overflow), so such a reply is refused here. And bytes behind the end of 
 
 from __future__ import annotations
 
+import re
+
+_LENGTH = re.compile(rb"[0-9A-Fa-f]{1,20}")
 _LIMIT = 2**63
 _HEAD, _CHUNKS, _BODY = range(3)
 
@@ -67,10 +70,8 @@ class Framing:
             self._left = int(length)
 
     def _read_length(self, line: bytes) -> bool:
-        try:
-            length = int(line.partition(b";")[0], 16)
-        except ValueError:
-            length = 0  # h11's to refuse
+        digits = _LENGTH.match(line)
+        length = int(digits[0], 16) if digits else 0  # what is no length is h11's to refuse
         self._skip = length
         if length == 0:
             self._state = _BODY

@@ -164,6 +164,13 @@ def test_a_large_header_gets_more_time(server: Server, remote: Remote) -> None:
     assert allowance.seconds_left("x") > before
 
 
+@pytest.mark.parametrize("length", ["-5", "+5", "0x5", "5_0", " 5", "", "g", "f" * 21, "-" + "f" * 30])
+def test_lengths_of_chunks_that_are_none(length: str, server: Server, remote: Remote) -> None:
+    script = server.play(lambda _: [head(200, "Transfer-Encoding: chunked") + f"{length}\r\nabcde\r\n0\r\n\r\n".encode()])
+    assert refusal(lambda: remote.open(server.url)).rule == "R1"
+    assert len(script.asked) == 1
+
+
 # Documents
 
 

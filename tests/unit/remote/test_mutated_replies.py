@@ -17,7 +17,7 @@ from blobstore.transport import HttpClient, Patience
 
 REPLIES = [case.data for case in load("range") if not case.by_recipe]
 PIECES = [
-    *(b"\r\n", b"\n", b": ", b"0", b"9" * 20, b"-", b"/", b"*", b"\x00", b"\xff", b"8\r\n"),
+    *(b"\r\n", b"\n", b": ", b"0", b"9" * 20, b"-", b"/", b"*", b"\x00", b"\xff", b"8\r\n", b"-5\r\n"),
     b"HTTP/1.1 100 Continue\r\n\r\n",
 ]
 LINES = [
