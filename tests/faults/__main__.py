@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import signal
 import sys
 import tempfile
 import time
@@ -36,6 +37,7 @@ def main() -> int:
     length.add_argument("--count", type=int, help="how many faults at most")
     parser.add_argument("--seed", type=int, default=20_260_801, help="another one makes other random choices")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its folder goes, too
     warm_up()
     gc.freeze()
     codes = set()
