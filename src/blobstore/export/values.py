@@ -17,20 +17,23 @@ from blobstore.ranges import FileReader
 Array = np.ndarray[Any, Any]
 
 
-def values_of(piece: Convert, reader: FileReader) -> Array:
-    """Return the values as a new flat array: bit for bit those of `Tensor.dequantize`. ``reader`` is over the weight's blob.
+def fill_values(piece: Convert, reader: FileReader, out: Array) -> None:
+    """Fill ``out``, flat, with the values: bit for bit those of `Tensor.dequantize`. ``reader`` is over the weight's blob.
 
     Raises: UnsupportedSourceError, with tensor and index, when a finite value is beyond what the dtype holds; as `readinto`.
     """
     stored = _stored(piece, reader)
-    values = _converted(stored, piece.dtype)
-    infinite = np.isinf(values)
+    if isinstance(stored, QuantizedArray):
+        kernels.dequantize_into(stored, out)
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):  # a signalling NaN is a value here, not an accident
+            np.copyto(out, stored, casting="unsafe")
+    infinite = np.isinf(out)
     if infinite.any():
-        exact = _converted(stored, DType.F32) if isinstance(stored, QuantizedArray) else stored
+        exact = kernels.dequantize(stored, DType.F32) if isinstance(stored, QuantizedArray) else stored
         beyond = infinite & np.isfinite(exact)
         if beyond.any():
             raise _too_large(piece, int(np.argmax(beyond)), exact)
-    return values
 
 
 def _stored(piece: Convert, reader: FileReader) -> Array | QuantizedArray[Array]:
@@ -50,14 +53,6 @@ def _read(reader: FileReader, part: StoredPart, start: int, count: int) -> Array
     array = np.empty(count, numpy_dtype(part.dtype))
     reader.readinto(part.offset + start * array.itemsize, array.view(np.uint8).data)
     return array
-
-
-def _converted(stored: Array | QuantizedArray[Array], dtype: DType) -> Array:
-    if isinstance(stored, QuantizedArray):
-        return kernels.dequantize(stored, dtype)
-    with np.errstate(over="ignore", invalid="ignore"):  # a signalling NaN is a value here, not an accident
-        converted: Array = stored.astype(numpy_dtype(dtype))
-    return converted
 
 
 def _too_large(piece: Convert, place: int, exact: Array) -> UnsupportedSourceError:

@@ -7,6 +7,7 @@ the kernel, values are computed a few megabytes at a time. Memory is that of one
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -17,18 +18,21 @@ from typing import Self
 
 import numpy as np
 
+from blobstore.arrays import numpy_dtype
 from blobstore.export.outputs import Convert, Copy, ExportPlan, Piece, PlannedShard
 from blobstore.export.stored_model import BlobFile
-from blobstore.export.values import values_of
+from blobstore.export.values import fill_values
 from blobstore.ranges import FileReader, allow_open_files
 from blobstore.store.copying import copy_range
-from blobstore.store.files import create_file, make_folder, os_errors, write_all_at
+from blobstore.store.files import PAGE, create_file, make_folder, open_direct, os_errors, write_aligned, write_all_at
 
 Progress = Callable[[int, str], object]
 
 _COPIED_AT_ONCE = 2**26
 _VALUES_AT_ONCE = 2**20
 """A multiple of every group size."""
+_WIDEST = 4
+"""Bytes of a float32, the widest of the dtypes that values become."""
 _BATCH_BYTES = 2**24
 _BATCH_PIECES = 256
 
@@ -44,11 +48,12 @@ class _Step:
 
 @dataclass(slots=True)
 class _File:
-    """An open file of the export."""
+    """An open file of the export: ``direct`` is the same file, to be written around the page cache, or -1."""
 
     shard: PlannedShard
     path: Path
     fd: int
+    direct: int
 
 
 def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -> None:
@@ -60,7 +65,7 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
     for document in plan.documents:
         _write_document(folder / document.path, document.data)
         progress(document.size, document.path)
-    allow_open_files(len(plan.shards) + 2 * jobs)
+    allow_open_files(2 * len(plan.shards) + 2 * jobs)
     files: list[_File] = []
     try:
         for shard in plan.shards:
@@ -77,7 +82,7 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
         work.check()
     finally:
         for file in files:
-            os.close(file.fd)
+            _close(file)
 
 
 def _write_document(path: Path, data: bytes) -> None:
@@ -93,13 +98,21 @@ def _write_document(path: Path, data: bytes) -> None:
 def _create(shard: PlannedShard, path: Path) -> _File:
     with os_errors("write", path):
         make_folder(path.parent)
-        fd = create_file(path, shard.size)
+        file = _File(shard, path, create_file(path, shard.size), -1)
         try:
-            write_all_at(fd, 0, memoryview(shard.header))
+            write_all_at(file.fd, 0, memoryview(shard.header))
+            if any(isinstance(piece, Convert) for array in shard.arrays for piece in array.pieces):
+                file.direct = open_direct(path)
         except BaseException:
-            os.close(fd)
+            _close(file)
             raise
-    return _File(shard, path, fd)
+    return file
+
+
+def _close(file: _File) -> None:
+    for fd in (file.fd, file.direct):
+        if fd >= 0:
+            os.close(fd)
 
 
 class _Work:
@@ -108,6 +121,7 @@ class _Work:
     def __init__(self, files: list[_File], progress: Progress) -> None:
         self._batches = enumerate(batch for file in files for batch in _batches(file))
         self._progress = progress
+        self._buffers = _Buffers()
         self._mutex = threading.Lock()
         self._first_error: tuple[float, BaseException | None] = (math.inf, None)
 
@@ -131,10 +145,17 @@ class _Work:
                 if isinstance(step.piece, Copy):
                     copy_range(reader, step.piece.offset, file.fd, file.path, step.at, step.piece.nbytes)
                 else:
-                    values = values_of(step.piece, reader)
-                    with os_errors("write", file.path):
-                        write_all_at(file.fd, step.at, values.view(np.uint8).data)
+                    self._convert(step.piece, reader, file, step.at)
                 self._progress(step.piece.nbytes, step.array)
+
+    def _convert(self, piece: Convert, reader: FileReader, file: _File, at: int) -> None:
+        # A file that was not written by the safetensors library may have its arrays at odd places.
+        kind, start = numpy_dtype(piece.dtype), at % PAGE
+        is_aligned = at % kind.itemsize == 0
+        data = self._buffers.memory()[start if is_aligned else 0 :][: piece.nbytes]
+        fill_values(piece, reader, np.frombuffer(data, kind))
+        with os_errors("write", file.path):
+            write_aligned(file.fd, file.direct if is_aligned else -1, at, data)
 
     def fail(self, order: float, error: BaseException | None) -> None:
         """Let no further batch begin, and keep the error of the first one that failed."""
@@ -146,6 +167,19 @@ class _Work:
         """Raise the first error, if there was one."""
         if self._first_error[1] is not None:
             raise self._first_error[1]
+
+
+class _Buffers(threading.local):
+    """Memory of a thread's own, from the beginning of a page on."""
+
+    def __init__(self) -> None:
+        self._memory: memoryview | None = None
+
+    def memory(self) -> memoryview:
+        """Return the memory: for a run of values, and a page."""
+        if self._memory is None:
+            self._memory = memoryview(mmap.mmap(-1, _VALUES_AT_ONCE * _WIDEST + PAGE))
+        return self._memory
 
 
 class _Blobs:

@@ -22,6 +22,8 @@ from blobstore.errors import from_os_error
 
 PAGE = 4096
 """What offsets, lengths and addresses are multiples of in reads and writes around the page cache."""
+DIRECT_FROM = 2**18
+"""Bytes from which going around the page cache pays."""
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -193,6 +195,31 @@ def write_all_at(fd: int, offset: int, data: memoryview) -> None:
         if count == 0:
             raise OSError(errno.EIO, "nothing was written")
         data, offset = data[count:], offset + count
+
+
+def write_aligned(fd: int, direct: int, offset: int, data: memoryview) -> None:
+    """Write all of ``data``, whose address has the remainder of ``offset`` by the page size: much around the page cache.
+
+    ``direct`` is the same file by `open_direct`, or -1. Pages that are not whole go through the cache. Raises: OSError.
+    """
+    head = -offset % PAGE
+    tail = head + (len(data) - head) // PAGE * PAGE
+    if direct >= 0 and tail - head >= DIRECT_FROM and _write_direct(direct, offset + head, data[head:tail]):
+        write_all_at(fd, offset, data[:head])
+        write_all_at(fd, offset + tail, data[tail:])
+    else:
+        write_all_at(fd, offset, data)
+
+
+def _write_direct(fd: int, offset: int, data: memoryview) -> bool:
+    """Write around the page cache; return False where the file system turns out not to do that."""
+    try:
+        write_all_at(fd, offset, data)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
 
 
 def append_file(path: Path, data: bytes) -> None:

@@ -23,8 +23,9 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 @pytest.fixture(autouse=True)
 def _small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut tensors into several runs."""
-    monkeypatch.setattr("blobstore.export.writing._VALUES_AT_ONCE", 1024)
+    """Cut tensors into several runs, and write every whole page of them around the page cache."""
+    monkeypatch.setattr("blobstore.export.writing._VALUES_AT_ONCE", 4096)
+    monkeypatch.setattr("blobstore.store.files.DIRECT_FROM", 1)
 
 
 def assert_dequantized(store: Store, folder: Path, dtype: str, names: set[str]) -> None:
@@ -106,6 +107,20 @@ def test_with_many_threads_the_first_error_is_told(store: Store, tmp_path: Path,
         with pytest.raises(UnsupportedSourceError) as caught:
             blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16", jobs=8)
         assert (caught.value.tensor, caught.value.index) == ("t0.weight", (0, 0))
+
+
+def test_arrays_at_odd_places(store: Store, tmp_path: Path) -> None:
+    """The file has the source's order, which the safetensors library would not have written."""
+    tensors = {
+        "odd": np.arange(3, dtype=np.int8),
+        "a.weight": normal("a", 128, 96),
+        "b": normal("b", 9),
+        "c.weight": normal("c", 64, 64),
+    }
+    blobstore.import_model(write_checkpoint(tmp_path / "in", tensors), "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float32")
+    assert list(raw_tensors(tmp_path / "out")) == list(tensors)
+    assert_dequantized(store, tmp_path / "out", "float32", set(tensors))
 
 
 def test_infinite_and_odd_values_stay_what_they_are(store: Store, tmp_path: Path) -> None:
