@@ -13,8 +13,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from blobstore import errors as errors
     from blobstore import mlx_lm as mlx_lm
+    from blobstore import remote as remote
     from blobstore.arrays import QuantizedArray as QuantizedArray
     from blobstore.errors import BlobStoreError as BlobStoreError
+    from blobstore.export import ExportResult as ExportResult
+    from blobstore.export import export_model as export_model
     from blobstore.importer import ImportPlan as ImportPlan
     from blobstore.importer import ImportResult as ImportResult
     from blobstore.importer import import_model as import_model
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from blobstore.kernels import quantize as quantize
     from blobstore.loader import Model as Model
     from blobstore.loader import open_model as open_model
+    from blobstore.metadata import MetadataEdit as MetadataEdit
+    from blobstore.metadata import edit_metadata as edit_metadata
+    from blobstore.metadata import read_metadata as read_metadata
     from blobstore.quality import ModelQuality as ModelQuality
     from blobstore.quality import measure_quality as measure_quality
     from blobstore.store import Store as Store
@@ -34,15 +40,19 @@ if TYPE_CHECKING:
 
 _HOME = {
     "BlobStoreError": "errors",
+    "ExportResult": "export",
     "ImportPlan": "importer",
     "ImportResult": "importer",
     "Inspection": "inspection",
+    "MetadataEdit": "metadata",
     "Model": "loader",
     "ModelQuality": "quality",
     "QuantizedArray": "arrays",
     "Store": "store",
     "Tensor": "tensors",
     "dequantize": "kernels",
+    "edit_metadata": "metadata",
+    "export_model": "export",
     "import_model": "importer",
     "inspect": "inspection",
     "measure_quality": "quality",
@@ -51,8 +61,9 @@ _HOME = {
     "plan_import": "importer",
     "quantize": "kernels",
     "read_header": "inspection",
+    "read_metadata": "metadata",
 }
-_MODULES = frozenset({"errors", "mlx_lm"})
+_MODULES = frozenset({"errors", "mlx_lm", "remote"})
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])  # noqa: PLE0605  # the table is the list
 

@@ -1,20 +1,21 @@
 """Loader: a stored model as a mapping of tensors, memory-mapped.
 
-Opening reads and validates every header and maps every blob; weights are read when they are touched. The maps are private
-to the process and read-only, and they stay valid when the model is removed from the store meanwhile. Blobs are immutable
-files: one that another program truncates while it is mapped ends the process with SIGBUS, which no check can prevent.
+Opening reads and validates every header and maps every blob, documents too; weights are read when they are touched. The maps
+are private to the process and read-only, and they stay valid when the model is removed from the store meanwhile. While they
+are made nothing of ours removes a blob (`Store.lease`), and where that can't be had, a model whose blob is missing is looked
+at again. Blobs are immutable files: one that another program truncates while its values are being read ends the process with
+SIGBUS; the size is checked whenever a view is handed out.
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Container, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from blobstore.arrays import QuantizedArray
 from blobstore.digest import Digest
-from blobstore.documents import Descriptor, Manifest, ModelConfig
+from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest, ModelConfig
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
@@ -25,15 +26,19 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
+from blobstore.mapped import MappedFile
 from blobstore.names import ModelName
-from blobstore.ranges import FileReader, allow_open_files
+from blobstore.ranges import allow_open_files
 from blobstore.safetensors import read_header
 from blobstore.store import Store
-from blobstore.store.files import os_errors
+from blobstore.store.blobs import check_document_size, checked_bytes
 from blobstore.stored import stored_tensors
 from blobstore.tensors import Blob, Library, Tensor
 
 Names = Literal["ollama", "mlx"]
+
+_LOOKS = 5
+"""How often a model is opened that another program replaces meanwhile, before its missing blob is an error."""
 
 
 class Model(Mapping[str, Tensor]):
@@ -42,7 +47,7 @@ class Model(Mapping[str, Tensor]):
     Use it as a context manager, or call `close`: arrays taken from it stay valid, new ones can't be taken.
     """
 
-    def __init__(self, name: ModelName, manifest: Manifest, store: Store, *, verify: bool) -> None:
+    def __init__(self, name: ModelName, manifest: Manifest, store: Store) -> None:
         self.name = name
         self.manifest = manifest
         self._store = store
@@ -52,35 +57,63 @@ class Model(Mapping[str, Tensor]):
             message = f"model {name} has no tensor blobs: it is of another kind, GGUF perhaps"
             raise UnsupportedSourceError(message, model=str(name))
         # Python's maps keep a descriptor each, and so do MLX's arrays.
-        allow_open_files(2 * len(manifest.tensor_layers))
-        if verify:
-            self._verify_documents()
+        allow_open_files(2 * len(manifest.layers))
+        self._blobs: dict[Digest, Blob] = {}
+        self._documents = {
+            descriptor.digest: self._held(descriptor)
+            for descriptor in manifest.descriptors
+            if descriptor.media_type != TENSOR_MEDIA_TYPE or descriptor is manifest.config
+        }
         for layer in manifest.tensor_layers:
-            for tensor in self._open(layer, verify=verify):
+            for tensor in self._open(layer):
                 if tensor.name in self._tensors:
                     error = CorruptDataError(f"another blob holds the tensor {tensor.name!r} too", tensor=tensor.name)
-                    raise _located(error, name, layer)
+                    raise located(error, name, layer)
                 self._tensors[tensor.name] = tensor
 
-    def _open(self, layer: Descriptor, *, verify: bool) -> list[Tensor]:
+    def _open(self, layer: Descriptor) -> list[Tensor]:
         try:
             with self._store.blobs.open(layer) as reader:
                 header = read_header(reader)
                 header.check_limits(reader.name)
-                blob = Blob(layer.digest, reader.name, reader.identity, _mapped(reader), header)
-            if verify:
-                _verify(blob)
+                blob = Blob(layer.digest, reader.name, reader.identity, MappedFile(reader), header)
+            self._blobs[layer.digest] = blob
             return [Tensor(stored, blob) for stored in stored_tensors(header)]
         except BlobStoreError as error:
-            raise _located(error, self.name, layer) from error
+            raise located(error, self.name, layer) from error
 
-    def _verify_documents(self) -> None:
+    def _held(self, descriptor: Descriptor) -> MappedFile | BlobStoreError:
+        """Return a document's map, or the error that reading it shall raise: the weights can be used without it."""
+        try:
+            with self._store.blobs.open(descriptor) as reader:
+                return MappedFile(reader)
+        except BlobStoreError as error:
+            return error
+
+    def _read(self, descriptor: Descriptor) -> bytes:
+        held = self._documents[descriptor.digest]
+        try:
+            if isinstance(held, BlobStoreError):
+                raise held
+            check_document_size(descriptor)
+            return checked_bytes(bytes(held.view()), descriptor)
+        except BlobStoreError as error:
+            raise located(error, self.name, descriptor) from error
+
+    @property
+    def missing(self) -> NotFoundError | None:
+        """The error of a document whose blob was not there when the model was opened, if there is one."""
+        return next((held for held in self._documents.values() if isinstance(held, NotFoundError)), None)
+
+    def verify(self) -> None:
+        """Hash every blob. Raises: DigestMismatchError with ``model``, ``blob`` and ``tensor``; as `document`."""
         for descriptor in self.manifest.descriptors:
-            if descriptor not in self.manifest.tensor_layers:
-                try:
-                    self._store.blobs.read(descriptor)
-                except BlobStoreError as error:
-                    raise _located(error, self.name, descriptor) from error
+            blob = self._blobs.get(descriptor.digest)
+            if blob is None:
+                self._read(descriptor)
+            elif Digest.of(blob.data.view()) != descriptor.digest:
+                error = DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(descriptor.digest))
+                raise located(error, self.name, descriptor)
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor. Raises: TensorNotFoundError, which is a KeyError too."""
@@ -105,7 +138,7 @@ class Model(Mapping[str, Tensor]):
         """The model's config blob. Raises: NotFoundError, CorruptDataError."""
         if self.manifest.config is None:
             raise NotFoundError(f"model {self.name} has no config", model=str(self.name))
-        return ModelConfig.parse(self._store.blobs.read(self.manifest.config), f"the config of {self.name}")
+        return ModelConfig.parse(self._read(self.manifest.config), f"the config of {self.name}")
 
     @property
     def parameters(self) -> int:
@@ -114,7 +147,10 @@ class Model(Mapping[str, Tensor]):
 
     def document(self, name: str) -> bytes:
         """Return a JSON document of the model, such as ``config.json``. Raises: NotFoundError, CorruptDataError."""
-        return read_document(self._store, self.name, self.manifest, name)
+        layer = self.manifest.document(name)
+        if layer is None:
+            raise NotFoundError(f"model {self.name} has no {name}", model=str(self.name))
+        return self._read(layer)
 
     def documents(self) -> list[str]:
         """Return the file names of the model's JSON documents, in manifest order."""
@@ -145,8 +181,9 @@ class Model(Mapping[str, Tensor]):
         return arrays
 
     def close(self) -> None:
-        """Let go of the maps; each is freed with the last array taken from it."""
+        """Let go of the tensors' maps; each is freed with the last array taken from it. Documents can still be read."""
         self._tensors.clear()
+        self._blobs.clear()
         self._closed = True
 
     def __enter__(self) -> Self:
@@ -167,7 +204,10 @@ def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> 
     ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
     """
     full = ModelName.parse(name) if isinstance(name, str) else name
-    return Model(full, store.manifest(full), store, verify=verify)
+    model = _whole(full, store)
+    if verify:
+        model.verify()
+    return model
 
 
 def read_document(store: Store, name: ModelName, manifest: Manifest, document: str) -> bytes:
@@ -178,21 +218,30 @@ def read_document(store: Store, name: ModelName, manifest: Manifest, document: s
     try:
         return store.blobs.read(layer)
     except BlobStoreError as error:
-        raise _located(error, name, layer) from error
+        raise located(error, name, layer) from error
 
 
-def _mapped(reader: FileReader) -> mmap.mmap:
-    # The size was checked on the open file just before: what is mapped is what was checked.
-    with os_errors("map", reader.name):
-        return mmap.mmap(reader.fileno(), reader.size, access=mmap.ACCESS_READ)
+def _whole(name: ModelName, store: Store) -> Model:
+    """Return the model, opened while its manifest stayed the same: a blob that is missing then is missing.
+
+    Raises: as `open_model`.
+    """
+    for last in (*[False] * (_LOOKS - 1), True):
+        with store.lease():
+            manifest = store.manifest(name)
+            try:
+                model = Model(name, manifest, store)
+                missing = model.missing
+            except NotFoundError as error:
+                model, missing = None, error
+        if missing is None or last or store.manifests.read_bytes(name) == manifest.raw:
+            break  # else it was replaced meanwhile, and an older model's blobs are nobody's business
+    if model is None:
+        raise missing or AssertionError("a model that is not there has an error")
+    return model
 
 
-def _verify(blob: Blob) -> None:
-    if Digest.of(blob.data) != blob.digest:
-        raise DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(blob.digest))
-
-
-def _located(error: BlobStoreError, model: ModelName, layer: Descriptor) -> BlobStoreError:
+def located(error: BlobStoreError, model: ModelName, layer: Descriptor) -> BlobStoreError:
     """Return the error with the model and the blob in its message and fields."""
     place = f"model {model}: blob {layer.digest} ({layer.name})"
     return error.at(place, model=str(model), blob=str(layer.digest), tensor=layer.name)
@@ -220,10 +269,11 @@ def _ollama_name(name: str, suffix: str) -> str:
     return name + {".scale": "_scale", ".bias": "_qbias"}.get(suffix, suffix)
 
 
-def _mlx_name(name: str, suffix: str) -> str:
+def mlx_name(name: str, suffix: str) -> str:
+    """Return the name that mlx-lm has for the stored array of that suffix, of the tensor of that name."""
     if not suffix:
         return name
     return name.removesuffix(".weight") + {".scale": ".scales", ".bias": ".biases"}.get(suffix, suffix)
 
 
-_ARRAY_NAMES = {"ollama": _ollama_name, "mlx": _mlx_name}
+_ARRAY_NAMES = {"ollama": _ollama_name, "mlx": mlx_name}

@@ -18,6 +18,7 @@ import numpy as np
 
 from blobstore import kernels
 from blobstore.arrays import QuantizedArray
+from blobstore.comparison import CHUNK_WEIGHTS, Errors, stored_values
 from blobstore.dtypes import DType
 from blobstore.errors import (
     CorruptDataError,
@@ -43,63 +44,11 @@ from blobstore.source.weights import Form
 from blobstore.store import Store
 from blobstore.tensors import Tensor
 
-CHUNK_WEIGHTS = 2**19
-"""Weights compared at a time by one thread: a whole number of groups of every type."""
-
 _HALF_A_STEP = 0.5
 # From these many scales on a weight would have a further code if the type went on: half-way to the next value.
 _BEYOND = {QuantType.NVFP4: 7.0, QuantType.MXFP4: 7.0, QuantType.MXFP8: 464.0}
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Sums over weights ``w`` and what they are read back as, ``r``; sums of two runs can be added."""
-
-    count: int = 0
-    squared_error: float = 0.0
-    squared_weight: float = 0.0
-    squared_read: float = 0.0
-    product: float = 0.0
-    max_error: float = 0.0
-    saturated_count: int = 0
-
-    def __add__(self, other: Errors) -> Errors:
-        return Errors(
-            self.count + other.count,
-            self.squared_error + other.squared_error,
-            self.squared_weight + other.squared_weight,
-            self.squared_read + other.squared_read,
-            self.product + other.product,
-            max(self.max_error, other.max_error),
-            self.saturated_count + other.saturated_count,
-        )
-
-    @property
-    def rmse(self) -> float:
-        """Root of the mean squared error, in the weights' unit; 0 of no weights."""
-        return math.sqrt(self.squared_error / max(1, self.count))
-
-    @property
-    def relative_rmse(self) -> float | None:
-        """`rmse` over the root mean square of the weights: 0 when nothing is lost, None when all weights are zero."""
-        if not self.squared_error:
-            return 0.0
-        return math.sqrt(self.squared_error / self.squared_weight) if self.squared_weight else None
-
-    @property
-    def cosine(self) -> float:
-        """Cosine of the angle between the weights and what is read back, as vectors: 1 for equal, 0 for one of zeros."""
-        if not self.squared_error:
-            return 1.0
-        lengths = math.sqrt(self.squared_weight) * math.sqrt(self.squared_read)
-        return self.product / lengths if lengths else 0.0
-
-    @property
-    def saturated(self) -> float:
-        """Share of the weights that lie half a step or more beyond the last code of their group."""
-        return self.saturated_count / max(1, self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,33 +198,15 @@ def _check_same(tensor: Tensor, start: int, chunk: Array) -> None:
 
 
 def _compare(tensor: Tensor, start: int, chunk: Array) -> Errors:
-    stored = tensor.numpy()
-    saturated = 0
     with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
         weights = chunk.astype(np.float64)
+    stored, saturated = tensor.numpy(), 0
     if isinstance(stored, QuantizedArray):
         groups = kernels.group_range(stored, start // stored.group_size, (start + chunk.size) // stored.group_size)
-        read = kernels.dequantize(groups).astype(np.float64)
         saturated = _saturated(weights, groups)
-    else:
-        with np.errstate(invalid="ignore"):
-            read = stored.reshape(-1)[start : start + chunk.size].astype(np.float64)
+    read = stored_values(tensor, start, chunk.size)
     _check_finite(tensor, start, weights, read)
-    error = read - weights
-    return Errors(
-        chunk.size,
-        _dot(error, error),
-        _dot(weights, weights),
-        _dot(read, read),
-        _dot(weights, read),
-        float(np.abs(error).max(initial=0)),
-        saturated,
-    )
-
-
-def _dot(a: Array, b: Array) -> float:
-    # Not BLAS: its sums depend on its threads, and those would stand in the way of ours.
-    return float(np.sum(a * b))
+    return Errors.between(weights, read, saturated)
 
 
 def _check_finite(tensor: Tensor, start: int, weights: Array, read: Array) -> None:

@@ -8,7 +8,7 @@ affine types, one bias). *Codes* are packed into U32 words, the first code in th
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from blobstore.dtypes import DType
@@ -16,6 +16,7 @@ from blobstore.errors import UsageError
 
 AFFINE_GROUP_SIZES = (32, 64, 128)
 _WORD_BITS = 32
+_MAX_DIGITS = 9
 
 
 class QuantType(enum.Enum):
@@ -101,6 +102,16 @@ class Quantization:
             raise UsageError(
                 f"{self.quant_type} has no groups of {self.group_size!r}", hint=f"{self.quant_type} has: {possible}."
             )
+
+    @classmethod
+    def described(cls, metadata: Mapping[str, str], prefix: str) -> Quantization:
+        """Return what metadata say under ``prefix``: its ``quant_type``, and its ``group_size`` or the type's first one.
+
+        Raises: KeyError without a type; UsageError for a type or a group size that does not exist.
+        """
+        quant_type, size = QuantType.parse(metadata[f"{prefix}quant_type"]), metadata.get(f"{prefix}group_size", "")
+        group_size = int(size) if size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS else 0
+        return cls(quant_type, group_size if size else quant_type.group_sizes[0])
 
     def divides(self, shape: Sequence[int]) -> bool:
         """True when the last dimension of an array of ``shape`` is a whole number of groups."""

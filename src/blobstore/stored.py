@@ -17,7 +17,6 @@ from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageErro
 from blobstore.quant import Part, Quantization, QuantType
 from blobstore.safetensors import Header, TensorEntry
 
-_MAX_DIGITS = 9
 SUFFIXES = ("", ".scale", ".bias", ".global_scale")
 
 
@@ -105,12 +104,10 @@ def _quantization(name: str, entries: Mapping[str, TensorEntry], metadata: Mappi
 
 
 def _described(name: str, metadata: Mapping[str, str], prefix: str) -> Quantization:
-    text, size = metadata[f"{prefix}quant_type"], metadata.get(f"{prefix}group_size", "")
     try:
-        quant_type = QuantType.parse(text)
-        group_size = int(size) if size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS else 0
-        return Quantization(quant_type, group_size if size else quant_type.group_sizes[0])
+        return Quantization.described(metadata, prefix)
     except UsageError as error:
+        text, size = metadata[f"{prefix}quant_type"], metadata.get(f"{prefix}group_size", "")
         raise UnsupportedSourceError(
             f"tensor {name!r} is of type {text!r} in groups of {size!r}: {error}", tensor=name
         ) from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-import mmap
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,8 @@ from blobstore import kernels
 from blobstore.arrays import QuantizedArray, numpy_dtype
 from blobstore.digest import Digest
 from blobstore.dtypes import DType
-from blobstore.errors import CorruptDataError, StorageError, UnsupportedSourceError, UsageError, from_os_error, quoted
+from blobstore.errors import StorageError, UnsupportedSourceError, UsageError, from_os_error, quoted
+from blobstore.mapped import MappedFile
 from blobstore.quant import QuantType
 from blobstore.ranges import FileIdentity
 from blobstore.safetensors import Header, TensorEntry
@@ -47,14 +47,14 @@ class Blob:
     digest: Digest
     path: str
     identity: FileIdentity
-    data: mmap.mmap
+    data: MappedFile
     header: Header
     mlx_arrays: dict[str, Any] = field(default_factory=dict)
 
     def view(self, entry: TensorEntry) -> memoryview:
-        """Return the bytes of one stored array, without a copy."""
+        """Return the bytes of one stored array, without a copy. Raises: CorruptDataError when the file was cut."""
         start = self.header.data_start
-        return memoryview(self.data)[start + entry.begin : start + entry.end]
+        return self.data.view(start + entry.begin, start + entry.end)
 
 
 class Tensor:
@@ -205,16 +205,18 @@ class Tensor:
             return torch.frombuffer(view, dtype=dtype).reshape(entry.shape)
 
     def _mlx_part(self, suffix: str, entry: TensorEntry) -> Any:
-        if not _fits_mlx(entry):
+        if not fits_mlx(entry.dtype, entry.shape):
             raise UnsupportedSourceError(
                 f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}", tensor=self.name, blob=str(self.blob)
             )
         wrapped = _mlx_wrapped(self._blob, entry)
         if wrapped is not None:
             return wrapped
-        if all(_fits_mlx(other) for other in self._blob.header.tensors.values()):
-            return _mlx_loaded(self._blob)[self.name + suffix]
-        return _mlx_of(_numpy_view(self._blob, entry), copy=True)  # mx.load takes all of a file or nothing
+        # mx.load takes all of a file or nothing, and by its path, which may lead to another one since, or to none.
+        fits = all(fits_mlx(other.dtype, other.shape) for other in self._blob.header.tensors.values())
+        if fits and (loaded := _mlx_loaded(self._blob)):
+            return loaded[self.name + suffix]
+        return _mlx_of(_numpy_view(self._blob, entry), copy=True)
 
 
 _TORCH_NAMES = {
@@ -256,8 +258,9 @@ def _reaches_columns(rows: Any, rank: int) -> bool:
     return used >= rank
 
 
-def _fits_mlx(entry: TensorEntry) -> bool:
-    return entry.dtype not in _NOT_IN_MLX and all(dim <= _MLX_MAX_DIM for dim in entry.shape)
+def fits_mlx(dtype: DType, shape: tuple[int, ...]) -> bool:
+    """Return True when MLX has arrays of that dtype and shape: `mx.load` takes all of a file or nothing."""
+    return dtype not in _NOT_IN_MLX and all(dim <= _MLX_MAX_DIM for dim in shape)
 
 
 def _library(name: str, hint: str) -> Any:
@@ -293,15 +296,20 @@ def _mlx_wrapped(blob: Blob, entry: TensorEntry) -> Any:
 
 
 def _mlx_loaded(blob: Blob) -> dict[str, Any]:
-    """Return the blob's arrays as `mx.load` gives them, lazily read from the file that was validated and mapped."""
+    """Return the blob's arrays as `mx.load` gives them, lazily read from the file that was validated and mapped.
+
+    None of them when that file is not the one of its path any more: it was removed from the store, or made again.
+    """
     mx = _mlx()
     if not blob.mlx_arrays:
         try:
             now = FileIdentity(Path(blob.path).stat(follow_symlinks=False))
+        except FileNotFoundError:
+            return {}
         except OSError as error:
             raise from_os_error(error, "load", blob.path) from error
         if now != blob.identity:
-            raise CorruptDataError(f"blob {blob.digest} was replaced since the model was opened", blob=str(blob.digest))
+            return {}
         try:
             blob.mlx_arrays = mx.load(blob.path, format="safetensors")
         except RuntimeError as error:  # what MLX says when it can't open the file

@@ -24,9 +24,9 @@ from support.corpus import INDEX_NAME
 from support.nginx import Nginx, nginx
 from support.published import COUNTS, shards, write
 
-from blobstore.checkpoint import MAX_INDEX, ShardIndex
 from blobstore.remote import Remote, hub_folder
 from blobstore.safetensors import read_header
+from blobstore.source.shards import MAX_INDEX, ShardIndex
 
 ROUNDS = 5
 MANY = "many-tensors"

@@ -198,8 +198,10 @@ def _beyond_limits(header: Header) -> bool:
         header.check_limits("")
     except LimitExceededError:
         return True
-    entries = header.tensors.values()
-    return any(math.prod(dim or 1 for dim in entry.shape) * entry.dtype.bits >= 2**64 for entry in entries)
+    return any(
+        0 in entry.shape and math.prod(max(dim, 1) for dim in entry.shape) * entry.dtype.bits >= 2**64
+        for entry in header.tensors.values()
+    )
 
 
 def _check_equal(raw: bytes, header: Header, reference: Sequence[tuple[str, dict[str, Any]]]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pieces import Putter, cut
 
-from blobstore.store import BlobWriter, writer
+from blobstore.store import BlobWriter, files, writer
 from blobstore.store.files import PAGE
 
 SIZES = st.one_of(
@@ -54,7 +54,8 @@ def test_bytes_and_digest(
     offsets = [piece.offset for piece in pieces]
     chance.shuffle(pieces)
     with (
-        mock.patch.object(writer, "_DIRECT_FROM", direct_from),
+        mock.patch.object(writer, "DIRECT_FROM", direct_from),
+        mock.patch.object(files, "DIRECT_FROM", direct_from),
         mock.patch.object(writer, "_READ_BACK", read_back),
         closing(BlobWriter(folder, "x", size)) as blob_writer,
     ):

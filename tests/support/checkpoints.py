@@ -20,6 +20,7 @@ _NAMES = {
     np.dtype(np.float64): "F64",
     np.dtype(np.uint8): "U8",
     np.dtype(np.uint32): "U32",
+    np.dtype(np.int16): "I16",
     np.dtype(np.int32): "I32",
     np.dtype(np.int64): "I64",
     np.dtype(np.int8): "I8",

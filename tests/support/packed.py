@@ -172,6 +172,18 @@ PACKED: dict[str, tuple[Tensors, Any, str, tuple[int, ...]]] = {
         (ROWS, COLS),
     ),
     "eetq": ({".weight": ("I8", (COLS, ROWS)), ".weight_scales": ("F16", (ROWS,))}, None, "int8 EETQ", (COLS, ROWS)),
+    "exl2": (
+        {
+            ".q_weight": ("I32", (COLS * 5 // 32, ROWS)),
+            ".q_scale": ("I32", (2, ROWS // 8)),
+            ".q_invperm": ("I32", (COLS,)),
+            ".q_scale_max": ("F16", (2,)),
+            ".q_groups": ("I16", (4,)),
+        },
+        None,
+        "exl2 EXL2",
+        (ROWS, COLS),
+    ),
     "exl3": (
         {".trellis": ("I16", (COLS // 16, ROWS // 16, 40)), ".suh": ("F16", (COLS,)), ".svh": ("F16", (ROWS,))},
         None,

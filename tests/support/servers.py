@@ -147,7 +147,7 @@ WAIT = b"wait"
 
 def head(status: int, *lines: str) -> bytes:
     """Return a reply's head."""
-    return "\r\n".join([f"HTTP/1.1 {status} Whatever", *lines, "", ""]).encode()
+    return "\r\n".join([f"HTTP/1.1 {status} Whatever", *lines, "", ""]).encode("latin-1")
 
 
 def reply(status: int, *lines: str, body: bytes = b"") -> list[bytes]:

@@ -21,6 +21,7 @@ COUNTS = {
     "manifest": (48, 10),
     "index": (14, 2),
     "range": (49, 11),
+    "store": (38, 19),
 }
 
 NAME_PARTS = {

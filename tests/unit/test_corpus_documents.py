@@ -18,7 +18,8 @@ from blobstore import open_model
 from blobstore.documents import MAX_LAYERS, MAX_REGISTRY_MANIFEST, Manifest
 from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError, NotFoundError
 from blobstore.importer import import_model
-from blobstore.inspection.models import BrokenModel, ModelSummary, list_models, summarize
+from blobstore.inspection.models import summarize
+from blobstore.listing import BrokenModel, ListedModel, list_models
 from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory
 from blobstore.store import Store, open_store
@@ -101,7 +102,7 @@ def link(store: Store, raw: bytes) -> None:
 def broken(store: Store) -> BlobStoreError:
     """Return the error of the listed model ``corpus``, and see that ``small`` is listed as before."""
     corpus, small = list_models(store)
-    assert isinstance(small, ModelSummary)
+    assert isinstance(small, ListedModel)
     assert isinstance(corpus, BrokenModel)
     assert (str(small.name), corpus.name) == ("small:latest", NAME)
     return corpus.error

@@ -19,12 +19,12 @@ LAYERS = (
     {"digest", "names", "dtypes", "strictjson"},
     {"quant"},
     {"documents", "arrays", "ranges", "transport"},
-    {"kernels", "store", "safetensors", "checkpoint"},
+    {"kernels", "store", "safetensors", "checkpoint", "mapped"},
     {"stored", "remote"},
     {"source"},
     {"tensors"},
-    {"importer", "loader", "inspection"},
-    {"mlx_lm", "quality"},
+    {"importer", "loader", "inspection", "comparison", "metadata", "mlx_network"},
+    {"mlx_lm", "quality", "care", "listing", "export"},
     {"cli"},
     {"__init__", "__main__"},
 )
@@ -38,11 +38,13 @@ NUMPY_FREE = {
     "strictjson",
     "documents",
     "ranges",
+    "mapped",
     "store",
     "safetensors",
     "stored",
     "transport",
     "remote",
+    "inspection",
 }
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 

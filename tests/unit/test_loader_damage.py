@@ -140,7 +140,7 @@ def test_a_damaged_document(store: Store) -> None:
     assert (caught.value.model, caught.value.blob) == ("m:latest", layer["digest"])
     blob_path(store, b'{"a":1}').unlink()
     with pytest.raises(NotFoundError, match=r"config\.json"):
-        model.document("config.json")
+        blobstore.open_model("m", store=store).document("config.json")
 
 
 def test_a_blob_that_may_not_be_read_is_not_called_missing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

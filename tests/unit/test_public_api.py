@@ -14,8 +14,11 @@ from blobstore.importer import ImportArguments
 
 NAMES = [
     "BlobStoreError",
+    "ExportResult",
     "ImportPlan",
     "ImportResult",
+    "Inspection",
+    "MetadataEdit",
     "Model",
     "ModelQuality",
     "QuantizedArray",
@@ -23,8 +26,11 @@ NAMES = [
     "Tensor",
     "__version__",
     "dequantize",
+    "edit_metadata",
     "errors",
+    "export_model",
     "import_model",
+    "inspect",
     "measure_quality",
     "mlx_lm",
     "open_model",
@@ -32,6 +38,8 @@ NAMES = [
     "plan_import",
     "quantize",
     "read_header",
+    "read_metadata",
+    "remote",
 ]
 PLAN_OPTIONS = [
     *("quant", "group_size", "method", "dtype", "profile", "experts", "alignment", "importance", "global_scale"),
@@ -45,7 +53,14 @@ PARAMETERS = {
     "quantize": (["array", "quant_type"], ["group_size", "method", "importance", "global_scale", "jobs"]),
     "dequantize": (["quantized", "dtype"], []),
     "measure_quality": (["name", "source"], ["store", "jobs", "progress"]),
-    "read_header": (["path"], []),
+    "read_header": (["path"], ["token"]),
+    "inspect": (["target"], ["store", "token", "endpoint"]),
+    "read_metadata": (["path"], []),
+    "edit_metadata": (["path", "changes"], ["replace", "in_place", "progress"]),
+    "export_model": (
+        ["name", "folder"],
+        ["store", "format", "dequantize", "max_shard_size", "jobs", "verify", "bar"],
+    ),
 }
 
 

@@ -39,7 +39,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_console_sessions_print_what_the_readme_says(environment: dict[str, str]) -> None:
     sessions = [block for language, block in BLOCKS if language == "console"]
-    assert len(sessions) == 3
+    assert len(sessions) == 5
     for command, expected in [step for block in sessions for step in steps(block)]:
         done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # noqa: S602
         printed = (done.stdout + done.stderr).splitlines()

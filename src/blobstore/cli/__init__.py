@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import blobstore
-from blobstore.cli import importing, inspecting, measuring, models, running
+from blobstore.cli import care, comparing, exporting, importing, inspecting, measuring, metadata, models, running
 from blobstore.cli.output import ReaderGoneError, emit, fail
 from blobstore.errors import BlobStoreError, UsageError
 
@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (importing, models, inspecting, measuring, running):
+for group in (importing, models, inspecting, exporting, care, comparing, measuring, metadata, running):
     group.register(app)
 
 

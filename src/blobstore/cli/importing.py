@@ -11,6 +11,7 @@ from blobstore.cli.import_options import takes_import_options
 from blobstore.cli.output import (
     JsonOption,
     StoreOption,
+    WaitOption,
     count,
     emit,
     parse_size,
@@ -70,6 +71,7 @@ def import_(
     memory: Memory = None,
     verify_reuse: VerifyReuse = False,
     dry_run: DryRun = False,
+    wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -90,7 +92,7 @@ def import_(
         _show_plan(made, as_json=False)
     with progress_bar(made.source_bytes) as progress:
         result = run_plan(
-            made, target, store_at(store), jobs=jobs, memory=budget, verify_reuse=verify_reuse, progress=progress
+            made, target, store_at(store, wait), jobs=jobs, memory=budget, verify_reuse=verify_reuse, progress=progress
         )
     if as_json:
         show_json(_result_document(result))

@@ -11,7 +11,8 @@ from blobstore.cli.output import JsonOption, StoreOption, count, emit, shape, sh
 from blobstore.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from blobstore.quality import Errors, ModelQuality, TensorQuality
+    from blobstore.comparison import Errors
+    from blobstore.quality import ModelQuality, TensorQuality
 
 _HEADINGS = ("TENSOR", "TYPE", "SHAPE", "RMSE", "RELATIVE", "LARGEST", "COSINE", "SATURATED")
 

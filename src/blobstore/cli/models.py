@@ -9,6 +9,7 @@ import typer
 from blobstore.cli.output import (
     JsonOption,
     StoreOption,
+    WaitOption,
     age,
     count,
     emit,
@@ -23,7 +24,8 @@ from blobstore.cli.output import (
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from blobstore.inspection.models import BrokenModel, ModelDetails, ModelSummary
+    from blobstore.inspection.models import ModelDetails, ModelSummary
+    from blobstore.listing import BrokenModel, ListedModel
 
 _LONGEST_REASON = 120
 
@@ -37,21 +39,22 @@ def register(app: typer.Typer) -> None:
     app.command("show")(show)
     app.command("rm")(rm)
     app.command("cp")(cp)
+    app.command("mv")(mv)
 
 
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the models of the store."""
-    from blobstore.inspection.models import ModelSummary, list_models
+    from blobstore.listing import ListedModel, list_models
 
     models = list_models(store_at(store))
     if as_json:
         show_json([_list_item(model) for model in models])
         return
-    rows = [_list_row(model) if isinstance(model, ModelSummary) else _broken_row(model) for model in models]
+    rows = [_list_row(model) if isinstance(model, ListedModel) else _broken_row(model) for model in models]
     show_table(("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"), rows)
 
 
-def _list_row(model: ModelSummary) -> tuple[str, ...]:
+def _list_row(model: ListedModel) -> tuple[str, ...]:
     return (
         str(model.name),
         model.id.short,
@@ -66,8 +69,8 @@ def _broken_row(model: BrokenModel) -> tuple[str, ...]:
     return (str(model.name), "", "", "broken", "", model.error.message[:_LONGEST_REASON])
 
 
-def _list_item(model: ModelSummary | BrokenModel) -> dict[str, Any]:
-    from blobstore.inspection.models import BrokenModel
+def _list_item(model: ListedModel | BrokenModel) -> dict[str, Any]:
+    from blobstore.listing import BrokenModel
 
     if isinstance(model, BrokenModel):
         return {
@@ -165,11 +168,12 @@ def _show_document(summary: ModelSummary, details: ModelDetails) -> dict[str, An
 
 def rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Models to remove.")],
+    wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
-    opened = store_at(store)
+    opened = store_at(store, wait)
     documents = []
     wanted = [ModelName.parse(name) for name in names]
     for full in wanted:
@@ -197,13 +201,31 @@ def rm(
 def cp(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A model of the store.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Its second name.")],
+    wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give a model a second name; its blobs are shared."""
     old, new = ModelName.parse(source), ModelName.parse(target)
-    store_at(store).copy(old, new)
+    store_at(store, wait).copy(old, new)
     if as_json:
         show_json({"source": str(old), "name": str(new)})
     else:
         emit(f"Copied {old} to {new}")
+
+
+def mv(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A model of the store.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its new name.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace another model of that name.")] = False,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a model another name."""
+    old, new = ModelName.parse(source), ModelName.parse(target)
+    store_at(store, wait).move(old, new, replace=force)
+    if as_json:
+        show_json({"source": str(old), "name": str(new)})
+    else:
+        emit(f"Moved {old} to {new}")

@@ -17,20 +17,25 @@ from blobstore.errors import UsageError, from_os_error
 StoreOption = Annotated[
     str | None, typer.Option("--store", metavar="DIR", help="The store [default: $OLLAMA_MODELS, else ~/.ollama/models].")
 ]
+WaitOption = Annotated[
+    float | None,
+    typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for others who use the store [default: 1 or 10]."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 _LONGEST_MESSAGE = 1000
 _UNITS = ("B", "KB", "MB", "GB", "TB")
+_DURATION = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<unit>|[smhd])", re.ASCII | re.IGNORECASE)
 _SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?P<unit>|[kmgt]?b)", re.ASCII | re.IGNORECASE)
 
 
-def store_at(folder: str | None) -> Any:
-    """Return the store that ``--store``, the environment or the default names."""
+def store_at(folder: str | None, wait_s: float | None = None) -> Any:
+    """Return the store that ``--store``, the environment or the default names; ``wait_s`` is ``--wait``."""
     from blobstore.store import open_store
 
     if folder == "":
         raise UsageError("--store is empty", hint="Is a variable unset?")
-    return open_store(folder or os.environ.get("OLLAMA_MODELS") or None)
+    return open_store(folder or os.environ.get("OLLAMA_MODELS") or None, wait_s=wait_s)
 
 
 class ReaderGoneError(Exception):
@@ -112,7 +117,7 @@ def shape(dims: Sequence[int]) -> str:
 
 def count(number: int) -> str:
     """Return a number of parameters as people write it: ``5.25M``."""
-    for limit, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if number >= limit:
             return f"{number / limit:.3g}{suffix}"
     return str(number)
@@ -122,17 +127,30 @@ def age(moment: datetime | None) -> str:
     """Return how long ago a moment was: ``2 hours ago``."""
     if moment is None:
         return "unknown"
-    seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
-    for length, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= length:
-            number = seconds // length
-            return f"{number} {unit}{'s' if number > 1 else ''} ago"
-    return "just now"
+    seconds = (datetime.now(UTC) - moment).total_seconds()
+    return f"{duration(seconds)} ago" if seconds >= 60 else "just now"  # noqa: PLR2004  # less than a minute
 
 
 def rfc3339(moment: datetime | None) -> str | None:
     """Return a UTC moment in RFC 3339, whole seconds."""
     return None if moment is None else moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def duration(seconds: float) -> str:
+    """Return a time span as people write it: ``3 days``, in whole units of the largest that fits."""
+    for length, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= length:
+            number = int(seconds // length)
+            return f"{number} {unit}{'s' if number > 1 else ''}"
+    return f"{max(0, int(seconds))} s"
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a time span such as 24h, 90m or 2d; a number alone is seconds. Raises: UsageError."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"no time span: {text!r}", hint="Write a number with s, m, h or d, such as 24h.")
+    return float(match["number"]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match["unit"].lower() or "s"]
 
 
 def parse_size(text: str) -> int:

@@ -13,6 +13,7 @@ from blobstore.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.errors import InvalidNameError, UsageError
 from blobstore.importer.options import ImportArguments, ImportOptions
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedFile
+from blobstore.importer.planning.own_document import OWN_DOCUMENT
 from blobstore.importer.planning.plan import DRAFT_PREFIX, make_plan, plan_blobs
 from blobstore.importer.profiles import Experts
 from blobstore.importer.targets.target import Bar, plan_for_target
@@ -25,6 +26,7 @@ from blobstore.store import FinishedBlob, Ingest, Store
 
 __all__ = [
     "DRAFT_PREFIX",
+    "OWN_DOCUMENT",
     "Experts",
     "ImportArguments",
     "ImportOptions",

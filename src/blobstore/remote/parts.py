@@ -20,7 +20,7 @@ from blobstore.transport import Reply
 
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)", re.ASCII | re.IGNORECASE)
 _MAX_SIZE = 2**63 - 1
-_STRONG = re.compile(r'"[!#-~\x80-\xff]*"')
+_STRONG = re.compile(r'"[!#-~]*"', re.ASCII)
 
 
 def check_part(reply: Reply, begin: int, end: int) -> tuple[int, int | None]:

@@ -22,6 +22,7 @@ from blobstore.source.producers import (
     GPT_OSS,
     MLX,
     MODELOPT_NVFP4,
+    OWN,
     Producer,
     importing_row,
 )
@@ -217,10 +218,23 @@ def _block_fp8(found: _Found) -> SourceWeight:
     return SourceWeight(found.name, DType.BF16, shape, parts, Form.BLOCK_FP8, found.producer.name)
 
 
+def _own(found: _Found) -> SourceWeight:
+    metadata = found.inventory.tensors[found.name].file.metadata
+    prefix = f"{found.name}." if f"{found.name}.quant_type" in metadata else ""
+    try:
+        quantization = Quantization.described(metadata, prefix)
+    except KeyError:
+        raise found.refused("the metadata of its file do not say how it was quantized") from None
+    except UsageError as error:
+        raise found.refused(str(error), error.hint) from None
+    return _codes(found, quantization, found.name)
+
+
 _READERS: Mapping[str, Callable[[_Found], SourceWeight]] = {
     MLX.name: _mlx,
     COMPRESSED_NVFP4.name: _nvfp4,
     MODELOPT_NVFP4.name: _nvfp4,
     GPT_OSS.name: _gpt_oss,
     BLOCK_FP8: _block_fp8,
+    OWN.name: _own,
 }

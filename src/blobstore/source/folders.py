@@ -7,13 +7,13 @@ file name; what an index or a listing says is checked before it becomes a name.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from blobstore.errors import LimitExceededError, from_os_error
-from blobstore.ranges import FileReader, RangeReader, allow_open_files
+from blobstore.ranges import FileReader, RangeReader
 
 if TYPE_CHECKING:
     from blobstore.remote import RemoteFolder
@@ -32,8 +32,8 @@ class Folder(Protocol):
     def names(self) -> list[str] | None:
         """Return the names of its files, sorted; None where a server does not list them. Raises: StorageError."""
 
-    def opened(self, names: Sequence[str]) -> AbstractContextManager[Sequence[RangeReader]]:
-        """Give readers over files, in the order of ``names``, for as long as the block lasts.
+    def opened(self, names: Sequence[str]) -> AbstractContextManager[Iterable[RangeReader]]:
+        """Give readers over files, in the order of ``names``, each to be used before the next is asked for.
 
         Raises: NotFoundError when one is missing; StorageError; RemoteError.
         """
@@ -67,11 +67,18 @@ class LocalFolder:
         return FileReader(self.path / name)
 
     @contextmanager
-    def opened(self, names: Sequence[str]) -> Iterator[list[FileReader]]:
-        """Give readers over files."""
-        allow_open_files(len(names))
-        with ExitStack() as stack:
-            yield [stack.enter_context(self.open(name)) for name in names]
+    def opened(self, names: Sequence[str]) -> Iterator[Iterator[FileReader]]:
+        """Give readers over files, of which one is open at a time."""
+        readers = self._readers(names)
+        try:
+            yield readers
+        finally:
+            readers.close()
+
+    def _readers(self, names: Sequence[str]) -> Generator[FileReader]:
+        for name in names:
+            with self.open(name) as reader:
+                yield reader
 
     def read(self, name: str, limit: int) -> bytes:
         """Return a small file's bytes."""

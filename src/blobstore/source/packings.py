@@ -115,6 +115,8 @@ def _mlx(found: _Found) -> PackedWeight:
     settings = config.mlx_quantization if config is not None else None
     module = settings.of(found.base) if settings is not None else None
     possible = _AFFINE if found.beside(".biases") is not None else _SMALL_FLOATS
+    if (found.scale.dtype.bits == 8) == (possible is _AFFINE):  # noqa: PLR2004  # 8-bit scales are those of small floats
+        possible = ()
     if module is not None:
         kind = f"int{module.bits}" if module.mode == "affine" else module.mode
         possible = ((kind, module.bits, module.group_size),)
@@ -181,7 +183,7 @@ def _doubled(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _group_size(found: _Found, codes: int) -> int | None:
     """Return how many values of a row share a scale; None for a whole row, or more."""
     shape, scale = found.shape, found.scale.shape
-    groups = scale[-1] if len(scale) == len(shape) and scale[:-1] == shape[:-1] else 1
+    groups = scale[-1] if shape and len(scale) == len(shape) and scale[:-1] == shape[:-1] else 1
     return shape[-1] * codes // groups if groups > 1 and not shape[-1] * codes % groups else None
 
 
@@ -290,6 +292,15 @@ def _int8(found: _Found) -> PackedWeight:
     return found.packed(found.shape, Packing("int8", 8))
 
 
+def _exl2(found: _Found) -> PackedWeight:
+    """Return a weight of several widths; its outputs are filled up to a multiple of 32, and counted so."""
+    order = found.beside(".q_invperm")
+    if len(found.shape) != 2 or order is None or not math.prod(order.shape):  # noqa: PLR2004
+        raise UnclearPackingError("the codes are none that EXL2 has")
+    inputs = math.prod(order.shape)
+    return found.packed((found.shape[1], inputs), Packing("exl2", round(found.shape[0] * _WORD_BITS / inputs, 2)))
+
+
 def _exl3(found: _Found) -> PackedWeight:
     if len(found.shape) != 3:  # noqa: PLR2004
         raise UnclearPackingError("the trellis is none that EXL3 has")
@@ -323,6 +334,7 @@ _READERS: Mapping[str, Callable[[_Found], PackedWeight]] = {
     producers.STACKED_NVFP4.name: _stacked_nvfp4,
     producers.QWEIGHT.name: _qweight,
     producers.BITSANDBYTES["nf4"].name: _bitsandbytes,
+    producers.EXL2.name: _exl2,
     producers.EXL3.name: _exl3,
     producers.FP4_EXPERTS[0].name: _fp4_experts,
     producers.SCALED_FP8[0].name: _fp8,

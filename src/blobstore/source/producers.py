@@ -11,11 +11,12 @@ What each producer writes is a row. An import takes the rows that are ``imported
   @f5a1489c modelopt/torch/export/quant_utils.py.
 - gpt-oss: huggingface/transformers @0189b1d0 integrations/mxfp4.py `convert_moe_packed_tensors`.
 - FP8, FP4 experts: huggingface/transformers @0095b976 and 5.23.0 integrations/finegrained_fp8.py `FP8Linear`, `_unpack_fp4`.
-- AWQ: casper-hansen/AutoAWQ @030fe2a1 awq/modules/linear/gemm.py, @181b60f7 gemv.py. GPTQ: ModelCloud/GPTQModel
-  gptqmodel/nn_modules/qlinear/__init__.py, the shapes as in huggingface/transformers' and IBM's ports of its buffers.
+- AWQ: casper-hansen/AutoAWQ @030fe2a1 awq/modules/linear/gemm.py. GPTQ: AutoGPTQ/AutoGPTQ @058fd80a
+  auto_gptq/nn_modules/qlinear/qlinear_cuda.py `QuantLinear`.
+- blobstore: an exported folder has the names of a store's blobs (docs/formats.md section 3).
 - bitsandbytes: bitsandbytes-foundation/bitsandbytes @005a63c2 nn/modules.py `Linear4bit._save_to_state_dict`, `Int8Params`.
-- EETQ, BitNet: huggingface/transformers 5.23.0 integrations/eetq.py, bitnet.py. EXL3: turboderp-org/exllamav3 @0c647502
-  modules/quant/exl3.py `LinearEXL3`.
+- EETQ, BitNet: huggingface/transformers 5.23.0 integrations/eetq.py, bitnet.py. EXL2: exllamav2 conversion/adaptivegptq.py
+  `pack` (neggles/exllamav2 @0c2100bd). EXL3: turboderp-org/exllamav3 @0c647502 modules/quant/exl3.py `LinearEXL3`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Producer:
 _FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})
 _FP8 = frozenset({DType.F8_E4M3, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
 _BYTES = frozenset({DType.U8, DType.I8})
-_SCALES = _FLOATS | _FP8 | {DType.F8_E8M0, DType.U8}
+_SCALES = _FLOATS | _FP8 | {DType.F8_E8M0, DType.U8, DType.I32}
 _ACTIVATION_SCALES = (".input_scale", ".input_global_scale")
 
 MLX = Producer(
@@ -130,6 +131,14 @@ _BLOCK_FP8 = tuple(
     for suffix in ("_scale_inv", "_scale")  # both stand for what codes are multiplied by
 )
 BLOCK_FP8 = _BLOCK_FP8[0].name
+OWN = Producer(
+    name="blobstore",
+    weight="",
+    weight_dtypes=frozenset({DType.U32}),
+    scale_dtypes=_FLOATS | {DType.U8},
+    companions={suffix: suffix for suffix in (".scale", ".bias", ".global_scale")},
+    optional=frozenset({".bias", ".global_scale"}),
+)
 
 
 def _counted(
@@ -170,6 +179,9 @@ BITSANDBYTES = {
     )
     for kind in ("nf4", "fp4")
 }
+EXL2 = _counted(
+    "EXL2", ".q_weight", {DType.I32}, ".q_scale", ".q_invperm", optional=(".q_scale_max", ".q_groups", ".q_perm")
+)
 EXL3 = _counted("EXL3", ".trellis", {DType.I16}, ".suh", ".svh", optional=(".mcg", ".mul1", ".su", ".sv"))
 FP4_EXPERTS = (
     _counted("FP4", ".weight", {DType.I8}, ".scale"),
@@ -186,21 +198,23 @@ SCALED_FP8 = (
     _counted("FP8", ".weight", _FP8, ".scale_weight"),
 )
 
-IMPORTED = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *_BLOCK_FP8)
+_OF_OTHERS = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *_BLOCK_FP8)
+IMPORTED = (*_OF_OTHERS, OWN)
 """The rows that are imported, the most telling first."""
 COUNTED = (
-    *IMPORTED,
+    *_OF_OTHERS,
     COMPRESSED,
     *BITSANDBYTES.values(),
     *PLAIN_BYTES,
     SCALED_BYTES,
     STACKED_NVFP4,
     QWEIGHT,
+    EXL2,
     EXL3,
     *FP4_EXPERTS,
     *SCALED_FP8,
 )
-"""All rows: what an inspection knows."""
+"""What an inspection tells from tensors; our own form it tells from metadata (stored.py)."""
 
 ASIDE = (
     *_ACTIVATION_SCALES,

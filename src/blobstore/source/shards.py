@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, NotFoundError, quoted
+from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError, NotFoundError, quoted
 from blobstore.names import file_name
 from blobstore.source.folders import Folder
 from blobstore.strictjson import parse_object
@@ -22,6 +22,8 @@ SINGLE_NAME = "model.safetensors"
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_INDEX = 256 * 2**20
+MAX_SHARDS = 10_000
+"""Files of an index: the largest checkpoints have some hundreds, and behind a server each is a request."""
 
 _SHARDS = "model-*.safetensors"
 _SHARD_NAME = re.compile(r"model-(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6})\.safetensors", re.ASCII)
@@ -39,7 +41,7 @@ class ShardIndex:
         """Return the index in ``raw``.
 
         Raises: DocumentError (rule I1) when weight_map is missing or empty, or names something else than a plain
-        ``*.safetensors`` file; LimitExceededError.
+        ``*.safetensors`` file; LimitExceededError for more than 256 MiB or 10,000 files.
         """
         document = parse_object(raw, what, rule="I1", limit=MAX_INDEX)
         weight_map = document.get("weight_map")
@@ -49,6 +51,10 @@ class ShardIndex:
         for tensor, name in weight_map.items():
             if not isinstance(name, str) or name not in checked:
                 checked.add(_shard_name(name, f"{what}: weight_map of {quoted(tensor)}"))
+        if len(checked) > MAX_SHARDS:
+            raise LimitExceededError(
+                f"limit exceeded: {what} names {len(checked):,} files, at most {MAX_SHARDS:,}", rule="I1"
+            )
         return cls(weight_map, document)
 
     @property

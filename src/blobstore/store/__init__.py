@@ -7,24 +7,53 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.documents import Descriptor, Manifest
-from blobstore.errors import BlobStoreError, BusyError, CorruptDataError, LimitExceededError, StorageError
+from blobstore.errors import (
+    BlobStoreError,
+    BusyError,
+    CorruptDataError,
+    LimitExceededError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
 from blobstore.names import ModelName
-from blobstore.store.blobs import BlobFolder
-from blobstore.store.files import os_errors
+from blobstore.store.blobs import BlobFolder, BlobListing
+from blobstore.store.copies import ManifestCopies
+from blobstore.store.files import is_remote, os_errors
 from blobstore.store.ingest import Ingest
-from blobstore.store.journal import Journal
+from blobstore.store.journal import Journal, dead_journals
+from blobstore.store.leftovers import Leftover, Leftovers
 from blobstore.store.lock import StoreLock
 from blobstore.store.manifests import ManifestFolder
+from blobstore.store.references import References, is_plain, missing_blob
+from blobstore.store.summaries import Summary, SummaryCache
+from blobstore.store.trash import Trash, TrashedBlob
 from blobstore.store.writer import BlobWriter, FinishedBlob
 
-__all__ = ["BlobWriter", "FinishedBlob", "Ingest", "Removal", "Store", "open_store"]
+__all__ = [
+    "BlobListing",
+    "BlobWriter",
+    "FinishedBlob",
+    "Ingest",
+    "Leftover",
+    "ManifestFolder",
+    "References",
+    "Removal",
+    "Store",
+    "Summary",
+    "Trash",
+    "TrashedBlob",
+    "is_plain",
+    "missing_blob",
+    "open_store",
+]
 
 PRIVATE = ".blobstore"
 
@@ -39,13 +68,18 @@ class Removal:
 
 
 class Store:
-    """A content-addressed store of model blobs. Reading never writes; folders are made by the first write."""
+    """A content-addressed store of model blobs.
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    Reading never writes, but for a cache of summaries in a folder of ours (summaries.py); other folders are made by the
+    first write.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, wait_s: float | None = None) -> None:
         # Resolved once: the store may be reached through a link, but nothing below it may be one.
         try:
             self.root = Path(root).expanduser().resolve()
-            is_folder = self.root.is_dir() or not os.path.lexists(self.root)
+            # In this order: another process may make it just now.
+            is_folder = not os.path.lexists(self.root) or self.root.is_dir()
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an unknown ~user, a NUL
             raise StorageError(f"can't open the store {root}: {error}", path=str(root)) from error
         if not is_folder:
@@ -53,7 +87,16 @@ class Store:
         self.blobs = BlobFolder(self.root / "blobs")
         self.manifests = ManifestFolder(self.root / "manifests")
         self._private = self.root / PRIVATE
-        self._lock = StoreLock(self._private / "lock")
+        self.copies = ManifestCopies(self._private / "copies")
+        self.summaries = SummaryCache(self._private / "cache" / "summaries", self.root)
+        self.trash = Trash(self._private / "trash", self.blobs.path)
+        self._lock = StoreLock(self._private / "lock", wait_s)
+
+    @property
+    def is_remote(self) -> bool:
+        """True when the store's lock lies on a network file system. Raises: StorageError."""
+        with os_errors("look at", self._private):
+            return is_remote(self._private)
 
     @contextmanager
     def ingest(self, source: str = "") -> Iterator[Ingest]:
@@ -64,7 +107,8 @@ class Store:
         the lock alone; StorageError.
         """
         with self._lock.shared():
-            ingest = Ingest(self.blobs, self.manifests, self._private / "tmp", Journal(self._private / "journal", source))
+            journal = Journal(self._private / "journal", source)
+            ingest = Ingest(self.blobs, self.manifests, self.copies, self._private / "tmp", journal)
             interrupted = False
             try:
                 yield ingest
@@ -92,10 +136,37 @@ class Store:
         with self.ingest() as ingest:
             ingest.commit([], target, manifest)
 
+    def move(self, source: ModelName, target: ModelName, *, replace: bool = False) -> None:
+        """Rename a model: the new manifest first, durably, then the old one goes.
+
+        Killed in between, the model has both names, and the same again ends it. Raises: NotFoundError when there is no such
+        model, or a blob of it is missing; UsageError when there is another model of that name and not ``replace``;
+        CorruptDataError; StorageError.
+        """
+        manifest = self.manifest(source)
+        if source == target:
+            return
+        with self.ingest() as ingest:
+            if not replace and self._is_other(target, manifest):
+                raise UsageError(f"there is a model {target} already", hint="Remove it first, or replace it: --force.")
+            ingest.commit([], target, manifest)
+            # On a file system that ignores case they may be one file, which has just been written.
+            if not self.manifests.is_same_file(source, target):
+                self.manifests.remove(source)
+                self.copies.remove(source)
+        with suppress(BusyError), self.alone(wait_s=0):
+            self.manifests.remove_empty_folders(source)
+
+    def _is_other(self, name: ModelName, manifest: Manifest) -> bool:
+        try:
+            return self.manifests.read_bytes(name) != manifest.raw
+        except NotFoundError:
+            return False
+
     def remove(self, name: ModelName) -> Removal:
         """Remove a model: its manifest first, then those of its blobs that no other model needs.
 
-        Blobs stay when another import or removal is at work (it may be about to use them) or when any manifest can't be
+        Blobs stay when another process uses the store (an import may be about to use them) or when any manifest can't be
         read (it may need them); the model is gone all the same. Raises: NotFoundError when there is no such model.
         """
         self.manifests.require(name)
@@ -105,36 +176,83 @@ class Store:
             except (CorruptDataError, LimitExceededError):
                 orphans = ()  # a manifest that can't be read names no blobs; it can still be removed
             self.manifests.remove(name)
+            self.copies.remove(name)
         try:
-            with self._lock.exclusive():
+            with self.alone():
                 self.manifests.remove_empty_folders(name)
                 return self._remove_unreferenced(orphans)
-        except BusyError:
-            return Removal((), orphans, "another process is writing to the store")
+        except BusyError as error:
+            return Removal((), orphans, error.message)
 
     def _remove_unreferenced(self, candidates: tuple[Descriptor, ...]) -> Removal:
-        if strays := [*self.manifests.strays(), *self._newer_manifests()]:
-            return Removal((), candidates, f"{strays[0]} may be a manifest that needs them")
-        needed: set[Digest] = set()
-        for name, manifest in self.models():
-            if isinstance(manifest, BlobStoreError):
-                return Removal((), candidates, f"the manifest of {name} can't be read")
-            needed |= {descriptor.digest for descriptor in manifest.descriptors}
-        orphans = {blob.digest: blob for blob in candidates if blob.digest not in needed}
+        references = self.references()
+        if (obstacle := references.obstacle) is not None:
+            return Removal((), candidates, obstacle.message)
+        needed = references.needed()
+        orphans = {blob.digest: blob for blob in candidates if blob.digest.hex not in needed}
         for digest in orphans:
             self.blobs.remove(digest)
         return Removal(tuple(orphans.values()))
 
-    def _newer_manifests(self) -> list[Path]:
-        # Ollama's later versions keep manifests in a second tree, which is not read here: its models need their blobs.
+    @contextmanager
+    def alone(self, wait_s: float = 1) -> Iterator[None]:
+        """Hold the store's lock alone: no import, copy or removal of ours is at work, and no model is being opened.
+
+        Raises: BusyError, which says who is, after ``wait_s`` seconds; StorageError.
+        """
+        with self._lock.exclusive(wait_s):
+            yield
+
+    @contextmanager
+    def lease(self) -> Iterator[bool]:
+        """Keep blobs from being removed while a model is opened; yield whether that is so.
+
+        It is not where that would need writing: in a store into which nothing of ours has written yet, or that may not be
+        written to. Who finds a blob missing then looks again whether the manifest is still the one that named it.
+        """
+        with self._lock.reading() as is_held:
+            yield is_held
+
+    def references(self, known: References | None = None) -> References:
+        """Return which blobs the manifests name. Manifests of the same bytes as ``known`` has are not parsed again.
+
+        Raises: StorageError when the folders can't be listed.
+        """
+        strays = [*self.manifests.strays(), *self.newer_manifests()]
+        return References.read(self._manifest_bytes(), strays, known)
+
+    def _manifest_bytes(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
+        for name in self.manifests.names():
+            try:
+                yield name, self.manifests.read_bytes(name)
+            except NotFoundError:
+                continue  # it has been removed since the names were read
+            except BlobStoreError as error:
+                yield name, error
+
+    def leftovers(self, kept_s: float, is_there: Callable[[Digest], bool]) -> list[Leftover]:
+        """Return what is of no use any more of our own: remains of killed imports, journals that name no blob, copies.
+
+        ``kept_s``: for how long the finished blobs of a killed import are kept for the next one. ``is_there``: whether a
+        blob of that digest is in the store. Raises: StorageError.
+        """
+        left = Leftovers(self._private / "tmp")
+        stale = list(left.stale(kept_s))
+        waiting = set(left.finished())
+        journals = dead_journals(self._private / "journal", lambda digest: digest in waiting or is_there(digest))
+        return [*stale, *journals, *self.copies.stale(set(self.manifests.names()))]
+
+    def newer_manifests(self) -> list[Path]:
+        """Return what lies in the second tree of manifests that later Ollamas have, which is not read here."""
         folder = self.root / "manifests-v2"
         with os_errors("list", folder):
             return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def open_store(root: str | os.PathLike[str] | None = None) -> Store:
+def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | None = None) -> Store:
     """Return the store in folder ``root``, or in Ollama's default folder ``~/.ollama/models``. Nothing is created yet.
 
-    Raises: StorageError when the path is something else than a folder.
+    ``wait_s``: for how many seconds a change of the store waits while another process is in its way (None: 10 for an import
+    or a copy, 1 for the removal of blobs). Raises: StorageError when the path is something else than a folder.
     """
-    return Store(Path.home() / ".ollama" / "models" if root is None else root)
+    return Store(Path.home() / ".ollama" / "models" if root is None else root, wait_s=wait_s)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.digest import Digest
@@ -10,6 +14,22 @@ from blobstore.errors import BlobStoreError, CorruptDataError, DigestMismatchErr
 from blobstore.ranges import FileReader
 from blobstore.store.files import os_errors, remove_if_there
 
+_START, _HEX = "sha256-", "0123456789abcdef"
+_PREFIX, _LENGTH = len(_START), len(_START) + 64
+# The first Ollamas wrote "sha256:…"; later ones rename such files when they start (`fixBlobs`).
+_OLD_NAME = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class BlobListing:
+    """What lies in ``blobs/``: what is named for a digest, by its hex digits, and everything else.
+
+    An entry may be anything that has such a name, a link or a folder too.
+    """
+
+    named: Mapping[str, os.DirEntry[str]]
+    others: tuple[os.DirEntry[str], ...]
+
 
 class BlobFolder:
     """The ``blobs/`` folder of a store. Links in it are not followed, and only regular files are opened."""
@@ -17,44 +37,75 @@ class BlobFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def listing(self) -> BlobListing:
+        """Return what lies in the folder. Of two names for one digest the older form is among the others."""
+        named: dict[str, os.DirEntry[str]] = {}
+        others: list[os.DirEntry[str]] = []
+        with os_errors("list", self.path):
+            if not self.path.exists():
+                return BlobListing({}, ())
+            with os.scandir(self.path) as entries:
+                for entry in entries:
+                    name = entry.name
+                    if name.startswith(_START) and len(name) == _LENGTH and not name[_PREFIX:].strip(_HEX):
+                        named[name[_PREFIX:]] = entry
+                    else:
+                        others.append(entry)
+        for entry in [entry for entry in others if _OLD_NAME.fullmatch(entry.name)]:
+            if named.setdefault(entry.name[_PREFIX:], entry) is entry:
+                others.remove(entry)
+        return BlobListing(named, tuple(sorted(others, key=lambda entry: entry.name)))
+
+    def names(self) -> set[str]:
+        """Return the names of the regular files in the folder. Raises: StorageError."""
+        with os_errors("list", self.path):
+            if not self.path.exists():
+                return set()
+            with os.scandir(self.path) as entries:
+                return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
+
     def open(self, descriptor: Descriptor) -> FileReader:
         """Return a reader over a blob that has the descriptor's size; its bytes are not checked here.
 
-        Raises: NotFoundError when it is missing, CorruptDataError when its size differs, StorageError when it is no
-        regular file or can't be opened. Each carries ``blob``.
+        Raises: as `reader`; CorruptDataError when its size differs, with ``blob``.
         """
-        digest = descriptor.digest
+        reader = self.reader(descriptor.digest)
+        if reader.size != descriptor.size:
+            reader.close()
+            raise CorruptDataError(
+                f"blob {descriptor.digest} has {reader.size:,} bytes, {descriptor.size:,} are right",
+                blob=str(descriptor.digest),
+                path=reader.name,
+            )
+        return reader
+
+    def reader(self, digest: Digest) -> FileReader:
+        """Return a reader over the file that is named for the digest, of whatever size.
+
+        Raises: NotFoundError when it is missing, StorageError when it is no regular file or can't be opened, with ``blob``.
+        """
         try:
-            reader = FileReader(self.path / digest.file_name, follow=False)
+            return self._open_file(digest)
         except NotFoundError:
             raise NotFoundError(f"blob {digest} is missing", blob=str(digest), path=str(self.path)) from None
         except BlobStoreError as error:
             error.blob = str(digest)
             raise
-        if reader.size != descriptor.size:
-            reader.close()
-            raise CorruptDataError(
-                f"blob {digest} has {reader.size:,} bytes, {descriptor.size:,} are right", blob=str(digest), path=reader.name
-            )
-        return reader
+
+    def _open_file(self, digest: Digest) -> FileReader:
+        try:
+            return FileReader(self.path / digest.file_name, follow=False)
+        except NotFoundError:
+            return FileReader(self.path / str(digest), follow=False)  # as an old Ollama named it
 
     def read(self, descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> bytes:
         """Return the bytes of a small blob (a config, a JSON document), checked against its digest.
 
         Raises: as `open`; LimitExceededError for a large one; DigestMismatchError when the bytes are not the digest's.
         """
-        if descriptor.size > limit:
-            message = (
-                f"limit exceeded: blob {descriptor.digest} has {descriptor.size:,} bytes, at most {limit:,} for a document"
-            )
-            raise LimitExceededError(message, blob=str(descriptor.digest))
+        check_document_size(descriptor, limit)
         with self.open(descriptor) as reader:
-            data = reader.read(0, reader.size)
-        if Digest.of(data) != descriptor.digest:
-            raise DigestMismatchError(
-                f"blob {descriptor.digest} is damaged: its bytes are not its digest's", blob=str(descriptor.digest)
-            )
-        return data
+            return checked_bytes(reader.read(0, reader.size), descriptor)
 
     def check(self, descriptor: Descriptor) -> None:
         """Raise, as `open`, unless the blob is there, a regular file and of the descriptor's size."""
@@ -70,5 +121,22 @@ class BlobFolder:
 
     def remove(self, digest: Digest) -> None:
         """Remove a blob if it is there. Only for a holder of the store's exclusive lock."""
-        with os_errors("remove", self.path / digest.file_name):
-            remove_if_there(self.path / digest.file_name)
+        for name in (digest.file_name, str(digest)):
+            with os_errors("remove", self.path / name):
+                remove_if_there(self.path / name)
+
+
+def check_document_size(descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> None:
+    """Raise LimitExceededError for a document that is larger than documents are."""
+    if descriptor.size > limit:
+        message = f"limit exceeded: blob {descriptor.digest} has {descriptor.size:,} bytes, at most {limit:,} for a document"
+        raise LimitExceededError(message, blob=str(descriptor.digest))
+
+
+def checked_bytes(data: bytes, descriptor: Descriptor) -> bytes:
+    """Return ``data``. Raises: DigestMismatchError when they are not the descriptor's."""
+    if Digest.of(data) != descriptor.digest:
+        raise DigestMismatchError(
+            f"blob {descriptor.digest} is damaged: its bytes are not its digest's", blob=str(descriptor.digest)
+        )
+    return data

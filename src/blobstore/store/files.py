@@ -22,11 +22,15 @@ from blobstore.errors import from_os_error
 
 PAGE = 4096
 """What offsets, lengths and addresses are multiples of in reads and writes around the page cache."""
+DIRECT_FROM = 2**18
+"""Bytes from which going around the page cache pays."""
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _WITH_SYNCFS = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x2FC12FC1})
 """ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ZFS (statfs(2), and OpenZFS's ZFS_SUPER_MAGIC)."""
+_REMOTE = frozenset({0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x5346414F, 0x01021997})
+"""NFS, CIFS, SMB2, SMB, Ceph, AFS, 9p (statfs(2), linux/magic.h)."""
 _STATFS_BYTES = 256  # struct statfs has 120; its first member is the type
 _SYNCFS_REPORTS_ERRORS = (5, 8)
 
@@ -55,11 +59,30 @@ def syncs_whole(fd: int) -> bool:
     happened since its descriptor was opened. On FUSE it does nothing (fs/fuse/inode.c `fuse_sync_fs`), so only file
     systems that are known are trusted: elsewhere every file is synced when it is finished. Raises: OSError.
     """
+    return _file_system(fd) in _WITH_SYNCFS
+
+
+def is_remote(folder: Path) -> bool:
+    """Return True when a folder is on a file system of another machine, whose locks may not be seen here. Raises: OSError.
+
+    Linux sends an flock on NFS to the server, unless it is mounted with local locks; SMB and others differ (flock(2),
+    nfs(5) "local_lock"). Elsewhere than on Linux that can't be told, and False is returned.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _file_system(fd) in _REMOTE
+    finally:
+        os.close(fd)
+
+
+def _file_system(fd: int) -> int | None:
+    """Return the number of the kind of file system that ``fd`` is on; None where nobody tells. Raises: OSError."""
     if _libc is None:
-        return False
+        return None
     status = ctypes.create_string_buffer(_STATFS_BYTES)
     _check(_libc.fstatfs(fd, status))
-    return int.from_bytes(status.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) in _WITH_SYNCFS
+    kind = status.raw[: ctypes.sizeof(ctypes.c_long)]
+    return int.from_bytes(kind, sys.byteorder) & 0xFFFF_FFFF
 
 
 def sync_file_system(fd: int) -> None:
@@ -118,17 +141,27 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, *, durable: bool = True) -> None:
     """Make a folder and its missing ancestors, each name durable. Nothing happens when it is there."""
     if path.is_dir():
         return
-    make_folder(path.parent)
+    make_folder(path.parent, durable=durable)
     try:
         path.mkdir(mode=FOLDER_MODE)
     except FileExistsError:
         if not path.is_dir():
             raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
+
+
+def listed(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what is in a folder, by name: nothing when it is gone, as a removal may leave it. Raises: OSError."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
 
 
 def create_file(path: Path, size: int = 0) -> int:
@@ -162,6 +195,31 @@ def write_all_at(fd: int, offset: int, data: memoryview) -> None:
         if count == 0:
             raise OSError(errno.EIO, "nothing was written")
         data, offset = data[count:], offset + count
+
+
+def write_aligned(fd: int, direct: int, offset: int, data: memoryview) -> None:
+    """Write all of ``data``, whose address has the remainder of ``offset`` by the page size: much around the page cache.
+
+    ``direct`` is the same file by `open_direct`, or -1. Pages that are not whole go through the cache. Raises: OSError.
+    """
+    head = -offset % PAGE
+    tail = head + (len(data) - head) // PAGE * PAGE
+    if direct >= 0 and tail - head >= DIRECT_FROM and _write_direct(direct, offset + head, data[head:tail]):
+        write_all_at(fd, offset, data[:head])
+        write_all_at(fd, offset + tail, data[tail:])
+    else:
+        write_all_at(fd, offset, data)
+
+
+def _write_direct(fd: int, offset: int, data: memoryview) -> bool:
+    """Write around the page cache; return False where the file system turns out not to do that."""
+    try:
+        write_all_at(fd, offset, data)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
 
 
 def append_file(path: Path, data: bytes) -> None:

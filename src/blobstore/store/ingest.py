@@ -26,6 +26,7 @@ from blobstore.errors import BlobStoreError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.blobs import BlobFolder
+from blobstore.store.copies import ManifestCopies
 from blobstore.store.files import boot_id, make_folder, os_errors, sync_file_system, sync_folder, syncs_whole
 from blobstore.store.journal import Entry, Journal
 from blobstore.store.leftovers import Leftovers, make_owned_folder
@@ -44,9 +45,17 @@ _OLD_S = 30 * 60
 class Ingest:
     """One import's private folder. Use it by `Store.ingest`: what was not committed is gone at the end."""
 
-    def __init__(self, blobs: BlobFolder, manifests: ManifestFolder, temporary_folder: Path, journal: Journal) -> None:
+    def __init__(
+        self,
+        blobs: BlobFolder,
+        manifests: ManifestFolder,
+        copies: ManifestCopies,
+        temporary_folder: Path,
+        journal: Journal,
+    ) -> None:
         self._blobs = blobs
         self._manifests = manifests
+        self._copies = copies
         self._journal = journal
         self._leftovers = Leftovers(temporary_folder)
         self._leftovers.clean()
@@ -131,19 +140,34 @@ class Ingest:
         created = {blob.digest for blob in blobs if not self._blobs.has(blob.digest, blob.size)}
         prepared = self._folder / "manifest"
         self._manifests.prepare(name, manifest, prepared)
-        with os_errors("write blobs to", self._blobs.path):
-            self._sync()
-            make_folder(self._blobs.path)
-            stamps = self._publish(blobs)
-            sync_folder(self._blobs.path)
-        for descriptor in manifest.descriptors:
-            self._blobs.check(descriptor)
-        self._manifests.link(name, prepared)
+        is_new = self._copies.write(name, manifest.raw)
+        try:
+            stamps = self.publish(blobs)
+            for descriptor in manifest.descriptors:
+                self._blobs.check(descriptor)
+            self._manifests.link(name, prepared)
+        except BaseException:
+            if is_new:
+                self._copies.forget(name, manifest.raw)
+            raise
+        self._copies.settle(name, manifest.raw)
         self._remember(
             Entry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp))
             for key, blob in zip(keys, blobs, strict=False)
         )
         return created
+
+    def publish(self, blobs: list[FinishedBlob]) -> dict[Digest, Stamp]:
+        """Make ``blobs`` visible, durably, in the place of what has their names; return their stamps there.
+
+        Raises: StorageError.
+        """
+        with os_errors("write blobs to", self._blobs.path):
+            self._sync()
+            make_folder(self._blobs.path)
+            stamps = self._publish(blobs)
+            sync_folder(self._blobs.path)
+        return stamps
 
     def _remember(self, entries: Iterable[Entry], level: int = logging.WARNING) -> None:
         try:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.store.files import append_file, make_folder, os_errors, replace_file
+from blobstore.store.leftovers import Leftover
 from blobstore.store.writer import Stamp
 
 _LINE = re.compile(rb"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9]{1,15}) ([0-9]{1,20}) ([0-9]{1,20}) ([0-9a-f-]{1,64})", re.ASCII)
+_NAME = re.compile(r"[0-9a-f]{64}(?P<temporary>\.[0-9a-f]{16})?", re.ASCII)
 _DURABLE = "-"
 _SPARE_LINES = 10_000
 
@@ -87,3 +89,27 @@ class Journal:
                     self._entries[entry.key] = entry
                     self._lines += 1
         return self._entries
+
+
+def dead_journals(folder: Path, is_there: Callable[[Digest], bool]) -> Iterator[Leftover]:
+    """Yield the journals in ``folder`` that name no blob for which ``is_there``, and what a killed import left of one.
+
+    Which source a journal is of can't be told from it; one whose blobs are all gone is of no use to any.
+    Raises: StorageError.
+    """
+    with os_errors("read", folder):
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        for path in paths:
+            match = _NAME.fullmatch(path.name)
+            if match is None or path.is_symlink() or not path.is_file():
+                continue
+            nbytes = path.stat().st_size
+            if match["temporary"]:
+                yield Leftover(path, nbytes, "an import that was killed left it unfinished")
+            elif not any((entry := Entry.parse(line)) and is_there(entry.digest) for line in _lines(path)):
+                yield Leftover(path, nbytes, "a journal of an import of which nothing is left")
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from (line.rstrip(b"\n") for line in file)

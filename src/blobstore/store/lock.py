@@ -1,4 +1,4 @@
-"""The store's lock: many writers share it, a clean-up holds it alone.
+"""The store's lock: many writers share it, a clean-up holds it alone, and who opens a model shares it where it can.
 
 ``flock`` on ``.blobstore/lock``: the kernel frees it when its holder dies, so there is nothing stale to clean up.
 Ollama does not take it.
@@ -13,17 +13,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from blobstore.errors import BusyError
+from blobstore.errors import BusyError, StorageError
 from blobstore.store.files import FILE_MODE, make_folder, os_errors
+from blobstore.store.holders import holders_of
 
 _POLL_S = 0.02
+_NAMED = 3
 
 
 class StoreLock:
-    """A lock file; made when it is first taken."""
+    """A lock file; made when it is first taken. ``wait_s`` is how long all who write wait, None what each says."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wait_s: float | None = None) -> None:
         self._path = path
+        self._wait_s = wait_s
 
     @contextmanager
     def shared(self, wait_s: float = 10) -> Iterator[None]:
@@ -38,23 +41,67 @@ class StoreLock:
             yield
 
     @contextmanager
+    def reading(self, wait_s: float = 2) -> Iterator[bool]:
+        """Hold the lock beside other sharers where that needs no writing; yield whether it is held.
+
+        It is not while there is no lock file (nobody of ours has ever written here), where it may not be opened, and when
+        somebody holds it alone for ``wait_s``.
+        """
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            yield False
+            return
+        try:
+            try:
+                is_held = _take(fd, fcntl.LOCK_SH, wait_s)
+            except OSError:  # a file system without locks: nobody can be kept away by one
+                is_held = False
+            yield is_held
+        finally:
+            os.close(fd)
+
+    @contextmanager
     def _held(self, kind: int, wait_s: float) -> Iterator[None]:
         with os_errors("write to the store", self._path.parent):
             make_folder(self._path.parent)
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+            _refuse_links(self._path.parent)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            fd = os.open(self._path, flags, FILE_MODE)
         try:
-            self._take(fd, kind, time.monotonic() + wait_s)
+            with os_errors("lock", self._path):
+                is_held = _take(fd, kind, wait_s if self._wait_s is None else self._wait_s)
+            if not is_held:
+                raise self._busy(fd)
             yield
         finally:
             os.close(fd)
 
-    def _take(self, fd: int, kind: int, until: float) -> None:
-        with os_errors("lock", self._path):
-            while True:
-                try:
-                    return fcntl.flock(fd, kind | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if time.monotonic() >= until:
-                        break
-                    time.sleep(_POLL_S)
-        raise BusyError(f"the store is in use by another process ({self._path})", path=str(self._path))
+    def _busy(self, fd: int) -> BusyError:
+        found = holders_of(fd)
+        named = ", ".join(map(str, found[:_NAMED])) or "another process"
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        message = f"the store is in use by {named}{more} ({self._path})"
+        return BusyError(message, path=str(self._path), hint="Try again later, or wait for it: --wait SECONDS.")
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise StorageError when our own folder, or one in it, is a link: what is written there would be in others' hands."""
+    with os.scandir(folder) as entries:
+        links = [Path(entry.path) for entry in entries if entry.is_symlink()]
+    for link in [folder] if folder.is_symlink() else sorted(links):
+        raise StorageError(f"{link} is a symbolic link, and nothing is written through one", path=str(link))
+
+
+def _take(fd: int, kind: int, wait_s: float) -> bool:
+    """Return True when the lock was to be had within ``wait_s`` seconds. Raises: OSError."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_POLL_S)
+        else:
+            return True

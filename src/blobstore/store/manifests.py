@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from blobstore.documents import MAX_MANIFEST, Manifest
 from blobstore.errors import BlobStoreError, InvalidNameError, LimitExceededError, NotFoundError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
-from blobstore.store.files import create_file, make_folder, os_errors, remove_if_there, sync, sync_folder, write_all_at
+from blobstore.store.files import (
+    create_file,
+    listed,
+    make_folder,
+    os_errors,
+    remove_if_there,
+    sync,
+    sync_folder,
+    write_all_at,
+)
 
 _DEPTH = 4  # host, namespace, model, tag
 
@@ -30,11 +40,19 @@ class ManifestFolder:
         """Return what lies where manifests lie and may be one, but is no model here: odd names, and links anywhere."""
         return [path for path, is_link in self._entries() if is_link or self._name(path) is None]
 
+    def everything(self) -> Iterator[Path]:
+        """Yield all that is no folder below ``manifests/``, at any depth, sorted; links are not followed."""
+        with os_errors("list", self.path):
+            yield from _files(self.path)
+
+    def is_name(self, path: Path) -> bool:
+        """Return True when a path that is as deep as manifests are gives a model's name."""
+        return self._name(path) is not None
+
     def _entries(self) -> Iterator[tuple[Path, bool]]:
         """Yield the files at the depth of manifests and the links at any depth, and whether each is a link."""
         with os_errors("list", self.path):
-            if self.path.exists():
-                yield from _walk(self.path, _DEPTH)
+            yield from _walk(self.path, _DEPTH)
 
     def _name(self, path: Path) -> ModelName | None:
         host, namespace, model, tag = path.relative_to(self.path).parts
@@ -48,14 +66,25 @@ class ManifestFolder:
 
         Raises: NotFoundError when there is none; DocumentError when it is no manifest; StorageError; each with ``model``.
         """
+        raw = self.read_bytes(name)
+        try:
+            return Manifest.parse(raw, f"the manifest of {name}")
+        except BlobStoreError as error:
+            error.model = str(name)
+            raise
+
+    def read_bytes(self, name: ModelName) -> bytes:
+        """Return the bytes of a manifest, whatever is in them.
+
+        Raises: NotFoundError when there is none; LimitExceededError over 64 MiB; StorageError; each with ``model``.
+        """
         path = self._path(name)
         try:
             self._refuse_links(name)
             with FileReader(path, follow=False) as reader:
                 if reader.size > MAX_MANIFEST:
                     raise LimitExceededError(f"limit exceeded: the manifest of {name} has {reader.size:,} bytes")
-                raw = reader.read(0, reader.size)
-            return Manifest.parse(raw, f"the manifest of {name}")
+                return reader.read(0, reader.size)
         except NotFoundError:
             raise _missing(name) from None
         except BlobStoreError as error:
@@ -110,6 +139,11 @@ class ManifestFolder:
             if not _mode(self._path(name)):
                 raise _missing(name)
 
+    def is_same_file(self, one: ModelName, other: ModelName) -> bool:
+        """Return True when both names lead to one manifest file, as two that differ in case may. Raises: StorageError."""
+        with os_errors("look at", self._path(one)):
+            return self._path(one).samefile(self._path(other))
+
     def remove(self, name: ModelName) -> None:
         """Remove a manifest, durably. Raises: NotFoundError when there is none."""
         path = self._path(name)
@@ -127,6 +161,14 @@ class ManifestFolder:
             except OSError:
                 break  # not empty
 
+    def remove_all_empty_folders(self) -> None:
+        """Remove every folder below that holds nothing. Only for a holder of the store's exclusive lock."""
+        with os_errors("list", self.path):
+            empty = list(_empty(self.path)) if self.path.is_dir() else []
+        for folder in empty:
+            with suppress(OSError):  # an Ollama has just put something there
+                folder.rmdir()
+
     def _path(self, name: ModelName) -> Path:
         return self.path.joinpath(*name.path_parts)
 
@@ -140,6 +182,24 @@ class ManifestFolder:
                 raise StorageError(
                     f"the folder {folder} of model {name} is a symbolic link", model=str(name), path=str(folder)
                 )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for entry in listed(folder):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path))
+        else:
+            yield Path(entry.path)
+
+
+def _empty(folder: Path) -> Iterator[Path]:
+    """Yield the folders below ``folder`` that hold nothing, or only such folders; none is reached through a link."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            below = list(_empty(path))
+            yield from below
+            if set(path.iterdir()) <= set(below):
+                yield path
 
 
 def _mode(path: Path) -> int:
@@ -168,9 +228,7 @@ def _missing(name: ModelName) -> NotFoundError:
 
 
 def _walk(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
-    with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
+    for entry in listed(folder):
         if entry.is_symlink():
             yield Path(entry.path), True
         elif depth == 1 and entry.is_file(follow_symlinks=False):

@@ -9,7 +9,6 @@ filling that cache costs more than the disk does (docs/performance.md, "Import")
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import threading
@@ -20,10 +19,8 @@ from typing import Any
 
 from blobstore.digest import Digest
 from blobstore.errors import CorruptDataError
-from blobstore.store.files import PAGE, create_file, open_direct, os_errors, sync, write_all_at
+from blobstore.store.files import DIRECT_FROM, create_file, open_direct, os_errors, sync, write_aligned, write_all_at
 
-_DIRECT_FROM = 2**18
-"""Bytes of a piece from which going around the page cache pays."""
 _READ_BACK = 2**18
 
 
@@ -95,7 +92,7 @@ class BlobWriter:
         any thread, when the buffer is not needed any more. Raises: StorageError (no space, I/O); CorruptDataError.
         """
         view = memoryview(data).cast("B")
-        if len(view) == self._size and self._size < _DIRECT_FROM:
+        if len(view) == self._size and self._size < DIRECT_FROM:
             blob = self._put_whole(view)
             hashed()
             return blob
@@ -127,31 +124,17 @@ class BlobWriter:
     def _open(self) -> None:
         with self._mutex, os_errors("create", self._path):
             if self._fd < 0:
-                self._fd = create_file(self._path, self._size if self._size >= _DIRECT_FROM else 0)
-                self._direct = open_direct(self._path) if self._size >= _DIRECT_FROM else -1
+                self._fd = create_file(self._path, self._size if self._size >= DIRECT_FROM else 0)
+                self._direct = open_direct(self._path) if self._size >= DIRECT_FROM else -1
 
     def _write(self, offset: int, view: memoryview, *, aligned: bool) -> None:
         if self._fd < 0:
             self._open()
-        head = -offset % PAGE
-        tail = head + (len(view) - head) // PAGE * PAGE
         with os_errors("write", self._path):
-            direct = aligned and self._direct >= 0 and tail - head >= _DIRECT_FROM
-            if direct and self._write_direct(offset + head, view[head:tail]):
-                write_all_at(self._fd, offset, view[:head])
-                write_all_at(self._fd, offset + tail, view[tail:])
+            if aligned:
+                write_aligned(self._fd, self._direct, offset, view)
             else:
                 write_all_at(self._fd, offset, view)
-
-    def _write_direct(self, offset: int, view: memoryview) -> bool:
-        """Write around the page cache; return False where the file system turns out not to do that."""
-        try:
-            write_all_at(self._direct, offset, view)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            return False
-        return True
 
     def _hash_waiting(self) -> FinishedBlob | None:
         while True:

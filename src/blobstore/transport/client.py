@@ -251,7 +251,8 @@ def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
     if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
         return RemoteError(f"{address}: there is no host of that name", path=str(address), hint="Proxies are not used.")
     why = (cause.strerror or str(cause)) if isinstance(cause, OSError) else str(cause)
-    return RemoteError(f"{address}: {why.lower() or 'the connection broke'}", path=str(address), temporary=True)
+    temporary = not isinstance(cause, ValueError)
+    return RemoteError(f"{address}: {why.lower() or 'the connection broke'}", path=str(address), temporary=temporary)
 
 
 def _ssl_context(ca_file: str | None) -> ssl.SSLContext:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from blobstore.errors import RemoteError, UsageError
 from blobstore.transport.addresses import WebAddress
 from blobstore.transport.allowance import Allowance
-from blobstore.transport.framing import ChunkLengths
+from blobstore.transport.framing import Framing
 
 if TYPE_CHECKING:
     import ssl
@@ -113,7 +113,7 @@ class _Connection:
         self._door = door
         self._stream = stream
         self._public = public
-        self._lengths: ChunkLengths | None = None
+        self._framing: Framing | None = None
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Send a part of a request, where this peer may have it."""
@@ -124,7 +124,7 @@ class _Connection:
             what = f"{errand.address}: a token is not sent over the public internet without TLS"
             raise UsageError(what, path=str(errand.address), hint="Use https, or no token.")
         errand.allowance.use(self._stream.get_extra_info("socket"))
-        self._lengths = None
+        self._framing = None
         self._stream.write(buffer, self._door.seconds(timeout))
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
@@ -136,14 +136,14 @@ class _Connection:
             what = f"{errand.address} sends more than was asked for ({errand.allowance.taken:,} bytes with its reply's head)"
             raise RemoteError(what, rule="R1", path=str(errand.address))
         # What comes along with a head may be a body that nobody wants.
-        longest = _HEAD_READ if self._lengths is None or self._lengths.in_head else max_bytes
+        longest = _HEAD_READ if self._framing is None or self._framing.in_head else max_bytes
         data = self._stream.read(min(longest, errand.allowance.left), self._door.seconds(timeout))
-        if self._lengths is None:
+        if self._framing is None:
             if not data:
                 raise httpcore2.ReadError("it closed the connection without an answer")
-            self._lengths = ChunkLengths()
+            self._framing = Framing()
         errand.allowance.take(len(data))
-        if not self._lengths.feed(data):
+        if not self._framing.feed(data):
             raise errand.address.refuse("answers with a chunk that nothing could hold", "R1")
         return data
 
@@ -151,7 +151,12 @@ class _Connection:
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> _Connection:
         """Return the connection with TLS on it; certificate and name are checked by ``ssl_context``."""
-        stream = self._stream.start_tls(ssl_context, server_hostname, self._door.seconds(timeout))
+        import httpcore2
+
+        try:
+            stream = self._stream.start_tls(ssl_context, server_hostname, self._door.seconds(timeout))
+        except ValueError as error:  # a name that TLS can't ask for
+            raise httpcore2.ConnectError(error) from error
         return _Connection(self._door, stream, public=self._public)
 
     def close(self) -> None:
@@ -159,8 +164,15 @@ class _Connection:
         self._stream.close()
 
     def get_extra_info(self, info: str) -> Any:
-        """Return what httpcore2 wants to know of the connection; ``public`` says whether the peer's address is."""
-        return self._public if info == "public" else self._stream.get_extra_info(info)
+        """Return what httpcore2 wants to know of the connection; ``public`` says whether the peer's address is.
+
+        A connection whose last reply went beyond its end is ``is_readable``, as one is on which something waits: neither is
+        used again.
+        """
+        if info == "public":
+            return self._public
+        beyond = info == "is_readable" and self._framing is not None and self._framing.overrun
+        return beyond or self._stream.get_extra_info(info)
 
 
 def not_public(address: WebAddress) -> RemoteError:

@@ -1,24 +1,30 @@
-"""The lengths of chunks, as a reply gives them: the one thing of HTTP/1.1's framing that h11 reads too widely.
+"""Where a reply ends, and how long its chunks are, as its bytes come: what h11 reads too widely, or tells nobody.
 
 h11 takes 20 hexadecimal digits for a chunk's length, and Python has integers for that. A length of 2⁶³ and more is no
 length of anything, and elsewhere it wraps around (RFC 9112 section 7.1: a recipient has to anticipate large ones and
-prevent overflow), so such a reply is refused here.
+prevent overflow), so such a reply is refused here. And bytes behind the end of a reply would be taken for the next one
+(section 9.2), so whoever keeps the connection has to know of them.
 """
 
 from __future__ import annotations
 
+import re
+
+_LENGTH = re.compile(rb"[0-9A-Fa-f]{1,20}")
 _LIMIT = 2**63
-_HEAD, _CHUNKS, _PLAIN = range(3)
+_HEAD, _CHUNKS, _BODY = range(3)
 
 
-class ChunkLengths:
-    """Follows one reply through its bytes as they come, and says of a chunk's length when it can't be one."""
+class Framing:
+    """Follows one reply through its bytes. ``overrun`` says that some came behind its end, where it has a Content-Length."""
 
     def __init__(self) -> None:
+        self.overrun = False
         self._state = _HEAD
         self._line = b""
-        self._skip = 0
         self._lines: list[bytes] = []
+        self._skip = 0
+        self._left: int | None = None
 
     @property
     def in_head(self) -> bool:
@@ -26,9 +32,9 @@ class ChunkLengths:
         return self._state == _HEAD
 
     def feed(self, data: bytes) -> bool:
-        """Return whether all lengths up to the end of ``data`` are lengths."""
+        """Take the next bytes; return whether all lengths of chunks among them are lengths."""
         at = 0
-        while at < len(data) and self._state != _PLAIN:
+        while at < len(data) and self._state != _BODY:
             if self._skip:
                 passed = min(self._skip, len(data) - at)
                 self._skip -= passed
@@ -37,32 +43,36 @@ class ChunkLengths:
             end = data.find(b"\n", at)
             self._line += data[at : end if end >= 0 else len(data)]
             if end < 0:
-                break
+                return True
             at = end + 1
             line, self._line = self._line.rstrip(b"\r"), b""
             if self._state == _HEAD:
                 self._read_head_line(line)
             elif line and not self._read_length(line):
                 return False
+        if self._left is not None:
+            self._left -= len(data) - at
+            self.overrun = self._left < 0
         return True
 
     def _read_head_line(self, line: bytes) -> None:
         if line:
             self._lines.append(line.lower())
             return
-        status, *fields = self._lines or [b""]
+        status, *lines = self._lines or [b""]
         self._lines = []
         if status.partition(b" ")[2].startswith(b"1"):
             return  # an interim reply: another head follows (RFC 9110 section 15.2)
-        chunked = any(field.startswith(b"transfer-encoding:") for field in fields)
-        self._state = _CHUNKS if chunked else _PLAIN
+        fields = dict(line.partition(b":")[::2] for line in lines)
+        self._state = _CHUNKS if b"transfer-encoding" in fields else _BODY
+        length = fields.get(b"content-length", b"").strip()
+        if self._state == _BODY and length.isdigit():
+            self._left = int(length)
 
     def _read_length(self, line: bytes) -> bool:
-        try:
-            length = int(line.partition(b";")[0], 16)
-        except ValueError:
-            length = 0  # h11's to refuse
+        digits = _LENGTH.match(line)
+        length = int(digits[0], 16) if digits else 0  # what is no length is h11's to refuse
         self._skip = length
         if length == 0:
-            self._state = _PLAIN
+            self._state = _BODY
         return length < _LIMIT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from blobstore.errors import (
     CorruptDataError,
     DocumentError,
     HeaderError,
+    LimitExceededError,
     NotFoundError,
     UnsupportedSourceError,
 )
 from blobstore.inspection import TargetKind, inspect
+from blobstore.inspection.document import inspection_document
 from blobstore.store import Store
 
 TENSORS = {f"layers.{number}.weight": ("BF16", (8, number + 1)) for number in range(10)}
@@ -113,6 +116,23 @@ def test_an_index_that_gives_another_size_is_said(tmp_path: Path) -> None:
     index["metadata"] = "none"
     (folder / INDEX).write_text(json.dumps(index))
     assert inspect(folder).notes == ()
+
+
+def test_an_index_of_too_many_files(tmp_path: Path) -> None:
+    """Behind a server each would be a request."""
+    weight_map = {f"x{number}": f"{number}.safetensors" for number in range(10_001)}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(LimitExceededError, match="10,001 files"):
+        inspect(tmp_path)
+
+
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.safetensors"))
+    write_sparse(path, TENSORS)
+    for target in (path, tmp_path):
+        found = inspect(target)
+        assert found.parameter_count == COUNT
+        assert json.loads(json.dumps(inspection_document(found)))["files"][0]["name"] == "\udcff.safetensors"
 
 
 def _edit_index(folder: Path, **weight_map: str | None) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.nginx import Nginx, nginx
+from support.published import COUNTS, write
 from support.sparse import Tensor, Tensors, merged, write_sparse_folder
 
 from blobstore.inspection import inspect
@@ -158,3 +160,30 @@ def test_quantized_models_count_as_published(tmp_path: Path, name: str) -> None:
 def test_shapes_say_it_where_no_config_does(tmp_path: Path, name: str) -> None:
     tensors, _, counts, _ = PUBLISHED[name]
     assert inspect(write_sparse_folder(tmp_path, tensors)).parameter_count == counts
+
+
+@pytest.mark.parametrize("repository", COUNTS)
+def test_published_checkpoints_count_as_published(tmp_path: Path, repository: str) -> None:
+    found = inspect(write(repository, tmp_path))
+    assert found.parameter_count == COUNTS[repository]
+    assert (found.quantizations, found.notes) == ((), ())
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    """A web server with these repositories, laid out as the Hub has them."""
+    root = tmp_path_factory.mktemp("hub")
+    for repository in COUNTS:
+        write(repository, root / repository / "resolve" / "main")
+    with nginx(tmp_path_factory.mktemp("nginx"), root) as running:
+        yield running
+
+
+@pytest.mark.parametrize("repository", COUNTS)
+def test_they_do_from_a_web_server(hub: Nginx, repository: str) -> None:
+    hub.requests()
+    found = inspect(f"hf://{repository}" if "/" in repository else f"{hub.url}/{repository}/resolve/main", endpoint=hub.url)
+    assert found.parameter_count == COUNTS[repository]
+    assert found.notes == ()
+    # An index, its shards, and for integers that may be packed config.json, which is not there; or what is no index first.
+    assert len(hub.requests()) <= 2 * len(found.files) + 1

@@ -52,6 +52,7 @@ def test_hub_addresses_are_those_of_huggingface_hub(
             "https://huggingface.co/org/name/blob/refs%2Fpr%2F2/a.safetensors",
             HubTarget("org/name", "refs/pr/2", "a.safetensors"),
         ),
+        ("https://huggingface.co/org/name/resolve/main/x?download=true", HubTarget("org/name", "main", "x")),
         ("https://huggingface.co/org/name/discussions/1", WebTarget("https://huggingface.co/org/name/discussions/1")),
         ("https://huggingface.co/datasets/org/name", WebTarget("https://huggingface.co/datasets/org/name")),
         ("http://huggingface.co/org/name", WebTarget("http://huggingface.co/org/name")),

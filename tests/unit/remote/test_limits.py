@@ -146,15 +146,14 @@ def test_a_server_that_falls_silent(length: int, server: Server) -> None:
     assert (error.temporary, "sent nothing for 0.06 seconds" in str(error)) == (True, True)
 
 
-def test_the_deadline_is_for_all_attempts_and_grows_with_what_is_asked(server: Server) -> None:
-    patience = Patience(silence_s=5, deadline_s=0.1, slowest_rate=10 * 2**20, attempts=10**6, backoff_s=0.001)
-    script = server.play(lambda _: reply(503))
+def test_the_deadline_is_for_all_attempts(server: Server) -> None:
+    """A million attempts would take a quarter of an hour, with waits of a millisecond."""
+    patience = Patience(deadline_s=0.1, slowest_rate=10**9, attempts=10**6, backoff_s=0.001)
+    server.play(lambda _: reply(503))
     with HttpClient(patience=patience) as client:
         error = refusal(lambda: HttpReader(client, server.url))
-        assert isinstance(error, RemoteError)
-        assert error.status == 503
-        assert len(script.asked) > 2
-        assert client.allowance(10 * 2**20).seconds_left("x") > 1
+    assert isinstance(error, RemoteError)
+    assert error.temporary
 
 
 def test_a_large_header_gets_more_time(server: Server, remote: Remote) -> None:
@@ -163,6 +162,13 @@ def test_a_large_header_gets_more_time(server: Server, remote: Remote) -> None:
     before = allowance.seconds_left("x")
     HttpReader(remote.client, server.url, allowance=allowance)
     assert allowance.seconds_left("x") > before
+
+
+@pytest.mark.parametrize("length", ["-5", "+5", "0x5", "5_0", " 5", "", "g", "f" * 21, "-" + "f" * 30])
+def test_lengths_of_chunks_that_are_none(length: str, server: Server, remote: Remote) -> None:
+    script = server.play(lambda _: [head(200, "Transfer-Encoding: chunked") + f"{length}\r\nabcde\r\n0\r\n\r\n".encode()])
+    assert refusal(lambda: remote.open(server.url)).rule == "R1"
+    assert len(script.asked) == 1
 
 
 # Documents

@@ -15,11 +15,12 @@ from support.nginx import Nginx
 from support.nginx import nginx as run_nginx
 from support.published import COUNTS, header, index, shards, write
 
-from blobstore.checkpoint import MAX_INDEX, ShardIndex
 from blobstore.errors import CorruptDataError, NotFoundError
+from blobstore.inspection import inspect
 from blobstore.ranges import FileReader
 from blobstore.remote import Remote, RemoteFolder, hub_folder
 from blobstore.safetensors import Header, parse_header, read_header
+from blobstore.source.shards import MAX_INDEX, ShardIndex
 
 from .test_reader import safetensors_file
 
@@ -110,6 +111,22 @@ def test_bloom_in_73_requests(nginx: Nginx, remote: Remote) -> None:
     names = sorted(set(ShardIndex.parse(folder.read(INDEX_NAME, MAX_INDEX)).weight_map.values()))
     assert len(folder.open_all(names)) == 72
     assert len(nginx.requests()) == 73
+
+
+@pytest.mark.parametrize("repository", COUNTS)
+def test_inspections_have_the_published_counts(repository: str, nginx: Nginx) -> None:
+    nginx.requests()
+    here = inspect(nginx.root / repository / "resolve" / "main")
+    there = inspect(
+        f"hf://{repository}" if "/" in repository else f"{nginx.url}/{repository}/resolve/main", endpoint=nginx.url
+    )
+    assert dict(here.parameter_count) == dict(there.parameter_count) == COUNTS[repository]
+    assert here.headers == there.headers
+    assert len(nginx.requests()) <= 2 * len(shards(repository)) + 1 + LOOKED_FOR
+
+
+LOOKED_FOR = 3
+"""Documents that a folder may have, and these have not: config.json, and an index or a single file."""
 
 
 # What else a real server does

@@ -174,6 +174,22 @@ def test_connections_that_always_break_end_after_a_few(server: Server, remote: R
     assert len(script.asked) == 6  # what opening asks for, and five attempts at the first eight bytes
 
 
+@pytest.mark.parametrize("size", [50, 80], ids=["fewer", "more"])
+def test_a_part_of_another_length_than_it_says(size: int, server: Server, remote: Remote) -> None:
+    chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (size, SMALL[:size])
+    server.play(lambda _: [head(206, "Content-Range: bytes 0-65/66", "Transfer-Encoding: chunked") + chunk, KEEP_ALIVE])
+    error = refusal(lambda: remote.open(server.url))
+    assert (error.rule, "another number of bytes" in str(error)) == ("R1", True)
+
+
+@pytest.mark.parametrize("more", [b"x", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
+def test_what_comes_behind_a_reply_is_not_the_next_one(more: bytes, server: Server) -> None:
+    script = server.play(lambda asked: [part(asked, SMALL)[0] + more, KEEP_ALIVE])
+    with Remote() as remote:
+        assert [remote.open(server.url).size for _ in range(2)] == [len(SMALL)] * 2
+    assert script.connections == 2
+
+
 # Files that change
 
 
@@ -182,6 +198,7 @@ def test_if_range_is_asked_with_a_strong_validator_only(server: Server, remote: 
         ('ETag: "v1"', '"v1"'),
         ('ETag: W/"v1"', None),
         ("ETag: v1", None),
+        ('ETag: "\xff"', None),
         ("Last-Modified: Sat, 21 Nov 2026 10:00:00 GMT", None),
     ):
         script = server.play(lambda asked, line=line: part(asked, LARGE, line))  # type: ignore[misc]
@@ -282,6 +299,7 @@ def test_an_address_that_stays_expired_is_an_error(server: Server, other_server:
         "Content-Range: bytes */66",
         "Content-Range: bytes 0-65/66\r\nContent-Type: multipart/byteranges; boundary=x",
         "Content-Range: bytes 0-64/66",
+        "Content-Range: bytes 0-65/9300000000000000000",
         "Content-Range: bytes 0-65/66\r\nContent-Encoding: gzip, identity",
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from support.stores import blob_path, commit_model, process
 
 from blobstore.digest import Digest
+from blobstore.errors import StorageError
 from blobstore.store import Store
 from blobstore.store.leftovers import Leftovers, make_owned_folder
 
@@ -220,3 +221,10 @@ def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
     assert "not in the journal" in caplog.text
     (folder,) = parent.iterdir()
     assert Leftovers(parent).take(folder / ONE.file_name, store.root)
+
+
+def test_what_can_not_be_taken_over_is_an_error_that_says_where(tmp_path: Path) -> None:
+    left, mine = leave(tmp_path, "1-0123456789abcdef", finished=b"one"), tmp_path / "mine"
+    (mine / ONE.file_name).mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"can't take over .*sha256-"):
+        Leftovers(tmp_path).take(left / ONE.file_name, mine)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.stores import commit_model, process
 
-from blobstore.errors import BusyError
+from blobstore.errors import BusyError, StorageError
 from blobstore.names import ModelName
 from blobstore.store import Store
 from blobstore.store.lock import StoreLock
@@ -127,3 +127,16 @@ with open_store(sys.argv[1]).ingest() as ingest:
     commit_model(store, "m", b"one")
     removal = store.remove(ModelName.parse("m"))
     assert (len(removal.removed), removal.reason) == (1, None)
+
+
+@pytest.mark.parametrize("name", ["", "tmp", "journal", "trash", "copies"])
+def test_nothing_is_written_through_a_link(store: Store, tmp_path: Path, name: str) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    commit_model(store, "m", b"one")
+    link = store.root / ".blobstore" / name
+    if link.exists():
+        link.rename(tmp_path / "aside")
+    link.symlink_to(elsewhere)
+    with pytest.raises(StorageError, match="is a symbolic link"):
+        commit_model(store, "n", b"two")
+    assert list(elsewhere.iterdir()) == []

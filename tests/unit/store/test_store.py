@@ -34,9 +34,10 @@ def files(folder: Path) -> list[str]:
 
 
 def test_a_model_lies_in_ollamas_folders_and_everything_else_in_ours(store: Store) -> None:
-    commit_model(store, "example.org:8080/team/model:tag", b"one", b"two")
+    copy = commit_model(store, "example.org:8080/team/model:tag", b"one", b"two").digest.hex
     assert files(store.root) == sorted(
         [
+            f".blobstore/copies/example.org:8080/team/model/tag/{copy}",
             ".blobstore/lock",
             "blobs/sha256-7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed",
             "blobs/sha256-3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3",
@@ -113,7 +114,7 @@ def test_nothing_is_visible_before_the_commit(store: Store) -> None:
         ingest.commit([blob], NAME, Manifest(layers=(descriptor(b"one"),)))
         assert blob_path(store, b"one").read_bytes() == b"one"
     assert not blob_path(store, b"two").exists()
-    assert files(store.root / ".blobstore") == ["lock"]
+    assert {path.split("/")[0] for path in files(store.root / ".blobstore")} == {"copies", "lock"}
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, StorageError])

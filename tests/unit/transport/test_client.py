@@ -325,6 +325,9 @@ def test_certificates_and_names_are_checked() -> None:
     with tls_server() as server, HttpClient(patience=PATIENCE, ca_file=str(CERTIFICATE)) as client:
         assert get(client, server.url) == b"x"
         assert get(client, f"https://localhost:{server.port}/") == b"x"
+        script = server.play(lambda _: reply(200, body=b"x"))
+        assert [get(client, server.url) for _ in range(3)] == [b"x"] * 3
+        assert script.connections == 1
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(socket, "getaddrinfo", names({"other.test": ["127.0.0.1"]}))
             error = failure(client, f"https://other.test:{server.port}/")

@@ -47,6 +47,17 @@ _THINK_TAGS = ("<think>", "</think>")
 _TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
 
 
+def family_of(config: SourceConfig | None, parser: str | None) -> Family | None:
+    """Return the family whose parser the user names, else the architecture's; None when there is none."""
+    if parser:
+        return next((family for family in _FAMILIES if family.parser == parser), None)
+    for name in (*(config.architectures or ()), config.model_type or "") if config is not None else ():
+        for family in _FAMILIES:
+            if any(word in name.lower() for word in family.words):
+                return family
+    return None
+
+
 def describe_model(
     inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, draft: Inventory | None = None
 ) -> ModelConfig:
@@ -55,7 +66,7 @@ def describe_model(
     Raises: UnsupportedSourceError for a draft model without an architecture.
     """
     quant_type = options.quant_type or (quant_type_of(weights) if not options.requantize else None)
-    config, family = inventory.config, _family(inventory.config, options.modelfile.parser)
+    config, family = inventory.config, family_of(inventory.config, options.modelfile.parser)
     described = ModelConfig(
         model_format="safetensors",
         file_type=quant_type.value if quant_type is not None else "",
@@ -87,17 +98,6 @@ def _capabilities(inventory: Inventory, config: SourceConfig, family: Family | N
         yield "tools"
     if (family is not None and family.thinking) or _template_thinks(inventory):
         yield "thinking"
-
-
-def _family(config: SourceConfig | None, parser: str | None) -> Family | None:
-    """Return the family whose parser the user names, else the architecture's."""
-    if parser:
-        return next((family for family in _FAMILIES if family.parser == parser), None)
-    for name in (*(config.architectures or ()), config.model_type or "") if config is not None else ():
-        for family in _FAMILIES:
-            if any(word in name.lower() for word in family.words):
-                return family
-    return None
 
 
 def _template_thinks(inventory: Inventory) -> bool:

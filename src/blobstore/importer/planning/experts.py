@@ -62,11 +62,12 @@ def packed_order(group: str, weights: Iterable[SourceWeight]) -> list[SourceWeig
     return sorted(weights, key=key)
 
 
-def projections(group: str, weights: Iterable[SourceWeight]) -> list[Projection]:
+def projections(group: str, weights: Iterable[SourceWeight], *, one_type: bool = True) -> list[Projection]:
     """Return the numbered experts of a group by projection, sorted by projection name; unnumbered weights are ignored.
 
     Raises: UnsupportedSourceError when a number is written in another way than "12", when a projection has not the same
-    experts 0 to N-1 as the others, or when experts of one projection differ in shape, dtype or quantization.
+    experts 0 to N-1 as the others, or when experts of one projection differ in shape, or, of ``one_type``, in dtype or
+    quantization.
     """
     by_projection: dict[str, dict[int, SourceWeight]] = defaultdict(dict)
     for weight in weights:
@@ -82,7 +83,7 @@ def projections(group: str, weights: Iterable[SourceWeight]) -> list[Projection]
         for name, experts in sorted(by_projection.items())
     ]
     for projection in result:
-        _check_layout(group, projection)
+        _check_layout(group, projection, one_type=one_type)
     return result
 
 
@@ -98,10 +99,10 @@ def _check_numbers(group: str, by_projection: Mapping[str, Mapping[int, SourceWe
             )
 
 
-def _check_layout(group: str, projection: Projection) -> None:
+def _check_layout(group: str, projection: Projection, *, one_type: bool) -> None:
     first = projection.weights[0]
     for weight in projection.weights:
-        if weight.layout != first.layout:
+        if weight.shape != first.shape or (one_type and weight.layout != first.layout):
             raise UnsupportedSourceError(
                 f"experts of {group} differ: {first.name} is {_described(first)}, {weight.name} is {_described(weight)} "
                 f"({weight.file.path})",

@@ -9,12 +9,12 @@ from blobstore.importer.options import ImportOptions
 from blobstore.source.inventory import Inventory
 
 OWN_DOCUMENT = "blobstore.json"
-_VERSION = 1
+VERSION = 1
 
 
 def own_document(inventory: Inventory, options: ImportOptions, draft: Inventory | None) -> bytes:
     """Return the document of an import of ``inventory`` with ``options``: one line of compact JSON and a newline."""
-    document = {"version": _VERSION, "options": _options(options), "sources": _sources(inventory)}
+    document = {"version": VERSION, "options": _options(options), "sources": _sources(inventory)}
     if draft is not None:
         document["draft"] = {"quant": options.draft_type and options.draft_type.value, "sources": _sources(draft)}
     return strictjson.encode(document) + b"\n"

@@ -29,6 +29,7 @@ from blobstore.quant import Quantization, QuantType
 from blobstore.source.assembly import source_weights
 from blobstore.source.classify import SourceKind, classify
 from blobstore.source.inventory import Inventory
+from blobstore.source.producers import OWN
 from blobstore.source.weights import Form, SourceWeight, is_expert
 
 DRAFT_PREFIX = "draft."
@@ -177,7 +178,8 @@ def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator
     plain, groups = _split(weights, group_of)
     yield from (_plan_single(weight, chooser) for weight in plain)
     for group, members in sorted(groups.items()):
-        projections(group, members)  # for its checks: gaps and unequal experts are errors in both forms
+        # For its checks: gaps and unequal experts are errors in both forms, but a rule may have split an exported group.
+        projections(group, members, one_type=not any(weight.producer == OWN.name for weight in members))
         tensors = [_output(weight, chooser.options) for weight in packed_order(group, members)]
         yield _blob(group, chooser.decide_group(tensors), chooser.options)
 

@@ -1,0 +1,159 @@
+"""BlobCheck: whether one file of ``blobs/`` is what its name and the manifests say. Each file is read once."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blobstore.checkpoint import CONFIG_NAME
+from blobstore.digest import Digest
+from blobstore.documents import TENSOR_MEDIA_TYPE, ModelConfig
+from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.importer import Progress
+from blobstore.names import ModelName
+from blobstore.ranges import BytesReader, FileIdentity, FileReader
+from blobstore.safetensors import read_header
+from blobstore.store import Store
+from blobstore.stored import stored_tensors
+from blobstore.strictjson import MAX_CONFIG, parse_object
+
+CHUNK = 2**20
+"""Bytes hashed at a time: as much as a core's own cache holds (docs/performance.md, "Verify")."""
+MISSING = "it is missing"
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that say nothing about a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How a model uses a blob: the media type, size and name that its manifest says, and whether it is its config."""
+
+    model: ModelName
+    media_type: str
+    size: int
+    name: str | None
+    is_config: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlobCheck:
+    """What was found: ``reason`` None when the blob is sound, the bytes that were hashed, its tensors' names.
+
+    ``size`` is the file's, None when it could not be opened; ``identity`` tells whether it was written to since.
+    """
+
+    reason: str | None
+    size: int | None = None
+    hashed: int = 0
+    tensors: tuple[str, ...] = ()
+    identity: FileIdentity | None = None
+
+
+class BlobChecker:
+    """Checks blobs; one for each thread. ``quick``: tensor blobs are not hashed, only their headers are read.
+
+    When ``stop`` is set, a check ends early, and what it finds means nothing.
+    """
+
+    def __init__(self, store: Store, *, quick: bool, progress: Progress, stop: threading.Event | None = None) -> None:
+        self._store = store
+        self._stop = stop or threading.Event()
+        self._quick = quick
+        self._progress = progress
+        self._buffer = memoryview(bytearray(CHUNK))
+
+    def check(self, digest: Digest, uses: Sequence[Use]) -> BlobCheck:
+        """Return what is wrong with the blob of that digest, which ``uses`` need. Nothing is raised for what is wrong.
+
+        Raises: StorageError when we can't open any more files.
+        """
+        try:
+            reader = self._store.blobs.reader(digest)
+        except NotFoundError:
+            return BlobCheck(MISSING)
+        except BlobStoreError as error:
+            if error.errno in _OURS:
+                raise
+            return BlobCheck(error.message)
+        with reader:
+            return self._check_file(reader, digest, uses)
+
+    def _check_file(self, reader: FileReader, digest: Digest, uses: Sequence[Use]) -> BlobCheck:
+        tensors: tuple[str, ...] = ()
+        hashed, reason = 0, _wrong_mode(reader)
+        is_tensor = any(use.media_type == TENSOR_MEDIA_TYPE for use in uses)
+        try:
+            reads_all = not self._quick or (not is_tensor and reader.size <= MAX_CONFIG)
+            data = self._whole(reader) if reads_all and reader.size <= CHUNK else None
+            if reads_all:
+                hashed = reader.size
+                if self._digest(reader, data, uses) != digest:
+                    reason = "its bytes are not its digest's"
+            content, tensors = _tensors(reader, data) if is_tensor else (_wrong_document(reader, data, uses), ())
+            reason = reason or _wrong_size(reader.size, uses) or content
+        except BlobStoreError as error:
+            reason = f"it can't be read: {error.message}"
+        return BlobCheck(reason, reader.size, hashed, tensors, reader.identity)
+
+    def _whole(self, reader: FileReader) -> memoryview:
+        data = self._buffer[: reader.size]
+        reader.readinto(0, data)
+        return data
+
+    def _digest(self, reader: FileReader, data: memoryview | None, uses: Sequence[Use]) -> Digest:
+        name = next((use.name for use in uses if use.name), "")
+        if data is not None:
+            self._progress(len(data), name)
+            return Digest.of(data)
+        reader.read_ahead()
+        total = hashlib.sha256()
+        for start in range(0, reader.size, CHUNK):
+            if self._stop.is_set():
+                break  # another thread could not go on, or somebody pressed Ctrl-C
+            piece = self._buffer[: reader.size - start]
+            reader.readinto(start, piece)
+            total.update(piece)
+            self._progress(len(piece), name)
+        return Digest(total.hexdigest())
+
+
+def _tensors(reader: FileReader, data: memoryview | None) -> tuple[str | None, tuple[str, ...]]:
+    """Return what is wrong with a blob's header, and the names of its tensors. Raises: StorageError."""
+    try:
+        header = read_header(BytesReader(bytes(data), reader.name) if data is not None else reader)
+        header.check_limits(reader.name)
+        return None, tuple(tensor.name for tensor in stored_tensors(header))
+    except BlobStoreError as error:
+        if error.errno is not None:
+            raise
+        return error.message.removeprefix(f"{reader.name}: "), ()
+
+
+def _wrong_document(reader: FileReader, data: memoryview | None, uses: Sequence[Use]) -> str | None:
+    """Return what is wrong with a document that is read here; what others read is their business. Raises: StorageError."""
+    for use in uses:
+        if use.is_config or use.name == CONFIG_NAME:
+            raw = bytes(data) if data is not None else reader.read(0, min(reader.size, MAX_CONFIG + 1))
+            try:
+                if use.is_config:
+                    ModelConfig.parse(raw, "the config")
+                else:
+                    parse_object(raw, CONFIG_NAME, rule="Q1")
+            except BlobStoreError as error:
+                return error.message
+    return None
+
+
+def _wrong_mode(reader: FileReader) -> str | None:
+    mode = stat.S_IMODE(os.fstat(reader.fileno()).st_mode)
+    return None if mode & stat.S_IRUSR else f"its mode is {mode:03o}: its owner may not read it"
+
+
+def _wrong_size(size: int, uses: Sequence[Use]) -> str | None:
+    wrong = sorted({use.size for use in uses if use.size != size})
+    return f"it has {size:,} bytes, {wrong[0]:,} are right" if wrong else None

@@ -1,0 +1,108 @@
+"""BlobChecks: many blobs, checked by several threads, the largest first, so that all threads end together."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from blobstore.care.blob_check import MISSING, BlobCheck, BlobChecker, Use
+from blobstore.digest import Digest
+from blobstore.documents import Manifest
+from blobstore.errors import BlobStoreError
+from blobstore.importer import Progress
+from blobstore.names import ModelName
+from blobstore.ranges import FileIdentity
+from blobstore.store import BlobListing, Store
+
+NOTHING = BlobListing({}, ())
+
+
+@dataclass(slots=True)
+class BlobChecks:
+    """The blobs that models need and those of ``listing``, and what was found about them; by the hex digits of digests.
+
+    ``damaged``: checks that found something; ``tensors``: the names in each blob. ``quick``: as in `BlobChecker`.
+    """
+
+    store: Store
+    listing: BlobListing = NOTHING
+    quick: bool = False
+    uses: dict[str, list[Use]] = field(default_factory=lambda: defaultdict(list))
+    damaged: dict[str, BlobCheck] = field(default_factory=dict)
+    tensors: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    hashed: int = 0
+
+    def add(self, name: ModelName, manifest: Manifest) -> None:
+        """Take in the blobs that a model needs."""
+        for blob in manifest.descriptors:
+            use = Use(name, blob.media_type, blob.size, blob.name, blob is manifest.config)
+            self.uses[blob.digest.hex].append(use)
+
+    def chosen(self, wanted: Callable[[Digest], bool]) -> list[str]:
+        """Return the blobs to check, of all those that are ``wanted``, the largest first."""
+        digests = (digest for digest in self.uses.keys() | self.listing.named.keys() if wanted(Digest(digest)))
+        return sorted(digests, key=lambda digest: (-self.size(digest), digest))
+
+    def size(self, digest: str) -> int:
+        """Return the bytes that a blob should have, or has when no model needs it."""
+        uses = self.uses.get(digest)
+        if uses:
+            return uses[0].size
+        try:
+            return self.listing.named[digest].stat(follow_symlinks=False).st_size
+        except OSError:
+            return 0
+
+    def run(self, digests: Iterable[str], jobs: int, progress: Progress) -> None:
+        """Check blobs with so many threads. Raises: StorageError when no more files can be opened."""
+        waiting = iter(digests)
+        mutex = threading.Lock()
+        stop = threading.Event()
+
+        def take() -> str | None:
+            with mutex:
+                return None if stop.is_set() else next(waiting, None)
+
+        def work() -> None:
+            checker = BlobChecker(self.store, quick=self.quick, progress=progress, stop=stop)
+            while (digest := take()) is not None:
+                check = checker.check(Digest(digest), self.uses.get(digest, ()))
+                with mutex:
+                    self._note(digest, check)
+
+        with ThreadPoolExecutor(jobs, thread_name_prefix="verify") as pool:
+            try:
+                for future in [pool.submit(work) for _ in range(jobs)]:
+                    future.result()
+            finally:
+                stop.set()
+
+    def _note(self, digest: str, check: BlobCheck) -> None:
+        self.hashed += check.hashed
+        self.tensors[digest] = check.tensors
+        if check.reason is not None:
+            self.damaged[digest] = check
+
+    def again(self, digest: str, uses: Sequence[Use]) -> str | None:
+        """Return what is still wrong with a damaged blob that ``uses`` need now; None when it was made again, or is gone."""
+        first = self.damaged[digest]
+        if not uses and digest not in self.listing.named:
+            return None
+        if first.identity is not None and first.identity == self._identity(digest):
+            return first.reason
+        check = BlobChecker(self.store, quick=self.quick, progress=silent).check(Digest(digest), uses)
+        return None if check.reason == MISSING and not uses else check.reason
+
+    def _identity(self, digest: str) -> FileIdentity | None:
+        try:
+            with self.store.blobs.reader(Digest(digest)) as reader:
+                return reader.identity
+        except BlobStoreError:
+            return None
+
+
+def silent(nbytes: int, blob: str) -> None:
+    """Progress for nobody."""

@@ -1,0 +1,208 @@
+"""Diff: how two stored models differ, tensor by tensor. Weights are read only where blobs differ."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blobstore.arrays import QuantizedArray
+from blobstore.comparison import CHUNK_WEIGHTS, Errors, stored_values
+from blobstore.digest import Digest
+from blobstore.documents import TENSOR_MEDIA_TYPE, Manifest
+from blobstore.dtypes import DType
+from blobstore.importer import threads
+from blobstore.loader import open_model
+from blobstore.names import ModelName
+from blobstore.store import Store
+from blobstore.tensors import Tensor
+
+_CHUNK = 2**22
+_NO_NUMBERS = frozenset({DType.C64, DType.F4, DType.F6_E2M3, DType.F6_E3M2})
+"""Dtypes whose values can't be subtracted as floats here."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFact:
+    """A tensor of one of the models: its type as a person writes it, its shape before packing, its stored bytes."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorFact:
+        """Return what there is to say about a tensor."""
+        kind = f"{tensor.quant_type}/{tensor.group_size}" if tensor.quant_type is not None else str(tensor.dtype)
+        return cls(tensor.name, kind, tensor.shape, tensor.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTensor:
+    """A tensor that is not the same in both models.
+
+    ``errors``: of the values after against those before, where they were asked for and can be compared: both of one shape,
+    and of numbers. ``odd_values``: values that are infinite or NaN and not so in both, which are not counted.
+    """
+
+    before: TensorFact
+    after: TensorFact
+    errors: Errors | None = None
+    odd_values: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentDiff:
+    """What is no tensor and differs, by its file name or kind, sorted."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDiff:
+    """How model ``b`` differs from ``a``: tensors by name, sorted, and everything else.
+
+    ``equal`` tensors are the same, bit for bit. ``shared_bytes`` are those of blobs that both have, ``nbytes`` all of each.
+    """
+
+    a: ModelName
+    b: ModelName
+    added: tuple[TensorFact, ...]
+    removed: tuple[TensorFact, ...]
+    changed: tuple[ChangedTensor, ...]
+    equal: int
+    documents: DocumentDiff
+    shared_bytes: int
+    nbytes: tuple[int, int]
+
+
+def diff_models(
+    a: str | ModelName, b: str | ModelName, *, store: Store, error: bool = False, jobs: int | None = None
+) -> ModelDiff:
+    """Return how the stored model ``b`` differs from ``a``; with ``error`` also how far the values of changed tensors are.
+
+    Values are compared in float64, in chunks, by ``jobs`` threads (None: one a core), so memory does not grow with the
+    model. A model without tensor blobs (GGUF) is compared by its blobs.
+
+    Raises: as `open_model`; UsageError for jobs under 1.
+    """
+    workers = threads(jobs)
+    with ExitStack() as stack:
+        before, after = (_opened(name, store, stack) for name in (a, b))
+        common = [
+            (before.tensors[name], after.tensors[name]) for name in sorted(before.tensors.keys() & after.tensors.keys())
+        ]
+        with ThreadPoolExecutor(workers, thread_name_prefix="diff") as pool:
+            compared = list(pool.map(lambda pair: _compared(*pair, error=error), common))
+        return ModelDiff(
+            a=before.name,
+            b=after.name,
+            added=_only(after, before),
+            removed=_only(before, after),
+            changed=tuple(change for change in compared if change is not None),
+            equal=compared.count(None),
+            documents=_compared_documents(before.documents, after.documents),
+            shared_bytes=sum(before.sizes[digest] for digest in before.sizes.keys() & after.sizes.keys()),
+            nbytes=(sum(before.sizes.values()), sum(after.sizes.values())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A model: its tensors by name, the digests of its documents by what they are, the sizes of its blobs by digest."""
+
+    name: ModelName
+    tensors: Mapping[str, Tensor]
+    documents: Mapping[str, Digest]
+    sizes: Mapping[Digest, int]
+
+
+def _opened(name: str | ModelName, store: Store, stack: ExitStack) -> _Opened:
+    full = ModelName.parse(name) if isinstance(name, str) else name
+    manifest = store.manifest(full)
+    tensors: Mapping[str, Tensor] = {}
+    if manifest.tensor_layers:
+        model = stack.enter_context(open_model(full, store=store))
+        manifest, tensors = model.manifest, model
+    sizes = {blob.digest: blob.size for blob in manifest.descriptors}
+    return _Opened(full, tensors, dict(_documents(manifest)), sizes)
+
+
+def _documents(manifest: Manifest) -> Iterator[tuple[str, Digest]]:
+    """Yield what is no tensor: by its name, else by its kind and how often that was there before."""
+    kinds: Counter[str] = Counter()
+    for layer in manifest.layers:
+        if layer.media_type != TENSOR_MEDIA_TYPE:
+            kind = layer.media_type.rpartition(".")[2]
+            kinds[kind] += 1
+            yield layer.name or (kind if kinds[kind] == 1 else f"{kind} {kinds[kind]}"), layer.digest
+    if manifest.config is not None:
+        yield "(config)", manifest.config.digest
+
+
+def _only(one: _Opened, other: _Opened) -> tuple[TensorFact, ...]:
+    return tuple(TensorFact.of(one.tensors[name]) for name in sorted(one.tensors.keys() - other.tensors.keys()))
+
+
+def _compared_documents(before: Mapping[str, Digest], after: Mapping[str, Digest]) -> DocumentDiff:
+    common = before.keys() & after.keys()
+    return DocumentDiff(
+        added=tuple(sorted(after.keys() - common)),
+        removed=tuple(sorted(before.keys() - common)),
+        changed=tuple(sorted(name for name in common if before[name] != after[name])),
+    )
+
+
+def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | None:
+    """Return how a tensor changed, or None when it is the same, bit for bit."""
+    facts = TensorFact.of(before), TensorFact.of(after)
+    if before.blob == after.blob or (facts[0] == facts[1] and _is_same(before, after)):
+        return None
+    is_comparable = before.shape == after.shape and not {before.dtype, after.dtype} & _NO_NUMBERS
+    if not error or not is_comparable:
+        return ChangedTensor(*facts)
+    errors, odd = Errors(), 0
+    count = math.prod(before.shape)
+    for start in range(0, count, CHUNK_WEIGHTS):
+        old, new = (stored_values(tensor, start, min(CHUNK_WEIGHTS, count - start)) for tensor in (before, after))
+        odd += _leave_out_odd(old, new)
+        errors += Errors.between(old, new)
+    return ChangedTensor(*facts, errors, odd)
+
+
+def _leave_out_odd(before: Array, after: Array) -> int:
+    """Set values that are infinite or NaN to 0 on both sides; return how many of them were not the same on both."""
+    odd = ~(np.isfinite(before) & np.isfinite(after))
+    same = (before == after) | (np.isnan(before) & np.isnan(after))
+    count = int(np.count_nonzero(odd & ~same))
+    before[odd] = after[odd] = 0
+    return count
+
+
+def _is_same(before: Tensor, after: Tensor) -> bool:
+    """Return True when two tensors of one type and shape have the same bytes, scales and biases included."""
+    for one, other in zip(_parts(before), _parts(after), strict=True):
+        for start in range(0, one.size, _CHUNK):
+            if not np.array_equal(one[start : start + _CHUNK], other[start : start + _CHUNK]):
+                return False
+    return True
+
+
+def _parts(tensor: Tensor) -> list[Array]:
+    """Return the bytes of a tensor's stored arrays."""
+    arrays = tensor.numpy() if tensor.quant_type is not None else None
+    if not isinstance(arrays, QuantizedArray):
+        return [np.frombuffer(tensor.raw(), np.uint8)]
+    found = (arrays.weight, arrays.scale, arrays.bias, arrays.global_scale)
+    return [part.reshape(-1).view(np.uint8) for part in found if part is not None]

@@ -1,0 +1,78 @@
+"""Oddities: what lies in a store and is none of its parts, and what anybody may change. Shown, never followed or touched."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from blobstore.store import BlobListing, ManifestFolder, Store
+
+_PARTIAL = re.compile(r"sha256-[0-9a-f]{64}-partial(-[0-9]+)?", re.ASCII)
+_KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_MANIFEST_DEPTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OddFile:
+    """A file or folder, and what is odd about it."""
+
+    path: Path
+    reason: str
+
+
+def oddities(store: Store, listing: BlobListing) -> Iterator[OddFile]:
+    """Yield what is odd in a store, blobs first; ``listing`` is what lies in ``blobs/``. Raises: StorageError."""
+    for entry in listing.others:
+        with suppress(FileNotFoundError):  # it has been removed since the folder was listed
+            yield OddFile(Path(entry.path), _odd_blob(entry))
+    for path in store.manifests.everything():
+        with suppress(FileNotFoundError):
+            if (reason := _odd_manifest(store.manifests, path)) is not None:
+                yield OddFile(path, reason)
+    for path in store.newer_manifests():
+        yield OddFile(path, "it is a later Ollama's: its models are not read here")
+    for folder in (store.root, store.blobs.path, store.manifests.path, store.root / ".blobstore"):
+        if folder.is_dir() and _is_open_to_all(folder.stat()):
+            yield OddFile(folder, "anybody may put files into it")
+
+
+def odd_mode(status: os.stat_result) -> str | None:
+    """Return what is odd about the mode of a blob or manifest, or None."""
+    return "anybody may write to it" if status.st_mode & stat.S_IWOTH else None
+
+
+def _odd_blob(entry: os.DirEntry[str]) -> str:
+    if _PARTIAL.fullmatch(entry.name):
+        return "an Ollama is pulling it, or was"
+    kind = _kind(entry.stat(follow_symlinks=False).st_mode)
+    return "it has no blob's name" if kind is None else f"it is {kind}"
+
+
+def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
+    status = path.lstat()
+    depth = len(path.relative_to(manifests.path).parts)
+    if (kind := _kind(status.st_mode)) is not None:
+        return f"it is {kind}"
+    if depth != _MANIFEST_DEPTH:
+        return f"it lies {depth} levels deep, and manifests lie {_MANIFEST_DEPTH}"
+    return odd_mode(status) if manifests.is_name(path) else "its path is no model's name, and it may be a manifest"
+
+
+def _kind(mode: int) -> str | None:
+    return next((text for is_kind, text in _KINDS if is_kind(mode)), None)
+
+
+def _is_open_to_all(status: os.stat_result) -> bool:
+    return bool(status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX

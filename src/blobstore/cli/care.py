@@ -1,0 +1,245 @@
+"""``verify``, ``repair`` and ``prune``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blobstore.cli.importing import Jobs
+from blobstore.cli.output import (
+    JsonOption,
+    StoreOption,
+    WaitOption,
+    duration,
+    emit,
+    parse_duration,
+    printable,
+    show_json,
+    show_table,
+    size,
+    store_at,
+)
+from blobstore.cli.progress import progress_bar
+from blobstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from blobstore.care.prune import PruneResult, UndoResult, UnneededBlob
+    from blobstore.care.repair import RepairResult
+    from blobstore.care.verify import VerifyResult
+
+EXIT_DAMAGED = 3
+_SHOWN = 20
+"""Blobs, models or tensors that are listed; --json has all."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("verify")(verify)
+    app.command("repair")(repair)
+    app.command("prune")(prune)
+
+
+def verify(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Models to check [default: all].")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Look at sizes, headers and documents only; hash no tensor blob.")
+    ] = False,
+    sample: Annotated[
+        str | None, typer.Option("--sample", metavar="N/T", help="Check the N-th of T parts of all blobs, such as 1/7.")
+    ] = None,
+    jobs: Jobs = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that every blob, manifest and document is what it has to be. Exits with 3 when something is damaged."""
+    from blobstore.care.verify import Sample
+    from blobstore.care.verify import verify as check
+
+    part = Sample.parse(sample) if sample is not None else None
+    result = check(store_at(store), names or (), quick=quick, sample=part, jobs=jobs, bar=progress_bar)
+    if as_json:
+        show_json(_verify_document(result))
+    else:
+        _show_verify(result)
+    if not result.is_sound:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+def _show_verify(result: VerifyResult) -> None:
+    for broken in result.broken:
+        emit(printable(f"{broken.name}: {broken.reason}"))
+    for blob in result.damaged:
+        emit(printable(f"{blob.digest}: {blob.reason}"))
+        for what, found in (("models", blob.models), ("tensors", blob.tensors)):
+            if found:
+                more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+                emit(printable(f"  {what}: {', '.join(map(str, found[:_SHOWN]))}{more}"))
+    for odd in result.odd:
+        emit(printable(f"Odd: {odd.path}: {odd.reason}"))
+    damage = len(result.damaged) + len(result.broken)
+    emit(f"Checked {result.checked} blobs, hashed {size(result.nbytes)}: {f'{damage} damaged' if damage else 'all sound'}")
+
+
+def _verify_document(result: VerifyResult) -> dict[str, Any]:
+    return {
+        "checked": result.checked,
+        "bytes": result.nbytes,
+        "damaged": [
+            {
+                "digest": str(blob.digest),
+                "reason": blob.reason,
+                "models": [str(name) for name in blob.models],
+                "tensors": list(blob.tensors),
+            }
+            for blob in result.damaged
+        ],
+        "broken": [{"name": str(broken.name), "reason": broken.reason} for broken in result.broken],
+        "odd": [{"path": str(odd.path), "reason": odd.reason} for odd in result.odd],
+    }
+
+
+def repair(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
+    source: Annotated[str, typer.Option("--from", metavar="SOURCE", help="The checkpoint that it was imported from.")],
+    importance: Annotated[
+        str | None, typer.Option("--importance", metavar="FILE", help="The importance that the import had.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option("--draft", metavar="DIR", help="The draft model that it had.")] = None,
+    modelfile: Annotated[
+        str | None, typer.Option("--modelfile", "-f", metavar="FILE", help="The Modelfile that it had, for its texts.")
+    ] = None,
+    jobs: Jobs = None,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the damaged blobs of a model again from its source. Exits with 3 when some could not be made."""
+    from blobstore.care.repair import repair_model
+
+    opened = store_at(store, wait)
+    result = repair_model(
+        name, source, store=opened, importance=importance, draft=draft, modelfile=modelfile, jobs=jobs, bar=progress_bar
+    )
+    if as_json:
+        show_json(_repair_document(result))
+    else:
+        _show_repair(result)
+    if result.remaining:
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+def _show_repair(result: RepairResult) -> None:
+    if result.manifest_restored:
+        emit(f"Restored the manifest of {result.name}")
+    for left in result.remaining:
+        emit(printable(f"Not repaired: {left.blob.digest}: {left.reason}"))
+    repaired = f"{len(result.repaired)} made again ({size(sum(blob.size for blob in result.repaired))})"
+    emit(f"Checked {result.checked} blobs of {result.name}: {repaired}, {len(result.remaining)} still damaged")
+
+
+def _repair_document(result: RepairResult) -> dict[str, Any]:
+    return {
+        "name": str(result.name),
+        "checked": result.checked,
+        "repaired": [str(blob.digest) for blob in result.repaired],
+        "bytes": sum(blob.size for blob in result.repaired),
+        "manifest_restored": result.manifest_restored,
+        "remaining": [
+            {"digest": str(left.blob.digest), "name": left.blob.name, "reason": left.reason} for left in result.remaining
+        ],
+    }
+
+
+def prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed.")] = False,
+    grace: Annotated[
+        str | None,
+        typer.Option("--grace", metavar="TIME", help="Spare blobs younger than that, such as 24h or 2d [default: 24h]."),
+    ] = None,
+    sole_owner: Annotated[
+        bool,
+        typer.Option("--sole-owner", help="No Ollama and no other machine uses the store: a grace time under 1h may be."),
+    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Give back what the last prune took.")] = False,
+    wait: WaitOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move blobs that no model needs to the trash, and empty it of what the prune before put there."""
+    from blobstore.care import prune as care
+
+    opened = store_at(store, wait)
+    if undo:
+        if dry_run or grace is not None:
+            raise UsageError("--undo gives back all that the last prune took: it takes neither --dry-run nor --grace")
+        undone = care.undo(opened)
+        if as_json:
+            show_json(_undo_document(undone))
+        else:
+            _show_undo(undone)
+        return
+    grace_s = parse_duration(grace) if grace is not None else care.DAY_S
+    result = care.prune(opened, grace_s=grace_s, sole_owner=sole_owner, dry_run=dry_run)
+    if as_json:
+        show_json(_prune_document(result, dry_run=dry_run))
+    else:
+        _show_prune(result, dry_run=dry_run)
+
+
+def _show_prune(result: PruneResult, *, dry_run: bool) -> None:
+    rows = [(blob.digest.short, size(blob.size), duration(blob.age_s), blob.reason) for blob in result.removed[:_SHOWN]]
+    if rows:
+        show_table(("BLOB", "SIZE", "AGE", "WHY"), rows)
+    if len(result.removed) > _SHOWN:
+        emit(f"… and {len(result.removed) - _SHOWN} more")
+    would = "Would move" if dry_run else "Moved"
+    emit(f"{would} {_blobs(result.removed)} to the trash")
+    if result.spared:
+        emit(f"Spared {_blobs(result.spared)} within the grace time")
+    if result.leftovers:
+        nbytes = sum(leftover.nbytes for leftover in result.leftovers)
+        emit(f"{'Would remove' if dry_run else 'Removed'} {len(result.leftovers)} leftovers of imports ({size(nbytes)})")
+    if result.freed:
+        emit(f"{'Would free' if dry_run else 'Freed'} {size(result.freed)} of the trash before")
+
+
+def _blobs(blobs: tuple[UnneededBlob, ...]) -> str:
+    return f"{len(blobs)} blobs ({size(sum(blob.size for blob in blobs))})"
+
+
+def _prune_document(result: PruneResult, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "removed": len(result.removed),
+        "bytes": sum(blob.size for blob in result.removed),
+        "kept": len(result.spared),
+        "kept_bytes": sum(blob.size for blob in result.spared),
+        "freed": result.freed,
+        "blobs": [
+            *(_blob_item(blob, blob.reason, kept=False) for blob in result.removed),
+            *(_blob_item(blob, "it is within the grace time", kept=True) for blob in result.spared),
+        ],
+        "leftovers": [
+            {"path": str(leftover.path), "size": leftover.nbytes, "reason": leftover.reason} for leftover in result.leftovers
+        ],
+    }
+
+
+def _blob_item(blob: UnneededBlob, reason: str, *, kept: bool) -> dict[str, Any]:
+    return {"digest": str(blob.digest), "size": blob.size, "age": int(blob.age_s), "reason": reason, "kept": kept}
+
+
+def _show_undo(undone: UndoResult) -> None:
+    emit(f"Gave back {len(undone.restored)} blobs ({size(sum(nbytes for _, nbytes in undone.restored))})")
+    if undone.kept:
+        emit(f"Left {len(undone.kept)} in the trash: the store has them again, or they are damaged")
+
+
+def _undo_document(undone: UndoResult) -> dict[str, Any]:
+    return {
+        "restored": len(undone.restored),
+        "bytes": sum(nbytes for _, nbytes in undone.restored),
+        "kept": len(undone.kept),
+        "blobs": [str(digest) for digest, _ in undone.restored],
+    }

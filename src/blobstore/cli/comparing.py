@@ -1,0 +1,156 @@
+"""``du`` and ``diff``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blobstore.cli.importing import Jobs
+from blobstore.cli.output import JsonOption, StoreOption, emit, printable, shape, show_json, show_table, size, store_at
+
+if TYPE_CHECKING:
+    from blobstore.care.diff import ChangedTensor, ModelDiff, TensorFact
+    from blobstore.care.usage import ModelUsage, Usage
+    from blobstore.comparison import Errors
+
+_LONGEST_REASON = 120
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("du")(du)
+    app.command("diff")(diff)
+
+
+def du(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Models to show [default: all].")] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what models take: alone (what removing one would free), and shared with others."""
+    from blobstore.care.usage import measure_usage
+
+    usage = measure_usage(store_at(store), names or ())
+    if as_json:
+        show_json(_usage_document(usage))
+        return
+    show_table(("NAME", "SIZE", "UNIQUE", "SHARED"), [_usage_row(model) for model in usage.models])
+    emit(f"{usage.blobs} blobs, {size(usage.nbytes)}; {size(usage.reclaimable)} needed by no model")
+    if usage.trash:
+        emit(f"{size(usage.trash)} in the trash")
+
+
+def _usage_row(model: ModelUsage) -> tuple[str, ...]:
+    if model.error is not None:
+        return (str(model.name), "broken", "", model.error.message[:_LONGEST_REASON])
+    return (str(model.name), size(model.nbytes), size(model.unique), size(model.shared))
+
+
+def _usage_document(usage: Usage) -> dict[str, Any]:
+    return {
+        "blobs": usage.blobs,
+        "bytes": usage.nbytes,
+        "models": [_usage_item(model) for model in usage.models],
+        "reclaimable": usage.reclaimable,
+        "trash": usage.trash,
+    }
+
+
+def _usage_item(model: ModelUsage) -> dict[str, Any]:
+    if model.error is not None:
+        return {"name": str(model.name), "bytes": None, "unique": None, "shared": None, "error": model.error.message}
+    return {"name": str(model.name), "bytes": model.nbytes, "unique": model.unique, "shared": model.shared}
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A model of the store.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    error: Annotated[bool, typer.Option("--error", help="Measure how far the values of changed tensors are.")] = False,
+    jobs: Jobs = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how model B differs from A: tensors added, removed and changed, types, shared bytes."""
+    from blobstore.care.diff import diff_models
+
+    found = diff_models(a, b, store=store_at(store), error=error, jobs=jobs)
+    if as_json:
+        show_json(_diff_document(found))
+    else:
+        _show_diff(found, error=error)
+
+
+def _show_diff(found: ModelDiff, *, error: bool) -> None:
+    rows = [("-", *_fact_cells(fact), "") for fact in found.removed]
+    rows += [("+", *_fact_cells(fact), "") for fact in found.added]
+    rows += [("~", *_change_cells(change)) for change in found.changed]
+    headings = ("", "TENSOR", "TYPE", "SHAPE", "SIZE", "RMSE, RELATIVE, LARGEST, COSINE" if error else "")
+    if rows:
+        show_table(headings, sorted(rows, key=lambda row: row[1]))
+    documents = found.documents
+    for sign, names in (("-", documents.removed), ("+", documents.added), ("~", documents.changed)):
+        for name in names:
+            emit(printable(f"{sign} {name}"))
+    changes = f"{len(found.added)} tensors added, {len(found.removed)} removed, {len(found.changed)} changed"
+    emit(f"{changes}, {found.equal} equal; {size(found.shared_bytes)} shared of {' and '.join(map(size, found.nbytes))}")
+
+
+def _fact_cells(fact: TensorFact) -> tuple[str, ...]:
+    return (fact.name, fact.type_name, shape(fact.shape), size(fact.nbytes))
+
+
+def _change_cells(change: ChangedTensor) -> tuple[str, ...]:
+    before, after = _fact_cells(change.before)[1:], _fact_cells(change.after)[1:]
+    cells = (old if old == new else f"{old} → {new}" for old, new in zip(before, after, strict=True))
+    return (change.before.name, *cells, _figures(change))
+
+
+def _figures(change: ChangedTensor) -> str:
+    errors = change.errors
+    if errors is None:
+        return ""
+    relative = "" if errors.relative_rmse is None else f"{errors.relative_rmse:.3%}"
+    odd = f", {change.odd_values} infinite or NaN on one side" if change.odd_values else ""
+    return f"{errors.rmse:.4g}, {relative}, {errors.max_error:.4g}, {errors.cosine:.6f}{odd}"
+
+
+def _diff_document(found: ModelDiff) -> dict[str, Any]:
+    return {
+        "a": str(found.a),
+        "b": str(found.b),
+        "added": [_fact_document(fact) for fact in found.added],
+        "removed": [_fact_document(fact) for fact in found.removed],
+        "changed": [
+            {
+                "name": change.before.name,
+                "before": _fact_document(change.before),
+                "after": _fact_document(change.after),
+                "error": _errors_document(change.errors, change.odd_values) if change.errors is not None else None,
+            }
+            for change in found.changed
+        ],
+        "equal": found.equal,
+        "documents": {
+            "added": list(found.documents.added),
+            "removed": list(found.documents.removed),
+            "changed": list(found.documents.changed),
+        },
+        "shared_bytes": found.shared_bytes,
+        "bytes": {"a": found.nbytes[0], "b": found.nbytes[1]},
+    }
+
+
+def _fact_document(fact: TensorFact) -> dict[str, Any]:
+    return {"name": fact.name, "type": fact.type_name, "shape": list(fact.shape), "bytes": fact.nbytes}
+
+
+def _errors_document(errors: Errors, odd: int) -> dict[str, Any]:
+    return {
+        "weights": errors.count,
+        "rmse": errors.rmse,
+        "relative_rmse": errors.relative_rmse,
+        "max_error": errors.max_error,
+        "cosine": errors.cosine,
+        "odd_values": odd,
+    }

@@ -1,0 +1,97 @@
+"""Comparison: how far two sets of values are from each other, in sums that can be added chunk by chunk. In float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blobstore import kernels
+from blobstore.arrays import QuantizedArray
+from blobstore.tensors import Tensor
+
+CHUNK_WEIGHTS = 2**19
+"""Weights compared at a time by one thread: a whole number of groups of every type."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Sums over weights ``w`` and what they are read back as, ``r``; sums of two runs can be added."""
+
+    count: int = 0
+    squared_error: float = 0.0
+    squared_weight: float = 0.0
+    squared_read: float = 0.0
+    product: float = 0.0
+    max_error: float = 0.0
+    saturated_count: int = 0
+
+    @classmethod
+    def between(cls, weights: Array, read: Array, saturated: int = 0) -> Errors:
+        """Return the sums over two flat float64 arrays of finite values."""
+        error = read - weights
+        return cls(
+            weights.size,
+            _dot(error, error),
+            _dot(weights, weights),
+            _dot(read, read),
+            _dot(weights, read),
+            float(np.abs(error).max(initial=0)),
+            saturated,
+        )
+
+    def __add__(self, other: Errors) -> Errors:
+        return Errors(
+            self.count + other.count,
+            self.squared_error + other.squared_error,
+            self.squared_weight + other.squared_weight,
+            self.squared_read + other.squared_read,
+            self.product + other.product,
+            max(self.max_error, other.max_error),
+            self.saturated_count + other.saturated_count,
+        )
+
+    @property
+    def rmse(self) -> float:
+        """Root of the mean squared error, in the weights' unit; 0 of no weights."""
+        return math.sqrt(self.squared_error / max(1, self.count))
+
+    @property
+    def relative_rmse(self) -> float | None:
+        """`rmse` over the root mean square of the weights: 0 when nothing is lost, None when all weights are zero."""
+        if not self.squared_error:
+            return 0.0
+        return math.sqrt(self.squared_error / self.squared_weight) if self.squared_weight else None
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between the weights and what is read back, as vectors: 1 for equal, 0 for one of zeros."""
+        if not self.squared_error:
+            return 1.0
+        lengths = math.sqrt(self.squared_weight) * math.sqrt(self.squared_read)
+        return self.product / lengths if lengths else 0.0
+
+    @property
+    def saturated(self) -> float:
+        """Share of the weights that lie half a step or more beyond the last code of their group."""
+        return self.saturated_count / max(1, self.count)
+
+
+def stored_values(tensor: Tensor, start: int, count: int) -> Array:
+    """Return ``count`` values of a tensor from index ``start`` on, as flat float64; of a quantized one whole groups."""
+    stored = tensor.numpy()
+    if isinstance(stored, QuantizedArray):
+        groups = kernels.group_range(stored, start // stored.group_size, (start + count) // stored.group_size)
+        return kernels.dequantize(groups).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
+        values: Array = stored.reshape(-1)[start : start + count].astype(np.float64)
+    return values
+
+
+def _dot(a: Array, b: Array) -> float:
+    # Not BLAS: its sums depend on its threads, and those would stand in the way of ours.
+    return float(np.sum(a * b))

@@ -1,0 +1,167 @@
+"""What an export writes: the values that a plan consists of. Pure; plan.py makes them, writing.py carries them out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from blobstore.dtypes import DType
+from blobstore.errors import LimitExceededError, UnsupportedSourceError, quoted
+from blobstore.export.stored_model import Weight
+from blobstore.quant import Quantization
+from blobstore.safetensors import MAX_HEADER, lay_out, parse_header
+
+_PREFIX = 8
+_ALIGNMENT = 8
+
+# safetensors 0.8.0, tensor.rs `Dtype` and `prepare`: the largest alignment first, so that every array is aligned.
+_LIBRARY_ORDER = (
+    *(
+        DType.U64,
+        DType.I64,
+        DType.F64,
+        DType.C64,
+        DType.F32,
+        DType.U32,
+        DType.I32,
+        DType.BF16,
+        DType.F16,
+        DType.U16,
+        DType.I16,
+    ),
+    *(DType.F8_E5M2FNUZ, DType.F8_E4M3FNUZ, DType.F8_E8M0, DType.F8_E4M3, DType.F8_E5M2, DType.I8, DType.U8),
+    *(DType.F6_E3M2, DType.F6_E2M3, DType.F4, DType.BOOL),
+)
+_RANK = {dtype: rank for rank, dtype in enumerate(_LIBRARY_ORDER)}
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes of a weight's blob, from byte ``offset`` of its file on, as they are."""
+
+    weight: Weight
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """``count`` values of a weight from index ``start`` on, dequantized or converted to ``dtype``."""
+
+    weight: Weight
+    dtype: DType
+    start: int
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return self.dtype.nbytes((self.count,))
+
+
+Piece = Copy | Convert
+
+
+@dataclass(frozen=True, slots=True)
+class OutputArray:
+    """One array of a shard: the pieces that it is made of, one after the other.
+
+    ``weight`` is the name of the one that it belongs to. ``quantization`` is that of the codes in it; None without codes.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    weight: str
+    quantization: Quantization | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+        return self.dtype.nbytes(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedShard:
+    """A .safetensors file: its path in the folder, the bytes before its data, and its arrays in stored order."""
+
+    path: str
+    header: bytes
+    arrays: tuple[OutputArray, ...]
+
+    @classmethod
+    def of(cls, path: str, arrays: Sequence[OutputArray], metadata: Mapping[str, str]) -> PlannedShard:
+        """Return the file that the safetensors library writes for these arrays when they are `in_library_order`.
+
+        ``__metadata__`` first, then the arrays in stored order; compact; spaces up to 8 bytes.
+        Raises: LimitExceededError for a header over 100,000,000 bytes.
+        """
+        entries = lay_out((array.name, array.dtype, array.shape) for array in arrays)
+        document: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+        for name, entry in entries.items():
+            offsets = [entry.begin, entry.end]
+            document[name] = {"dtype": entry.dtype.value, "shape": list(entry.shape), "data_offsets": offsets}
+        text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGNMENT)
+        if len(text) > MAX_HEADER:
+            message = f"limit exceeded: {path} would have a header of {len(text):,} bytes, at most {MAX_HEADER:,}"
+            raise LimitExceededError(message, path=path)
+        parse_header(text, sum(array.nbytes for array in arrays))  # what we write, we read
+        return cls(path, len(text).to_bytes(_PREFIX, "little") + text, tuple(arrays))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self.header) + sum(array.nbytes for array in self.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDocument:
+    """A small file: its path in the folder, and its bytes."""
+
+    path: str
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportPlan:
+    """What an export will write, and ``notes``: sentences about what it leaves out or changes."""
+
+    shards: tuple[PlannedShard, ...]
+    documents: tuple[PlannedDocument, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def files(self) -> tuple[PlannedShard | PlannedDocument, ...]:
+        """All files."""
+        return (*self.shards, *self.documents)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def __add__(self, other: ExportPlan) -> ExportPlan:
+        """Return the plan for the files of both."""
+        return ExportPlan(self.shards + other.shards, self.documents + other.documents, self.notes + other.notes)
+
+
+def check_names(arrays: Iterable[OutputArray]) -> None:
+    """Raise UnsupportedSourceError when two arrays of a checkpoint would have one name."""
+    names: set[str] = set()
+    for array in arrays:
+        if array.name in names:
+            raise UnsupportedSourceError(f"two arrays would be called {quoted(array.name)}", tensor=array.weight)
+        names.add(array.name)
+
+
+def in_library_order(arrays: Iterable[OutputArray]) -> list[OutputArray]:
+    """Return the arrays as the safetensors library stores them: by dtype, then by name."""
+    return sorted(arrays, key=lambda array: (_RANK[array.dtype], array.name.encode()))

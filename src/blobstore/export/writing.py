@@ -1,0 +1,237 @@
+"""Writing: carry an export plan out. Nothing is decided here.
+
+Every file gets its header and its size, then every piece its bytes at its place, by any thread: those of blobs are copied by
+the kernel, values are computed a few megabytes at a time. Memory is that of one chunk a thread.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from blobstore.arrays import numpy_dtype
+from blobstore.export.outputs import Convert, Copy, ExportPlan, Piece, PlannedShard
+from blobstore.export.stored_model import BlobFile
+from blobstore.export.values import fill_values
+from blobstore.ranges import FileReader, allow_open_files
+from blobstore.store.copying import copy_range
+from blobstore.store.files import PAGE, create_file, make_folder, open_direct, os_errors, write_aligned, write_all_at
+
+Progress = Callable[[int, str], object]
+
+_COPIED_AT_ONCE = 2**26
+_VALUES_AT_ONCE = 2**20
+"""A multiple of every group size."""
+_WIDEST = 4
+"""Bytes of a float32, the widest of the dtypes that values become."""
+_BATCH_BYTES = 2**24
+_BATCH_PIECES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A piece, the place of its bytes in its file, and the array it is of."""
+
+    piece: Piece
+    at: int
+    array: str
+
+
+@dataclass(slots=True)
+class _File:
+    """An open file of the export: ``direct`` is the same file, to be written around the page cache, or -1."""
+
+    shard: PlannedShard
+    path: Path
+    fd: int
+    direct: int
+
+
+def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -> None:
+    """Write the plan's files into ``folder`` with ``jobs`` threads; they are not yet durable.
+
+    Raises: the error of the first piece in plan order that fails: CorruptDataError when a blob is not the one any more that
+    was opened, UnsupportedSourceError for a value that does not fit, StorageError.
+    """
+    for document in plan.documents:
+        _write_document(folder / document.path, document.data)
+        progress(document.size, document.path)
+    allow_open_files(2 * len(plan.shards) + 2 * jobs)
+    files: list[_File] = []
+    try:
+        for shard in plan.shards:
+            files.append(_create(shard, folder / shard.path))
+            progress(len(shard.header), shard.path)
+        work = _Work(files, progress)
+        with ThreadPoolExecutor(jobs, thread_name_prefix="export") as pool:
+            try:
+                for future in [pool.submit(work.run) for _ in range(jobs)]:
+                    future.result()
+            except BaseException:
+                work.fail(-1, None)
+                raise
+        work.check()
+    finally:
+        for file in files:
+            _close(file)
+
+
+def _write_document(path: Path, data: bytes) -> None:
+    with os_errors("write", path):
+        make_folder(path.parent)
+        fd = create_file(path)
+        try:
+            write_all_at(fd, 0, memoryview(data))
+        finally:
+            os.close(fd)
+
+
+def _create(shard: PlannedShard, path: Path) -> _File:
+    with os_errors("write", path):
+        make_folder(path.parent)
+        file = _File(shard, path, create_file(path, shard.size), -1)
+        try:
+            write_all_at(file.fd, 0, memoryview(shard.header))
+            if any(isinstance(piece, Convert) for array in shard.arrays for piece in array.pieces):
+                file.direct = open_direct(path)
+        except BaseException:
+            _close(file)
+            raise
+    return file
+
+
+def _close(file: _File) -> None:
+    for fd in (file.fd, file.direct):
+        if fd >= 0:
+            os.close(fd)
+
+
+class _Work:
+    """What the threads of one export share."""
+
+    def __init__(self, files: list[_File], progress: Progress) -> None:
+        self._batches = enumerate(batch for file in files for batch in _batches(file))
+        self._progress = progress
+        self._buffers = _Buffers()
+        self._mutex = threading.Lock()
+        self._first_error: tuple[float, BaseException | None] = (math.inf, None)
+
+    def run(self) -> None:
+        """Do batches until none is left, or one has failed."""
+        while (following := self._next()) is not None:
+            order, (file, steps) = following
+            try:
+                self._do(file, steps)
+            except BaseException as error:  # noqa: BLE001  # raised by `check`, when it is known to be the first
+                self.fail(order, error)
+
+    def _next(self) -> tuple[int, tuple[_File, list[_Step]]] | None:
+        with self._mutex:
+            return next(self._batches, None) if self._first_error[0] == math.inf else None
+
+    def _do(self, file: _File, steps: list[_Step]) -> None:
+        with _Blobs() as blobs:
+            for step in steps:
+                reader = blobs.reader(step.piece.weight.blob)
+                if isinstance(step.piece, Copy):
+                    copy_range(reader, step.piece.offset, file.fd, file.path, step.at, step.piece.nbytes)
+                else:
+                    self._convert(step.piece, reader, file, step.at)
+                self._progress(step.piece.nbytes, step.array)
+
+    def _convert(self, piece: Convert, reader: FileReader, file: _File, at: int) -> None:
+        # A file that was not written by the safetensors library may have its arrays at odd places.
+        kind, start = numpy_dtype(piece.dtype), at % PAGE
+        is_aligned = at % kind.itemsize == 0
+        data = self._buffers.memory()[start if is_aligned else 0 :][: piece.nbytes]
+        fill_values(piece, reader, np.frombuffer(data, kind))
+        with os_errors("write", file.path):
+            write_aligned(file.fd, file.direct if is_aligned else -1, at, data)
+
+    def fail(self, order: float, error: BaseException | None) -> None:
+        """Let no further batch begin, and keep the error of the first one that failed."""
+        with self._mutex:
+            if order < self._first_error[0]:
+                self._first_error = (order, error)
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self._first_error[1] is not None:
+            raise self._first_error[1]
+
+
+class _Buffers(threading.local):
+    """Memory of a thread's own, from the beginning of a page on."""
+
+    def __init__(self) -> None:
+        self._memory: memoryview | None = None
+
+    def memory(self) -> memoryview:
+        """Return the memory: for a run of values, and a page."""
+        if self._memory is None:
+            self._memory = memoryview(mmap.mmap(-1, _VALUES_AT_ONCE * _WIDEST + PAGE))
+        return self._memory
+
+
+class _Blobs:
+    """The blob that a thread reads from; another one is opened when it is needed."""
+
+    def __init__(self) -> None:
+        self._open: tuple[BlobFile, FileReader] | None = None
+
+    def reader(self, blob: BlobFile) -> FileReader:
+        """Return a reader over the blob. Raises: as `BlobFile.open`."""
+        if self._open is None or self._open[0] is not blob:
+            self.__exit__()
+            self._open = (blob, blob.open())
+        return self._open[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+
+def _batches(file: _File) -> Iterator[tuple[_File, list[_Step]]]:
+    """Yield steps in file order: a large one alone, small ones together."""
+    batch: list[_Step] = []
+    size = 0
+    for step in _steps(file.shard):
+        batch.append(step)
+        size += step.piece.nbytes
+        if size >= _BATCH_BYTES or len(batch) == _BATCH_PIECES:
+            yield file, batch
+            batch, size = [], 0
+    if batch:
+        yield file, batch
+
+
+def _steps(shard: PlannedShard) -> Iterator[_Step]:
+    at = len(shard.header)
+    for array in shard.arrays:
+        for whole in array.pieces:
+            for piece in _cut(whole):
+                yield _Step(piece, at, array.name)
+                at += piece.nbytes
+
+
+def _cut(piece: Piece) -> Iterator[Piece]:
+    """Yield a piece in parts that one thread does at once."""
+    if isinstance(piece, Convert):
+        for start in range(0, piece.count, _VALUES_AT_ONCE):
+            yield replace(piece, start=piece.start + start, count=min(_VALUES_AT_ONCE, piece.count - start))
+    else:
+        for start in range(0, piece.nbytes, _COPIED_AT_ONCE):
+            yield replace(piece, offset=piece.offset + start, nbytes=min(_COPIED_AT_ONCE, piece.nbytes - start))

@@ -1,0 +1,138 @@
+"""Listing: every model of a store in a line. Headers are read of models that were never listed before, once for all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from blobstore import safetensors
+from blobstore.digest import Digest
+from blobstore.documents import Descriptor, Manifest, ModelConfig
+from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.inspection.models import model_type
+from blobstore.names import ModelName
+from blobstore.store import Store, Summary, is_plain, missing_blob
+from blobstore.stored import stored_tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedModel:
+    """A model in a line.
+
+    ``size`` in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None when that is no date.
+    """
+
+    name: ModelName
+    id: Digest
+    modified: datetime | None
+    size: int
+    parameters: int
+    quant_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenModel:
+    """A model that can't be read, and why."""
+
+    name: ModelName
+    error: BlobStoreError
+
+
+def list_models(store: Store) -> list[ListedModel | BrokenModel]:
+    """Return every model of the store, sorted by name; one that can't be read is there with its error.
+
+    Whether all blobs of a model are there is looked at every time; their headers only when it was never listed before
+    (store/summaries.py has why, and what is written). Raises: StorageError when the folders can't be listed.
+    """
+    work = _Work(store, store.summaries.read(), store.blobs.names())
+    models: list[ListedModel | BrokenModel] = []
+    for name in store.manifests.names():
+        try:
+            models.append(work.listed(name))
+        except BlobStoreError as error:
+            if _is_there(store, name):  # else it has been removed meanwhile, and is not broken
+                error.model = str(name)
+                models.append(BrokenModel(name, error))
+    store.summaries.add(work.new)
+    return models
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The weights of a blob by type, and which of the types are quantized."""
+
+    counts: Counter[str]
+    quantized: frozenset[str]
+
+
+@dataclass(slots=True)
+class _Work:
+    """What is known while models are listed: summaries of earlier times and new ones, the names of all blobs."""
+
+    store: Store
+    known: Mapping[str, Summary]
+    there: set[str]
+    new: dict[str, Summary] = field(default_factory=dict)
+    weights: dict[Digest, _Weights] = field(default_factory=dict)
+
+    def listed(self, name: ModelName) -> ListedModel:
+        """Return a model in a line. Raises: as `Store.manifest` and `BlobFolder.open`."""
+        raw = self.store.manifests.read_bytes(name)
+        digest = Digest(hashlib.sha256(raw).hexdigest())
+        summary = self.known.get(digest.hex) or self.new.get(digest.hex)
+        if summary is None:
+            summary = self.new[digest.hex] = self._summarized(Manifest.parse(raw, f"the manifest of {name}"), raw)
+        elif (missing := missing_blob(raw, self.there, is_plain=summary.is_plain)) is not None:
+            raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}", model=str(name))
+        return ListedModel(
+            name=name,
+            id=digest,
+            modified=_moment(self.store.manifests.modified(name)),
+            size=summary.size,
+            parameters=summary.parameters,
+            quant_type=summary.quant_type,
+        )
+
+    def _summarized(self, manifest: Manifest, raw: bytes) -> Summary:
+        counts: Counter[str] = Counter()
+        quantized: set[str] = set()
+        for layer in manifest.tensor_layers:
+            weights = self._weights(layer)
+            counts.update(weights.counts)
+            quantized |= weights.quantized
+        config = ModelConfig.parse(self.store.blobs.read(manifest.config)) if manifest.config is not None else ModelConfig()
+        return Summary(
+            size=sum({blob.digest: blob.size for blob in manifest.descriptors}.values()),
+            parameters=counts.total(),
+            quant_type=model_type(config, counts, quantized),
+            is_plain=is_plain(raw),
+        )
+
+    def _weights(self, layer: Descriptor) -> _Weights:
+        if layer.digest not in self.weights:
+            with self.store.blobs.open(layer) as reader:
+                tensors = list(stored_tensors(safetensors.read_header(reader)))
+            counts: Counter[str] = Counter()
+            for tensor in tensors:
+                counts[tensor.type_name] += tensor.parameters
+            quantized = frozenset(tensor.type_name for tensor in tensors if tensor.quantization is not None)
+            self.weights[layer.digest] = _Weights(counts, quantized)
+        return self.weights[layer.digest]
+
+
+def _is_there(store: Store, name: ModelName) -> bool:
+    try:
+        store.manifests.require(name)
+    except NotFoundError:
+        return False
+    return True
+
+
+def _moment(seconds: float) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,130 @@
+"""Copies: the bytes of every manifest that was written here, beside the manifest itself.
+
+A manifest has no checksum: a bit that flips in a layer's name leaves a valid manifest of another model. So a copy of each is
+kept, at ``.blobstore/copies/HOST/NAMESPACE/MODEL/TAG/<sha256 of its bytes>``; its own name says whether it is still right.
+It is written before the manifest is linked and the older ones go afterwards, so that killed in between there is one of
+either. A copy is a hint: nothing needs it, and an Ollama that replaces a manifest does not know of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from blobstore.errors import BlobStoreError, InvalidNameError, StorageError
+from blobstore.names import ModelName
+from blobstore.ranges import FileReader
+from blobstore.store.files import listed, make_folder, os_errors, replace_file
+from blobstore.store.leftovers import Leftover
+
+_DEPTH = 4
+
+
+class ManifestCopies:
+    """The copies of a store's manifests, in ``folder``, which is made when there is the first one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def of(self, name: ModelName) -> list[bytes]:
+        """Return the intact copies of a model's manifest: one, rarely two, none for a model that others made."""
+        found = []
+        for path in self._paths(name):
+            with suppress(BlobStoreError), FileReader(path, follow=False) as reader:
+                raw = reader.read(0, reader.size)
+                if _key(raw) == path.name:
+                    found.append(raw)
+        return found
+
+    def write(self, name: ModelName, raw: bytes) -> bool:
+        """Write a copy, as durable as a later sync of the file system makes it; return False when it was there.
+
+        Raises: StorageError.
+        """
+        if raw in self.of(name):
+            return False
+        path = self._place(name) / _key(raw)
+        if (link := self._link(name)) is not None:
+            raise StorageError(f"{link} is a symbolic link, and nothing is written through one", path=str(link))
+        with os_errors("write", path):
+            make_folder(path.parent, durable=False)
+            replace_file(path, raw)
+        return True
+
+    def forget(self, name: ModelName, raw: bytes) -> None:
+        """Remove the copy of these bytes, whose manifest was not linked after all."""
+        if self._link(name) is not None:
+            return
+        with suppress(OSError):
+            (self._place(name) / _key(raw)).unlink()
+            self._place(name).rmdir()
+
+    def settle(self, name: ModelName, raw: bytes) -> None:
+        """Remove all copies of a model's manifest but that of these bytes."""
+        for path in self._paths(name):
+            if path.name != _key(raw):
+                with suppress(OSError):
+                    path.unlink()
+
+    def remove(self, name: ModelName) -> None:
+        """Remove the copies of a model that is gone."""
+        if self._link(name) is not None:
+            return
+        shutil.rmtree(self._place(name), ignore_errors=True)
+        with suppress(OSError):  # folders of other models are not empty
+            for folder in list(self._place(name).parents)[: _DEPTH - 1]:
+                folder.rmdir()
+
+    def stale(self, names: Collection[ModelName]) -> Iterator[Leftover]:
+        """Yield the copies of models that are none of ``names``. Raises: StorageError."""
+        with os_errors("list", self._folder):
+            for folder in _folders(self._folder, _DEPTH):
+                if _name(folder) not in names:
+                    yield Leftover(folder, _nbytes(folder), "a copy of the manifest of a model that is gone")
+
+    def _place(self, name: ModelName) -> Path:
+        return self._folder.joinpath(*name.path_parts)
+
+    def _link(self, name: ModelName) -> Path | None:
+        """Return the first folder on the way to a model's copies that is a link: what lies behind it is not ours."""
+        place = self._place(name)
+        return next((path for path in (*reversed(place.parents[:_DEPTH]), place) if path.is_symlink()), None)
+
+    def _paths(self, name: ModelName) -> list[Path]:
+        if self._link(name) is not None:
+            return []
+        try:
+            return sorted(self._place(name).iterdir())
+        except OSError:  # most models of an Ollama's store have none
+            return []
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders that lie so deep below ``folder``; none is reached through a link. Raises: OSError."""
+    for entry in listed(folder):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _folders(Path(entry.path), depth - 1) if depth > 1 else [Path(entry.path)]
+
+
+def _nbytes(folder: Path) -> int:
+    """Return the bytes of the files in a folder; those that go meanwhile have none."""
+    nbytes = 0
+    for entry in listed(folder):
+        with suppress(FileNotFoundError):
+            nbytes += entry.stat(follow_symlinks=False).st_size
+    return nbytes
+
+
+def _key(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _name(folder: Path) -> ModelName | None:
+    host, namespace, model, tag = folder.parts[-_DEPTH:]
+    try:
+        return ModelName(host=host, namespace=namespace, model=model, tag=tag)
+    except InvalidNameError:
+        return None

@@ -1,0 +1,99 @@
+"""How fast `verify` hashes a store that is in the page cache, against SHA-256 of the same bytes in memory.
+
+``python tests/bench/verify.py [FOLDER]`` makes stores of random bytes in FOLDER (else a temporary one) and prints, for each,
+the rate of one core over bytes in memory, that of `verify` on all cores, and their ratio: 1.0 would be every core hashing
+and nothing else. The better of five runs counts, of both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from blobstore.care.verify import verify
+from blobstore.documents import Descriptor, Manifest
+from blobstore.importer import threads
+from blobstore.names import ModelName
+from blobstore.store import Store, open_store
+
+GIB = 2**30
+MIXES = {
+    "4 blobs of 512 MiB": [GIB // 2] * 4,
+    "a model: 2 of 256 MiB, 60 of 24 MiB, 130 of 8 KiB": [GIB // 4] * 2 + [24 * 2**20] * 60 + [8192] * 130,
+    "1 blob of 1 GiB beside 1 GiB in blobs of 16 MiB": [GIB] + [2**24] * 64,
+    "20,000 blobs of 64 KiB": [2**16] * 20_000,
+}
+RUNS = 5
+
+
+def main() -> None:
+    """Print the table."""
+    folder = Path(tempfile.mkdtemp(dir=sys.argv[1] if len(sys.argv) > 1 else None))
+    cores = threads(None)
+    print(f"{cores} cores\n\n| blobs | one core in memory, GB/s | verify, GB/s | ratio |\n|---|---|---|---|")
+    try:
+        for number, (what, sizes) in enumerate(MIXES.items()):
+            store = open_store(folder / str(number))
+            fill(store, sizes)
+            nbytes = sum(sizes)
+            read_all(store)
+            alone, both = [], []
+            for _ in range(RUNS):  # side by side: the machine may be shared
+                alone.append(seconds(lambda: hash_in_memory(GIB)) / GIB)
+                both.append(seconds(lambda store=store: check(store)) / nbytes)  # type: ignore[misc]
+            ratio = min(alone) / min(both) / cores
+            print(f"| {what} | {1e-9 / min(alone):.2f} | {1e-9 / min(both):.2f} | {ratio:.2f} |", flush=True)
+            shutil.rmtree(store.root)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+MEMORY = bytearray(os.urandom(2**20) * 1024)
+
+
+def hash_in_memory(nbytes: int) -> None:
+    """Hash so many bytes of memory, which no cache holds."""
+    hashlib.sha256(memoryview(MEMORY)[:nbytes]).digest()
+
+
+def check(store: Store) -> None:
+    """Verify a store that has to be sound."""
+    if not verify(store).is_sound:
+        raise SystemExit("the store is damaged")
+
+
+def fill(store: Store, sizes: list[int]) -> None:
+    """Store blobs of so many random bytes as one model, of a kind that only has to be hashed."""
+    layers = []
+    with store.ingest() as ingest:
+        blobs = []
+        for size in sizes:
+            blob = ingest.put(os.urandom(size))
+            blobs.append(blob)
+            layers.append(Descriptor(media_type="application/vnd.ollama.image.model", digest=blob.digest, size=size))
+        ingest.commit(blobs, ModelName.parse("m"), Manifest(layers=tuple(layers)))
+
+
+def read_all(store: Store) -> None:
+    """Bring all blobs into the page cache."""
+    for path in (store.root / "blobs").iterdir():
+        with path.open("rb", buffering=0) as file:
+            while file.read(2**22):
+                pass
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Another user's links, FIFOs, folders, devices and unreadable files at every path that a command touches: never followed.
+
+Before a command runs, one path that it is known to touch is taken by something else. It succeeds or ends with a typed error,
+never hangs, and writes nothing outside the store: what links lead to is as it was. Every model that the intruder's file is
+no part of stays whole. The command runs as an ordinary user, and as root.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import stat
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+from support.lab.cases import Case, sample, standard_cases
+from support.lab.checker import look
+from support.lab.command import Done
+from support.lab.commands import Command, as_it_is, two
+from support.lab.figures import Figures, NotShownError
+
+from blobstore.store import lock
+
+SHORT = 60
+_NOBODY = 65534
+_RANDOM = re.compile(r"/(new|[0-9]+)-[0-9a-f]{16}(/|$)|\.[0-9a-f]{16}$", re.ASCII)
+_MAY_BE_LINKS = ("blobs", "manifests", ".")
+"""Folders of the store that may be links to folders (docs/design.md, "On disk")."""
+_ZERO = ("written outside", "hangs", "foreign errors", "models hurt", "unclear")
+
+
+def experiment(folder: Path, count: int | None, seed: int) -> Figures:
+    """Return what ``count`` intruders could do, evenly spread over commands, paths and kinds. None: all of them."""
+    if os.geteuid() != 0:
+        raise NotShownError("being another user needs root")
+    figures = Figures("intruders", "commands", "paths", "refused", "done all the same", zero=_ZERO)
+    cases = [*standard_cases(folder.parent / "cases"), *(Case(command, folder) for command in _READERS)]
+    tries = [(case, path, kind, user) for case in cases for path in _paths(case) for kind in KINDS for user in (0, _NOBODY)]
+    figures.add("commands", len(cases))
+    figures.add("paths", len(tries) // len(KINDS) // 2)
+    for case, path, kind, user in sample(tries, count):
+        if not (path in _MAY_BE_LINKS and kind == "link to a folder"):
+            intrude(case, path, kind, user, figures)
+    control(next(case for case in cases if case.command.name == "import quantized"), figures)
+    return figures
+
+
+def control(case: Case, figures: Figures) -> None:
+    """Lay a link in the way of an import that does not look for links."""
+    found = Figures(zero=_ZERO, quiet=True)
+    careless = copy(case)
+    careless.command = replace(case.command, before=_follow_links)
+    intrude(careless, ".blobstore/tmp", "link to a folder", 0, found)
+    figures.control(found)
+
+
+def _follow_links() -> None:
+    as_it_is()
+    lock._refuse_links = lambda _folder: None
+
+
+_READERS = (
+    Command("list", two, ("list", "--store", "{store}")),
+    Command("show", two, ("show", "old", "--store", "{store}")),
+)
+
+
+def _paths(case: Case) -> list[str]:
+    """Return the paths in the store that a command touches, but for those with random names."""
+    names = {os.path.relpath(path, case.watched) for call in case.calls for path in call.paths if f"{case.watched}/" in path}
+    return sorted(name for name in names if not name.startswith("..") and not _RANDOM.search(f"/{name}"))
+
+
+def _link_to_file(path: Path, outside: Path) -> None:
+    path.symlink_to(outside / "file")
+
+
+def _link_to_folder(path: Path, outside: Path) -> None:
+    path.symlink_to(outside / "folder")
+
+
+def _link_to_nothing(path: Path, outside: Path) -> None:
+    path.symlink_to(outside / "nothing")
+
+
+def _fifo(path: Path, outside: Path) -> None:
+    os.mkfifo(path)
+    path.chmod(0o666)
+
+
+def _folder(path: Path, outside: Path) -> None:
+    path.mkdir()
+    (path / "something").write_bytes(b"something")
+
+
+def _device(path: Path, outside: Path) -> None:
+    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero: it has no end
+
+
+def _socket(path: Path, outside: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # the path of a socket is at most 107 bytes long
+    try:
+        socket.socket(socket.AF_UNIX).bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def _unreadable(path: Path, outside: Path) -> None:
+    path.write_bytes(b"unreadable")
+    path.chmod(0)
+
+
+KINDS: Mapping[str, Callable[[Path, Path], None]] = {
+    "link to a file": _link_to_file,
+    "link to a folder": _link_to_folder,
+    "link to nothing": _link_to_nothing,
+    "FIFO": _fifo,
+    "folder": _folder,
+    "device": _device,
+    "socket": _socket,
+    "unreadable file": _unreadable,
+}
+
+
+def intrude(case: Case, name: str, kind: str, user: int, figures: Figures) -> None:
+    """Put something at one path of a store, run the command, and look at the store and outside of it."""
+    root, outside = case.copy(), case.work / "outside"
+    _make_outside(outside)
+    path = root / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _own(root, user)
+        if os.path.lexists(path):
+            path.rename(case.work / "aside")
+        KINDS[kind](path, outside)
+        before, whole = _snapshot(outside), _whole(root)
+        done = case.run(root, before=lambda: _be(user))
+        at = f"{case.command.name} as {user}, {kind} at {name}: {done.code} {done.err.strip()}"
+        figures.add("intruders")
+        figures.add("refused" if done.code else "done all the same")
+        _check_answer(done, figures, at)
+        figures.expect(_snapshot(outside) == before, "written outside", at)
+        hurt = set(whole.items()) - set(_whole(root).items()) - set(case.start.models.items() - case.end.models.items())
+        figures.expect(not hurt, "models hurt", f"{at}: {hurt}")
+    finally:
+        for made in (root, outside, case.work / "aside"):
+            _remove(made)
+
+
+def _check_answer(done: Done, figures: Figures, at: str) -> None:
+    figures.expect(not done.hung, "hangs", at)
+    figures.expect("Traceback" not in done.err, "foreign errors", at)
+    if done.code != 0:
+        is_clear = done.code in (1, 3) and done.err.startswith("Error: ") and done.err.count("\n") <= 2
+        figures.expect(is_clear, "unclear", at)
+
+
+def _make_outside(outside: Path) -> None:
+    """Make a file and a folder of another's: the folder holds what is looked for at any depth of a store."""
+    folder = outside / "folder"
+    (folder / "old-0123456789abcdef").mkdir(parents=True)
+    tree = Path("registry.ollama.ai", "library", "old", "latest")
+    for start in range(len(tree.parts) + 1):
+        for name in ("old", "new", "other", "gone"):
+            place = folder.joinpath(*tree.parts[start:]).as_posix().replace("/old/", f"/{name}/")
+            Path(place).mkdir(parents=True, exist_ok=True)
+            (Path(place) / ("0" * 64)).write_bytes(b"another's")
+    for place in (folder, folder / "old-0123456789abcdef", folder / "1-0123456789abcdef"):
+        place.mkdir(exist_ok=True)
+        (place / f"sha256-{'0' * 64}").write_bytes(b"another's")
+        (place / f"sha256-{'0' * 64}-9").write_bytes(b"another's")
+    (outside / "file").write_bytes(b"another's")
+    for path in (outside, *outside.rglob("*")):
+        path.chmod(0o777)
+
+
+def _snapshot(outside: Path) -> list[tuple[str, int, int, bytes]]:
+    """Return all that can be told of the files outside: names, modes, times, bytes."""
+    found = []
+    for path in sorted((outside, *outside.rglob("*"))):
+        status = path.lstat()
+        found.append((path.name, status.st_mode, status.st_mtime_ns, path.read_bytes() if path.is_file() else b""))
+    return found
+
+
+def _whole(root: Path) -> dict[str, str]:
+    """Return the models whose manifests and blobs are all there and right."""
+    if root.is_symlink() or not root.is_dir():
+        return {}
+    found = look(root)
+    return {name: digest for name, digest in found.models.items() if name not in found.broken}
+
+
+def _own(root: Path, user: int) -> None:
+    if root.exists():
+        for path in (root, *root.rglob("*")):
+            os.chown(path, user, user, follow_symlinks=False)
+
+
+def _remove(path: Path) -> None:
+    if os.path.lexists(path):
+        shutil.rmtree(path) if stat.S_ISDIR(path.lstat().st_mode) else path.unlink()
+
+
+def _be(user: int) -> None:
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)

@@ -1,0 +1,102 @@
+"""SIGKILL at every call that changes the disk, and at random moments; then the command is run again.
+
+A killed command leaves every model as it was or as it is to be, no damaged blob, no manifest that names a missing one, and
+at most one folder in ``.blobstore/tmp``. Run again, it succeeds.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from support.lab.cases import ZERO, Case, check_clean, check_verify, sample, standard_cases
+from support.lab.command import At, Kill
+from support.lab.commands import COMMANDS, as_it_is
+from support.lab.figures import Figures
+from support.lab.wandering import Wanderer
+
+from blobstore.digest import Digest
+from blobstore.store import FinishedBlob
+from blobstore.store.ingest import Ingest
+from blobstore.store.writer import Stamp
+
+SHORT = 30
+_LONG = 1500
+_VERIFIED_EVERY = 4
+_COUNTED = ("kills", "at calls", "at random", "random commands", "commands", "calls", "most temporary a kill")
+_CONTROLS = 2
+
+
+def experiment(folder: Path, count: int | None, seed: int) -> Figures:
+    """Return what kills did: two thirds of ``count`` at calls, the others at random. None: every call, 1,500 others."""
+    figures = Figures(*_COUNTED, zero=(*ZERO, "left behind", "left after prune", "verify disagrees"))
+    cases = standard_cases(folder.parent / "cases")
+    points = [(case, number) for case in cases for number in range(1, 1 + changes(case))]
+    figures.add("commands", len(cases))
+    figures.add("calls", len(points))
+    for case, number in sample(points, None if count is None else count * 2 // 3):
+        kill_at(case, number, figures)
+    control(folder / "control", figures)
+    at_random(folder / "random", _LONG if count is None else count - count * 2 // 3, random.Random(seed), figures)
+    return figures
+
+
+def changes(case: Case) -> int:
+    """Return how many calls of a command are no reads."""
+    return sum(not call.reads for call in case.calls)
+
+
+def kill_at(case: Case, number: int, figures: Figures) -> None:
+    """Kill a command at one of its calls, look, and run it again."""
+    root = case.copy()
+    fault = At(number, Kill())
+    done = case.run(root, fault)
+    what = f"killed at call {number}, {fault.hit}"
+    figures.add("kills", done.code == -9)
+    figures.add("at calls", done.code == -9)
+    found = case.check(root, done, figures, what)
+    figures.most("most temporary a kill", len(found.temporary) - len(case.start.temporary))
+    if number % _VERIFIED_EVERY == 0:
+        check_verify(root, figures, what)
+    again = case.check_again(root, figures, what)
+    if case.command.arguments[0] == "import":  # others may have nothing left to do
+        figures.expect(not again.half_written, "left behind", f"{what}: {again.half_written}")
+    check_clean(root, figures, what)
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def control(folder: Path, figures: Figures) -> None:
+    """Kill an import that writes blobs in their place instead of renaming them: damaged ones must be seen."""
+    command = next(command for command in COMMANDS if command.name == "import quantized")
+    case = Case(replace(command, before=_write_in_place), folder)
+    found = Figures(zero=ZERO, quiet=True)
+    calls = [call for call in case.calls if not call.reads]
+    writes = [number for number, call in enumerate(calls, start=1) if call.name == "write" and "/blobs/" in call.paths[0]]
+    for number in writes[:_CONTROLS]:
+        kill_at(case, number, found)
+    figures.control(found)
+
+
+def _write_in_place() -> None:
+    as_it_is()
+
+    def publish(ingest: Ingest, blobs: Iterable[FinishedBlob]) -> dict[Digest, Stamp]:
+        for blob in blobs:
+            (ingest._blobs.path / blob.digest.file_name).write_bytes(blob.path.read_bytes())
+        return {}
+
+    Ingest._publish = publish  # type: ignore[method-assign]
+
+
+def at_random(folder: Path, count: int, moments: random.Random, figures: Figures) -> None:
+    """Kill so many random commands on one store, at random calls and times; what one leaves is where the next begins."""
+    wanderer = Wanderer(folder, moments)
+    while figures.counts["at random"] < count:
+        killed, temporary = wanderer.step(figures)
+        figures.add("kills", killed)
+        figures.add("at random", killed)
+        figures.add("random commands")
+        figures.most("most temporary a kill", temporary)

@@ -1,0 +1,52 @@
+"""The experiments of the fault laboratory: their short forms, and with ``-m long`` the long ones (docs/reliability.md)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.faults import cannot_run
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="the faults are made with calls of Linux"),
+]
+_EXPERIMENTS = ("kills", "power_cuts", "errors", "small_disks", "soak", "pairs", "intruders")
+
+
+def run(*arguments: str) -> tuple[dict[str, str], str]:
+    """Run experiments; return the line of each, by its name, and what they say is wrong."""
+    line = [sys.executable, str(Path(__file__).parent), *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines()), done.stderr
+
+
+def check(line: str | None, errors: str) -> None:
+    """Fail, or skip loudly where a fault can't be shown, unless the experiment was good."""
+    if line is not None and line.startswith("NOT SHOWN"):
+        cannot_run(line)
+    assert line is not None, errors
+    assert line.startswith("good"), f"{line}{errors}"
+
+
+@pytest.fixture(scope="module")
+def short_forms() -> tuple[dict[str, str], str]:
+    """The lines of all experiments: one process for all, because its start costs as much as one of them."""
+    return run(*_EXPERIMENTS, "--short")
+
+
+@pytest.mark.parametrize("experiment", _EXPERIMENTS)
+def test_short_form(short_forms: tuple[dict[str, str], str], experiment: str) -> None:
+    lines, errors = short_forms
+    check(lines.get(experiment), errors)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("experiment", _EXPERIMENTS)
+def test_long_form(experiment: str) -> None:
+    lines, errors = run(experiment)
+    print(lines)  # noqa: T201  # the figures are what one wants to see
+    check(lines.get(experiment), errors)

@@ -1,0 +1,96 @@
+"""The header's text: whatever header and edit, the metadata are the new ones and all else is byte for byte the old."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blobstore.metadata.in_place import _is_mixed
+from blobstore.metadata.text import HeaderText, difference, encode_metadata
+from blobstore.safetensors import parse_header
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+MAPS = st.dictionaries(TEXT, TEXT, max_size=4)
+SPACES = st.text("  \t\r\n", max_size=3)
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> tuple[bytes, int]:
+    """Return a valid header text, with white space wherever JSON allows it, and the bytes of its data."""
+    entries: list[tuple[str, Any]] = []
+    begin = 0
+    for name in draw(st.lists(TEXT.filter(lambda text: text != "__metadata__"), max_size=4, unique=True)):
+        size = draw(st.integers(0, 5))
+        fields: list[tuple[str, Any]] = [
+            ("dtype", "U8"),
+            ("shape", [size]),
+            ("data_offsets", [begin, begin + size]),
+            ("odd", draw(MAPS)),
+        ]
+        entries.append((name, dict(draw(st.permutations(fields)))))
+        begin += size
+    if draw(st.booleans()):
+        entries.insert(draw(st.integers(0, len(entries))), ("__metadata__", draw(MAPS)))
+    ascii_only = draw(st.booleans())
+    members = [
+        draw(SPACES)
+        + json.dumps(key, ensure_ascii=ascii_only)
+        + draw(SPACES)
+        + ":"
+        + draw(SPACES)
+        + json.dumps(value, ensure_ascii=ascii_only)
+        for key, value in entries
+    ]
+    text = "{" + ",".join(member + draw(SPACES) for member in members) + draw(SPACES) + "}" + " " * draw(st.integers(0, 60))
+    return text.encode(), begin
+
+
+def without_metadata(text: bytes) -> list[tuple[str, Any]]:
+    pairs = json.loads(text, object_pairs_hook=list)
+    return [pair for pair in pairs if pair[0] != "__metadata__"]
+
+
+@given(headers(), MAPS, st.sampled_from([8, 1000, 4096, 16_384]))
+def test_only_the_metadata_change(header: tuple[bytes, int], metadata: dict[str, str], data_start: int) -> None:
+    old, data_size = header
+    parsed = parse_header(old, data_size)
+    parts, value = HeaderText.parse(old), encode_metadata(metadata)
+    texts = [text for text in (parts.held(value), parts.shifted(value, len(old))) if text is not None]
+    assert all(len(text) == len(old) for text in texts)
+    assert bool(texts) == (len(parts.before) + len(value) + len(parts.after) <= len(old))
+    for text in (*texts, parts.grown(value, data_start)):
+        again = parse_header(text, data_size)
+        assert dict(again.metadata) == metadata
+        assert dict(again.tensors) == dict(parsed.tensors)
+        assert without_metadata(text) == without_metadata(old)
+        assert parts.after.strip() in text
+    assert (
+        dict(parse_header(HeaderText.parse(old).grown(encode_metadata(parsed.metadata), data_start), data_size).metadata)
+        == parsed.metadata
+    )
+
+
+@given(st.binary(min_size=1, max_size=2000), st.data())
+def test_the_difference_is_exact(old: bytes, data: st.DataObject) -> None:
+    new = bytearray(old)
+    changed = data.draw(st.lists(st.integers(0, len(old) - 1), min_size=1, max_size=3))
+    for index in changed:
+        new[index] ^= 1 + index % 7
+    if bytes(new) != old:
+        first, end = difference(old, bytes(new))
+        assert old[:first] == new[:first]
+        assert old[end:] == new[end:]
+        assert old[first] != new[first]
+        assert old[end - 1] != new[end - 1]
+
+
+@given(st.integers(0, 5000), st.integers(1, 3000), st.data())
+def test_sectors_of_the_old_and_the_new_text_are_a_torn_write(begin: int, length: int, data: st.DataObject) -> None:
+    before, after = b"o" * length, b"n" * length
+    chosen = data.draw(st.lists(st.booleans(), min_size=12, max_size=12))
+    now = bytes((after if chosen[(begin + i) // 512 - begin // 512] else before)[i] for i in range(length))
+    assert _is_mixed(now, before, after, begin)
+    assert not _is_mixed(now[:-1] + b"x", before, after, begin)

@@ -1,0 +1,69 @@
+"""A manifest that is taken for a plain one is valid, and the blobs that are picked out of it are those that it names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blobstore.documents import Manifest
+from blobstore.errors import BlobStoreError
+from blobstore.store.references import is_plain, missing_blob, needs_of
+
+HEX = st.integers(0, 2**256 - 1).map("{:064x}".format)
+TEXT = st.text(max_size=5) | st.sampled_from(['"digest":"sha256:', 'a"b', "a\\b", "<&>", "\x7f", "é", "x" * 300])
+DESCRIPTOR = st.fixed_dictionaries(
+    {"mediaType": TEXT, "digest": HEX.map("sha256:{}".format), "size": st.integers(0, 2**50)},
+    optional={"from": TEXT, "name": TEXT},
+)
+MANIFEST = st.fixed_dictionaries(
+    {"schemaVersion": st.just(2), "mediaType": st.just("m")},
+    optional={"config": DESCRIPTOR},
+).flatmap(lambda head: st.lists(DESCRIPTOR, max_size=4).map(lambda layers: {**head, "layers": layers}))
+COMPACT = {"separators": (",", ":"), "ensure_ascii": False}
+
+
+def slow(raw: bytes) -> dict[str, int] | None:
+    try:
+        return {blob.digest.hex: blob.size for blob in Manifest.parse(raw).descriptors}
+    except BlobStoreError:
+        return None
+
+
+def fast(raw: bytes) -> dict[str, int] | None:
+    try:
+        return dict(needs_of(raw, "manifest"))
+    except BlobStoreError:
+        return None
+
+
+@given(MANIFEST, st.sampled_from([COMPACT, {}, {"indent": 1}]), st.sampled_from(["\n", "", " ", "\n\n"]))
+def test_picked_out_or_parsed_it_is_the_same(document: dict[str, Any], style: dict[str, Any], end: str) -> None:
+    raw = (json.dumps(document, **style) + end).encode("utf-8", "surrogatepass")
+    assert fast(raw) == slow(raw)
+    if is_plain(raw):
+        assert slow(raw) is not None
+
+
+@given(MANIFEST, st.integers(0), st.binary(max_size=2), st.integers(0, 3))
+def test_damaged_ones_too(document: dict[str, Any], at: int, new: bytes, cut: int) -> None:
+    raw = (json.dumps(document, **COMPACT) + "\n").encode("utf-8", "surrogatepass")
+    place = at % len(raw)
+    damaged = raw[:place] + new + raw[place + cut :]
+    assert fast(damaged) == slow(damaged)
+
+
+@given(MANIFEST, st.integers(0))
+def test_the_first_blob_that_is_missing(document: dict[str, Any], which: int) -> None:
+    raw = (json.dumps(document, **COMPACT) + "\n").encode("utf-8", "surrogatepass")
+    needs = slow(raw)
+    if needs is None:
+        return
+    names = [f"sha256-{digest}" for digest in needs]
+    assert missing_blob(raw, set(names), is_plain=is_plain(raw)) is None
+    assert missing_blob(raw, {name.replace("-", ":") for name in names}, is_plain=is_plain(raw)) is None
+    if names:
+        lost = names.pop(which % len(names))
+        assert missing_blob(raw, set(names), is_plain=is_plain(raw)) == lost.removeprefix("sha256-")

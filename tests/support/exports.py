@@ -1,0 +1,89 @@
+"""What tests of exports share: sources of several files, and comparisons of folders and stores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import safe_open
+
+import blobstore
+from blobstore.documents import Manifest
+from blobstore.store import Store
+from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes
+
+Array = np.ndarray[Any, Any]
+Raw = dict[str, tuple[str, tuple[int, ...], bytes]]
+
+
+def mixture_tensors(dtype: Any = ml_dtypes.bfloat16) -> dict[str, Array]:
+    """Return two layers with four numbered experts each, a gate, a norm and some integers."""
+    tensors = {"model.embed_tokens.weight": normal("embed", 96, 64, dtype=dtype), "steps": np.arange(5, dtype=np.int64)}
+    for layer in range(2):
+        prefix = f"model.layers.{layer}."
+        tensors[f"{prefix}norm.weight"] = normal(prefix, 64, dtype=dtype)
+        tensors[f"{prefix}mlp.gate.weight"] = normal(f"{prefix}g", 4, 64, dtype=dtype)
+        for expert in range(4):
+            for projection, shape in {"up_proj": (128, 64), "down_proj": (64, 128)}.items():
+                name = f"{prefix}mlp.experts.{expert}.{projection}.weight"
+                tensors[name] = normal(name, *shape, dtype=dtype)
+    return tensors
+
+
+def write_shards(
+    folder: Path, shards: Sequence[Mapping[str, Array]], metadata: Sequence[Mapping[str, str] | None], config: Any = None
+) -> Path:
+    """Write a checkpoint of several files with an index, each with metadata of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    places = {}
+    for number, (tensors, words) in enumerate(zip(shards, metadata, strict=True), 1):
+        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        (folder / name).write_bytes(safetensors_bytes(tensors, words))
+        places.update(dict.fromkeys(tensors, name))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG if config is None else config))
+    return folder
+
+
+def raw_tensors(folder: Path) -> Raw:
+    """Return dtype, shape and bytes of every tensor of a folder's files, each of which the reference library opens."""
+    found: Raw = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors = raw_tensors_of(path)
+        assert not found.keys() & tensors.keys()
+        found |= tensors
+    return found
+
+
+def raw_tensors_of(path: Path) -> Raw:
+    """Return those of one file."""
+    found: Raw = {}
+    with safe_open(path, "np"):
+        raw = path.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    for name, entry in json.loads(raw[8:start]).items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            found[name] = (entry["dtype"], tuple(entry["shape"]), raw[start + begin : start + end])
+    return found
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    """Return a file's metadata, as the reference library reads them."""
+    with safe_open(path, "np") as opened:
+        return opened.metadata() or {}
+
+
+def tensor_layers(manifest: Manifest) -> list[tuple[str | None, str]]:
+    """Return the names and digests of a manifest's tensor blobs."""
+    return [(layer.name, str(layer.digest)) for layer in manifest.tensor_layers]
+
+
+def imported_again(store: Store, name: str, folder: Path, **options: Any) -> Manifest:
+    """Export a model to ``folder``, import that, and return the manifest of what it became."""
+    blobstore.export_model(name, folder, store=store)
+    return blobstore.import_model(folder, "again", store=store, **options).manifest

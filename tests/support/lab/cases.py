@@ -1,0 +1,146 @@
+"""Commands with their stores: what each may leave behind when it is killed or fails, and what it leaves when it succeeds."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from blobstore.store import open_store
+from support.lab.checker import Found, look
+from support.lab.command import Decide, Done, run
+from support.lab.commands import COMMANDS, PRUNE_ALL, Command
+from support.lab.figures import Figures
+
+Models = Mapping[str, str]
+_Item = TypeVar("_Item")
+ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "foreign errors", "hangs")
+"""What every experiment counts and must not see."""
+
+
+class Case:
+    """A command with its store: run undisturbed once, then as often as wanted on copies of the store."""
+
+    def __init__(self, command: Command, folder: Path) -> None:
+        """Make the store in ``folder`` and note what the undisturbed command does."""
+        self.command = command
+        self.work = folder / command.name.replace(" ", "-")
+        self.work.mkdir(parents=True)
+        self._base = self.work / "base"
+        self._numbers = itertools.count()
+        command.prepare(self.work, open_store(self._base))
+        self.start = look(self._base)
+        self.watched = self.copy()
+        done = self.run(self.watched, watched=True)
+        if done.code != 0:
+            raise AssertionError(f"{command.name} fails undisturbed: {done.err}")
+        self.end = look(self.watched)
+        self.calls = done.calls
+        shutil.rmtree(self.watched, ignore_errors=True)
+
+    def copy(self, root: Path | None = None) -> Path:
+        """Return a new copy of the store as it was before the command, at ``root`` or beside the others."""
+        root = self.work / f"store{next(self._numbers)}" if root is None else root
+        if self._base.exists():
+            shutil.copytree(self._base, root, symlinks=True)
+        return root
+
+    def run(
+        self,
+        root: Path,
+        decide: Decide | None = None,
+        *,
+        watched: bool = False,
+        before: Callable[[], None] = lambda: None,
+    ) -> Done:
+        """Run the command on a copy of the store; ``watched``, or with ``decide``, its calls are noted.
+
+        ``before`` is called in the command's process first.
+        """
+
+        def prepare() -> None:
+            self.command.before()
+            before()
+
+        arguments = [argument.format(work=self.work, store=root) for argument in self.command.arguments]
+        within = [self.work, root] if watched or decide is not None else []
+        return run(*arguments, within=within, decide=decide, before=prepare)
+
+    def check(self, root: Path, done: Done, figures: Figures, what: object) -> Found:
+        """Count what is wrong with a store after a disturbed run: it is as before or as after, name by name."""
+        found = look(root)
+        at = f"{self.command.name}, {what}"
+        for corrupt in set(found.corrupt) - set(self.start.corrupt):
+            figures.wrong("corrupt", f"{at}: {corrupt}")
+        if len(found.dangling) > len(self.start.dangling) or (done.code == 0 and found.dangling != self.end.dangling):
+            figures.wrong("dangling", f"{at}: {found.dangling}")
+        if not is_between(found.models, self.start.models, self.end.models, said=done.code == 0):
+            figures.wrong("lost", f"{at}: {found.models}, exit code {done.code}")
+        nowhere = self._kept() - {*found.orphans, *found.trash}
+        figures.expect(not nowhere, "lost", f"{at}: {nowhere}, exit code {done.code}")
+        figures.expect(not found.strays, "strays", f"{at}: {found.strays}")
+        figures.expect(not done.hung, "hangs", at)
+        figures.expect("Traceback" not in done.err, "foreign errors", f"{at}: {done.err}")
+        return found
+
+    def _kept(self) -> set[str]:
+        """Return the blobs that nobody needs and that are in the trash, at least, after the command."""
+        if "--undo" in self.command.arguments:
+            return {*self.start.orphans, *self.start.trash}
+        return set(self.start.orphans) if self.command.arguments[0] == "prune" else set()
+
+    def check_again(self, root: Path, figures: Figures, what: object) -> Found:
+        """Run the command once more, undisturbed; count what is wrong then."""
+        done = self.run(root)
+        at = f"{self.command.name}, {what}, again"
+        found = look(root)
+        # What has been removed or given back can't be removed or given back again.
+        is_done = done.code == 0 or (done.code == 1 and ("not found" in done.err or "is empty" in done.err))
+        figures.expect(is_done and found.models == self.end.models, "re-runs failed", f"{at}: {done.code} {done.err}")
+        figures.expect(not found.strays, "strays", f"{at}: {found.strays}")
+        figures.expect(found.corrupt == self.end.corrupt, "corrupt", f"{at}: {found.corrupt}")
+        figures.expect(found.dangling == self.end.dangling, "dangling", f"{at}: {found.dangling}")
+        return found
+
+
+def check_clean(root: Path, figures: Figures, what: object) -> None:
+    """Clean up without grace, and count what is left over then."""
+    done = run(*PRUNE_ALL, "--store", root)
+    found = look(root)
+    left = [*found.temporary, *found.orphans]
+    figures.expect(done.code == 0 and not left, "left after prune", f"{what}: {done.code} {done.err} {left}")
+
+
+def check_verify(root: Path, figures: Figures, what: object) -> None:
+    """Count where our own verify says something else than the checker."""
+    done, found = run("verify", "--store", root), look(root)
+    is_damaged = bool(found.corrupt or found.dangling)
+    figures.expect(done.code == (3 if is_damaged else 0), "verify disagrees", f"{what}: {done.code} {done.out} {found}")
+
+
+@cache
+def standard_cases(folder: Path) -> tuple[Case, ...]:
+    """Return all commands with their stores in ``folder``; they are made once for all experiments."""
+    return tuple(Case(command, folder) for command in COMMANDS)
+
+
+def is_between(found: Models, start: Models, end: Models, *, said: bool) -> bool:
+    """Return True when models are as a command may leave them: each name as before or as after; after, when that was said.
+
+    No manifest that is there before and after (under another name, perhaps) is ever nowhere.
+    """
+    if said:
+        return found == end
+    names = set(found) | set(start) | set(end)
+    one_or_the_other = all(found.get(name) in (start.get(name), end.get(name)) for name in names)
+    return one_or_the_other and set(start.values()) & set(end.values()) <= set(found.values())
+
+
+def sample(items: Sequence[_Item], count: int | None) -> Sequence[_Item]:
+    """Return ``count`` of the items, evenly spread, the first and the last among them; None: all."""
+    if count is None or len(items) <= count:
+        return items
+    return [items[round(index * (len(items) - 1) / max(count - 1, 1))] for index in range(count)]

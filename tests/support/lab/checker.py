@@ -1,0 +1,107 @@
+"""What a store holds, found with the standard library only and by the format alone: no code of ours is believed here.
+
+The format: a file in ``blobs/`` is named ``sha256-`` and the sha256 of its bytes; a file four folders deep in ``manifests/``
+is a manifest, whose config and layers name blobs by digest and size (shared/FORMAT.md, section 4).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_BLOB = re.compile(r"sha256-[0-9a-f]{64}", re.ASCII)
+_SHORT = "registry.ollama.ai/library/"
+_DEPTH = 4
+_NAME = len("sha256-") + 64
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A store: its ``models`` (name: sha256 of the manifest's bytes), and all that is wrong or left over in it.
+
+    ``corrupt``: blobs whose bytes are not their digest's · ``dangling``: what manifests name and is not there with its size
+    · ``strays``: files that have no business in ``blobs/`` or ``manifests/`` · ``orphans``: blobs of no manifest
+    · ``temporary``: what lies in ``.blobstore/tmp`` · ``half_written``: its folders with other files than finished blobs
+    · ``trash``: names of the blobs there
+    · ``broken``: models with a blob that is corrupt or not there.
+    """
+
+    models: dict[str, str] = field(default_factory=dict)
+    corrupt: list[str] = field(default_factory=list)
+    dangling: list[str] = field(default_factory=list)
+    strays: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    temporary: list[str] = field(default_factory=list)
+    half_written: list[str] = field(default_factory=list)
+    trash: list[str] = field(default_factory=list)
+    broken: set[str] = field(default_factory=set)
+
+
+def look(root: Path) -> Found:
+    """Return what the store at ``root`` holds; every blob is hashed. An absent store is an empty one."""
+    found = Found()
+    sizes = dict(_blobs(root / "blobs", found))
+    named: set[str] = set()
+    for path in _files(root / "manifests"):
+        name = path.relative_to(root / "manifests").as_posix()
+        if not _is_regular(path) or name.count("/") != _DEPTH - 1:
+            found.strays.append(f"manifests/{name}")
+            continue
+        raw = path.read_bytes()
+        found.models[_short(name)] = hashlib.sha256(raw).hexdigest()
+        for layer in _layers(raw):
+            blob = str(layer.get("digest")).replace(":", "-")
+            named.add(blob)
+            if blob in found.corrupt:
+                found.broken.add(_short(name))
+            if sizes.get(blob) != layer.get("size"):
+                found.broken.add(_short(name))
+                found.dangling.append(f"{_short(name)} names {blob} of {layer.get('size')} bytes: {sizes.get(blob)}")
+    found.orphans.extend(sorted(set(sizes) - named))
+    for folder in sorted((root / ".blobstore" / "tmp").glob("*")):
+        found.temporary.append(folder.name)
+        if any(not _BLOB.fullmatch(path.name) for path in folder.glob("*")):
+            found.half_written.append(folder.name)
+    found.trash.extend(path.name[:_NAME] for path in sorted((root / ".blobstore" / "trash").glob("*/sha256-*")))
+    return found
+
+
+def _blobs(folder: Path, found: Found) -> Iterator[tuple[str, int]]:
+    for path in sorted(folder.glob("*")):
+        if not _is_regular(path) or not _BLOB.fullmatch(path.name):
+            found.strays.append(f"blobs/{path.name}")
+            continue
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != path.name.removeprefix("sha256-"):
+            found.corrupt.append(path.name)
+        yield path.name, len(data)
+
+
+def _layers(raw: bytes) -> list[dict[str, Any]]:
+    """Return the descriptors of a manifest; one that is no JSON names a blob that can't be there."""
+    try:
+        document = json.loads(raw)
+        config = document.get("config")
+        return [*([config] if config else []), *document["layers"]]
+    except (ValueError, KeyError, AttributeError):
+        return [{"digest": "nothing: the manifest is damaged", "size": 0}]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if not stat.S_ISDIR(path.lstat().st_mode))
+
+
+def _is_regular(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode)
+
+
+def _short(name: str) -> str:
+    """Return a model's name as users write it: without the default host and namespace."""
+    model, _, tag = name.removeprefix(_SHORT).rpartition("/")
+    return f"{model}:{tag}"

@@ -1,0 +1,207 @@
+"""Commands to disturb, on small stores: imports of all sorts, copies, moves, removals and clean-ups."""
+
+from __future__ import annotations
+
+import fcntl
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+import blobstore
+from blobstore import cli
+from blobstore.care.prune import prune
+from blobstore.importer.writing import buffers, write
+from blobstore.names import ModelName
+from blobstore.store import Store, files, ingest
+from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.lab.command import Action, Kill, run
+from support.lab.system_calls import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command to disturb: how its store is made in a folder, its arguments, and what is changed in its process.
+
+    ``{work}`` in an argument is the folder, ``{store}`` the store in it.
+    """
+
+    name: str
+    prepare: Callable[[Path, Store], None]
+    arguments: tuple[str, ...]
+    before: Callable[[], None] = lambda: None
+
+
+def as_it_is() -> None:
+    """Make a command do the same calls in the same order every time: one thread, and every finished blob is noted."""
+    write._SPARE_THREADS = 0
+    ingest._NOTE_EVERY_S = -1
+
+
+def without_syncfs() -> None:
+    """As on a file system whose syncfs is not trusted: every file is synced when it is finished."""
+    as_it_is()
+    files._WITH_SYNCFS = frozenset()
+
+
+@contextmanager
+def no_locks() -> Iterator[None]:
+    """Take no locks, here and in all commands, as long as the block lasts."""
+    real = fcntl.flock
+    fcntl.flock = lambda _fd, _operation: None
+    try:
+        yield
+    finally:
+        fcntl.flock = real
+
+
+def model(seed: str, **more: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return a small model's tensors: all but one are the same for every ``seed``."""
+    return {**small_tensors(), "own.weight": normal(seed, 64, 64), **more}
+
+
+def _add(work: Path, store: Store, name: str, tensors: Mapping[str, np.ndarray[Any, Any]], **options: Any) -> None:
+    blobstore.import_model(write_checkpoint(work / "sources" / name, tensors), name, store=store, jobs=1, **options)
+
+
+def _source(work: Path, tensors: Mapping[str, np.ndarray[Any, Any]] | None = None) -> None:
+    write_checkpoint(work / "new", model("new") if tensors is None else tensors, {**LLAMA_CONFIG, "num_hidden_layers": 1})
+
+
+def _fresh(work: Path, store: Store) -> None:
+    _source(work)
+
+
+def _beside(work: Path, store: Store) -> None:
+    _source(work)
+    _add(work, store, "old", model("old"), quant="int4")
+
+
+def _over(work: Path, store: Store) -> None:
+    _beside(work, store)
+    _add(work, store, "new", model("older"), quant="int8")
+
+
+def _damaged(work: Path, store: Store) -> None:
+    """The model is there, with a flipped bit, a blob that is too short and one that is missing."""
+    _beside(work, store)
+    blobstore.import_model(work / "new", "new", store=store, quant="int4", jobs=1)
+    flipped, short, missing = [store.blobs.path / layer.digest.file_name for layer in store.manifest(NEW).layers[:3]]
+    data = flipped.read_bytes()
+    flipped.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    short.write_bytes(short.read_bytes()[:-1])
+    missing.unlink()
+
+
+def _without_manifest(work: Path, store: Store) -> None:
+    """A model's manifest is cut short; a copy of it is there."""
+    _damaged(work, store)
+    path = store.root.joinpath("manifests", *NEW.path_parts)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _resumed(work: Path, store: Store) -> None:
+    """An import was killed when its blobs were made."""
+    _beside(work, store)
+    _leave(work, store)
+
+
+def _leave(work: Path, store: Store) -> None:
+    done = run(
+        *("import", work / "new", "new", "--quant", "int4", "--jobs", "1", "--store", store.root),
+        within=[work],
+        decide=kill_at_syncfs,
+        before=as_it_is,
+    )
+    if done.code != -9:
+        raise AssertionError(done)
+
+
+def _large(work: Path, store: Store) -> None:
+    """Tensors of several pieces, which are written around the page cache, and whose scales are read back."""
+    _source(work, {"large.weight": normal("large", 4096, 640), "small": normal("small", 9)})
+
+
+def _experts(work: Path, store: Store) -> None:
+    experts = {
+        f"model.layers.0.mlp.experts.{expert}.{projection}.weight": normal(f"{expert}{projection}", 64, 64)
+        for expert in range(4)
+        for projection in ("down_proj", "up_proj")
+    }
+    _source(work, {"norm": normal("norm", 64), **experts})
+
+
+def _one_file(work: Path, store: Store) -> None:
+    work.mkdir(exist_ok=True)
+    (work / "new.safetensors").write_bytes(safetensors_bytes({"only.weight": normal("only", 64, 64)}))
+
+
+def _one(work: Path, store: Store) -> None:
+    _add(work, store, "old", model("old"))
+
+
+def two(work: Path, store: Store) -> None:
+    """Add two models that share most of their blobs."""
+    _add(work, store, "old", model("old"), quant="int4")
+    _add(work, store, "other", model("other"), quant="int4")
+
+
+def _unneeded(work: Path, store: Store) -> None:
+    """Blobs of a model that is gone, and what a killed import left, beside two models and the trash of a clean-up."""
+    _resumed(work, store)
+    _add(work, store, "other", model("other"), quant="int4")
+    for gone in ("gone", "gone too"):
+        _add(work, store, gone.replace(" ", "-"), model(gone, more=normal(gone, 64, 64)), quant="int4")
+        store.manifests.remove(ModelName.parse(gone.replace(" ", "-")))
+        if gone == "gone":
+            prune(store, grace_s=0, sole_owner=True)
+            _leave(work, store)
+
+
+NEW = ModelName.parse("new")
+PRUNE_ALL = ("prune", "--grace", "0s", "--sole-owner")
+_IMPORT = ("import", "{work}/new", "new", "--jobs", "1", "--store", "{store}")
+_REPAIR = ("repair", "new", "--from", "{work}/new", "--jobs", "1", "--store", "{store}")
+_QUANTIZED = (*_IMPORT, "--quant", "int4")
+COMMANDS = (
+    Command("import", _fresh, _IMPORT, as_it_is),
+    Command("import one file", _one_file, ("import", "{work}/new.safetensors", *_IMPORT[2:]), as_it_is),
+    Command("import quantized", _fresh, _QUANTIZED, as_it_is),
+    Command("import beside another", _beside, _QUANTIZED, as_it_is),
+    Command("import over an older one", _over, _QUANTIZED, as_it_is),
+    Command("import over damage", _damaged, (*_QUANTIZED, "--verify-reuse"), as_it_is),
+    Command("import that was killed", _resumed, _QUANTIZED, as_it_is),
+    Command("import of a large tensor", _large, _QUANTIZED, as_it_is),
+    Command("import of experts", _experts, _QUANTIZED, as_it_is),
+    Command("import without syncfs", _beside, _QUANTIZED, without_syncfs),
+    Command("repair", _damaged, _REPAIR, as_it_is),
+    Command("repair of a manifest", _without_manifest, _REPAIR, as_it_is),
+    Command("rm", two, ("rm", "other", "--store", "{store}")),
+    Command("rm of the only one", _one, ("rm", "old", "--store", "{store}")),
+    Command("cp", two, ("cp", "old", "third", "--store", "{store}")),
+    Command("cp over another", two, ("cp", "old", "other", "--store", "{store}")),
+    Command("mv", two, ("mv", "old", "third", "--store", "{store}")),
+    Command("mv over another", two, ("mv", "old", "other", "--force", "--store", "{store}")),
+    Command("prune", _unneeded, (*PRUNE_ALL, "--store", "{store}")),
+    Command("prune undone", _unneeded, ("prune", "--undo", "--store", "{store}")),
+)
+
+
+def kill_at_syncfs(call: Call) -> Action | None:
+    """Kill at the first syncfs: all blobs of an import are made, none is visible."""
+    return Kill() if call.name == "syncfs" else None
+
+
+def warm_up() -> None:
+    """Do once what every fork would do again: import all modules, read the commands' parameters; and take memory late."""
+    for module in pkgutil.walk_packages(blobstore.__path__, "blobstore."):
+        if module.name.rpartition(".")[2] != "__main__":
+            import_module(module.name)
+    cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]
+    buffers._POPULATE = 0

@@ -1,0 +1,44 @@
+"""Mounts of an experiment's own: they go with its process, also when it is killed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.lab.figures import NotShownError
+
+_NEW_MOUNTS = 0x20000
+_RECURSIVE, _PRIVATE = 1 << 14, 1 << 18
+_NO_SUID_NO_DEVICES = 2 | 4
+
+
+def keep_mounts_private() -> None:
+    """Mount nothing for others from here on. Raises: NotShownError without the right to mount."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.unshare(_NEW_MOUNTS) != 0 or library.mount(None, b"/", None, _RECURSIVE | _PRIVATE, None) != 0:
+        raise NotShownError(f"mounting needs root: {os.strerror(ctypes.get_errno())}")
+
+
+def mount_fuse(fd: int, folder: Path) -> None:
+    """Mount what answers at ``fd``, an open /dev/fuse. Raises: NotShownError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    data = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
+    if library.mount(b"lab", os.fsencode(folder), b"fuse", _NO_SUID_NO_DEVICES, data) != 0:
+        raise NotShownError(f"can't mount a FUSE file system: {os.strerror(ctypes.get_errno())}")
+
+
+@contextmanager
+def mount(kind: str, folder: Path, options: str, device: str | Path = "none") -> Iterator[Path]:
+    """Mount a file system for as long as the block lasts. Raises: NotShownError."""
+    line = ["mount", "-t", kind, "-o", options, device, folder]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise NotShownError(f"can't mount {device} ({kind}, {options}): {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)

@@ -1,0 +1,78 @@
+"""The system calls that read and change a disk: their numbers on this machine, their paths and what they are to us.
+
+Sources: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (the table of arm64).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+
+_MACHINES = ("x86_64", "aarch64")
+# name: number on x86-64, on arm64 (-1: there is none), and its arguments that are paths: "f" an open file, "d" a folder with
+# the path behind it, "p" a path, "b" a buffer, "n" how long it is, "o" flags of open, "-" anything else.
+_TABLE = {
+    "read": (0, 63, "fbn"),
+    "pread64": (17, 67, "fbn-"),
+    "preadv": (295, 69, "f---"),
+    "preadv2": (327, 286, "f---"),
+    "getdents64": (217, 61, "f--"),
+    "write": (1, 64, "fbn"),
+    "pwrite64": (18, 68, "fbn-"),
+    "pwritev": (296, 70, "f---"),
+    "copy_file_range": (326, 285, "f-f---"),
+    "sendfile": (40, 71, "ff--"),
+    "open": (2, -1, "po-"),
+    "openat": (257, 56, "dpo-"),
+    "mkdir": (83, -1, "p-"),
+    "mkdirat": (258, 34, "dp-"),
+    "rename": (82, -1, "pp"),
+    "renameat": (264, 38, "dpdp"),
+    "renameat2": (316, 276, "dpdp-"),
+    "link": (86, -1, "pp"),
+    "linkat": (265, 37, "dpdp-"),
+    "symlink": (88, -1, "-p"),
+    "symlinkat": (266, 36, "-dp"),
+    "unlink": (87, -1, "p"),
+    "unlinkat": (263, 35, "dp-"),
+    "rmdir": (84, -1, "p"),
+    "truncate": (76, 45, "p-"),
+    "ftruncate": (77, 46, "f-"),
+    "fallocate": (285, 47, "f---"),
+    "chmod": (90, -1, "p-"),
+    "fchmod": (91, 52, "f-"),
+    "fchmodat": (268, 53, "dp-"),
+    "utimensat": (280, 88, "dp--"),
+    "fsync": (74, 82, "f"),
+    "fdatasync": (75, 83, "f"),
+    "syncfs": (306, 267, "f"),
+    "flock": (73, 32, "f-"),
+}
+READING = frozenset({"read", "pread64", "preadv", "preadv2", "getdents64"})
+SYNCING = frozenset({"fsync", "fdatasync", "syncfs"})
+HERE = _MACHINES.index(platform.machine()) if platform.machine() in _MACHINES else None
+NUMBERS = {row[HERE]: name for name, row in _TABLE.items() if row[HERE] >= 0} if HERE is not None else {}
+"""Name of each watched call by its number on this machine; nothing where the numbers are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: its name, the paths that it names (those of open files among them), and whether it only reads."""
+
+    name: str
+    paths: tuple[str, ...]
+    reads: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(self.paths)})"
+
+
+def shape(name: str) -> str:
+    """Return what the arguments of a call are, one letter each."""
+    return _TABLE[name][2]
+
+
+def is_creating(flags: int) -> bool:
+    """Return True for the flags of an open that may make or cut a file."""
+    return bool(flags & (os.O_CREAT | os.O_TRUNC))

@@ -1,0 +1,132 @@
+"""diff: what changed between two models, from headers, bytes and values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.checkpoints import normal, safetensors_bytes, write_checkpoint
+from support.stores import layer_by_hand, link_by_hand, manifest_path, stored_arrays
+
+import blobstore
+from blobstore.care.diff import ModelDiff, diff_models
+from blobstore.errors import NotFoundError, UsageError
+from blobstore.store import Store
+
+Array = np.ndarray[Any, Any]
+
+
+def link(store: Store, name: str, arrays: dict[str, Array]) -> None:
+    link_by_hand(store, name, {key: safetensors_bytes({key: array}) for key, array in arrays.items()})
+
+
+def names(found: ModelDiff) -> tuple[list[str], list[str], list[str]]:
+    return (
+        [fact.name for fact in found.added],
+        [fact.name for fact in found.removed],
+        [change.before.name for change in found.changed],
+    )
+
+
+def test_added_removed_changed_and_equal_tensors(store: Store) -> None:
+    link(store, "a", {"same": np.arange(3.0), "gone": np.arange(4.0), "other": np.zeros(5), "shape": np.zeros((2, 3))})
+    link(store, "b", {"same": np.arange(3.0), "new": np.arange(4.0), "other": np.ones(5), "shape": np.zeros((3, 2))})
+    found = diff_models("a", "b", store=store, error=True)
+    assert names(found) == (["new"], ["gone"], ["other", "shape"])
+    assert found.equal == 1
+    other, shape = found.changed
+    assert other.errors is not None
+    assert (other.errors.rmse, other.errors.max_error, other.errors.count) == (1, 1, 5)
+    assert (shape.before.shape, shape.after.shape, shape.errors) == ((2, 3), (3, 2), None)
+    same = len(safetensors_bytes({"same": np.arange(3.0)}))
+    assert found.shared_bytes == same
+    assert names(diff_models("b", "a", store=store)) == (["gone"], ["new"], ["other", "shape"])
+
+
+def test_tensors_of_other_blobs_with_the_same_bytes_are_equal(store: Store) -> None:
+    """A header may differ in padding, and a group of tensors in one of them."""
+    a, b = np.arange(3.0), np.arange(4.0)
+    link_by_hand(store, "a", {"g": safetensors_bytes({"x": a, "y": b})})
+    link_by_hand(store, "b", {"g": safetensors_bytes({"x": a, "y": b + 1}, {"some": "metadata"})})
+    found = diff_models("a", "b", store=store)
+    assert (names(found), found.equal, found.shared_bytes) == (([], [], ["y"]), 1, 0)
+
+
+@pytest.mark.parametrize("quant_type", ["int4", "nvfp4"])
+def test_a_changed_type_and_its_error(store: Store, quant_type: str) -> None:
+    weights = normal("w", 8, 256)
+    arrays, metadata = stored_arrays("w", weights, quant_type)
+    link(store, "a", {"w": weights})
+    link_by_hand(store, "b", {"w": safetensors_bytes(arrays, metadata)})
+    (change,) = diff_models("a", "b", store=store, error=True).changed
+    with blobstore.open_model("b", store=store) as model:
+        error = model["w"].dequantize().astype(np.float64) - weights.astype(np.float64)
+    assert (change.before.type_name, change.after.type_name) == (
+        "BF16",
+        {"int4": "int4/32", "nvfp4": "nvfp4/16"}[quant_type],
+    )
+    assert change.errors is not None
+    assert change.errors.rmse == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-12)
+    assert change.errors.max_error == np.abs(error).max()
+
+
+def test_scales_alone_make_a_change(store: Store) -> None:
+    arrays, metadata = stored_arrays("w", normal("w", 8, 256), "int8")
+    other = {**arrays, "w.scale": (arrays["w.scale"].astype(np.float32) * 2).astype(ml_dtypes.bfloat16)}
+    link_by_hand(store, "a", {"w": safetensors_bytes(arrays, metadata)})
+    link_by_hand(store, "b", {"w": safetensors_bytes(other, metadata)})
+    assert names(diff_models("a", "b", store=store))[2] == ["w"]
+
+
+def test_large_tensors_are_compared_in_chunks(store: Store) -> None:
+    weights = np.zeros(2**20 + 7, np.float32)
+    changed = weights.copy()
+    changed[-1] = 3
+    link(store, "a", {"w": weights})
+    link(store, "b", {"w": changed})
+    (change,) = diff_models("a", "b", store=store, error=True, jobs=2).changed
+    assert change.errors is not None
+    assert (change.errors.count, change.errors.max_error, change.errors.squared_error) == (2**20 + 7, 3, 9)
+
+
+def test_values_that_are_no_numbers(store: Store) -> None:
+    """Infinities and NaN that both have are no error; those that one has are counted by themselves."""
+    inf, nan = np.inf, np.nan
+    link(store, "a", {"w": np.array([inf, nan, 1, 2, 3], np.float32)})
+    link(store, "b", {"w": np.array([inf, nan, inf, 2, 5], np.float32)})
+    (change,) = diff_models("a", "b", store=store, error=True).changed
+    assert change.errors is not None
+    assert (change.odd_values, change.errors.max_error) == (1, 2)
+
+
+def test_documents_and_texts(store: Store, tmp_path: Any) -> None:
+    source = write_checkpoint(tmp_path / "s")
+    (source / "old.json").write_text("{}")
+    blobstore.import_model(source, "a", store=store, licenses=["one", "two"])
+    (source / "old.json").rename(source / "new.json")
+    (source / "config.json").write_text(json.dumps({"hidden_size": 3}))
+    blobstore.import_model(source, "b", store=store, licenses=["one", "three"], template="hi")
+    documents = diff_models("a", "b", store=store).documents
+    assert documents.added == ("new.json", "template")
+    assert documents.removed == ("old.json",)
+    assert documents.changed == ("config.json", "license 2")
+
+
+def test_models_of_another_kind_are_compared_by_their_blobs(store: Store) -> None:
+    for name, data in (("a", b"GGUF one"), ("b", b"GGUF two")):
+        layer = layer_by_hand(store, "", data) | {"mediaType": "application/vnd.ollama.image.model"}
+        manifest_path(store, name).parent.mkdir(parents=True)
+        manifest_path(store, name).write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
+    found = diff_models("a", "b", store=store, error=True)
+    assert (found.documents.changed, found.equal, found.shared_bytes) == (("model",), 0, 0)
+
+
+def test_what_can_not_be_compared(store: Store) -> None:
+    link(store, "a", {"w": np.zeros(3)})
+    with pytest.raises(NotFoundError):
+        diff_models("a", "none", store=store)
+    with pytest.raises(UsageError):
+        diff_models("a", "a", store=store, jobs=0)

@@ -1,0 +1,302 @@
+"""prune: what no manifest needs goes to the trash and comes back; everything else stays where it is."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.stores import blob_path, commit_model, layer_by_hand, manifest_path, process
+
+import blobstore
+from blobstore.care.prune import DAY_S, prune, undo
+from blobstore.errors import BlobStoreError, BusyError, DocumentError, NotFoundError, StorageError, UsageError
+from blobstore.names import ModelName
+from blobstore.store import Store, open_store
+
+Snapshot = Callable[[Store], dict[str, str]]
+M = ModelName.parse("m")
+HOLD_SHARED = """
+import sys
+from blobstore.store import open_store
+with open_store(sys.argv[1]).ingest():
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+KILLED = """
+import sys
+from blobstore.store import open_store
+with open_store(sys.argv[1]).ingest() as ingest:
+    ingest.put(b"finished")
+    ingest.writer(10).put(0, b"half")
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def aged(store: Store, data: bytes, age_s: float = 2 * DAY_S) -> Path:
+    """Write a blob that no manifest names and that is so old; return its path."""
+    layer_by_hand(store, "x", data)
+    path = blob_path(store, data)
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def contents(store: Store) -> set[bytes]:
+    return {path.read_bytes() for path in (store.root / "blobs").iterdir()}
+
+
+def trashed(store: Store) -> list[bytes]:
+    return sorted(path.read_bytes() for path in store.root.glob(".blobstore/trash/*/*"))
+
+
+def test_what_no_manifest_names_goes_to_the_trash_and_comes_back(store: Store) -> None:
+    commit_model(store, "m", b"one", b"two")
+    path = aged(store, b"orphan")
+    result = prune(store)
+    assert [(blob.path, blob.size, blob.reason) for blob in result.removed] == [(path, 6, "no manifest names it")]
+    assert contents(store) == {b"one", b"two"}
+    assert trashed(store) == [b"orphan"]
+    assert [nbytes for _, nbytes in undo(store).restored] == [6]
+    assert contents(store) == {b"one", b"two", b"orphan"}
+    assert time.time() - path.stat().st_mtime < 60  # a starting Ollama spares it
+    assert not list(store.root.glob(".blobstore/trash/*"))
+
+
+def test_the_next_prune_empties_the_trash_whether_it_takes_anything_or_not(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    aged(store, b"first")
+    assert prune(store).freed == 0
+    aged(store, b"later")
+    assert prune(store).freed == len(b"first")
+    assert trashed(store) == [b"later"]
+    assert prune(store).freed == len(b"later")
+    with pytest.raises(NotFoundError, match="empty"):
+        undo(store)
+
+
+def test_a_dry_run_changes_nothing(store: Store, snapshot: Snapshot) -> None:
+    commit_model(store, "m", b"one")
+    aged(store, b"first")
+    prune(store)
+    aged(store, b"orphan")
+    before = snapshot(store)
+    result = prune(store, dry_run=True)
+    assert ([blob.size for blob in result.removed], result.freed) == ([6], 5)
+    assert snapshot(store) == before
+
+
+def test_young_blobs_are_spared(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    aged(store, b"young", 2 * 3600)
+    result = prune(store)
+    assert (result.removed, [blob.size for blob in result.spared]) == ((), [5])
+    assert [blob.size for blob in prune(store, grace_s=3600).removed] == [5]
+
+
+def test_a_clock_that_was_set_back_removes_nothing(store: Store) -> None:
+    aged(store, b"from the future", -2 * 365 * DAY_S)
+    assert prune(store, grace_s=0, sole_owner=True).removed == ()
+
+
+@pytest.mark.parametrize("grace_s", [0, 3599, -1, float("nan")])
+def test_a_short_grace_time_needs_a_sole_owner(store: Store, grace_s: float) -> None:
+    aged(store, b"orphan")
+    with pytest.raises(UsageError):
+        prune(store, grace_s=grace_s)
+    if grace_s >= 0:
+        assert len(prune(store, grace_s=grace_s, sole_owner=True).removed) == 1
+
+
+def test_models_of_one_blob_keep_it(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    commit_model(store, "n", b"one")
+    store.manifests.remove(M)
+    os.utime(blob_path(store, b"one"), (0, 0))
+    assert prune(store).removed == ()
+
+
+def _broken(store: Store) -> Path:
+    path = manifest_path(store, "other")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"{")
+    return path
+
+
+def _stray(store: Store) -> Path:
+    path = manifest_path(store, "other").with_name("latest~")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"may be an older Ollama's")
+    return path
+
+
+def _linked(store: Store) -> Path:
+    path = manifest_path(store, "other")
+    path.parent.mkdir(parents=True)
+    path.symlink_to("/nowhere")
+    return path
+
+
+def _newer(store: Store) -> Path:
+    path = store.root / "manifests-v2" / "other"
+    path.mkdir(parents=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"), [(_broken, DocumentError), (_stray, StorageError), (_linked, StorageError), (_newer, StorageError)]
+)
+def test_nothing_is_removed_while_a_manifest_may_be_unknown(
+    store: Store, snapshot: Snapshot, make: Callable[[Store], Path], kind: type[BlobStoreError]
+) -> None:
+    commit_model(store, "m", b"one")
+    aged(store, b"orphan")
+    make(store)
+    before = snapshot(store)
+    for dry_run in (True, False):
+        with pytest.raises(kind, match=r"nothing is removed: .*other") as caught:
+            prune(store, dry_run=dry_run)
+        assert caught.value.hint
+    assert snapshot(store) == before
+
+
+def test_a_manifest_that_appears_before_the_lock_is_had_saves_its_blobs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision that counts is the one of the lock's holder."""
+    commit_model(store, "m", b"one")
+    aged(store, b"two")
+    real = Store.alone
+
+    def link_first(self: Store, wait_s: float = 1) -> object:
+        layer = layer_by_hand(store, "x", b"two")
+        path = manifest_path(store, "n")
+        path.parent.mkdir(parents=True)
+        path.write_text(f'{{"schemaVersion":2,"layers":[{str(layer).replace(chr(39), chr(34))}]}}')
+        os.utime(blob_path(store, b"two"), (0, 0))
+        return real(self, wait_s)
+
+    monkeypatch.setattr(Store, "alone", link_first)
+    assert prune(store).removed == ()
+    assert contents(store) == {b"one", b"two"}
+
+
+def test_what_is_no_blob_of_ours_stays(store: Store, tmp_path: Path) -> None:
+    commit_model(store, "m", b"one")
+    aged(store, b"orphan")
+    odd = {
+        "sha256-" + "a" * 64 + "-partial-0": lambda path: path.write_bytes(b"an Ollama pulls it"),
+        "notes.txt": lambda path: path.write_bytes(b"mine"),
+        "sha256-" + "b" * 64: lambda path: path.symlink_to(tmp_path / "outside"),
+        "sha256-" + "c" * 64: os.mkfifo,
+        "sha256-" + "d" * 64: Path.mkdir,
+        "sha256-" + "E" * 64: lambda path: path.write_bytes(b"upper case"),
+    }
+    for name, make in odd.items():
+        make(store.root / "blobs" / name)
+    (store.root / ".blobstore/tmp/foreign").mkdir(parents=True)
+    (tmp_path / "outside").write_bytes(b"mine")
+    result = prune(store, grace_s=0, sole_owner=True)
+    assert [blob.size for blob in result.removed] == [6]
+    assert {path.name for path in (store.root / "blobs").iterdir()} == {*odd, blob_path(store, b"one").name}
+    assert (store.root / ".blobstore/tmp/foreign").is_dir()
+
+
+def test_the_first_ollamas_names_of_blobs_are_blobs(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    for data in (b"one", b"orphan"):
+        path = aged(store, data)
+        path.rename(path.with_name(path.name.replace("-", ":")))
+    assert store.blobs.read(store.manifest(M).layers[0]) == b"one"
+    assert [blob.size for blob in prune(store).removed] == [6]
+    undo(store)
+    assert blob_path(store, b"orphan").read_bytes() == b"orphan"
+
+
+def test_undo_never_replaces_what_the_store_has_again(store: Store) -> None:
+    for data in (b"back", b"damaged", b"cut", b"gone"):
+        aged(store, data)
+    prune(store)
+    blob_path(store, b"back").write_bytes(b"newe")  # of the right size: it may be read just now
+    blob_path(store, b"damaged").write_bytes(b"short")
+    (cut,) = (path for path in store.root.glob(".blobstore/trash/*/*") if path.read_bytes() == b"cut")
+    cut.write_bytes(b"c")
+    undone = undo(store)
+    assert sorted(nbytes for _, nbytes in undone.restored) == [4, 7]
+    assert sorted(nbytes for _, nbytes in undone.kept) == [3, 4]
+    assert contents(store) == {b"newe", b"damaged", b"gone"}
+    assert trashed(store) == [b"back", b"c"]
+
+
+def test_a_prune_that_was_killed_half_way_can_be_undone_or_repeated(store: Store) -> None:
+    """What is in the trash already comes back with the rest; what was put aside to be emptied goes."""
+    for data in (b"a", b"b", b"c"):
+        aged(store, data)
+    store.trash.replace([blob_path(store, b"a")])  # as far as it came
+    old = store.root / ".blobstore/trash/old-0123456789abcdef"
+    old.mkdir()
+    (old / f"sha256-{'0' * 64}-3").write_bytes(b"old")
+    assert len(undo(store).restored) == 1
+    assert contents(store) == {b"a", b"b", b"c"}
+    os.utime(blob_path(store, b"a"), (0, 0))
+    result = prune(store)
+    assert (len(result.removed), result.freed) == (3, 3)
+    assert not old.exists()
+
+
+def test_killed_imports_leave_nothing_behind_a_prune(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    with process(KILLED, store.root) as child:
+        with pytest.raises(BusyError):
+            prune(store, wait_s=0)
+        child.kill()
+        child.wait()
+    assert list(store.root.glob(".blobstore/tmp/*"))
+    result = prune(store)
+    assert [leftover.nbytes for leftover in result.leftovers] == [4]  # the finished blob waits for the next import
+    result = prune(store, grace_s=0, sole_owner=True)
+    assert [leftover.nbytes for leftover in result.leftovers] == [len(b"finished")]
+    assert not list(store.root.glob(".blobstore/tmp/*"))
+
+
+def test_a_journal_goes_with_the_last_of_its_blobs(store: Store, tmp_path: Path) -> None:
+    from support.checkpoints import write_checkpoint
+
+    source = write_checkpoint(tmp_path / "s")
+    for name in ("m", "n"):
+        blobstore.import_model(source, name, store=store)
+    (tmp_path / "s").rename(tmp_path / "elsewhere")
+    store.remove(M)
+    assert prune(store).leftovers == ()
+    store.remove(ModelName.parse("n"))
+    (journal,) = (store.root / ".blobstore/journal").iterdir()
+    torn = journal.with_name(f"{journal.name}.0123456789abcdef")
+    torn.write_bytes(b"")
+    assert {leftover.path for leftover in prune(store).leftovers} == {journal, torn}
+    assert not list((store.root / ".blobstore/journal").iterdir())
+
+
+def test_empty_folders_of_manifests_go(store: Store) -> None:
+    commit_model(store, "example.org/team/m", b"one")
+    (store.root / "manifests/example.org/team/other").mkdir()
+    (store.root / "manifests/gone/a/b").mkdir(parents=True)
+    prune(store)
+    assert [path.name for path in (store.root / "manifests").iterdir()] == ["example.org"]
+    assert [path.name for path in (store.root / "manifests/example.org/team").iterdir()] == ["m"]
+
+
+def test_others_who_use_the_store_are_named(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    aged(store, b"orphan")
+    with process(HOLD_SHARED, store.root) as child:
+        with pytest.raises(BusyError, match=rf"process {child.pid} \(python") as caught:
+            prune(open_store(store.root, wait_s=0.1))
+        assert "--wait" in str(caught.value.hint)
+    assert len(prune(store).removed) == 1
+
+
+def test_an_absent_store_is_not_made(tmp_path: Path) -> None:
+    assert prune(open_store(tmp_path / "none")).removed == ()
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,274 @@
+"""repair: what is damaged becomes what it was, byte for byte, with any options of the import; nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.stores import commit_model, layer_by_hand, manifest_path
+
+import blobstore
+from blobstore.care.repair import RepairResult, repair_model
+from blobstore.care.verify import verify
+from blobstore.errors import BlobStoreError, DocumentError, NotFoundError, UnsupportedSourceError, UsageError
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.planning.own_document import own_document
+from blobstore.importer.recorded import recorded_import
+from blobstore.names import ModelName
+from blobstore.source.inventory import read_inventory
+from blobstore.store import Store
+
+M = ModelName.parse("m")
+EXPERTS = {f"model.layers.0.mlp.experts.{index}.up_proj.weight": normal(str(index), 64, 64) for index in range(3)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A checkpoint with experts and a tokenizer."""
+    folder = write_checkpoint(tmp_path / "source", {**small_tensors(), **EXPERTS})
+    (folder / "tokenizer.json").write_text('{"a": 1}')
+    return folder
+
+
+def paths(store: Store, *words: str) -> list[Path]:
+    """Return the blobs of ``m`` whose layer names contain a word; "" is the config's."""
+    manifest = store.manifest(M)
+    named = [(layer.name or "?", layer) for layer in manifest.layers]
+    if "" in words and manifest.config is not None:
+        named.append(("", manifest.config))
+    chosen = [layer for name, layer in named if any(word in name if word else not name for word in words)]
+    assert chosen
+    return [store.blobs.path / layer.digest.file_name for layer in chosen]
+
+
+def contents(store: Store) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (store.root / "blobs").iterdir()}
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    stamp = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as bits rot on a disk
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"quant": "int4"},
+    {"quant": "int8", "group_size": 32, "dtype": "float16"},
+    {"quant": "nvfp4", "method": "search", "global_scale": True},
+    {"quant": "mxfp8", "rules": ["*up_proj*=none", "lm_head*=int8/32"], "alignment": 4096, "experts": "stacked"},
+    {"target_bpw": 7.0},
+    {"quant": "int4", "profile": "ollama"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_everything_that_a_source_gives_is_made_again(store: Store, source: Path, options: dict[str, Any]) -> None:
+    blobstore.import_model(source, M, store=store, **options)
+    before = contents(store)
+    times = {path: path.stat().st_ctime_ns for path in (store.root / "blobs").iterdir()}
+    damaged = paths(store, "embed", "lm_head", "experts", "tokenizer.json")
+    for number, path in enumerate(damaged):
+        (damage, Path.unlink, lambda path: os.truncate(path, 9))[number % 3](path)
+    result = repair_model("m", source, store=store)
+    assert {blob.digest.file_name for blob in result.repaired} == {path.name for path in damaged}
+    assert (result.remaining, result.manifest_restored) == ((), False)
+    assert contents(store) == before
+    assert verify(store).is_sound
+    untouched = times.keys() - set(damaged)
+    assert {path: path.stat().st_ctime_ns for path in untouched} == {path: times[path] for path in untouched}
+    assert not list(store.root.glob(".blobstore/tmp/*"))
+
+
+@pytest.mark.parametrize("lost", ["blobstore.json", "", "config.json"])
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+def test_documents_are_made_again_the_options_too(store: Store, source: Path, options: dict[str, Any], lost: str) -> None:
+    blobstore.import_model(source, M, store=store, **options)
+    before = contents(store)
+    for path in paths(store, lost, "q_proj"):
+        path.unlink()
+    if lost == "blobstore.json" and options.get("global_scale"):  # not one of the usual options
+        with pytest.raises(UsageError, match="not known"):
+            repair_model("m", source, store=store)
+        return
+    assert len(repair_model("m", source, store=store).repaired) == 2
+    assert contents(store) == before
+
+
+def test_a_sound_model_needs_no_source(store: Store, source: Path, snapshot: Callable[[Store], dict[str, str]]) -> None:
+    blobstore.import_model(source, M, store=store)
+    before = snapshot(store)
+    result = repair_model("m", "nowhere", store=store)
+    assert (result.repaired, result.remaining, result.checked) == ((), (), len(contents(store)))
+    assert snapshot(store) == before
+
+
+def test_files_that_the_import_had_beside_the_source(store: Store, source: Path, tmp_path: Path) -> None:
+    draft = write_checkpoint(tmp_path / "draft", {"d.weight": normal("d", 64, 64)}, {"architectures": ["Draft"]})
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text("FROM source\nTEMPLATE hello\nPARSER qwen3\n")
+    importance = tmp_path / "importance.safetensors"
+    importance.write_bytes(safetensors_bytes({"lm_head.weight": np.arange(64, dtype=np.float32)}))
+    options: dict[str, Any] = {"quant": "int4", "method": "search", "draft_quant": "int8"}
+    blobstore.import_model(source, M, store=store, draft=draft, modelfile=modelfile, importance=importance, **options)
+    before = contents(store)
+
+    def broken() -> None:
+        for path in paths(store, "lm_head", "draft.d", "draft/config.json", "?", ""):
+            path.unlink(missing_ok=True)
+
+    broken()
+    with pytest.raises(UsageError, match="importance"):
+        repair_model("m", source, store=store)
+    other = {"lm_head.weight": np.ones(64, np.float32)}
+    with pytest.raises(UsageError, match="other importance"):
+        repair_model("m", source, store=store, importance=other)
+    result = repair_model("m", source, store=store, importance=importance)
+    assert len(result.repaired) == 1
+    assert sorted(left.blob.name or left.blob.media_type.rpartition(".")[2] for left in result.remaining) == [
+        "draft.d.weight",
+        "draft/config.json",
+        "template",
+        "v1+json",
+    ]
+    assert "--draft" in next(left.reason for left in result.remaining if left.blob.name == "draft.d.weight")
+    broken()
+    result = repair_model("m", source, store=store, importance=importance, draft=draft, modelfile=modelfile)
+    assert (len(result.repaired), result.remaining) == (5, ())
+    assert contents(store) == before
+
+
+def test_another_source_is_refused_and_nothing_is_written(
+    store: Store, source: Path, tmp_path: Path, snapshot: Callable[[Store], dict[str, str]]
+) -> None:
+    blobstore.import_model(source, M, store=store, quant="int4")
+    other = {name: array if "lm_head" not in name else array * 2 for name, array in small_tensors().items()}
+    shorter = {**small_tensors(), "lm_head.weight": normal("x", 32, 64)}
+    without = {name: array for name, array in small_tensors().items() if "lm_head" not in name}
+    (path,) = paths(store, "lm_head")
+    damage(path)
+    before = snapshot(store)
+    for number, (tensors, says) in enumerate(((other, "other bytes"), (shorter, "another size"), (without, "no lm_head"))):
+        with pytest.raises(UnsupportedSourceError, match=says) as caught:
+            repair_model("m", write_checkpoint(tmp_path / str(number), tensors), store=store)
+        assert caught.value.blob == path.name.replace("-", ":")
+    assert snapshot(store) == before
+
+
+@pytest.mark.parametrize("place", ["https://example.org/m", "hf://a/b", "m.tar", "nowhere"])
+def test_what_is_no_checkpoint(store: Store, source: Path, place: str) -> None:
+    blobstore.import_model(source, M, store=store)
+    paths(store, "lm_head")[0].unlink()
+    with pytest.raises(UnsupportedSourceError, match="no checkpoint folder") as caught:
+        repair_model("m", place, store=store)
+    assert caught.value.hint is not None
+
+
+def test_a_source_under_another_name_or_in_another_place(store: Store, tmp_path: Path) -> None:
+    one = tmp_path / "one.safetensors"
+    one.write_bytes(safetensors_bytes(small_tensors()))
+    blobstore.import_model(one, M, store=store, quant="int8")
+    before = contents(store)
+    for path in paths(store, "lm_head", "embed"):
+        damage(path)
+    two = one.rename(tmp_path / "two.safetensors")
+    assert len(repair_model("m", two, store=store).repaired) == 2
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"{"), damage, Path.unlink])
+def test_a_manifest_comes_back_from_its_copy(store: Store, source: Path, change: Callable[[Path], object]) -> None:
+    blobstore.import_model(source, M, store=store, quant="int4")
+    raw = manifest_path(store, "m").read_bytes()
+    before = contents(store)
+    paths(store, "lm_head")[0].unlink()
+    change(manifest_path(store, "m"))
+    result = repair_model("m", source, store=store)
+    assert (result.manifest_restored, len(result.repaired)) == (True, 1)
+    assert manifest_path(store, "m").read_bytes() == raw
+    assert contents(store) == before
+
+
+def test_a_model_that_is_not_there_or_beyond_help(store: Store, source: Path) -> None:
+    with pytest.raises(NotFoundError):
+        repair_model("m", source, store=store)
+    assert not store.root.exists()
+    manifest_path(store, "m").parent.mkdir(parents=True)
+    manifest_path(store, "m").write_bytes(b"{")
+    with pytest.raises(DocumentError, match="no copy"):
+        repair_model("m", source, store=store)
+
+
+def test_a_model_of_another_kind_is_refused(store: Store, source: Path) -> None:
+    layer = layer_by_hand(store, "", b"GGUF") | {"mediaType": "application/vnd.ollama.image.model"}
+    manifest_path(store, "m").parent.mkdir(parents=True)
+    manifest_path(store, "m").write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
+    next((store.root / "blobs").iterdir()).unlink()
+    with pytest.raises(BlobStoreError):
+        repair_model("m", source, store=store)
+
+
+def test_a_folder_in_the_place_of_a_blob_is_an_error_and_a_link_is_replaced(store: Store, source: Path) -> None:
+    blobstore.import_model(source, M, store=store)
+    before = contents(store)
+    (path,) = paths(store, "lm_head")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert isinstance(repair_model("m", source, store=store), RepairResult)
+    assert contents(store) == before
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(BlobStoreError):
+        repair_model("m", source, store=store)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:5], ids=str)
+def test_recorded_options_are_read_back(source: Path, options: dict[str, Any]) -> None:
+    inventory = read_inventory(source)
+    raw = own_document(inventory, ImportOptions.parse(**options), None)
+    assert own_document(inventory, recorded_import(raw).options, None) == raw
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document.update(version=2),
+        lambda document: document.pop("options"),
+        lambda document: document.update(options=[]),
+        lambda document: document.update(draft=3),
+        lambda document: document["options"].update(quant="int5"),
+        lambda document: document["options"].update(group_size=33),
+        lambda document: document["options"].update(group_size="32"),
+        lambda document: document["options"].update(groups={"int4": 31}),
+        lambda document: document["options"].update(rules="x=int4"),
+        lambda document: document["options"].update(rules=[3]),
+        lambda document: document["options"].update(method="best"),
+        lambda document: document["options"].update(profile="x"),
+        lambda document: document["options"].update(experts=None),
+        lambda document: document["options"].update(global_scale=1),
+        lambda document: document["options"].update(importance="sha256:x"),
+        lambda document: document["options"].pop("rules"),
+    ],
+)
+def test_a_document_that_is_none_of_ours(source: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads(own_document(read_inventory(source), ImportOptions.parse(quant="int4"), None))
+    change(document)
+    with pytest.raises((DocumentError, UnsupportedSourceError), match=r"B1|version"):
+        recorded_import(json.dumps(document).encode())
+
+
+def test_a_damaged_blob_that_two_models_share_is_repaired_for_both(store: Store, source: Path) -> None:
+    blobstore.import_model(source, M, store=store)
+    store.copy(M, ModelName.parse("n"))
+    commit_model(store, "other", safetensors_bytes({"x": np.arange(3.0)}))
+    damage(paths(store, "lm_head")[0])
+    repair_model("n", source, store=store)
+    assert verify(store).is_sound

@@ -1,0 +1,54 @@
+"""du: what each model takes alone and with others, in bytes of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.stores import blob_path, commit_model, layer_by_hand, manifest_path
+
+from blobstore.care.prune import prune
+from blobstore.care.usage import measure_usage
+from blobstore.errors import NotFoundError
+from blobstore.store import Store
+
+
+def figures(store: Store, *names: str) -> dict[str, tuple[int, int, int]]:
+    return {str(model.name): (model.nbytes, model.unique, model.shared) for model in measure_usage(store, names).models}
+
+
+def test_unique_and_shared_bytes(store: Store) -> None:
+    commit_model(store, "m", b"one", b"shared", b"one")
+    commit_model(store, "n", b"shared", b"three")
+    layer_by_hand(store, "", b"orphan!")
+    assert figures(store) == {"m:latest": (9, 3, 6), "n:latest": (11, 5, 6)}
+    assert figures(store, "n") == {"n:latest": (11, 5, 6)}
+    usage = measure_usage(store)
+    assert (usage.blobs, usage.nbytes, usage.reclaimable, usage.trash) == (4, 21, 7, 0)
+    prune(store, grace_s=0, sole_owner=True)
+    usage = measure_usage(store)
+    assert (usage.blobs, usage.nbytes, usage.reclaimable, usage.trash) == (3, 14, 0, 7)
+
+
+def test_a_blob_that_is_missing_or_no_file_takes_nothing(store: Store, tmp_path: Path) -> None:
+    commit_model(store, "m", b"one", b"four")
+    blob_path(store, b"one").unlink()
+    blob_path(store, b"four").unlink()
+    blob_path(store, b"four").symlink_to(tmp_path)
+    assert figures(store) == {"m:latest": (0, 0, 0)}
+
+
+def test_a_broken_model_is_shown_and_nothing_is_called_reclaimable_then(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    commit_model(store, "n", b"two")
+    manifest_path(store, "n").write_bytes(b"{")
+    usage = measure_usage(store)
+    assert [model.error is None for model in usage.models] == [True, False]
+    assert (usage.nbytes, usage.reclaimable) == (6, 0)
+
+
+def test_an_absent_store_and_an_absent_model(store: Store) -> None:
+    assert measure_usage(store).models == ()
+    assert not store.root.exists()
+    with pytest.raises(NotFoundError):
+        measure_usage(store, ["m"])

@@ -1,0 +1,274 @@
+"""verify: every kind of damage is found, with the models and tensors that it hits; what is only odd is no damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
+from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, manifest_path, stored_arrays
+
+import blobstore
+from blobstore.care.verify import Sample, VerifyResult, verify
+from blobstore.errors import InvalidNameError, NotFoundError, UsageError
+from blobstore.names import ModelName
+from blobstore.store import Store
+
+Change = Callable[[Path], object]
+A = safetensors_bytes({"a": np.arange(9.0)})
+B = safetensors_bytes({"b": np.arange(8.0)})
+CONFIG = "application/vnd.docker.container.image.v1+json"
+
+
+@pytest.fixture
+def model(store: Store, tmp_path: Path) -> Store:
+    """A store with an imported model ``m``, quantized, and its copy ``n``."""
+    blobstore.import_model(write_checkpoint(tmp_path / "s"), "m", store=store, quant="int4")
+    store.copy(ModelName.parse("m"), ModelName.parse("n"))
+    return store
+
+
+def only(result: VerifyResult) -> tuple[str, list[str], list[str]]:
+    """Return reason, models and tensors of the one damaged blob."""
+    assert result.broken == ()
+    (blob,) = result.damaged
+    return blob.reason, [str(name) for name in blob.models], list(blob.tensors)
+
+
+def test_a_sound_store(model: Store) -> None:
+    result = verify(model)
+    assert result.is_sound
+    assert result.odd == ()
+    sizes = [path.stat().st_size for path in (model.root / "blobs").iterdir()]
+    assert (result.checked, result.nbytes) == (len(sizes), sum(sizes))
+
+
+def test_an_empty_or_absent_store_is_sound(store: Store) -> None:
+    assert verify(store).is_sound
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize("at", [8, -1])
+def test_a_bit_that_flipped(model: Store, at: int) -> None:
+    layer = next(layer for layer in model.manifest(ModelName.parse("m")).layers if layer.name == "lm_head.weight")
+    path = model.blobs.path / layer.digest.file_name
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    reason, models, tensors = only(verify(model))
+    assert (reason, models, tensors) == (
+        "its bytes are not its digest's",
+        ["m:latest", "n:latest"],
+        ["lm_head.weight"],
+    )
+    assert verify(model, quick=True).is_sound == (at == -1)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (Path.unlink, "missing"),
+        (lambda path: os.truncate(path, 50), "not its digest's"),
+        (lambda path: os.truncate(path, 0), "not its digest's"),
+        (lambda path: path.write_bytes(A + b" "), "not its digest's"),
+        (lambda path: path.chmod(0), "mode is 000"),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "symbolic link|too many levels"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
+        (lambda path: (path.unlink(), path.mkdir()), "not a regular file"),
+        (lambda path: (path.unlink(), _bind(path)), "no such device|not a regular file"),
+        (lambda path: (path.unlink(), os.mknod(path, 0o20666, os.makedev(1, 5))), "not a regular file"),
+    ],
+)
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_blob_that_is_not_what_it_should_be(store: Store, change: Change, says: str, quick: bool) -> None:
+    link_by_hand(store, "m", {"layer": A, "other": B})
+    change(blob_path(store, A))
+    result = verify(store, quick=quick)
+    reason, models, tensors = only(result)
+    assert models == ["m:latest"]
+    assert tensors in (["layer"], ["a"])  # its name in the manifest, where its header can't be read
+    assert quick or re.search(says, reason)
+
+
+def _bind(path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(path.parent)  # a socket's address holds 107 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+def test_a_blob_of_another_size_than_a_manifest_says(store: Store) -> None:
+    link_by_hand(store, "m", {"layer": A})
+    path = manifest_path(store, "m")
+    path.write_text(path.read_text().replace(f'"size": {len(A)}', f'"size": {len(A) + 1}'))
+    for quick in (False, True):
+        assert only(verify(store, quick=quick))[0] == f"it has {len(A)} bytes, {len(A) + 1} are right"
+
+
+def test_a_header_or_companions_that_are_wrong_although_the_bytes_are_the_digests(store: Store) -> None:
+    arrays, metadata = stored_arrays("w", normal("w", 4, 128), "int4")
+    del arrays["w.scale"]
+    bad = safetensors_bytes(arrays, metadata)
+    link_by_hand(store, "m", {"w": bad, "no header": b"nonsense" * 9})
+    for quick in (False, True):
+        reasons = sorted(blob.reason for blob in verify(store, quick=quick).damaged)
+        assert len(reasons) == 2
+        assert "its header would have" in reasons[0]
+        assert "scale" in reasons[1]
+
+
+def test_documents_that_are_read_here_and_are_none(store: Store) -> None:
+    config = layer_by_hand(store, "", b'{"model_format":1}') | {"mediaType": CONFIG}
+    document = layer_by_hand(store, "config.json", b"[]") | {"mediaType": "application/vnd.ollama.image.json"}
+    other = layer_by_hand(store, "other.json", b"NaN") | {"mediaType": "application/vnd.ollama.image.json"}
+    path = manifest_path(store, "m")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"schemaVersion": 2, "config": config, "layers": [document, other]}))
+    for quick in (False, True):
+        reasons = {blob.reason for blob in verify(store, quick=quick).damaged}
+        assert len(reasons) == 2
+        assert any("config.json is not a JSON object" in reason for reason in reasons)
+
+
+def test_models_of_another_kind_are_hashed(store: Store) -> None:
+    layer = layer_by_hand(store, "", b"GGUF" + bytes(100)) | {"mediaType": "application/vnd.ollama.image.model"}
+    path = manifest_path(store, "m")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
+    assert verify(store).is_sound
+    blob_path(store, b"GGUF" + bytes(100)).write_bytes(b"GGUF" + bytes(99) + b"x")
+    assert only(verify(store))[0] == "its bytes are not its digest's"
+
+
+def test_blobs_that_nobody_needs_are_checked_too(store: Store) -> None:
+    link_by_hand(store, "m", {"layer": A})
+    layer_by_hand(store, "", b"orphan")
+    blob_path(store, b"orphan").write_bytes(b"damage")
+    assert only(verify(store)) == ("its bytes are not its digest's", [], [])
+    assert verify(store, ["m"]).is_sound
+
+
+def test_a_manifest_that_can_not_be_read(store: Store) -> None:
+    link_by_hand(store, "m", {"layer": A})
+    manifest_path(store, "m").write_bytes(b"{")
+    (broken,) = verify(store).broken
+    assert str(broken.name) == "m:latest"
+    assert "not valid JSON" in broken.reason
+
+
+@pytest.mark.parametrize("change", [(b"layer0", b"layer1"), (b"image.tensor", b"image.tensos"), (b"\n", b" ")])
+def test_a_manifest_that_is_valid_but_not_the_one_that_was_written(store: Store, change: tuple[bytes, bytes]) -> None:
+    commit_model(store, "m", A)
+    path = manifest_path(store, "m")
+    path.write_bytes(path.read_bytes().replace(*change))
+    (broken,) = verify(store).broken
+    assert "from what was written" in broken.reason
+
+
+def test_a_manifest_that_another_program_replaced_is_no_damage(store: Store) -> None:
+    commit_model(store, "m", A)
+    link_by_hand(store, "m", {"layer": B})
+    assert verify(store).is_sound
+
+
+def test_two_blobs_that_hold_one_tensor(store: Store) -> None:
+    link_by_hand(store, "m", {"x": A, "y": safetensors_bytes({"a": np.arange(3.0)})})
+    assert [broken.reason for broken in verify(store, quick=True).broken] == ["two of its blobs hold the tensor 'a'"]
+
+
+def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None:
+    commit_model(store, "m", A)
+    blobs, manifests = store.root / "blobs", store.root / "manifests/registry.ollama.ai/library"
+    for name in (f"sha256-{'a' * 64}-partial-0", f"sha256-{'A' * 64}", os.fsdecode(b"sha256-\xff"), "notes"):
+        (blobs / name).write_bytes(b"x")
+    (blobs / "folder").mkdir()
+    (manifests / "m" / "deep").mkdir()
+    for path in (manifests / "m" / "deep" / "er", manifests / "shallow", manifests / "m" / "latest~"):
+        path.write_bytes(b"x")
+    (manifests / "m" / "link").symlink_to(tmp_path)
+    (store.root / "manifests-v2" / "x").mkdir(parents=True)
+    blobs.chmod(0o777)
+    blob_path(store, A).chmod(0o666)
+    result = verify(store)
+    assert result.is_sound
+    reasons = {os.fsencode(odd.path.name): odd.reason for odd in result.odd}
+    assert len(reasons) == len(result.odd) == 12
+    assert reasons[b"folder"] == "it is a folder"
+    assert reasons[b"sha256-" + b"a" * 64 + b"-partial-0"] == "an Ollama is pulling it, or was"
+    assert reasons[b"sha256-\xff"] == reasons[b"notes"] == "it has no blob's name"
+    assert reasons[b"er"] == "it lies 5 levels deep, and manifests lie 4"
+    assert reasons[b"link"] == "it is a symbolic link"
+    assert "may be a manifest" in reasons[b"latest~"]
+    assert "later Ollama" in reasons[b"x"]
+    assert reasons[b"blobs"] == "anybody may put files into it"
+    assert reasons[os.fsencode(blob_path(store, A).name)] == "anybody may write to it"
+    assert verify(store, ["m"]).odd == ()
+
+
+def test_the_parts_of_a_sample_are_all_blobs(model: Store) -> None:
+    whole = verify(model).checked
+    assert sum(verify(model, sample=Sample(number, 3)).checked for number in (1, 2, 3)) == whole
+    first = next((model.root / "blobs").iterdir())
+    first.write_bytes(b"damage")
+    found = [verify(model, sample=Sample.parse(f"{number}/3")).is_sound for number in (1, 2, 3)]
+    assert sorted(found) == [False, True, True]
+
+
+@pytest.mark.parametrize("text", ["", "0/3", "4/3", "1", "1/", "/3", "1/0", "-1/3", "1/3/3", "a/b", "1.0/3", "¹/3"])
+def test_what_is_no_part(text: str) -> None:
+    with pytest.raises(UsageError):
+        Sample.parse(text)
+
+
+def test_names_that_are_not_there(model: Store) -> None:
+    with pytest.raises(NotFoundError):
+        verify(model, ["m", "none"])
+    with pytest.raises(InvalidNameError):
+        verify(model, [".."])
+    with pytest.raises(UsageError):
+        verify(model, jobs=0)
+
+
+def test_what_is_removed_or_made_again_meanwhile_is_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found is looked at again when everything was checked."""
+    from blobstore.care.checks import BlobChecks
+
+    commit_model(store, "m", A)
+    commit_model(store, "n", B)
+    blob_path(store, A).unlink()
+    blob_path(store, B).write_bytes(b"damage")
+    real = BlobChecks.run
+
+    def meanwhile(self: BlobChecks, *arguments: Any) -> None:
+        real(self, *arguments)
+        store.remove(ModelName.parse("m"))
+        commit_model(store, "n", B)
+
+    monkeypatch.setattr(BlobChecks, "run", meanwhile)
+    assert verify(store).is_sound
+
+
+def test_any_number_of_threads_finds_the_same(model: Store) -> None:
+    for path in sorted((model.root / "blobs").iterdir())[::3]:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    results = [verify(model, jobs=jobs) for jobs in (1, 2, 7)]
+    assert results[0] == results[1] == results[2]
+    assert len(results[0].damaged) >= 3
+
+
+def test_the_config_of_the_source_is_not_mistaken(tmp_path: Path, store: Store) -> None:
+    """Large and odd but legal documents raise no alarm."""
+    source = write_checkpoint(tmp_path / "s", config={**LLAMA_CONFIG, "é": "<&>\u2028", "deep": [[[1]]]})
+    (source / "other.json").write_text("NaN")
+    blobstore.import_model(source, "m", store=store)
+    assert verify(store).is_sound

@@ -1,0 +1,130 @@
+"""``--dequantize``: the values are those of `Tensor.dequantize`, bit for bit, and config.json says what the folder has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support import QUANT_TYPES
+from support.arrays import bits
+from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
+from support.exports import mixture_tensors, raw_tensors
+from support.prequantized_sources import mlx_model
+
+import blobstore
+from blobstore.errors import UnsupportedSourceError
+from blobstore.store import Store
+
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+@pytest.fixture(autouse=True)
+def _small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut tensors into several runs, and write every whole page of them around the page cache."""
+    monkeypatch.setattr("blobstore.export.writing._VALUES_AT_ONCE", 4096)
+    monkeypatch.setattr("blobstore.store.files.DIRECT_FROM", 1)
+
+
+def assert_dequantized(store: Store, folder: Path, dtype: str, names: set[str]) -> None:
+    """Assert that the folder has the values of model ``m`` in ``dtype``, its integers as they are, and only these."""
+    found = raw_tensors(folder)
+    assert found.keys() == names
+    with blobstore.open_model("m", store=store) as model:
+        for name, tensor in model.items():
+            if tensor.quant_type is None and not tensor.dtype.is_float and tensor.dtype.value != "F64":
+                assert found[name] == (tensor.dtype.value, tensor.shape, bits(tensor.numpy()))
+            elif name in found:
+                assert found[name] == (DTYPES[dtype], tensor.shape, bits(tensor.dequantize(dtype)))
+            else:  # a stack that was taken apart
+                group, projection = name.split("experts.")
+                experts = [found[f"{group}experts.{number}.{projection}"] for number in range(tensor.shape[0])]
+                assert b"".join(expert[2] for expert in experts) == bits(tensor.dequantize(dtype))
+                assert all(expert[:2] == (DTYPES[dtype], tensor.shape[1:]) for expert in experts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quant", [None, *QUANT_TYPES])
+def test_values(store: Store, tmp_path: Path, quant: str | None, dtype: str) -> None:
+    tensors = mixture_tensors(np.float32 if dtype == "bfloat16" else ml_dtypes.bfloat16) | {
+        "wide": np.linspace(-3, 3, 64).reshape(8, 8)
+    }
+    source = write_checkpoint(tmp_path / "in", tensors, {**LLAMA_CONFIG, "dtype": "bfloat16", "torch_dtype": None})
+    experts = "stacked" if quant in ("int4", "nvfp4") else "packed"
+    blobstore.import_model(source, "m", store=store, quant=quant, experts=experts, global_scale=quant == "nvfp4")
+    blobstore.export_model("m", tmp_path / "out", store=store, dequantize=dtype, max_shard_size=100_000)
+    assert_dequantized(store, tmp_path / "out", dtype, set(tensors))
+    assert json.loads((tmp_path / "out" / "config.json").read_bytes()) == {
+        **LLAMA_CONFIG,
+        "dtype": dtype,
+        "torch_dtype": None,
+    }
+
+
+def test_a_quantized_source_and_its_claims(store: Store, tmp_path: Path) -> None:
+    tensors = {"a.weight": normal("a", 64, 64), "b.weight": normal("b", 32, 128), "n.norm": normal("n", 64)}
+    config = {
+        **LLAMA_CONFIG,
+        "quantization": {"group_size": 32, "bits": 4},
+        "text_config": {"torch_dtype": "float16", "hidden_size": 64},
+    }
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "in", mlx_model(tensors, (32, 4, "affine")), config), "m", store=store
+    )
+    result = blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float32")
+    assert_dequantized(store, tmp_path / "out", "float32", set(tensors))
+    assert result.notes == ("config.json: quantization of the source left out",)
+    config = {**LLAMA_CONFIG, "text_config": {"torch_dtype": "float32", "hidden_size": 64}, "torch_dtype": "float32"}
+    written = (tmp_path / "out" / "config.json").read_text()
+    assert json.loads(written) == config
+    assert written.endswith("\n}\n")
+
+
+def test_a_value_that_does_not_fit_is_an_error_that_names_it(store: Store, tmp_path: Path) -> None:
+    weights = np.ones((64, 64), np.float32)
+    weights[40, 3] = 70_000
+    blobstore.import_model(write_checkpoint(tmp_path / "in", {"a.weight": weights}), "m", store=store)
+    with pytest.raises(
+        UnsupportedSourceError, match=r"'a\.weight'.*\[40, 3\] is 70000\.0, which does not fit F16"
+    ) as caught:
+        blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16")
+    assert (caught.value.tensor, caught.value.index) == ("a.weight", (40, 3))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "store"]
+    blobstore.import_model(write_checkpoint(tmp_path / "in", {"a.weight": weights}), "m", store=store, quant="int4")
+    with pytest.raises(UnsupportedSourceError, match="does not fit F16"):
+        blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16")
+
+
+def test_with_many_threads_the_first_error_is_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blobstore.export.writing._BATCH_PIECES", 1)
+    weights = np.ones((64, 256), np.float32)
+    weights[::8] = 1e9
+    tensors = {f"t{number}.weight": weights for number in range(8)}
+    blobstore.import_model(write_checkpoint(tmp_path / "in", tensors), "m", store=store)
+    for _ in range(5):
+        with pytest.raises(UnsupportedSourceError) as caught:
+            blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16", jobs=8)
+        assert (caught.value.tensor, caught.value.index) == ("t0.weight", (0, 0))
+
+
+def test_arrays_at_odd_places(store: Store, tmp_path: Path) -> None:
+    """The file has the source's order, which the safetensors library would not have written."""
+    tensors = {
+        "odd": np.arange(3, dtype=np.int8),
+        "a.weight": normal("a", 128, 96),
+        "b": normal("b", 9),
+        "c.weight": normal("c", 64, 64),
+    }
+    blobstore.import_model(write_checkpoint(tmp_path / "in", tensors), "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float32")
+    assert list(raw_tensors(tmp_path / "out")) == list(tensors)
+    assert_dequantized(store, tmp_path / "out", "float32", set(tensors))
+
+
+def test_infinite_and_odd_values_stay_what_they_are(store: Store, tmp_path: Path) -> None:
+    values = np.array([np.inf, -np.inf, np.nan, -0.0, 1e-45, 3.0], np.float32)
+    blobstore.import_model(write_checkpoint(tmp_path / "in", {"a.weight": values}), "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store, dequantize="bfloat16")
+    assert_dequantized(store, tmp_path / "out", "bfloat16", {"a.weight"})

@@ -1,0 +1,281 @@
+"""Export as stored: the folder is the checkpoint that came in, and an import of it stores the same blobs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import PYCODE, QUANT_TYPES
+from support.arrays import bits_of_parts
+from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.exports import (
+    imported_again,
+    metadata_of,
+    mixture_tensors,
+    raw_tensors,
+    raw_tensors_of,
+    tensor_layers,
+    write_shards,
+)
+from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
+
+import blobstore
+from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageError
+from blobstore.export import outputs
+from blobstore.store import Store
+
+METADATA = {"format": "pt", "note": "ä\n\x1b", "": "empty"}
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_came_in_goes_out_byte_for_byte(store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(PYCODE, "m", store=store)
+    told: list[int] = []
+
+    class Bar:
+        def __init__(self, nbytes: int) -> None:
+            self.nbytes = nbytes
+
+        def __enter__(self) -> Any:
+            return lambda nbytes, _: told.append(nbytes)
+
+        def __exit__(self, *_: object) -> None:
+            assert sum(told) == self.nbytes
+
+    result = blobstore.export_model("m", tmp_path / "new" / "out", store=store, bar=Bar)
+    found = files_of(tmp_path / "new" / "out")
+    assert found == {name: data for name, data in files_of(PYCODE).items() if name not in ("README.md", "heldout_ids.npy")}
+    assert result.files == {name: len(data) for name, data in sorted(found.items())}
+    assert result.nbytes == sum(told) == sum(map(len, found.values()))
+    assert (result.notes, result.folder) == ((), tmp_path / "new" / "out")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
+
+
+def test_shards_of_the_source_become_one_file(store: Store, tmp_path: Path) -> None:
+    tensors = mixture_tensors()
+    names = list(reversed(tensors))
+    shards = [{name: tensors[name] for name in names[part::3]} for part in range(3)]
+    source = write_shards(tmp_path / "in", shards, [METADATA | {"n": "1"}, METADATA | {"only": "x"}, METADATA | {"n": "2"}])
+    blobstore.import_model(source, "m", store=store)
+    result = blobstore.export_model("m", tmp_path / "out", store=store)
+    assert sorted(result.files) == ["config.json", "model.safetensors"]
+    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
+    assert metadata_of(tmp_path / "out" / "model.safetensors") == METADATA | {"only": "x"}
+    assert result.notes == ("the metadata 'n' differ between the source's files and were left out",)
+
+
+def test_the_sources_own_files(store: Store, tmp_path: Path) -> None:
+    tensors = mixture_tensors()
+    names = list(reversed(tensors))
+    shards = [{name: tensors[name] for name in names[part::3]} for part in range(3)]
+    source = write_shards(tmp_path / "in", shards, [METADATA, None, {"n": "2"}])
+    blobstore.import_model(source, "m", store=store, experts="stacked")
+    blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
+    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
+    for number, metadata in enumerate((METADATA, {}, {"n": "2"})):
+        name = f"model-{number + 1:05}-of-00003.safetensors"
+        assert metadata_of(tmp_path / "out" / name) == metadata
+        header = (tmp_path / "out" / name).read_bytes()
+        assert [key for key in json.loads(header[8 : header.index(b"}}") + 2]) if key != "__metadata__"] == list(
+            shards[number]
+        )
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_bytes())
+    assert index["weight_map"] == json.loads((source / "model.safetensors.index.json").read_bytes())["weight_map"]
+    assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors.values())
+
+
+def test_metadata_go_to_every_shard(store: Store, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "in")
+    (source / "model.safetensors").write_bytes(safetensors_bytes(small_tensors(), METADATA))
+    blobstore.import_model(source, "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size=20_000)
+    shards = sorted((tmp_path / "out").glob("model-*"))
+    assert len(shards) > 2
+    assert all(metadata_of(path) == METADATA for path in shards)
+    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
+
+
+@pytest.mark.parametrize("experts", ["packed", "stacked"])
+@pytest.mark.parametrize("quant", [None, *QUANT_TYPES])
+def test_an_import_of_the_export_stores_the_same_blobs(
+    store: Store, tmp_path: Path, quant: str | None, experts: str
+) -> None:
+    source = write_checkpoint(tmp_path / "in", mixture_tensors())
+    manifest = blobstore.import_model(source, "m", store=store, quant=quant, experts=experts).manifest
+    again = imported_again(store, "m", tmp_path / "out", experts=experts)
+    assert tensor_layers(again) == tensor_layers(manifest)
+    names = raw_tensors(source).keys()
+    assert {name for name in raw_tensors(tmp_path / "out") if not name.endswith((".scale", ".bias"))} == names
+    assert (tmp_path / "out" / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+def test_mixed_types_and_global_scales(store: Store, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "in", mixture_tensors())
+    rules = ["*.0.*=nvfp4", "*.1.up*=int8/32", "*.down_proj.weight=int4/64"]
+    manifest = blobstore.import_model(source, "m", store=store, rules=rules, global_scale=True).manifest
+    assert tensor_layers(imported_again(store, "m", tmp_path / "out")) == tensor_layers(manifest)
+    assert any(name.endswith(".global_scale") for name in raw_tensors(tmp_path / "out"))
+    with pytest.raises(UnsupportedSourceError, match=r"experts of .* differ"):
+        blobstore.import_model(tmp_path / "out", "stacked", store=store, experts="stacked")
+
+
+def test_the_ollama_profile_keeps_its_stacks(store: Store, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "in", mixture_tensors())
+    blobstore.import_model(source, "m", store=store, quant="int4", profile="ollama")
+    imported_again(store, "m", tmp_path / "out", profile="ollama")
+    with blobstore.open_model("m", store=store) as old, blobstore.open_model("again", store=store) as new:
+        assert old.keys() == new.keys()
+        assert all(
+            bits_of_parts(old[name].numpy()) == bits_of_parts(new[name].numpy()) for name in old if old[name].quant_type
+        )
+    assert "model.layers.0.mlp.experts.up_proj.weight" in raw_tensors(tmp_path / "out")
+    assert metadata_of(tmp_path / "out" / "model.safetensors")["format"] == "pt"
+    with pytest.raises(UsageError, match="nothing is known of the files"):
+        blobstore.export_model("m", tmp_path / "out2", store=store, max_shard_size="source")
+
+
+MLX = {"quantization": {"group_size": 32, "bits": 4, "mode": "affine"}}
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+PREQUANTIZED = {
+    "mlx": (mlx_model(small_tensors(), (32, 4, "affine")), MLX),
+    "fp8": (fp8_model(small_tensors()), FP8),
+    "modelopt": (nvfp4_model(small_tensors(), modelopt=True), {"quantization_config": {"quant_method": "modelopt"}}),
+    "compressed": (
+        nvfp4_model(small_tensors(), modelopt=False),
+        {"text_config": {"quantization_config": {"quant_method": "compressed-tensors"}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PREQUANTIZED)
+def test_sources_that_were_quantized(store: Store, tmp_path: Path, kind: str) -> None:
+    tensors, claim = PREQUANTIZED[kind]
+    source = write_checkpoint(tmp_path / "in", tensors, {**LLAMA_CONFIG, **claim})
+    (source / "hf_quant_config.json").write_text("{}")
+    manifest = blobstore.import_model(source, "m", store=store).manifest
+    result = blobstore.export_model("m", tmp_path / "out", store=store)
+    assert json.loads((tmp_path / "out" / "config.json").read_bytes()) == {
+        **LLAMA_CONFIG,
+        **({"text_config": {}} if "text_config" in claim else {}),
+    }
+    assert not (tmp_path / "out" / "hf_quant_config.json").exists()
+    assert len(result.notes) == 2
+    again = blobstore.import_model(tmp_path / "out", "again", store=store).manifest
+    assert tensor_layers(again) == tensor_layers(manifest)
+    # An export of the import of an export knows nothing of the first source, and is the same.
+    blobstore.export_model("again", tmp_path / "out2", store=store)
+    assert raw_tensors(tmp_path / "out2") == raw_tensors(tmp_path / "out")
+    assert metadata_of(tmp_path / "out2" / "model.safetensors") == metadata_of(tmp_path / "out" / "model.safetensors")
+    blobstore.export_model("again", tmp_path / "values", store=store, dequantize="bfloat16")
+    assert metadata_of(tmp_path / "values" / "model.safetensors") == {"format": "pt"}
+
+
+@pytest.mark.parametrize("limit", [15_000, 5_000_000_000])
+def test_an_export_counts_as_its_model(store: Store, tmp_path: Path, limit: int) -> None:
+    """A weight and its scales may lie in two shards: an import and an inspection put them together again."""
+    source = write_checkpoint(tmp_path / "in", mixture_tensors())
+    manifest = blobstore.import_model(source, "m", store=store, quant="int4", rules=["*.1.mlp.*=mxfp8"]).manifest
+    result = blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size=limit)
+    model, folder = blobstore.inspect("m", store=store), blobstore.inspect(tmp_path / "out")
+    assert (folder.notes, folder.parameters) == ((), model.parameters)
+    assert sorted((one.name, one.type_name, one.shape, one.nbytes) for one in folder.tensors) == sorted(
+        (one.name, one.type_name, one.shape, one.nbytes) for one in model.tensors
+    )
+    shards = [set(raw_tensors_of(tmp_path / "out" / name)) for name in result.files if name.endswith(".safetensors")]
+    torn = [
+        name
+        for shard in shards
+        for name in shard
+        if name + ".scale" not in shard and any(name + ".scale" in other for other in shards)
+    ]
+    assert bool(torn) == (limit == 15_000)
+    assert tensor_layers(blobstore.import_model(tmp_path / "out", "again", store=store).manifest) == tensor_layers(manifest)
+
+
+def test_metadata_that_fit_no_weight_are_said(store: Store, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "in", mixture_tensors())
+    blobstore.import_model(source, "m", store=store, quant="int4")
+    blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size=50_000)
+    first = min((tmp_path / "out").glob("model-*"))
+    blobstore.edit_metadata(first, {"nothing.quant_type": "int4"})
+    assert any("look like an exported model" in note for note in blobstore.inspect(tmp_path / "out").notes)
+
+
+def test_one_file_without_documents(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "odd name.safetensors"
+    path.write_bytes(
+        safetensors_bytes(
+            {"a": np.arange(3, dtype=np.int8), "b": np.zeros((0, 4), np.float32), "c": np.float64(2).reshape(())}
+        )
+    )
+    blobstore.import_model(path, "m", store=store)
+    assert blobstore.export_model("m", tmp_path / "out", store=store).files.keys() == {"model.safetensors"}
+    assert raw_tensors(tmp_path / "out") == raw_tensors(tmp_path)
+    assert metadata_of(tmp_path / "out" / "model.safetensors") == {}
+    blobstore.export_model("m", tmp_path / "same", store=store, max_shard_size="source")
+    assert raw_tensors(tmp_path / "same") == raw_tensors(tmp_path)
+    assert [file.name for file in (tmp_path / "same").iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("jobs", [1, 7])
+def test_pieces_are_cut_and_put_together(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+    for name, value in {"_COPIED_AT_ONCE": 1000, "_BATCH_BYTES": 3000, "_BATCH_PIECES": 2}.items():
+        monkeypatch.setattr(f"blobstore.export.writing.{name}", value)
+    source = write_checkpoint(tmp_path / "in", mixture_tensors())
+    blobstore.import_model(source, "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store, jobs=jobs, max_shard_size=50_000)
+    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
+
+
+def test_many_tensors(store: Store, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "in", {f"t{n}": np.full(n % 5, n, np.int16) for n in range(300)})
+    blobstore.import_model(source, "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store)
+    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
+
+
+def test_a_header_over_the_limit_is_refused(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "in"), "m", store=store)
+    monkeypatch.setattr(outputs, "MAX_HEADER", 500)
+    with pytest.raises(LimitExceededError, match=r"model\.safetensors would have a header"):
+        blobstore.export_model("m", tmp_path / "out", store=store)
+
+
+def test_names_that_only_others_would_misread(store: Store, tmp_path: Path) -> None:
+    tensors = {"é<&>\u2028": normal("a", 4), 'quo"te\\': normal("b", 4), "\x1b[31m": normal("c", 4), "": normal("d", 4)}
+    source = write_checkpoint(tmp_path / "in", tensors)
+    blobstore.import_model(source, "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store)
+    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"format": "gguf"}, "unknown format 'gguf'"),
+        ({"dequantize": "int8"}, "unknown dtype 'int8'"),
+        ({"dequantize": blobstore.tensors.DType.U8}, "not U8"),
+        ({"max_shard_size": 0}, "no size of a shard"),
+        ({"max_shard_size": "5GB"}, "no size of a shard"),
+        ({"max_shard_size": True}, "no size of a shard"),
+        ({"format": "mlx", "max_shard_size": "source"}, "the source's files hold other tensors"),
+        ({"jobs": 0}, "at least one thread"),
+    ],
+)
+def test_wrong_options(store: Store, tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        blobstore.export_model("m", tmp_path / "out", store=store, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_arrays_of_one_name_are_refused(store: Store, tmp_path: Path) -> None:
+    tensors = {"a.weight": normal("a", 64, 64), "a.scales": normal("b", 3)}
+    blobstore.import_model(write_checkpoint(tmp_path / "in", tensors), "m", store=store, quant="int4")
+    with pytest.raises(UnsupportedSourceError, match=r"two arrays would be called 'a\.scales'"):
+        blobstore.export_model("m", tmp_path / "out", store=store, format="mlx")

@@ -1,0 +1,198 @@
+"""The Modelfile of an export, and draft models: what lies beside the weights comes back when the folder is imported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.checkpoints import LLAMA_CONFIG, normal, small_tensors, write_checkpoint
+from support.exports import raw_tensors, tensor_layers
+from support.stores import commit_model
+
+import blobstore
+from blobstore.documents import (
+    JSON_MEDIA_TYPE,
+    LICENSE_MEDIA_TYPE,
+    MESSAGES_MEDIA_TYPE,
+    PARAMS_MEDIA_TYPE,
+    SYSTEM_MEDIA_TYPE,
+    TEMPLATE_MEDIA_TYPE,
+    Descriptor,
+    Manifest,
+    ModelConfig,
+)
+from blobstore.errors import CorruptDataError, DocumentError, UnsupportedSourceError
+from blobstore.export.texts import Layer, modelfile
+from blobstore.names import ModelName
+from blobstore.store import Store
+
+QWEN = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+
+
+def test_texts_come_back(store: Store, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "in", config=QWEN)
+    options: dict[str, Any] = {
+        "template": "{{ .System }}\n<|user|>{{ .Prompt }}\n\n",
+        "system": ' spaces around, "quotes" and ### ',
+        "licenses": ["one\r\nline", 'ends with "'],
+        "parameters": ["temperature=0.7", "stop=<|end|>", 'stop="x"', "num_ctx=4096", "use_mmap=true"],
+    }
+    file = tmp_path / "Modelfile"
+    file.write_text(
+        "FROM in\nPARSER glm-4.7\nREQUIRES 0.20.0\nMESSAGE user hello\nMESSAGE assistant two\n lines\n".replace(
+            " two\n lines", ' """two\n lines"""'
+        )
+    )
+    manifest = blobstore.import_model(source, "m", store=store, modelfile=file, **options).manifest
+    result = blobstore.export_model("m", tmp_path / "out", store=store)
+    assert result.notes == ()
+    again = blobstore.import_model(None, "again", store=store, modelfile=tmp_path / "out" / "Modelfile").manifest
+    assert again.config == manifest.config
+    assert others(again) == others(manifest)
+    assert len(others(manifest)) == 6
+
+
+def others(manifest: Manifest) -> list[tuple[str, str]]:
+    """Return the layers that are neither tensors nor JSON documents."""
+    return [(layer.media_type, str(layer.digest)) for layer in manifest.layers if layer.name is None]
+
+
+@pytest.mark.parametrize("config", [QWEN, LLAMA_CONFIG, {**LLAMA_CONFIG, "model_type": None}])
+def test_without_texts_there_is_no_modelfile(store: Store, tmp_path: Path, config: dict[str, Any]) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "in", config=config), "m", store=store)
+    assert blobstore.export_model("m", tmp_path / "out", store=store).files.keys() == {"config.json", "model.safetensors"}
+
+
+def test_a_parser_of_the_users_choice_alone(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "Modelfile").write_text("FROM in\nRENDERER mine\n")
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "in", config=QWEN), "m", store=store, modelfile=tmp_path / "Modelfile"
+    )
+    blobstore.export_model("m", tmp_path / "out", store=store)
+    assert (tmp_path / "out" / "Modelfile").read_text() == "FROM .\nRENDERER mine\n"
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer(SYSTEM_MEDIA_TYPE, b'a """\n in the middle of lines that end with "\n"""\n'),
+        Layer(SYSTEM_MEDIA_TYPE, b"an escape \x1b[31m"),
+        Layer(TEMPLATE_MEDIA_TYPE, b"\xff\xfe no text"),
+        Layer(PARAMS_MEDIA_TYPE, b'{"mirostat":1}'),
+        Layer(PARAMS_MEDIA_TYPE, b'{"temperature":{"a":1}}'),
+        Layer(PARAMS_MEDIA_TYPE, b'{"x\\nSYSTEM injected":1}'),
+        Layer(PARAMS_MEDIA_TYPE, b"[]"),
+        Layer(MESSAGES_MEDIA_TYPE, b'[{"role":"user\\nSYSTEM x","content":"y"}]'),
+        Layer(MESSAGES_MEDIA_TYPE, b'[{"role":"user"}]'),
+        Layer("application/vnd.ollama.image.adapter", b""),
+    ],
+)
+def test_what_a_modelfile_can_not_say_is_left_out_and_said(layer: Layer) -> None:
+    kept = Layer(LICENSE_MEDIA_TYPE, b"MIT")
+    text, notes = modelfile([layer, kept], ModelConfig(), None, draft=False)
+    assert text == b"FROM .\nLICENSE MIT\n"
+    assert len(notes) == 1
+    assert notes[0].endswith(" can't be written in a Modelfile and was left out")
+
+
+def test_a_draft_model_is_a_checkpoint_of_its_own(store: Store, tmp_path: Path) -> None:
+    draft = write_checkpoint(tmp_path / "draft", {"d.weight": normal("d", 64, 64)}, {"architectures": ["Eagle"], "eagle": 1})
+    source = write_checkpoint(tmp_path / "in")
+    manifest = blobstore.import_model(
+        source, "m", store=store, quant="int4", draft=draft, draft_quant="int8", system="s"
+    ).manifest
+    blobstore.export_model("m", tmp_path / "out", store=store)
+    names = {"config.json", "model.safetensors", "Modelfile", "draft/config.json", "draft/model.safetensors"}
+    assert {
+        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()
+    } == names
+    assert (tmp_path / "out" / "draft" / "config.json").read_bytes() == (draft / "config.json").read_bytes()
+    assert raw_tensors(tmp_path / "out" / "draft").keys() == {"d.weight", "d.weight.scale", "d.weight.bias"}
+    again = blobstore.import_model(None, "again", store=store, modelfile=tmp_path / "out" / "Modelfile").manifest
+    assert tensor_layers(again) == tensor_layers(manifest)
+
+
+def test_tensors_called_draft_are_no_draft_model(store: Store, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "in", small_tensors() | {"draft.x": normal("x", 4)})
+    blobstore.import_model(source, "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store)
+    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
+
+
+def test_an_unknown_draft_is_left_out_for_mlx_and_said(store: Store, tmp_path: Path) -> None:
+    from support import PYCODE
+
+    draft = write_checkpoint(tmp_path / "draft", {"d.weight": normal("d", 64, 64)}, {"model_type": "eagle"})
+    blobstore.import_model(PYCODE, "m", store=store, draft=draft)
+    result = blobstore.export_model("m", tmp_path / "out", store=store, format="mlx")
+    assert len(result.notes) == 1
+    assert result.notes[0].startswith("the draft model was left out: mlx-lm can't build model m:latest (draft): ")
+    assert not (tmp_path / "out" / "draft").exists()
+
+
+def with_documents(store: Store, tmp_path: Path, documents: dict[str | None, bytes]) -> None:
+    """Commit a model ``m`` with one tensor blob and these JSON layers."""
+    blob = next(iter(write_checkpoint(tmp_path / "in").glob("*.safetensors"))).read_bytes()
+    (layer,) = commit_model(store, "other", blob).layers
+    with store.ingest() as ingest:
+        blobs = [ingest.put(data) for data in documents.values()]
+        layers = [
+            Descriptor(media_type=JSON_MEDIA_TYPE, digest=blob.digest, size=blob.size, name=name)
+            for name, blob in zip(documents, blobs, strict=True)
+        ]
+        ingest.commit(blobs, ModelName.parse("m"), Manifest(layers=(layer, *layers)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x.json", "/etc/x.json", "a/b.json", "a\\b.json", "x\0.json", "..", ".", "draft/../x.json", "model.safetensors"],
+)
+def test_hostile_names_of_documents(store: Store, tmp_path: Path, name: str) -> None:
+    with_documents(store, tmp_path, {name: b"{}"})
+    with pytest.raises(UnsupportedSourceError, match=r"can't be a file|would be called"):
+        blobstore.export_model("m", tmp_path / "out" / "deep", store=store)
+    assert not (tmp_path / "x.json").exists()
+    assert not any((tmp_path / "out").rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"version": 2, "sources": []},
+        {"version": 1, "sources": [{"name": "x", "metadata": {"a": 1}, "tensors": []}]},
+        {"version": 1, "sources": {}},
+    ],
+)
+def test_a_broken_own_document(store: Store, tmp_path: Path, document: Any) -> None:
+    with_documents(store, tmp_path, {"blobstore.json": json.dumps(document).encode()})
+    with pytest.raises(DocumentError, match=r"blobstore\.json") as caught:
+        blobstore.export_model("m", tmp_path / "out", store=store)
+    assert caught.value.rule == "B1"
+
+
+@pytest.mark.parametrize("name", ["../evil.safetensors", "..", "a/b.safetensors"])
+def test_hostile_names_of_the_sources_files(store: Store, tmp_path: Path, name: str) -> None:
+    own = {"version": 1, "sources": [{"name": name, "metadata": {}, "tensors": list(small_tensors())}]}
+    with_documents(store, tmp_path, {"blobstore.json": json.dumps(own).encode()})
+    with pytest.raises(UnsupportedSourceError, match="can't be a file"):
+        blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
+    blobstore.export_model("m", tmp_path / "out", store=store)
+
+
+def test_an_unnamed_document_is_said(store: Store, tmp_path: Path) -> None:
+    with_documents(store, tmp_path, {None: b"{}"})
+    result = blobstore.export_model("m", tmp_path / "out", store=store)
+    assert result.notes == (f"a layer of type '{JSON_MEDIA_TYPE}' can't be written in a Modelfile and was left out",)
+
+
+def test_a_damaged_document_is_an_error(store: Store, tmp_path: Path) -> None:
+    with_documents(store, tmp_path, {"x.json": b'{"a": 1}'})
+    layer = store.manifest(ModelName.parse("m")).document("x.json")
+    assert layer is not None
+    (store.root / "blobs" / layer.digest.file_name).write_bytes(b'{"a": 2}')
+    with pytest.raises(CorruptDataError, match=r"x\.json"):
+        blobstore.export_model("m", tmp_path / "out", store=store)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,188 @@
+"""Targets far away, from a server on loopback: the same as the files here, by few requests, and whom a token is for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
+from support.packed import PACKED
+from support.servers import Answer, Asked, Server, files, redirect, reply
+from support.servers import server as run_server
+from support.sparse import write_sparse_folder
+
+import blobstore
+from blobstore.cli import run
+from blobstore.errors import BlobStoreError, HeaderError, NotFoundError, RemoteError
+from blobstore.inspection import Inspection, TargetKind, inspect
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server; every test gives it a script of its own."""
+    with run_server() as running:
+        yield running
+
+
+def served(folder: Path, base: str = "") -> dict[str, bytes]:
+    """Return the files of a folder by their targets, as a server has them."""
+    return {f"{base}{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """A checkpoint of three shards."""
+    tensors = {f"layers.{number}.weight": ("BF16", (8, number + 1)) for number in range(10)}
+    return write_sparse_folder(tmp_path / "sharded", tensors, LLAMA_CONFIG, shards=3)
+
+
+def here(found: Inspection, folder: Path) -> Inspection:
+    """Return what was found far away as if it had been found in a folder."""
+    places = [replace(file, place=str(folder / Path(file.place).name)) for file in found.files]
+    return replace(found, name=str(folder), files=tuple(places))
+
+
+@pytest.mark.parametrize("base", ["", "a/b%20c/"])
+def test_a_folder_an_index_and_a_file(server: Server, sharded: Path, base: str) -> None:
+    script = server.play(files(served(sharded, base)))
+    found = inspect(server.at(base))
+    assert [asked.target for asked in script.asked[:1]] == [f"/{base}{INDEX}"]
+    assert len(script.asked) == 4  # the index and three shards; config.json has nothing to say
+    assert here(found, sharded) == replace(inspect(sharded), name=str(sharded))
+    assert here(inspect(server.at(base).rstrip("/")), sharded).tensors == found.tensors
+    for target in (INDEX, f"{INDEX}?download=true"):
+        assert replace(inspect(server.at(base + target)), kind=TargetKind.FOLDER, name=found.name) == found
+    shard = "model-00002-of-00003.safetensors"
+    script = server.play(files(served(sharded, base)))
+    assert inspect(server.at(base + shard)).headers == inspect(sharded / shard).headers
+    assert len(script.asked) == 1
+    assert blobstore.read_header(server.at(base + shard)) == blobstore.read_header(sharded / shard)
+
+
+def test_a_folder_of_one_file(server: Server, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    script = server.play(files(served(folder, "m/")))
+    assert inspect(server.at("m/")).parameters == inspect(folder).parameters
+    assert [asked.target for asked in script.asked] == [f"/m/{INDEX}", "/m/model.safetensors"]
+
+
+def test_a_config_is_read_for_packed_weights(server: Server, tmp_path: Path) -> None:
+    tensors, config, _, shape = PACKED["mlx 3 bits"]
+    folder = write_sparse_folder(tmp_path, {f"x{suffix}": tensor for suffix, tensor in tensors.items()}, config)
+    script = server.play(files(served(folder, "m/")))
+    for target in ("m/", "m/model.safetensors"):
+        (tensor,) = inspect(server.at(target)).tensors
+        assert (tensor.shape, str(tensor.packing)) == (shape, "int3/64")
+    assert [asked.target for asked in script.asked].count("/m/config.json") == 2
+
+
+def test_a_file_of_any_address(server: Server, tmp_path: Path) -> None:
+    """Signed addresses have a query and end in anything; what has nothing below it is tried as a file."""
+    data = safetensors_bytes(small_tensors())
+    script = server.play(files({"download?id=7&sig=secret%2Fx": data, "blobs/sha256-00": data}))
+    found = inspect(server.at("download?id=7&sig=secret%2Fx"))
+    assert (found.kind, found.parameters) == (TargetKind.FILE, 32_832)
+    assert "secret" not in repr(found)
+    assert inspect(server.at("blobs/sha256-00")).parameters == 32_832
+    assert len(script.asked) == 4
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("nothing", "nothing/ has neither model.safetensors.index.json nor model.safetensors"),
+        ("nothing/", "nothing/ has neither"),
+        ("nothing.safetensors", "nothing.safetensors does not exist"),
+        ("x.safetensors.index.json", "x.safetensors.index.json does not exist"),
+    ],
+)
+def test_nothing_there(server: Server, target: str, says: str) -> None:
+    server.play(files({}))
+    with pytest.raises(NotFoundError, match=says):
+        inspect(server.at(target))
+
+
+def test_a_shard_that_is_missing(server: Server, sharded: Path) -> None:
+    table = served(sharded)
+    del table["model-00002-of-00003.safetensors"]
+    server.play(files(table))
+    with pytest.raises(
+        NotFoundError, match=f"{INDEX} names the shard model-00002-of-00003.safetensors, which is missing"
+    ) as caught:
+        inspect(server.at(""))
+    assert caught.value.rule == "I1"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (lambda _: reply(200, body=b"<html>" * 100), BlobStoreError),
+        (lambda _: reply(403), RemoteError),
+        (files({"model.safetensors": b"\xff" * 100}), HeaderError),
+        (files({INDEX: b'{"weight_map": {"a": "../x.safetensors"}}'}), BlobStoreError),
+    ],
+    ids=["html", "forbidden", "no file", "a path in an index"],
+)
+def test_what_a_server_should_not_answer(server: Server, answer: Answer, kind: type[BlobStoreError]) -> None:
+    script = server.play(answer)
+    with pytest.raises(kind):
+        inspect(server.at(""))
+    assert all(".." not in asked.target for asked in script.asked)
+
+
+def hub(folder: Path, repository: str = "org/name", revision: str = "main") -> Answer:
+    return files(served(folder, f"{repository}/resolve/{revision}/"))
+
+
+def test_a_repository_of_the_hub(server: Server, sharded: Path, tmp_path: Path) -> None:
+    endpoint = server.at("").rstrip("/")
+    server.play(hub(sharded))
+    expected = inspect(sharded)
+    found = inspect("hf://org/name", endpoint=endpoint)
+    assert (found.name, found.tensors, found.index) == ("hf://org/name", expected.tensors, expected.index)
+    assert inspect(f"{endpoint}/org/name/tree/main", endpoint=endpoint).tensors == expected.tensors
+    assert inspect(f"hf://org/name/{INDEX}", endpoint=endpoint).tensors == expected.tensors
+    single = inspect("hf://models/org/name/model-00001-of-00003.safetensors", endpoint=endpoint)
+    assert (single.kind, list(single.headers)) == (TargetKind.FILE, ["model-00001-of-00003.safetensors"])
+    server.play(hub(write_checkpoint(tmp_path / "r" / "unet").parent, revision="refs%2Fpr%2F3"))
+    assert inspect("hf://org/name@refs/pr/3/unet", endpoint=endpoint).parameters == 32_832
+    with pytest.raises(NotFoundError):
+        inspect("hf://org/name@refs/pr/3", endpoint=endpoint)
+
+
+def authorizations(asked: list[Asked]) -> set[str | None]:
+    return {one.fields.get("authorization") for one in asked}
+
+
+def test_a_token_goes_to_the_hub_and_nowhere_else(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_checkpoint(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret\n")
+    with run_server() as other:
+        monkeypatch.setenv("HF_ENDPOINT", server.at("").rstrip("/"))
+        script, elsewhere = server.play(hub(folder)), other.play(files(served(folder)))
+        for target in ("hf://org/name", server.at("org/name/resolve/main/model.safetensors")):
+            assert run(["inspect", target]) == 0
+        assert authorizations(script.asked) == {"Bearer hf_secret"}
+        assert run(["inspect", other.at("")]) == 0
+        server.play(lambda asked: redirect(other.at(asked.target.rpartition("/")[2])))
+        assert run(["inspect", "hf://org/name"]) == 0
+        assert authorizations(elsewhere.asked) == {None}
+    assert "hf_secret" not in "".join(capsys.readouterr())
+
+
+def test_the_command_shows_what_is_far_away(server: Server, sharded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server.play(files(served(sharded)))
+    assert run(["inspect", server.at(""), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["index"] == json.loads((sharded / INDEX).read_text())
+    assert document["parameter_count"] == {"BF16": 440}
+    server.play(files({}))
+    assert run(["inspect", server.at("")]) == 1
+    assert "Hint: Check the address. Servers do not list folders" in capsys.readouterr().err

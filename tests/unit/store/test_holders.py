@@ -1,0 +1,96 @@
+"""Busy: who holds the store's lock is named as the kernel knows it, sharers too, and never somebody who has gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.stores import process
+
+from blobstore.errors import BusyError
+from blobstore.store.holders import holders_of
+from blobstore.store.lock import StoreLock
+
+pytestmark = [
+    pytest.mark.timeout(30),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a lock"),
+]
+HOLD = """
+import sys
+from pathlib import Path
+from blobstore.store.lock import StoreLock
+with getattr(StoreLock(Path(sys.argv[1])), sys.argv[2])():
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+FORKED = """
+import os, sys
+from pathlib import Path
+from blobstore.store.lock import StoreLock
+with StoreLock(Path(sys.argv[1])).shared():
+    if os.fork():
+        os._exit(0)  # the child has the lock now, and the kernel's list the number of a process that is gone
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the lock of the tests lies."""
+    return tmp_path / "lock"
+
+
+def busy(path: Path) -> BusyError:
+    with pytest.raises(BusyError) as caught, StoreLock(path).exclusive(0):
+        pass
+    return caught.value
+
+
+def test_all_sharers_are_named_with_their_commands(path: Path) -> None:
+    with process(HOLD, path, "shared") as one, process(HOLD, path, "shared") as two:
+        message = busy(path).message
+        for child in (one, two):
+            assert f"process {child.pid} (python" in message
+            assert "started 0 s ago" in message or "started 1 s ago" in message
+        assert "\n" not in message
+    assert "StoreLock" in message
+
+
+def test_who_is_gone_is_not_named(path: Path) -> None:
+    with process(HOLD, path, "shared") as one, process(HOLD, path, "shared") as two:
+        one.kill()
+        one.wait()
+        assert f"process {one.pid}" not in busy(path).message
+        assert f"process {two.pid}" in busy(path).message
+
+
+def test_our_own_process_is_called_so(path: Path) -> None:
+    with StoreLock(path).shared():
+        assert "this process itself" in busy(path).message
+
+
+def test_a_lock_that_a_child_inherited_names_nobody_who_is_gone(path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", FORKED, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.wait()
+    assert "another process" in busy(path).message
+    child.stdin.close()
+    child.stdout.close()
+
+
+def test_waiting_asks_again_and_nobody_holds_a_free_lock(path: Path) -> None:
+    with StoreLock(path).exclusive():
+        pass
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        assert holders_of(fd) == []
+    finally:
+        os.close(fd)

@@ -1,0 +1,71 @@
+"""``export`` as a person uses it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.checkpoints import LLAMA_CONFIG, write_checkpoint
+
+import blobstore
+from blobstore.cli import run
+from blobstore.store import Store
+
+
+def exported(store: Store, capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> tuple[str, str]:
+    """Return what ``export`` prints on stdout and on stderr."""
+    assert run(["export", *map(str, arguments), "--store", str(store.root)]) == code
+    return tuple(capsys.readouterr())
+
+
+def test_the_rate_is_said(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "in"), "m", store=store)
+    text, errors = exported(store, capsys, "m", tmp_path / "out", "--max-shard-size", "20KB", "--jobs", 1)
+    first, rate = text.splitlines()
+    assert first == f"m:latest in {tmp_path / 'out'}: 7 files"
+    assert re.fullmatch(r"\d\d\.\d KB in \d+\.\d\d s, [0-9.]+ [KMG]?B/s", rate)
+    assert errors == ""
+
+
+def test_json_and_notes(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {**LLAMA_CONFIG, "quantization_config": {"\u202e": 1}}
+    blobstore.import_model(write_checkpoint(tmp_path / "in", config=config), "m", store=store, quant="int4")
+    text, errors = exported(store, capsys, "m", tmp_path / "out", "--dequantize", "bf16", "--json", "--verify")
+    document = json.loads(text)
+    assert list(document) == ["name", "folder", "files", "bytes", "notes", "seconds"]
+    assert [file["name"] for file in document["files"]] == ["config.json", "model.safetensors"]
+    assert sum(file["size"] for file in document["files"]) == document["bytes"]
+    assert document["notes"] == ["config.json: quantization_config of the source left out"]
+    assert errors == "Note: config.json: quantization_config of the source left out\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--format", "gguf"], 2, "unknown format 'gguf'"),
+        (["--dequantize", "int4"], 2, "unknown dtype 'int4'"),
+        (["--max-shard-size", "5 bananas"], 2, "no size"),
+        (["--max-shard-size", "0"], 2, "no size of a shard"),
+        (["--jobs", "0"], 2, "at least one thread"),
+    ],
+)
+def test_wrong_use(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
+) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "in"), "m", store=store)
+    text, errors = exported(store, capsys, "m", tmp_path / "out", *arguments, code=code)
+    assert text == ""
+    assert errors.startswith("Error: ")
+    assert says in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_something_in_it(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "in"), "m", store=store)
+    _, errors = exported(store, capsys, "m", tmp_path / "in", code=1)
+    assert (
+        errors
+        == f"Error: {tmp_path / 'in'} is there already, and is no empty folder\nHint: {errors[errors.index('Name a') :]}"
+    )

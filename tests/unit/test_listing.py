@@ -1,0 +1,150 @@
+"""list: headers are read of models that were never listed before; what is remembered is never trusted over the store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.checkpoints import safetensors_bytes, write_checkpoint
+from support.stores import blob_path, commit_model, link_by_hand, manifest_path
+
+import blobstore
+from blobstore import listing
+from blobstore.care.prune import prune
+from blobstore.inspection.models import summarize
+from blobstore.listing import BrokenModel, ListedModel, list_models
+from blobstore.names import ModelName
+from blobstore.store import Store, Summary, open_store
+from blobstore.store.summaries import SummaryCache
+
+A, B = (safetensors_bytes({name: np.zeros((3, number), np.float16)}) for number, name in enumerate("ab", 4))
+ONE = Summary(1234, 567, "int4", is_plain=True)
+
+
+@pytest.fixture
+def headers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the files whose headers are read."""
+    read: list[str] = []
+    real = listing.safetensors.read_header
+
+    def note(reader: object) -> object:
+        read.append(reader.name)  # type: ignore[attr-defined]
+        return real(reader)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(listing.safetensors, "read_header", note)
+    return iter([read])  # type: ignore[return-value]
+
+
+def test_headers_are_read_once_for_all_and_shared_ones_once_for_both(store: Store, headers: Iterator[list[str]]) -> None:
+    read = next(headers)
+    commit_model(store, "m", A, B)
+    commit_model(store, "n", A)
+    first = list_models(store)
+    assert [(str(model.name), model.parameters, model.quant_type) for model in first if isinstance(model, ListedModel)] == [
+        ("m:latest", 27, "F16"),
+        ("n:latest", 12, "F16"),
+    ]
+    assert len(read) == 2
+    store.copy(ModelName.parse("m"), ModelName.parse("o"))
+    assert list_models(open_store(store.root))[:2] == first
+    assert len(read) == 2
+
+
+@pytest.mark.parametrize("quant", [None, "int4", "mxfp8"])
+def test_it_says_what_the_headers_say(store: Store, tmp_path: Path, quant: str | None) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "s"), "m", store=store, quant=quant)
+    name = ModelName.parse("m")
+    full = summarize(store, name, store.manifest(name))
+    for _ in range(2):
+        (model,) = list_models(store)
+        assert isinstance(model, ListedModel)
+        for field in ("name", "id", "modified", "size", "parameters", "quant_type"):
+            assert getattr(model, field) == getattr(full, field)
+
+
+def test_a_blob_that_goes_missing_or_comes_back_is_noticed(store: Store) -> None:
+    commit_model(store, "m", A)
+    path = blob_path(store, A)
+    assert isinstance(list_models(store)[0], ListedModel)
+    path.rename(path.with_name("away"))
+    (model,) = list_models(store)
+    assert isinstance(model, BrokenModel)
+    assert (model.error.model, model.error.blob) == ("m:latest", path.name.replace("-", ":"))
+    path.with_name("away").rename(path.with_name(path.name.replace("-", ":")))  # as the first Ollamas named it
+    assert isinstance(list_models(store)[0], ListedModel)
+
+
+def test_a_manifest_that_is_not_plain_is_remembered_too(store: Store, headers: Iterator[list[str]]) -> None:
+    read = next(headers)
+    link_by_hand(store, "m", {"a": A})  # with spaces
+    assert isinstance(list_models(store)[0], ListedModel)
+    assert isinstance(list_models(store)[0], ListedModel)
+    assert len(read) == 1
+    blob_path(store, A).unlink()
+    assert isinstance(list_models(store)[0], BrokenModel)
+
+
+def test_a_model_that_is_removed_while_it_is_listed_is_not_broken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_model(store, "m", A)
+    blob_path(store, A).unlink()
+    real = listing._is_there
+    monkeypatch.setattr(listing, "_is_there", lambda store, name: (manifest_path(store, "m").unlink(), real(store, name))[1])
+    assert list_models(store) == []
+
+
+def test_only_the_stores_owner_leaves_a_cache(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders that root left would be in the way of everybody else's imports."""
+    link_by_hand(store, "m", {"a": A})
+    real = os.geteuid()
+    monkeypatch.setattr("blobstore.store.summaries.os.geteuid", lambda: real + 1)
+    assert isinstance(list_models(store)[0], ListedModel)
+    assert not (store.root / ".blobstore").exists()
+    monkeypatch.undo()
+    list_models(store)
+    assert [path.name for path in (store.root / ".blobstore").rglob("*") if path.is_file()] == ["summaries"]
+
+
+def test_a_cache_that_can_not_be_written_or_read_is_none(store: Store) -> None:
+    link_by_hand(store, "m", {"a": A})
+    (store.root / ".blobstore").write_bytes(b"in the way")
+    for _ in range(2):
+        assert isinstance(list_models(store)[0], ListedModel)
+
+
+@pytest.mark.parametrize("link", [".blobstore", ".blobstore/cache"])
+def test_nothing_is_written_through_a_link(store: Store, tmp_path: Path, link: str) -> None:
+    link_by_hand(store, "m", {"a": A})
+    (tmp_path / "outside").mkdir()
+    (store.root / link).parent.mkdir(exist_ok=True)
+    (store.root / link).symlink_to(tmp_path / "outside")
+    assert isinstance(list_models(store)[0], ListedModel)
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_lines_that_are_torn_changed_or_foreign_are_passed_over(tmp_path: Path) -> None:
+    cache = SummaryCache(tmp_path / "x" / "summaries", tmp_path)
+    keys = [f"{number:064x}" for number in range(3)]
+    cache.add(dict.fromkeys(keys, ONE))
+    assert cache.read() == dict.fromkeys(keys, ONE)
+    path = tmp_path / "x" / "summaries"
+    text = path.read_bytes()
+    path.write_bytes(text[:-40] + b"\nnonsense \xff\n" + b"\n" + text.replace(b"1234", b"1235"))
+    assert cache.read() == dict.fromkeys(keys[:2], ONE)
+    cache.add({keys[2]: ONE})
+    assert cache.read() == dict.fromkeys(keys, ONE)
+    cache.keep(keys[1:])
+    assert cache.read() == dict.fromkeys(keys[1:], ONE)
+    cache.add({"no key": ONE, keys[0]: Summary(1, 1, "a type with\nlines", is_plain=True)})
+    assert cache.read() == dict.fromkeys(keys[1:], ONE)
+
+
+def test_a_clean_up_forgets_models_that_are_gone(store: Store) -> None:
+    commit_model(store, "m", A)
+    commit_model(store, "n", B)
+    list_models(store)
+    store.remove(ModelName.parse("n"))
+    prune(store)
+    assert list(store.summaries.read()) == [store.manifest(ModelName.parse("m")).digest.hex]

@@ -1,0 +1,345 @@
+"""Metadata of a file: read, edited in place or by a new file; everything else stays byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from support.checkpoints import raw_safetensors, safetensors_bytes
+
+import blobstore
+from blobstore import metadata
+from blobstore.errors import (
+    BusyError,
+    HeaderError,
+    LimitExceededError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
+from blobstore.metadata import in_place
+from blobstore.metadata.text import HeaderText, encode_metadata
+
+DATA = bytes(range(256)) * 40
+ENTRY = '"x": {"dtype":"U8", "extra": [1.50, {"deep": null}], "shape":[10240],"data_offsets":[0,10240]}'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with odd but valid JSON, 200 spaces behind it, metadata after a tensor, and no room anywhere else."""
+    return write(tmp_path / "m.safetensors", f'{{{ENTRY},"__metadata__" :{{"a":"1","ü":"\\u00fc"}}}}' + " " * 200)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_bytes(raw_safetensors(text.encode(), DATA))
+    return path
+
+
+def header_of(path: Path) -> bytes:
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    return raw[8 : 8 + length]
+
+
+def assert_sound(path: Path, wanted: dict[str, str]) -> None:
+    """Assert that the file holds the same data, what our reader and the reference's say, and that nothing lies beside it."""
+    raw = path.read_bytes()
+    assert hashlib.sha256(raw[-len(DATA) :]).digest() == hashlib.sha256(DATA).digest()
+    assert len(raw) == 8 + len(header_of(path)) + len(DATA)
+    assert blobstore.read_metadata(path) == wanted
+    with safe_open(path, "np") as opened:
+        assert (opened.metadata() or {}) == wanted
+        assert opened.get_tensor("x").tobytes() == DATA
+    assert list(path.parent.glob(".*blobstore*")) == []
+
+
+def test_an_edit_in_place_keeps_the_inode_and_all_other_bytes(file: Path) -> None:
+    before = file.stat()
+    edit = blobstore.edit_metadata(file, {"b": "2" * 150, "a": None})
+    after = file.stat()
+    assert (edit.changed, edit.copied_bytes) == (True, None)
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+    assert ENTRY.encode() in header_of(file)
+    assert_sound(file, {"ü": "ü", "b": "2" * 150})
+    assert dict(edit.metadata) == {"ü": "ü", "b": "2" * 150}
+
+
+def test_a_longer_header_needs_a_new_file_which_has_room_for_the_next_edit(file: Path) -> None:
+    before = file.stat()
+    start = 8 + len(header_of(file))
+    edit = blobstore.edit_metadata(file, {"long": "x" * 5000})
+    assert edit.copied_bytes == len(DATA)
+    assert file.stat().st_ino != before.st_ino
+    assert ENTRY.encode() in header_of(file)
+    assert (8 + len(header_of(file))) % 8 == 0 or start % 8
+    inode = file.stat().st_ino
+    assert blobstore.edit_metadata(file, {"more": "y" * 900}).copied_bytes is None
+    assert file.stat().st_ino == inode
+    assert_sound(file, {"a": "1", "ü": "ü", "long": "x" * 5000, "more": "y" * 900})
+
+
+@pytest.mark.parametrize("start", [4096, 16_384, 3 * 16_384, 4096 + 512, 1000])
+def test_data_keep_their_place_in_a_page(tmp_path: Path, start: int) -> None:
+    path = write(tmp_path / "m", f"{{{ENTRY}}}".ljust(start - 8))
+    blobstore.edit_metadata(path, {"k": "v" * start})
+    step = 16_384 if start % 16_384 == 0 else 4096
+    new = 8 + len(header_of(path))
+    assert new > start
+    assert (new - start) % step == 0
+    assert_sound(path, {"k": "v" * start})
+
+
+def test_data_at_an_odd_address_are_aligned(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", f"{{{ENTRY}}}".ljust(1001))
+    blobstore.edit_metadata(path, {"k": "v" * 1000})
+    assert (8 + len(header_of(path))) % 4096 == 0
+    assert_sound(path, {"k": "v" * 1000})
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "{ }", '{"__metadata__":{}}', '{ "\\u005f_metadata__"\n:\t{ "k" : "v" }\r}', f"{{ {ENTRY} }}"]
+)
+def test_odd_but_valid_headers(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "m"
+    path.write_bytes(raw_safetensors(text.encode(), DATA if "x" in text.split('"') else b""))
+    old = blobstore.read_metadata(path)
+    for changes in ({"n": "1"}, {"n": "22", "": ""}, {"n": None}, {"z": "long" * 2000}):
+        blobstore.edit_metadata(path, changes)
+        old = {key: value for key, value in {**old, **changes}.items() if value is not None}
+        assert blobstore.read_metadata(path) == old
+
+
+def test_what_is_not_changed_is_not_written(file: Path) -> None:
+    file.chmod(0o444)
+    before = (file.stat().st_mtime_ns, file.read_bytes())
+    edit = blobstore.edit_metadata(file, {"a": "1"})
+    assert (edit.changed, edit.copied_bytes) == (False, None)
+    assert (file.stat().st_mtime_ns, file.read_bytes()) == before
+
+
+def test_replace_leaves_only_what_is_named(file: Path) -> None:
+    blobstore.edit_metadata(file, {"z": "1", "a": "2"}, replace=True)
+    assert list(blobstore.read_metadata(file).items()) == [("a", "2"), ("z", "1")]
+    blobstore.edit_metadata(file, {}, replace=True)
+    assert_sound(file, {})
+
+
+def test_in_place_refuses_to_copy(file: Path) -> None:
+    before = file.read_bytes()
+    with pytest.raises(UsageError, match="needs") as caught:
+        blobstore.edit_metadata(file, {"long": "x" * 300}, in_place=True)
+    assert caught.value.path == str(file)
+    assert file.read_bytes() == before
+
+
+def test_a_link_is_followed_and_stays(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    link = tmp_path / "other" / "link.safetensors"
+    link.symlink_to(file)
+    blobstore.edit_metadata(link, {"long": "x" * 5000})
+    assert link.is_symlink()
+    assert blobstore.read_metadata(file)["long"] == "x" * 5000
+    assert list(link.parent.iterdir()) == [link]
+
+
+def test_a_second_name_of_the_file_keeps_its_metadata(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.hardlink_to(file)
+    assert blobstore.edit_metadata(file, {"a": "2"}).copied_bytes is not None
+    assert (blobstore.read_metadata(file)["a"], blobstore.read_metadata(other)["a"]) == ("2", "1")
+    other.unlink()
+    other.hardlink_to(file)
+    blobstore.edit_metadata(file, {"a": "3"}, in_place=True)
+    assert blobstore.read_metadata(other)["a"] == "3"
+
+
+def test_a_new_file_has_the_old_ones_mode_and_attributes(file: Path) -> None:
+    file.chmod(0o640)
+    try:
+        os.setxattr(file, "user.note", b"kept")
+    except OSError:
+        pytest.skip("the file system of the tests has no extended attributes")
+    blobstore.edit_metadata(file, {"long": "x" * 5000})
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert os.getxattr(file, "user.note") == b"kept"
+
+
+@pytest.mark.parametrize("name", [f"sha256-{'0' * 64}", "0" * 64, "a" * 40])
+def test_blobs_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "blobs").mkdir()
+    path = write(tmp_path / "blobs" / name, f"{{{ENTRY}}}")
+    link = tmp_path / "model.safetensors"
+    link.symlink_to(path)
+    for file in (path, link):
+        with pytest.raises(UsageError, match="named after its contents"):
+            blobstore.edit_metadata(file, {"a": "b"})
+    assert blobstore.read_metadata(link) == {}
+
+
+@pytest.mark.parametrize("changes", [{"k": "\ud800"}, {"\udfff": "v"}, {"k": 1}, {3: "v"}])
+def test_what_is_no_text_is_refused(file: Path, changes: dict[str, str]) -> None:
+    before = file.read_bytes()
+    with pytest.raises(UsageError):
+        blobstore.edit_metadata(file, changes)
+    assert file.read_bytes() == before
+
+
+def test_a_key_that_is_not_there_can_not_be_removed(file: Path) -> None:
+    before = file.read_bytes()
+    with pytest.raises(NotFoundError, match="'nope'"):
+        blobstore.edit_metadata(file, {"a": None, "nope": None})
+    assert file.read_bytes() == before
+
+
+def test_broken_missing_and_strange_files(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(raw_safetensors(b'{"x":1}'))
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, error in {
+        "broken": HeaderError,
+        "missing": NotFoundError,
+        "fifo": StorageError,
+        "loop": StorageError,
+        ".": StorageError,
+        "a\0b": StorageError,
+    }.items():
+        with pytest.raises(error):
+            blobstore.edit_metadata(f"{tmp_path}/{name}", {"a": "b"})
+        with pytest.raises(error):
+            blobstore.read_metadata(f"{tmp_path}/{name}")
+
+
+def test_a_header_over_the_limit_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blobstore.metadata.text.MAX_HEADER", 10_000)
+    blobstore.edit_metadata(file, {"k": "v" * 9_500})
+    before = file.read_bytes()
+    with pytest.raises(LimitExceededError, match="at most 10,000"):
+        blobstore.edit_metadata(file, {"k": "v" * 10_000})
+    assert file.read_bytes() == before
+
+
+def test_edits_at_once_lose_nothing(file: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: blobstore.edit_metadata(file, {f"key{n}": "v" * 100}), range(32)))
+    assert_sound(file, {"a": "1", "ü": "ü"} | {f"key{n}": "v" * 100 for n in range(32)})
+
+
+def test_an_edit_that_takes_long_makes_others_wait_and_then_give_up(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "_WAIT_S", 0)
+    with metadata._opened(file), pytest.raises(BusyError, match="edited by another process"):
+        blobstore.edit_metadata(file, {"a": "2"})
+
+
+def test_a_file_that_changes_while_it_is_copied_is_left_alone(file: Path) -> None:
+    def write_to_it(_: int, __: str) -> None:
+        with file.open("r+b") as stream:
+            stream.seek(-1, os.SEEK_END)
+            stream.write(b"!")
+
+    with pytest.raises(blobstore.errors.CorruptDataError, match="changed while"):
+        blobstore.edit_metadata(file, {"long": "x" * 5000}, progress=write_to_it)
+    assert blobstore.read_metadata(file) == {"a": "1", "ü": "ü"}
+    assert list(file.parent.glob(".*blobstore*")) == []
+
+
+class Torn:
+    """A file whose metadata were being overwritten when the power went: some sectors are old, some new."""
+
+    def __init__(self, path: Path) -> None:
+        """Write the file, and the record of an edit that touches several sectors."""
+        self.path = write(path, f'{{"__metadata__":{{"k":"{"o" * 3000}"}},{ENTRY}}}'.ljust(8192))
+        self.old = header_of(path)
+        self.new = HeaderText.parse(self.old).held(encode_metadata({"k": "n" * 3000})) or b""
+        assert len(self.new) == len(self.old)
+        with path.open("r+b") as stream:
+            in_place._write_record(stream.fileno(), path, 8, self.old, self.new)
+        self.record = in_place.record_of(path)
+
+    def write(self, header: bytes) -> None:
+        """Put another text in the header's place, as somebody else may."""
+        with self.path.open("r+b") as stream:
+            stream.seek(8)
+            stream.write(header)
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Torn:
+    """A file with a record beside it, nothing of the new text written yet."""
+    return Torn(tmp_path / "m.safetensors")
+
+
+def test_a_torn_header_is_put_back(torn: Torn) -> None:
+    for cut in (512 - 8, 1024 - 8, 2048 - 8):
+        torn.write(torn.new[:cut] + torn.old[cut:])
+        record = torn.record.read_bytes()
+        assert blobstore.read_metadata(torn.path) == {"k": "o" * 3000}
+        assert header_of(torn.path) == torn.old
+        assert not torn.record.exists()
+        torn.record.write_bytes(record)
+
+
+def test_an_edit_that_was_written_whole_stays(torn: Torn) -> None:
+    torn.write(torn.new)
+    assert blobstore.read_metadata(torn.path) == {"k": "n" * 3000}
+    assert not torn.record.exists()
+
+
+def test_a_record_that_says_nothing_about_the_file_is_removed(torn: Torn) -> None:
+    record = torn.record.read_bytes()
+    somebody_elses = torn.old.replace(b"ooo", b"xyz")
+    later = torn.new[:504] + torn.old[504:]
+    for text, left in [
+        (later, record[:-1]),
+        (later, b""),
+        (later, record.replace(b'"inode": ', b'"inode": 9')),
+        (somebody_elses, record),
+    ]:
+        torn.write(text)
+        torn.record.write_bytes(left)
+        blobstore.read_metadata(torn.path)
+        assert header_of(torn.path) == text
+        torn.record.write_bytes(left)
+        assert blobstore.edit_metadata(torn.path, {"k": "mine"}).changed
+        assert blobstore.read_metadata(torn.path) == {"k": "mine"}
+        assert not torn.record.exists()
+
+
+def test_a_large_file_is_written_anew_with_its_data(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).integers(0, 255, 3_000_001, np.uint8)
+    path = tmp_path / "m"
+    path.write_bytes(safetensors_bytes({"x": values}, {"format": "pt"}))
+    told: list[int] = []
+    edit = blobstore.edit_metadata(path, {"k": "v"}, progress=lambda nbytes, _: told.append(nbytes))
+    assert edit.copied_bytes == sum(told) == values.nbytes
+    with safe_open(path, "np") as opened:
+        np.testing.assert_array_equal(opened.get_tensor("x"), values)
+
+
+def test_whole_blocks_are_copied_from_their_beginning_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so can a file system share them."""
+    path = write(tmp_path / "m", f"{{{ENTRY}}}")
+    ranges = []
+    copy = os.copy_file_range
+
+    def record(source: int, target: int, count: int, start: int, at: int) -> int:
+        ranges.append((start, at, count))
+        return copy(source, target, count, start, at)
+
+    monkeypatch.setattr("os.copy_file_range", record)
+    blobstore.edit_metadata(path, {"k": "v" * 500})
+    (head, middle) = ranges
+    assert head[0] + head[2] == middle[0] == 4096
+    assert middle[1] == 8192
+    assert_sound(path, {"k": "v" * 500})
+
+
+def test_copying_by_hand_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.copy_file_range", lambda *_: (_ for _ in ()).throw(OSError(18, "cross-device")), raising=False)
+    test_a_large_file_is_written_anew_with_its_data(tmp_path)
