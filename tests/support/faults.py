@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,8 @@ MUTATING = (
 """Calls by which an import changes the disk, but for the creation of files; not every machine has all of them."""
 READING = ("preadv", "preadv2")
 CLEANING = ("unlink", "unlinkat", "rmdir")
+_CALL = re.compile(r"(?P<thread>\d+) +(?P<name>\w+)\((?P<argument>\d*)", re.ASCII)
+_PRINTED = {("write", "1"), ("write", "2")}
 _ONE_AFTER_THE_OTHER = """
 from blobstore.importer.writing import write
 from blobstore.store import ingest
@@ -61,6 +65,13 @@ def remount(folder: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
 
 
+def leave_room(folder: Path, *, blocks: int = 1000, files: int = 1000) -> None:
+    """Make a mounted tmpfs so small that only so many blocks of 4 KiB and so many files are free."""
+    status = os.statvfs(folder)
+    size = (status.f_blocks - status.f_bfree + blocks) * status.f_frsize
+    remount(folder, f"size={size},nr_inodes={status.f_files - status.f_ffree + files}")
+
+
 def run(*arguments: object, prefix: list[str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``blobstore ARGUMENTS…`` so that its calls can be counted, behind ``prefix``; Python writes no bytecode."""
     line = [*(prefix or []), sys.executable, "-c", _ONE_AFTER_THE_OTHER, *map(str, arguments)]
@@ -88,3 +99,22 @@ def strace(log: Path, *rules: str) -> list[str]:
         f"trace={traced}",
         *(word for rule in rules for word in ("-e", f"inject={rule}")),
     ]
+
+
+def calls(log: Path) -> dict[str, int]:
+    """Return how often a run made each call, in the thread that made it most: strace counts ``when=`` by thread.
+
+    What is printed is not counted: it comes after everything else.
+    """
+    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for line in log.read_text().splitlines():
+        if (match := _CALL.match(line)) and (match["name"], match["argument"]) not in _PRINTED:
+            counts[match["name"]][match["thread"]] += 1
+    return {name: max(threads.values()) for name, threads in counts.items()}
+
+
+def sample(points: list[tuple[str, int]], count: int) -> list[tuple[str, int]]:
+    """Return ``count`` of the points, evenly spread, the first and the last among them."""
+    if len(points) <= count:
+        return points
+    return [points[round(index * (len(points) - 1) / (count - 1))] for index in range(count)]
