@@ -1,10 +1,13 @@
-"""BlobChecks: many blobs, checked by several threads, the largest first, so that all threads end together."""
+"""BlobChecks: many blobs, checked by several threads.
+
+The largest come first, so that all threads end together; the small ones are for one thread.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -18,6 +21,8 @@ from blobstore.ranges import FileIdentity
 from blobstore.store import BlobListing, Store
 
 NOTHING = BlobListing({}, ())
+_SMALL = 2**17
+"""Blobs of at most so many bytes are one thread's: most of their time is Python's, and two threads take turns at that."""
 
 
 @dataclass(slots=True)
@@ -58,25 +63,29 @@ class BlobChecks:
 
     def run(self, digests: Iterable[str], jobs: int, progress: Progress) -> None:
         """Check blobs with so many threads. Raises: StorageError when no more files can be opened."""
-        waiting = iter(digests)
+        queues: tuple[list[str], list[str]] = ([], [])
+        for digest in digests:
+            queues[self.quick or self.size(digest) <= _SMALL].append(digest)
+        large, small = map(iter, queues)
         mutex = threading.Lock()
         stop = threading.Event()
 
-        def take() -> str | None:
-            with mutex:
-                return None if stop.is_set() else next(waiting, None)
-
-        def work() -> None:
+        def work(*sources: Iterator[str]) -> None:
             checker = BlobChecker(self.store, quick=self.quick, progress=progress, stop=stop)
-            while (digest := take()) is not None:
+            while (digest := take(sources)) is not None:
                 check = checker.check(Digest(digest), self.uses.get(digest, ()))
                 with mutex:
                     self._note(digest, check)
 
+        def take(sources: tuple[Iterator[str], ...]) -> str | None:
+            with mutex:
+                return None if stop.is_set() else next((digest for source in sources for digest in source), None)
+
         with ThreadPoolExecutor(jobs, thread_name_prefix="verify") as pool:
             try:
-                for future in [pool.submit(work) for _ in range(jobs)]:
-                    future.result()
+                tasks = [pool.submit(work, small, large), *(pool.submit(work, large) for _ in range(jobs - 1))]
+                for task in tasks:
+                    task.result()
             finally:
                 stop.set()
 
