@@ -50,8 +50,10 @@ class ManifestCopies:
         if (link := self._link(name)) is not None:
             raise StorageError(f"{link} is a symbolic link, and nothing is written through one", path=str(link))
         with os_errors("write", path):
-            make_folder(path.parent, durable=False)
-            replace_file(path, raw)
+            try:
+                _write(path, raw)
+            except FileNotFoundError:  # the removal of another model has just removed the empty folder
+                _write(path, raw)
         return True
 
     def forget(self, name: ModelName, raw: bytes) -> None:
@@ -100,6 +102,11 @@ class ManifestCopies:
             return sorted(self._place(name).iterdir())
         except OSError:  # most models of an Ollama's store have none
             return []
+
+
+def _write(path: Path, raw: bytes) -> None:
+    make_folder(path.parent, durable=False)
+    replace_file(path, raw)
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
