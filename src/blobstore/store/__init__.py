@@ -150,8 +150,9 @@ class Store:
             if not replace and self._is_other(target, manifest):
                 raise UsageError(f"there is a model {target} already", hint="Remove it first, or replace it: --force.")
             ingest.commit([], target, manifest)
-            # On a file system that ignores case they may be one file, which has just been written.
-            if not self.manifests.is_same_file(source, target):
+            # On a file system that ignores case they may be one file, which has just been written. And another import may
+            # have given the old name to another model meanwhile, which is not ours to remove.
+            if not self.manifests.is_same_file(source, target) and not self._is_other(source, manifest):
                 self.manifests.remove(source)
                 self.copies.remove(source)
         with suppress(BusyError), self.alone(wait_s=0):

@@ -22,7 +22,10 @@ _NAMED = 3
 
 
 class StoreLock:
-    """A lock file; made when it is first taken. ``wait_s`` is how long all who write wait, None what each says."""
+    """A lock file; made when it is first taken.
+
+    ``wait_s`` is how long all who write wait, None what each says; who says 0 never waits.
+    """
 
     def __init__(self, path: Path, wait_s: float | None = None) -> None:
         self._path = path
@@ -63,6 +66,8 @@ class StoreLock:
 
     @contextmanager
     def _held(self, kind: int, wait_s: float) -> Iterator[None]:
+        if self._wait_s is not None and wait_s > 0:
+            wait_s = self._wait_s
         with os_errors("write to the store", self._path.parent):
             make_folder(self._path.parent)
             _refuse_links(self._path.parent)
@@ -70,7 +75,7 @@ class StoreLock:
             fd = os.open(self._path, flags, FILE_MODE)
         try:
             with os_errors("lock", self._path):
-                is_held = _take(fd, kind, wait_s if self._wait_s is None else self._wait_s)
+                is_held = _take(fd, kind, wait_s)
             if not is_held:
                 raise self._busy(fd)
             yield

@@ -9,6 +9,7 @@ import threading
 import pytest
 from support.stores import commit_model
 
+from blobstore.documents import Manifest
 from blobstore.errors import BlobStoreError, BusyError, StorageError
 from blobstore.names import ModelName
 from blobstore.store import Store, ingest, open_store
@@ -43,6 +44,29 @@ def test_a_sibling_removed_in_mid_commit_takes_nothing_along(store: Store, monke
     monkeypatch.setattr(ingest, "sync_file_system", remove_meanwhile)
     commit_model(store, "x:new", b"new")
     assert [str(name) for name, _ in store.models()] == ["x:new"]
+
+
+def test_a_model_that_is_replaced_while_it_is_moved_is_not_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_model(store, "x:old", b"old")
+    real, waiting = ingest.sync_file_system, ["x:old"]
+
+    def replace_meanwhile(fd: int) -> None:
+        if waiting:
+            commit_model(store, waiting.pop(), b"newer")
+        real(fd)
+
+    monkeypatch.setattr(ingest, "sync_file_system", replace_meanwhile)
+    store.move(ModelName.parse("x:old"), ModelName.parse("x:new"))
+    sizes = {str(name): manifest.layers[0].size for name, manifest in store.models() if isinstance(manifest, Manifest)}
+    assert sizes == {"x:new": len(b"old"), "x:old": len(b"newer")}
+
+
+def test_a_move_waits_for_nobody_when_it_is_done(store: Store) -> None:
+    """However long others are waited for: what is left to do is to remove empty folders."""
+    commit_model(store, "m", b"one")
+    with store.ingest():
+        open_store(store.root, wait_s=3600).move(ModelName.parse("m"), ModelName.parse("n"))
+    assert [str(name) for name, _ in store.models()] == ["n:latest"]
 
 
 def test_siblings_removed_at_once(store: Store) -> None:
