@@ -14,7 +14,7 @@ from typing import Any
 
 from blobstore.care.checks import BlobChecks, silent
 from blobstore.care.replan import Files, replan
-from blobstore.care.verify import Bar, read_manifest
+from blobstore.care.verify import Bar, differing, manifest_bytes, read_manifest
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.errors import DocumentError, UnsupportedSourceError
@@ -78,14 +78,14 @@ def repair_model(
         if damaged:
             plan = replan(store, manifest, source, Files(importance, draft, modelfile))
             blobs, remaining = _made_again(plan, damaged, ingest, workers, bar)
+            if not blobs:
+                digest, reason = next(iter(remaining.items()))
+                message = f"nothing of {full} could be made again from {os.fspath(source)}: blob {digest}: {reason}"
+                raise UnsupportedSourceError(message, model=str(full), blob=str(digest))
         if is_restored and not remaining:
             ingest.commit(blobs, full, manifest)
         elif blobs:
             ingest.publish(blobs)
-        elif remaining:
-            digest, reason = next(iter(remaining.items()))
-            message = f"nothing of {full} could be made again from {os.fspath(source)}: blob {digest}: {reason}"
-            raise UnsupportedSourceError(message, model=str(full), blob=str(digest))
     return RepairResult(
         name=full,
         checked=len(checks.uses),
@@ -100,14 +100,21 @@ def _manifest(store: Store, name: ModelName) -> tuple[Manifest, bool]:
     manifest, reason = read_manifest(store, name)
     if manifest is not None and reason is None:
         return manifest, False
-    for raw in store.copies.of(name):
-        return Manifest.parse(raw, f"the copy of the manifest of {name}"), True
+    copies = [Manifest.parse(raw, f"the copy of the manifest of {name}") for raw in store.copies.of(name)]
+    if copies:
+        return min(copies, key=lambda copy: _strangeness(copy, store, name)), True
     store.manifests.require(name)
     raise DocumentError(
         f"{reason}, and there is no copy of it",
         model=str(name),
         hint="Import the model again; its blobs that are sound are not made twice.",
     )
+
+
+def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[bool, int]:
+    """Return how little a copy looks like what was there: a killed import leaves one whose manifest was never linked."""
+    missing = sum(not store.blobs.has(blob.digest, blob.size) for blob in copy.descriptors)
+    return differing(manifest_bytes(store, name), copy.raw) is None, missing
 
 
 def _checked(store: Store, name: ModelName, manifest: Manifest, jobs: int, bar: Bar | None) -> BlobChecks:

@@ -76,13 +76,10 @@ class Sample:
     @classmethod
     def parse(cls, text: str) -> Sample:
         """Return the sample that ``n/t`` names. Raises: UsageError unless 1 <= n <= t."""
-        number, slash, count = text.partition("/")
-        digits = slash and all(
-            part.isascii() and part.isdigit() and len(part) < len("1000000000") for part in (number, count)
-        )
-        if not digits or not 1 <= int(number) <= int(count):
+        match = _PART.fullmatch(text)
+        if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
             raise UsageError(f"no part: {text!r}", hint="Write it as n/t, such as 1/7: the first of seven parts.")
-        return cls(int(number), int(count))
+        return cls(int(match["number"]), int(match["count"]))
 
     def has(self, digest: Digest) -> bool:
         """Return True when a blob belongs to the part."""
@@ -152,14 +149,14 @@ def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
         uses = checks.uses.get(digest, ())
         for use in uses:
             if use.model not in now:
-                now[use.model] = _bytes_of(checks.store, use.model)
+                now[use.model] = manifest_bytes(checks.store, use.model)
         current = [use for use in uses if digest.encode() in now[use.model]]
         if (reason := checks.again(digest, current)) is not None:
             names = check.tensors or tuple(dict.fromkeys(use.name for use in current if use.name is not None))
             yield DamagedBlob(Digest(digest), reason, tuple(sorted({use.model for use in current})), names)
 
 
-def _bytes_of(store: Store, name: ModelName) -> bytes:
+def manifest_bytes(store: Store, name: ModelName) -> bytes:
     """Return the bytes of a manifest; none when it is gone or can't be read."""
     try:
         return store.manifests.read_bytes(name)
@@ -202,6 +199,14 @@ def _changed(raw: bytes, copies: Sequence[bytes]) -> str | None:
     if not copies or raw in copies:
         return None
     for copy in copies:
-        if len(copy) == len(raw) and (count := sum(a != b for a, b in zip(raw, copy, strict=True))) <= _FEW_BYTES:
+        if count := differing(raw, copy):
             return f"it differs in {count} byte{'s' if count > 1 else ''} from what was written"
     return None  # another program has written another model there
+
+
+def differing(raw: bytes, copy: bytes) -> int | None:
+    """Return in how many bytes a manifest differs from a copy; None when in so many that it is another model's."""
+    if len(raw) != len(copy):
+        return None
+    count = sum(a != b for a, b in zip(raw, copy, strict=True))
+    return count if count <= _FEW_BYTES else None

@@ -197,6 +197,24 @@ def test_a_manifest_comes_back_from_its_copy(store: Store, source: Path, change:
     assert contents(store) == before
 
 
+@pytest.mark.parametrize("change", [damage, lambda path: path.write_bytes(b"{")])
+def test_of_two_copies_the_right_one_comes_back(
+    store: Store, source: Path, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    """An import that is killed before it links its manifest leaves a copy of it, whose blobs may not even be there."""
+    for seed in ("one", "two", "three"):  # copies are sorted by a hash: it must not be the first by chance
+        other = write_checkpoint(tmp_path / seed, {**small_tensors(), "lm_head.weight": normal(seed, 64, 64)})
+        blobstore.import_model(other, M, store=store)
+        left = manifest_path(store, "m").read_bytes()
+        store.remove(M)
+        blobstore.import_model(source, M, store=store)
+        raw = manifest_path(store, "m").read_bytes()
+        store.copies.write(M, left)
+        change(manifest_path(store, "m"))
+        assert repair_model("m", source, store=store).manifest_restored
+        assert manifest_path(store, "m").read_bytes() == raw
+
+
 def test_a_model_that_is_not_there_or_beyond_help(store: Store, source: Path) -> None:
     with pytest.raises(NotFoundError):
         repair_model("m", source, store=store)
