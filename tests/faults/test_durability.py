@@ -1,6 +1,7 @@
-"""The order of an import's system calls: what a power cut may undo is never what others can already see.
+"""The order of a command's system calls: what a power cut may undo is never what others can already see.
 
 Bytes before names, blobs before the manifest, and everything before the success is said (design.md, invariants 1 and 2).
+Removals go the other way.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.faults import run, strace
+from support.stores import commit_model, layer_by_hand
+
+from blobstore.store import Store
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux")
 
@@ -22,10 +26,12 @@ _PATH = re.compile(r'[<"](?P<path>/[^">]*)[>"]')
 class Trace:
     """The mutating calls of a run, in order: a name and the paths that it names, those of open files among them."""
 
-    def __init__(self, log: Path, root: Path, kind: str) -> None:
-        """Read what strace wrote to ``log``; paths are relative to the store's ``root``. ``kind`` is the fixture's."""
-        self.blobs = {"import": 10, "import again": 3, "cp": 0}[kind]  # the tensors' are not made again
-        self.folders = {"import": 5, "import again": 0, "cp": 1}[kind]
+    def __init__(self, folder: Path, root: Path, *arguments: object) -> None:
+        """Run a command on the store ``root``, and read its calls; paths are relative to the store's."""
+        log = folder / "log"
+        done = run(*arguments, "--store", root, prefix=[*strace(log), "-y"])
+        assert (done.returncode, done.stderr) == (0, "")
+        self.blobs = self.folders = 0  # how many it has to make
         self.calls: list[tuple[str, list[str]]] = []
         for line in log.read_text().splitlines():
             if match := _CALL.match(line):
@@ -40,20 +46,25 @@ class Trace:
             if re.fullmatch(name, call) and re.fullmatch(pattern, paths[-1], re.ASCII)
         ]
 
+    def said(self) -> int:
+        """Return where the first text is printed."""
+        return min(
+            index for index, (name, paths) in enumerate(self.calls) if name == "write" and not paths[0].startswith(".")
+        )
+
 
 @pytest.fixture(scope="module", params=["import", "import again", "cp"])
 def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """The calls of a command that writes a manifest: into a new store, over the same model, and without any blob."""
     tmp_path = tmp_path_factory.mktemp("trace")
     source, root = write_checkpoint(tmp_path / "m", {**small_tensors(), "large": normal("x", 512, 512)}), tmp_path / "store"
-    arguments = ["import", source, "m", "--quant", "int4", "--jobs", 1, "--store", root]
+    arguments = ["import", source, "m", "--quant", "int4", "--jobs", 1]
     if request.param != "import":
-        assert run(*arguments).returncode == 0
-    if request.param == "cp":
-        arguments = ["cp", "m", "n", "--store", root]
-    done = run(*arguments, prefix=[*strace(tmp_path / "log"), "-y"])
-    assert (done.returncode, done.stderr) == (0, "")
-    return Trace(tmp_path / "log", root, request.param)
+        assert run(*arguments, "--store", root).returncode == 0
+    trace = Trace(tmp_path, root, *(["cp", "m", "n"] if request.param == "cp" else arguments))
+    trace.blobs = {"import": 10, "import again": 3, "cp": 0}[request.param]  # the tensors' are not made again
+    trace.folders = {"import": 5, "import again": 0, "cp": 1}[request.param]
+    return trace
 
 
 MANIFEST = r"manifests/.+/(m|n)/latest"
@@ -80,8 +91,7 @@ def test_the_manifest_is_durable_before_it_is_visible_and_before_success_is_said
     temporary, target = trace.calls[renamed][1]
     assert max(trace.find("pwrite64", re.escape(temporary))) < max(trace.find("fsync", re.escape(temporary))) < renamed
     named = max(trace.find("fsync", re.escape(str(Path(target).parent))))
-    said = min(index for index, (name, paths) in enumerate(trace.calls) if name == "write" and not paths[0].startswith("."))
-    assert renamed < named < said
+    assert renamed < named < trace.said()
 
 
 def test_the_names_of_new_folders_are_durable_before_the_manifest(trace: Trace) -> None:
@@ -92,3 +102,26 @@ def test_the_names_of_new_folders_are_durable_before_the_manifest(trace: Trace) 
         parent = Path(trace.calls[made][1][-1]).parent
         pattern = re.escape(str(parent)) if parent.parts else "/.*/store"
         assert any(made < sync < manifest for sync in trace.find("fsync", pattern))
+
+
+def test_a_removed_manifest_is_gone_for_good_before_its_blobs_go(tmp_path: Path, store: Store) -> None:
+    commit_model(store, "m", b"one", b"two")
+    trace = Trace(tmp_path, store.root, "rm", "m")
+    (manifest,) = trace.find("unlink.*", MANIFEST)
+    blobs = trace.find("unlink.*", "blobs/sha256-[0-9a-f]{64}")
+    assert len(blobs) == 2
+    assert any(manifest < sync < min(blobs) for sync in trace.find("fsync", "manifests/.+/m"))
+
+
+def test_what_prune_takes_and_gives_back_is_durable_when_that_is_said(tmp_path: Path, store: Store) -> None:
+    commit_model(store, "m", b"one")
+    layer_by_hand(store, "", b"orphan")
+    blob, trash = r"sha256-[0-9a-f]{64}", r"\.blobstore/trash/[^/]+"
+    for options, target, synced in (
+        (("--grace", "0", "--sole-owner"), f"{trash}/{blob}-6", (trash, "blobs")),
+        (("--undo",), f"blobs/{blob}", ("blobs",)),
+    ):
+        trace = Trace(tmp_path, store.root, "prune", *options)
+        (renamed,) = trace.find("rename.*", target)
+        for folder in synced:
+            assert any(renamed < sync < trace.said() for sync in trace.find("fsync", folder)), folder

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.errors import NotFoundError, StorageError, UsageError
-from blobstore.store import BlobListing, Leftover, References, Store
+from blobstore.store import BlobListing, Leftover, References, Store, TrashedBlob
 
 DAY_S = 24 * 3600.0
 LEAST_GRACE_S = 3600.0
@@ -97,10 +97,9 @@ def undo(store: Store, *, wait_s: float = 1) -> UndoResult:
 
     Raises: NotFoundError when the trash is empty; BusyError; StorageError.
     """
+    _trashed(store)  # before the lock, which would make a store that is not there
     with store.alone(wait_s):
-        contents = store.trash.contents()
-        if not contents:
-            raise NotFoundError(f"the trash of {store.root} is empty", path=str(store.root))
+        contents = _trashed(store)
         came_back = [store.trash.restore(blob) for blob in contents]
         store.trash.settle()
     pairs = list(zip(contents, came_back, strict=True))
@@ -110,12 +109,14 @@ def undo(store: Store, *, wait_s: float = 1) -> UndoResult:
     )
 
 
-def unneeded_blobs(store: Store, references: References) -> list[UnneededBlob]:
-    """Return the blobs that no manifest names, sorted by digest: regular files only. Raises: StorageError."""
-    return _unneeded(store.blobs.listing(), references)
+def _trashed(store: Store) -> list[TrashedBlob]:
+    if contents := store.trash.contents():
+        return contents
+    raise NotFoundError(f"the trash of {store.root} is empty", path=str(store.root))
 
 
 def _unneeded(listing: BlobListing, references: References) -> list[UnneededBlob]:
+    """Return the blobs that no manifest names, sorted by digest: regular files only."""
     now = time.time()
     found = []
     for digest in sorted(listing.named.keys() - references.needed()):

@@ -14,7 +14,7 @@ import blobstore
 from blobstore.care.prune import DAY_S, prune, undo
 from blobstore.errors import BlobStoreError, BusyError, DocumentError, NotFoundError, StorageError, UsageError
 from blobstore.names import ModelName
-from blobstore.store import Store, open_store
+from blobstore.store import Store, files, open_store
 
 Snapshot = Callable[[Store], dict[str, str]]
 M = ModelName.parse("m")
@@ -297,6 +297,21 @@ def test_others_who_use_the_store_are_named(store: Store) -> None:
     assert len(prune(store).removed) == 1
 
 
+def test_on_a_network_file_system_a_sole_owner_has_to_say_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_model(store, "m", b"one")
+    aged(store, b"orphan")
+    fd = os.open(store.root, os.O_RDONLY)
+    monkeypatch.setattr(files, "_REMOTE", {files._file_system(fd)})
+    os.close(fd)
+    with pytest.raises(StorageError, match="network file system") as caught:
+        prune(store)
+    assert "--sole-owner" in str(caught.value.hint)
+    assert contents(store) == {b"one", b"orphan"}
+    assert len(prune(store, sole_owner=True).removed) == 1
+
+
 def test_an_absent_store_is_not_made(tmp_path: Path) -> None:
     assert prune(open_store(tmp_path / "none")).removed == ()
+    with pytest.raises(NotFoundError, match="empty"):
+        undo(open_store(tmp_path / "none"))
     assert not (tmp_path / "none").exists()

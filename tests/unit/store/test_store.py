@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -15,7 +16,7 @@ from support.stores import blob_path, commit_model, descriptor, layer_by_hand, m
 from blobstore.documents import Manifest
 from blobstore.errors import CorruptDataError, DocumentError, NotFoundError, StorageError
 from blobstore.names import ModelName
-from blobstore.store import Store, open_store
+from blobstore.store import Store, manifests, open_store
 
 Snapshot = Callable[[Store], dict[str, str]]
 NAME = ModelName.parse("m")
@@ -210,6 +211,28 @@ def test_many_ingests_at_once_end_with_every_model(store: Store) -> None:
         thread.join()
     assert [name.model for name, manifest in store.models() if isinstance(manifest, Manifest)] == names
     assert wrong_digests(store) == []
+
+
+@pytest.mark.parametrize("older", [b"older", None])
+def test_a_manifest_whose_name_can_not_be_made_durable_is_taken_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch, older: bytes | None
+) -> None:
+    commit_model(store, "m:other", b"one")
+    if older is not None:
+        commit_model(store, "m", older)
+    real = manifests.sync_folder
+
+    def sync_folder(path: Path) -> None:
+        if path == manifest_path(store, "m").parent:
+            raise OSError(errno.EIO, "input/output error")
+        real(path)
+
+    monkeypatch.setattr(manifests, "sync_folder", sync_folder)
+    with pytest.raises(StorageError, match="input/output error"):
+        commit_model(store, "m", b"two")
+    found = {str(name): manifest.layers[0].size for name, manifest in store.models() if isinstance(manifest, Manifest)}
+    assert found == {"m:other": 3} | ({"m:latest": 5} if older is not None else {})
+    assert len(store.copies.of(NAME)) == (older is not None)
 
 
 @pytest.mark.parametrize("broken", [b"", b"{", b"[]", b"\0\0\0", b'{"schemaVersion":1,"layers":[]}', b'{"schemaVersion":2}'])
