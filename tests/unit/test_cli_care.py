@@ -86,14 +86,18 @@ def test_prune_and_undo(cli: Run, store: Store) -> None:
     code, out, _ = cli("prune")
     assert (code, out.splitlines()[-2:]) == (
         0,
-        ["Moved 1 blobs (6 B) to the trash", "Spared 1 blobs (9 B) within the grace time"],
+        [
+            "Moved 1 blob (6 B) to the trash: prune --undo brings back what is there, the next prune deletes it",
+            "Spared 1 blob (9 B) within the grace time",
+        ],
     )
     assert document(cli("prune", "--undo", "--json"))["restored"] == 1
     code, _, err = cli("prune", "--undo")
     assert (code, "is empty" in err) == (1, True)
     assert cli("prune", "--grace", "0")[0] == 2
     assert cli("prune", "--grace", "soon")[0] == 2
-    assert cli("prune", "--undo", "--grace", "2h")[0] == 2
+    for option in (("--grace", "2h"), ("--dry-run",), ("--sole-owner",)):
+        assert cli("prune", "--undo", *option)[0] == 2
     assert document(cli("prune", "--grace", "0", "--sole-owner", "--json"))["removed"] == 2
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.errors import NotFoundError, StorageError, UsageError
-from blobstore.store import BlobListing, Leftover, References, Store, TrashedBlob
+from blobstore.store import BlobListing, Leftover, References, Store
 
 DAY_S = 24 * 3600.0
 LEAST_GRACE_S = 3600.0
@@ -97,9 +97,12 @@ def undo(store: Store, *, wait_s: float = 1) -> UndoResult:
 
     Raises: NotFoundError when the trash is empty; BusyError; StorageError.
     """
-    _trashed(store)  # before the lock, which would make a store that is not there
+    if not store.root.exists():  # the lock would make it
+        raise _nothing(store)
     with store.alone(wait_s):
-        contents = _trashed(store)
+        contents = store.trash.contents()
+        if not contents:
+            raise _nothing(store)
         came_back = [store.trash.restore(blob) for blob in contents]
         store.trash.settle()
     pairs = list(zip(contents, came_back, strict=True))
@@ -109,10 +112,8 @@ def undo(store: Store, *, wait_s: float = 1) -> UndoResult:
     )
 
 
-def _trashed(store: Store) -> list[TrashedBlob]:
-    if contents := store.trash.contents():
-        return contents
-    raise NotFoundError(f"the trash of {store.root} is empty", path=str(store.root))
+def _nothing(store: Store) -> NotFoundError:
+    return NotFoundError(f"the trash of {store.root} is empty", path=str(store.root))
 
 
 def _unneeded(listing: BlobListing, references: References) -> list[UnneededBlob]:

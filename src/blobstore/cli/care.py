@@ -11,6 +11,7 @@ from blobstore.cli.output import (
     JsonOption,
     StoreOption,
     WaitOption,
+    counted,
     duration,
     emit,
     parse_duration,
@@ -78,7 +79,8 @@ def _show_verify(result: VerifyResult) -> None:
     for odd in result.odd:
         emit(printable(f"Odd: {odd.path}: {odd.reason}"))
     damage = len(result.damaged) + len(result.broken)
-    emit(f"Checked {result.checked} blobs, hashed {size(result.nbytes)}: {f'{damage} damaged' if damage else 'all sound'}")
+    verdict = f"{damage} damaged" if damage else "all sound"
+    emit(f"Checked {counted(result.checked, 'blob')}, hashed {size(result.nbytes)}: {verdict}")
 
 
 def _verify_document(result: VerifyResult) -> dict[str, Any]:
@@ -135,7 +137,8 @@ def _show_repair(result: RepairResult) -> None:
     for left in result.remaining:
         emit(printable(f"Not repaired: {left.blob.digest}: {left.reason}"))
     repaired = f"{len(result.repaired)} made again ({size(sum(blob.size for blob in result.repaired))})"
-    emit(f"Checked {result.checked} blobs of {result.name}: {repaired}, {len(result.remaining)} still damaged")
+    verdict = f"{repaired}, {len(result.remaining)} still damaged" if result.repaired or result.remaining else "all sound"
+    emit(f"Checked {counted(result.checked, 'blob')} of {result.name}: {verdict}")
 
 
 def _repair_document(result: RepairResult) -> dict[str, Any]:
@@ -159,7 +162,10 @@ def prune(
     ] = None,
     sole_owner: Annotated[
         bool,
-        typer.Option("--sole-owner", help="No Ollama and no other machine uses the store: a grace time under 1h may be."),
+        typer.Option(
+            "--sole-owner",
+            help="Say that no Ollama and no other machine uses the store: a grace time under 1h is allowed then.",
+        ),
     ] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Give back what the last prune took.")] = False,
     wait: WaitOption = None,
@@ -171,8 +177,10 @@ def prune(
 
     opened = store_at(store, wait)
     if undo:
-        if dry_run or grace is not None:
-            raise UsageError("--undo gives back all that the last prune took: it takes neither --dry-run nor --grace")
+        if dry_run or sole_owner or grace is not None:
+            raise UsageError(
+                "--undo gives back all that the last prune took: --dry-run, --grace and --sole-owner say nothing"
+            )
         undone = care.undo(opened)
         if as_json:
             show_json(_undo_document(undone))
@@ -194,18 +202,20 @@ def _show_prune(result: PruneResult, *, dry_run: bool) -> None:
     if len(result.removed) > _SHOWN:
         emit(f"… and {len(result.removed) - _SHOWN} more")
     would = "Would move" if dry_run else "Moved"
-    emit(f"{would} {_blobs(result.removed)} to the trash")
+    until = ": prune --undo brings back what is there, the next prune deletes it" if result.removed and not dry_run else ""
+    emit(f"{would} {_blobs(result.removed)} to the trash{until}")
     if result.spared:
         emit(f"Spared {_blobs(result.spared)} within the grace time")
     if result.leftovers:
+        found = f"{counted(len(result.leftovers), 'leftover')} of imports"
         nbytes = sum(leftover.nbytes for leftover in result.leftovers)
-        emit(f"{'Would remove' if dry_run else 'Removed'} {len(result.leftovers)} leftovers of imports ({size(nbytes)})")
+        emit(f"{'Would remove' if dry_run else 'Removed'} {found} ({size(nbytes)})")
     if result.freed:
         emit(f"{'Would free' if dry_run else 'Freed'} {size(result.freed)} of the trash before")
 
 
 def _blobs(blobs: tuple[UnneededBlob, ...]) -> str:
-    return f"{len(blobs)} blobs ({size(sum(blob.size for blob in blobs))})"
+    return f"{counted(len(blobs), 'blob')} ({size(sum(blob.size for blob in blobs))})"
 
 
 def _prune_document(result: PruneResult, *, dry_run: bool) -> dict[str, Any]:
@@ -231,7 +241,7 @@ def _blob_item(blob: UnneededBlob, reason: str, *, kept: bool) -> dict[str, Any]
 
 
 def _show_undo(undone: UndoResult) -> None:
-    emit(f"Gave back {len(undone.restored)} blobs ({size(sum(nbytes for _, nbytes in undone.restored))})")
+    emit(f"Gave back {counted(len(undone.restored), 'blob')} ({size(sum(nbytes for _, nbytes in undone.restored))})")
     if undone.kept:
         emit(f"Left {len(undone.kept)} in the trash: the store has them again, or they are damaged")
 

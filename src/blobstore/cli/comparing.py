@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blobstore.cli.importing import Jobs
-from blobstore.cli.output import JsonOption, StoreOption, emit, printable, shape, show_json, show_table, size, store_at
+from blobstore.cli.output import (
+    JsonOption,
+    StoreOption,
+    counted,
+    emit,
+    printable,
+    shape,
+    show_json,
+    show_table,
+    size,
+    store_at,
+)
 
 if TYPE_CHECKING:
     from blobstore.care.diff import ChangedTensor, ModelDiff, TensorFact
@@ -36,7 +47,7 @@ def du(
         show_json(_usage_document(usage))
         return
     show_table(("NAME", "SIZE", "UNIQUE", "SHARED"), [_usage_row(model) for model in usage.models])
-    emit(f"{usage.blobs} blobs, {size(usage.nbytes)}; {size(usage.reclaimable)} needed by no model")
+    emit(f"{counted(usage.blobs, 'blob')}, {size(usage.nbytes)}; {size(usage.reclaimable)} needed by no model")
     if usage.trash:
         emit(f"{size(usage.trash)} in the trash")
 
@@ -92,7 +103,7 @@ def _show_diff(found: ModelDiff, *, error: bool) -> None:
     for sign, names in (("-", documents.removed), ("+", documents.added), ("~", documents.changed)):
         for name in names:
             emit(printable(f"{sign} {name}"))
-    changes = f"{len(found.added)} tensors added, {len(found.removed)} removed, {len(found.changed)} changed"
+    changes = f"{counted(len(found.added), 'tensor')} added, {len(found.removed)} removed, {len(found.changed)} changed"
     emit(f"{changes}, {found.equal} equal; {size(found.shared_bytes)} shared of {' and '.join(map(size, found.nbytes))}")
 
 

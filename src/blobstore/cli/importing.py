@@ -13,6 +13,7 @@ from blobstore.cli.output import (
     StoreOption,
     WaitOption,
     count,
+    counted,
     emit,
     parse_size,
     printable,
@@ -135,7 +136,8 @@ def _show_result(result: ImportResult) -> None:
     saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""
     recalled = f", {result.recalled} not made again" if result.recalled else ""
     emit(
-        f"{result.blobs} blobs: {result.created} new ({size(result.new_bytes)}), {result.reused} were there{saved}{recalled}"
+        f"{counted(result.blobs, 'blob')}: {result.created} new ({size(result.new_bytes)}), "
+        f"{result.reused} were there{saved}{recalled}"
     )
     emit(f"{result.seconds:.2f} s, {size(int(rate))}/s")
 
@@ -170,7 +172,7 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
             row.append("" if error is None else f"{error:.3%}")
     show_table(headings, rows)
     emit(
-        f"{len(made.blobs)} blobs, {count(made.parameters)} parameters, {size(made.stored_bytes)}, "
+        f"{counted(len(made.blobs), 'blob')}, {count(made.parameters)} parameters, {size(made.stored_bytes)}, "
         f"{made.bits_per_weight:.2f} bits per weight"
     )
 

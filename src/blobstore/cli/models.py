@@ -1,4 +1,4 @@
-"""``list``, ``show``, ``rm`` and ``cp``."""
+"""``list``, ``show``, ``rm``, ``cp`` and ``mv``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from blobstore.cli.output import (
     WaitOption,
     age,
     count,
+    counted,
     emit,
     rfc3339,
     shape,
@@ -191,9 +192,9 @@ def rm(
             }
         )
         if not as_json:
-            emit(f"Removed {full}: {len(removal.removed)} blobs, {size(freed)}")
+            emit(f"Removed {full}: {counted(len(removal.removed), 'blob')}, {size(freed)}")
             if removal.reason is not None:
-                emit(f"Kept {len(removal.kept)} blobs ({size(kept)}): {removal.reason}")
+                emit(f"Kept {counted(len(removal.kept), 'blob')} ({size(kept)}): {removal.reason}")
     if as_json:
         show_json(documents)
 

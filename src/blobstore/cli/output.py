@@ -19,7 +19,12 @@ StoreOption = Annotated[
 ]
 WaitOption = Annotated[
     float | None,
-    typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for others who use the store [default: 1 or 10]."),
+    typer.Option(
+        "--wait",
+        metavar="SECONDS",
+        min=0,
+        help="Wait so long for others who use the store [default: 10; to remove blobs 1].",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
@@ -121,6 +126,11 @@ def count(number: int) -> str:
         if number >= limit:
             return f"{number / limit:.3g}{suffix}"
     return str(number)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things as people write it: ``1 blob``, ``1,000 blobs``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def age(moment: datetime | None) -> str:
