@@ -19,6 +19,23 @@ from blobstore.names import ModelName
 from blobstore.store import Store
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+HOLD = """
+import sys
+from blobstore.store import open_store
+with getattr(open_store(sys.argv[1]), sys.argv[2])():
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+"""For `process`: a store's root, and what of it is held: ``ingest``, so its lock is shared, or ``alone``."""
+HOLD_LOCK = """
+import sys
+from pathlib import Path
+from blobstore.store.lock import StoreLock
+with getattr(StoreLock(Path(sys.argv[1])), sys.argv[2])():
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+"""For `process`: a lock file, and how it is held: ``shared`` or ``exclusive``."""
 
 
 def commit_model(store: Store, name: str, *blobs: bytes) -> Manifest:

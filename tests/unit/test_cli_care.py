@@ -10,19 +10,12 @@ from typing import Any
 
 import pytest
 from support.checkpoints import write_checkpoint
-from support.stores import blob_path, commit_model, layer_by_hand, manifest_path, process
+from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
 
 from blobstore.cli import run
 from blobstore.store import Store
 
 Run = Callable[..., tuple[int, str, str]]
-HOLD = """
-import sys
-from blobstore.store import open_store
-with open_store(sys.argv[1]).alone():
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -158,7 +151,7 @@ def test_mv(cli: Run, store: Store) -> None:
 
 def test_wait_and_who_is_waited_for(cli: Run, store: Store) -> None:
     commit_model(store, "m", b"one")
-    with process(HOLD, store.root) as child:
+    with process(HOLD, store.root, "alone") as child:
         for words in (("rm", "m"), ("cp", "m", "n"), ("mv", "m", "n"), ("prune",), ("prune", "--undo")):
             code, out, err = cli(*words, "--wait", "0")
             assert (code, out) == (1, "")

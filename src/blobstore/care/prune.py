@@ -65,7 +65,7 @@ def prune(
 
     ``grace_s``: blobs are spared that were written to in so many seconds; at least an hour, unless ``sole_owner`` says that
     no Ollama and no other machine uses the store. ``dry_run``: nothing is changed. ``wait_s``: for how long others who use
-    the store are waited for, unless the store says.
+    the store are waited for, unless the store says; 0: not at all.
 
     Raises: UsageError for a shorter grace time; BusyError; StorageError or CorruptDataError when something that may be a
     manifest can't be read: nothing is removed then.

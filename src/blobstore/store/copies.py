@@ -3,7 +3,8 @@
 A manifest has no checksum: a bit that flips in a layer's name leaves a valid manifest of another model. So a copy of each is
 kept, at ``.blobstore/copies/HOST/NAMESPACE/MODEL/TAG/<sha256 of its bytes>``; its own name says whether it is still right.
 It is written before the manifest is linked and the older ones go afterwards, so that killed in between there is one of
-either. A copy is a hint: nothing needs it, and an Ollama that replaces a manifest does not know of it.
+either; a repair takes the one that looks like what was there. A copy is a hint: nothing needs it, and an Ollama that
+replaces a manifest does not know of it.
 """
 
 from __future__ import annotations

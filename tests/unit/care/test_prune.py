@@ -8,23 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.stores import blob_path, commit_model, layer_by_hand, manifest_path, process
+from support.obstacles import OBSTACLES, broken_manifest
+from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
 
 import blobstore
 from blobstore.care.prune import DAY_S, prune, undo
-from blobstore.errors import BlobStoreError, BusyError, DocumentError, NotFoundError, StorageError, UsageError
+from blobstore.errors import BusyError, DocumentError, NotFoundError, StorageError, UsageError
 from blobstore.names import ModelName
 from blobstore.store import Store, files, open_store
 
 Snapshot = Callable[[Store], dict[str, str]]
 M = ModelName.parse("m")
-HOLD_SHARED = """
-import sys
-from blobstore.store import open_store
-with open_store(sys.argv[1]).ingest():
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
 KILLED = """
 import sys
 from blobstore.store import open_store
@@ -118,42 +112,14 @@ def test_models_of_one_blob_keep_it(store: Store) -> None:
     assert prune(store).removed == ()
 
 
-def _broken(store: Store) -> Path:
-    path = manifest_path(store, "other")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"{")
-    return path
-
-
-def _stray(store: Store) -> Path:
-    path = manifest_path(store, "other").with_name("latest~")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"may be an older Ollama's")
-    return path
-
-
-def _linked(store: Store) -> Path:
-    path = manifest_path(store, "other")
-    path.parent.mkdir(parents=True)
-    path.symlink_to("/nowhere")
-    return path
-
-
-def _newer(store: Store) -> Path:
-    path = store.root / "manifests-v2" / "other"
-    path.mkdir(parents=True)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("make", "kind"), [(_broken, DocumentError), (_stray, StorageError), (_linked, StorageError), (_newer, StorageError)]
-)
+@pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_nothing_is_removed_while_a_manifest_may_be_unknown(
-    store: Store, snapshot: Snapshot, make: Callable[[Store], Path], kind: type[BlobStoreError]
+    store: Store, snapshot: Snapshot, obstacle: Callable[[Store], Path]
 ) -> None:
     commit_model(store, "m", b"one")
     aged(store, b"orphan")
-    make(store)
+    obstacle(store)
+    kind = DocumentError if obstacle is broken_manifest else StorageError
     before = snapshot(store)
     for dry_run in (True, False):
         with pytest.raises(kind, match=r"nothing is removed: .*other") as caught:
@@ -290,7 +256,7 @@ def test_empty_folders_of_manifests_go(store: Store) -> None:
 def test_others_who_use_the_store_are_named(store: Store) -> None:
     commit_model(store, "m", b"one")
     aged(store, b"orphan")
-    with process(HOLD_SHARED, store.root) as child:
+    with process(HOLD, store.root, "ingest") as child:
         with pytest.raises(BusyError, match=rf"process {child.pid} \(python") as caught:
             prune(open_store(store.root, wait_s=0.1))
         assert "--wait" in str(caught.value.hint)

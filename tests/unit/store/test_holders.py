@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.stores import process
+from support.stores import HOLD_LOCK, process
 
 from blobstore.errors import BusyError
 from blobstore.store.holders import holders_of
@@ -18,14 +18,6 @@ pytestmark = [
     pytest.mark.timeout(30),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a lock"),
 ]
-HOLD = """
-import sys
-from pathlib import Path
-from blobstore.store.lock import StoreLock
-with getattr(StoreLock(Path(sys.argv[1])), sys.argv[2])():
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
 FORKED = """
 import os, sys
 from pathlib import Path
@@ -51,7 +43,7 @@ def busy(path: Path) -> BusyError:
 
 
 def test_all_sharers_are_named_with_their_commands(path: Path) -> None:
-    with process(HOLD, path, "shared") as one, process(HOLD, path, "shared") as two:
+    with process(HOLD_LOCK, path, "shared") as one, process(HOLD_LOCK, path, "shared") as two:
         message = busy(path).message
         for child in (one, two):
             assert f"process {child.pid} (python" in message
@@ -61,7 +53,7 @@ def test_all_sharers_are_named_with_their_commands(path: Path) -> None:
 
 
 def test_who_is_gone_is_not_named(path: Path) -> None:
-    with process(HOLD, path, "shared") as one, process(HOLD, path, "shared") as two:
+    with process(HOLD_LOCK, path, "shared") as one, process(HOLD_LOCK, path, "shared") as two:
         one.kill()
         one.wait()
         assert f"process {one.pid}" not in busy(path).message

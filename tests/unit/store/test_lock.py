@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.stores import commit_model, process
+from support.stores import HOLD_LOCK, commit_model, process
 
 from blobstore.errors import BusyError, StorageError
 from blobstore.names import ModelName
@@ -16,14 +16,6 @@ from blobstore.store import Store
 from blobstore.store.lock import StoreLock
 
 pytestmark = pytest.mark.timeout(30)
-HOLD = """
-import sys
-from pathlib import Path
-from blobstore.store.lock import StoreLock
-with getattr(StoreLock(Path(sys.argv[1])), sys.argv[2])():
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
 FLOCK = """
 import fcntl, os, sys
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
@@ -50,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 )
 def test_sharers_share_and_one_excludes(path: Path, held: str, wanted: str, free: bool) -> None:
     lock = getattr(StoreLock(path), wanted)
-    with process(HOLD, path, held):
+    with process(HOLD_LOCK, path, held):
         if free:
             with lock():
                 pass
@@ -65,7 +57,7 @@ def test_sharers_share_and_one_excludes(path: Path, held: str, wanted: str, free
 @pytest.mark.parametrize("held", ["shared", "exclusive"])
 def test_death_frees_the_lock(path: Path, held: str) -> None:
     lock = StoreLock(path)
-    with process(HOLD, path, held) as child:
+    with process(HOLD_LOCK, path, held) as child:
         with pytest.raises(BusyError), lock.exclusive():
             pass
         child.send_signal(signal.SIGKILL)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.stores import blob_path, commit_model, layer_by_hand, manifest_path, process
+from support.obstacles import OBSTACLES
+from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
 
 from blobstore.errors import DocumentError, NotFoundError, StorageError
 from blobstore.names import ModelName
@@ -15,13 +16,6 @@ from blobstore.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
 M, N = ModelName.parse("m"), ModelName.parse("n")
-HOLD_SHARED = """
-import sys
-from blobstore.store import open_store
-with open_store(sys.argv[1]).ingest():
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
 
 
 def blobs(store: Store) -> set[bytes]:
@@ -130,39 +124,7 @@ def test_the_manifest_goes_before_the_blobs(store: Store) -> None:
     assert not manifest_path(store, "m").exists()
 
 
-def _broken_manifest(store: Store) -> Path:
-    path = manifest_path(store, "other")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"not json")
-    return path
-
-
-def _stray_file(store: Store) -> Path:
-    path = manifest_path(store, "other").with_name("latest~")
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"may be an older Ollama's")
-    return path
-
-
-def _linked_manifest(store: Store) -> Path:
-    path = manifest_path(store, "other")
-    path.parent.mkdir(parents=True)
-    outside = store.root.parent / "outside"
-    outside.write_bytes(manifest_path(store, "m").read_bytes())
-    path.symlink_to(outside)
-    return path
-
-
-def _linked_folder(store: Store) -> Path:
-    outside = store.root.parent / "outside" / "other"
-    outside.mkdir(parents=True)
-    (outside / "latest").write_bytes(manifest_path(store, "m").read_bytes())
-    path = store.root / "manifests/registry.ollama.ai/library/other"
-    path.symlink_to(outside)
-    return path
-
-
-@pytest.mark.parametrize("obstacle", [_broken_manifest, _stray_file, _linked_manifest, _linked_folder])
+@pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_blobs_stay_while_something_that_may_need_them_can_not_be_read(
     store: Store, obstacle: Callable[[Store], Path]
 ) -> None:
@@ -180,7 +142,7 @@ def test_blobs_stay_while_something_that_may_need_them_can_not_be_read(
 
 def test_blobs_stay_while_another_process_holds_the_store(store: Store) -> None:
     commit_model(store, "m", b"one")
-    with process(HOLD_SHARED, store.root):
+    with process(HOLD, store.root, "ingest"):
         removal = store.remove(M)
     assert removal.removed == ()
     assert len(removal.kept) == 1

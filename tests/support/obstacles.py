@@ -1,0 +1,59 @@
+"""What keeps every blob from being removed: it may be a manifest that needs it, and can't be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from blobstore.store import Store
+from support.stores import manifest_path
+
+
+def broken_manifest(store: Store) -> Path:
+    """Write a manifest that is no JSON, of the model ``other``; return its path, as all of these do."""
+    path = manifest_path(store, "other")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"{")
+    return path
+
+
+def stray_file(store: Store) -> Path:
+    """Write a file whose name is no model's."""
+    path = manifest_path(store, "other").with_name("latest~")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"may be an older Ollama's")
+    return path
+
+
+def linked_manifest(store: Store) -> Path:
+    """Make a link where a manifest would lie."""
+    path = manifest_path(store, "other")
+    path.parent.mkdir(parents=True)
+    path.symlink_to("/nowhere")
+    return path
+
+
+def linked_folder(store: Store) -> Path:
+    """Make a link where a folder of manifests would lie, to one in which the model ``m`` lies again."""
+    outside = store.root.parent / "outside" / "other"
+    outside.mkdir(parents=True)
+    (outside / "latest").write_bytes(manifest_path(store, "m").read_bytes())
+    path = manifest_path(store, "other").parent
+    path.symlink_to(outside)
+    return path
+
+
+def newer_manifests(store: Store) -> Path:
+    """Make something in the tree of manifests that later Ollamas have."""
+    path = store.root / "manifests-v2" / "other"
+    path.mkdir(parents=True)
+    return path
+
+
+OBSTACLES: tuple[Callable[[Store], Path], ...] = (
+    broken_manifest,
+    stray_file,
+    linked_manifest,
+    linked_folder,
+    newer_manifests,
+)
