@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from support.stores import blob_path, commit_model, process
 
 from blobstore.digest import Digest
 from blobstore.errors import StorageError
-from blobstore.store import Store
+from blobstore.store import Store, ingest
 from blobstore.store.leftovers import Leftovers, make_owned_folder
 
 DAY_S = 24 * 3600
@@ -221,6 +221,26 @@ def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
     assert "not in the journal" in caplog.text
     (folder,) = parent.iterdir()
     assert Leftovers(parent).take(folder / ONE.file_name, store.root)
+
+
+@pytest.mark.parametrize("is_same_start", [True, False])
+def test_what_a_power_cut_may_have_changed_is_hashed_first(
+    store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch, is_same_start: bool
+) -> None:
+    """What waits for one sync of all may have its name, size and times after a power cut, and other bytes."""
+    monkeypatch.setattr(ingest, "syncs_whole", lambda _fd: True)
+    key = "0" * 64
+    with suppress(KeyboardInterrupt), store.ingest("source") as begun:
+        begun.finished(key, begun.put(b"one"))
+        raise KeyboardInterrupt
+    (left,) = parent.glob("*/sha256-*")
+    status = left.stat()
+    left.write_bytes(b"eno")
+    os.utime(left, ns=(status.st_atime_ns, status.st_mtime_ns))
+    if not is_same_start:
+        monkeypatch.setattr(ingest, "boot_id", lambda: "another-start")
+    with store.ingest("source") as again:
+        assert (again.recall(key, 3, verify=False) is not None) == is_same_start
 
 
 def test_what_can_not_be_taken_over_is_an_error_that_says_where(tmp_path: Path) -> None:
