@@ -69,6 +69,7 @@ def repair_model(
     """
     full = ModelName.parse(name) if isinstance(name, str) else name
     workers = threads(jobs)
+    before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)
     with store.ingest(os.path.realpath(os.fspath(source))) as ingest:
         checks = _checked(store, full, manifest, workers, bar)
@@ -82,7 +83,9 @@ def repair_model(
                 digest, reason = next(iter(remaining.items()))
                 message = f"nothing of {full} could be made again from {os.fspath(source)}: blob {digest}: {reason}"
                 raise UnsupportedSourceError(message, model=str(full), blob=str(digest))
-        if is_restored and not remaining:
+        # It takes its time: what another has put there or removed meanwhile stays as it is now.
+        is_restored = is_restored and not remaining and manifest_bytes(store, full) == before
+        if is_restored:
             ingest.commit(blobs, full, manifest)
         elif blobs:
             ingest.publish(blobs)
@@ -91,7 +94,7 @@ def repair_model(
         checked=len(checks.uses),
         repaired=tuple(blob for digest, blob in damaged.items() if digest not in remaining),
         remaining=tuple(RemainingBlob(damaged[digest], reason) for digest, reason in remaining.items()),
-        manifest_restored=is_restored and not remaining,
+        manifest_restored=is_restored,
     )
 
 

@@ -14,6 +14,7 @@ from support.checkpoints import normal, safetensors_bytes, small_tensors, write_
 from support.stores import commit_model, layer_by_hand, manifest_path
 
 import blobstore
+from blobstore.care.checks import BlobChecks
 from blobstore.care.repair import RepairResult, repair_model
 from blobstore.care.verify import verify
 from blobstore.errors import BlobStoreError, DocumentError, NotFoundError, UnsupportedSourceError, UsageError
@@ -213,6 +214,23 @@ def test_of_two_copies_the_right_one_comes_back(
         change(manifest_path(store, "m"))
         assert repair_model("m", source, store=store).manifest_restored
         assert manifest_path(store, "m").read_bytes() == raw
+
+
+def test_a_model_that_is_imported_again_during_the_repair_of_its_manifest_stays(
+    store: Store, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobstore.import_model(source, M, store=store, quant="int4")
+    manifest_path(store, "m").write_bytes(b"{")
+    real = BlobChecks.run
+
+    def meanwhile(self: BlobChecks, *arguments: Any) -> None:
+        real(self, *arguments)
+        blobstore.import_model(source, M, store=store, quant="int8")
+
+    monkeypatch.setattr(BlobChecks, "run", meanwhile)
+    assert not repair_model("m", source, store=store).manifest_restored
+    with blobstore.open_model("m", store=store) as model:
+        assert model.config.file_type == "int8"
 
 
 def test_a_model_that_is_not_there_or_beyond_help(store: Store, source: Path) -> None:
