@@ -244,7 +244,7 @@ class Store:
         return [*stale, *journals, *self.copies.stale(set(self.manifests.names()))]
 
     def newer_manifests(self) -> list[Path]:
-        """Return what lies in the second tree of manifests that later Ollamas have, which is not read here."""
+        """Return what lies in the tree of manifests of later Ollamas, which is not read here. Raises: StorageError."""
         folder = self.root / "manifests-v2"
         with os_errors("list", folder):
             return sorted(folder.iterdir()) if folder.is_dir() else []

@@ -40,7 +40,10 @@ class BlobFolder:
         self.path = path
 
     def listing(self) -> BlobListing:
-        """Return what lies in the folder. Of two names for one digest the older form is among the others."""
+        """Return what lies in the folder. Of two names for one digest the older form is among the others.
+
+        Raises: StorageError.
+        """
         named: dict[str, os.DirEntry[str]] = {}
         others: list[os.DirEntry[str]] = []
         with os_errors("list", self.path):
@@ -134,7 +137,7 @@ class BlobFolder:
         return True
 
     def remove(self, digest: Digest) -> None:
-        """Remove a blob if it is there. Only for a holder of the store's exclusive lock."""
+        """Remove a blob if it is there. Only for a holder of the store's exclusive lock. Raises: StorageError."""
         for name in (digest.file_name, str(digest)):
             with os_errors("remove", self.path / name):
                 remove_if_there(self.path / name)

@@ -79,7 +79,7 @@ class Ingest:
         return BlobWriter(self._folder, str(next(self._numbers)), size, syncs=not self._syncs_whole)
 
     def put(self, data: bytes) -> FinishedBlob:
-        """Write bytes in memory as one blob."""
+        """Write bytes in memory as one blob. Raises: StorageError."""
         writer = self.writer(len(data))
         try:
             blob = writer.put(0, data)

@@ -41,7 +41,10 @@ class ManifestFolder:
         return [path for path, is_link in self._entries() if is_link or self._name(path) is None]
 
     def everything(self) -> Iterator[Path]:
-        """Yield all that is no folder below ``manifests/``, at any depth, sorted; links are not followed."""
+        """Yield all that is no folder below ``manifests/``, at any depth, sorted; links are not followed.
+
+        Raises: StorageError.
+        """
         with os_errors("list", self.path):
             yield from _files(self.path)
 
@@ -162,7 +165,10 @@ class ManifestFolder:
                 break  # not empty
 
     def remove_all_empty_folders(self) -> None:
-        """Remove every folder below that holds nothing. Only for a holder of the store's exclusive lock."""
+        """Remove every folder below that holds nothing. Only for a holder of the store's exclusive lock.
+
+        Raises: StorageError when they can't be listed.
+        """
         with os_errors("list", self.path):
             empty = list(_empty(self.path)) if self.path.is_dir() else []
         for folder in empty:

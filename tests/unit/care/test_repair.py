@@ -216,6 +216,20 @@ def test_of_two_copies_the_right_one_comes_back(
         assert manifest_path(store, "m").read_bytes() == raw
 
 
+def test_a_manifest_comes_back_only_when_the_whole_model_is_sound(store: Store, source: Path, tmp_path: Path) -> None:
+    blobstore.import_model(source, M, store=store)
+    for path in paths(store, "lm_head", "embed"):
+        damage(path)
+    manifest_path(store, "m").write_bytes(b"{")
+    other = write_checkpoint(tmp_path / "o", {**small_tensors(), **EXPERTS, "lm_head.weight": normal("other", 64, 64)})
+    result = repair_model("m", other, store=store)
+    assert [left.blob.name for left in result.remaining] == ["lm_head.weight"]
+    assert (len(result.repaired), result.manifest_restored) == (1, False)
+    assert manifest_path(store, "m").read_bytes() == b"{"
+    assert repair_model("m", source, store=store).manifest_restored
+    assert verify(store).is_sound
+
+
 def test_a_model_that_is_imported_again_during_the_repair_of_its_manifest_stays(
     store: Store, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

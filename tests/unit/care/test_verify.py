@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand,
 
 import blobstore
 from blobstore.care.verify import Sample, VerifyResult, verify
-from blobstore.errors import InvalidNameError, NotFoundError, UsageError
+from blobstore.errors import InvalidNameError, NotFoundError, StorageError, UsageError
 from blobstore.names import ModelName
 from blobstore.store import Store
 
@@ -256,6 +257,22 @@ def test_what_is_removed_or_made_again_meanwhile_is_no_damage(store: Store, monk
 
     monkeypatch.setattr(BlobChecks, "run", meanwhile)
     assert verify(store).is_sound
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_what_says_nothing_about_a_blob_is_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    commit_model(store, "m", A, B)
+    real = os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path) == str(blob_path(store, B)):
+            raise OSError(code, os.strerror(code))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StorageError) as caught:
+        verify(store)
+    assert caught.value.errno == code
 
 
 def test_any_number_of_threads_finds_the_same(model: Store) -> None:
