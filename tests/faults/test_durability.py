@@ -125,3 +125,16 @@ def test_what_prune_takes_and_gives_back_is_durable_when_that_is_said(tmp_path: 
         (renamed,) = trace.find("rename.*", target)
         for folder in synced:
             assert any(renamed < sync < trace.said() for sync in trace.find("fsync", folder)), folder
+
+
+@pytest.mark.parametrize("call", ["fsync", "syncfs"])
+def test_no_success_is_said_after_a_sync_that_failed(tmp_path: Path, store: Store, call: str) -> None:
+    commit_model(store, "m", b"one")
+    log = tmp_path / "log"
+    done = run("cp", "m", "n", "--store", store.root, prefix=strace(log, f"{call}:error=EIO:when=1"))
+    if "(INJECTED)" not in log.read_text():
+        assert call == "syncfs"  # where it is not trusted every file has an fsync of its own
+        return
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "input/output error" in done.stderr.lower()
+    assert [str(name) for name, _ in store.models()] == ["m:latest"]
