@@ -22,6 +22,8 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 _MANIFEST_DEPTH = 4
+# Our own rm takes the copy along.
+_LOST = "its model is gone, by another program or by damage: repair brings it back, until the next prune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ def oddities(store: Store, listing: BlobListing) -> Iterator[OddFile]:
                 yield OddFile(path, reason)
     for path in store.newer_manifests():
         yield OddFile(path, "it is a later Ollama's: its models are not read here")
+    for copy in store.copies.stale(set(store.manifests.names())):
+        if not os.path.lexists(store.manifests.path.joinpath(*copy.path.parts[-_MANIFEST_DEPTH:])):
+            yield OddFile(copy.path, _LOST)
     for folder in (store.root, store.blobs.path, store.manifests.path, store.root / ".blobstore"):
         if folder.is_dir() and _is_open_to_all(folder.stat()):
             yield OddFile(folder, "anybody may put files into it")

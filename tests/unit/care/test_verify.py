@@ -17,6 +17,7 @@ from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_c
 from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, manifest_path, stored_arrays
 
 import blobstore
+from blobstore.care.repair import repair_model
 from blobstore.care.verify import Sample, VerifyResult, verify
 from blobstore.errors import InvalidNameError, NotFoundError, StorageError, UsageError
 from blobstore.names import ModelName
@@ -214,6 +215,18 @@ def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None
     assert reasons[b"blobs"] == "anybody may put files into it"
     assert reasons[os.fsencode(blob_path(store, A).name)] == "anybody may write to it"
     assert verify(store, ["m"]).odd == ()
+
+
+def test_a_manifest_that_is_lost_is_shown_and_no_damage(model: Store, tmp_path: Path) -> None:
+    """It may be that an Ollama has removed the model."""
+    manifest_path(model, "n").unlink()
+    result = verify(model)
+    (odd,) = result.odd
+    assert (result.is_sound, odd.path.parts[-2:]) == (True, ("n", "latest"))
+    assert "repair brings it back" in odd.reason
+    assert repair_model("n", tmp_path / "s", store=model).manifest_restored
+    model.remove(ModelName.parse("n"))
+    assert verify(model).odd == ()
 
 
 def test_the_parts_of_a_sample_are_all_blobs(model: Store) -> None:
