@@ -10,7 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from blobstore.errors import NotFoundError
 from blobstore.store import BlobListing, ManifestFolder, Store
+from blobstore.store.files import os_errors
 
 _PARTIAL = re.compile(r"sha256-[0-9a-f]{64}-partial(-[0-9]+)?", re.ASCII)
 _KINDS = (
@@ -35,17 +37,18 @@ class OddFile:
 def oddities(store: Store, listing: BlobListing) -> Iterator[OddFile]:
     """Yield what is odd in a store, blobs first; ``listing`` is what lies in ``blobs/``. Raises: StorageError."""
     for entry in listing.others:
-        with suppress(FileNotFoundError):  # it has been removed since the folder was listed
+        with suppress(NotFoundError), os_errors("look at", entry.path):  # it has been removed since the folder was listed
             yield OddFile(Path(entry.path), _odd_blob(entry))
     for path in store.manifests.everything():
-        with suppress(FileNotFoundError):
+        with suppress(NotFoundError), os_errors("look at", path):
             if (reason := _odd_manifest(store.manifests, path)) is not None:
                 yield OddFile(path, reason)
     for path in store.newer_manifests():
         yield OddFile(path, "it is a later Ollama's: its models are not read here")
     for folder in (store.root, store.blobs.path, store.manifests.path, store.root / ".blobstore"):
-        if folder.is_dir() and _is_open_to_all(folder.stat()):
-            yield OddFile(folder, "anybody may put files into it")
+        with os_errors("look at", folder):
+            if folder.is_dir() and _is_open_to_all(folder.stat()):
+                yield OddFile(folder, "anybody may put files into it")
 
 
 def odd_mode(status: os.stat_result) -> str | None:

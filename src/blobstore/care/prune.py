@@ -16,6 +16,7 @@ from pathlib import Path
 from blobstore.digest import Digest
 from blobstore.errors import NotFoundError, StorageError, UsageError
 from blobstore.store import BlobListing, Leftover, References, Store
+from blobstore.store.files import os_errors
 
 DAY_S = 24 * 3600.0
 LEAST_GRACE_S = 3600.0
@@ -97,10 +98,12 @@ def undo(store: Store, *, wait_s: float = 1) -> UndoResult:
 
     Raises: NotFoundError when the trash is empty; BusyError; StorageError.
     """
+    if not store.root.exists():
+        raise _nothing_to_give_back(store)
     with store.alone(wait_s):
         contents = store.trash.contents()
         if not contents:
-            raise NotFoundError(f"the trash of {store.root} is empty", path=str(store.root))
+            raise _nothing_to_give_back(store)
         came_back = [store.trash.restore(blob) for blob in contents]
         store.trash.settle()
     pairs = list(zip(contents, came_back, strict=True))
@@ -110,12 +113,12 @@ def undo(store: Store, *, wait_s: float = 1) -> UndoResult:
     )
 
 
-def unneeded_blobs(store: Store, references: References) -> list[UnneededBlob]:
-    """Return the blobs that no manifest names, sorted by digest: regular files only. Raises: StorageError."""
-    return _unneeded(store.blobs.listing(), references)
+def _nothing_to_give_back(store: Store) -> NotFoundError:
+    return NotFoundError(f"the trash of {store.root} is empty", path=str(store.root))
 
 
 def _unneeded(listing: BlobListing, references: References) -> list[UnneededBlob]:
+    """Return the blobs that no manifest names, sorted by digest: regular files only. Raises: StorageError."""
     now = time.time()
     found = []
     for digest in sorted(listing.named.keys() - references.needed()):
@@ -146,8 +149,9 @@ def _decide(store: Store, grace_s: float, known: References | None) -> tuple[_De
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
     try:
-        return entry.stat(follow_symlinks=False)
-    except FileNotFoundError:  # it has been removed since the folder was listed
+        with os_errors("look at", entry.path):
+            return entry.stat(follow_symlinks=False)
+    except NotFoundError:  # it has been removed since the folder was listed
         return None
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from blobstore.errors import BlobStoreError
+from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.names import ModelName
 from blobstore.store import BlobListing, References, Store
+from blobstore.store.files import os_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,11 @@ def _of_model(name: ModelName, references: References, sizes: dict[str, int], co
 
 
 def _sizes(listing: BlobListing) -> dict[str, int]:
-    """Return the bytes of every blob, by the hex digits of its digest: regular files only."""
+    """Return the bytes of every blob, by the hex digits of its digest: regular files only. Raises: StorageError."""
     sizes = {}
     for digest, entry in listing.named.items():
-        try:
+        # One that has been removed since the folder was listed takes nothing.
+        with suppress(NotFoundError), os_errors("look at", entry.path):
             if entry.is_file(follow_symlinks=False):
                 sizes[digest] = entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:  # it has been removed since the folder was listed
-            continue
     return sizes

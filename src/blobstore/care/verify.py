@@ -6,7 +6,6 @@ forgotten when its model was removed or replaced, or its blob made again.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -24,7 +23,6 @@ from blobstore.store import Store
 
 Bar = Callable[[int], AbstractContextManager[Progress | None]]
 
-_PART = re.compile(r"(?P<number>[0-9]{1,9})/(?P<count>[0-9]{1,9})", re.ASCII)
 _FEW_BYTES = 16
 """A manifest that differs from its copy in so few bytes was not replaced by another program: digests alone have 64."""
 
@@ -147,24 +145,22 @@ def _read_manifests(checks: BlobChecks, names: Iterable[ModelName]) -> list[Mode
 
 def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
     """Yield the damaged blobs that are still so, and still needed."""
-    now: dict[ModelName, bytes] = {}
+    now: dict[ModelName, set[str]] = {}
     for digest, check in sorted(checks.damaged.items()):
         uses = checks.uses.get(digest, ())
         for use in uses:
             if use.model not in now:
-                now[use.model] = _bytes_of(checks.store, use.model)
-        current = [use for use in uses if digest.encode() in now[use.model]]
+                now[use.model] = _needs_of(checks.store, use.model)
+        current = [use for use in uses if digest in now[use.model]]
         if (reason := checks.again(digest, current)) is not None:
             names = check.tensors or tuple(dict.fromkeys(use.name for use in current if use.name is not None))
             yield DamagedBlob(Digest(digest), reason, tuple(sorted({use.model for use in current})), names)
 
 
-def _bytes_of(store: Store, name: ModelName) -> bytes:
-    """Return the bytes of a manifest; none when it is gone or can't be read."""
-    try:
-        return store.manifests.read_bytes(name)
-    except BlobStoreError:
-        return b""
+def _needs_of(store: Store, name: ModelName) -> set[str]:
+    """Return the hex digits of the blobs that a model needs now; none when its manifest is gone or can't be read."""
+    manifest, _ = read_manifest(store, name)
+    return {blob.digest.hex for blob in manifest.descriptors} if manifest is not None else set()
 
 
 def _broken(checks: BlobChecks, names: Iterable[ModelName]) -> Iterator[BrokenManifest]:

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blobstore.cli.importing import Jobs
-from blobstore.cli.output import JsonOption, StoreOption, emit, printable, shape, show_json, show_table, size, store_at
+from blobstore.cli.output import (
+    JsonOption,
+    StoreOption,
+    emit,
+    figure,
+    printable,
+    shape,
+    show_json,
+    show_table,
+    size,
+    store_at,
+)
 
 if TYPE_CHECKING:
     from blobstore.care.diff import ChangedTensor, ModelDiff, TensorFact
@@ -148,9 +159,9 @@ def _fact_document(fact: TensorFact) -> dict[str, Any]:
 def _errors_document(errors: Errors, odd: int) -> dict[str, Any]:
     return {
         "weights": errors.count,
-        "rmse": errors.rmse,
-        "relative_rmse": errors.relative_rmse,
-        "max_error": errors.max_error,
-        "cosine": errors.cosine,
+        "rmse": figure(errors.rmse),
+        "relative_rmse": figure(errors.relative_rmse),
+        "max_error": figure(errors.max_error),
+        "cosine": figure(errors.cosine),
         "odd_values": odd,
     }

@@ -43,6 +43,7 @@ class ManifestFolder:
     def everything(self) -> Iterator[Path]:
         """Yield all that is no folder below ``manifests/``, at any depth, sorted; links are not followed."""
         with os_errors("list", self.path):
+            self._refuse_dangling()
             yield from _files(self.path)
 
     def is_name(self, path: Path) -> bool:
@@ -52,7 +53,17 @@ class ManifestFolder:
     def _entries(self) -> Iterator[tuple[Path, bool]]:
         """Yield the files at the depth of manifests and the links at any depth, and whether each is a link."""
         with os_errors("list", self.path):
+            self._refuse_dangling()
             yield from _walk(self.path, _DEPTH)
+
+    def _refuse_dangling(self) -> None:
+        """Raise StorageError when the folder is a link to nothing: its models lie on a disk that is not there just now."""
+        if self.path.is_symlink() and not self.path.exists():
+            raise StorageError(
+                f"{self.path} is a symbolic link to {self.path.readlink()}, where nothing is",
+                path=str(self.path),
+                hint="Is a disk not mounted?",
+            )
 
     def _name(self, path: Path) -> ModelName | None:
         host, namespace, model, tag = path.relative_to(self.path).parts

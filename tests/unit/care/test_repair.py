@@ -16,7 +16,14 @@ from support.stores import commit_model, layer_by_hand, manifest_path
 import blobstore
 from blobstore.care.repair import RepairResult, repair_model
 from blobstore.care.verify import verify
-from blobstore.errors import BlobStoreError, DocumentError, NotFoundError, UnsupportedSourceError, UsageError
+from blobstore.errors import (
+    BlobStoreError,
+    DocumentError,
+    NotFoundError,
+    StorageError,
+    UnsupportedSourceError,
+    UsageError,
+)
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.own_document import own_document
 from blobstore.importer.recorded import recorded_import
@@ -226,7 +233,7 @@ def test_a_folder_in_the_place_of_a_blob_is_an_error_and_a_link_is_replaced(stor
     assert contents(store) == before
     path.unlink()
     path.mkdir()
-    with pytest.raises(BlobStoreError):
+    with pytest.raises(StorageError, match=f"{path.name} is in the way"):
         repair_model("m", source, store=store)
 
 
