@@ -7,9 +7,10 @@ manifest names: another source, or another arithmetic, can't slip in.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from operator import ne
 from typing import Any
 
 from blobstore.care.checks import BlobChecks, silent
@@ -17,7 +18,7 @@ from blobstore.care.replan import Files, replan
 from blobstore.care.verify import Bar, read_manifest
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.errors import DocumentError, UnsupportedSourceError
+from blobstore.errors import BlobStoreError, DocumentError, UnsupportedSourceError
 from blobstore.importer import ImportPlan, threads
 from blobstore.importer.planning.outputs import PlannedBlob, PlannedFile
 from blobstore.importer.writing.write import usual_memory, write_blobs
@@ -100,14 +101,22 @@ def _manifest(store: Store, name: ModelName) -> tuple[Manifest, bool]:
     manifest, reason = read_manifest(store, name)
     if manifest is not None and reason is None:
         return manifest, False
-    for raw in store.copies.of(name):
-        return Manifest.parse(raw, f"the copy of the manifest of {name}"), True
+    if copies := store.copies.of(name):
+        return Manifest.parse(_nearest(store, name, copies), f"the copy of the manifest of {name}"), True
     store.manifests.require(name)
     raise DocumentError(
         f"{reason}, and there is no copy of it",
         model=str(name),
         hint="Import the model again; its blobs that are sound are not made twice.",
     )
+
+
+def _nearest(store: Store, name: ModelName, copies: Sequence[bytes]) -> bytes:
+    """Return the copy of what lies there damaged: an import that was killed may have left that of a model that never was."""
+    damaged = b""
+    with suppress(BlobStoreError):
+        damaged = store.manifests.read_bytes(name)
+    return min(copies, key=lambda raw: abs(len(raw) - len(damaged)) + sum(map(ne, raw, damaged)))
 
 
 def _checked(store: Store, name: ModelName, manifest: Manifest, jobs: int, bar: Bar | None) -> BlobChecks:

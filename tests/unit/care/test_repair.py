@@ -204,6 +204,20 @@ def test_a_manifest_comes_back_from_its_copy(store: Store, source: Path, change:
     assert contents(store) == before
 
 
+@pytest.mark.parametrize(("there", "never"), [("int4", "int8"), ("int8", "int4")])
+@pytest.mark.parametrize("kept", [1.0, 0.5])
+def test_a_manifest_does_not_become_that_of_an_import_that_was_killed(
+    store: Store, source: Path, there: str, never: str, kept: float
+) -> None:
+    blobstore.import_model(source, M, store=store, quant=there)
+    blobstore.import_model(source, "n", store=store, quant=never)
+    store.copies.write(M, store.manifests.read_bytes(ModelName.parse("n")))
+    raw = store.manifests.read_bytes(M)
+    manifest_path(store, "m").write_bytes(raw[: int(kept * len(raw)) - 9] + b"\x00" * 9)
+    assert repair_model("m", source, store=store).manifest_restored
+    assert store.manifests.read_bytes(M) == raw
+
+
 def test_a_model_that_is_not_there_or_beyond_help(store: Store, source: Path) -> None:
     with pytest.raises(NotFoundError):
         repair_model("m", source, store=store)
