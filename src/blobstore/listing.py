@@ -47,7 +47,7 @@ def list_models(store: Store) -> list[ListedModel | BrokenModel]:
     Whether all blobs of a model are there is looked at every time; their headers only when it was never listed before
     (store/summaries.py has why, and what is written). Raises: StorageError when the folders can't be listed.
     """
-    work = _Work(store, store.summaries.read(), store.blobs.names())
+    work = _Work(store, store.summaries.read(), store.blobs.digests())
     models: list[ListedModel | BrokenModel] = []
     for name in store.manifests.names():
         try:
@@ -70,7 +70,7 @@ class _Weights:
 
 @dataclass(slots=True)
 class _Work:
-    """What is known while models are listed: summaries of earlier times and new ones, the names of all blobs."""
+    """What is known while models are listed: summaries of earlier times and new ones, the digests of all blobs."""
 
     store: Store
     known: Mapping[str, Summary]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
-from blobstore.store import BlobListing, References, Store
-from blobstore.store.files import os_errors
+from blobstore.store import References, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +52,33 @@ def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
     for name in wanted:
         store.manifests.require(name)
     references = store.references()
-    sizes = _sizes(store.blobs.listing())
-    counts: Counter[str] = Counter()
-    for needs in references.models.values():
-        counts.update(needs.keys())
+    sizes = store.blobs.sizes()
+    needed, shared = _needed_and_shared(references)
     chosen = wanted or [*references.models, *references.broken]
-    unneeded = sizes.keys() - counts.keys() if references.obstacle is None else ()
+    unneeded = sizes.keys() - needed if references.obstacle is None else ()
     return Usage(
         len(sizes),
         sum(sizes.values()),
-        tuple(_of_model(name, references, sizes, counts) for name in sorted(set(chosen))),
+        tuple(_of_model(name, references, sizes, shared) for name in sorted(set(chosen))),
         sum(sizes[digest] for digest in unneeded),
         store.trash.nbytes(),
     )
 
 
-def _of_model(name: ModelName, references: References, sizes: dict[str, int], counts: Counter[str]) -> ModelUsage:
+def _needed_and_shared(references: References) -> tuple[set[str], set[str]]:
+    """Return the blobs that some model needs, and those that more than one does."""
+    needed: set[str] = set()
+    shared: set[str] = set()
+    for needs in references.models.values():
+        shared |= needs & needed
+        needed |= needs
+    return needed, shared
+
+
+def _of_model(name: ModelName, references: References, sizes: dict[str, int], shared: set[str]) -> ModelUsage:
     needs = references.models.get(name)
     if needs is None:
         return ModelUsage(name, 0, 0, references.broken.get(name))
-    there = [(digest, sizes[digest]) for digest in needs if digest in sizes]
-    return ModelUsage(name, sum(size for _, size in there), sum(size for digest, size in there if counts[digest] == 1))
-
-
-def _sizes(listing: BlobListing) -> dict[str, int]:
-    """Return the bytes of every blob, by the hex digits of its digest: regular files only. Raises: StorageError."""
-    sizes = {}
-    for digest, entry in listing.named.items():
-        # One that has been removed since the folder was listed takes nothing.
-        with suppress(NotFoundError), os_errors("look at", entry.path):
-            if entry.is_file(follow_symlinks=False):
-                sizes[digest] = entry.stat(follow_symlinks=False).st_size
-    return sizes
+    there = needs & sizes.keys()
+    nbytes = sum(map(sizes.__getitem__, there))
+    return ModelUsage(name, nbytes, nbytes - sum(map(sizes.__getitem__, there & shared)))

@@ -9,7 +9,6 @@ either. A copy is a hint: nothing needs it, and an Ollama that replaces a manife
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -75,9 +74,11 @@ class ManifestCopies:
         """Remove the copies of a model that is gone."""
         if not self._is_ours(name):
             return
-        shutil.rmtree(self._place(name), ignore_errors=True)
+        for path in self._paths(name):  # shutil.rmtree would open a FIFO that lies there, and wait
+            with suppress(OSError):
+                path.unlink()
         with suppress(OSError):  # folders of other models are not empty
-            for folder in list(self._place(name).parents)[: _DEPTH - 1]:
+            for folder in (self._place(name), *list(self._place(name).parents)[: _DEPTH - 1]):
                 folder.rmdir()
 
     def stale(self, names: Collection[ModelName]) -> Iterator[Leftover]:

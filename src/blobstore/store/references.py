@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,52 +18,51 @@ from blobstore.documents import MAX_LAYERS, MAX_MANIFEST, Manifest
 from blobstore.errors import BlobStoreError, StorageError
 from blobstore.names import ModelName
 
-Needs = Mapping[str, int]
-"""Hex digits of each blob that a model needs → size in bytes, as its manifest says."""
+Needs = frozenset[str]
+"""The hex digits of each blob that a model needs."""
 
 # Fourteen digits of a size are under MAX_BLOB: a larger one is parsed, and refused there.
-_TEXT = r"[ !#-\[\]-~]"  # printable ASCII but for the quote and the backslash
+_TEXT = '[^"]'  # of printable ASCII without backslashes
 _DESCRIPTOR = (
     rf'\{{"mediaType":"{_TEXT}{{0,255}}+","digest":"sha256:[0-9a-f]{{64}}","size":(?:0|[1-9][0-9]{{0,13}})'
     rf'(?:,"from":"{_TEXT}*+")?(?:,"name":"{_TEXT}*+")?\}}'
 )
 _PLAIN_MANIFEST = re.compile(
     rf'\{{"schemaVersion":2,"mediaType":"{_TEXT}{{0,255}}+"(?:,"config":{_DESCRIPTOR})?'
-    rf',"layers":\[(?:(?:{_DESCRIPTOR},)*+{_DESCRIPTOR})?\]\}}\n?',
+    rf',"layers":\[(?:(?:{_DESCRIPTOR},)*+{_DESCRIPTOR})?\]\}}',
     re.ASCII,
 )
-_NAME = re.compile(r'"digest":"(sha256-[0-9a-f]{64})"', re.ASCII)
-_REFERENCE = re.compile(r'"digest":"sha256:([0-9a-f]{64})","size":([0-9]+)', re.ASCII)
+_DIGEST = '"digest":"sha256:'
+_PLAIN = bytes(code for code in range(0x20, 0x7F) if code != ord("\\"))
 
 
 def is_plain(raw: bytes) -> bool:
     """Return True when a manifest is written as Ollama and we write it, without escapes: it is valid then."""
-    if len(raw) > MAX_MANIFEST or not raw.isascii():
+    line = raw.removesuffix(b"\n")
+    if len(raw) > MAX_MANIFEST or line.translate(None, _PLAIN):
         return False
-    text = raw.decode()
+    text = line.decode()
     return _PLAIN_MANIFEST.fullmatch(text) is not None and text.count('"digest":') <= MAX_LAYERS
 
 
 def needs_of(raw: bytes, what: str) -> Needs:
     """Return the blobs that a manifest's bytes name. Raises: as `Manifest.parse`, naming ``what``."""
-    if is_plain(raw):
-        return {digest: int(size) for digest, size in _REFERENCE.findall(raw.decode())}
-    return {blob.digest.hex: blob.size for blob in Manifest.parse(raw, what).descriptors}
+    return frozenset(_digests(raw, what, is_plain=is_plain(raw)))
 
 
-def missing_blob(raw: bytes, there: set[str], *, is_plain: bool) -> str | None:
-    """Return the hex digits of the first blob that a manifest names and whose file's name is not ``there``; else None.
+def missing_blob(raw: bytes, there: AbstractSet[str], *, is_plain: bool) -> str | None:
+    """Return the first blob that a manifest names and that is not ``there``, else None; all by the hex digits of digests.
 
     ``is_plain``: what `is_plain` said of these bytes. Raises: as `Manifest.parse`.
     """
-    if is_plain:
-        names = _NAME.findall(raw.decode().replace("sha256:", "sha256-"))
-    else:
-        names = [f"sha256-{digest}" for digest in needs_of(raw, "the manifest")]
-    if there.issuperset(names):
-        return None
-    missing = (name for name in names if name not in there and name.replace("-", ":") not in there)
-    return next((name.removeprefix("sha256-") for name in missing), None)
+    digests = _digests(raw, "the manifest", is_plain=is_plain)
+    return None if there >= set(digests) else next(digest for digest in digests if digest not in there)
+
+
+def _digests(raw: bytes, what: str, *, is_plain: bool) -> list[str]:
+    if is_plain:  # a quote is none of the text: what looks like a digest is one
+        return [part[:64] for part in raw.decode().split(_DIGEST)[1:]]
+    return [blob.digest.hex for blob in Manifest.parse(raw, what).descriptors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +119,3 @@ class References:
         for needs in self.models.values():
             needed.update(needs)
         return needed
-
-    def users(self) -> dict[str, list[ModelName]]:
-        """Return the models that need each blob, sorted by name."""
-        users: dict[str, list[ModelName]] = defaultdict(list)
-        for name, needs in self.models.items():
-            for digest in needs:
-                users[digest].append(name)
-        return users

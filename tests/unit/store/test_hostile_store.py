@@ -82,6 +82,17 @@ def test_a_manifest_that_is_no_regular_file(filled: Store, make: Callable[[Path]
     assert [name for name, found in filled.models() if isinstance(found, Manifest)] == []
 
 
+@SPECIAL_FILES
+def test_a_copy_of_a_manifest_whose_place_is_taken_hinders_no_removal(filled: Store, make: Callable[[Path], None]) -> None:
+    place = filled.root / ".blobstore/copies" / manifest_path(filled, "m").relative_to(filled.root / "manifests")
+    (copy,) = place.iterdir()
+    copy.unlink()
+    place.rmdir()
+    make(place)
+    filled.remove(M)
+    assert not manifest_path(filled, "m").exists()
+
+
 def test_a_manifest_beyond_the_limit_is_not_read(filled: Store) -> None:
     os.truncate(manifest_path(filled, "m"), MAX_MANIFEST + 1)
     with pytest.raises(LimitExceededError) as caught:
