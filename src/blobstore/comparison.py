@@ -32,17 +32,18 @@ class Errors:
 
     @classmethod
     def between(cls, weights: Array, read: Array, saturated: int = 0) -> Errors:
-        """Return the sums over two flat float64 arrays of finite values."""
-        error = read - weights
-        return cls(
-            weights.size,
-            _dot(error, error),
-            _dot(weights, weights),
-            _dot(read, read),
-            _dot(weights, read),
-            float(np.abs(error).max(initial=0)),
-            saturated,
-        )
+        """Return the sums over two flat float64 arrays of finite values; infinite, or NaN, where no float64 holds them."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = read - weights
+            return cls(
+                weights.size,
+                _dot(error, error),
+                _dot(weights, weights),
+                _dot(read, read),
+                _dot(weights, read),
+                float(np.abs(error).max(initial=0)),
+                saturated,
+            )
 
     def __add__(self, other: Errors) -> Errors:
         return Errors(

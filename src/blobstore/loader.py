@@ -106,7 +106,11 @@ class Model(Mapping[str, Tensor]):
         return next((held for held in self._documents.values() if isinstance(held, NotFoundError)), None)
 
     def verify(self) -> None:
-        """Hash every blob. Raises: DigestMismatchError with ``model``, ``blob`` and ``tensor``; as `document`."""
+        """Hash every blob.
+
+        Raises: DigestMismatchError with ``model``, ``blob`` and ``tensor``; UsageError when closed; as `document`.
+        """
+        self._require_open()
         for descriptor in self.manifest.descriptors:
             blob = self._blobs.get(descriptor.digest)
             if blob is None:
@@ -163,9 +167,10 @@ class Model(Mapping[str, Tensor]):
         the source that are called NAME.scale (and NAME.bias beside one) too;
         ``names="mlx"`` (as mlx-lm): ….weight, ….scales, ….biases, ….global_scale. Views or copies: as in `Tensor`.
 
-        Raises: UsageError for another word; UnsupportedSourceError when the library has no such dtype, or two arrays
-        would have one name.
+        Raises: UsageError for another word, or when the model is closed; UnsupportedSourceError when the library has no
+        such dtype, or two arrays would have one name.
         """
+        self._require_open()
         if names not in _ARRAY_NAMES:
             raise UsageError(f"unknown names {names!r}", hint="Use one of: ollama, mlx.")
         arrays: dict[str, Any] = {}
@@ -179,6 +184,10 @@ class Model(Mapping[str, Tensor]):
                     raise UnsupportedSourceError(message, tensor=tensor.name, model=str(self.name))
                 arrays[key] = array
         return arrays
+
+    def _require_open(self) -> None:
+        if self._closed:  # it would seem to be a model without tensors
+            raise UsageError(f"model {self.name} is closed")
 
     def close(self) -> None:
         """Let go of the tensors' maps; each is freed with the last array taken from it. Documents can still be read."""

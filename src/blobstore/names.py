@@ -8,7 +8,7 @@ Rule P1: a name from an index or a remote list is joined to a folder only when e
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from blobstore.errors import InvalidNameError, quoted
@@ -38,7 +38,8 @@ class ModelName:
     namespace: str = DEFAULT_NAMESPACE
     model: str
     tag: str = DEFAULT_TAG
-    scheme: str = "https"
+    scheme: str = field(default="https", compare=False)
+    """How its registry is asked; two names that differ in it only are one model of a store."""
 
     def __post_init__(self) -> None:
         _check(_HOST, _MAX_HOST, self.host, "host")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -50,6 +51,12 @@ def test_rm_removes_all_or_none(store: Store, tmp_path: Path, capsys: pytest.Cap
     assert run(["rm", "m", "missing", "--store", str(store.root)]) == 1
     assert "'missing:latest' not found" in capsys.readouterr().err
     assert len(list(store.models())) == 1
+
+
+def test_rm_of_a_model_twice(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "m"), "m", store=store)
+    assert run(["rm", "m", "m:latest", "--json", "--store", str(store.root)]) == 0
+    assert [removal["name"] for removal in json.loads(capsys.readouterr().out)] == ["m:latest"]
 
 
 def test_a_manifest_from_another_age_is_listed(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

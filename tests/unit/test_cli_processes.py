@@ -64,6 +64,28 @@ def test_the_exit_code_of_a_command_before_head(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_what_a_command_does_and_found_does_not_depend_on_its_reader(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    for name in ("m", "n"):
+        blobstore.import_model(write_checkpoint(tmp_path / name), name, store=store)
+    max(store.blobs.path.iterdir(), key=lambda path: path.stat().st_size).write_bytes(b"damaged")
+    for words, code in ((["verify"], 3), (["rm", "m", "n"], 0)):
+        with subprocess.Popen(line(*words, "--store", store.root), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stderr is not None
+            child.stdout.close()
+            assert (child.stderr.read(), child.wait()) == (b"", code)
+    assert store.manifests.names() == []
+
+
+def test_closed_standard_streams(tmp_path: Path) -> None:
+    """Python gives a closed stream no object at all, and prints to stdout what was for it."""
+    script = f"{' '.join(line('verify', '--store', tmp_path))} 2>&-; {' '.join(line('show', 'm', '--store', tmp_path))} 2>&-"
+    done = subprocess.run(["bash", "-c", f"{script}; {script} >&- <&-"], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["Checked 0 blobs, hashed 0 B: all sound"] * 2
+    assert done.returncode == 1
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is of Linux")
 @pytest.mark.parametrize("arguments", [["list"], ["list", "--json"], ["plan", PYCODE_MOE]])
 def test_output_that_can_not_be_written_is_an_error(tmp_path: Path, arguments: list[str]) -> None:

@@ -184,6 +184,9 @@ def test_after_close_arrays_stay_and_no_new_ones_come(store: Store, tmp_path: Pa
     assert bits(held) == bits(small_tensors()[UP])
     with pytest.raises(TensorNotFoundError):
         model[UP]
+    for use in (model.arrays, model.verify):
+        with pytest.raises(UsageError, match="is closed"):
+            use()
     model.close()
 
 

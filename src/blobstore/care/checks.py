@@ -81,9 +81,10 @@ class BlobChecks:
             with mutex:
                 return None if stop.is_set() else next((digest for source in sources for digest in source), None)
 
-        with ThreadPoolExecutor(jobs, thread_name_prefix="verify") as pool:
+        others = min(jobs - 1, len(queues[0]))  # more would find nothing to do
+        with ThreadPoolExecutor(1 + others, thread_name_prefix="verify") as pool:
             try:
-                tasks = [pool.submit(work, small, large), *(pool.submit(work, large) for _ in range(jobs - 1))]
+                tasks = [pool.submit(work, small, large), *(pool.submit(work, large) for _ in range(others))]
                 for task in tasks:
                     task.result()
             finally:

@@ -103,7 +103,7 @@ def diff_models(
         common = [
             (before.tensors[name], after.tensors[name]) for name in sorted(before.tensors.keys() & after.tensors.keys())
         ]
-        with ThreadPoolExecutor(workers, thread_name_prefix="diff") as pool:
+        with ThreadPoolExecutor(min(workers, max(1, len(common))), thread_name_prefix="diff") as pool:
             compared = list(pool.map(lambda pair: _compared(*pair, error=error), common))
         return ModelDiff(
             a=before.name,
@@ -192,7 +192,10 @@ def _leave_out_odd(before: Array, after: Array) -> int:
 
 def _is_same(before: Tensor, after: Tensor) -> bool:
     """Return True when two tensors of one type and shape have the same bytes, scales and biases included."""
-    for one, other in zip(_parts(before), _parts(after), strict=True):
+    for part, other_part in zip(_parts(before), _parts(after), strict=True):
+        if part.dtype != other_part.dtype:  # scales of the same bits may be BF16 and F16
+            return False
+        one, other = part.reshape(-1).view(np.uint8), other_part.reshape(-1).view(np.uint8)
         for start in range(0, one.size, _CHUNK):
             if not np.array_equal(one[start : start + _CHUNK], other[start : start + _CHUNK]):
                 return False
@@ -200,9 +203,9 @@ def _is_same(before: Tensor, after: Tensor) -> bool:
 
 
 def _parts(tensor: Tensor) -> list[Array]:
-    """Return the bytes of a tensor's stored arrays."""
+    """Return a tensor's stored arrays."""
     arrays = tensor.numpy() if tensor.quant_type is not None else None
     if not isinstance(arrays, QuantizedArray):
         return [np.frombuffer(tensor.raw(), np.uint8)]
     found = (arrays.weight, arrays.scale, arrays.bias, arrays.global_scale)
-    return [part.reshape(-1).view(np.uint8) for part in found if part is not None]
+    return [part for part in found if part is not None]

@@ -10,7 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from blobstore.errors import NotFoundError, StorageError
 from blobstore.store import BlobListing, ManifestFolder, Store
+from blobstore.store.files import os_errors
 
 _PARTIAL = re.compile(r"sha256-[0-9a-f]{64}-partial(-[0-9]+)?", re.ASCII)
 _KINDS = (
@@ -37,20 +39,27 @@ class OddFile:
 def oddities(store: Store, listing: BlobListing) -> Iterator[OddFile]:
     """Yield what is odd in a store, blobs first; ``listing`` is what lies in ``blobs/``. Raises: StorageError."""
     for entry in listing.others:
-        with suppress(FileNotFoundError):  # it has been removed since the folder was listed
+        with suppress(NotFoundError), os_errors("look at", entry.path):  # it has been removed since the folder was listed
             yield OddFile(Path(entry.path), _odd_blob(entry))
     for path in store.manifests.everything():
-        with suppress(FileNotFoundError):
+        with suppress(NotFoundError), os_errors("look at", path):
             if (reason := _odd_manifest(store.manifests, path)) is not None:
                 yield OddFile(path, reason)
     for path in store.newer_manifests():
         yield OddFile(path, "it is a later Ollama's: its models are not read here")
-    for copy in store.copies.stale(set(store.manifests.names())):
-        if not os.path.lexists(store.manifests.path.joinpath(*copy.path.parts[-_MANIFEST_DEPTH:])):
-            yield OddFile(copy.path, _LOST)
+    yield from _lost_models(store)
     for folder in (store.root, store.blobs.path, store.manifests.path, store.root / ".blobstore"):
-        if folder.is_dir() and _is_open_to_all(folder.stat()):
-            yield OddFile(folder, "anybody may put files into it")
+        with os_errors("look at", folder):
+            if folder.is_dir() and _is_open_to_all(folder.stat()):
+                yield OddFile(folder, "anybody may put files into it")
+
+
+def _lost_models(store: Store) -> Iterator[OddFile]:
+    """Yield the copies whose manifests are gone; none where the copies may not be listed: reading needs nothing of ours."""
+    with suppress(StorageError):
+        for copy in store.copies.stale(set(store.manifests.names())):
+            if not os.path.lexists(store.manifests.path.joinpath(*copy.path.parts[-_MANIFEST_DEPTH:])):
+                yield OddFile(copy.path, _LOST)
 
 
 def odd_mode(status: os.stat_result) -> str | None:

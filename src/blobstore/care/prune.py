@@ -16,6 +16,7 @@ from pathlib import Path
 from blobstore.digest import Digest
 from blobstore.errors import NotFoundError, StorageError, UsageError
 from blobstore.store import BlobListing, Leftover, References, Store
+from blobstore.store.files import os_errors
 
 DAY_S = 24 * 3600.0
 LEAST_GRACE_S = 3600.0
@@ -148,8 +149,9 @@ def _decide(store: Store, grace_s: float, known: References | None) -> tuple[_De
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
     try:
-        return entry.stat(follow_symlinks=False)
-    except FileNotFoundError:  # it has been removed since the folder was listed
+        with os_errors("look at", entry.path):
+            return entry.stat(follow_symlinks=False)
+    except NotFoundError:  # it has been removed since the folder was listed
         return None
 
 

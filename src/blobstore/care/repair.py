@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from operator import eq
 from typing import Any
 
 from blobstore.care.checks import BlobChecks, silent
 from blobstore.care.replan import Files, replan
-from blobstore.care.verify import Bar, differing, manifest_bytes, read_manifest
+from blobstore.care.verify import Bar, manifest_bytes, read_manifest
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.errors import DocumentError, UnsupportedSourceError
@@ -114,10 +115,10 @@ def _manifest(store: Store, name: ModelName) -> tuple[Manifest, bool]:
     )
 
 
-def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[bool, int]:
+def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, int]:
     """Return how little a copy looks like what was there: a killed import leaves one whose manifest was never linked."""
     missing = sum(not store.blobs.has(blob.digest, blob.size) for blob in copy.descriptors)
-    return differing(manifest_bytes(store, name), copy.raw) is None, missing
+    return -sum(map(eq, copy.raw, manifest_bytes(store, name))), missing
 
 
 def _checked(store: Store, name: ModelName, manifest: Manifest, jobs: int, bar: Bar | None) -> BlobChecks:

@@ -144,13 +144,13 @@ def _read_manifests(checks: BlobChecks, names: Iterable[ModelName]) -> list[Mode
 
 def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
     """Yield the damaged blobs that are still so, and still needed."""
-    now: dict[ModelName, bytes] = {}
+    now: dict[ModelName, set[str]] = {}
     for digest, check in sorted(checks.damaged.items()):
         uses = checks.uses.get(digest, ())
         for use in uses:
             if use.model not in now:
-                now[use.model] = manifest_bytes(checks.store, use.model)
-        current = [use for use in uses if digest.encode() in now[use.model]]
+                now[use.model] = _needs_of(checks.store, use.model)
+        current = [use for use in uses if digest in now[use.model]]
         if (reason := checks.again(digest, current)) is not None:
             names = check.tensors or tuple(dict.fromkeys(use.name for use in current if use.name is not None))
             yield DamagedBlob(Digest(digest), reason, tuple(sorted({use.model for use in current})), names)
@@ -162,6 +162,12 @@ def manifest_bytes(store: Store, name: ModelName) -> bytes:
         return store.manifests.read_bytes(name)
     except BlobStoreError:
         return b""
+
+
+def _needs_of(store: Store, name: ModelName) -> set[str]:
+    """Return the hex digits of the blobs that a model needs now; none when its manifest is gone or can't be read."""
+    manifest, _ = read_manifest(store, name)
+    return {blob.digest.hex for blob in manifest.descriptors} if manifest is not None else set()
 
 
 def _broken(checks: BlobChecks, names: Iterable[ModelName]) -> Iterator[BrokenManifest]:
@@ -199,12 +205,12 @@ def _changed(raw: bytes, copies: Sequence[bytes]) -> str | None:
     if not copies or raw in copies:
         return None
     for copy in copies:
-        if count := differing(raw, copy):
+        if count := _differing(raw, copy):
             return f"it differs in {count} byte{'s' if count > 1 else ''} from what was written"
     return None  # another program has written another model there
 
 
-def differing(raw: bytes, copy: bytes) -> int | None:
+def _differing(raw: bytes, copy: bytes) -> int | None:
     """Return in how many bytes a manifest differs from a copy; None when in so many that it is another model's."""
     if len(raw) != len(copy):
         return None

@@ -54,7 +54,15 @@ def _options(
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 130 interrupted. Errors are one line on stderr."""
+    _open_closed_streams()
     sys.exit(run(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null for closed standard streams: else files of ours would have their numbers, and errors go to stdout."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def run(arguments: list[str]) -> int:
@@ -78,8 +86,6 @@ def run(arguments: list[str]) -> int:
         fail(error.format_message(), "blobstore COMMAND --help shows what a command takes.")
         return error.exit_code
     except ReaderGoneError:
-        # Python would complain at exit about what it could not write.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if code == EXIT_INTERRUPTED:  # typer's answer to Ctrl-C
         fail("interrupted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from blobstore.cli.importing import Jobs
 from blobstore.cli.output import (
     JsonOption,
+    ReaderGoneError,
     StoreOption,
     WaitOption,
     counted,
@@ -59,10 +61,11 @@ def verify(
 
     part = Sample.parse(sample) if sample is not None else None
     result = check(store_at(store), names or (), quick=quick, sample=part, jobs=jobs, bar=progress_bar)
-    if as_json:
-        show_json(_verify_document(result))
-    else:
-        _show_verify(result)
+    with suppress(ReaderGoneError):  # what was found is told by the exit code too
+        if as_json:
+            show_json(_verify_document(result))
+        else:
+            _show_verify(result)
     if not result.is_sound:
         raise typer.Exit(EXIT_DAMAGED)
 
@@ -123,10 +126,11 @@ def repair(
     result = repair_model(
         name, source, store=opened, importance=importance, draft=draft, modelfile=modelfile, jobs=jobs, bar=progress_bar
     )
-    if as_json:
-        show_json(_repair_document(result))
-    else:
-        _show_repair(result)
+    with suppress(ReaderGoneError):
+        if as_json:
+            show_json(_repair_document(result))
+        else:
+            _show_repair(result)
     if result.remaining:
         raise typer.Exit(EXIT_DAMAGED)
 

@@ -12,6 +12,7 @@ from blobstore.cli.output import (
     StoreOption,
     counted,
     emit,
+    figure,
     printable,
     shape,
     show_json,
@@ -159,9 +160,9 @@ def _fact_document(fact: TensorFact) -> dict[str, Any]:
 def _errors_document(errors: Errors, odd: int) -> dict[str, Any]:
     return {
         "weights": errors.count,
-        "rmse": errors.rmse,
-        "relative_rmse": errors.relative_rmse,
-        "max_error": errors.max_error,
-        "cosine": errors.cosine,
+        "rmse": figure(errors.rmse),
+        "relative_rmse": figure(errors.relative_rmse),
+        "max_error": figure(errors.max_error),
+        "cosine": figure(errors.cosine),
         "odd_values": odd,
     }

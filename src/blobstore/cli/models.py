@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blobstore.cli.output import (
     JsonOption,
+    ReaderGoneError,
     StoreOption,
     WaitOption,
     age,
@@ -176,7 +178,7 @@ def rm(
     """Remove models, and the blobs that no other model needs."""
     opened = store_at(store, wait)
     documents = []
-    wanted = [ModelName.parse(name) for name in names]
+    wanted = list(dict.fromkeys(map(ModelName.parse, names)))
     for full in wanted:
         opened.manifests.require(full)  # all or none: a typing error must not remove half of them
     for full in wanted:
@@ -192,9 +194,10 @@ def rm(
             }
         )
         if not as_json:
-            emit(f"Removed {full}: {counted(len(removal.removed), 'blob')}, {size(freed)}")
-            if removal.reason is not None:
-                emit(f"Kept {counted(len(removal.kept), 'blob')} ({size(kept)}): {removal.reason}")
+            with suppress(ReaderGoneError):  # the other models were to be removed all the same
+                emit(f"Removed {full}: {counted(len(removal.removed), 'blob')}, {size(freed)}")
+                if removal.reason is not None:
+                    emit(f"Kept {counted(len(removal.kept), 'blob')} ({size(kept)}): {removal.reason}")
     if as_json:
         show_json(documents)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -48,10 +49,12 @@ class ReaderGoneError(Exception):
 
 
 def emit(text: str = "", end: str = "\n") -> None:
-    """Print on stdout, at once. Raises: ReaderGoneError; StorageError when it can't be written."""
+    """Print on stdout, at once. Raises: ReaderGoneError, and what is printed then is nobody's; StorageError otherwise."""
     try:
         print(text, end=end, flush=True)
     except BrokenPipeError:
+        # What is still in Python's buffer has to go somewhere, or it would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise ReaderGoneError from None
     except OSError as error:
         raise from_os_error(error, "write to", "standard output") from error
@@ -68,6 +71,11 @@ def fail(message: str, hint: str | None = None) -> None:
 def show_json(document: Any, *, compact: bool = False) -> None:
     """Print one JSON document on stdout; ``compact`` on one line: a large one takes a tenth of the time."""
     emit(json.dumps(document, indent=None if compact else 2, ensure_ascii=True))
+
+
+def figure(value: float | None) -> float | None:
+    """Return a figure for a JSON document: None for infinity and NaN, which JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

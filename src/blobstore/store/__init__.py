@@ -174,7 +174,7 @@ class Store:
         with self._lock.shared():
             try:
                 orphans = self.manifest(name).descriptors
-            except (CorruptDataError, LimitExceededError):
+            except (CorruptDataError, LimitExceededError, StorageError):
                 orphans = ()  # a manifest that can't be read names no blobs; it can still be removed
             self.manifests.remove(name)
             self.copies.remove(name)
@@ -191,9 +191,7 @@ class Store:
             return Removal((), candidates, obstacle.message)
         needed = references.needed()
         orphans = {blob.digest: blob for blob in candidates if blob.digest.hex not in needed}
-        for digest in orphans:
-            self.blobs.remove(digest)
-        return Removal(tuple(orphans.values()))
+        return Removal(tuple(blob for digest, blob in orphans.items() if self.blobs.remove(digest)))
 
     @contextmanager
     def alone(self, wait_s: float = 1) -> Iterator[None]:

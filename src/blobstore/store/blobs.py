@@ -136,11 +136,13 @@ class BlobFolder:
             return False
         return True
 
-    def remove(self, digest: Digest) -> None:
-        """Remove a blob if it is there. Only for a holder of the store's exclusive lock. Raises: StorageError."""
+    def remove(self, digest: Digest) -> bool:
+        """Remove a blob; return False when there was none. Only for a holder of the exclusive lock. Raises: StorageError."""
+        was_there = False
         for name in (digest.file_name, str(digest)):
             with os_errors("remove", self.path / name):
-                remove_if_there(self.path / name)
+                was_there = remove_if_there(self.path / name) or was_there
+        return was_there
 
 
 def _sizes_in(folder: int) -> dict[str, int]:

@@ -58,7 +58,7 @@ class ManifestCopies:
 
     def forget(self, name: ModelName, raw: bytes) -> None:
         """Remove the copy of these bytes, whose manifest was not linked after all."""
-        if self._link(name) is not None:
+        if not self._is_ours(name):
             return
         with suppress(OSError):
             (self._place(name) / _key(raw)).unlink()
@@ -73,7 +73,7 @@ class ManifestCopies:
 
     def remove(self, name: ModelName) -> None:
         """Remove the copies of a model that is gone."""
-        if self._link(name) is not None:
+        if not self._is_ours(name):
             return
         for path in self._paths(name):  # shutil.rmtree would open a FIFO that lies there, and wait
             with suppress(OSError):
@@ -93,12 +93,22 @@ class ManifestCopies:
         return self._folder.joinpath(*name.path_parts)
 
     def _link(self, name: ModelName) -> Path | None:
-        """Return the first folder on the way to a model's copies that is a link: what lies behind it is not ours."""
+        """Return the first folder on the way to a model's copies that is a link: what lies behind it is not ours.
+
+        Raises: StorageError when that can't be told.
+        """
         place = self._place(name)
-        return next((path for path in (*reversed(place.parents[:_DEPTH]), place) if path.is_symlink()), None)
+        with os_errors("look at", place):
+            return next((path for path in (*reversed(place.parents[:_DEPTH]), place) if path.is_symlink()), None)
+
+    def _is_ours(self, name: ModelName) -> bool:
+        try:
+            return self._link(name) is None
+        except StorageError:  # another user's, who lets nobody look
+            return False
 
     def _paths(self, name: ModelName) -> list[Path]:
-        if self._link(name) is not None:
+        if not self._is_ours(name):
             return []
         try:
             return sorted(self._place(name).iterdir())

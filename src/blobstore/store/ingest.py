@@ -185,7 +185,11 @@ class Ingest:
                 path = f"{ours}/{blob.digest.file_name}"
                 os.utime(path)  # young again: a starting Ollama spares it until its manifest is there
                 stamps[blob.digest] = Stamp.of(os.stat(path))  # noqa: PTH116  # a hundred thousand of them
-                os.rename(path, f"{theirs}/{blob.digest.file_name}")  # noqa: PTH104
+                try:
+                    os.rename(path, f"{theirs}/{blob.digest.file_name}")  # noqa: PTH104
+                except IsADirectoryError:
+                    place = f"{theirs}/{blob.digest.file_name}"
+                    raise StorageError(f"{place} is in the way: it is a folder", path=place, blob=str(blob.digest)) from None
         return stamps
 
     def close(self, *, keep_finished: bool) -> None:

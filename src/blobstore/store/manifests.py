@@ -46,6 +46,7 @@ class ManifestFolder:
         Raises: StorageError.
         """
         with os_errors("list", self.path):
+            self._refuse_dangling()
             yield from _files(self.path)
 
     def is_name(self, path: Path) -> bool:
@@ -55,7 +56,17 @@ class ManifestFolder:
     def _entries(self) -> Iterator[tuple[Path, bool]]:
         """Yield the files at the depth of manifests and the links at any depth, and whether each is a link."""
         with os_errors("list", self.path):
+            self._refuse_dangling()
             yield from _walk(self.path, _DEPTH)
+
+    def _refuse_dangling(self) -> None:
+        """Raise StorageError when the folder is a link to nothing: its models lie on a disk that is not there just now."""
+        if self.path.is_symlink() and not self.path.exists():
+            raise StorageError(
+                f"{self.path} is a symbolic link to {self.path.readlink()}, where nothing is",
+                path=str(self.path),
+                hint="Is a disk not mounted?",
+            )
 
     def _name(self, path: Path) -> ModelName | None:
         host, namespace, model, tag = path.relative_to(self.path).parts

@@ -90,9 +90,9 @@ class SummaryCache:
                 replace_file(self._path, b"".join(lines))
 
     def _is_ours(self) -> bool:
-        if any(folder.is_symlink() for folder in (self._path.parent, self._path.parent.parent)):
-            return False  # it would be written where somebody else wants it
         try:
+            if any(folder.is_symlink() for folder in (self._path.parent, self._path.parent.parent)):
+                return False  # it would be written where somebody else wants it
             return self._owner.stat().st_uid == os.geteuid()
         except OSError:
             return False

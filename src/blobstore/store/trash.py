@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.digest import Digest
+from blobstore.errors import from_os_error
 from blobstore.store.files import make_folder, os_errors, remove_if_there, sync_folder
 
 _NAME = re.compile(r"sha256-(?P<hex>[0-9a-f]{64})-(?P<size>[0-9]{1,15})", re.ASCII)
@@ -105,7 +106,8 @@ class Trash:
     def _folders(self) -> Iterator[Path]:
         with os_errors("list", self._folder):
             found = sorted(self._folder.iterdir()) if self._folder.is_dir() else []
-        yield from (path for path in found if path.is_dir() and not path.is_symlink())
+            folders = [path for path in found if path.is_dir() and not path.is_symlink()]
+        yield from folders
 
 
 def _blobs_in(folder: Path) -> Iterator[TrashedBlob]:
@@ -113,6 +115,8 @@ def _blobs_in(folder: Path) -> Iterator[TrashedBlob]:
         names = sorted(os.listdir(folder))  # noqa: PTH208  # hundreds of thousands of them
     except FileNotFoundError:  # another process has just emptied it
         return
+    except OSError as error:
+        raise from_os_error(error, "list", folder) from error
     for name in names:
         if match := _NAME.fullmatch(name):
             yield TrashedBlob(Digest(match["hex"]), int(match["size"]), folder / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,7 @@ from support.stores import layer_by_hand, link_by_hand, manifest_path, stored_ar
 
 import blobstore
 from blobstore.care.diff import ModelDiff, diff_models
+from blobstore.cli import run
 from blobstore.errors import NotFoundError, UsageError
 from blobstore.store import Store
 
@@ -90,6 +92,25 @@ def test_large_tensors_are_compared_in_chunks(store: Store) -> None:
     (change,) = diff_models("a", "b", store=store, error=True, jobs=2).changed
     assert change.errors is not None
     assert (change.errors.count, change.errors.max_error, change.errors.squared_error) == (2**20 + 7, 3, 9)
+
+
+def test_values_whose_squares_no_float_holds(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    link(store, "a", {"w": np.array([1e300, 1e308])})
+    link(store, "b", {"w": np.array([-1e300, -1e308])})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(["diff", "a", "b", "--error", "--json", "--jobs", str(10**20), "--store", str(store.root)]) == 0
+    (change,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["changed"]
+    assert (change["error"]["weights"], change["error"]["rmse"], change["error"]["cosine"]) == (2, None, None)
+
+
+def test_scales_of_the_same_bits_and_another_dtype_are_not_equal(store: Store) -> None:
+    arrays, metadata = stored_arrays("w", normal("w", 8, 64), "int4")
+    link_by_hand(store, "a", {"w": safetensors_bytes(arrays, metadata)})
+    for part in ("w.scale", "w.bias"):
+        arrays[part] = arrays[part].view(np.float16)
+    link_by_hand(store, "b", {"w": safetensors_bytes(arrays, metadata)})
+    assert names(diff_models("a", "b", store=store)) == ([], [], ["w"])
 
 
 def test_values_that_are_no_numbers(store: Store) -> None:

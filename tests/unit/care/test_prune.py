@@ -13,7 +13,10 @@ from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifes
 
 import blobstore
 from blobstore.care.prune import DAY_S, prune, undo
+from blobstore.care.usage import measure_usage
+from blobstore.care.verify import verify
 from blobstore.errors import BusyError, DocumentError, NotFoundError, StorageError, UsageError
+from blobstore.listing import list_models
 from blobstore.names import ModelName
 from blobstore.store import Store, files, open_store
 
@@ -281,3 +284,15 @@ def test_an_absent_store_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="empty"):
         undo(open_store(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
+
+
+def test_manifests_on_a_disk_that_is_not_there_are_not_taken_for_none(store: Store, tmp_path: Path) -> None:
+    commit_model(store, "m", b"one")
+    (store.root / "manifests").rename(tmp_path / "disk")
+    (store.root / "manifests").symlink_to(tmp_path / "disk")
+    assert prune(store, grace_s=0, sole_owner=True).removed == ()
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    for look in (prune, verify, measure_usage, list_models):
+        with pytest.raises(StorageError, match="symbolic link"):
+            look(store)
+    assert blob_path(store, b"one").exists()

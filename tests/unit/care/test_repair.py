@@ -17,7 +17,14 @@ import blobstore
 from blobstore.care.checks import BlobChecks
 from blobstore.care.repair import RepairResult, repair_model
 from blobstore.care.verify import verify
-from blobstore.errors import BlobStoreError, DocumentError, NotFoundError, UnsupportedSourceError, UsageError
+from blobstore.errors import (
+    BlobStoreError,
+    DocumentError,
+    NotFoundError,
+    StorageError,
+    UnsupportedSourceError,
+    UsageError,
+)
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.own_document import own_document
 from blobstore.importer.recorded import recorded_import
@@ -247,6 +254,20 @@ def test_a_model_that_is_imported_again_during_the_repair_of_its_manifest_stays(
         assert model.config.file_type == "int8"
 
 
+@pytest.mark.parametrize(("there", "never"), [("int4", "int8"), ("int8", "int4")])
+@pytest.mark.parametrize("kept", [1.0, 0.5])
+def test_a_manifest_does_not_become_that_of_an_import_that_was_killed(
+    store: Store, source: Path, there: str, never: str, kept: float
+) -> None:
+    blobstore.import_model(source, M, store=store, quant=there)
+    blobstore.import_model(source, "n", store=store, quant=never)
+    store.copies.write(M, store.manifests.read_bytes(ModelName.parse("n")))
+    raw = store.manifests.read_bytes(M)
+    manifest_path(store, "m").write_bytes(raw[: int(kept * len(raw)) - 9] + b"\x00" * 9)
+    assert repair_model("m", source, store=store).manifest_restored
+    assert store.manifests.read_bytes(M) == raw
+
+
 def test_a_model_that_is_not_there_or_beyond_help(store: Store, source: Path) -> None:
     with pytest.raises(NotFoundError):
         repair_model("m", source, store=store)
@@ -276,7 +297,7 @@ def test_a_folder_in_the_place_of_a_blob_is_an_error_and_a_link_is_replaced(stor
     assert contents(store) == before
     path.unlink()
     path.mkdir()
-    with pytest.raises(BlobStoreError):
+    with pytest.raises(StorageError, match=f"{path.name} is in the way"):
         repair_model("m", source, store=store)
 
 

@@ -22,7 +22,8 @@ def test_unique_and_shared_bytes(store: Store) -> None:
     commit_model(store, "n", b"shared", b"three")
     layer_by_hand(store, "", b"orphan!")
     assert figures(store) == {"m:latest": (9, 3, 6), "n:latest": (11, 5, 6)}
-    assert figures(store, "n") == {"n:latest": (11, 5, 6)}
+    for name in ("n", "n:latest", "http://registry.ollama.ai/library/n"):
+        assert figures(store, name, name) == {"n:latest": (11, 5, 6)}
     usage = measure_usage(store)
     assert (usage.blobs, usage.nbytes, usage.reclaimable, usage.trash) == (4, 21, 7, 0)
     prune(store, grace_s=0, sole_owner=True)

@@ -57,6 +57,10 @@ def test_an_empty_or_absent_store_is_sound(store: Store) -> None:
     assert not store.root.exists()
 
 
+def test_more_threads_than_blobs(model: Store) -> None:
+    assert verify(model, jobs=10**20).is_sound
+
+
 @pytest.mark.parametrize("at", [8, -1])
 def test_a_bit_that_flipped(model: Store, at: int) -> None:
     layer = next(layer for layer in model.manifest(ModelName.parse("m")).layers if layer.name == "lm_head.weight")
@@ -181,6 +185,18 @@ def test_a_manifest_that_another_program_replaced_is_no_damage(store: Store) -> 
     commit_model(store, "m", A)
     link_by_hand(store, "m", {"layer": B})
     assert verify(store).is_sound
+
+
+@pytest.mark.parametrize("change", [("sha256:", "\\u0073ha256:"), ('"digest"', '"d\\u0069gest"')])
+def test_a_digest_that_is_written_with_escapes(store: Store, change: tuple[str, str]) -> None:
+    link_by_hand(store, "m", {"a": A})
+    path = manifest_path(store, "m")
+    start, middle, end = re.fullmatch(r"sha256-(.{20})(.)(.*)", blob_path(store, A).name).groups()
+    escaped = f"{start}\\u{ord(middle):04x}{end}"
+    path.write_text(path.read_text().replace(*change).replace(f"{start}{middle}{end}", escaped))
+    assert verify(store).is_sound
+    blob_path(store, A).unlink()
+    assert only(verify(store, ["m"])) == ("it is missing", ["m:latest"], ["a"])
 
 
 def test_two_blobs_that_hold_one_tensor(store: Store) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.stores import blob_path, commit_model, descriptor, manifest_path
+from support.stores import blob_path, commit_model, descriptor, manifest_path, unprivileged
 
 import blobstore
 from blobstore.documents import MAX_MANIFEST, Manifest
@@ -154,18 +153,6 @@ def test_a_name_longer_than_a_file_system_takes_is_a_typed_error(filled: Store) 
             use(long)
 
 
-@contextmanager
-def _unprivileged() -> Iterator[None]:
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def _opened(store: Store) -> object:
     return blobstore.open_model("m", store=store)
 
@@ -183,7 +170,7 @@ USES: list[Callable[[Store], object]] = [
 def test_folders_that_may_not_be_read_are_a_typed_error(filled: Store, use: Callable[[Store], object]) -> None:
     (filled.root / "manifests").chmod(0)
     try:
-        with _unprivileged(), pytest.raises(StorageError, match="permission denied"):
+        with unprivileged(), pytest.raises(StorageError, match="permission denied"):
             use(filled)
     finally:
         (filled.root / "manifests").chmod(0o755)

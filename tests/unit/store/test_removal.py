@@ -102,7 +102,7 @@ def test_rm_of_a_missing_model_changes_nothing(store: Store, snapshot: Snapshot)
 def test_rm_of_a_model_whose_blobs_are_gone(store: Store) -> None:
     commit_model(store, "m", b"one")
     blob_path(store, b"one").unlink()
-    store.remove(M)
+    assert store.remove(M).removed == ()
     assert list(store.models()) == []
 
 

@@ -1,0 +1,89 @@
+"""A store of which a user may see a part only: what can be done is done, everything else is a typed error."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from support.checkpoints import LLAMA_CONFIG, small_tensors, write_checkpoint
+from support.stores import NOBODY, blob_path, commit_model, manifest_path, unprivileged
+
+import blobstore
+from blobstore.care.prune import prune, undo
+from blobstore.care.repair import repair_model
+from blobstore.care.usage import measure_usage
+from blobstore.care.verify import verify
+from blobstore.errors import NotFoundError, StorageError
+from blobstore.listing import list_models
+from blobstore.names import ModelName
+from blobstore.store import Store, open_store
+
+Use = Callable[[Store], object]
+M = ModelName.parse("m")
+USES: list[Use] = [
+    list_models,
+    verify,
+    lambda store: verify(store, ["m"]),
+    measure_usage,
+    lambda store: prune(store, dry_run=True),
+    undo,
+    lambda store: repair_model("m", "nowhere.safetensors", store=store),
+    lambda store: blobstore.open_model("m", store=store),
+]
+
+
+@pytest.fixture
+def shared() -> Iterator[Store]:
+    """A store with the model ``m``, in a folder that other users may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        store = open_store(Path(folder) / "store")
+        blobstore.import_model(write_checkpoint(Path(folder) / "source", small_tensors(), LLAMA_CONFIG), M, store=store)
+        (store.root / ".blobstore/trash/of-a-prune").mkdir(parents=True)
+        yield store
+
+
+OURS = (".blobstore", ".blobstore/copies", ".blobstore/trash/of-a-prune")
+
+
+@pytest.mark.parametrize("place", ["", "blobs", "manifests", "manifests/registry.ollama.ai/library/m", *OURS])
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+def test_a_folder_that_may_not_be_entered(shared: Store, place: str, mode: int) -> None:
+    (shared.root / place).chmod(mode)
+    try:
+        with unprivileged():
+            for use in USES:
+                with suppress(StorageError, NotFoundError):
+                    use(shared)
+    finally:
+        (shared.root / place).chmod(0o755)
+
+
+def test_reading_needs_nothing_of_ours(shared: Store) -> None:
+    (shared.root / ".blobstore").chmod(0)
+    try:
+        with unprivileged():
+            assert len(list_models(shared)) == 1
+            assert verify(shared).is_sound
+            assert len(blobstore.open_model("m", store=shared)) > 0
+    finally:
+        (shared.root / ".blobstore").chmod(0o755)
+
+
+def test_a_manifest_that_may_not_be_read_can_be_removed(shared: Store) -> None:
+    commit_model(shared, "n", b"one")
+    if os.geteuid() == 0:
+        for path in (shared.root, *shared.root.rglob("*")):
+            os.chown(path, NOBODY, -1)
+    manifest_path(shared, "n").chmod(0)
+    with unprivileged():
+        with pytest.raises(StorageError, match="can't be read"):
+            prune(shared)
+        assert shared.remove(ModelName.parse("n")).removed == ()
+        assert prune(shared).removed == ()
+    assert [name for name, _ in shared.models()] == [M]
+    assert blob_path(shared, b"one").exists()
