@@ -22,6 +22,7 @@ from support.lab.figures import Figures
 from support.lab.system_calls import Call
 
 import blobstore
+from blobstore import store
 from blobstore.store import Store, open_store
 
 SHORT = 24
@@ -74,9 +75,9 @@ def control(cases: Sequence[Case], figures: Figures) -> None:
 def _beside_a_victim(command: Command) -> Command:
     """Return the command on a store with one more model, which shares most of its blobs with the others."""
 
-    def prepare(work: Path, store: Store) -> None:
-        blobstore.import_model(write_checkpoint(work / "victim", model("victim")), _VICTIM, store=store, quant="int4")
-        command.prepare(work, store)
+    def prepare(work: Path, opened: Store) -> None:
+        blobstore.import_model(write_checkpoint(work / "victim", model("victim")), _VICTIM, store=opened, quant="int4")
+        command.prepare(work, opened)
         # The source of the first command, where it has one: both write the same blobs, and one journal.
         source = work / "new" if (work / "new").exists() else work / "victim"
         (work / "twin").symlink_to(source)
@@ -103,10 +104,11 @@ class Second:
         if self.calls == self.number:
             self._see()
             line = [word.format(work=self.case.work) for word in _OTHERS[self.other]]
-            self.done = run(*line, "--store", self.root, before=self._set_clock)
+            self.done = run(*line, "--store", self.root, before=self._prepare)
             self._see()
 
-    def _set_clock(self) -> None:
+    def _prepare(self) -> None:
+        store._NAMES_WAIT_S = 0
         offset, now = _CLOCKS[self.clock], time.time
         time.time = lambda: now() + offset
 
@@ -164,7 +166,7 @@ def _wanted(end: Models, second: Second, case: Case, root: Path) -> Models:
 
 def _digest_of_twin(case: Case) -> str:
     """Return the digest of the manifest that an import of the twin makes, done once elsewhere."""
-    store = open_store(case.work / "elsewhere")
-    if not store.root.exists():
-        blobstore.import_model(case.work / "twin", "twin", store=store, quant="int4")
-    return look(store.root).models["twin:latest"]
+    elsewhere = open_store(case.work / "elsewhere")
+    if not elsewhere.root.exists():
+        blobstore.import_model(case.work / "twin", "twin", store=elsewhere, quant="int4")
+    return look(elsewhere.root).models["twin:latest"]

@@ -18,7 +18,7 @@ from blobstore.care.replan import Files, replan
 from blobstore.care.verify import Bar, manifest_bytes, read_manifest
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.errors import DocumentError, UnsupportedSourceError
+from blobstore.errors import BusyError, DocumentError, UnsupportedSourceError
 from blobstore.importer import ImportPlan, threads
 from blobstore.importer.planning.outputs import PlannedBlob, PlannedFile
 from blobstore.importer.writing.write import usual_memory, write_blobs
@@ -87,7 +87,7 @@ def repair_model(
         # It takes its time: what another has put there or removed meanwhile stays as it is now.
         is_restored = is_restored and not remaining and manifest_bytes(store, full) == before
         if is_restored:
-            ingest.commit(blobs, full, manifest)
+            ingest.commit(blobs, full, manifest, check=lambda: _refuse_change(store, full, before))
         elif blobs:
             ingest.publish(blobs)
     return RepairResult(
@@ -113,6 +113,11 @@ def _manifest(store: Store, name: ModelName) -> tuple[Manifest, bool]:
         model=str(name),
         hint="Import the model again; its blobs that are sound are not made twice.",
     )
+
+
+def _refuse_change(store: Store, name: ModelName, before: bytes) -> None:
+    if manifest_bytes(store, name) != before:
+        raise BusyError(f"{name} has just been replaced or removed", model=str(name), hint="Look at what it is now.")
 
 
 def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, int]:

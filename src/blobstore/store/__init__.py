@@ -56,6 +56,8 @@ __all__ = [
 ]
 
 PRIVATE = ".blobstore"
+_NAMES_WAIT_S = 60
+"""Nobody holds the lock of names for longer than a sync of one folder takes; but a busy disk may take its time for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class Store:
         self.summaries = SummaryCache(self._private / "cache" / "summaries", self.root)
         self.trash = Trash(self._private / "trash", self.blobs.path)
         self._lock = StoreLock(self._private / "lock", wait_s)
+        self._names = StoreLock(self._private / "names", _NAMES_WAIT_S)
 
     @property
     def is_remote(self) -> bool:
@@ -108,7 +111,7 @@ class Store:
         """
         with self._lock.shared():
             journal = Journal(self._private / "journal", source)
-            ingest = Ingest(self.blobs, self.manifests, self.copies, self._private / "tmp", journal)
+            ingest = Ingest(self.blobs, self.manifests, self.copies, self._private / "tmp", journal, self._names)
             interrupted = False
             try:
                 yield ingest
@@ -147,22 +150,26 @@ class Store:
         if source == target:
             return
         with self.ingest() as ingest:
-            if not replace and self._is_other(target, manifest):
-                raise UsageError(f"there is a model {target} already", hint="Remove it first, or replace it: --force.")
-            ingest.commit([], target, manifest)
-            # On a file system that ignores case they may be one file, which has just been written. And another import may
-            # have given the old name to another model meanwhile, which is not ours to remove.
-            if not self.manifests.is_same_file(source, target) and not self._is_other(source, manifest):
-                self.manifests.remove(source)
-                self.copies.remove(source)
+            ingest.commit([], target, manifest, check=lambda: None if replace else self._refuse_other(target, manifest))
+            with self._names.exclusive():
+                # Another may have removed the old name meanwhile, or given it to another model, which is not ours to remove.
+                # And on a file system that ignores case they may be one file, which has just been written.
+                is_ours = self._bytes_of(source) == manifest.raw
+                if is_ours and not self.manifests.is_same_file(source, target):
+                    self.manifests.remove(source)
+                    self.copies.remove(source)
         with suppress(BusyError), self.alone(wait_s=0):
             self.manifests.remove_empty_folders(source)
 
-    def _is_other(self, name: ModelName, manifest: Manifest) -> bool:
+    def _refuse_other(self, name: ModelName, manifest: Manifest) -> None:
+        if self._bytes_of(name) not in (None, manifest.raw):
+            raise UsageError(f"there is a model {name} already", hint="Remove it first, or replace it: --force.")
+
+    def _bytes_of(self, name: ModelName) -> bytes | None:
         try:
-            return self.manifests.read_bytes(name) != manifest.raw
+            return self.manifests.read_bytes(name)
         except NotFoundError:
-            return False
+            return None
 
     def remove(self, name: ModelName) -> Removal:
         """Remove a model: its manifest first, then those of its blobs that no other model needs.
@@ -171,7 +178,7 @@ class Store:
         read (it may need them); the model is gone all the same. Raises: NotFoundError when there is no such model.
         """
         self.manifests.require(name)
-        with self._lock.shared():
+        with self._lock.shared(), self._names.exclusive():
             try:
                 orphans = self.manifest(name).descriptors
             except (CorruptDataError, LimitExceededError, StorageError):

@@ -16,7 +16,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from blobstore.store.copies import ManifestCopies
 from blobstore.store.files import boot_id, make_folder, os_errors, sync_file_system, sync_folder, syncs_whole
 from blobstore.store.journal import Entry, Journal
 from blobstore.store.leftovers import Leftovers, make_owned_folder
+from blobstore.store.lock import StoreLock
 from blobstore.store.manifests import ManifestFolder
 from blobstore.store.writer import BlobWriter, FinishedBlob, Stamp
 
@@ -52,11 +53,13 @@ class Ingest:
         copies: ManifestCopies,
         temporary_folder: Path,
         journal: Journal,
+        names: StoreLock,
     ) -> None:
         self._blobs = blobs
         self._manifests = manifests
         self._copies = copies
         self._journal = journal
+        self._names = names
         self._leftovers = Leftovers(temporary_folder)
         self._leftovers.clean()
         with os_errors("write to the store", temporary_folder):
@@ -124,14 +127,21 @@ class Ingest:
                 sync_file_system(self._folder_fd)
 
     def commit(
-        self, blobs: list[FinishedBlob], name: ModelName, manifest: Manifest, keys: Iterable[str] = ()
+        self,
+        blobs: list[FinishedBlob],
+        name: ModelName,
+        manifest: Manifest,
+        keys: Iterable[str] = (),
+        *,
+        check: Callable[[], None] = lambda: None,
     ) -> set[Digest]:
         """Make ``blobs`` and then the model ``name`` visible; return the digests that the store did not have before.
 
         Order: manifest and bytes durable, blobs renamed, their names durable, every blob of the manifest checked for
         presence and size, manifest renamed, its name durable. All space is taken before anything is visible. A blob or
         manifest that was there is replaced: what has just been computed heals what lies there. Then the journal is told:
-        ``keys`` are those of the first blobs.
+        ``keys`` are those of the first blobs. ``check`` is called while no other of ours can change what has the name, just
+        before the manifest gets it, and may raise.
 
         Raises: StorageError; NotFoundError or CorruptDataError when the manifest names a blob that is not in the store
         with its size; LimitExceededError for a manifest that could not be read back. The old manifest stays then.
@@ -145,12 +155,15 @@ class Ingest:
             stamps = self.publish(blobs)
             for descriptor in manifest.descriptors:
                 self._blobs.check(descriptor)
-            self._manifests.link(name, prepared)
+            with self._names.exclusive():
+                check()
+                self._copies.write(name, manifest.raw)  # another import of the name may have just removed it
+                self._manifests.link(name, prepared)
+                self._copies.settle(name, manifest.raw)
         except BaseException:
             if is_new:
                 self._copies.forget(name, manifest.raw)
             raise
-        self._copies.settle(name, manifest.raw)
         self._remember(
             Entry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp))
             for key, blob in zip(keys, blobs, strict=False)

@@ -1,7 +1,8 @@
-"""The store's lock: many writers share it, a clean-up holds it alone, and who opens a model shares it where it can.
+"""The store's locks, which the kernel frees when their holder dies, so there is nothing stale to clean up (``flock``).
 
-``flock`` on ``.blobstore/lock``: the kernel frees it when its holder dies, so there is nothing stale to clean up.
-Ollama does not take it.
+``.blobstore/lock``: many writers share it, a clean-up holds it alone, and who opens a model shares it where it can.
+``.blobstore/names``: held alone for the moment in which a manifest is looked at and then linked or removed; whoever takes it
+shares the other one. Ollama takes neither.
 """
 
 from __future__ import annotations

@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
-from support.stores import commit_model
+from support.stores import HOLD_LOCK, commit_model, process
 
+import blobstore.store
 from blobstore.documents import Manifest
-from blobstore.errors import BlobStoreError, BusyError, StorageError
+from blobstore.errors import BlobStoreError, BusyError, StorageError, UsageError
 from blobstore.names import ModelName
 from blobstore.store import Store, ingest, open_store
 
+M = ModelName.parse("m")
 HOLD = """
 import sys, time
 from blobstore.store import open_store
@@ -67,6 +70,46 @@ def test_a_move_waits_for_nobody_when_it_is_done(store: Store) -> None:
     with store.ingest():
         open_store(store.root, wait_s=3600).move(ModelName.parse("m"), ModelName.parse("n"))
     assert [str(name) for name, _ in store.models()] == ["n:latest"]
+
+
+def test_a_model_that_is_made_while_another_is_moved_to_its_name_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_model(store, "m", b"one")
+    real, waiting = ingest.sync_file_system, ["n"]
+
+    def make_meanwhile(fd: int) -> None:
+        if waiting:
+            commit_model(store, waiting.pop(), b"other")
+        real(fd)
+
+    monkeypatch.setattr(ingest, "sync_file_system", make_meanwhile)
+    with pytest.raises(UsageError, match="n:latest already"):
+        store.move(ModelName.parse("m"), ModelName.parse("n"))
+    sizes = {str(name): manifest.layers[0].size for name, manifest in store.models() if isinstance(manifest, Manifest)}
+    assert sizes == {"m:latest": len(b"one"), "n:latest": len(b"other")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store: commit_model(store, "n", b"two"),
+        lambda store: store.copy(M, ModelName.parse("n")),
+        lambda store: store.move(M, ModelName.parse("n")),
+        lambda store: store.remove(M),
+    ],
+)
+def test_names_change_one_after_the_other(
+    store: Store, monkeypatch: pytest.MonkeyPatch, change: Callable[[Store], object]
+) -> None:
+    """Who looks at a manifest, links it or removes it does so alone; nobody is waited for for ever."""
+    commit_model(store, "m", b"one")
+    monkeypatch.setattr(blobstore.store, "_NAMES_WAIT_S", 0.1)
+    with process(HOLD_LOCK, store.root / ".blobstore/names", "exclusive"):
+        with pytest.raises(BusyError, match="names"):
+            change(open_store(store.root))
+        assert [str(name) for name, _ in store.models()] == ["m:latest"]
+    change(open_store(store.root))
 
 
 def test_siblings_removed_at_once(store: Store) -> None:

@@ -40,6 +40,7 @@ def test_a_model_lies_in_ollamas_folders_and_everything_else_in_ours(store: Stor
         [
             f".blobstore/copies/example.org:8080/team/model/tag/{copy}",
             ".blobstore/lock",
+            ".blobstore/names",
             "blobs/sha256-7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed",
             "blobs/sha256-3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3",
             "manifests/example.org:8080/team/model/tag",
@@ -115,7 +116,7 @@ def test_nothing_is_visible_before_the_commit(store: Store) -> None:
         ingest.commit([blob], NAME, Manifest(layers=(descriptor(b"one"),)))
         assert blob_path(store, b"one").read_bytes() == b"one"
     assert not blob_path(store, b"two").exists()
-    assert {path.split("/")[0] for path in files(store.root / ".blobstore")} == {"copies", "lock"}
+    assert {path.split("/")[0] for path in files(store.root / ".blobstore")} == {"copies", "lock", "names"}
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, StorageError])
