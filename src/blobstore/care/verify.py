@@ -102,11 +102,13 @@ def verify(
     ``sample``: only a part of the blobs. ``bar``, given their bytes, returns a context manager that gives what is told of
     progress.
 
-    Raises: NotFoundError for a name that there is not; InvalidNameError; UsageError; StorageError when folders can't be
+    Raises: NotFoundError for a store or a name that there is not; InvalidNameError; UsageError; StorageError when folders can't be
     listed, or there are too many open files. Damage is no error here.
     """
     wanted = [ModelName.parse(name) if isinstance(name, str) else name for name in names]
     workers = threads(jobs)
+    if not store.root.exists():  # a disk that is not mounted, or a misspelt path: nothing was checked
+        raise NotFoundError(f"there is no store at {store.root}", path=str(store.root))
     for name in wanted:
         store.manifests.require(name)
     checks = BlobChecks(store, NOTHING if wanted else store.blobs.listing(), quick)

@@ -52,9 +52,12 @@ def test_a_sound_store(model: Store) -> None:
     assert (result.checked, result.nbytes) == (len(sizes), sum(sizes))
 
 
-def test_an_empty_or_absent_store_is_sound(store: Store) -> None:
-    assert verify(store).is_sound
+def test_an_empty_store_is_sound_and_an_absent_one_is_an_error(store: Store) -> None:
+    with pytest.raises(NotFoundError, match="no store"):
+        verify(store)
     assert not store.root.exists()
+    store.root.mkdir()
+    assert verify(store).is_sound
 
 
 def test_more_threads_than_blobs(model: Store) -> None:
