@@ -102,8 +102,8 @@ def verify(
     ``sample``: only a part of the blobs. ``bar``, given their bytes, returns a context manager that gives what is told of
     progress.
 
-    Raises: NotFoundError for a store or a name that there is not; InvalidNameError; UsageError; StorageError when folders can't be
-    listed, or there are too many open files. Damage is no error here.
+    Raises: NotFoundError for a store or a name that there is not; InvalidNameError; UsageError; StorageError when folders
+    can't be listed, or there are too many open files. Damage is no error here.
     """
     wanted = [ModelName.parse(name) if isinstance(name, str) else name for name in names]
     workers = threads(jobs)
