@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
@@ -55,12 +56,12 @@ def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
     sizes = store.blobs.sizes()
     needed, shared = _needed_and_shared(references)
     chosen = wanted or [*references.models, *references.broken]
-    unneeded = sizes.keys() - needed if references.obstacle is None else ()
+    unneeded = (size for digest, size in sizes.items() if digest not in needed)
     return Usage(
         len(sizes),
         sum(sizes.values()),
         tuple(_of_model(name, references, sizes, shared) for name in sorted(set(chosen))),
-        sum(sizes[digest] for digest in unneeded),
+        sum(unneeded) if references.obstacle is None else 0,
         store.trash.nbytes(),
     )
 
@@ -79,6 +80,5 @@ def _of_model(name: ModelName, references: References, sizes: dict[str, int], sh
     needs = references.models.get(name)
     if needs is None:
         return ModelUsage(name, 0, 0, references.broken.get(name))
-    there = needs & sizes.keys()
-    nbytes = sum(map(sizes.__getitem__, there))
-    return ModelUsage(name, nbytes, nbytes - sum(map(sizes.__getitem__, there & shared)))
+    nbytes = sum(map(sizes.get, needs, repeat(0)))  # each look into a large dict costs: one a blob is enough
+    return ModelUsage(name, nbytes, nbytes - sum(map(sizes.get, needs & shared, repeat(0))))

@@ -148,15 +148,19 @@ class BlobFolder:
 def _sizes_in(folder: int) -> dict[str, int]:
     """Return the sizes of the blobs in an open folder: so no path is walked 600,000 times. Raises: OSError."""
     sizes: dict[str, int] = {}
-    for name in os.listdir(folder):  # of a descriptor
-        digest = name[_PREFIX:]
-        if len(name) == _LENGTH and name.startswith((_START, _OLD_START)) and not digest.strip(_HEX):
-            try:
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)  # of a descriptor
-            except FileNotFoundError:  # it has been removed since the folder was listed
-                continue
-            if stat.S_ISREG(status.st_mode) and (name.startswith(_START) or digest not in sizes):
-                sizes[digest] = status.st_size
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = entry.name
+            digest = name[_PREFIX:]
+            # Of two names for one digest the older form does not count.
+            counts = name.startswith(_START) or (name.startswith(_OLD_START) and digest not in sizes)
+            if counts and len(name) == _LENGTH and not digest.strip(_HEX):
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # it has been removed since the folder was listed
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    sizes[digest] = status.st_size
     return sizes
 
 

@@ -22,9 +22,9 @@ Needs = frozenset[str]
 """The hex digits of each blob that a model needs."""
 
 # Fourteen digits of a size are under MAX_BLOB: a larger one is parsed, and refused there.
-_TEXT = '[^"]'  # of printable ASCII without backslashes
+_TEXT = '[^"]'  # of printable ASCII without backslashes, and of digests: they are looked at by themselves, which is faster
 _DESCRIPTOR = (
-    rf'\{{"mediaType":"{_TEXT}{{0,255}}+","digest":"sha256:[0-9a-f]{{64}}","size":(?:0|[1-9][0-9]{{0,13}})'
+    rf'\{{"mediaType":"{_TEXT}{{0,255}}+","digest":"sha256:{_TEXT}{{64}}","size":(?:0|[1-9][0-9]{{0,13}})'
     rf'(?:,"from":"{_TEXT}*+")?(?:,"name":"{_TEXT}*+")?\}}'
 )
 _PLAIN_MANIFEST = re.compile(
@@ -33,21 +33,19 @@ _PLAIN_MANIFEST = re.compile(
     re.ASCII,
 )
 _DIGEST = '"digest":"sha256:'
+_HEX = b"0123456789abcdef"
 _PLAIN = bytes(code for code in range(0x20, 0x7F) if code != ord("\\"))
 
 
 def is_plain(raw: bytes) -> bool:
     """Return True when a manifest is written as Ollama and we write it, without escapes: it is valid then."""
-    line = raw.removesuffix(b"\n")
-    if len(raw) > MAX_MANIFEST or line.translate(None, _PLAIN):
-        return False
-    text = line.decode()
-    return _PLAIN_MANIFEST.fullmatch(text) is not None and text.count('"digest":') <= MAX_LAYERS
+    return _plain_digests(raw) is not None
 
 
 def needs_of(raw: bytes, what: str) -> Needs:
     """Return the blobs that a manifest's bytes name. Raises: as `Manifest.parse`, naming ``what``."""
-    return frozenset(_digests(raw, what, is_plain=is_plain(raw)))
+    digests = _plain_digests(raw)
+    return frozenset(_parsed_digests(raw, what) if digests is None else digests)
 
 
 def missing_blob(raw: bytes, there: AbstractSet[str], *, is_plain: bool) -> str | None:
@@ -55,13 +53,29 @@ def missing_blob(raw: bytes, there: AbstractSet[str], *, is_plain: bool) -> str 
 
     ``is_plain``: what `is_plain` said of these bytes. Raises: as `Manifest.parse`.
     """
-    digests = _digests(raw, "the manifest", is_plain=is_plain)
+    digests = _digests_in(raw.decode()) if is_plain else _parsed_digests(raw, "the manifest")
     return None if there >= set(digests) else next(digest for digest in digests if digest not in there)
 
 
-def _digests(raw: bytes, what: str, *, is_plain: bool) -> list[str]:
-    if is_plain:  # a quote is none of the text: what looks like a digest is one
-        return [part[:64] for part in raw.decode().split(_DIGEST)[1:]]
+def _plain_digests(raw: bytes) -> list[str] | None:
+    """Return the digests in a plain manifest; None when it is none."""
+    line = raw.removesuffix(b"\n")
+    if len(raw) > MAX_MANIFEST or line.translate(None, _PLAIN):
+        return None
+    text = line.decode()
+    if _PLAIN_MANIFEST.fullmatch(text) is None:
+        return None
+    digests = _digests_in(text)
+    is_valid = len(digests) <= MAX_LAYERS and not "".join(digests).encode().translate(None, _HEX)
+    return digests if is_valid else None
+
+
+def _digests_in(text: str) -> list[str]:
+    # No text holds a quote: what looks like the digest of a descriptor is one.
+    return [part[:64] for part in text.split(_DIGEST)[1:]]
+
+
+def _parsed_digests(raw: bytes, what: str) -> list[str]:
     return [blob.digest.hex for blob in Manifest.parse(raw, what).descriptors]
 
 
