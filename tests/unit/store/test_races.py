@@ -36,6 +36,18 @@ def holder(store: Store, kind: str, seconds: float) -> subprocess.Popen[str]:
     return child
 
 
+def commit_in_mid_commit(store: Store, name: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let another commit of one blob happen in the middle of the next one."""
+    real, waiting = ingest.sync_file_system, [name]
+
+    def sync(fd: int) -> None:
+        if waiting:
+            commit_model(store, waiting.pop(), data)
+        real(fd)
+
+    monkeypatch.setattr(ingest, "sync_file_system", sync)
+
+
 def test_a_sibling_removed_in_mid_commit_takes_nothing_along(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     commit_model(store, "x:old", b"old")
     real = ingest.sync_file_system
@@ -51,14 +63,7 @@ def test_a_sibling_removed_in_mid_commit_takes_nothing_along(store: Store, monke
 
 def test_a_model_that_is_replaced_while_it_is_moved_is_not_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     commit_model(store, "x:old", b"old")
-    real, waiting = ingest.sync_file_system, ["x:old"]
-
-    def replace_meanwhile(fd: int) -> None:
-        if waiting:
-            commit_model(store, waiting.pop(), b"newer")
-        real(fd)
-
-    monkeypatch.setattr(ingest, "sync_file_system", replace_meanwhile)
+    commit_in_mid_commit(store, "x:old", b"newer", monkeypatch)
     store.move(ModelName.parse("x:old"), ModelName.parse("x:new"))
     sizes = {str(name): manifest.layers[0].size for name, manifest in store.models() if isinstance(manifest, Manifest)}
     assert sizes == {"x:new": len(b"old"), "x:old": len(b"newer")}
@@ -76,14 +81,7 @@ def test_a_model_that_is_made_while_another_is_moved_to_its_name_stays(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_model(store, "m", b"one")
-    real, waiting = ingest.sync_file_system, ["n"]
-
-    def make_meanwhile(fd: int) -> None:
-        if waiting:
-            commit_model(store, waiting.pop(), b"other")
-        real(fd)
-
-    monkeypatch.setattr(ingest, "sync_file_system", make_meanwhile)
+    commit_in_mid_commit(store, "n", b"other", monkeypatch)
     with pytest.raises(UsageError, match="n:latest already"):
         store.move(ModelName.parse("m"), ModelName.parse("n"))
     sizes = {str(name): manifest.layers[0].size for name, manifest in store.models() if isinstance(manifest, Manifest)}
