@@ -84,9 +84,9 @@ def repair_model(
                 digest, reason = next(iter(remaining.items()))
                 message = f"nothing of {full} could be made again from {os.fspath(source)}: blob {digest}: {reason}"
                 raise UnsupportedSourceError(message, model=str(full), blob=str(digest))
-        # It takes its time: what another has put there or removed meanwhile stays as it is now.
-        is_restored = is_restored and not remaining and manifest_bytes(store, full) == before
+        is_restored = is_restored and not remaining
         if is_restored:
+            # It takes its time: what another has put there or removed meanwhile stays as it is now.
             ingest.commit(blobs, full, manifest, check=lambda: _refuse_change(store, full, before))
         elif blobs:
             ingest.publish(blobs)
@@ -117,7 +117,8 @@ def _manifest(store: Store, name: ModelName) -> tuple[Manifest, bool]:
 
 def _refuse_change(store: Store, name: ModelName, before: bytes) -> None:
     if manifest_bytes(store, name) != before:
-        raise BusyError(f"{name} has just been replaced or removed", model=str(name), hint="Look at what it is now.")
+        message = f"the manifest of {name} has been replaced or removed during the repair, or could not be read"
+        raise BusyError(message, model=str(name), hint="Repair it again.")
 
 
 def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, int]:

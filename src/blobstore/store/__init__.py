@@ -110,6 +110,7 @@ class Store:
         the lock alone; StorageError.
         """
         with self._lock.shared():
+            self._names.make()
             journal = Journal(self._private / "journal", source)
             ingest = Ingest(self.blobs, self.manifests, self.copies, self._private / "tmp", journal, self._names)
             interrupted = False

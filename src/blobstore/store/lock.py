@@ -32,6 +32,10 @@ class StoreLock:
         self._path = path
         self._wait_s = wait_s
 
+    def make(self) -> None:
+        """Make the lock file: taking the lock needs no space on the disk then. Raises: StorageError."""
+        os.close(self._open())
+
     @contextmanager
     def shared(self, wait_s: float = 10) -> Iterator[None]:
         """Hold the lock beside other sharers. Raises: BusyError when it is held alone for ``wait_s``; StorageError."""
@@ -69,11 +73,7 @@ class StoreLock:
     def _held(self, kind: int, wait_s: float) -> Iterator[None]:
         if self._wait_s is not None and wait_s > 0:
             wait_s = self._wait_s
-        with os_errors("write to the store", self._path.parent):
-            make_folder(self._path.parent)
-            _refuse_links(self._path.parent)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            fd = os.open(self._path, flags, FILE_MODE)
+        fd = self._open()
         try:
             with os_errors("lock", self._path):
                 is_held = _take(fd, kind, wait_s)
@@ -82,6 +82,13 @@ class StoreLock:
             yield
         finally:
             os.close(fd)
+
+    def _open(self) -> int:
+        with os_errors("write to the store", self._path.parent):
+            make_folder(self._path.parent)
+            _refuse_links(self._path.parent)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            return os.open(self._path, flags, FILE_MODE)
 
     def _busy(self, fd: int) -> BusyError:
         found = holders_of(fd)

@@ -19,6 +19,7 @@ from blobstore.care.repair import RepairResult, repair_model
 from blobstore.care.verify import verify
 from blobstore.errors import (
     BlobStoreError,
+    BusyError,
     DocumentError,
     NotFoundError,
     StorageError,
@@ -249,7 +250,8 @@ def test_a_model_that_is_imported_again_during_the_repair_of_its_manifest_stays(
         blobstore.import_model(source, M, store=store, quant="int8")
 
     monkeypatch.setattr(BlobChecks, "run", meanwhile)
-    assert not repair_model("m", source, store=store).manifest_restored
+    with pytest.raises(BusyError, match="during the repair"):
+        repair_model("m", source, store=store)
     with blobstore.open_model("m", store=store) as model:
         assert model.config.file_type == "int8"
 
