@@ -21,7 +21,7 @@ settings.register_profile("deep", deadline=None, max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
 
 Snapshot = dict[str, str]
-_HINTS = (".blobstore/lock", ".blobstore/journal/")
+_HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/journal/")
 
 
 @pytest.fixture
