@@ -333,7 +333,7 @@ def test_two_imports_of_a_source_at_once(source: Path, store: Store) -> None:
 
 
 HALF = """
-import sys, time
+import os, sys, time
 import blobstore
 source, root = sys.argv[1:]
 done = 0
@@ -342,7 +342,7 @@ def progress(nbytes, blob):
     done += nbytes
     time.sleep(0.1)
     if done >= 2**19:
-        print("ready", flush=True)
+        os.write(1, b"ready\\n")  # in one piece: two threads may come here at once
         time.sleep(100)
 blobstore.import_model(source, "m", store=blobstore.open_store(root), quant="int4", jobs=1, progress=progress)
 """
