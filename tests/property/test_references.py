@@ -25,16 +25,16 @@ MANIFEST = st.fixed_dictionaries(
 COMPACT = {"separators": (",", ":"), "ensure_ascii": False}
 
 
-def slow(raw: bytes) -> set[str] | None:
+def slow(raw: bytes) -> dict[str, int] | None:
     try:
-        return {blob.digest.hex for blob in Manifest.parse(raw).descriptors}
+        return {blob.digest.hex: blob.size for blob in Manifest.parse(raw).descriptors}
     except BlobStoreError:
         return None
 
 
-def fast(raw: bytes) -> frozenset[str] | None:
+def fast(raw: bytes) -> dict[str, int] | None:
     try:
-        return needs_of(raw, "manifest")
+        return dict(needs_of(raw, "manifest"))
     except BlobStoreError:
         return None
 

@@ -1,14 +1,16 @@
-"""Usage: what the blobs of a store take, by model: what only one model needs, what several share, what nobody needs."""
+"""Usage: what the blobs of a store take, by model: what only one model needs, what several share, what nobody needs.
+
+The files of blobs that models need are not looked at, only their names: 600,000 sizes take longer than all the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
-from blobstore.store import References, Store
+from blobstore.store import Needs, References, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,38 +49,48 @@ class Usage:
 def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
     """Return what the blobs of a store take; of ``models`` those called ``names``, all when there are none.
 
-    Bytes are those of the files. Raises: NotFoundError for a name that there is not; InvalidNameError; StorageError.
+    A blob that is there counts as manifests say, as in `list_models`; one that none names counts as long as its file is.
+    What was cut or grew is for `verify` to find. Raises: NotFoundError for a name that there is not; InvalidNameError;
+    StorageError.
     """
     wanted = [ModelName.parse(name) if isinstance(name, str) else name for name in names]
     for name in wanted:
         store.manifests.require(name)
     references = store.references()
-    sizes = store.blobs.sizes()
+    there = store.blobs.digests()
     needed, shared = _needed_and_shared(references)
+    unneeded = store.blobs.sizes(there - needed.keys())
     chosen = wanted or [*references.models, *references.broken]
-    unneeded = (size for digest, size in sizes.items() if digest not in needed)
     return Usage(
-        len(sizes),
-        sum(sizes.values()),
-        tuple(_of_model(name, references, sizes, shared) for name in sorted(set(chosen))),
-        sum(unneeded) if references.obstacle is None else 0,
+        len(there),
+        sum(_sizes(needed, there)) + sum(unneeded.values()),
+        tuple(_of_model(name, references, there, shared) for name in sorted(set(chosen))),
+        sum(unneeded.values()) if references.obstacle is None else 0,
         store.trash.nbytes(),
     )
 
 
-def _needed_and_shared(references: References) -> tuple[set[str], set[str]]:
-    """Return the blobs that some model needs, and those that more than one does."""
-    needed: set[str] = set()
+def _needed_and_shared(references: References) -> tuple[dict[str, int], set[str]]:
+    """Return the sizes of the blobs that some model needs, and the blobs that more than one does."""
+    needed: dict[str, int] = {}
     shared: set[str] = set()
     for needs in references.models.values():
-        shared |= needs & needed
-        needed |= needs
+        shared.update(needs.keys() & needed.keys())
+        needed.update(needs)
     return needed, shared
 
 
-def _of_model(name: ModelName, references: References, sizes: dict[str, int], shared: set[str]) -> ModelUsage:
+def _of_model(name: ModelName, references: References, there: set[str], shared: set[str]) -> ModelUsage:
     needs = references.models.get(name)
     if needs is None:
         return ModelUsage(name, 0, 0, references.broken.get(name))
-    nbytes = sum(map(sizes.get, needs, repeat(0)))  # each look into a large dict costs: one a blob is enough
-    return ModelUsage(name, nbytes, nbytes - sum(map(sizes.get, needs & shared, repeat(0))))
+    nbytes = sum(_sizes(needs, there))
+    both = needs.keys() & shared
+    return ModelUsage(name, nbytes, nbytes - sum(needs[digest] for digest in both if digest in there))
+
+
+def _sizes(needs: Needs, there: set[str]) -> Iterable[int]:
+    """Return the sizes of the blobs that are there."""
+    if there.issuperset(needs):  # of 600,000 blobs that is faster than to look for each
+        return needs.values()
+    return [size for digest, size in needs.items() if digest in there]

@@ -32,7 +32,7 @@ from blobstore.store.journal import Journal, dead_journals
 from blobstore.store.leftovers import Leftover, Leftovers
 from blobstore.store.lock import StoreLock
 from blobstore.store.manifests import ManifestFolder
-from blobstore.store.references import References, is_plain, missing_blob
+from blobstore.store.references import Needs, References, is_plain, missing_blob
 from blobstore.store.summaries import Summary, SummaryCache
 from blobstore.store.trash import Trash, TrashedBlob
 from blobstore.store.writer import BlobWriter, FinishedBlob
@@ -44,6 +44,7 @@ __all__ = [
     "Ingest",
     "Leftover",
     "ManifestFolder",
+    "Needs",
     "References",
     "Removal",
     "Store",

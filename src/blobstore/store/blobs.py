@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,18 +69,21 @@ class BlobFolder:
                 return set()
             with os.scandir(self.path) as entries:
                 names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
-        return {name[_PREFIX:] for name in names if name.startswith((_START, _OLD_START))}
+        found = (name[_PREFIX:] for name in names if len(name) == _LENGTH and name.startswith((_START, _OLD_START)))
+        return {digest for digest in found if not digest.strip(_HEX)}
 
-    def sizes(self) -> dict[str, int]:
-        """Return the bytes of every blob that is a regular file, by the hex digits of its digest. Raises: StorageError."""
-        with os_errors("list", self.path):
-            if not self.path.exists():
-                return {}
-            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                return _sizes_in(fd)
-            finally:
-                os.close(fd)
+    def sizes(self, digests: Iterable[str]) -> dict[str, int]:
+        """Return the bytes of blobs that are regular files, by the hex digits of their digests. Raises: StorageError."""
+        sizes = {}
+        for digest in digests:
+            for name in (f"{_START}{digest}", f"{_OLD_START}{digest}"):
+                path = f"{self.path}/{name}"
+                with suppress(NotFoundError), os_errors("look at", path):
+                    status = os.lstat(path)
+                    if stat.S_ISREG(status.st_mode):
+                        sizes[digest] = status.st_size
+                        break
+        return sizes
 
     def open(self, descriptor: Descriptor) -> FileReader:
         """Return a reader over a blob that has the descriptor's size; its bytes are not checked here.
@@ -143,25 +147,6 @@ class BlobFolder:
             with os_errors("remove", self.path / name):
                 was_there = remove_if_there(self.path / name) or was_there
         return was_there
-
-
-def _sizes_in(folder: int) -> dict[str, int]:
-    """Return the sizes of the blobs in an open folder: so no path is walked 600,000 times. Raises: OSError."""
-    sizes: dict[str, int] = {}
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            name = entry.name
-            digest = name[_PREFIX:]
-            # Of two names for one digest the older form does not count.
-            counts = name.startswith(_START) or (name.startswith(_OLD_START) and digest not in sizes)
-            if counts and len(name) == _LENGTH and not digest.strip(_HEX):
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # it has been removed since the folder was listed
-                    continue
-                if stat.S_ISREG(status.st_mode):
-                    sizes[digest] = status.st_size
-    return sizes
 
 
 def check_document_size(descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> None:

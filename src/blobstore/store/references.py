@@ -18,11 +18,11 @@ from blobstore.documents import MAX_LAYERS, MAX_MANIFEST, Manifest
 from blobstore.errors import BlobStoreError, StorageError
 from blobstore.names import ModelName
 
-Needs = frozenset[str]
-"""The hex digits of each blob that a model needs."""
+Needs = Mapping[str, int]
+"""Hex digits of each blob that a model needs → size in bytes, as its manifest says."""
 
 # Fourteen digits of a size are under MAX_BLOB: a larger one is parsed, and refused there.
-_TEXT = '[^"]'  # of printable ASCII without backslashes, and of digests: they are looked at by themselves, which is faster
+_TEXT = '[^"]'  # of printable ASCII without backslashes; also of digests, which _REFERENCE looks at, faster
 _DESCRIPTOR = (
     rf'\{{"mediaType":"{_TEXT}{{0,255}}+","digest":"sha256:{_TEXT}{{64}}","size":(?:0|[1-9][0-9]{{0,13}})'
     rf'(?:,"from":"{_TEXT}*+")?(?:,"name":"{_TEXT}*+")?\}}'
@@ -32,20 +32,20 @@ _PLAIN_MANIFEST = re.compile(
     rf',"layers":\[(?:(?:{_DESCRIPTOR},)*+{_DESCRIPTOR})?\]\}}',
     re.ASCII,
 )
+_REFERENCE = re.compile(r'"digest":"sha256:([0-9a-f]{64})","size":([0-9]+)', re.ASCII)
 _DIGEST = '"digest":"sha256:'
-_HEX = b"0123456789abcdef"
 _PLAIN = bytes(code for code in range(0x20, 0x7F) if code != ord("\\"))
 
 
 def is_plain(raw: bytes) -> bool:
     """Return True when a manifest is written as Ollama and we write it, without escapes: it is valid then."""
-    return _plain_digests(raw) is not None
+    return _plain_needs(raw) is not None
 
 
 def needs_of(raw: bytes, what: str) -> Needs:
     """Return the blobs that a manifest's bytes name. Raises: as `Manifest.parse`, naming ``what``."""
-    digests = _plain_digests(raw)
-    return frozenset(_parsed_digests(raw, what) if digests is None else digests)
+    needs = _plain_needs(raw)
+    return {blob.digest.hex: blob.size for blob in Manifest.parse(raw, what).descriptors} if needs is None else needs
 
 
 def missing_blob(raw: bytes, there: AbstractSet[str], *, is_plain: bool) -> str | None:
@@ -53,30 +53,25 @@ def missing_blob(raw: bytes, there: AbstractSet[str], *, is_plain: bool) -> str 
 
     ``is_plain``: what `is_plain` said of these bytes. Raises: as `Manifest.parse`.
     """
-    digests = _digests_in(raw.decode()) if is_plain else _parsed_digests(raw, "the manifest")
+    if is_plain:  # no text holds a quote: what looks like the digest of a descriptor is one
+        digests = [part[:64] for part in raw.decode().split(_DIGEST)[1:]]
+    else:
+        digests = [blob.digest.hex for blob in Manifest.parse(raw, "the manifest").descriptors]
     return None if there >= set(digests) else next(digest for digest in digests if digest not in there)
 
 
-def _plain_digests(raw: bytes) -> list[str] | None:
-    """Return the digests in a plain manifest; None when it is none."""
+def _plain_needs(raw: bytes) -> Needs | None:
+    """Return what a plain manifest needs; None when it is none."""
     line = raw.removesuffix(b"\n")
     if len(raw) > MAX_MANIFEST or line.translate(None, _PLAIN):
         return None
     text = line.decode()
     if _PLAIN_MANIFEST.fullmatch(text) is None:
         return None
-    digests = _digests_in(text)
-    is_valid = len(digests) <= MAX_LAYERS and not "".join(digests).encode().translate(None, _HEX)
-    return digests if is_valid else None
-
-
-def _digests_in(text: str) -> list[str]:
-    # No text holds a quote: what looks like the digest of a descriptor is one.
-    return [part[:64] for part in text.split(_DIGEST)[1:]]
-
-
-def _parsed_digests(raw: bytes, what: str) -> list[str]:
-    return [blob.digest.hex for blob in Manifest.parse(raw, what).descriptors]
+    found = _REFERENCE.findall(text)
+    if len(found) > MAX_LAYERS or len(found) != text.count('"digest":'):  # a digest that is none
+        return None
+    return {digest: int(size) for digest, size in found}
 
 
 @dataclass(frozen=True, slots=True)
