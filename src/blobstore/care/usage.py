@@ -59,10 +59,11 @@ def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
     references = store.references()
     there = store.blobs.digests()
     needed, shared = _needed_and_shared(references)
-    unneeded = store.blobs.sizes(there - needed.keys())
+    others = there - needed.keys()
+    unneeded = store.blobs.sizes(others)
     chosen = wanted or [*references.models, *references.broken]
     return Usage(
-        len(there),
+        len(there) - len(others) + len(unneeded),
         sum(_sizes(needed, there)) + sum(unneeded.values()),
         tuple(_of_model(name, references, there, shared) for name in sorted(set(chosen))),
         sum(unneeded.values()) if references.obstacle is None else 0,

@@ -63,19 +63,21 @@ class BlobFolder:
         return BlobListing(named, tuple(sorted(others, key=lambda entry: entry.name)))
 
     def digests(self) -> set[str]:
-        """Return the hex digits of the digests that regular files in the folder are named for. Raises: StorageError."""
+        """Return the hex digits of the digests that regular files in the folder are named for. Raises: StorageError.
+
+        What only begins as a blob's name does is among them; `sizes` has none of that. To look at every name takes its time.
+        """
         with os_errors("list", self.path):
             if not self.path.exists():
                 return set()
             with os.scandir(self.path) as entries:
                 names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
-        found = (name[_PREFIX:] for name in names if len(name) == _LENGTH and name.startswith((_START, _OLD_START)))
-        return {digest for digest in found if not digest.strip(_HEX)}
+        return {name[_PREFIX:] for name in names if name.startswith((_START, _OLD_START))}
 
     def sizes(self, digests: Iterable[str]) -> dict[str, int]:
-        """Return the bytes of blobs that are regular files, by the hex digits of their digests. Raises: StorageError."""
+        """Return the bytes of those of ``digests`` whose blobs are regular files, by their hex digits. Raises: StorageError."""
         sizes = {}
-        for digest in digests:
+        for digest in (digest for digest in digests if len(digest) == _LENGTH - _PREFIX and not digest.strip(_HEX)):
             for name in (f"{_START}{digest}", f"{_OLD_START}{digest}"):
                 path = f"{self.path}/{name}"
                 with suppress(NotFoundError), os_errors("look at", path):

@@ -39,6 +39,15 @@ def test_a_blob_that_is_missing_or_no_file_takes_nothing(store: Store, tmp_path:
     assert figures(store) == {"m:latest": (0, 0, 0)}
 
 
+def test_what_is_only_named_like_a_blob_is_none(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    for name in ("sha256-", "sha256-" + "g" * 64, "sha256-" + "a" * 63, "sha256:" + "A" * 64, "other"):
+        (store.root / "blobs" / name).write_bytes(b"odd")
+    (store.root / "blobs" / ("sha256-" + "a" * 64)).mkdir()
+    usage = measure_usage(store)
+    assert (usage.blobs, usage.nbytes, usage.reclaimable) == (1, 3, 0)
+
+
 def test_a_broken_model_is_shown_and_nothing_is_called_reclaimable_then(store: Store) -> None:
     commit_model(store, "m", b"one")
     commit_model(store, "n", b"two")
