@@ -75,7 +75,7 @@ class BlobFolder:
         return {name[_PREFIX:] for name in names if name.startswith((_START, _OLD_START))}
 
     def sizes(self, digests: Iterable[str]) -> dict[str, int]:
-        """Return the bytes of those of ``digests`` whose blobs are regular files, by their hex digits. Raises: StorageError."""
+        """Return the bytes of those of ``digests`` whose blobs are regular files, by hex digits. Raises: StorageError."""
         sizes = {}
         for digest in (digest for digest in digests if len(digest) == _LENGTH - _PREFIX and not digest.strip(_HEX)):
             for name in (f"{_START}{digest}", f"{_OLD_START}{digest}"):
