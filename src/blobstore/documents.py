@@ -161,6 +161,11 @@ class Manifest(Document):
         return (*self.layers, self.config) if self.config is not None else self.layers
 
     @property
+    def size(self) -> int:
+        """Bytes of all blobs that the model needs, each counted once."""
+        return sum({blob.digest: blob.size for blob in self.descriptors}.values())
+
+    @property
     def tensor_layers(self) -> tuple[Descriptor, ...]:
         """The layers that hold tensors, in order."""
         return tuple(layer for layer in self.layers if layer.media_type == TENSOR_MEDIA_TYPE)

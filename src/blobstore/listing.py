@@ -6,31 +6,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from blobstore import safetensors
 from blobstore.digest import Digest
-from blobstore.documents import Descriptor, Manifest, ModelConfig
+from blobstore.documents import Descriptor, Manifest
 from blobstore.errors import BlobStoreError, NotFoundError
-from blobstore.inspection.models import model_type
+from blobstore.inspection.models import ListedModel, config_of, model_type
 from blobstore.names import ModelName
 from blobstore.store import Store, Summary, is_plain, missing_blob
 from blobstore.stored import stored_tensors
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedModel:
-    """A model in a line.
-
-    ``size`` in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None when that is no date.
-    """
-
-    name: ModelName
-    id: Digest
-    modified: datetime | None
-    size: int
-    parameters: int
-    quant_type: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +74,7 @@ class _Work:
         return ListedModel(
             name=name,
             id=digest,
-            modified=_moment(self.store.manifests.modified(name)),
+            modified=self.store.manifests.modified(name),
             size=summary.size,
             parameters=summary.parameters,
             quant_type=summary.quant_type,
@@ -103,11 +87,10 @@ class _Work:
             weights = self._weights(layer)
             counts.update(weights.counts)
             quantized |= weights.quantized
-        config = ModelConfig.parse(self.store.blobs.read(manifest.config)) if manifest.config is not None else ModelConfig()
         return Summary(
-            size=sum({blob.digest: blob.size for blob in manifest.descriptors}.values()),
+            size=manifest.size,
             parameters=counts.total(),
-            quant_type=model_type(config, counts, quantized),
+            quant_type=model_type(config_of(self.store, manifest), counts, quantized),
             is_plain=is_plain(raw),
         )
 
@@ -129,10 +112,3 @@ def _is_there(store: Store, name: ModelName) -> bool:
     except NotFoundError:
         return False
     return True
-
-
-def _moment(seconds: float) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None

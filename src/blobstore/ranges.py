@@ -6,16 +6,20 @@ are parsed from readers, so a parser does no I/O of its own. Offsets count from 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import resource
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, Self
 
+from blobstore.digest import Digest
 from blobstore.errors import CorruptDataError, ShortReadError, StorageError, from_os_error
 
 _OTHER_FILES = 256
+_PIECE = 2**20
 
 
 class RangeReader(Protocol):
@@ -122,6 +126,20 @@ class FileReader:
         buffer = bytearray(length)
         self.readinto(offset, memoryview(buffer))
         return bytes(buffer)
+
+    def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield all bytes in order, in views of ``buffer``, each good until the next. Raises: as `readinto`."""
+        for start in range(0, self.size, len(buffer)):
+            piece = buffer[: self.size - start]
+            self.readinto(start, piece)
+            yield piece
+
+    def digest(self) -> Digest:
+        """Return the digest of the file's bytes, read in pieces. Raises: as `readinto`."""
+        hashed = hashlib.sha256()
+        for piece in self.pieces(memoryview(bytearray(min(_PIECE, max(self.size, 1))))):
+            hashed.update(piece)
+        return Digest(hashed.hexdigest())
 
     def check_is(self, identity: FileIdentity) -> None:
         """Raise CorruptDataError when the open file is not the one of ``identity``, or was written to since."""

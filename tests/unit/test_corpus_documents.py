@@ -18,8 +18,8 @@ from blobstore import open_model
 from blobstore.documents import MAX_LAYERS, MAX_REGISTRY_MANIFEST, Manifest
 from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError, NotFoundError
 from blobstore.importer import import_model
-from blobstore.inspection.models import summarize
-from blobstore.listing import BrokenModel, ListedModel, list_models
+from blobstore.inspection.models import ListedModel, summarize
+from blobstore.listing import BrokenModel, list_models
 from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory
 from blobstore.store import Store, open_store

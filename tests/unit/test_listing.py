@@ -14,8 +14,8 @@ from support.stores import blob_path, commit_model, link_by_hand, manifest_path
 import blobstore
 from blobstore import listing
 from blobstore.care.prune import prune
-from blobstore.inspection.models import summarize
-from blobstore.listing import BrokenModel, ListedModel, list_models
+from blobstore.inspection.models import ListedModel, summarize
+from blobstore.listing import BrokenModel, list_models
 from blobstore.names import ModelName
 from blobstore.store import Store, Summary, open_store
 from blobstore.store.summaries import SummaryCache

@@ -112,11 +112,9 @@ class BlobChecker:
             return Digest.of(data)
         reader.read_ahead()
         total = hashlib.sha256()
-        for start in range(0, reader.size, CHUNK):
+        for piece in reader.pieces(self._buffer):
             if self._stop.is_set():
                 break  # another thread could not go on, or somebody pressed Ctrl-C
-            piece = self._buffer[: reader.size - start]
-            reader.readinto(start, piece)
             total.update(piece)
             self._progress(len(piece), name)
         return Digest(total.hexdigest())

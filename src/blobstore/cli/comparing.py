@@ -12,8 +12,9 @@ from blobstore.cli.output import (
     StoreOption,
     counted,
     emit,
-    figure,
+    errors_document,
     printable,
+    reason,
     shape,
     show_json,
     show_table,
@@ -24,9 +25,6 @@ from blobstore.cli.output import (
 if TYPE_CHECKING:
     from blobstore.care.diff import ChangedTensor, ModelDiff, TensorFact
     from blobstore.care.usage import ModelUsage, Usage
-    from blobstore.comparison import Errors
-
-_LONGEST_REASON = 120
 
 
 def register(app: typer.Typer) -> None:
@@ -55,7 +53,7 @@ def du(
 
 def _usage_row(model: ModelUsage) -> tuple[str, ...]:
     if model.error is not None:
-        return (str(model.name), "broken", "", model.error.message[:_LONGEST_REASON])
+        return (str(model.name), "broken", "", reason(model.error))
     return (str(model.name), size(model.nbytes), size(model.unique), size(model.shared))
 
 
@@ -138,7 +136,7 @@ def _diff_document(found: ModelDiff) -> dict[str, Any]:
                 "name": change.before.name,
                 "before": _fact_document(change.before),
                 "after": _fact_document(change.after),
-                "error": _errors_document(change.errors, change.odd_values) if change.errors is not None else None,
+                "error": _change_errors(change),
             }
             for change in found.changed
         ],
@@ -157,12 +155,5 @@ def _fact_document(fact: TensorFact) -> dict[str, Any]:
     return {"name": fact.name, "type": fact.type_name, "shape": list(fact.shape), "bytes": fact.nbytes}
 
 
-def _errors_document(errors: Errors, odd: int) -> dict[str, Any]:
-    return {
-        "weights": errors.count,
-        "rmse": figure(errors.rmse),
-        "relative_rmse": figure(errors.relative_rmse),
-        "max_error": figure(errors.max_error),
-        "cosine": figure(errors.cosine),
-        "odd_values": odd,
-    }
+def _change_errors(change: ChangedTensor) -> dict[str, Any] | None:
+    return None if change.errors is None else {**errors_document(change.errors), "odd_values": change.odd_values}

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blobstore.cli.importing import Jobs
-from blobstore.cli.output import JsonOption, StoreOption, count, emit, figure, shape, show_json, show_table, store_at
+from blobstore.cli.output import (
+    JsonOption,
+    StoreOption,
+    count,
+    emit,
+    errors_document,
+    shape,
+    show_json,
+    show_table,
+    store_at,
+)
 from blobstore.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -85,11 +95,4 @@ def _tensor_document(tensor: TensorQuality) -> dict[str, Any]:
 
 
 def _errors_document(errors: Errors) -> dict[str, Any]:
-    return {
-        "weights": errors.count,
-        "rmse": figure(errors.rmse),
-        "relative_rmse": figure(errors.relative_rmse),
-        "max_error": figure(errors.max_error),
-        "cosine": figure(errors.cosine),
-        "saturated": errors.saturated,
-    }
+    return {**errors_document(errors), "saturated": errors.saturated}

@@ -16,6 +16,7 @@ from blobstore.cli.output import (
     count,
     counted,
     emit,
+    reason,
     rfc3339,
     shape,
     show_facts,
@@ -27,10 +28,8 @@ from blobstore.cli.output import (
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from blobstore.inspection.models import ModelDetails, ModelSummary
-    from blobstore.listing import BrokenModel, ListedModel
-
-_LONGEST_REASON = 120
+    from blobstore.inspection.models import ListedModel, ModelDetails, ModelSummary
+    from blobstore.listing import BrokenModel
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")]
 
@@ -47,7 +46,8 @@ def register(app: typer.Typer) -> None:
 
 def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the models of the store."""
-    from blobstore.listing import ListedModel, list_models
+    from blobstore.inspection.models import ListedModel
+    from blobstore.listing import list_models
 
     models = list_models(store_at(store))
     if as_json:
@@ -69,7 +69,7 @@ def _list_row(model: ListedModel) -> tuple[str, ...]:
 
 
 def _broken_row(model: BrokenModel) -> tuple[str, ...]:
-    return (str(model.name), "", "", "broken", "", model.error.message[:_LONGEST_REASON])
+    return (str(model.name), "", "", "broken", "", reason(model.error))
 
 
 def _list_item(model: ListedModel | BrokenModel) -> dict[str, Any]:

@@ -9,11 +9,14 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.errors import UsageError, from_os_error
+from blobstore.errors import BlobStoreError, UsageError, from_os_error
+
+if TYPE_CHECKING:
+    from blobstore.comparison import Errors
 
 StoreOption = Annotated[
     str | None, typer.Option("--store", metavar="DIR", help="The store [default: $OLLAMA_MODELS, else ~/.ollama/models].")
@@ -30,6 +33,7 @@ WaitOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 _LONGEST_MESSAGE = 1000
+_LONGEST_REASON = 120
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _DURATION = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<unit>|[smhd])", re.ASCII | re.IGNORECASE)
 _SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?P<unit>|[kmgt]?b)", re.ASCII | re.IGNORECASE)
@@ -73,9 +77,21 @@ def show_json(document: Any, *, compact: bool = False) -> None:
     emit(json.dumps(document, indent=None if compact else 2, ensure_ascii=True))
 
 
-def figure(value: float | None) -> float | None:
-    """Return a figure for a JSON document: None for infinity and NaN, which JSON does not have."""
-    return value if value is not None and math.isfinite(value) else None
+def errors_document(errors: Errors) -> dict[str, Any]:
+    """Return the figures of errors for a JSON document: None for infinity and NaN, which JSON does not have."""
+    figures = {
+        "rmse": errors.rmse,
+        "relative_rmse": errors.relative_rmse,
+        "max_error": errors.max_error,
+        "cosine": errors.cosine,
+    }
+    finite = {name: value if value is not None and math.isfinite(value) else None for name, value in figures.items()}
+    return {"weights": errors.count, **finite}
+
+
+def reason(error: BlobStoreError) -> str:
+    """Return why something is broken, as short as a row of a table has room for."""
+    return error.message[:_LONGEST_REASON]
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -5,7 +5,6 @@ Nothing is mapped and no file stays open, so a model may have any number of blob
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -140,18 +139,7 @@ def _weights(store: Store, layer: Descriptor, *, verify: bool) -> Iterator[Weigh
     with store.blobs.open(layer) as reader:
         header = read_header(reader)
         header.check_limits(reader.name)
-        if verify:
-            _verify(reader, layer.digest)
+        if verify and reader.digest() != layer.digest:
+            raise DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(layer.digest))
         blob = BlobFile(layer.digest, reader.name, reader.identity)
     yield from (Weight(stored, blob, header.data_start) for stored in stored_tensors(header))
-
-
-def _verify(reader: FileReader, digest: Digest) -> None:
-    hashed = hashlib.sha256()
-    buffer = memoryview(bytearray(min(_CHUNK, reader.size)))
-    for start in range(0, reader.size, _CHUNK):
-        view = buffer[: reader.size - start]
-        reader.readinto(start, view)
-        hashed.update(view)
-    if hashed.hexdigest() != digest.hex:
-        raise DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(digest))

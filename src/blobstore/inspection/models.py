@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from blobstore import safetensors
 from blobstore.checkpoint import CONFIG_NAME
@@ -18,8 +18,8 @@ from blobstore.strictjson import parse_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSummary:
-    """A stored model in short.
+class ListedModel:
+    """A stored model in a line.
 
     ``size`` in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None when that is no date.
     """
@@ -30,6 +30,12 @@ class ModelSummary:
     size: int
     parameters: int
     quant_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSummary(ListedModel):
+    """A stored model in short: what a list says of it, the number of its layers, its tensors."""
+
     layers: int
     tensors: tuple[StoredTensor, ...]
 
@@ -56,11 +62,11 @@ def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary
     return ModelSummary(
         name=name,
         id=manifest.digest,
-        modified=_moment(store.manifests.modified(name)),
-        size=sum({blob.digest: blob.size for blob in manifest.descriptors}.values()),
+        modified=store.manifests.modified(name),
+        size=manifest.size,
         parameters=sum(tensor.parameters for tensor in tensors),
         quant_type=model_type(
-            _config(store, manifest),
+            config_of(store, manifest),
             weights_by_type(tensors),
             {tensor.type_name for tensor in tensors if tensor.quantization is not None},
         ),
@@ -80,11 +86,12 @@ def describe(store: Store, manifest: Manifest) -> ModelDetails:
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else None,
         context_length=_integer(config, inner, "max_position_embeddings"),
         embedding_length=_integer(config, inner, "hidden_size"),
-        capabilities=tuple(_config(store, manifest).capabilities or ()),
+        capabilities=tuple(config_of(store, manifest).capabilities or ()),
     )
 
 
-def _config(store: Store, manifest: Manifest) -> ModelConfig:
+def config_of(store: Store, manifest: Manifest) -> ModelConfig:
+    """Return a model's config, an empty one where it has none. Raises: as `BlobFolder.read` and `ModelConfig.parse`."""
     return ModelConfig.parse(store.blobs.read(manifest.config)) if manifest.config is not None else ModelConfig()
 
 
@@ -98,13 +105,6 @@ def model_type(config: ModelConfig, counts: Mapping[str, int], quantized: Collec
         return config.file_type or ""
     weights = sorted(counts, key=lambda kind: (-counts[kind], kind))
     return next((kind for kind in weights if kind in quantized), weights[0])
-
-
-def _moment(seconds: float) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 def weights_by_type(tensors: Iterable[StoredTensor]) -> dict[str, int]:

@@ -9,7 +9,6 @@ however long an import takes: a starting Ollama deletes unreferenced files over 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import os
@@ -234,21 +233,11 @@ def _intact(path: Path, entry: Entry, *, verify: bool) -> FinishedBlob | None:
             if reader.size != entry.size:
                 return None
             is_same = stamp == entry.stamp and entry.boot in (None, boot_id())
-            if (verify or not is_same) and _digest(reader) != entry.digest:
+            if (verify or not is_same) and reader.digest() != entry.digest:
                 return None
             return FinishedBlob(entry.digest, entry.size, path.parent, stamp)
     except BlobStoreError:
         return None
-
-
-def _digest(reader: FileReader) -> Digest:
-    hashed = hashlib.sha256()
-    buffer = memoryview(bytearray(min(_CHUNK, reader.size)))
-    for start in range(0, reader.size, _CHUNK):
-        view = buffer[: reader.size - start]
-        reader.readinto(start, view)
-        hashed.update(view)
-    return Digest(hashed.hexdigest())
 
 
 def _check_one_file_system(folder: Path, blobs: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from blobstore.documents import MAX_MANIFEST, Manifest
@@ -105,11 +106,15 @@ class ManifestFolder:
             error.model = str(name)
             raise
 
-    def modified(self, name: ModelName) -> float:
-        """Return when the manifest was written, in seconds since the epoch. Raises: NotFoundError, StorageError."""
+    def modified(self, name: ModelName) -> datetime | None:
+        """Return when the manifest was written, UTC; None when that is no date. Raises: NotFoundError, StorageError."""
         path = self._path(name)
         with os_errors("look at", path):
-            return path.stat(follow_symlinks=False).st_mtime
+            seconds = path.stat(follow_symlinks=False).st_mtime
+        try:
+            return datetime.fromtimestamp(seconds, UTC)
+        except (ValueError, OverflowError, OSError):
+            return None
 
     def prepare(self, name: ModelName, manifest: Manifest, temporary: Path) -> None:
         """Write a manifest to the path ``temporary``, durably, and make its folder: all that needs space on the disk.
