@@ -40,6 +40,13 @@ class StoredTensor:
         return shape if self.quantization is None else self.quantization.logical_shape(shape)
 
     @property
+    def value_dtype(self) -> DType | None:
+        """The dtype of the values before they were quantized; None for the fp types, whose arrays do not tell."""
+        if self.quantization is None:
+            return self.dtype
+        return self.entries[".scale"].dtype if self.quantization.quant_type.is_affine else None
+
+    @property
     def parameters(self) -> int:
         """Number of weights, before packing."""
         return parameters_of(self.shape)

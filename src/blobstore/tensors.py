@@ -72,6 +72,11 @@ class Tensor:
         return self._stored.name
 
     @property
+    def stored(self) -> StoredTensor:
+        """What the blob's header says of the tensor."""
+        return self._stored
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape before packing: ``[..., rows, cols]``."""
         return self._stored.shape

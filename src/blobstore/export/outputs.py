@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from blobstore.dtypes import DType
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, quoted
@@ -60,7 +63,15 @@ class Convert:
         return self.dtype.nbytes((self.count,))
 
 
-Piece = Copy | Convert
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An array that is no range of blobs: ``make`` returns it, contiguous, and can be called by any thread."""
+
+    nbytes: int
+    make: Callable[[], np.ndarray[Any, Any]]
+
+
+Piece = Copy | Convert | Made
 
 
 @dataclass(frozen=True, slots=True)
