@@ -15,7 +15,7 @@ from blobstore.checkpoint import CONFIG_NAME
 from blobstore.errors import InvalidNameError, UnsupportedSourceError, UsageError
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName, file_name
-from blobstore.network import LogicalTensor, build_network, float_dtype, import_mlx_lm, plan_network
+from blobstore.network import LogicalTensor, build_network, float_dtype, import_mlx_lm, mlx_lm_errors, plan_network
 from blobstore.origin import OWN_DOCUMENT, source_names
 from blobstore.store import Store
 from blobstore.strictjson import parse_object
@@ -43,14 +43,16 @@ def load(name: str | ModelName, *, store: Store) -> tuple[Any, Any]:
 def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> Iterator[str]:
     """Yield the continuation of ``prompt``, the text of one token at a time, at temperature 0, until the model ends it.
 
-    Raises: UsageError for an empty prompt, or one that is no Unicode text.
+    Raises: UsageError for an empty prompt, or one that is not Unicode text; UnsupportedSourceError when mlx-lm can't run the
+    model.
     """
     from mlx_lm import stream_generate
 
     if not prompt or any("\ud800" <= character <= "\udfff" for character in prompt):
         raise UsageError("the prompt is empty" if not prompt else "the prompt is no valid text")
-    for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens):
-        yield response.text
+    with mlx_lm_errors("run", str(getattr(model, "model_type", type(model).__name__))):
+        for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens):
+            yield response.text
 
 
 def load_network(name: str | ModelName, *, store: Store) -> Any:
@@ -72,7 +74,8 @@ def _build(model: Model) -> Any:
         names = plan.dequantized
         _log.warning("%d tensors are dequantized, because mlx-lm can't use their codes: %s, …", len(names), names[0])
     network = build_network(plan, tensors, str(model.name))
-    _make_runnable(network)
+    with mlx_lm_errors("load", str(model.name)):
+        _make_runnable(network)
     return network
 
 

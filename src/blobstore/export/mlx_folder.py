@@ -27,6 +27,7 @@ from blobstore.network import (
     PlannedArray,
     computed_arrays,
     float_dtype,
+    mlx_lm_errors,
     plan_network,
     planned_arrays,
     quantize_modules,
@@ -81,11 +82,11 @@ def mlx_arrays(
     for parameter in plan.parameters:
         _check(parameter, plan)
     opened = OpenTensors(weights, plan.tensors)
-    computed = computed_arrays(plan, opened)
-    quantize_modules(plan)
+    with mlx_lm_errors("convert", model):
+        computed = [_held(name, array) for name, array in computed_arrays(plan, opened).items()]
+        quantize_modules(plan)
     arrays = [_output(array, weights, opened, plan) for array in planned_arrays(plan)]
-    arrays += [_held(name, array) for name, array in computed.items()]
-    return arrays, _quantization(plan.network), _notes(plan)
+    return arrays + computed, _quantization(plan.network), _notes(plan)
 
 
 def _fact(weight: Weight, name: str, config: Mapping[str, Any], dequantize: DType | None) -> LogicalTensor:

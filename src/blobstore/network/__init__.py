@@ -11,7 +11,7 @@ from blobstore.network.arrays import OpenTensors, PlannedArray, computed_arrays,
 from blobstore.network.building import build_network, quantize_modules
 from blobstore.network.expressions import runs
 from blobstore.network.layouts import LogicalTensor, float_dtype
-from blobstore.network.planning import NetworkPlan, Parameter, import_mlx_lm, plan_network
+from blobstore.network.planning import NetworkPlan, Parameter, import_mlx_lm, mlx_lm_errors, plan_network
 
 __all__ = [
     "LogicalTensor",
@@ -23,6 +23,7 @@ __all__ = [
     "computed_arrays",
     "float_dtype",
     "import_mlx_lm",
+    "mlx_lm_errors",
     "plan_network",
     "planned_arrays",
     "quantize_modules",

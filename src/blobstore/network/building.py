@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blobstore.errors import UnsupportedSourceError
 from blobstore.network.arrays import OpenTensors, computed_arrays, planned_arrays
 from blobstore.network.global_scales import honour_global_scale
-from blobstore.network.planning import NetworkPlan
+from blobstore.network.planning import NetworkPlan, mlx_lm_errors
 from blobstore.tensors import Tensor
 
 
@@ -20,17 +19,15 @@ def build_network(plan: NetworkPlan, tensors: Mapping[str, Tensor], model: str) 
     """
     opened = OpenTensors(tensors, plan.tensors)
     network = plan.network
-    arrays = computed_arrays(plan, opened)
-    quantize_modules(plan)
-    arrays.update((array.name, opened.mlx(array)) for array in planned_arrays(plan))
-    try:
+    with mlx_lm_errors("build", model):
+        arrays = computed_arrays(plan, opened)
+        quantize_modules(plan)
+        arrays.update((array.name, opened.mlx(array)) for array in planned_arrays(plan))
         network.load_weights(list(arrays.items()), strict=True)
-    except ValueError as error:
-        raise UnsupportedSourceError(f"mlx-lm can't build model {model}: {error}", model=model) from error
-    modules = dict(network.named_modules())
-    for parameter in plan.parameters:
-        if parameter.quantization is not None and (scale := opened.global_scale(parameter)) is not None:
-            honour_global_scale(modules[parameter.module], scale)
+        modules = dict(network.named_modules())
+        for parameter in plan.parameters:
+            if parameter.quantization is not None and (scale := opened.global_scale(parameter)) is not None:
+                honour_global_scale(modules[parameter.module], scale)
     return network
 
 

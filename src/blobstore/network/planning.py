@@ -6,7 +6,8 @@ Codes go into a quantized module when the network moves whole groups of them; ot
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,20 @@ def import_mlx_lm() -> Any:
     return utils
 
 
+@contextmanager
+def mlx_lm_errors(doing: str, model: str) -> Iterator[None]:
+    """Raise UnsupportedSourceError for whatever mlx-lm raises: its code for a model has no errors of its own."""
+    try:
+        yield
+    except BlobStoreError as error:
+        raise error.at(f"model {model}", model=model) from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise UnsupportedSourceError(f"mlx-lm can't {doing} model {model}: {reason}", model=model) from error
+
+
 def plan_network(
     config: Mapping[str, Any], tensors: Iterable[LogicalTensor], model: str, source_names: Container[str] | None = None
 ) -> NetworkPlan:
@@ -101,17 +116,12 @@ def plan_network(
     # How layers are quantized is a fact of what is stored; the settings of a source would speak of others.
     settings = {key: value for key, value in config.items() if key not in _CLAIMS}
     stored = {tensor.name: tensor for tensor in tensors}
-    try:
+    with mlx_lm_errors("build", model):
         # Private in mlx-lm 0.32, but the only table of its architectures; load_model insists on files in a folder.
         model_class, args_class = utils._get_classes(settings)  # noqa: SLF001
         network = model_class(args_class.from_dict(settings))
         network.eval()
-        offered, made = _fitting(network, list(layouts(stored.values(), source_names)))
-    except BlobStoreError as error:
-        raise error.at(f"model {model}", model=model) from error
-    except Exception as error:  # whatever a model's code of mlx-lm raises, with a checkpoint that it was not written for
-        reason = f"{type(error).__name__}: {error}"
-        raise UnsupportedSourceError(f"mlx-lm can't build model {model}: {reason}", model=model) from error
+        offered, made = _fitting(network, layouts(stored.values(), source_names))
     modules = dict(network.named_modules())
     parameters = tuple(_parameter(name, expression, modules, stored) for name, expression in sorted(made.items()))
     return NetworkPlan(network, parameters, offered, stored)
@@ -131,7 +141,7 @@ def stand_in(offered: Offered) -> Any:
     return mx.zeros(offered.expression.shape, mlx_dtype(offered.dtype))
 
 
-def _fitting(network: Any, candidates: list[list[Offered]]) -> tuple[dict[str, Offered], dict[str, Expression]]:
+def _fitting(network: Any, candidates: Iterable[list[Offered]]) -> tuple[dict[str, Offered], dict[str, Expression]]:
     """Return the first layout of which the network's ``sanitize`` makes its parameters, and what it makes of it.
 
     Raises: UnsupportedSourceError with what is wrong with the first layout, the source's own; what ``sanitize`` raises.

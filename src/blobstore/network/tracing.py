@@ -41,14 +41,15 @@ def trace(sanitize: Sanitize, stand_ins: Mapping[str, Any]) -> dict[str, Express
     names: list[str] = []
     events: list[dict[str, Any]] = []
 
-    def sanitized(**weights: Any) -> tuple[Any, ...]:
-        made = sanitize(weights)
+    def sanitized(*arrays: Any) -> tuple[Any, ...]:
+        made = sanitize(dict(zip(stand_ins, arrays, strict=True)))
         names.extend(made)
         return tuple(made.values())
 
     with _tracing, _without_contiguous(mx):
-        mx.export_function(events.append, sanitized, **stand_ins)
-    return _read(events, names)
+        # A tuple: keyword arguments would be 1024 at most.
+        mx.export_function(events.append, sanitized, tuple(stand_ins.values()))
+    return _read(events, list(stand_ins), names)
 
 
 @contextmanager
@@ -62,17 +63,17 @@ def _without_contiguous(mx: Any) -> Iterator[None]:
         mx.contiguous = contiguous
 
 
-def _read(events: Iterable[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Expression]:
+def _read(
+    events: Iterable[Mapping[str, Any]], given: Iterable[str], names: Iterable[str]
+) -> dict[str, Expression]:
     made: dict[str, Expression] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
     constants: dict[str, Any] = {}
     outputs: list[str] = []
     for event in events:
         match event["type"]:
             case "inputs":
-                shapes = {key: tuple(shape) for key, shape, _ in event["inputs"]}
-            case "keyword_inputs":
-                made = {key: Stored(name, shapes[key]) for name, key in event["keywords"]}
+                inputs = zip(event["inputs"], given, strict=True)
+                made = {key: Stored(name, tuple(shape)) for (key, shape, _), name in inputs}
             case "outputs":
                 outputs = [key for key, _, _ in event["outputs"]]
             case "constants":
