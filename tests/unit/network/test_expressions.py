@@ -82,7 +82,7 @@ def test_runs_are_the_values_in_order(expression: Expression) -> None:
 def test_codes_move_as_values_do(quant_type: QuantType, expression: Expression) -> None:
     """Invariant: where codes can follow, dequantizing the moved arrays gives the moved dequantized values."""
     quantization = Quantization(quant_type, GROUP)
-    stored = {name: kernels.quantize(array, quantization) for name, array in ARRAYS.items()}
+    stored = {name: kernels.quantize(array, quant_type, group_size=GROUP) for name, array in ARRAYS.items()}
     parts: dict[str, Array | None] = {}
     for field, unit in (("weight", 32 // quant_type.bits), ("scale", GROUP), ("bias", GROUP)):
         moved = in_units(expression, GROUP, unit)
