@@ -6,7 +6,6 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.ranges import FileReader
 from blobstore.source.inventory import SourceFile, SourceTensor
 from blobstore.source.weights import Form, SourceWeight
+from blobstore.tiles import Tile, tiles_of
 
 _KEPT_SCALES = 16
 """Weights whose block scales are remembered: those that threads are reading now."""
@@ -95,28 +95,24 @@ class SourceReaders:
     def _transposed(self, weight: SourceWeight, start: int, count: int) -> Array:
         """Return values of matrices that the file has as ``[cols, rows]``, where the weight is ``[rows, cols]``."""
         out = self._scratch.array("transposed", count, numpy_dtype(weight.dtype))
-        *_, rows, cols = weight.shape
-        for matrix, first, begin, end in _matrices(start, count, rows * cols):
-            for tile, at in _tiles(first, end - begin, cols):
-                strip = self._strip(weight.tensor, matrix, tile, (cols, rows))
-                place = out[begin + at : begin + at + strip.size]
-                place.reshape(strip.shape[::-1])[:] = strip.T
+        for tile in tiles_of(start, count, *weight.shape[-2:]):
+            strip = self._strip(weight, tile)
+            out[tile.at : tile.at + tile.size].reshape(tile.shape)[:] = strip.T
         return out
 
-    def _strip(self, tensor: SourceTensor, matrix: int, tile: _Tile, stored: tuple[int, int]) -> Array:
-        """Return the tile of a matrix as the file has it, ``[cols, rows]`` of the weight's columns and rows."""
-        width, (all_rows, all_cols) = tile.stop_row - tile.row, stored
-        shape = (tile.stop_col - tile.col, width)
-        strip = self._scratch.array("stored", math.prod(shape), numpy_dtype(tensor.dtype)).reshape(shape)
-        first = (matrix * all_rows + tile.col) * all_cols + tile.row
-        if width == all_cols:
+    def _strip(self, weight: SourceWeight, tile: Tile) -> Array:
+        """Return the values of a tile as the file has them: a line for each column, which is a part of a line there."""
+        tensor, (rows, cols) = weight.tensor, weight.shape[-2:]
+        height, width = tile.shape
+        strip = self._scratch.array("stored", tile.size, numpy_dtype(tensor.dtype)).reshape(width, height)
+        first = (tile.matrix * cols + tile.col) * rows + tile.row
+        if height == rows:
             self._read(tensor, first, strip.reshape(-1))
             return strip
         reader, raw = self._reader(tensor.file), strip.reshape(-1).view(np.uint8).data
-        line, step = width * strip.itemsize, all_cols * strip.itemsize
-        begin = tensor.offset + first * strip.itemsize
-        for number in range(shape[0]):
-            reader.readinto(begin + number * step, raw[number * line : (number + 1) * line])
+        line, begin = height * strip.itemsize, tensor.offset + first * strip.itemsize
+        for number in range(width):
+            reader.readinto(begin + number * rows * strip.itemsize, raw[number * line : (number + 1) * line])
         return strip
 
     def _decoded(self, weight: SourceWeight, start: int, count: int) -> Array:
@@ -179,28 +175,6 @@ class SourceReaders:
         """Close all files."""
         for reader in self._open.values():
             reader.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """Rows and columns of a matrix, each from the first to before the last."""
-
-    row: int
-    stop_row: int
-    col: int
-    stop_col: int
-
-
-def _tiles(start: int, count: int, cols: int) -> Iterator[tuple[_Tile, int]]:
-    """Yield a flat range of a matrix as tiles, each with its place in the range: parts of one row, or whole rows."""
-    done = 0
-    while done < count:
-        row, col = divmod(start + done, cols)
-        whole = (count - done) // cols if col == 0 else 0
-        stop_col = cols if whole else min(cols, col + count - done)
-        tile = _Tile(row, row + max(1, whole), col, stop_col)
-        yield tile, done
-        done += max(1, whole) * (stop_col - col)
 
 
 def _matrices(start: int, count: int, size: int) -> Iterator[tuple[int, int, int, int]]:
