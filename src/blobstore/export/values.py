@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -86,16 +85,15 @@ def _lead(piece: Convert, matrix: int) -> tuple[int, ...]:
 
 def _matrix(piece: Convert, file: MappedFile, number: int) -> QuantizedArray[Array]:
     """Return one matrix of a weight as it is stored, in views of the file."""
-    arrays = {}
-    for part in piece.weight.parts.values():
-        view = np.frombuffer(file.view(part.offset, part.offset + part.nbytes), numpy_dtype(part.dtype))
-        matrices = math.prod(part.shape[:-2])
-        is_scalar = part.suffix == ".global_scale"
-        arrays[part.suffix] = view if is_scalar else view.reshape(matrices, *part.shape[-2:])[number]
     quantization = piece.weight.quantization
     if quantization is None:
         raise AssertionError("what is transposed is quantized")
-    return QuantizedArray(arrays[""], arrays[".scale"], arrays.get(".bias"), arrays.get(".global_scale"), quantization)
+    arrays = {
+        suffix: np.frombuffer(file.view(part.offset, part.offset + part.nbytes), numpy_dtype(part.dtype)).reshape(part.shape)
+        for suffix, part in piece.weight.parts.items()
+    }
+    stored = QuantizedArray(arrays[""], arrays[".scale"], arrays.get(".bias"), arrays.get(".global_scale"), quantization)
+    return kernels.matrix_of(stored, number)
 
 
 def _stored(piece: Convert, reader: FileReader) -> Array | QuantizedArray[Array]:

@@ -50,6 +50,7 @@ __all__ = [
     "global_scale_of",
     "group_range",
     "largest_magnitude",
+    "matrix_of",
     "quantization_of",
     "quantize",
     "quantize_into",
@@ -173,6 +174,11 @@ def group_range(parts: QuantizedArray[Array], start: int, stop: int) -> Quantize
         scale=parts.scale.reshape(-1)[start:stop],
         bias=None if parts.bias is None else parts.bias.reshape(-1)[start:stop],
     )
+
+
+def matrix_of(parts: QuantizedArray[Array], number: int) -> QuantizedArray[Array]:
+    """Return one matrix of a stack of any rank as views, counted through all of them."""
+    return _mapped(parts, lambda part: part.reshape(-1, *part.shape[-2:])[number])
 
 
 def block_of(parts: QuantizedArray[Array], rows: slice, columns: slice) -> QuantizedArray[Array]:

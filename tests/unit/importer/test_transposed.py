@@ -15,9 +15,12 @@ from support.stores import wrong_digests
 
 import blobstore
 from blobstore import QuantizedArray
+from blobstore.care.diff import diff_models
+from blobstore.care.repair import repair_model
 from blobstore.errors import NonFiniteWeightError
 from blobstore.export import export_model
 from blobstore.kernels import quantize
+from blobstore.names import ModelName
 from blobstore.quality import measure_quality
 from blobstore.store import Store, open_store
 
@@ -141,3 +144,32 @@ def test_an_error_names_the_place_in_the_source(store: Store, tmp_path: Path) ->
     with pytest.raises(NonFiniteWeightError) as caught:
         blobstore.import_model(write_checkpoint(tmp_path / "m", tensors, CONFIG), "m", store=store, quant="int4")
     assert (caught.value.tensor, caught.value.index) == (DOWN, (2, 7, 31))
+
+
+@pytest.mark.parametrize("other", [{}, {"quant": "int8", "profile": "ollama"}, {"quant": "mxfp8"}], ids=str)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_diff_compares_the_same_weights(store: Store, source: Path, other: dict[str, Any], is_first: bool) -> None:
+    blobstore.import_model(source, "turned", store=store, quant="int4")
+    blobstore.import_model(source, "other", store=store, **other)
+    names = ("turned", "other") if is_first else ("other", "turned")
+    found = {change.before.name: change for change in diff_models(*names, store=store, error=True).changed}
+    errors = found[DOWN].errors
+    assert errors is not None
+    assert errors.count == fused()[DOWN].size
+    assert 0 < (errors.relative_rmse or 0) < 0.2
+
+
+def test_repair_makes_the_same_bytes(store: Store, source: Path) -> None:
+    digest = blobstore.import_model(source, "m", store=store, quant="int4").digest
+    layer = next(layer for layer in store.manifest(ModelName.parse("m")).tensor_layers if layer.name == EXPERTS)
+    store.blobs.remove(layer.digest)
+    assert [blob.digest for blob in repair_model("m", source, store=store).repaired] == [layer.digest]
+    assert store.manifest(ModelName.parse("m")).digest == digest
+    assert wrong_digests(store) == []
+
+
+def test_a_target_measures_what_will_be_stored(store: Store, source: Path) -> None:
+    blobstore.import_model(source, "m", store=store, target_bpw=5.0, rules=["*_bias=none"])
+    with blobstore.open_model("m", store=store) as model:
+        assert model[GATE_UP].transposed
+        assert model[DOWN].transposed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -47,6 +47,10 @@ class OutputTensor:
         """Return the tensor with the last two axes swapped, its sources too."""
         sources = tuple(source.as_transposed() for source in self.sources)
         return replace(self, sources=sources, shape=(*self.shape[:-2], self.shape[-1], self.shape[-2]))
+
+    def laid_out(self, inputs_first: Container[str]) -> OutputTensor:
+        """Return the tensor as it is when it is quantized: transposed when it is one of those names."""
+        return self.as_transposed() if self.name in inputs_first else self
 
     @property
     def source_names(self) -> list[str]:

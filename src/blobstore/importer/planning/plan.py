@@ -118,23 +118,19 @@ class _Chooser:
 
     def decide(self, tensor: OutputTensor) -> OutputTensor:
         """Return the tensor with the quantization that it gets, or as it is."""
-        laid_out = self.laid_out(tensor)
+        laid_out = tensor.laid_out(self.inputs_first)
         rule = self.followed(laid_out)
         if rule is not None:
             return self.quantized(tensor, self.options.ruled(rule))
         policy = self.policies[tensor.sources[0].form]
         return self.quantized(tensor, policy.quantization(tensor.name, laid_out.shape) if policy is not None else None)
 
-    def laid_out(self, tensor: OutputTensor) -> OutputTensor:
-        """Return the tensor as it is when it is quantized, its inputs last."""
-        return tensor.as_transposed() if tensor.name in self.inputs_first else tensor
-
     def decide_group(self, tensors: list[OutputTensor]) -> list[OutputTensor]:
         """Give a packed group one type: the asked one when groups divide the rows of every weight, else none.
 
         Rules come first, and may split the group.
         """
-        laid_out = [self.laid_out(tensor) for tensor in tensors]
+        laid_out = [tensor.laid_out(self.inputs_first) for tensor in tensors]
         ruled = {tensor.name for tensor in laid_out if self.followed(tensor) is not None}
         weights = [tensor for tensor in laid_out if tensor.name not in ruled and self._wants(tensor)]
         # Without a type asked for, only FP8 is quantized.
@@ -164,7 +160,8 @@ class _Chooser:
         if not tensor.dtype.is_float:
             raise _unquantizable(tensor)
         double = self.options.global_scale and quantization.quant_type is QuantType.NVFP4
-        return replace(self.laid_out(tensor), quantization=quantization, global_scale=(1,) if double else None)
+        laid_out = tensor.laid_out(self.inputs_first)
+        return replace(laid_out, quantization=quantization, global_scale=(1,) if double else None)
 
 
 def _chooser(inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, prefix: str) -> _Chooser:
@@ -182,7 +179,7 @@ def _chooser(inventory: Inventory, weights: tuple[SourceWeight, ...], options: I
     if policy is None and any(weight.form is Form.BLOCK_FP8 for weight in weights):
         # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it is.
         policies[Form.BLOCK_FP8] = find_policy(inventory.config, QuantType.MXFP8, options)
-    turned = inputs_first(weights, inventory.config) if options.profile.knows_layouts else frozenset()
+    turned = inputs_first(weights, inventory.config, options.profile)
     return _Chooser(options, policies, prefix, RuleBook(options.rules), turned)
 
 

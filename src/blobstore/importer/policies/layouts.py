@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from blobstore.checkpoint import SourceConfig
+from blobstore.importer.profiles import Profile
 from blobstore.source.weights import Form, SourceWeight
 
 _MATRIX_RANK = 2
@@ -74,13 +75,12 @@ _ROWS: Mapping[str, InputsFirst] = {
 """By config.json's ``model_type``."""
 
 
-def inputs_first(weights: Iterable[SourceWeight], config: SourceConfig | None) -> frozenset[str]:
+def inputs_first(weights: Iterable[SourceWeight], config: SourceConfig | None, profile: Profile) -> frozenset[str]:
     """Return the names of the weights that are stored as ``[..., in, out]`` in a checkpoint of that config.json.
 
-    None of them when a shape shows that this checkpoint has them the other way round.
+    None of them when a shape shows that this checkpoint has them the other way round, or in a profile that does not care.
     """
-    row = _ROWS.get(config.model_type or "") if config is not None else None
-    if row is None or config is None:
+    if config is None or not profile.knows_layouts or (row := _ROWS.get(config.model_type or "")) is None:
         return frozenset()
     found = {weight.name: weight.shape for weight in weights if _may_be_transposed(weight) and row.contains(weight.name)}
     contradicts = any(row.says_otherwise(name, shape, config.width) for name, shape in found.items())
