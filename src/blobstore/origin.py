@@ -80,7 +80,7 @@ class Origin:
 
     def _describes(self, key: str) -> bool:
         owner, _, what = key.rpartition(".")
-        return what in ("quant_type", "group_size") and (not owner or owner in self)
+        return what in ("quant_type", "group_size", "transposed") and (not owner or owner in self)
 
 
 def read_origins(raw: bytes | None) -> tuple[Origin, Origin]:

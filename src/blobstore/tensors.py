@@ -97,6 +97,11 @@ class Tensor:
         return self._stored.quantization.group_size if self._stored.quantization is not None else None
 
     @property
+    def transposed(self) -> bool:
+        """True when the checkpoint's tensor has the last two axes the other way round: `shape` is ``[..., out, in]``."""
+        return self._stored.transposed
+
+    @property
     def parameters(self) -> int:
         """Number of weights, before packing."""
         return self._stored.parameters

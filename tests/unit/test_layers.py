@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "blobstore"
 # docs/design.md, "Layers": a module may import from the rows above its own, and a package's files from one another.
 LAYERS = (
     {"errors"},
-    {"digest", "names", "dtypes", "strictjson"},
+    {"digest", "names", "dtypes", "strictjson", "tiles"},
     {"quant"},
     {"documents", "arrays", "ranges", "transport"},
     {"kernels", "store", "safetensors", "checkpoint", "mapped", "origin"},
@@ -36,6 +36,7 @@ NUMPY_FREE = {
     "dtypes",
     "quant",
     "strictjson",
+    "tiles",
     "documents",
     "ranges",
     "mapped",

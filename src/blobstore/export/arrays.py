@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from blobstore.dtypes import DType
 from blobstore.export.outputs import Convert, Copy, OutputArray
@@ -49,7 +50,7 @@ def _experts(weight: Weight, name: str, origin: Origin) -> list[str]:
 
 def _values(weight: Weight, name: str, share: tuple[int, int], dtype: DType) -> OutputArray:
     number, count = share
-    shape = weight.shape[1:] if count > 1 else weight.shape
+    shape = weight.shape[1:] if count > 1 else weight.source_shape
     values = math.prod(shape)
     return OutputArray(name, dtype, shape, (Convert(weight, dtype, number * values, values),), name)
 
@@ -61,6 +62,7 @@ def _copies(weight: Weight, name: str, share: tuple[int, int]) -> Iterator[Outpu
         is_shared = count == 1 or part.suffix == ".global_scale"
         shape, nbytes = (part.shape, part.nbytes) if is_shared else (part.shape[1:], part.nbytes // count)
         offset = part.offset + (0 if is_shared else number * nbytes)
-        quantization = weight.quantization if not part.suffix else None
-        piece = Copy(weight, offset, nbytes)
-        yield OutputArray(name + part.suffix, part.dtype, shape, (piece,), name, quantization)
+        array = OutputArray(name + part.suffix, part.dtype, shape, (Copy(weight, offset, nbytes),), name)
+        if not part.suffix:
+            array = replace(array, quantization=weight.quantization, transposed=weight.stored.transposed)
+        yield array

@@ -136,8 +136,10 @@ def _metadata(origin: Origin, arrays: Sequence[OutputArray], options: ExportOpti
 
 
 def _described(arrays: Iterable[OutputArray]) -> Iterator[tuple[str, str]]:
-    """Yield the type and the group size of each quantized weight, as the metadata of a blob have them."""
+    """Yield the type, the group size and the layout of each quantized weight, as the metadata of a blob have them."""
     for array in arrays:
         if array.quantization is not None:
             yield f"{array.name}.quant_type", array.quantization.quant_type.value
             yield f"{array.name}.group_size", str(array.quantization.group_size)
+        if array.transposed:
+            yield f"{array.name}.transposed", "true"

@@ -115,9 +115,12 @@ def _output(array: PlannedArray, weights: MappedWeights, opened: OpenTensors, pl
 
 
 def _copies(array: PlannedArray, weights: MappedWeights) -> tuple[Piece, ...] | None:
-    """Return the ranges of blobs that an array is, one after the other; None when it is no whole number of such."""
+    """Return the ranges of blobs that an array is, one after the other; None when it has to be made."""
     found = runs(array.expression)
-    return None if found is None else tuple(_piece(weights.weight(name), array, *place) for name, *place in found)
+    # Values of a transposed weight are counted in the order of its source.
+    if found is None or (array.suffix is None and any(weights.weight(name).stored.transposed for name, _, _ in found)):
+        return None
+    return tuple(_piece(weights.weight(name), array, start, count) for name, start, count in found)
 
 
 def _piece(weight: Weight, array: PlannedArray, start: int, count: int) -> Piece:

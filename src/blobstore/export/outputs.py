@@ -50,7 +50,10 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """``count`` values of a weight from index ``start`` on, dequantized or converted to ``dtype``."""
+    """``count`` values of a weight from index ``start`` on, dequantized or converted to ``dtype``.
+
+    They are counted in the order of the checkpoint's tensor: of a transposed weight, column by column of what is stored.
+    """
 
     weight: Weight
     dtype: DType
@@ -78,7 +81,8 @@ Piece = Copy | Convert | Made
 class OutputArray:
     """One array of a shard: the pieces that it is made of, one after the other.
 
-    ``weight`` is the name of the one that it belongs to. ``quantization`` is that of the codes in it; None without codes.
+    ``weight`` is the name of the one that it belongs to. ``quantization`` is that of the codes in it, None without codes;
+    ``transposed`` says that these codes have the last two axes swapped.
     """
 
     name: str
@@ -87,6 +91,7 @@ class OutputArray:
     pieces: tuple[Piece, ...]
     weight: str
     quantization: Quantization | None = None
+    transposed: bool = False
 
     @property
     def nbytes(self) -> int:

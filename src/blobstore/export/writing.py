@@ -32,6 +32,8 @@ Progress = Callable[[int, str], object]
 _COPIED_AT_ONCE = 2**26
 _VALUES_AT_ONCE = 2**20
 """A multiple of every group size."""
+_ROWS_AT_ONCE = 128
+"""Rows of a transposed weight's values are columns of what is stored: these many are whole groups of every size."""
 _WIDEST = 4
 """Bytes of a float32, the widest of the dtypes that values become."""
 _BATCH_BYTES = 2**24
@@ -234,10 +236,20 @@ def _steps(shard: PlannedShard) -> Iterator[_Step]:
 def _cut(piece: Piece) -> Iterator[Piece]:
     """Yield a piece in parts that one thread does at once."""
     if isinstance(piece, Convert):
-        for start in range(0, piece.count, _VALUES_AT_ONCE):
-            yield replace(piece, start=piece.start + start, count=min(_VALUES_AT_ONCE, piece.count - start))
+        most = _values_at_once(piece)
+        for start in range(0, piece.count, most):
+            yield replace(piece, start=piece.start + start, count=min(most, piece.count - start))
     elif isinstance(piece, Made):
         yield piece
     else:
         for start in range(0, piece.nbytes, _COPIED_AT_ONCE):
             yield replace(piece, offset=piece.offset + start, nbytes=min(_COPIED_AT_ONCE, piece.nbytes - start))
+
+
+def _values_at_once(piece: Convert) -> int:
+    """Return how many values one thread computes at once: of a transposed weight whole rows, in whole groups of them."""
+    if not piece.weight.stored.transposed:
+        return _VALUES_AT_ONCE
+    cols = piece.weight.source_shape[-1]
+    rows = _VALUES_AT_ONCE // cols
+    return (rows - rows % _ROWS_AT_ONCE or rows) * cols or _VALUES_AT_ONCE

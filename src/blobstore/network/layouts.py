@@ -43,7 +43,7 @@ class LogicalTensor:
             stored.shape,
             stored.value_dtype or float_dtype,
             stored.quantization,
-            getattr(stored, "transposed", False),
+            stored.transposed,
             ".global_scale" in stored.entries,
         )
 

@@ -63,9 +63,7 @@ def _without_contiguous(mx: Any) -> Iterator[None]:
         mx.contiguous = contiguous
 
 
-def _read(
-    events: Iterable[Mapping[str, Any]], given: Iterable[str], names: Iterable[str]
-) -> dict[str, Expression]:
+def _read(events: Iterable[Mapping[str, Any]], given: Iterable[str], names: Iterable[str]) -> dict[str, Expression]:
     made: dict[str, Expression] = {}
     constants: dict[str, Any] = {}
     outputs: list[str] = []
