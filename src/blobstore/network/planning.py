@@ -6,6 +6,7 @@ Codes go into a quantized module when the network moves whole groups of them; ot
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -190,7 +191,7 @@ def _parameter(
     sources = [] if isinstance(expression, Computed) else [tensors[leaf] for leaf in leaves(expression)]
     quantization = sources[0].quantization if sources else None
     module = modules.get(plain.module)
-    if quantization is None or not name.endswith(".weight") or not hasattr(module, "to_quantized"):
+    if quantization is None or not name.endswith(".weight") or not _takes_codes(module):
         return plain
     if any(one.quantization != quantization or one.dtype is not sources[0].dtype for one in sources):
         return plain
@@ -199,3 +200,9 @@ def _parameter(
     if any(one.global_scale for one in sources) and not takes_global_scale(module, expression, sources):
         return plain
     return Parameter(name, expression, quantization)
+
+
+def _takes_codes(module: Any) -> bool:
+    """Return True when mlx-lm can give the module codes of any mode. Those of afm7 take only affine ones (mlx-lm 0.32.2)."""
+    method = getattr(module, "to_quantized", None)
+    return method is not None and "mode" in inspect.signature(method).parameters
