@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from blobstore.dtypes import DType
+from blobstore.dtypes import DType, fits_mlx
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.export.outputs import OutputArray
 from blobstore.mlx_network import build_network, module_paths, stacking
-from blobstore.tensors import fits_mlx
 
 _SETTINGS = ("group_size", "bits", "mode")
 _TYPES = {

@@ -1,0 +1,35 @@
+"""Verdict: what a runtime says about a model."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Runs(enum.Enum):
+    """Whether a model runs; UNKNOWN if it loads, but may answer wrongly, or if the facts do not say it."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a model runs in a runtime of that version, and why: for YES what it runs as, else what is in the way."""
+
+    runtime: str
+    version: str
+    runs: Runs
+    reason: str
+
+    def document(self) -> dict[str, str]:
+        """Return the verdict for a JSON document."""
+        return {"runtime": self.runtime, "version": self.version, "runs": self.runs.value, "reason": self.reason}
+
+    def __str__(self) -> str:
+        """Return the verdict as a sentence without its full stop."""
+        runtime = f"{self.runtime} {self.version}"
+        if self.runs is Runs.YES:
+            return f"Runs in {runtime} ({self.reason})"
+        return f"{'Does not run' if self.runs is Runs.NO else 'May not run'} in {runtime}: {self.reason}"
