@@ -130,6 +130,8 @@ def _warn_of_left_out(made: ImportPlan) -> None:
 
 
 def _show_result(result: ImportResult) -> None:
+    from blobstore.runtimes import in_one_line
+
     rate = result.source_bytes / max(result.seconds, 1e-3)
     emit(f"{result.name}   {result.digest.short}")
     emit(f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight")
@@ -140,6 +142,7 @@ def _show_result(result: ImportResult) -> None:
         f"{result.reused} were there{saved}{recalled}"
     )
     emit(f"{result.seconds:.2f} s, {size(int(rate))}/s")
+    emit(printable(in_one_line(result.runs_in)))
 
 
 def _result_document(result: ImportResult) -> dict[str, Any]:
@@ -156,6 +159,7 @@ def _result_document(result: ImportResult) -> dict[str, Any]:
         "saved_bytes": result.saved_bytes,
         "bits_per_weight": result.bits_per_weight,
         "seconds": result.seconds,
+        "runs_in": [verdict.document() for verdict in result.runs_in],
     }
 
 
@@ -175,6 +179,8 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
         f"{counted(len(made.blobs), 'blob')}, {count(made.parameters)} parameters, {size(made.stored_bytes)}, "
         f"{made.bits_per_weight:.2f} bits per weight"
     )
+    for verdict in made.runs_in:
+        emit(printable(verdict.sentence))
 
 
 def _type(tensor: Any) -> str:
@@ -209,4 +215,5 @@ def _plan_document(made: ImportPlan) -> dict[str, Any]:
         ],
         "stored_bytes": made.stored_bytes,
         "bits_per_weight": made.bits_per_weight,
+        "runs_in": [verdict.document() for verdict in made.runs_in],
     }

@@ -24,9 +24,9 @@ _OTHER_SENSES = ("vision_config", "audio_config", "sound_config")
 class Layout(enum.Enum):
     """How the routed experts of a layer are stored; the value says it in words."""
 
-    NUMBERED = "one tensor for each expert"
+    NUMBERED = "one by one"
     STACKED = "stacked"
-    FUSED = "stacked, gate and up in one tensor"
+    FUSED = "stacked with gate and up in one tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,15 @@ class ExpertGroup:
     def tensors(self) -> tuple[TensorFacts, ...]:
         """All tensors of the group."""
         return tuple(tensor for tensors in self.projections.values() for tensor in tensors)
+
+    @property
+    def mixed_projection(self) -> str | None:
+        """A projection whose experts differ in type, so that no runtime can stack them; None if there is none."""
+        types = {
+            name: {(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}
+            for name, tensors in self.projections.items()
+        }
+        return next((name for name, used in types.items() if len(used) > 1), None)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 Source: ollama/ollama@fb307609 (v0.33.0-rc2). x/models/*/ has one package a family: its `init` registers architectures, its
 `LoadWeights` names the tensors that it reads; x/mlxrunner/model/base/base.go `New` takes the first architecture of
-config.json and no other; x/quant/quant.go has the types, which are all of ours, in every group size. The first version of
-each is the first release whose tag has it; models of safetensors need at least 0.19.0.
-What all families refuse is in `_obstacles`.
+config.json and no other; x/quant/quant.go has the types, which are all of ours, in every group size. A first version is the
+first release whose tag has it, at least 0.19.0, the first that reads what we write.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from blobstore.runtimes.verdict import Runs, Verdict
 NAME: Final = "Ollama"
 VERSION: Final = "0.33.0-rc2"
 FIRST_VERSION: Final = "0.19.0"
+"""See `blobstore.documents.REQUIRED_OLLAMA`."""
 
 _ROPE_SETTINGS = ("rope_scaling", "rope_parameters")
 _TEXT_SECTIONS = ("text_config", "llm_config")
@@ -196,18 +196,19 @@ def _obstacles(model: ModelFacts) -> Iterator[str]:
 
 
 def _expert_obstacles(group: ExpertGroup, family: Family) -> Iterator[str]:
-    if (group.place, group.layout) not in family.experts:
-        layouts = [layout for place, layout in family.experts if place == group.place]
-        reason = f"its runner reads no experts in {group.place}" if not layouts else _wrong_layout(group, layouts)
-        yield reason
     if not family.scaled_experts and any(tensor.double_scaled for tensor in group.tensors):
         yield "its runner ignores the global scales of experts"
+    if group.mixed_projection is not None:
+        yield f"it stacks experts, and those of {group.name} have several types in {group.mixed_projection}"
+    if (group.place, group.layout) not in family.experts:
+        layouts = [layout for place, layout in family.experts if place == group.place]
+        yield _wrong_layout(group, layouts) if layouts else f"its runner reads no experts called {group.place}"
 
 
 def _wrong_layout(group: ExpertGroup, layouts: list[Layout]) -> str:
     wanted = _listed([layout.value for layout in layouts])
-    hint = "; import with --experts stacked" if Layout.STACKED in layouts and group.layout is Layout.NUMBERED else ""
-    return f"its runner reads experts {wanted}, these are {group.layout.value}{hint}"
+    hint = " (import with --experts stacked)" if Layout.STACKED in layouts and group.layout is Layout.NUMBERED else ""
+    return f"its runner reads experts {wanted}; here they are {group.layout.value}{hint}"
 
 
 def _doubts(model: ModelFacts, family: Family) -> Iterator[str]:
