@@ -90,7 +90,7 @@ def import_(
         _show_plan(made, as_json=as_json)
         return
     if made.options.target is not None and not as_json:
-        _show_plan(made, as_json=False)
+        _show_tensors(made)
     with progress_bar(made.source_bytes) as progress:
         result = run_plan(
             made, target, store_at(store, wait), jobs=jobs, memory=budget, verify_reuse=verify_reuse, progress=progress
@@ -167,6 +167,12 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
     if as_json:
         show_json(_plan_document(made))
         return
+    _show_tensors(made)
+    for verdict in made.runs_in:
+        emit(printable(verdict.sentence))
+
+
+def _show_tensors(made: ImportPlan) -> None:
     headings = ["TENSOR", "TYPE", "SHAPE", "SIZE"]
     rows = [[tensor.name, _type(tensor), shape(tensor.shape), size(tensor.nbytes)] for tensor in made.tensors]
     if made.options.target is not None:
@@ -179,8 +185,6 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
         f"{counted(len(made.blobs), 'blob')}, {count(made.parameters)} parameters, {size(made.stored_bytes)}, "
         f"{made.bits_per_weight:.2f} bits per weight"
     )
-    for verdict in made.runs_in:
-        emit(printable(verdict.sentence))
 
 
 def _type(tensor: Any) -> str:
