@@ -7,6 +7,7 @@ tests/unit/runtimes/test_mlx_lm_table.py compares them with the installed mlx-lm
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -47,7 +48,7 @@ REMAPPED: Final = {
 }
 REMAPPED_ARCHITECTURES: Final = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailing_moe_v3"}
 
-_EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight", "wte.weight", "tok_embeddings.weight")
+_EMBEDDING = re.compile(r"(?:.*\.)?(?:[a-z_]*embed[a-z_]*|wte|wpe)\.weight")
 _TOKENIZER = ("tokenizer", "vocab")
 
 
@@ -57,10 +58,10 @@ def module_of(model: ModelFacts) -> str | None:
     Source: mlx_lm/utils.py `_get_classes` at version 0.32.2.
     """
     config = model.config or {}
-    model_type, named = config.get("model_type"), config.get("architectures") or ()
+    model_type, named = config.get("model_type"), config.get("architectures")
     if not isinstance(model_type, str):
         return None
-    architectures = [named] if isinstance(named, str) else named
+    architectures = named if isinstance(named, list) else [named]
     own = (REMAPPED_ARCHITECTURES.get((model_type, one)) for one in architectures if isinstance(one, str))
     module = next(filter(None, own), None) or REMAPPED.get(model_type, model_type)
     return module if module in MODULES else None
@@ -94,7 +95,7 @@ def _obstacles(model: ModelFacts) -> Iterator[str]:
     for tensor in model.tensors:
         if not tensor.fits_mlx:
             yield f"MLX has no {tensor.dtype} arrays like {tensor.name}"
-        if tensor.double_scaled and tensor.name.endswith(_EMBEDDINGS):
+        if tensor.double_scaled and _EMBEDDING.fullmatch(tensor.name):
             yield f"it takes no embedding with a global scale, as {tensor.name}"
     for group in model.experts:
         if group.mixed_projection is not None:

@@ -36,6 +36,7 @@ class Family:
     - ``senses``: it takes images.
     - ``scaled_experts``: it multiplies by the global scales of experts, which the others ignore.
     - ``one_mode``: it takes one quantization mode for all experts.
+    - ``needs``: a key of config.json that it can't do without.
     - ``rope``: which of `_ROPE_SETTINGS` it reads; ``rope_theta`` is what it takes where config.json has none.
     """
 
@@ -46,6 +47,7 @@ class Family:
     senses: bool = False
     scaled_experts: bool = False
     one_mode: bool = False
+    needs: str | None = None
     rope: frozenset[str] = frozenset(_ROPE_SETTINGS)
     rope_theta: float = 0.0
 
@@ -133,7 +135,7 @@ FAMILIES: Final = (
         drafts=_DFLASH,
         senses=True,
     ),
-    # nemotron_h/nemotron_h.go `resolveTensorPathLayout`, `loadLayer`; it has no rotary embedding
+    # nemotron_h/nemotron_h.go `parseConfig`, `resolveTensorPathLayout`, `loadLayer`; it has no rotary embedding
     Family(
         architectures=_since("0.32.9", "NemotronHForCausalLM", "NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3"),
         embeddings=frozenset(
@@ -142,6 +144,7 @@ FAMILIES: Final = (
         ),
         experts=dict.fromkeys(product(("mixer.experts",), (Layout.NUMBERED, Layout.STACKED)), "0.32.9"),
         scaled_experts=True,
+        needs="hybrid_override_pattern",
     ),
 )
 
@@ -156,13 +159,14 @@ def reads_only_stacked(architecture: str) -> bool:
 
 def verdict(model: ModelFacts) -> Verdict:
     """Return what Ollama's MLX runner makes of a model."""
-    if reason := next(_obstacles(model), None):
+    family = BY_ARCHITECTURE.get(model.architecture or "")
+    if family is None:
+        return Verdict(NAME, VERSION, Runs.NO, _unknown(model))
+    if reason := next(_obstacles(model, family), None):
         return Verdict(NAME, VERSION, Runs.NO, reason)
-    architecture = model.architecture or ""
-    family = BY_ARCHITECTURE[architecture]
     if reason := next(_doubts(model, family), None):
         return Verdict(NAME, VERSION, Runs.UNKNOWN, reason)
-    words = [architecture, model.types]
+    words = [model.architecture or "", model.types]
     if model.has_other_senses and not family.senses:
         words.append("text only")
     if (first := _first_version(model, family)) != FIRST_VERSION:
@@ -170,25 +174,22 @@ def verdict(model: ModelFacts) -> Verdict:
     return Verdict(NAME, VERSION, Runs.YES, ", ".join(words))
 
 
-def _obstacles(model: ModelFacts) -> Iterator[str]:
-    """Yield why a model does not load, or gives wrong numbers."""
+def _unknown(model: ModelFacts) -> str:
     if model.config is None:
-        yield "there is no config.json"
-        return
+        return "there is no config.json"
     if model.architecture is None:
-        yield "config.json names no architecture"
-        return
-    family = BY_ARCHITECTURE.get(model.architecture)
-    if family is None:
-        yield f"its runner has no {model.architecture}"
-        return
+        return "config.json names no architecture"
+    return f"its runner has no {model.architecture}"
+
+
+def _obstacles(model: ModelFacts, family: Family) -> Iterator[str]:
+    """Yield why a model of a family does not load, or gives wrong numbers."""
     if "tokenizer.json" not in model.documents:
         yield "there is no tokenizer.json"
+    if family.needs is not None and not _text_section(model).get(family.needs):
+        yield f"its runner needs {family.needs} of config.json"
     if not any(tensor.name in family.embeddings for tensor in model.tensors):
         yield f"its runner finds no token embedding: none is called {_listed(sorted(family.embeddings))}"
-    for tensor in model.tensors:
-        if not tensor.fits_mlx:
-            yield f"MLX has no {tensor.dtype} arrays like {tensor.name}"
     for group in model.experts:
         yield from _expert_obstacles(group, family)
     if model.draft is not None and model.draft not in family.drafts:
@@ -212,24 +213,32 @@ def _wrong_layout(group: ExpertGroup, layouts: list[Layout]) -> str:
 
 
 def _doubts(model: ModelFacts, family: Family) -> Iterator[str]:
-    """Yield why a model that loads may answer wrongly."""
+    """Yield why a model may not load, or may answer wrongly."""
     modes = {tensor.mode for group in model.experts for tensor in group.tensors}
     quantized = {tensor.mode for tensor in model.tensors if tensor.quantization is not None}
     if family.one_mode and modes and len(modes | quantized) > 1:
-        yield f"its runner takes one quantization for all experts, this model has {model.types}"
-    config = model.config or {}
-    section = next((config[key] for key in _TEXT_SECTIONS if isinstance(config.get(key), dict)), config)
+        yield f"its runner takes one quantization for all experts; this model has {model.types}, so answers may be wrong"
+    for tensor in model.tensors:
+        if not tensor.fits_mlx:  # x/mlxrunner/mlx/io.go `Load`
+            yield f"its runner drops the blob of {tensor.name}: MLX has no {tensor.dtype}"
+    section = _text_section(model)
     for key in _ROPE_SETTINGS:
         if key not in family.rope and _changes_rotation(section, section.get(key), family.rope_theta):
             yield f"its runner does not read {key} of config.json, so answers may be wrong"
+
+
+def _text_section(model: ModelFacts) -> Mapping[str, Any]:
+    config = model.config or {}
+    return next((config[key] for key in _TEXT_SECTIONS if isinstance(config.get(key), dict)), config)
 
 
 def _changes_rotation(section: Mapping[str, Any], settings: object, theta: float) -> bool:
     """Return True if a model rotates in another way than a runner that does not read ``settings``."""
     if not isinstance(settings, dict):
         return False
-    if any(isinstance(one, dict) for one in settings.values()):  # one for each kind of layer
-        return any(_changes_rotation(section, one, theta) for one in settings.values())
+    kinds = {kind: one for kind, one in settings.items() if isinstance(one, dict)}
+    if kinds:  # of layers; Gemma 3's sliding ones rotate in one way in all models
+        return any(_changes_rotation(section, one, theta) for kind, one in kinds.items() if kind != "sliding_attention")
     scaled = settings.get("rope_type", settings.get("type", "default")) != "default"
     return scaled or settings.get("rope_theta", theta) != section.get("rope_theta", theta)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Runs(enum.Enum):
-    """Whether a model runs; UNKNOWN if it loads, but may answer wrongly, or if the facts do not say it."""
+    """Whether a model runs; UNKNOWN if it may not load, or may answer wrongly."""
 
     YES = "yes"
     NO = "no"
@@ -34,7 +34,7 @@ class Verdict:
         runtime = f"{self.runtime} {self.version}"
         if self.runs is Runs.YES:
             return f"Runs in {runtime} ({self.reason})"
-        return f"{'Does not run' if self.runs is Runs.NO else 'May not run'} in {runtime}: {self.reason}"
+        return f"{'Does not run' if self.runs is Runs.NO else 'Uncertain'} in {runtime}: {self.reason}"
 
     def __str__(self) -> str:
         """Return the verdict as the answer to "runs in RUNTIME?"."""

@@ -129,7 +129,9 @@ def test_the_embedding_has_to_be_where_the_runner_looks() -> None:
 def test_arrays_that_mlx_has_not() -> None:
     buffer = TensorFacts("model.inv_freq", DType.F64, (8,))
     model = _model("LlamaForCausalLM", "llama", buffer)
-    assert {_no(verdict) for verdict in _both(model)} == {"MLX has no F64 arrays like model.inv_freq"}
+    ours, theirs = _both(model)
+    assert _no(ours) == "MLX has no F64 arrays like model.inv_freq"
+    assert _unsure(theirs) == "its runner drops the blob of model.inv_freq: MLX has no F64"
 
 
 def test_images_are_for_some() -> None:
@@ -205,6 +207,12 @@ def test_global_scales() -> None:
     assert _yes(theirs) == "LlamaForCausalLM, int4, nvfp4"
 
 
+@pytest.mark.parametrize("name", ["transformer.wte.weight", "model.word_embeddings.weight", "embedding.weight"])
+def test_embeddings_by_other_names(name: str) -> None:
+    model = _model("X", "gpt2", replace(EMBEDDING, name=name, quantization=NVFP4, double_scaled=True))
+    assert _no(mlx_lm.verdict(model)) == f"it takes no embedding with a global scale, as {name}"
+
+
 def test_a_global_scale_of_the_embedding() -> None:
     embedding = replace(EMBEDDING, quantization=NVFP4, double_scaled=True)
     model = ModelFacts({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, DOCUMENTS, (embedding,))
@@ -258,6 +266,11 @@ def test_glm_takes_one_quantization_for_all_experts(quantizations: tuple[Quantiz
         ("LlamaForCausalLM", {"rope_theta": 5.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, None),
         ("Gemma3ForCausalLM", {"text_config": {"rope_scaling": {"type": "linear", "factor": 8.0}}}, "rope_scaling"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "rope_parameters"),
+        (
+            "Gemma3ForCausalLM",
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
+            None,
+        ),
         ("Qwen3_5ForCausalLM", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5.0}}, None),
     ],
 )
@@ -269,6 +282,14 @@ def test_settings_of_the_rotation_that_a_runner_does_not_read(
         assert _yes(verdict)
     else:
         assert _unsure(verdict) == f"its runner does not read {unread} of config.json, so answers may be wrong"
+
+
+def test_a_key_of_the_config_that_the_runner_needs() -> None:
+    embedding = replace(EMBEDDING, name="backbone.embeddings.weight")
+    model = ModelFacts(
+        {"architectures": ["NemotronHForCausalLM"], "llm_config": {"hidden_size": 4}}, DOCUMENTS, (embedding,)
+    )
+    assert _no(ollama.verdict(model)) == "its runner needs hybrid_override_pattern of config.json"
 
 
 def test_the_table_of_ollama_is_whole() -> None:
@@ -285,6 +306,6 @@ def test_verdicts_in_words() -> None:
         Verdict("B", "2", Runs.NO, "no such model"),
         Verdict("C", "3", Runs.UNKNOWN, "who knows"),
     ]
-    assert in_one_line(verdicts) == "Runs in A 1 (llama); does not run in B 2: no such model; may not run in C 3: who knows"
+    assert in_one_line(verdicts) == "Runs in A 1 (llama); does not run in B 2: no such model; uncertain in C 3: who knows"
     assert [str(verdict) for verdict in verdicts] == ["yes: llama (1)", "no: no such model (2)", "unknown: who knows (3)"]
     assert verdicts[0].document() == {"runtime": "A", "version": "1", "runs": "yes", "reason": "llama"}
