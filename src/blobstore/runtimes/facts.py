@@ -72,7 +72,7 @@ class ExpertGroup:
 
     @property
     def mixed_projection(self) -> str | None:
-        """A projection whose experts differ in type, so that no runtime can stack them; None if there is none."""
+        """A projection whose experts differ in type, so that their codes can't be stacked; None if there is none."""
         types = {
             name: {(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}
             for name, tensors in self.projections.items()

@@ -73,6 +73,8 @@ def verdict(model: ModelFacts) -> Verdict:
         return Verdict(NAME, VERSION, Runs.NO, reason)
     model_type, module = (model.config or {})["model_type"], module_of(model)
     words = [model_type if model_type == module else f"{model_type} as {module}", model.types]
+    if _is_partly_dequantized(model):
+        words.append("partly dequantized")
     if model.has_other_senses:
         words.append("text only")
     if model.draft is not None:
@@ -95,8 +97,12 @@ def _obstacles(model: ModelFacts) -> Iterator[str]:
     for tensor in model.tensors:
         if not tensor.fits_mlx:
             yield f"MLX has no {tensor.dtype} arrays like {tensor.name}"
-        if tensor.double_scaled and _EMBEDDING.fullmatch(tensor.name):
-            yield f"it takes no embedding with a global scale, as {tensor.name}"
-    for group in model.experts:
-        if group.mixed_projection is not None:
-            yield f"it stacks experts, and those of {group.name} have several types in {group.mixed_projection}"
+
+
+def _is_partly_dequantized(model: ModelFacts) -> bool:
+    """Return True if its network can't hold the codes of some weights.
+
+    Those are experts of one projection that differ in type, and embeddings with a global scale.
+    """
+    embeddings = (tensor for tensor in model.tensors if _EMBEDDING.fullmatch(tensor.name))
+    return any(tensor.double_scaled for tensor in embeddings) or any(group.mixed_projection for group in model.experts)
