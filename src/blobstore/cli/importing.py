@@ -90,7 +90,7 @@ def import_(
         _show_plan(made, as_json=as_json)
         return
     if made.options.target is not None and not as_json:
-        _show_plan(made, as_json=False)
+        _show_tensors(made)
     with progress_bar(made.source_bytes) as progress:
         result = run_plan(
             made, target, store_at(store, wait), jobs=jobs, memory=budget, verify_reuse=verify_reuse, progress=progress
@@ -130,6 +130,8 @@ def _warn_of_left_out(made: ImportPlan) -> None:
 
 
 def _show_result(result: ImportResult) -> None:
+    from blobstore.runtimes import in_one_line
+
     rate = result.source_bytes / max(result.seconds, 1e-3)
     emit(f"{result.name}   {result.digest.short}")
     emit(f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight")
@@ -140,6 +142,7 @@ def _show_result(result: ImportResult) -> None:
         f"{result.reused} were there{saved}{recalled}"
     )
     emit(f"{result.seconds:.2f} s, {size(int(rate))}/s")
+    emit(printable(in_one_line(result.runs_in)))
 
 
 def _result_document(result: ImportResult) -> dict[str, Any]:
@@ -156,6 +159,7 @@ def _result_document(result: ImportResult) -> dict[str, Any]:
         "saved_bytes": result.saved_bytes,
         "bits_per_weight": result.bits_per_weight,
         "seconds": result.seconds,
+        "runs_in": [verdict.document() for verdict in result.runs_in],
     }
 
 
@@ -163,6 +167,12 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
     if as_json:
         show_json(_plan_document(made))
         return
+    _show_tensors(made)
+    for verdict in made.runs_in:
+        emit(printable(verdict.sentence))
+
+
+def _show_tensors(made: ImportPlan) -> None:
     headings = ["TENSOR", "TYPE", "SHAPE", "SIZE"]
     rows = [[tensor.name, _type(tensor), shape(tensor.shape), size(tensor.nbytes)] for tensor in made.tensors]
     if made.options.target is not None:
@@ -209,4 +219,5 @@ def _plan_document(made: ImportPlan) -> dict[str, Any]:
         ],
         "stored_bytes": made.stored_bytes,
         "bits_per_weight": made.bits_per_weight,
+        "runs_in": [verdict.document() for verdict in made.runs_in],
     }
