@@ -26,8 +26,11 @@ from blobstore.cli.output import (
 from blobstore.cli.progress import progress_bar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from blobstore.importer import ImportPlan, ImportResult
     from blobstore.names import ModelName
+    from blobstore.runtimes import Verdict
 
 Source = Annotated[
     str | None,
@@ -53,6 +56,9 @@ Memory = Annotated[
 ]
 VerifyReuse = Annotated[
     bool, typer.Option("--verify-reuse", help="Hash the blobs of earlier imports before they are used again.")
+]
+Check = Annotated[
+    bool, typer.Option("--check", help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")]
 
@@ -87,7 +93,7 @@ def import_(
     target = target or default_name(made)
     _warn_of_left_out(made)
     if dry_run:
-        _show_plan(made, as_json=as_json)
+        _show_plan(made, made.runs_in, as_json=as_json)
         return
     if made.options.target is not None and not as_json:
         _show_tensors(made)
@@ -113,13 +119,20 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
         raise
 
 
-def plan(source: PlanSource = None, *, options: Any, jobs: Jobs = None, as_json: JsonOption = False) -> None:
+def plan(
+    source: PlanSource = None, *, options: Any, jobs: Jobs = None, check: Check = False, as_json: JsonOption = False
+) -> None:
     """Show what an import would write: its blobs and each tensor's type."""
     from blobstore.importer import plan_import
 
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
     _warn_of_left_out(made)
-    _show_plan(made, as_json=as_json)
+    runs_in = made.runs_in
+    if check:
+        from blobstore.mlx_lm import check_plan
+
+        runs_in = (check_plan(made), *runs_in[1:])
+    _show_plan(made, runs_in, as_json=as_json)
 
 
 def _warn_of_left_out(made: ImportPlan) -> None:
@@ -163,12 +176,12 @@ def _result_document(result: ImportResult) -> dict[str, Any]:
     }
 
 
-def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
+def _show_plan(made: ImportPlan, runs_in: Iterable[Verdict], *, as_json: bool) -> None:
     if as_json:
-        show_json(_plan_document(made))
+        show_json(_plan_document(made) | {"runs_in": [verdict.document() for verdict in runs_in]})
         return
     _show_tensors(made)
-    for verdict in made.runs_in:
+    for verdict in runs_in:
         emit(printable(verdict.sentence))
 
 
@@ -219,5 +232,4 @@ def _plan_document(made: ImportPlan) -> dict[str, Any]:
         ],
         "stored_bytes": made.stored_bytes,
         "bits_per_weight": made.bits_per_weight,
-        "runs_in": [verdict.document() for verdict in made.runs_in],
     }
