@@ -36,7 +36,4 @@ def test_without_a_tokenizer_it_is_the_tables_word(tmp_path: Path) -> None:
 
 def test_the_command_says_it(command: Any) -> None:
     done = command("plan", PYCODE, "--quant", "nvfp4", "--check")
-    assert "Runs in mlx-lm" in done.stdout
-    assert "(checked)" in done.stdout
-    document = json.loads(command("plan", PYCODE, "--check", "--json").stdout)
-    assert document["runs_in"][0]["reason"] == "checked"
+    assert f"Runs in mlx-lm {mlx_lm.__version__} (checked)" in done.stdout
