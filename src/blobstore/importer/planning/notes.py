@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from blobstore.checkpoint import SourceConfig
 from blobstore.dtypes import DType
@@ -20,17 +19,24 @@ from blobstore.quant import Quantization
 _FAR = 1.5
 """A plan with this many times the bits of the asked type is explained."""
 _NAMED = 3
+"""Kinds of tensors that are named at most."""
+_LARGE = 0.05
+"""The share of all bytes that makes a kind worth naming."""
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)", re.ASCII)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Kind:
-    """Tensors whose names differ in numbers only, which are larger than they would be in the asked type."""
+    """Tensors whose names differ in numbers only, with the reason why they take more than the asked type would."""
 
+    name: str
     reason: str
-    tensors: int = 0
-    nbytes: int = 0
-    names: set[str] = field(default_factory=set)
+    count: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        count = f"{self.count:,} tensors, " if self.count > 1 else ""
+        return f"{quoted(self.name)} ({count}{self.nbytes:,} bytes) {self.reason}"
 
 
 def plan_notes(
@@ -61,15 +67,13 @@ def _size_note(blobs: Iterable[PlannedBlob], options: ImportOptions) -> Iterator
         return
     asked = options.quantization(options.quant_type)
     tensors = [tensor for blob in blobs for tensor in blob.tensors]
-    nominal = _bits(asked)
-    bits = 8 * sum(tensor.nbytes for tensor in tensors) / max(1, sum(tensor.parameters for tensor in tensors))
+    nominal, nbytes = _bits(asked), sum(tensor.nbytes for tensor in tensors)
+    bits = 8 * nbytes / max(1, sum(tensor.parameters for tensor in tensors))
     if bits <= _FAR * nominal:
         return
-    kinds = sorted(_larger(tensors, nominal).items(), key=lambda item: (-item[1].nbytes, item[0]))
-    named = "; ".join(_described(name, kind) for name, kind in kinds[:_NAMED])
-    others = len(kinds) - _NAMED
-    more = f"; and {others} smaller kinds" if others > 1 else "; and one smaller kind" if others == 1 else ""
-    yield f"{bits:.1f} bits per weight, and {asked} has {nominal:.1f}: {named}{more}"
+    kinds = sorted(_larger(tensors, nominal), key=lambda kind: (-kind.nbytes, kind.name))
+    large = [str(kind) for kind in kinds if kind.nbytes >= _LARGE * nbytes]
+    yield f"{bits:.1f} bits per weight, and {asked} has {nominal:.1f}: {'; '.join(large[:_NAMED])}"
 
 
 def _bits(quantization: Quantization) -> float:
@@ -78,18 +82,13 @@ def _bits(quantization: Quantization) -> float:
     return 8 * sum(part.nbytes for part in parts) / quantization.group_size
 
 
-def _larger(tensors: Iterable[OutputTensor], nominal: float) -> dict[str, _Kind]:
-    """Return the tensors that take more than their share, by what their names have in common."""
-    kinds: defaultdict[tuple[str, str], _Kind] = defaultdict(lambda: _Kind(""))
+def _larger(tensors: Iterable[OutputTensor], nominal: float) -> Iterator[_Kind]:
+    """Yield the tensors that take far more than their share, by what their names have in common and why they do."""
+    kinds: dict[tuple[str, str], _Kind] = {}
     for tensor in tensors:
         if 8 * tensor.nbytes > _FAR * nominal * tensor.parameters:
-            reason = tensor.kept or f"is {tensor.quantization}"
-            kind = kinds[_NUMBER.sub("N", tensor.name), reason]
-            kind.reason, kind.tensors, kind.nbytes = reason, kind.tensors + 1, kind.nbytes + tensor.nbytes
-            kind.names.add(tensor.name)
-    return {(min(kind.names) if kind.tensors == 1 else name): kind for (name, _), kind in kinds.items()}
-
-
-def _described(name: str, kind: _Kind) -> str:
-    count = f"{kind.tensors:,} tensors, " if kind.tensors > 1 else ""
-    return f"{quoted(name)} ({count}{kind.nbytes:,} bytes) {kind.reason}"
+            key = _NUMBER.sub("N", tensor.name), tensor.kept or f"is {tensor.quantization}"
+            found = kinds.get(key)
+            name, count, nbytes = (key[0], found.count, found.nbytes) if found is not None else (tensor.name, 0, 0)
+            kinds[key] = _Kind(name, key[1], count + 1, nbytes + tensor.nbytes)
+    yield from kinds.values()
