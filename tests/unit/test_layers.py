@@ -16,10 +16,10 @@ SOURCE = ROOT / "src" / "blobstore"
 # docs/design.md, "Layers": a module may import from the rows above its own, and a package's files from one another.
 LAYERS = (
     {"errors"},
-    {"digest", "names", "dtypes", "strictjson"},
+    {"coverage", "digest", "names", "dtypes", "strictjson"},
     {"quant"},
     {"documents", "arrays", "ranges", "transport"},
-    {"kernels", "store", "safetensors", "checkpoint", "mapped"},
+    {"kernels", "store", "safetensors", "checkpoint", "mapped", "provenance"},
     {"stored", "remote"},
     {"source"},
     {"tensors"},
@@ -30,6 +30,7 @@ LAYERS = (
 )
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2"}
 NUMPY_FREE = {
+    "coverage",
     "errors",
     "digest",
     "names",
@@ -37,6 +38,7 @@ NUMPY_FREE = {
     "quant",
     "strictjson",
     "documents",
+    "provenance",
     "ranges",
     "mapped",
     "store",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.covering import coverage_document, show_coverage
 from blobstore.cli.import_options import takes_import_options
 from blobstore.cli.output import (
     JsonOption,
@@ -85,7 +86,7 @@ def import_(
     budget = parse_size(memory) if memory is not None else None
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
     target = target or default_name(made)
-    _warn_of_left_out(made)
+    _print_notes(made)
     if dry_run:
         _show_plan(made, as_json=as_json)
         return
@@ -118,13 +119,11 @@ def plan(source: PlanSource = None, *, options: Any, jobs: Jobs = None, as_json:
     from blobstore.importer import plan_import
 
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
-    _warn_of_left_out(made)
+    _print_notes(made)
     _show_plan(made, as_json=as_json)
 
 
-def _warn_of_left_out(made: ImportPlan) -> None:
-    for name in made.inventory.left_out:
-        print(f"Left out: {printable(name)} is not part of the checkpoint", file=sys.stderr)
+def _print_notes(made: ImportPlan) -> None:
     for note in (*made.options.modelfile.notes, *made.notes):
         print(f"Note: {printable(note)}", file=sys.stderr)
 
@@ -140,6 +139,7 @@ def _show_result(result: ImportResult) -> None:
         f"{result.reused} were there{saved}{recalled}"
     )
     emit(f"{result.seconds:.2f} s, {size(int(rate))}/s")
+    show_coverage(result.coverage)
 
 
 def _result_document(result: ImportResult) -> dict[str, Any]:
@@ -156,6 +156,7 @@ def _result_document(result: ImportResult) -> dict[str, Any]:
         "saved_bytes": result.saved_bytes,
         "bits_per_weight": result.bits_per_weight,
         "seconds": result.seconds,
+        "coverage": coverage_document(result.coverage),
     }
 
 
@@ -175,6 +176,7 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
         f"{counted(len(made.blobs), 'blob')}, {count(made.parameters)} parameters, {size(made.stored_bytes)}, "
         f"{made.bits_per_weight:.2f} bits per weight"
     )
+    show_coverage(made.coverage)
 
 
 def _type(tensor: Any) -> str:
@@ -209,4 +211,5 @@ def _plan_document(made: ImportPlan) -> dict[str, Any]:
         ],
         "stored_bytes": made.stored_bytes,
         "bits_per_weight": made.bits_per_weight,
+        "coverage": coverage_document(made.coverage),
     }

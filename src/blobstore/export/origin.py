@@ -4,30 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-from blobstore.documents import MAX_DOCUMENT, Document, validated
-from blobstore.strictjson import parse_object
+from blobstore.provenance import Provenance, RecordedFile
 
-_RULE = "B1"
 # How other programs call the codes of X.weight: compressed-tensors, gpt-oss (source/producers.py).
 _OTHER_NAMES = (("", "_packed"), (".weight", "_blocks"))
-
-
-class _File(Document):
-    name: str
-    metadata: dict[str, str]
-    tensors: list[str]
-
-
-class _Draft(Document):
-    sources: list[_File]
-
-
-class _OwnDocument(Document):
-    version: Literal[1]
-    sources: list[_File]
-    draft: _Draft | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +63,10 @@ class Origin:
         return what in ("quant_type", "group_size") and (not owner or owner in self)
 
 
-def read_origins(raw: bytes | None) -> tuple[Origin, Origin]:
-    """Return the origins of a model and of its draft model, from the bytes of blobstore.json or None.
-
-    Raises: DocumentError (rule B1) when it is none; LimitExceededError.
-    """
-    if raw is None:
-        return Origin(), Origin()
-    what = "blobstore.json"
-    document = validated(_OwnDocument, parse_object(raw, what, rule=_RULE, limit=MAX_DOCUMENT), what, _RULE)
-    return _origin(document.sources), _origin(document.draft.sources if document.draft is not None else ())
+def origins_of(provenance: Provenance) -> tuple[Origin, Origin]:
+    """Return the origins of a model and of its draft model; nothing is known of a draft that there is not."""
+    return _origin(provenance.sources), _origin(provenance.draft.sources if provenance.draft is not None else ())
 
 
-def _origin(files: Iterable[_File]) -> Origin:
+def _origin(files: Iterable[RecordedFile]) -> Origin:
     return Origin.of(SourceFile(file.name, file.metadata, tuple(file.tensors)) for file in files)
