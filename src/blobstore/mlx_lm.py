@@ -32,8 +32,8 @@ def load(name: str | ModelName, *, store: Store) -> tuple[Any, Any]:
     """Return ``(model, tokenizer)`` of a stored model, for ``mlx_lm.generate`` and its kin.
 
     The architecture is the one of the stored config.json, the tokenizer the one of the stored files; no code from the model
-    is run. Generation ends at the tokens that generation_config.json names, as in ``mlx_lm.load``. On a CPU, unquantized experts are converted to float32, because MLX multiplies them only in
-    that type there (mlx 0.32.4, ``GatherMM``).
+    is run. A text ends at the tokens that generation_config.json names, as with ``mlx_lm.load``. On a CPU, unquantized
+    experts are converted to float32, because MLX multiplies them only in that type there (mlx 0.32.4, ``GatherMM``).
 
     Raises: as `open_model`; UsageError without the ``lm`` extra; UnsupportedSourceError when mlx-lm does not know the
     architecture, or the stored tensors are not those that it needs.
