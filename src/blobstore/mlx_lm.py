@@ -86,7 +86,10 @@ def _tokenizer(model: Model) -> Any:
     with tempfile.TemporaryDirectory(prefix="blobstore-tokenizer-") as folder:
         _write_files(model, Path(folder))
         try:
-            return import_utils().load_tokenizer(Path(folder), eos_token_ids=_eos_token_ids(model))
+            # Where it is not said, transformers asks whoever sits at the terminal whether to run a model's code.
+            return import_utils().load_tokenizer(
+                Path(folder), {"trust_remote_code": False}, eos_token_ids=_eos_token_ids(model)
+            )
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             raise UnsupportedSourceError(
                 f"the tokenizer of {model.name} can't be loaded: {error}", model=str(model.name)
