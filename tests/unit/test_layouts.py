@@ -132,6 +132,14 @@ def test_a_modelfile_of_the_source_keeps_its_name(store: Store, tmp_path: Path) 
     assert result.notes == ("Modelfile is the source's; what the model has beside its weights is in 'Modelfile.blobstore'",)
 
 
+def test_a_modelfile_that_an_export_made_is_not_made_twice(store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(instruct(tmp_path / "in"), "m", store=store, system="Be brief.")
+    blobstore.export_model("m", tmp_path / "one", store=store)
+    blobstore.import_model(tmp_path / "one", "m", store=store, modelfile=tmp_path / "one" / "Modelfile")
+    assert blobstore.export_model("m", tmp_path / "two", store=store).notes == ()
+    assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
+
+
 def test_mlx_gets_every_file_too(store: Store, tmp_path: Path) -> None:
     source = sentence_transformer(tmp_path / "in")
     blobstore.import_model(source, "m", store=store)

@@ -34,7 +34,7 @@ def with_files(plan: ExportPlan, files: Sequence[StoredFile], folders: Collectio
             plan = _with_index(plan, file, same_weights=same_weights)
             continue
         if path == texts.NAME:
-            plan = _renamed_modelfile(plan)
+            plan = _beside_modelfile(plan, file)
         copies.append(_copy(file))
     return plan + ExportPlan((), tuple(copies), ())
 
@@ -64,9 +64,14 @@ def _weight_map(raw: bytes) -> Any:
     return parse_object(raw, INDEX_NAME, rule="I1", limit=MAX_INDEX).get("weight_map")
 
 
-def _renamed_modelfile(plan: ExportPlan) -> ExportPlan:
-    if not any(one.path == texts.NAME for one in plan.documents):
+def _beside_modelfile(plan: ExportPlan, file: StoredFile) -> ExportPlan:
+    """Return the plan with room for the source's Modelfile: one that says something else gets another name."""
+    made = next((one for one in plan.documents if one.path == texts.NAME), None)
+    if not isinstance(made, PlannedDocument):
         return plan
-    renamed = tuple(replace(one, path=MADE_MODELFILE) if one.path == texts.NAME else one for one in plan.documents)
+    others = tuple(one for one in plan.documents if one is not made)
+    if made.data == file.blob.read():
+        return replace(plan, documents=others)
+    renamed = (*others, replace(made, path=MADE_MODELFILE))
     note = f"{texts.NAME} is the source's; what the model has beside its weights is in {quoted(MADE_MODELFILE)}"
     return replace(plan, documents=renamed, notes=(*plan.notes, note))

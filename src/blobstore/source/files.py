@@ -50,6 +50,8 @@ _BY_PATTERN = (
     ("weights of a format that is not read", OTHER_WEIGHTS),
     ("a cache", _CACHES),
 )
+_STORE = {"blobs", "manifests"}
+"""What a store has in it: it may lie beside the checkpoint that is imported into it."""
 _SHOWN = ".gitattributes"
 """The hidden file that is part of a repository's content."""
 
@@ -110,6 +112,9 @@ class _Walk:
             entries = self._listed(prefix)
             if prefix and self.entries + len(entries) > MAX_ENTRIES:
                 self._leave(prefix, _BEYOND)
+                continue
+            if prefix and {entry.name for entry in entries} >= _STORE:
+                self._leave(prefix, "a store of models")
                 continue
             self.entries += len(entries)
             if len(entries) > MAX_ENTRIES:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.checkpoints import write_checkpoint
 from support.layouts import write
 
@@ -181,6 +185,34 @@ def test_large_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, {"c/x": b"12345", "c/y": b"1234"})
     assert kept(folder) == ["a", "c/y"]
     assert reasons(folder)["c/x"].startswith("beyond the ")
+
+
+def test_a_store_in_the_folder_is_not_part_of_the_checkpoint(folder: Path) -> None:
+    store = blobstore.open_store(folder / "models")
+    one, other = (blobstore.import_model(folder, name, store=store) for name in ("one", "other"))
+    assert [(left.name, left.reason) for left in other.coverage.left_out] == [("models/", "a store of models")]
+    assert one.manifest.layers[:-1] == other.manifest.layers[:-1]  # the last is what says so
+
+
+NAMES = st.sampled_from(
+    ["a", "b.txt", "c.bin", ".d", "e:f", "config.json", "model.safetensors", "checkpoint-1", "blobs", "g"]
+)
+
+
+@given(st.sets(st.lists(NAMES, min_size=1, max_size=4).map("/".join), max_size=12))
+def test_every_file_is_kept_or_left_out_once(paths: set[str]) -> None:
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        for name in sorted(paths):
+            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
+                write(folder, {name: "x"})
+        everything = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        own = everything & OWN
+        seen = other_files(folder, own)
+        names = [*(file.name for file in seen.kept), *(one.name for one in seen.left_out)]
+        assert len(names) == len(set(names))
+        for name in everything - own:
+            assert sum(name == one or (one.endswith("/") and name.startswith(one)) for one in names) == 1
 
 
 def test_a_bare_file_has_no_folder(folder: Path) -> None:
