@@ -35,9 +35,10 @@ def make_plan(model: StoredModel, options: ExportOptions) -> ExportPlan:
     has_draft = any(shard.path.startswith(DRAFT_FOLDER) for shard in plan.shards)
     text, notes = texts.modelfile(list(_texts(model)), model.config, _architecture(main), draft=has_draft)
     plan += ExportPlan((), (PlannedDocument(texts.NAME, text),) if text is not None else (), tuple(notes))
+    # A draft that is left out takes its files with it; without one the folder is like any other.
+    files = [file for file in model.files() if has_draft or not drafts or not file.name.startswith(DRAFT_FOLDER)]
     is_cast = options.dequantize is not None or (provenance is not None and provenance.is_cast)
-    folders = [checkpoint.folder for checkpoint in (main, *drafts)]
-    plan = with_files(plan, list(model.files()), folders, same_weights=not is_cast)
+    plan = with_files(plan, files, [one.folder for one in (main, *drafts)], same_weights=not is_cast)
     _check_paths(plan, model)
     return plan
 
