@@ -62,12 +62,13 @@ def lines(text: str) -> list[list[str]]:
 
 
 def test_import_text(cli: Cli, source: Path) -> None:
-    first, sizes, blobs, rate = cli.text("import", source, "--quant", "int4").splitlines()
+    first, sizes, blobs, rate, coverage = cli.text("import", source, "--quant", "int4").splitlines()
     identity = open_store(cli.store).manifest(next(iter(open_store(cli.store).models()))[0]).digest.short
     assert first == f"tiny:int4   {identity}"
     assert re.fullmatch(r"65\.7 KB in, [0-9.]+ KB stored, 8\.61 bits per weight", sizes)
     assert re.fullmatch(r"9 blobs: 9 new \([0-9.]+ KB\), 0 were there", blobs)
     assert re.fullmatch(r"[0-9.]+ s, [0-9.]+ [KMGT]?B/s", rate)
+    assert coverage == "6 of 6 tensors and 2 of 2 files stored"
 
 
 def test_import_json(cli: Cli, source: Path) -> None:
@@ -86,6 +87,7 @@ def test_import_json(cli: Cli, source: Path) -> None:
             "saved_bytes",
             "bits_per_weight",
             "seconds",
+            "coverage",
         ),
     ]
     assert (document["name"], document["blobs"], document["created"], document["reused"]) == ("mine:x", 9, 9, 0)
@@ -118,18 +120,19 @@ def test_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, source: Path) -> N
 
 def test_plan_text(cli: Cli, source: Path) -> None:
     assert run(["plan", str(source), "--quant", "int4"]) == 0
-    *table, total = cli._capsys.readouterr().out.splitlines()
+    *table, total, coverage = cli._capsys.readouterr().out.splitlines()
     rows = lines("\n".join(table))
     assert rows[0] == ["TENSOR", "TYPE", "SHAPE", "SIZE"]
     assert rows[1] == ["lm_head.weight", "int8/64", "96x64", "6.53 KB"]
     assert rows[3] == ["model.layers.0.input_layernorm.weight", "BF16", "64", "128 B"]
     assert [row[1] for row in rows[4:]] == ["int8/64", "int4/32", "int4/32"]
     assert re.fullmatch(r"6 blobs, 32\.8K parameters, [0-9.]+ KB, 8\.61 bits per weight", total)
+    assert coverage == "6 of 6 tensors and 2 of 2 files stored"
 
 
 def test_plan_json(cli: Cli, source: Path) -> None:
     plan = cli_plan(cli, source, "--quant", "int4")
-    assert list(plan) == ["blobs", "stored_bytes", "bits_per_weight"]
+    assert list(plan) == ["blobs", "stored_bytes", "bits_per_weight", "coverage"]
     assert all(list(blob) == ["name", "size", "metadata", "tensors"] for blob in plan["blobs"])
     assert next(blob for blob in plan["blobs"] if blob["name"] == UP) == {
         "name": UP,
@@ -150,8 +153,8 @@ def test_list_text(cli: Cli, source: Path, word: str) -> None:
     cli.text("import", source, "team/other")
     rows = lines(cli.text(word))
     assert rows[1:] == [
-        ["tiny:int4", digest[7:19], "37.7 KB", "int4", "32.8K", "just now"],
-        ["team/other:latest", rows[2][1], "67 KB", "BF16", "32.8K", "just now"],
+        ["tiny:int4", digest[7:19], "37.9 KB", "int4", "32.8K", "just now"],
+        ["team/other:latest", rows[2][1], "67.2 KB", "BF16", "32.8K", "just now"],
     ]
 
 
@@ -193,7 +196,7 @@ def test_show_text(cli: Cli, source: Path) -> None:
         "weights": "int8 14.3K, int4 12.3K, BF16 6.21K",
         "embedding length": "64",
         "capabilities": "completion",
-        "size": "37.7 KB",
+        "size": "37.9 KB",
         "layers": "8",
         "tensors": "6",
     }
@@ -222,7 +225,7 @@ def test_show_json(cli: Cli) -> None:
         "embedding_length": 256,
         "capabilities": ["completion", "tools"],
         "size": made["stored_bytes"],
-        "layers": 52,
+        "layers": 54,
     }
     assert len(tensors) == 47
     assert next(tensor for tensor in tensors if tensor["name"] == UP) == {
@@ -270,7 +273,7 @@ def test_rm_of_several_and_of_what_must_be_kept(cli: Cli, source: Path) -> None:
     assert [item["name"] for item in cli.json("rm", "a")] == ["a:latest"]
     removed, kept = cli.text("rm", "b").splitlines()
     assert removed == "Removed b:latest: 0 blobs, 0 B"
-    assert kept == "Kept 9 blobs (67 KB): the manifest of c:latest can't be read"
+    assert kept == "Kept 9 blobs (67.2 KB): the manifest of c:latest can't be read"
 
 
 def test_the_store_of_the_environment(

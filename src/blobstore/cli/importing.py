@@ -91,7 +91,7 @@ def import_(
         _show_plan(made, as_json=as_json)
         return
     if made.options.target is not None and not as_json:
-        _show_plan(made, as_json=False)
+        _show_tensors(made)
     with progress_bar(made.source_bytes) as progress:
         result = run_plan(
             made, target, store_at(store, wait), jobs=jobs, memory=budget, verify_reuse=verify_reuse, progress=progress
@@ -163,7 +163,12 @@ def _result_document(result: ImportResult) -> dict[str, Any]:
 def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
     if as_json:
         show_json(_plan_document(made))
-        return
+    else:
+        _show_tensors(made)
+        show_coverage(made.coverage)
+
+
+def _show_tensors(made: ImportPlan) -> None:
     headings = ["TENSOR", "TYPE", "SHAPE", "SIZE"]
     rows = [[tensor.name, _type(tensor), shape(tensor.shape), size(tensor.nbytes)] for tensor in made.tensors]
     if made.options.target is not None:
@@ -176,7 +181,6 @@ def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
         f"{counted(len(made.blobs), 'blob')}, {count(made.parameters)} parameters, {size(made.stored_bytes)}, "
         f"{made.bits_per_weight:.2f} bits per weight"
     )
-    show_coverage(made.coverage)
 
 
 def _type(tensor: Any) -> str:
