@@ -83,3 +83,13 @@ def test_code_of_a_model_is_never_run(store: Store, tmp_path: Path, place: str) 
     blobstore.import_model(write(source, {"tokenizer_config.json": config, "tokenizer.py": code}), "m", store=store)
     blobstore.mlx_lm.load("m", store=store)
     assert not (tmp_path / "was_run").exists()
+
+
+def test_a_text_ends_where_generation_config_says(store: Store, tmp_path: Path) -> None:
+    source = pycode(tmp_path / "m")
+    blobstore.import_model(source, "m", store=store)
+    tokens = [one.token for one in mlx_lm.stream_generate(*blobstore.mlx_lm.load("m", store=store), TEXT, max_tokens=8)]
+    assert len(tokens) == 8
+    blobstore.import_model(write(source, {"generation_config.json": {"eos_token_id": [tokens[3]]}}), "m", store=store)
+    pieces = list(blobstore.mlx_lm.continue_text(*blobstore.mlx_lm.load("m", store=store), TEXT, 8))
+    assert len(pieces) == tokens.index(tokens[3]) + 1

@@ -165,6 +165,12 @@ def test_hostile_names_of_documents(store: Store, tmp_path: Path, name: str) -> 
         {"version": 2, "sources": []},
         {"version": 1, "sources": [{"name": "x", "metadata": {"a": 1}, "tensors": []}]},
         {"version": 1, "sources": {}},
+        {"version": 1, "sources": [], "coverage": []},
+        {
+            "version": 1,
+            "sources": [],
+            "coverage": {"tensors": {"source": 1, "stored": -1}, "files": {"source": 1, "stored": 1}},
+        },
     ],
 )
 def test_a_broken_own_document(store: Store, tmp_path: Path, document: Any) -> None:
