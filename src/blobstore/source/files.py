@@ -43,6 +43,9 @@ _TRAINING = (
 _CACHES = ("__pycache__/", "*.pyc")
 
 HIDDEN = "hidden, so not part of the checkpoint"
+STORE = "a store of models, so not part of the checkpoint"
+NOT_ITS_OWN = frozenset({HIDDEN, STORE})
+"""The reasons of what is not counted as the checkpoint's: it differs from one copy of the same checkpoint to another."""
 NOT_NAMED = "safetensors that are not part of the checkpoint"
 _BEYOND = f"beyond the {MAX_ENTRIES:,} files and folders that are read"
 _BY_PATTERN = (
@@ -51,7 +54,7 @@ _BY_PATTERN = (
     ("a cache", _CACHES),
 )
 _STORE = {"blobs", "manifests"}
-"""What a store has in it: it may lie beside the checkpoint that is imported into it."""
+"""What a store has in it: a checkpoint may be imported into a store in its own folder."""
 _SHOWN = ".gitattributes"
 """The hidden file that is part of a repository's content."""
 
@@ -82,7 +85,7 @@ class OtherFiles:
 def other_files(folder: Path, own: Collection[str], without: Path | None = None) -> OtherFiles:
     """Return the files of ``folder`` but its ``own``, which are names in it, and what is at ``without`` (a draft model).
 
-    Raises: StorageError when a folder can't be listed; NotFoundError for a link to nothing.
+    Raises: StorageError when the folder can't be listed; NotFoundError for a link to nothing.
     """
     walk = _Walk(folder, frozenset(own), os.path.realpath(without) if without is not None else None)
     walk.run()
@@ -105,33 +108,45 @@ class _Walk:
     homes: tuple[str, ...] = ()
 
     def run(self) -> None:
+        """Walk. Raises: StorageError when the folder can't be listed; NotFoundError for a link to nothing."""
         self.homes = tuple(_homes(self.folder))
-        waiting = deque([""])
+        try:
+            waiting = deque(self._enter("", self._listed("")))
+        except OSError as error:
+            raise from_os_error(error, "list", self.folder) from error
         while waiting:
             prefix = waiting.popleft()
-            entries = self._listed(prefix)
-            if prefix and self.entries + len(entries) > MAX_ENTRIES:
+            try:
+                entries = self._listed(prefix)
+            except OSError as error:
+                self._leave(prefix, f"can't be listed ({(error.strerror or '').lower()})")
+                continue
+            if self.entries + len(entries) > MAX_ENTRIES:
                 self._leave(prefix, _BEYOND)
-                continue
-            if prefix and {entry.name for entry in entries} >= _STORE:
-                self._leave(prefix, "a store of models")
-                continue
-            self.entries += len(entries)
-            if len(entries) > MAX_ENTRIES:
-                first = _said(entries[MAX_ENTRIES].name)
-                self.left_out.append(LeftOut(f"{first} and what follows", _BEYOND, len(entries) - MAX_ENTRIES))
-            waiting += [f"{prefix}{entry.name}/" for entry in entries[:MAX_ENTRIES] if self._look(entry, prefix)]
+            else:
+                waiting += self._enter(prefix, entries)
+
+    def _enter(self, prefix: str, entries: list[os.DirEntry[str]]) -> list[str]:
+        """Take in the entries of a folder; return the folders of it that are to be walked."""
+        self.entries += len(entries)
+        if len(entries) > MAX_ENTRIES:
+            first = _said(entries[MAX_ENTRIES].name)
+            self.left_out.append(LeftOut(f"{first} and what follows", _BEYOND, len(entries) - MAX_ENTRIES))
+        store = _STORE if {entry.name for entry in entries} >= _STORE else ()
+        folders = []
+        for entry in entries[:MAX_ENTRIES]:
+            if entry.name in store:
+                self._leave(f"{prefix}{entry.name}/", STORE)
+            elif self._look(entry, prefix):
+                folders.append(f"{prefix}{entry.name}/")
+        return folders
 
     def _listed(self, prefix: str) -> list[os.DirEntry[str]]:
-        """Return a folder's entries by name; of a subfolder no more than the limit and one."""
-        path = self.folder / prefix
-        try:
-            with os.scandir(path) as entries:
-                if prefix:
-                    return sorted(islice(entries, MAX_ENTRIES + 1), key=lambda entry: entry.name)
-                return sorted((entry for entry in entries if entry.name not in self.own), key=lambda entry: entry.name)
-        except OSError as error:
-            raise from_os_error(error, "list", path) from error
+        """Return a folder's entries by name; of a subfolder no more than the limit and one. Raises: OSError."""
+        with os.scandir(self.folder / prefix) as entries:
+            if prefix:
+                return sorted(islice(entries, MAX_ENTRIES + 1), key=lambda entry: entry.name)
+            return sorted((entry for entry in entries if entry.name not in self.own), key=lambda entry: entry.name)
 
     def _look(self, entry: os.DirEntry[str], prefix: str) -> bool:
         """Take in an entry; return True for a folder that is to be walked."""
@@ -169,7 +184,7 @@ class _Walk:
         """Return why a link is not followed: it is a folder's (which may lead back), or it leads out of the checkpoint."""
         if not entry.is_symlink():
             return None
-        if entry.is_dir():
+        if os.path.isdir(entry.path):  # noqa: PTH112  # which takes a loop of links for none
             return "a link to a folder"
         target = os.path.realpath(entry.path)
         is_inside = any(target.startswith(f"{home}{os.sep}") for home in self.homes)

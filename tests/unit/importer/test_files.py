@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from support.checkpoints import write_checkpoint
 from support.layouts import write
 
 import blobstore
-from blobstore.errors import NotFoundError
+from blobstore.errors import NotFoundError, StorageError
 from blobstore.source import files
 from blobstore.source.files import OtherFiles, other_files
 from blobstore.store import Store
@@ -158,6 +159,13 @@ def test_a_download_that_was_cut_off_is_an_error(tmp_path: Path, store: Store) -
     assert not store.root.exists()
 
 
+def test_a_loop_of_links_is_an_error(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "x.txt").symlink_to("x.txt")
+    with pytest.raises(StorageError, match=r"x\.txt"):
+        found(folder)
+
+
 def test_deep_folders(folder: Path) -> None:
     names = ["/".join([*"abcdefgh"[:depth], "x"]) for depth in range(9)]
     write(folder, dict.fromkeys(["a/b/c/d/e/f/g/h/i/x", *names], "x"))
@@ -188,10 +196,27 @@ def test_large_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_store_in_the_folder_is_not_part_of_the_checkpoint(folder: Path) -> None:
-    store = blobstore.open_store(folder / "models")
-    one, other = (blobstore.import_model(folder, name, store=store) for name in ("one", "other"))
-    assert [(left.name, left.reason) for left in other.coverage.left_out] == [("models/", "a store of models")]
-    assert one.manifest.layers[:-1] == other.manifest.layers[:-1]  # the last is what says so
+    for place in (folder / "models", folder):
+        store = blobstore.open_store(place)
+        one, other = (blobstore.import_model(folder, name, store=store) for name in ("one", "other"))
+        assert one.digest == other.digest
+    assert reasons(folder) == {
+        **dict.fromkeys(("blobs/", "manifests/", "models/blobs/", "models/manifests/"), files.STORE),
+        **dict.fromkeys((".blobstore/", "models/.blobstore/"), files.HIDDEN),
+    }
+
+
+def test_a_folder_that_can_not_be_listed_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, {"lost+found/x": "x", "a": "x"})
+    scandir = os.scandir
+
+    def refusing(path: Path) -> Any:
+        if Path(path).name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert (kept(folder), reasons(folder)) == (["a"], {"lost+found/": "can't be listed (permission denied)"})
 
 
 NAMES = st.sampled_from(

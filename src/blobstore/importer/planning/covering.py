@@ -10,7 +10,7 @@ from dataclasses import replace
 from blobstore.coverage import DRAFT_MODEL, MTP_HEADS, Coverage, LeftOut, Tally
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.importer.profiles import Profile
-from blobstore.source.files import HIDDEN, KeptFile, OtherFiles
+from blobstore.source.files import NOT_ITS_OWN, KeptFile, OtherFiles
 from blobstore.source.inventory import Inventory
 from blobstore.source.shards import INDEX_NAME
 from blobstore.source.weights import Form
@@ -65,7 +65,7 @@ def coverage_of(
 
 def _files(inventory: Inventory, folder: str = "") -> Tally:
     stored = len(inventory.files) + len(inventory.documents) + len(inventory.kept)
-    counted = sum(one.count for one in inventory.left_out if one.reason != HIDDEN)
+    counted = sum(one.count for one in inventory.left_out if one.reason not in NOT_ITS_OWN)
     left_out = tuple(replace(one, name=folder + one.name) for one in inventory.left_out)
     return Tally(stored + counted, stored, {}, left_out)
 

@@ -11,7 +11,7 @@ from blobstore import strictjson
 from blobstore.coverage import Coverage, Tally
 from blobstore.importer.options import ImportOptions
 from blobstore.provenance import VERSION
-from blobstore.source.files import HIDDEN
+from blobstore.source.files import NOT_ITS_OWN
 from blobstore.source.inventory import Inventory
 
 
@@ -38,8 +38,8 @@ def _coverage(coverage: Coverage) -> dict[str, Any]:
 
 
 def _tally(tally: Tally) -> dict[str, Any]:
-    """Return what a source's tensors or files became; hidden files differ from machine to machine and are not its own."""
-    left_out = [one for one in tally.left_out if one.reason != HIDDEN]
+    """Return what a source's tensors or files became."""
+    left_out = [one for one in tally.left_out if one.reason not in NOT_ITS_OWN]
     return {
         "source": tally.source,
         "stored": tally.stored,
