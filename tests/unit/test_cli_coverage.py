@@ -30,10 +30,10 @@ def source(tmp_path: Path) -> Path:
 
 LINES = [
     "4 of 6 tensors and 9 of 17 files stored",
-    "Of the tensors 2 belong to the multi-token prediction heads",
+    "2 of the tensors belong to the multi-token prediction heads",
     "Derived: 2 scales and biases that were applied to their weights",
     "Kept as files, not quantized: 2_Dense/model.safetensors",
-    "Left out: *.input_scale (2): scales of activations, which no stored form has",
+    "Left out: *.input_scale (2): activation scales, which no stored form uses",
 ]
 
 
@@ -46,7 +46,7 @@ def test_an_import_says_what_it_left_out(source: Path, store: Store, capsys: pyt
     assert planned[-8:] == printed[-8:]
     assert printed[-8:-3] == LINES
     assert printed[-3] == "Left out: .cache/: hidden, so not part of the checkpoint"
-    assert printed[-2] == "Left out: a.bin, b.bin, c.bin, d.bin, e.bin and 2 more: weights of a format that is not read"
+    assert printed[-2] == "Left out: a.bin, b.bin, c.bin, d.bin, e.bin and 2 more: weights in a format that is not read"
     assert printed[-1].startswith(r"Left out: x\x1b[31m: its name can't be stored")
 
 

@@ -12,7 +12,10 @@ from support import ROOT
 from support.layouts import BINARY, LAYOUTS, documented, instruct, model, save, sentence_transformer, with_draft, write
 
 import blobstore
+from blobstore.care.diff import diff_models
+from blobstore.care.prune import prune
 from blobstore.care.repair import repair_model
+from blobstore.care.usage import measure_usage
 from blobstore.care.verify import verify
 from blobstore.documents import FILE_MEDIA_TYPE, Descriptor
 from blobstore.errors import DigestMismatchError, NotFoundError, UnsupportedSourceError
@@ -237,3 +240,19 @@ def test_weights_of_folders_that_are_too_large_are_said(tmp_path: Path, monkeypa
         file.truncate(2**20 + 1)
     (left,) = blobstore.plan_import(source).coverage.left_out
     assert (left.name, left.reason) == ("vision/model.safetensors", "larger than 1 MiB")
+
+
+def test_care_counts_files_as_it_counts_documents(store: Store, tmp_path: Path) -> None:
+    source = sentence_transformer(tmp_path / "in")
+    blobstore.import_model(source, "one", store=store)
+    write(source, {"2_Dense/config.json": {"in_features": 32}})
+    blobstore.import_model(source, "two", store=store)
+    assert diff_models("one", "two", store=store).documents.changed == ("2_Dense/config.json",)
+    usage = measure_usage(store)
+    assert (usage.blobs, usage.reclaimable) == (len(list((store.root / "blobs").iterdir())), 0)
+    assert not prune(store, grace_s=0, sole_owner=True).removed
+    store.remove(ModelName.parse("one"))
+    blobstore.export_model("two", tmp_path / "out", store=store)
+    assert files_of(tmp_path / "out") == files_of(source)
+    store.remove(ModelName.parse("two"))
+    assert not list((store.root / "blobs").iterdir())

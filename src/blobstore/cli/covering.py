@@ -25,7 +25,7 @@ def coverage_lines(coverage: Coverage) -> list[str]:
     lines = [f"{_share(coverage.tensors, 'tensor')} and {_share(coverage.files, 'file')} stored"]
     if coverage.tensors.source is None:
         lines.append("The source is not known: the model was not imported by blobstore in its default profile")
-    lines += [f"Of the tensors {count:,} belong to the {head}" for head, count in coverage.heads.items()]
+    lines += [f"{count:,} of the tensors belong to the {head}" for head, count in coverage.heads.items()]
     derived = {**coverage.tensors.derived, **coverage.files.derived}
     lines += [f"Derived: {count:,} {how}" for how, count in derived.items()]
     if coverage.kept_whole:

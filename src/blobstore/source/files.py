@@ -1,8 +1,8 @@
 """Files: what lies in a checkpoint's folder beside its weights and JSON documents, and which of it an import keeps.
 
 Everything that belongs to the checkpoint is kept, subfolders included: templates, tokenizers, processors, texts, code (which
-is never run), and the weights of subfolders, as files. Left out, each with its reason: hidden files, weights of other
-formats, the state of a training, caches, links that lead out of the folder, and what is beyond the limits. A folder is
+is never run), and the weights of subfolders, as files. Left out, each with its reason: hidden files, weights in other
+formats, training state, caches, links that lead out of the folder, and what is beyond the limits. A folder is
 walked breadth first, in the order of names, so that the limits cut the same files everywhere.
 """
 
@@ -49,8 +49,8 @@ NOT_ITS_OWN = frozenset({HIDDEN, STORE})
 NOT_NAMED = "safetensors that are not part of the checkpoint"
 _BEYOND = f"beyond the {MAX_ENTRIES:,} files and folders that are read"
 _BY_PATTERN = (
-    ("the state of a training", _TRAINING),
-    ("weights of a format that is not read", OTHER_WEIGHTS),
+    ("training state", _TRAINING),
+    ("weights in a format that is not read", OTHER_WEIGHTS),
     ("a cache", _CACHES),
 )
 _STORE = {"blobs", "manifests"}
@@ -161,7 +161,7 @@ class _Walk:
             return self._leave(shown, reason)
         if is_folder:
             is_deep = name.count("/") + 1 > MAX_DEPTH
-            return not is_deep or self._leave(shown, f"below more than {MAX_DEPTH} folders")
+            return not is_deep or self._leave(shown, f"more than {MAX_DEPTH} folders deep")
         self._take(name, entry)
         return False
 

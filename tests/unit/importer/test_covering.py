@@ -46,7 +46,7 @@ def test_block_scales_are_applied_and_those_of_activations_left_out(tmp_path: Pa
     scales = {f"model.{name}.input_scale": np.ones((), np.float32) for name in "ab"}
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     found = coverage(tmp_path, {**tensors, **scales}, config)
-    left_out = (LeftOut("*.input_scale", "scales of activations, which no stored form has", 2),)
+    left_out = (LeftOut("*.input_scale", "activation scales, which no stored form uses", 2),)
     assert found.tensors == Tally(6, 2, {APPLIED: 2}, left_out)
     expect_whole(found.tensors)
 

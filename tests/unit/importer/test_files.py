@@ -22,8 +22,8 @@ from blobstore.source.files import OtherFiles, other_files
 from blobstore.store import Store
 
 OWN = {"model.safetensors", "config.json"}
-TRAINING = "the state of a training"
-FORMAT = "weights of a format that is not read"
+TRAINING = "training state"
+FORMAT = "weights in a format that is not read"
 
 
 def found(folder: Path) -> OtherFiles:
@@ -170,7 +170,7 @@ def test_deep_folders(folder: Path) -> None:
     names = ["/".join([*"abcdefgh"[:depth], "x"]) for depth in range(9)]
     write(folder, dict.fromkeys(["a/b/c/d/e/f/g/h/i/x", *names], "x"))
     assert kept(folder) == sorted(names)
-    assert reasons(folder) == {"a/b/c/d/e/f/g/h/i/": "below more than 8 folders"}
+    assert reasons(folder) == {"a/b/c/d/e/f/g/h/i/": "more than 8 folders deep"}
 
 
 def test_many_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,10 @@ DRAFT_FOLDER = "draft/"
 
 _STACKED = "experts that were stacked"
 _APPLIED = "scales and biases that were applied to their weights"
-_ACTIVATIONS = "scales of activations, which no stored form has"
-_UNREAD = "part of no weight"
+_ACTIVATIONS = "activation scales, which no stored form uses"
+_UNREAD = "not part of any weight"
 _INDEX = "an export makes it again"
-_PROFILE = "the ollama profile stores JSON documents only, and none of subfolders"
+_PROFILE = "the ollama profile stores only the JSON documents of the folder itself"
 _TAKEN = f"the draft model's files are called {DRAFT_FOLDER}…"
 
 _ACTIVATION_SCALE = re.compile(r".*(?P<suffix>\.input_(?:global_)?scale)", re.DOTALL)
