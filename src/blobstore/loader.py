@@ -28,6 +28,7 @@ from blobstore.errors import (
 )
 from blobstore.mapped import MappedFile
 from blobstore.names import ModelName
+from blobstore.provenance import OWN_DOCUMENT
 from blobstore.ranges import FileReader, allow_open_files
 from blobstore.safetensors import read_header
 from blobstore.store import Store
@@ -157,6 +158,24 @@ class Model(Mapping[str, Tensor]):
     def documents(self) -> list[str]:
         """Return the file names of the model's JSON documents, in manifest order."""
         return [layer.name for layer in self.manifest.json_layers if layer.name]
+
+    def file(self, name: str) -> bytes:
+        """Return a file of the checkpoint that was imported, a JSON document or another one, by its path in the folder.
+
+        Raises: NotFoundError, CorruptDataError.
+        """
+        layer = self.manifest.file(name)
+        if layer is None:
+            raise NotFoundError(f"model {self.name} has no file {quoted(name)}", model=str(self.name))
+        return self._read(layer)
+
+    def files(self) -> list[str]:
+        """Return the paths of the checkpoint's files that are stored beside its weights: documents, then all others.
+
+        ``blobstore.json`` was not among them. A draft model's begin with ``draft/``.
+        """
+        layers = (*self.manifest.json_layers, *self.manifest.file_layers)
+        return [layer.name for layer in layers if layer.name and layer.name != OWN_DOCUMENT]
 
     def arrays(self, library: Library = "numpy", *, names: Names = "ollama") -> dict[str, Any]:
         """Return every stored array, companions included, as a flat dictionary of numpy, torch or mlx arrays.

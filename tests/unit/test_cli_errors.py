@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -236,7 +237,14 @@ def test_control_characters_of_files_are_never_printed_raw(
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
 
 
-def test_left_out_files_are_said_on_stderr(source: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["import", "plan"])
+def test_left_out_files_are_said(source: Path, store: Store, capsys: pytest.CaptureFixture[str], command: str) -> None:
     (source / "consolidated.safetensors").write_bytes(b"")
-    assert run(["import", str(source), "--store", str(store.root), "--json"]) == 0
-    assert capsys.readouterr().err == "Left out: consolidated.safetensors is not part of the checkpoint\n"
+    options = ["--store", str(store.root)] if command == "import" else []
+    assert run([command, str(source), *options]) == 0
+    *_, count, line = capsys.readouterr().out.splitlines()
+    assert count.endswith("tensors and 2 of 3 files stored")
+    assert line == "Left out: consolidated.safetensors: safetensors that are not part of the checkpoint"
+    assert run([command, str(source), *options, "--json"]) == 0
+    (left_out,) = json.loads(capsys.readouterr().out)["coverage"]["files"]["left_out"]
+    assert (left_out["name"], left_out["count"]) == ("consolidated.safetensors", 1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.covering import coverage_document, show_coverage
 from blobstore.cli.import_options import takes_import_options
 from blobstore.cli.output import (
     JsonOption,
@@ -91,7 +92,7 @@ def import_(
     budget = parse_size(memory) if memory is not None else None
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
     target = target or default_name(made)
-    _warn_of_left_out(made)
+    _print_notes(made)
     if dry_run:
         _show_plan(made, made.runs_in, as_json=as_json)
         return
@@ -126,7 +127,7 @@ def plan(
     from blobstore.importer import plan_import
 
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
-    _warn_of_left_out(made)
+    _print_notes(made)
     runs_in = made.runs_in
     if check:
         from blobstore.mlx_lm import check_plan
@@ -135,9 +136,7 @@ def plan(
     _show_plan(made, runs_in, as_json=as_json)
 
 
-def _warn_of_left_out(made: ImportPlan) -> None:
-    for name in made.inventory.left_out:
-        print(f"Left out: {printable(name)} is not part of the checkpoint", file=sys.stderr)
+def _print_notes(made: ImportPlan) -> None:
     for note in (*made.options.modelfile.notes, *made.notes):
         print(f"Note: {printable(note)}", file=sys.stderr)
 
@@ -156,6 +155,7 @@ def _show_result(result: ImportResult) -> None:
     )
     emit(f"{result.seconds:.2f} s, {size(int(rate))}/s")
     emit(printable(in_one_line(result.runs_in)))
+    show_coverage(result.coverage)
 
 
 def _result_document(result: ImportResult) -> dict[str, Any]:
@@ -173,6 +173,7 @@ def _result_document(result: ImportResult) -> dict[str, Any]:
         "bits_per_weight": result.bits_per_weight,
         "seconds": result.seconds,
         "runs_in": [verdict.document() for verdict in result.runs_in],
+        "coverage": coverage_document(result.coverage),
     }
 
 
@@ -183,6 +184,7 @@ def _show_plan(made: ImportPlan, runs_in: Iterable[Verdict], *, as_json: bool) -
     _show_tensors(made)
     for verdict in runs_in:
         emit(printable(verdict.sentence))
+    show_coverage(made.coverage)
 
 
 def _show_tensors(made: ImportPlan) -> None:
@@ -235,4 +237,5 @@ def _plan_document(made: ImportPlan) -> dict[str, Any]:
         ],
         "stored_bytes": made.stored_bytes,
         "bits_per_weight": made.bits_per_weight,
+        "coverage": coverage_document(made.coverage),
     }

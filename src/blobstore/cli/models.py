@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.covering import coverage_document, show_coverage
 from blobstore.cli.output import (
     JsonOption,
     ReaderGoneError,
@@ -98,10 +99,14 @@ def _list_item(model: ListedModel | BrokenModel) -> dict[str, Any]:
 def show(
     name: Name,
     tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors too.")] = False,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="Say how much of its source is stored, and what was left out, and why.")
+    ] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model is."""
+    from blobstore.inspection.covered import stored_coverage
     from blobstore.inspection.models import describe, summarize
 
     full = ModelName.parse(name)
@@ -109,10 +114,15 @@ def show(
     manifest = opened.manifest(full)
     summary = summarize(opened, full, manifest)
     details = describe(opened, manifest, summary.tensors)
+    covered = stored_coverage(opened, manifest) if coverage else None
     if as_json:
-        show_json(_show_document(summary, details))
+        extra = {"coverage": coverage_document(covered)} if covered is not None else {}
+        show_json({**_show_document(summary, details), **extra})
         return
     _show_summary(summary, details)
+    if covered is not None:
+        emit()
+        show_coverage(covered)
     if tensors:
         emit()
         show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), [_tensor_row(tensor) for tensor in summary.tensors])

@@ -13,11 +13,11 @@ from blobstore.export.arrays import output_arrays
 from blobstore.export.documents import MODELOPT_CONFIG, config_of, exported_config
 from blobstore.export.mlx_folder import MappedWeights, mlx_arrays
 from blobstore.export.options import ExportOptions, Form
+from blobstore.export.origin import Origin
 from blobstore.export.outputs import ExportPlan, OutputArray, PlannedDocument, PlannedShard, check_names, in_library_order
 from blobstore.export.sharding import INDEX_NAME, Split, split_into_shards
 from blobstore.export.stored_model import Weight
 from blobstore.names import file_name
-from blobstore.origin import Origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import numpy as np
 from blobstore.arrays import dtype_of
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
+from blobstore.export.origin import Origin
 from blobstore.export.outputs import Convert, Copy, Made, OutputArray, Piece
 from blobstore.export.stored_model import BlobFile, Weight
 from blobstore.loader import open_blob
@@ -33,7 +34,6 @@ from blobstore.network import (
     quantize_modules,
     runs,
 )
-from blobstore.origin import Origin
 from blobstore.tensors import Blob, Tensor
 
 _SETTINGS = ("group_size", "bits", "mode")

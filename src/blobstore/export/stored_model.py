@@ -45,6 +45,16 @@ class BlobFile:
             raise
         return reader
 
+    def read(self) -> bytes:
+        """Return its bytes. Raises: as `open`; DigestMismatchError when they are not its digest's."""
+        with self.open() as reader:
+            data = reader.read(0, reader.size)
+        if Digest.of(data) != self.digest:
+            raise DigestMismatchError(
+                f"blob {self.digest} is damaged: its bytes are not its digest's", blob=str(self.digest)
+            )
+        return data
+
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
@@ -99,9 +109,18 @@ class Weight:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of the checkpoint beside its weights and documents: its path there, and its blob."""
+
+    name: str
+    blob: BlobFile
+    size: int
+
+
 @dataclass(frozen=True)
 class StoredModel:
-    """A stored model: its weights in manifest order, and its documents."""
+    """A stored model: its weights in manifest order, its documents and its other files."""
 
     name: ModelName
     manifest: Manifest
@@ -114,6 +133,16 @@ class StoredModel:
         if self.manifest.config is None:
             return ModelConfig()
         return ModelConfig.parse(self.store.blobs.read(self.manifest.config), f"the config of {self.name}")
+
+    def files(self) -> Iterator[StoredFile]:
+        """Yield the other files, in manifest order; no bytes are read. Raises: NotFoundError, CorruptDataError."""
+        for layer in self.manifest.file_layers:
+            if layer.name is not None:
+                try:
+                    with self.store.blobs.open(layer) as reader:
+                        yield StoredFile(layer.name, BlobFile(layer.digest, reader.name, reader.identity), reader.size)
+                except BlobStoreError as error:
+                    raise located(error, self.name, layer) from error
 
     def documents(self) -> dict[str, bytes]:
         """Return the JSON documents by name, in manifest order. Raises: NotFoundError, CorruptDataError."""

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
+from blobstore.coverage import Coverage
 from blobstore.digest import Digest
 from blobstore.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.errors import InvalidNameError, UsageError
 from blobstore.importer.options import ImportArguments, ImportOptions
-from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedFile
-from blobstore.importer.planning.own_document import OWN_DOCUMENT
+from blobstore.importer.planning.covering import DRAFT_FOLDER
+from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy, PlannedFile
 from blobstore.importer.planning.plan import DRAFT_PREFIX, make_plan, plan_blobs
 from blobstore.importer.profiles import Experts
 from blobstore.importer.targets.target import Bar, plan_for_target
+from blobstore.importer.writing.copying import copy_file
 from blobstore.importer.writing.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
 from blobstore.runtimes import Verdict
@@ -26,8 +28,8 @@ from blobstore.source.reading import SourceReaders
 from blobstore.store import FinishedBlob, Ingest, Store
 
 __all__ = [
+    "DRAFT_FOLDER",
     "DRAFT_PREFIX",
-    "OWN_DOCUMENT",
     "Experts",
     "ImportArguments",
     "ImportOptions",
@@ -51,7 +53,7 @@ class ImportResult:
     """What an import did. ``created`` blobs are new to the store, ``reused`` ones were there; sizes are in bytes.
 
     ``recalled`` of the tensor blobs were not even made again: an earlier import of the same bytes had made them.
-    ``runs_in``: where the model runs, and why not elsewhere.
+    ``runs_in``: where the model runs, and why not elsewhere. ``coverage``: what is stored of the source.
     """
 
     name: ModelName
@@ -66,6 +68,7 @@ class ImportResult:
     bits_per_weight: float
     seconds: float
     runs_in: tuple[Verdict, ...]
+    coverage: Coverage
 
     @property
     def blobs(self) -> int:
@@ -99,7 +102,7 @@ def plan_import(
     if chosen is None:
         raise UsageError("there is no source to import", hint="Name a checkpoint, or a Modelfile with --modelfile.")
     draft = read_inventory(parsed.draft) if parsed.draft is not None else None
-    inventory = read_inventory(chosen)
+    inventory = read_inventory(chosen, without=parsed.draft)
     if parsed.target is not None:
         return plan_for_target(inventory, parsed, parsed.target, draft, jobs=threads(jobs), bar=bar)
     return make_plan(inventory, parsed, draft)
@@ -192,13 +195,23 @@ def run_plan(
         bits_per_weight=plan.bits_per_weight,
         seconds=time.monotonic() - started,
         runs_in=plan.runs_in,
+        coverage=plan.coverage,
     )
 
 
 def _with_files(plan: ImportPlan, tensors: list[FinishedBlob], ingest: Ingest) -> list[FinishedBlob]:
     """Return a blob for every layer of the plan: the tensor blobs, and what is written of the others."""
-    blobs = iter(tensors)
-    return [ingest.put(layer.data) if isinstance(layer, PlannedFile) else next(blobs) for layer in plan.layers]
+    made = iter(tensors)
+    blobs = []
+    for layer in plan.layers:
+        match layer:
+            case PlannedBlob():
+                blobs.append(next(made))
+            case PlannedFile():
+                blobs.append(ingest.put(layer.data))
+            case PlannedCopy():
+                blobs.append(copy_file(layer, ingest))
+    return blobs
 
 
 def _budget(memory: int | None, workers: int) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from blobstore.errors import BlobStoreError, NotFoundError, quoted
 from blobstore.inspection.files import InspectedFile
 from blobstore.safetensors import read_header
+from blobstore.source.files import OTHER_WEIGHTS
 from blobstore.source.folders import Folder, LocalFolder
 from blobstore.source.shards import (
     INDEX_NAME,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:  # pydantic is loaded when a config.json is read
     from blobstore.checkpoint import SourceConfig
 
 _CONFIG_NAME = "config.json"
-_OTHER_WEIGHTS = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.npz", "*.h5", "*.msgpack")
 _MOST_NAMES = 3
 
 
@@ -139,7 +139,7 @@ def some(names: Sequence[str]) -> str:
 
 
 def _hint(folder: Folder, names: Sequence[str]) -> str | None:
-    if others := [name for name in names if any(fnmatchcase(name, pattern) for pattern in _OTHER_WEIGHTS)]:
+    if others := [name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)]:
         return f"{others[0]} is not safetensors."
     if isinstance(folder, LocalFolder) and (inner := _folder_with_weights(folder.path)) is not None:
         return f"The folder {inner} has some."

@@ -18,15 +18,11 @@ from blobstore.safetensors import read_header
 from blobstore.source.folders import Folder, LocalFolder
 from blobstore.source.shards import ShardIndex
 from blobstore.stored import StoredTensor, stored_tensors
-from blobstore.strictjson import parse_object
 
 if TYPE_CHECKING:  # pydantic is loaded when a store is opened
     from blobstore.documents import Descriptor, Manifest
     from blobstore.names import ModelName
     from blobstore.store import Store
-
-_OWN_DOCUMENT = "blobstore.json"
-_MAX_OWN_DOCUMENT = 256 * 2**20
 
 
 def inspect_path(target: LocalTarget, store: Callable[[], Store]) -> Inspection:
@@ -128,12 +124,12 @@ def _read_blob(store: Store, model: ModelName, layer: Descriptor) -> tuple[Inspe
 
 def _source_metadata(store: Store, manifest: Manifest) -> list[Mapping[str, str]]:
     """Return the metadata of the files that a model was imported from; none where nothing says them."""
-    layer = manifest.document(_OWN_DOCUMENT)
+    from blobstore.provenance import OWN_DOCUMENT, Provenance
+
+    layer = manifest.document(OWN_DOCUMENT)
     if layer is None:
         return []
-    sources = parse_object(store.blobs.read(layer), _OWN_DOCUMENT, rule="B1", limit=_MAX_OWN_DOCUMENT).get("sources")
-    found = [source.get("metadata") for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
-    return [{key: value for key, value in one.items() if isinstance(value, str)} for one in found if isinstance(one, dict)]
+    return [source.metadata for source in Provenance.parse(store.blobs.read(layer)).sources]
 
 
 def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, str]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from blobstore.checkpoint import CONFIG_NAME, SourceConfig
+from blobstore.coverage import LeftOut
 from blobstore.documents import MAX_DOCUMENT
 from blobstore.dtypes import DType
 from blobstore.errors import (
@@ -31,11 +32,9 @@ from blobstore.names import file_name
 from blobstore.ranges import FileIdentity
 from blobstore.safetensors import Header, read_header
 from blobstore.source.adapters import adapter_among, adapter_error, are_adapters
+from blobstore.source.files import OTHER_WEIGHTS, KeptFile, OtherFiles, other_files
 from blobstore.source.folders import LocalFolder
 from blobstore.source.shards import INDEX_NAME, INDEX_SUFFIX, SINGLE_NAME, check_index, read_index, shards_without_index
-
-OTHER_WEIGHTS = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.npz", "*.h5", "*.msgpack")
-"""Files that hold weights too, in formats that are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +63,27 @@ class SourceTensor:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """A checkpoint: its tensors by name, sorted; its JSON documents by file name, sorted; what was left out."""
+    """A checkpoint: its tensors by name, sorted; its JSON documents by file name, sorted; what else lies in its folder.
+
+    ``other_files``: its other files, and what was left out.
+    """
 
     path: str
     files: tuple[SourceFile, ...]
     tensors: Mapping[str, SourceTensor]
     documents: Mapping[str, bytes]
     config: SourceConfig | None
-    left_out: tuple[str, ...]
+    other_files: OtherFiles = field(default_factory=OtherFiles)
+
+    @property
+    def kept(self) -> tuple[KeptFile, ...]:
+        """The files beside weights and documents that are kept byte for byte, sorted by name."""
+        return self.other_files.kept
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The files and folders that are not read, sorted by name."""
+        return self.other_files.left_out
 
     @property
     def nbytes(self) -> int:
@@ -79,12 +91,12 @@ class Inventory:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def read_inventory(source: str | os.PathLike[str]) -> Inventory:
-    """Return the inventory of a .safetensors file or of a checkpoint folder.
+def read_inventory(source: str | os.PathLike[str], *, without: Path | None = None) -> Inventory:
+    """Return the inventory of a .safetensors file or of a checkpoint folder, but what is at ``without``: a draft model.
 
-    Raises: NotFoundError (no such path, no weights, a shard that is missing), HeaderError, DocumentError (config.json,
-    index), CorruptDataError (index and shards disagree), UnsupportedSourceError (both single file and shards),
-    LimitExceededError, StorageError.
+    Raises: NotFoundError (no such path, no weights, a shard that is missing, a link to nothing), HeaderError, DocumentError
+    (config.json, index), CorruptDataError (index and shards disagree), UnsupportedSourceError (both single file and
+    shards), LimitExceededError, StorageError.
     """
     path = Path(source)
     try:
@@ -94,27 +106,28 @@ def read_inventory(source: str | os.PathLike[str]) -> Inventory:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise StorageError(f"can't look at {path}: {error}", path=str(path)) from error
     if stat.S_ISDIR(mode):
-        return _read_folder(LocalFolder(path))
+        return _read_folder(LocalFolder(path), without)
     if path.name.endswith(".index.json"):
         raise UnsupportedSourceError(f"{path} is a shard index", hint=f"Give its folder: {path.parent}")
     file, header = _read_file(LocalFolder(path.parent), path.name)
     if adapter_among([path.name]) or are_adapters(header.tensors):
         raise adapter_error(str(path))
-    return Inventory(str(path), (file,), _tensors([(file, header)]), {}, None, ())
+    return Inventory(str(path), (file,), _tensors([(file, header)]), {}, None)
 
 
-def _read_folder(folder: LocalFolder) -> Inventory:
+def _read_folder(folder: LocalFolder, without: Path | None) -> Inventory:
     names = folder.names()
     index = read_index(folder) if INDEX_NAME in names else None
     chosen = index.files if index is not None else _choose(folder, names)
     read = [_read_file(folder, name) for name in chosen]
-    left_out = tuple(name for name in names if name.endswith(".safetensors") and name not in chosen)
     if index is not None:
         check_index(index, [(file.path, file.name, file.tensor_names) for file, _ in read])
-        _check_left_out(folder, index.weight_map, left_out)
+        others = [name for name in names if name.endswith(".safetensors") and name not in chosen]
+        _check_left_out(folder, index.weight_map, others)
     documents = {name: _read_document(folder, name) for name in names if _is_document(name)}
     config = SourceConfig.parse(documents[CONFIG_NAME], folder.place(CONFIG_NAME)) if CONFIG_NAME in documents else None
-    return Inventory(folder.name, tuple(file for file, _ in read), _tensors(read), documents, config, left_out)
+    others_found = other_files(folder.path, {*chosen, *documents}, without)
+    return Inventory(folder.name, tuple(file for file, _ in read), _tensors(read), documents, config, others_found)
 
 
 def _choose(folder: LocalFolder, names: list[str]) -> list[str]:

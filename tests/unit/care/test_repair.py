@@ -26,8 +26,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.planning.own_document import own_document
+from blobstore.importer.planning.plan import make_plan
 from blobstore.importer.recorded import recorded_import
 from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory
@@ -305,9 +304,8 @@ def test_a_folder_in_the_place_of_a_blob_is_an_error_and_a_link_is_replaced(stor
 
 @pytest.mark.parametrize("options", OPTIONS[:5], ids=str)
 def test_recorded_options_are_read_back(source: Path, options: dict[str, Any]) -> None:
-    inventory = read_inventory(source)
-    raw = own_document(inventory, ImportOptions.parse(**options), None)
-    assert own_document(inventory, recorded_import(raw).options, None) == raw
+    raw = blobstore.plan_import(source, **options).documents["blobstore.json"]
+    assert make_plan(read_inventory(source), recorded_import(raw).options).documents["blobstore.json"] == raw
 
 
 @pytest.mark.parametrize(
@@ -332,7 +330,7 @@ def test_recorded_options_are_read_back(source: Path, options: dict[str, Any]) -
     ],
 )
 def test_a_document_that_is_none_of_ours(source: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    document = json.loads(own_document(read_inventory(source), ImportOptions.parse(quant="int4"), None))
+    document = json.loads(blobstore.plan_import(source, quant="int4").documents["blobstore.json"])
     change(document)
     with pytest.raises((DocumentError, UnsupportedSourceError), match=r"B1|version"):
         recorded_import(json.dumps(document).encode())

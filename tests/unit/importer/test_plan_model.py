@@ -31,7 +31,9 @@ def test_own_document_is_exactly_this() -> None:
         b'{"version":1,"options":{"quant":"int4","group_size":32,"groups":{},"method":"minmax","importance":null,'
         b'"global_scale":false,"rules":[],"requantize":false,"dtype":null,"profile":"default","experts":"packed",'
         b'"alignment":null},"sources":[{"name":"model.safetensors","size":4096,"metadata":{"format":"pt"},'
-        b'"tensors":["model.layers.0.mlp.up_proj.weight","model.norm.weight"]}]}\n'
+        b'"tensors":["model.layers.0.mlp.up_proj.weight","model.norm.weight"]}],"coverage":{'
+        b'"tensors":{"source":2,"stored":2,"derived":{},"left_out":[]},'
+        b'"files":{"source":2,"stored":2,"derived":{},"left_out":[]},"heads":{},"kept_whole":[]}}\n'
     )
 
 
