@@ -66,12 +66,14 @@ def _size_note(blobs: Iterable[PlannedBlob], options: ImportOptions) -> Iterator
     if options.quant_type is None or options.target is not None:
         return
     asked = options.quantization(options.quant_type)
-    tensors = [tensor for blob in blobs for tensor in blob.tensors]
-    nominal, nbytes = _bits(asked), sum(tensor.nbytes for tensor in tensors)
-    bits = 8 * nbytes / max(1, sum(tensor.parameters for tensor in tensors))
+    blobs = list(blobs)
+    nominal, nbytes = _bits(asked), sum(blob.data_size for blob in blobs)
+    bits = 8 * nbytes / max(1, sum(tensor.parameters for blob in blobs for tensor in blob.tensors))
     if bits <= _FAR * nominal:
         return
-    kinds = sorted(_larger(tensors, nominal), key=lambda kind: (-kind.nbytes, kind.name))
+    kinds = sorted(
+        _larger((tensor for blob in blobs for tensor in blob.tensors), nominal), key=lambda kind: (-kind.nbytes, kind.name)
+    )
     large = [str(kind) for kind in kinds if kind.nbytes >= _LARGE * nbytes]
     yield f"{bits:.1f} bits per weight, and {asked} has {nominal:.1f}: {'; '.join(large[:_NAMED])}"
 
