@@ -114,7 +114,7 @@ class PlannedBlob:
             (tensor.name + part.suffix, part.dtype, part.shape) for tensor in self.tensors for part in tensor.parts
         )
 
-    @property
+    @cached_property
     def data_size(self) -> int:
         """Bytes of the data region."""
         return sum(tensor.nbytes for tensor in self.tensors)
