@@ -212,8 +212,7 @@ def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> 
     or no valid file; companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each with
     ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
     """
-    full = ModelName.parse(name) if isinstance(name, str) else name
-    model = _whole(full, store)
+    model = _whole(store.find(name), store)
     if verify:
         model.verify()
     return model

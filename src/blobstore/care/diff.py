@@ -129,7 +129,7 @@ class _Opened:
 
 
 def _opened(name: str | ModelName, store: Store, stack: ExitStack) -> _Opened:
-    full = ModelName.parse(name) if isinstance(name, str) else name
+    full = store.find(name)
     manifest = store.manifest(full)
     tensors: Mapping[str, Tensor] = {}
     if manifest.tensor_layers:

@@ -68,7 +68,7 @@ def repair_model(
     Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when the options of the import can't
     be found out; UnsupportedSourceError when no damaged blob could be made from the source; BusyError; StorageError.
     """
-    full = ModelName.parse(name) if isinstance(name, str) else name
+    full = store.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
     workers = threads(jobs)
     before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)

@@ -118,7 +118,7 @@ class StoredModel:
 
 def read_model(name: str | ModelName, store: Store, *, verify: bool) -> StoredModel:
     """Return a stored model, every header of it validated; ``verify`` also hashes every blob. Raises: as `open_model`."""
-    full = ModelName.parse(name) if isinstance(name, str) else name
+    full = store.find(name)
     manifest = store.manifest(full)
     if not manifest.tensor_layers:
         message = f"model {full} has no tensor blobs: it is of another kind, GGUF perhaps"

@@ -88,6 +88,7 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
     """
     name = target.name
     try:
+        name = store.find(name)
         manifest = store.manifest(name)
     except NotFoundError:
         raise missing(target.text, name) from None
@@ -151,7 +152,7 @@ def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, st
 
 def _has_model(store: Callable[[], Store], name: ModelName) -> bool:
     try:
-        store().manifests.require(name)
+        store().find(name)
     except BlobStoreError:
         return False
     return True
