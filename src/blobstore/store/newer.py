@@ -21,6 +21,7 @@ from blobstore.errors import (
     BlobStoreError,
     DigestMismatchError,
     DocumentError,
+    InvalidDigestError,
     LimitExceededError,
     NotFoundError,
     StorageError,
@@ -64,11 +65,16 @@ class NewerManifests:
                 yield path, error
 
     def _read(self, path: Path) -> bytes:
-        """Return the bytes of a manifest. Raises: StorageError, NotFoundError, CorruptDataError, LimitExceededError."""
+        """Return the bytes of a manifest. Raises: StorageError, CorruptDataError, LimitExceededError."""
         if _name(path.relative_to(self._folder.path).parts) is None:
             raise StorageError(f"{path} may be a manifest, and its path is not a model's name", path=str(path))
         if path.is_symlink():
-            return self._read_blob(self._linked(path))
+            digest = self._linked(path)
+            try:
+                return self._read_blob(digest)
+            except NotFoundError:
+                message = f"{path} is a symbolic link to blob {digest}, which is missing"
+                raise StorageError(message, path=str(path), blob=str(digest)) from None
         with FileReader(path, follow=False) as reader:
             return _whole(reader)
 
@@ -125,7 +131,10 @@ def _parts(raw: bytes, what: str) -> tuple[Needs, set[Digest]]:
         raise DocumentError(f"{what}: one of its manifests has neither layers nor a digest (rule M1)", rule="M1")
     whole = [validated(Manifest, child, what, "M1") for child in (document, *children) if _is_whole(child)]
     blobs = {blob.digest.hex: blob.size for manifest in whole for blob in manifest.descriptors}
-    return blobs, {Digest.parse(child["digest"]) for child in children if "digest" in child}
+    try:
+        return blobs, {Digest.parse(child["digest"]) for child in children if "digest" in child}
+    except InvalidDigestError as error:
+        raise DocumentError(f"{what}: {error.message} (rule M1)", rule="M1") from None
 
 
 def _is_whole(manifest: dict[str, Any]) -> bool:
