@@ -35,12 +35,12 @@ _TYPES = {
 
 
 def mlx_arrays(
-    arrays: Sequence[OutputArray], config: Mapping[str, Any], model: str
+    arrays: Sequence[OutputArray], config: Mapping[str, Any], model: str, file_type: str
 ) -> tuple[list[OutputArray], dict[str, Any] | None]:
     """Return the arrays as mlx-lm wants them, and what ``quantization`` its config.json needs: None for no quantization.
 
     ``arrays`` have mlx-lm's names already, experts one by one or stacked. The general settings are those of most modules,
-    and a module that has others is named.
+    of those of the type ``file_type`` where there are any, and a module that has others is named.
 
     Raises: UsageError without the ``lm`` extra; UnsupportedSourceError when MLX or mlx-lm has no such arrays, a global scale
     among them, or does not know the architecture.
@@ -56,7 +56,7 @@ def mlx_arrays(
         replace(given[source], name=name) if isinstance(source, str) else _stacked(name, [given[one] for one in source])
         for name, source in stacks.items()
     ]
-    return made, _quantization(network)
+    return made, _quantization(network, file_type)
 
 
 def _check(arrays: Sequence[OutputArray]) -> None:
@@ -83,7 +83,7 @@ def _stacked(name: str, experts: Sequence[OutputArray]) -> OutputArray:
     return replace(first, name=name, shape=(len(experts), *first.shape), pieces=pieces)
 
 
-def _quantization(network: Any) -> dict[str, Any] | None:
+def _quantization(network: Any, file_type: str) -> dict[str, Any] | None:
     settings = {
         path: {key: getattr(module, key) for key in _SETTINGS}
         for path, module in sorted(network.named_modules(), key=lambda item: item[0])
@@ -92,5 +92,10 @@ def _quantization(network: Any) -> dict[str, Any] | None:
     if not settings:
         return None
     counts = Counter(tuple(one.values()) for one in settings.values())
-    general = dict(zip(_SETTINGS, counts.most_common(1)[0][0], strict=True))
+    asked = Counter({one: count for one, count in counts.items() if _type_name(*one) == file_type})
+    general = dict(zip(_SETTINGS, (asked or counts).most_common(1)[0][0], strict=True))
     return {**general, **{path: one for path, one in settings.items() if one != general}}
+
+
+def _type_name(_: int, bits: int, mode: str) -> str:
+    return f"int{bits}" if mode == "affine" else mode

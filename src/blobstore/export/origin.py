@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from blobstore.documents import MAX_DOCUMENT, Document, validated
+from blobstore.source.classify import FILE_TYPE, FILE_TYPES
 from blobstore.strictjson import parse_object
 
 _RULE = "B1"
@@ -75,9 +76,11 @@ class Origin:
         for key, value in ((key, value) for file in files for key, value in file.metadata.items()):
             if found.setdefault(key, value) != value:
                 unequal.add(key)
-        return {key: found[key] for key in found if key not in unequal and not self._describes(key)}, unequal
+        return {key: found[key] for key in found if key not in unequal and not self._describes(key, found[key])}, unequal
 
-    def _describes(self, key: str) -> bool:
+    def _describes(self, key: str, value: str) -> bool:
+        if key == FILE_TYPE:
+            return value in FILE_TYPES
         owner, _, what = key.rpartition(".")
         return what in ("quant_type", "group_size") and (not owner or owner in self)
 

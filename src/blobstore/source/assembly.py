@@ -151,14 +151,15 @@ def _mlx(found: _Found) -> SourceWeight:
     if module is None:
         return _codes(found, _inferred(found), found.name)
     try:
-        quantization = _mlx_quantization(module)
+        quantization = mlx_quantization(module)
     except UsageError as error:
         reason = f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type here"
         raise found.refused(reason, error.hint) from None
     return _codes(found, quantization, found.name)
 
 
-def _mlx_quantization(module: ModuleQuantization) -> Quantization:
+def mlx_quantization(module: ModuleQuantization) -> Quantization:
+    """Return what MLX's settings of a module are here. Raises: UsageError for what no type of ours is."""
     if module.mode != "affine":
         quantization = Quantization(QuantType(module.mode), module.group_size)
         if quantization.quant_type.bits != module.bits:
