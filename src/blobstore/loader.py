@@ -27,6 +27,7 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.mapped import MappedFile
+from blobstore.mlx_settings import settings_of
 from blobstore.names import ModelName
 from blobstore.ranges import allow_open_files
 from blobstore.safetensors import read_header
@@ -51,6 +52,7 @@ class Model(Mapping[str, Tensor]):
         self.name = name
         self.manifest = manifest
         self._store = store
+        self._settings = settings_of(store, manifest)
         self._tensors: dict[str, Tensor] = {}
         self._closed = False
         if not manifest.tensor_layers:
@@ -78,7 +80,7 @@ class Model(Mapping[str, Tensor]):
                 header.check_limits(reader.name)
                 blob = Blob(layer.digest, reader.name, reader.identity, MappedFile(reader), header)
             self._blobs[layer.digest] = blob
-            return [Tensor(stored, blob) for stored in stored_tensors(header)]
+            return [Tensor(stored, blob) for stored in stored_tensors(header, self._settings)]
         except BlobStoreError as error:
             raise located(error, self.name, layer) from error
 

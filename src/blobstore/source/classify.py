@@ -10,7 +10,6 @@ from typing import Final
 from blobstore.checkpoint import SourceConfig
 from blobstore.errors import UsageError
 from blobstore.quant import QuantType
-from blobstore.source.assembly import mlx_quantization
 from blobstore.source.producers import OWN
 from blobstore.source.weights import Form, SourceWeight
 
@@ -53,6 +52,6 @@ def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) 
     said = {weight.file.metadata.get(FILE_TYPE) for weight in weights if weight.producer == OWN.name}
     settings = config.mlx_quantization if config is not None else None
     with suppress(UsageError):  # a type that is none of ours
-        said |= {mlx_quantization(settings).quant_type.value} if settings is not None else set()
+        said |= {settings.quantization.quant_type.value} if settings is not None else set()
     asked = [kind for kind in types if kind.value in said]
     return asked[0] if len(asked) == 1 else None
