@@ -141,7 +141,8 @@ def _made_again(
 ) -> tuple[list[FinishedBlob], dict[Digest, str]]:
     """Return what was made of the damaged blobs, not yet visible, and why the others could not be made."""
     texts = [layer.data for layer in plan.layers if isinstance(layer, PlannedFile)]
-    by_digest = {Digest.of(data): data for data in (*texts, plan.config.encode())}
+    config = plan.config.encode()
+    by_digest = {Digest.of(data): data for data in (*texts, config, config + b"\n")}  # newer Ollamas end it with a newline
     made = [ingest.put(by_digest[digest]) for digest in damaged if digest in by_digest]
     wanted = {blob.name: blob for blob in damaged.values() if blob.media_type == TENSOR_MEDIA_TYPE}
     chosen = [layer for layer in plan.blobs if layer.name in wanted and layer.size == wanted[layer.name].size]
