@@ -61,7 +61,7 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
         show_table(("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"), rows)
     if newer := opened.newer.names():
         names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
-        note(f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, which are not listed here: {names}")
+        note(f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, not listed here: {names}")
 
 
 def _list_row(model: ListedModel) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ def show(
     summary = summarize(opened, full, manifest)
     details = describe(opened, manifest)
     if opened.newer.has(full):
-        note(f"a newer Ollama has another {full}, in manifests-v2/: it does not see this one")
+        note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
     if as_json:
         show_json(_show_document(summary, details))
         return

@@ -159,7 +159,7 @@ class Store:
         """
         found = self.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
         if self.newer.has(found):
-            _log.warning("a newer Ollama has another %s, in manifests-v2/: it will not see this one", found)
+            _log.warning("a newer Ollama has its own %s, in manifests-v2/: it will not read this one", found)
         return found
 
     def manifest(self, name: ModelName) -> Manifest:

@@ -222,7 +222,7 @@ def test_writing_under_a_name_that_it_hides_warns(store: Store, caplog: pytest.L
     for write in (store.copy, store.move):
         caplog.clear()
         write(M, ModelName.parse("new"))
-        assert ["a newer Ollama has another new:latest" in record.message for record in caplog.records] == [True]
+        assert ["a newer Ollama has its own new:latest" in record.message for record in caplog.records] == [True]
     caplog.clear()
     store.copy(ModelName.parse("new"), ModelName.parse("other"))
     assert caplog.records == []
