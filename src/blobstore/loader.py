@@ -27,6 +27,7 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.mapped import MappedFile
+from blobstore.mlx_settings import settings_of
 from blobstore.names import ModelName
 from blobstore.provenance import OWN_DOCUMENT
 from blobstore.ranges import FileReader, allow_open_files
@@ -52,6 +53,7 @@ class Model(Mapping[str, Tensor]):
         self.name = name
         self.manifest = manifest
         self._store = store
+        self._settings = settings_of(store, manifest)
         self._tensors: dict[str, Tensor] = {}
         self._closed = False
         if not manifest.tensor_layers:
@@ -77,7 +79,7 @@ class Model(Mapping[str, Tensor]):
             with self._store.blobs.open(layer) as reader:
                 blob = open_blob(reader, layer.digest)
             self._blobs[layer.digest] = blob
-            return [Tensor(stored, blob) for stored in stored_tensors(blob.header)]
+            return [Tensor(stored, blob) for stored in stored_tensors(blob.header, self._settings)]
         except BlobStoreError as error:
             raise located(error, self.name, layer) from error
 
@@ -229,8 +231,7 @@ def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> 
     or no valid file; companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each with
     ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
     """
-    full = ModelName.parse(name) if isinstance(name, str) else name
-    model = _whole(full, store)
+    model = _whole(store.find(name), store)
     if verify:
         model.verify()
     return model

@@ -8,6 +8,7 @@ Rule P1: a name from an index or a remote list is joined to a folder only when e
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -70,10 +71,26 @@ class ModelName:
         fields |= dict(zip(("model", "namespace", "host"), reversed(parts), strict=False))
         return cls(**fields)  # the keys are the fields' names
 
+    @classmethod
+    def of_path(cls, parts: Sequence[str]) -> Self | None:
+        """Return the name whose `path_parts` these are; None when they are no name's."""
+        try:
+            return cls(**dict(zip(("host", "namespace", "model", "tag"), parts, strict=True)))
+        except (InvalidNameError, ValueError):  # ValueError: there are more or fewer than four
+            return None
+
     @property
     def path_parts(self) -> tuple[str, str, str, str]:
         """The manifest's place below ``manifests/``: host, namespace, model, tag. Each is one ordinary path segment."""
         return (self.host, self.namespace, self.model, self.tag)
+
+    @property
+    def folded(self) -> tuple[str, ...]:
+        """The parts in lower case: names that are equal in them are one model, as for Ollama.
+
+        Source: ollama/ollama@fb307609 server/routes.go `getExistingName`, types/model/name.go `EqualFold`.
+        """
+        return tuple(part.lower() for part in self.path_parts)
 
     @property
     def short(self) -> str:

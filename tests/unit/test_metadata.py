@@ -103,7 +103,15 @@ def test_data_at_an_odd_address_are_aligned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "{ }", '{"__metadata__":{}}', '{ "\\u005f_metadata__"\n:\t{ "k" : "v" }\r}', f"{{ {ENTRY} }}"]
+    "text",
+    [
+        "{}",
+        "{ }",
+        '{"__metadata__":{}}',
+        '{"__metadata__":null}',
+        '{ "\\u005f_metadata__"\n:\t{ "k" : "v" }\r}',
+        f"{{ {ENTRY} }}",
+    ],
 )
 def test_odd_but_valid_headers(tmp_path: Path, text: str) -> None:
     path = tmp_path / "m"

@@ -69,7 +69,7 @@ def repair_model(
     Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when the options of the import can't
     be found out; UnsupportedSourceError when no damaged blob could be made from the source; BusyError; StorageError.
     """
-    full = ModelName.parse(name) if isinstance(name, str) else name
+    full = store.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
     workers = threads(jobs)
     before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)
@@ -142,7 +142,8 @@ def _made_again(
 ) -> tuple[list[FinishedBlob], dict[Digest, str]]:
     """Return what was made of the damaged blobs, not yet visible, and why the others could not be made."""
     texts = [layer.data for layer in plan.layers if isinstance(layer, PlannedFile)]
-    by_digest = {Digest.of(data): data for data in (*texts, plan.config.encode())}
+    config = plan.config.encode()
+    by_digest = {Digest.of(data): data for data in (*texts, config, config + b"\n")}  # newer Ollamas end it with a newline
     made = [ingest.put(by_digest[digest]) for digest in damaged if digest in by_digest]
     lost = {(blob.name, blob.size) for blob in damaged.values() if blob.media_type == FILE_MEDIA_TYPE}
     copies = (layer for layer in plan.layers if isinstance(layer, PlannedCopy) and (layer.name, layer.size) in lost)

@@ -17,6 +17,7 @@ from blobstore.cli.output import (
     count,
     counted,
     emit,
+    note,
     reason,
     rfc3339,
     shape,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from blobstore.inspection.models import ListedModel, ModelDetails, ModelSummary
     from blobstore.listing import BrokenModel
 
+_SHOWN = 20
+"""Names in a note."""
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")]
 
 
@@ -50,12 +53,16 @@ def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
     from blobstore.inspection.models import ListedModel
     from blobstore.listing import list_models
 
-    models = list_models(store_at(store))
+    opened = store_at(store)
+    models = list_models(opened)
     if as_json:
         show_json([_list_item(model) for model in models])
-        return
-    rows = [_list_row(model) if isinstance(model, ListedModel) else _broken_row(model) for model in models]
-    show_table(("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"), rows)
+    else:
+        rows = [_list_row(model) if isinstance(model, ListedModel) else _broken_row(model) for model in models]
+        show_table(("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"), rows)
+    if newer := opened.newer.names():
+        names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
+        note(f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, not listed here: {names}")
 
 
 def _list_row(model: ListedModel) -> tuple[str, ...]:
@@ -109,12 +116,14 @@ def show(
     from blobstore.inspection.covered import stored_coverage
     from blobstore.inspection.models import describe, summarize
 
-    full = ModelName.parse(name)
     opened = store_at(store)
+    full = opened.find(name)
     manifest = opened.manifest(full)
     summary = summarize(opened, full, manifest)
     details = describe(opened, manifest, summary.tensors)
     covered = stored_coverage(opened, manifest) if coverage else None
+    if opened.newer.has(full):
+        note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
     if as_json:
         extra = {"coverage": coverage_document(covered)} if covered is not None else {}
         show_json({**_show_document(summary, details), **extra})
@@ -190,9 +199,7 @@ def rm(
     """Remove models, and the blobs that no other model needs."""
     opened = store_at(store, wait)
     documents = []
-    wanted = list(dict.fromkeys(map(ModelName.parse, names)))
-    for full in wanted:
-        opened.manifests.require(full)  # all or none: a typing error must not remove half of them
+    wanted = list(dict.fromkeys(map(opened.find, names)))  # all or none: a typing error must not remove half of them
     for full in wanted:
         removal = opened.remove(full)
         freed, kept = (sum(blob.size for blob in blobs) for blobs in (removal.removed, removal.kept))
@@ -223,7 +230,7 @@ def cp(
 ) -> None:
     """Give a model a second name; its blobs are shared."""
     old, new = ModelName.parse(source), ModelName.parse(target)
-    store_at(store, wait).copy(old, new)
+    new = store_at(store, wait).copy(old, new)
     if as_json:
         show_json({"source": str(old), "name": str(new)})
     else:
@@ -240,7 +247,7 @@ def mv(
 ) -> None:
     """Give a model another name."""
     old, new = ModelName.parse(source), ModelName.parse(target)
-    store_at(store, wait).move(old, new, replace=force)
+    new = store_at(store, wait).move(old, new, replace=force)
     if as_json:
         show_json({"source": str(old), "name": str(new)})
     else:

@@ -72,6 +72,11 @@ def fail(message: str, hint: str | None = None) -> None:
         print(f"Hint: {printable(hint)}", file=sys.stderr)
 
 
+def note(text: str) -> None:
+    """Print ``Note: …`` on stderr: what to know beside the result."""
+    print(f"Note: {printable(text)}", file=sys.stderr)
+
+
 def show_json(document: Any, *, compact: bool = False) -> None:
     """Print one JSON document on stdout; ``compact`` on one line: a large one takes a tenth of the time."""
     emit(json.dumps(document, indent=None if compact else 2, ensure_ascii=True))

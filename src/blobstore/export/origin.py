@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from blobstore.provenance import Provenance, RecordedFile
+from blobstore.source.classify import FILE_TYPE, FILE_TYPES
 
 # How other programs call the codes of X.weight: compressed-tensors, gpt-oss (source/producers.py).
 _OTHER_NAMES = (("", "_packed"), (".weight", "_blocks"))
@@ -56,9 +57,11 @@ class Origin:
         for key, value in ((key, value) for file in files for key, value in file.metadata.items()):
             if found.setdefault(key, value) != value:
                 unequal.add(key)
-        return {key: found[key] for key in found if key not in unequal and not self._describes(key)}, unequal
+        return {key: found[key] for key in found if key not in unequal and not self._describes(key, found[key])}, unequal
 
-    def _describes(self, key: str) -> bool:
+    def _describes(self, key: str, value: str) -> bool:
+        if key == FILE_TYPE:
+            return value in FILE_TYPES
         owner, _, what = key.rpartition(".")
         return what in ("quant_type", "group_size", "transposed") and (not owner or owner in self)
 

@@ -50,13 +50,13 @@ def _checkpoints(model: StoredModel, documents: dict[str, bytes], provenance: Pr
     of_draft = {name: documents.pop(name) for name in list(documents) if name.startswith(DRAFT_FOLDER)}
     name = str(model.name)
     if config.draft is None and not of_draft:
-        return [Checkpoint(name, "", "", model.weights, documents, origin)]
+        return [Checkpoint(name, "", "", model.weights, documents, origin, config.file_type or "")]
     prefix = (config.draft.tensor_prefix if config.draft is not None else None) or DRAFT_PREFIX
     drafted = tuple(weight for weight in model.weights if weight.name.startswith(prefix))
     own = tuple(weight for weight in model.weights if not weight.name.startswith(prefix))
     in_folder = {name.removeprefix(DRAFT_FOLDER): data for name, data in of_draft.items()}
     return [
-        Checkpoint(name, "", "", own, documents, origin),
+        Checkpoint(name, "", "", own, documents, origin, config.file_type or ""),
         Checkpoint(f"{name} (draft)", DRAFT_FOLDER, prefix, drafted, in_folder, draft_origin),
     ]
 

@@ -14,12 +14,13 @@ from blobstore.documents import Descriptor, Manifest, ModelConfig
 from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError, CorruptDataError, DigestMismatchError, UnsupportedSourceError
 from blobstore.loader import located, read_document
+from blobstore.mlx_settings import settings_of
 from blobstore.names import ModelName
 from blobstore.quant import Quantization
 from blobstore.ranges import FileIdentity, FileReader
 from blobstore.safetensors import read_header
 from blobstore.store import Store
-from blobstore.stored import StoredTensor, stored_tensors
+from blobstore.stored import Settings, StoredTensor, stored_tensors
 
 _CHUNK = 2**20
 
@@ -152,15 +153,16 @@ class StoredModel:
 
 def read_model(name: str | ModelName, store: Store, *, verify: bool) -> StoredModel:
     """Return a stored model, every header of it validated; ``verify`` also hashes every blob. Raises: as `open_model`."""
-    full = ModelName.parse(name) if isinstance(name, str) else name
+    full = store.find(name)
     manifest = store.manifest(full)
     if not manifest.tensor_layers:
         message = f"model {full} has no tensor blobs: it is of another kind, GGUF perhaps"
         raise UnsupportedSourceError(message, model=str(full))
     weights: dict[str, Weight] = {}
+    settings = settings_of(store, manifest)
     for layer in manifest.tensor_layers:
         try:
-            for weight in _weights(store, layer, verify=verify):
+            for weight in _weights(store, layer, settings, verify=verify):
                 if weight.name in weights:
                     raise CorruptDataError(f"another blob holds the tensor {weight.name!r} too", tensor=weight.name)
                 weights[weight.name] = weight
@@ -169,11 +171,11 @@ def read_model(name: str | ModelName, store: Store, *, verify: bool) -> StoredMo
     return StoredModel(full, manifest, store, tuple(weights.values()))
 
 
-def _weights(store: Store, layer: Descriptor, *, verify: bool) -> Iterator[Weight]:
+def _weights(store: Store, layer: Descriptor, settings: Settings, *, verify: bool) -> Iterator[Weight]:
     with store.blobs.open(layer) as reader:
         header = read_header(reader)
         header.check_limits(reader.name)
         if verify and reader.digest() != layer.digest:
             raise DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(layer.digest))
         blob = BlobFile(layer.digest, reader.name, reader.identity)
-    yield from (Weight(stored, blob, header.data_start) for stored in stored_tensors(header))
+    yield from (Weight(stored, blob, header.data_start) for stored in stored_tensors(header, settings))

@@ -171,15 +171,20 @@ def run_plan(
     verify_reuse: bool = False,
     progress: Progress | None = None,
 ) -> ImportResult:
-    """Carry a plan out: write its blobs, then make them and the manifest visible. Raises: as `import_model`."""
+    """Carry a plan out: write its blobs, then make them and the manifest visible. Raises: as `import_model`.
+
+    The model gets ``name`` as the store spells it: names that differ only in case are one.
+    """
     workers = threads(jobs)
     budget = _budget(memory, workers)
     started = time.monotonic()
+    name = store.target(name)
     with store.ingest(os.path.realpath(plan.inventory.path)) as ingest:
         written = write_blobs(plan, ingest, workers, budget, progress or _silent, verify_reuse=verify_reuse)
         blobs = _with_files(plan, written.blobs, ingest)
         config = ingest.put(plan.config.encode())
         manifest = _manifest(plan, blobs, config)
+        name = store.manifests.spelled(name)  # another import may have made a model of the name meanwhile
         created = ingest.commit([*written.blobs, *blobs, config], name, manifest, written.keys)
     sizes = {blob.digest: blob.size for blob in (*blobs, config)}
     return ImportResult(

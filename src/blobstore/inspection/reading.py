@@ -17,7 +17,7 @@ from blobstore.inspection.targets import LocalTarget, ModelTarget, is_index, mis
 from blobstore.safetensors import read_header
 from blobstore.source.folders import Folder, LocalFolder
 from blobstore.source.shards import ShardIndex
-from blobstore.stored import StoredTensor, stored_tensors
+from blobstore.stored import Settings, StoredTensor, stored_tensors
 
 if TYPE_CHECKING:  # pydantic is loaded when a store is opened
     from blobstore.documents import Descriptor, Manifest
@@ -84,16 +84,20 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
     """
     name = target.name
     try:
+        name = store.find(name)
         manifest = store.manifest(name)
     except NotFoundError:
         raise missing(target.text, name) from None
     if not manifest.tensor_layers:
         message = f"model {name} has no tensor blobs: it is of another kind, GGUF perhaps"
         raise UnsupportedSourceError(message, model=str(name))
+    from blobstore.mlx_settings import settings_of
+
+    settings = settings_of(store, manifest)
     files: dict[str, InspectedFile] = {}
     tensors: list[LogicalTensor] = []
     for layer in manifest.tensor_layers:
-        file, weights = _read_blob(store, name, layer)
+        file, weights = _read_blob(store, name, layer, settings)
         if file.name in files:
             file = replace(file, name=str(layer.digest))
         files[file.name] = file
@@ -110,12 +114,14 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
     )
 
 
-def _read_blob(store: Store, model: ModelName, layer: Descriptor) -> tuple[InspectedFile, list[StoredTensor]]:
+def _read_blob(
+    store: Store, model: ModelName, layer: Descriptor, settings: Settings
+) -> tuple[InspectedFile, list[StoredTensor]]:
     """Return a blob under its layer's name, and its tensors."""
     try:
         with store.blobs.open(layer) as reader:
             header = read_header(reader)
-            weights = list(stored_tensors(header))
+            weights = list(stored_tensors(header, settings))
             return InspectedFile(layer.name or str(layer.digest), reader.name, reader.size, header), weights
     except BlobStoreError as error:
         place = f"model {model}: blob {layer.digest} ({layer.name})"
@@ -147,7 +153,7 @@ def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, st
 
 def _has_model(store: Callable[[], Store], name: ModelName) -> bool:
     try:
-        store().manifests.require(name)
+        store().find(name)
     except BlobStoreError:
         return False
     return True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from blobstore.checkpoint import ModuleQuantization, SourceConfig
+from blobstore.checkpoint import SourceConfig
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.quant import Part, Quantization, QuantType
@@ -151,23 +151,11 @@ def _mlx(found: _Found) -> SourceWeight:
     if module is None:
         return _codes(found, _inferred(found), found.name)
     try:
-        quantization = _mlx_quantization(module)
+        quantization = module.quantization
     except UsageError as error:
         reason = f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type here"
         raise found.refused(reason, error.hint) from None
     return _codes(found, quantization, found.name)
-
-
-def _mlx_quantization(module: ModuleQuantization) -> Quantization:
-    if module.mode != "affine":
-        quantization = Quantization(QuantType(module.mode), module.group_size)
-        if quantization.quant_type.bits != module.bits:
-            raise UsageError(f"{module.mode} has not {module.bits} bits")
-        return quantization
-    affine = {4: QuantType.INT4, 8: QuantType.INT8}
-    if module.bits not in affine:
-        raise UsageError("only 4 and 8 bits are stored", hint="Quantize the original checkpoint to int4 or int8.")
-    return Quantization(affine[module.bits], module.group_size)
 
 
 def _inferred(found: _Found) -> Quantization:

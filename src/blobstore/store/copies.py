@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from blobstore.errors import BlobStoreError, InvalidNameError, StorageError
+from blobstore.errors import BlobStoreError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.files import listed, make_folder, os_errors, replace_file
@@ -142,8 +142,4 @@ def _key(raw: bytes) -> str:
 
 
 def _name(folder: Path) -> ModelName | None:
-    host, namespace, model, tag = folder.parts[-_DEPTH:]
-    try:
-        return ModelName(host=host, namespace=namespace, model=model, tag=tag)
-    except InvalidNameError:
-        return None
+    return ModelName.of_path(folder.parts[-_DEPTH:])

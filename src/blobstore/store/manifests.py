@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from blobstore.documents import MAX_MANIFEST, Manifest
-from blobstore.errors import BlobStoreError, InvalidNameError, LimitExceededError, NotFoundError, StorageError
+from blobstore.errors import AmbiguousNameError, BlobStoreError, LimitExceededError, NotFoundError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.files import (
@@ -70,11 +71,39 @@ class ManifestFolder:
             )
 
     def _name(self, path: Path) -> ModelName | None:
-        host, namespace, model, tag = path.relative_to(self.path).parts
-        try:
-            return ModelName(host=host, namespace=namespace, model=model, tag=tag)
-        except InvalidNameError:
-            return None
+        return ModelName.of_path(path.relative_to(self.path).parts)
+
+    def spelled(self, name: ModelName) -> ModelName:
+        """Return the name as it is spelled here: names that differ only in case are one model, as for Ollama.
+
+        The spelling that was asked for wins where it is there. Of a model that is not there, the parts are spelled as the
+        folders are on its way. So a name means the same on file systems that tell case apart and on others.
+
+        Raises: AmbiguousNameError when there are several other spellings; StorageError.
+        """
+        parts: tuple[str, ...] = name.path_parts
+        found: list[tuple[str, ...]] = [()]
+        for depth in range(_DEPTH):
+            deeper = [(*above, part) for above in found for part in self._spellings(above, parts[depth])]
+            if not deeper:  # what is not there yet; with several folders for it, it gets its own
+                above = parts[:depth] if len(found) > 1 else found[0]
+                return _respelled(name, (*above, *parts[depth:]))
+            found = deeper
+        if parts in found:
+            return name
+        if len(found) > 1:
+            raise _ambiguous(name, sorted(found))
+        return _respelled(name, found[0])
+
+    def _spellings(self, above: tuple[str, ...], part: str) -> list[str]:
+        """Return what lies in a folder and differs from ``part`` at most in case; nothing behind a link."""
+        folder = self.path.joinpath(*above)
+        with os_errors("list", folder):
+            if above and not stat.S_ISDIR(_mode(folder)):
+                return []
+            names = [entry.name for entry in listed(folder)]
+        # Only ASCII: the Kelvin sign is a k in lower case, and is in no name.
+        return [name for name in names if name.isascii() and name.lower() == part.lower()]
 
     def read(self, name: ModelName) -> Manifest:
         """Return the manifest of ``name``, and the bytes it was read from.
@@ -158,11 +187,6 @@ class ManifestFolder:
             if not _mode(self._path(name)):
                 raise _missing(name)
 
-    def is_same_file(self, one: ModelName, other: ModelName) -> bool:
-        """Return True when both names lead to one manifest file, as two that differ in case may. Raises: StorageError."""
-        with os_errors("look at", self._path(one)):
-            return self._path(one).samefile(self._path(other))
-
     def remove(self, name: ModelName) -> None:
         """Remove a manifest, durably. Raises: NotFoundError when there is none."""
         path = self._path(name)
@@ -243,6 +267,17 @@ def _write_durably(path: Path, data: bytes) -> None:
         sync(fd)
     finally:
         os.close(fd)
+
+
+def _respelled(name: ModelName, parts: tuple[str, ...]) -> ModelName:
+    host, namespace, model, tag = parts
+    return replace(name, host=host, namespace=namespace, model=model, tag=tag)
+
+
+def _ambiguous(name: ModelName, found: Sequence[tuple[str, ...]]) -> AmbiguousNameError:
+    names = [str(_respelled(name, parts)) for parts in found]
+    message = f"{str(name)!r} may be {' or '.join(names)}: they differ only in case"
+    return AmbiguousNameError(message, model=str(name), hint="Spell it as one of them.")
 
 
 def _missing(name: ModelName) -> NotFoundError:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
-from support.stores import commit_model, layer_by_hand, manifest_path
+from support.stores import commit_model, layer_by_hand, manifest_path, with_newline_config
 
 import blobstore
 from blobstore.care.checks import BlobChecks
@@ -343,3 +343,12 @@ def test_a_damaged_blob_that_two_models_share_is_repaired_for_both(store: Store,
     damage(paths(store, "lm_head")[0])
     repair_model("n", source, store=store)
     assert verify(store).is_sound
+
+
+def test_a_config_that_a_newer_ollama_ended_with_a_newline_comes_back_so(store: Store, source: Path) -> None:
+    blobstore.import_model(source, M, store=store, quant="int4", profile="ollama")
+    config = with_newline_config(store, "m", "n")
+    before = contents(store)
+    config.unlink()
+    assert repair_model("n", source, store=store).remaining == ()
+    assert contents(store) == before

@@ -217,7 +217,8 @@ def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None
     for path in (manifests / "m" / "deep" / "er", manifests / "shallow", manifests / "m" / "latest~"):
         path.write_bytes(b"x")
     (manifests / "m" / "link").symlink_to(tmp_path)
-    (store.root / "manifests-v2" / "x").mkdir(parents=True)
+    (store.root / "manifests-v2").mkdir()
+    (store.root / "manifests-v2" / "x").write_bytes(b"x")
     blobs.chmod(0o777)
     blob_path(store, A).chmod(0o666)
     result = verify(store)
@@ -230,22 +231,34 @@ def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None
     assert reasons[b"er"] == "it lies 5 levels deep, and manifests lie 4"
     assert reasons[b"link"] == "it is a symbolic link"
     assert "may be a manifest" in reasons[b"latest~"]
-    assert "later Ollama" in reasons[b"x"]
+    assert "no blob is removed" in reasons[b"x"]
     assert reasons[b"blobs"] == "anybody may put files into it"
     assert reasons[os.fsencode(blob_path(store, A).name)] == "anybody may write to it"
     assert verify(store, ["m"]).odd == ()
 
 
 def test_a_manifest_that_is_lost_is_shown_and_no_damage(model: Store, tmp_path: Path) -> None:
-    """It may be that an Ollama has removed the model."""
-    manifest_path(model, "n").unlink()
+    model.remove(ModelName.parse("n"))
+    manifest_path(model, "m").unlink()
     result = verify(model)
     (odd,) = result.odd
-    assert (result.is_sound, odd.path.parts[-2:]) == (True, ("n", "latest"))
+    assert (result.is_sound, odd.path.parts[-2:]) == (True, ("m", "latest"))
     assert "repair brings it back" in odd.reason
-    assert repair_model("n", tmp_path / "s", store=model).manifest_restored
-    model.remove(ModelName.parse("n"))
+    assert repair_model("m", tmp_path / "s", store=model).manifest_restored
     assert verify(model).odd == ()
+
+
+def test_what_an_ollama_removed_is_not_shown(model: Store) -> None:
+    """It removes the manifest, and then the blobs that no other model needs: nothing of the model is left to lose."""
+    manifest_path(model, "n").unlink()  # m needs all of its blobs
+    assert verify(model).odd == ()
+    manifest_path(model, "m").unlink()
+    for path in list((model.root / "blobs").iterdir())[1:]:
+        path.unlink()
+    assert [odd.path.parts[-2] for odd in verify(model).odd] == ["m", "n"]  # a blob is left that only they need
+    next((model.root / "blobs").iterdir()).unlink()
+    result = verify(model)
+    assert (result.is_sound, result.odd) == (True, ())
 
 
 def test_the_parts_of_a_sample_are_all_blobs(model: Store) -> None:

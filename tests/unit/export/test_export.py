@@ -287,3 +287,36 @@ def test_wrong_options(store: Store, tmp_path: Path, options: dict[str, Any], sa
     with pytest.raises(UsageError, match=says):
         blobstore.export_model("m", tmp_path / "out", store=store, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("profile", ["default", "ollama"])
+def test_the_type_that_was_asked_for_comes_back(store: Store, tmp_path: Path, profile: str) -> None:
+    """Some tensors of an int4 model are int8: what they are does not say what was asked for."""
+    first = blobstore.import_model(PYCODE, "m", store=store, quant="int4", profile=profile)
+    again = imported_again(store, "m", tmp_path / "out")
+    assert again.config == first.manifest.config
+    assert metadata_of(tmp_path / "out" / "model.safetensors")["file_type"] == "int4"
+    blobstore.export_model("again", tmp_path / "again", store=store)
+    assert metadata_of(tmp_path / "again" / "model.safetensors")["file_type"] == "int4"
+    blobstore.export_model("again", tmp_path / "values", store=store, dequantize="bfloat16")
+    assert "file_type" not in metadata_of(tmp_path / "values" / "model.safetensors")
+    plain = blobstore.import_model(tmp_path / "values", "plain", store=store)
+    with blobstore.open_model(plain.name, store=store) as model:
+        assert model.config.file_type == ""
+
+
+@pytest.mark.parametrize("said", [None, "mxfp4", "Q4_K_M", ""])
+def test_a_type_that_no_tensor_has_was_not_asked_for(store: Store, tmp_path: Path, said: str | None) -> None:
+    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
+    blobstore.export_model("m", tmp_path / "out", store=store)
+    changes = {"file_type": said}
+    blobstore.edit_metadata(tmp_path / "out" / "model.safetensors", changes)
+    assert blobstore.plan_import(tmp_path / "out").config.file_type == ""
+
+
+def test_a_metadata_of_that_name_that_is_the_source_s_own_comes_back(store: Store, tmp_path: Path) -> None:
+    source = tmp_path / "in.safetensors"
+    source.write_bytes(safetensors_bytes(small_tensors(), {"file_type": "a kind of file"}))
+    blobstore.import_model(source, "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
+    assert metadata_of(tmp_path / "out" / "in.safetensors") == {"file_type": "a kind of file"}
