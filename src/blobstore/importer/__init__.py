@@ -20,6 +20,7 @@ from blobstore.importer.targets.target import Bar, plan_for_target
 from blobstore.importer.writing.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
 from blobstore.source.assembly import source_weights
+from blobstore.source.hub_cache import repository_name
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.source.reading import SourceReaders
 from blobstore.store import FinishedBlob, Ingest, Store
@@ -138,12 +139,12 @@ def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor
 
 
 def default_name(plan: ImportPlan) -> ModelName:
-    """Return the source's stem, with the type (or ``latest``) as tag.
+    """Return the source's stem (NAME for ORG/NAME in the Hugging Face cache), with the type (or ``latest``) as tag.
 
     Raises: InvalidNameError when the stem is no model name.
     """
     path = Path(os.path.abspath(plan.inventory.path))  # noqa: PTH100  # resolve() would follow a link to another name
-    stem = path.stem if path.name.endswith(".safetensors") else path.name
+    stem = path.stem if path.name.endswith(".safetensors") else repository_name(path) or path.name
     try:
         return _named(stem, plan.options)
     except InvalidNameError as error:

@@ -13,10 +13,11 @@ from blobstore.inspection.counting import LogicalTensor, count_tensors, stored_t
 from blobstore.inspection.files import InspectedFile
 from blobstore.inspection.inspection import Inspection, TargetKind
 from blobstore.inspection.places import ConfigFile, Files, read_files, read_folder, read_indexed, some
-from blobstore.inspection.targets import LocalTarget, ModelTarget, is_index, missing
+from blobstore.inspection.targets import LocalTarget, ModelTarget, missing
 from blobstore.safetensors import read_header
 from blobstore.source.folders import Folder, LocalFolder
-from blobstore.source.shards import ShardIndex
+from blobstore.source.hub_cache import snapshot_in
+from blobstore.source.shards import ShardIndex, is_index
 from blobstore.stored import StoredTensor, stored_tensors
 from blobstore.strictjson import parse_object
 
@@ -42,7 +43,7 @@ def inspect_path(target: LocalTarget, store: Callable[[], Store]) -> Inspection:
     if target.model is not None and _has_model(store, target.model):
         notes.append(f"this is the path ./{target.path}; the stored model of that name is {target.model}")
     if is_folder:
-        folder = LocalFolder(path)
+        folder = LocalFolder(snapshot_in(path))
         return inspection_of(target.path, TargetKind.FOLDER, read_folder(folder, notes), folder, notes)
     folder = LocalFolder(path.parent)
     if is_index(path.name):
