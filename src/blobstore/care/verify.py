@@ -107,8 +107,7 @@ def verify(
     """
     wanted = [ModelName.parse(name) if isinstance(name, str) else name for name in names]
     workers = threads(jobs)
-    if not store.root.exists():  # a disk that is not mounted, or a misspelt path: nothing was checked
-        raise NotFoundError(f"there is no store at {store.root}", path=str(store.root))
+    store.require()  # of a disk that is not mounted, or a misspelt path, nothing would be checked
     for name in wanted:
         store.manifests.require(name)
     checks = BlobChecks(store, NOTHING if wanted else store.blobs.listing(), quick)

@@ -56,6 +56,8 @@ VerifyReuse = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")]
 
+Force = Annotated[bool, typer.Option("--force", help="Allow a tag that says another type, such as :int4 for int8 weights.")]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
@@ -72,12 +74,13 @@ def import_(
     memory: Memory = None,
     verify_reuse: VerifyReuse = False,
     dry_run: DryRun = False,
+    force: Force = False,
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
-    from blobstore.importer import default_name, plan_import, run_plan
+    from blobstore.importer import check_tag, default_name, plan_import, run_plan
 
     if name is None and options["modelfile"] is not None:
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
@@ -85,6 +88,8 @@ def import_(
     budget = parse_size(memory) if memory is not None else None
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
     target = target or default_name(made)
+    if not force:
+        check_tag(made, target)
     _warn_of_left_out(made)
     if dry_run:
         _show_plan(made, as_json=as_json)
@@ -93,7 +98,13 @@ def import_(
         _show_plan(made, as_json=False)
     with progress_bar(made.source_bytes) as progress:
         result = run_plan(
-            made, target, store_at(store, wait), jobs=jobs, memory=budget, verify_reuse=verify_reuse, progress=progress
+            made,
+            target,
+            store_at(store, wait, may_be_new=True),
+            jobs=jobs,
+            memory=budget,
+            verify_reuse=verify_reuse,
+            progress=progress,
         )
     if as_json:
         show_json(_result_document(result))

@@ -75,7 +75,7 @@ def inspect(
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     endpoint = os.environ.get("HF_ENDPOINT") or HUB
     token = os.environ.get("HF_TOKEN", "").strip() if _is_of_hub(target, endpoint) else ""
-    everything = inspect_at(target, lambda: store_at(store), token=token or None, endpoint=endpoint)
+    everything = inspect_at(target, lambda: store_at(store, may_be_new=True), token=token or None, endpoint=endpoint)
     found = everything.only(filters) if filters else everything
     if as_json:
         from blobstore.inspection.document import inspection_document

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blobstore.cli.output import JsonOption, emit, printable, show_facts, show_json, size
+from blobstore.cli.output import JsonOption, emit, printable, show_facts, show_help_without_command, show_json, size
 from blobstore.cli.progress import progress_bar
 from blobstore.errors import NotFoundError, UsageError, quoted
 
@@ -27,7 +27,12 @@ InPlace = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
-    group = typer.Typer(rich_markup_mode=None, help="Read and edit the metadata of a .safetensors file.")
+    group = typer.Typer(
+        rich_markup_mode=None,
+        help="Read and edit the metadata of a .safetensors file.",
+        invoke_without_command=True,
+        callback=show_help_without_command,
+    )
     group.command("get")(get)
     group.command("set")(set_)
     group.command("rm")(rm)

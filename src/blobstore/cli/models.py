@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ from blobstore.cli.output import (
     count,
     counted,
     emit,
+    printable,
     reason,
     rfc3339,
     shape,
@@ -25,12 +28,16 @@ from blobstore.cli.output import (
     size,
     store_at,
 )
+from blobstore.errors import UsageError
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
     from blobstore.inspection.models import ListedModel, ModelDetails, ModelSummary
     from blobstore.listing import BrokenModel
 
+Sort = Annotated[
+    str, typer.Option("--sort", metavar="name|time|size", help="Order: by name, the newest first, or the largest first.")
+]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")]
 
 
@@ -44,17 +51,41 @@ def register(app: typer.Typer) -> None:
     app.command("mv")(mv)
 
 
-def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the models of the store."""
+def list_(sort: Sort = "time", store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List the models of the store, the newest first."""
     from blobstore.inspection.models import ListedModel
     from blobstore.listing import list_models
 
-    models = list_models(store_at(store))
+    if sort not in _ORDERS:
+        raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
+    opened = store_at(store)
+    models = sorted(list_models(opened), key=_ORDERS[sort])
     if as_json:
         show_json([_list_item(model) for model in models])
         return
+    if not models:
+        emit(printable(f"No models in {opened.root} yet. Import one: blobstore import FOLDER"))
+        return
     rows = [_list_row(model) if isinstance(model, ListedModel) else _broken_row(model) for model in models]
     show_table(("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"), rows)
+
+
+def _by_time(model: ListedModel | BrokenModel) -> tuple[float, ModelName]:
+    """Return a key that sorts the newest first; a model that can't be read, or without a date, is last."""
+    modified = getattr(model, "modified", None)
+    return (-modified.timestamp() if modified is not None else math.inf, model.name)
+
+
+def _by_size(model: ListedModel | BrokenModel) -> tuple[float, ModelName]:
+    """Return a key that sorts the largest first, what can't be read last."""
+    return (-getattr(model, "size", -math.inf), model.name)
+
+
+_ORDERS: Mapping[str, Callable[[ListedModel | BrokenModel], Any]] = {
+    "name": lambda model: model.name,
+    "time": _by_time,
+    "size": _by_size,
+}
 
 
 def _list_row(model: ListedModel) -> tuple[str, ...]:

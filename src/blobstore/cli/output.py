@@ -39,13 +39,20 @@ _DURATION = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<unit>|[smh
 _SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?P<unit>|[kmgt]?b)", re.ASCII | re.IGNORECASE)
 
 
-def store_at(folder: str | None, wait_s: float | None = None) -> Any:
-    """Return the store that ``--store``, the environment or the default names; ``wait_s`` is ``--wait``."""
+def store_at(folder: str | None, wait_s: float | None = None, *, may_be_new: bool = False) -> Any:
+    """Return the store that ``--store``, the environment or the default names; ``wait_s`` is ``--wait``.
+
+    Raises: NotFoundError when one that is named does not exist, and it is not ``may_be_new``: the path is misspelt.
+    """
     from blobstore.store import open_store
 
     if folder == "":
         raise UsageError("--store is empty", hint="Is a variable unset?")
-    return open_store(folder or os.environ.get("OLLAMA_MODELS") or None, wait_s=wait_s)
+    named = folder or os.environ.get("OLLAMA_MODELS") or None
+    store = open_store(named, wait_s=wait_s)
+    if named is not None and not may_be_new:
+        store.require()
+    return store
 
 
 class ReaderGoneError(Exception):
@@ -62,6 +69,12 @@ def emit(text: str = "", end: str = "\n") -> None:
         raise ReaderGoneError from None
     except OSError as error:
         raise from_os_error(error, "write to", "standard output") from error
+
+
+def show_help_without_command(context: typer.Context) -> None:
+    """Print the help of a group of commands when none of them was named."""
+    if context.invoked_subcommand is None:
+        emit(context.get_help())
 
 
 def fail(message: str, hint: str | None = None) -> None:

@@ -16,6 +16,7 @@ from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, Planne
 from blobstore.importer.planning.own_document import OWN_DOCUMENT
 from blobstore.importer.planning.plan import DRAFT_PREFIX, make_plan, plan_blobs
 from blobstore.importer.profiles import Experts
+from blobstore.importer.tags import check_tag
 from blobstore.importer.targets.target import Bar, plan_for_target
 from blobstore.importer.writing.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
@@ -36,6 +37,7 @@ __all__ = [
     "OutputTensor",
     "Progress",
     "SourceReaders",
+    "check_tag",
     "default_name",
     "import_model",
     "outputs_of",
@@ -112,10 +114,12 @@ def import_model(
     memory: int | None = None,
     verify_reuse: bool = False,
     progress: Progress | None = None,
+    force: bool = False,
     **options: Unpack[ImportArguments],
 ) -> ImportResult:
     """Import a checkpoint into ``store`` under ``name`` (None: `default_name`), replacing an older model of that name.
 
+    A tag that says another type than the model gets is refused (UsageError), unless ``force`` says that it is meant.
     ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a core). ``memory``: bytes that they work in
     (None: 32 MiB for each and 32 MiB). ``verify_reuse``: hash what earlier imports have made before it is used again.
     ``progress`` is told of every few megabytes. The same source and options give the same bytes and digests with any
@@ -129,6 +133,8 @@ def import_model(
     plan = plan_import(source, jobs=jobs, **options)
     target = default_name(plan) if name is None else name
     full = ModelName.parse(target) if isinstance(target, str) else target
+    if not force:
+        check_tag(plan, full)
     return run_plan(plan, full, store, jobs=jobs, memory=memory, verify_reuse=verify_reuse, progress=progress)
 
 

@@ -90,8 +90,8 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
     name = target.name
     try:
         manifest = store.manifest(name)
-    except NotFoundError:
-        raise missing(target.text, name) from None
+    except NotFoundError as error:
+        raise missing(target.text, name, error.hint) from None
     if not manifest.tensor_layers:
         message = f"model {name} has no tensor blobs: it is of another kind, GGUF perhaps"
         raise UnsupportedSourceError(message, model=str(name))

@@ -97,13 +97,13 @@ def _model(text: str) -> ModelName | None:
         return None
 
 
-def missing(text: str, model: ModelName | None) -> NotFoundError:
-    """Return the error for a text that names neither a path nor a stored model."""
+def missing(text: str, model: ModelName | None, near: str | None = None) -> NotFoundError:
+    """Return the error for a text that names neither a path nor a stored model; ``near``: the store's hint about it."""
     if model is None or text.endswith(_PATH_ENDS):
         return NotFoundError(f"no file or folder at {quoted(text)}", path=text)
     return NotFoundError(
         f"no file or folder at {quoted(text)}, and no stored model {str(model)!r}",
         path=text,
         model=str(model),
-        hint="A Hub repository is hf://ORG/NAME.",
+        hint=" ".join(filter(None, (near, "A Hub repository is hf://ORG/NAME."))),
     )

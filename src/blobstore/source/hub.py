@@ -94,7 +94,7 @@ def refuse_remote(source: str) -> None:
     match = _ADDRESS.fullmatch(source)
     if match is None:
         return
-    message = f"can't read {quoted(source)}: a checkpoint has to be a local file or folder"
+    message = f"can't read {quoted(source)}: only local files and folders are imported so far"
     raise UsageError(message, hint=_how_to_get(source, match["scheme"].lower(), match["rest"]), path=source)
 
 
@@ -102,7 +102,7 @@ def absent(source: str) -> NotFoundError:
     """Return the error for a path that does not exist; what may be a repository of the Hub gets the commands for that."""
     hint = None
     if _REPOSITORY.fullmatch(source) and not source.endswith(_FILE_ENDS) and not os.path.isdir(os.path.dirname(source)):  # noqa: PTH112, PTH120
-        hint = f"If that is a model on Hugging Face, {_download(HubTarget(source, MAIN, ''))}"
+        hint = f"If that is a model on Hugging Face: {_download(HubTarget(source, MAIN, ''))}"
     return NotFoundError(f"no file or folder at {source}", path=source, hint=hint)
 
 
@@ -111,13 +111,14 @@ def _how_to_get(source: str, scheme: str, rest: str) -> str:
         return f"Give the path: {rest}"
     target = _hub_target(source, scheme)
     if target is not None and _REPOSITORY.fullmatch(target.repository):
-        return _download(target)
+        return f"Download it first: {_download(target)}"
     name = urlsplit(source).path.rstrip("/").rpartition("/")[2]
     is_file = name.endswith(_FILE_ENDS)
     if scheme == "s3" and name:
-        return _then(("aws", "s3", "cp", *(() if is_file else ("--recursive",)), source, name), name)
+        copy = ("aws", "s3", "cp", *(() if is_file else ("--recursive",)), source, name)
+        return f"Download it first: {_then(copy, name)}"
     if scheme in ("http", "https") and is_file:
-        return _then(("curl", "-L", "-o", name, source), name)
+        return f"Download it first: {_then(('curl', '-L', '-o', name, source), name)}"
     return "Download it to a folder first, then: blobstore import FOLDER"
 
 
@@ -139,4 +140,4 @@ def _download(target: HubTarget) -> str:
 
 
 def _then(command: tuple[str, ...], path: str) -> str:
-    return f"download it first: {shlex.join(command)} and then: {shlex.join(('blobstore', 'import', path))}"
+    return f"{shlex.join(command)} && {shlex.join(('blobstore', 'import', path))}"

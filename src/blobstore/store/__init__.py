@@ -102,6 +102,15 @@ class Store:
         with os_errors("look at", self._private):
             return is_remote(self._private)
 
+    def require(self) -> None:
+        """Raise NotFoundError when the store's folder does not exist."""
+        if not self.root.exists():
+            raise NotFoundError(
+                f"there is no store at {self.root}",
+                path=str(self.root),
+                hint="Is the path right, and the disk mounted? An import makes a new store.",
+            )
+
     @contextmanager
     def ingest(self, source: str = "") -> Iterator[Ingest]:
         """Yield an ingest: what it commits is in the store, what it does not commit is gone afterwards.

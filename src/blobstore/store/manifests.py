@@ -23,6 +23,7 @@ from blobstore.store.files import (
     sync_folder,
     write_all_at,
 )
+from blobstore.store.nearby import hint_for
 
 _DEPTH = 4  # host, namespace, model, tag
 
@@ -101,7 +102,7 @@ class ManifestFolder:
                     raise LimitExceededError(f"limit exceeded: the manifest of {name} has {reader.size:,} bytes")
                 return reader.read(0, reader.size)
         except NotFoundError:
-            raise _missing(name) from None
+            raise self._missing(name) from None
         except BlobStoreError as error:
             error.model = str(name)
             raise
@@ -156,7 +157,7 @@ class ManifestFolder:
         """Raise NotFoundError when there is no manifest of that name; it is not read."""
         with os_errors("look at", self._path(name)):
             if not _mode(self._path(name)):
-                raise _missing(name)
+                raise self._missing(name)
 
     def is_same_file(self, one: ModelName, other: ModelName) -> bool:
         """Return True when both names lead to one manifest file, as two that differ in case may. Raises: StorageError."""
@@ -169,7 +170,7 @@ class ManifestFolder:
         self._refuse_links(name)
         with os_errors("remove the manifest", path):
             if not remove_if_there(path):
-                raise _missing(name)
+                raise self._missing(name)
             sync_folder(path.parent)
 
     def remove_empty_folders(self, name: ModelName) -> None:
@@ -190,6 +191,9 @@ class ManifestFolder:
         for folder in empty:
             with suppress(OSError):  # an Ollama has just put something there
                 folder.rmdir()
+
+    def _missing(self, name: ModelName) -> NotFoundError:
+        return NotFoundError(f"model {str(name)!r} not found", model=str(name), hint=hint_for(self.path, name))
 
     def _path(self, name: ModelName) -> Path:
         return self.path.joinpath(*name.path_parts)
@@ -243,10 +247,6 @@ def _write_durably(path: Path, data: bytes) -> None:
         sync(fd)
     finally:
         os.close(fd)
-
-
-def _missing(name: ModelName) -> NotFoundError:
-    return NotFoundError(f"model {str(name)!r} not found", model=str(name))
 
 
 def _walk(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
