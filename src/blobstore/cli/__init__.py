@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import blobstore
-from blobstore.cli import care, comparing, exporting, importing, inspecting, measuring, metadata, models, running
+from blobstore.cli import care, comparing, completion, exporting, importing, inspecting, measuring, metadata, models, running
 from blobstore.cli.output import ReaderGoneError, emit, fail, show_help_without_command
 from blobstore.errors import BlobStoreError, UsageError
 
@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (importing, models, inspecting, exporting, care, comparing, measuring, metadata, running):
+for group in (importing, models, inspecting, exporting, care, comparing, measuring, metadata, running, completion):
     group.register(app)
 
 

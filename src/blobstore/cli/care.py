@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Models to check [default: all].")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Models to check [default: all].")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Look at sizes, headers and documents only; hash no tensor blob.")
     ] = False,

@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 def du(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Models to show [default: all].")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Models to show [default: all].")] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -24,11 +24,14 @@ def export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
     folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write: a new one, or an empty one.")],
     form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="safetensors, or mlx for a folder that mlx_lm.load opens.")
+        str,
+        typer.Option("--format", metavar="safetensors|mlx", help="safetensors, or mlx for a folder that mlx_lm.load opens."),
     ] = "safetensors",
     dequantize: Annotated[
         str | None,
-        typer.Option("--dequantize", metavar="DTYPE", help="Write all weights as bfloat16, float16 or float32."),
+        typer.Option(
+            "--dequantize", metavar="bfloat16|float16|float32", help="Write all weights as bfloat16, float16 or float32."
+        ),
     ] = None,
     max_shard_size: Annotated[
         str,

@@ -35,7 +35,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             str | None,
             typer.Option(
                 "--method",
-                metavar="METHOD",
+                metavar="minmax|search",
                 help="How scales are chosen: minmax, or search for less error [default: minmax].",
             ),
         ],
@@ -95,14 +95,20 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "dtype": (
         Annotated[
             str | None,
-            typer.Option("--dtype", metavar="DTYPE", help="Convert float weights first: bfloat16, float16 or float32."),
+            typer.Option(
+                "--dtype",
+                metavar="bfloat16|float16|float32",
+                help="Convert float weights first: bfloat16, float16 or float32.",
+            ),
         ],
         None,
     ),
     "profile": (
         Annotated[
             str,
-            typer.Option("--profile", metavar="PROFILE", help="default, or ollama for what `ollama create` would write."),
+            typer.Option(
+                "--profile", metavar="default|ollama", help="default, or ollama for what `ollama create` would write."
+            ),
         ],
         "default",
     ),
@@ -110,7 +116,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             str | None,
             typer.Option(
-                "--experts", metavar="FORM", help="packed (one blob a group) or stacked (one tensor a projection)."
+                "--experts", metavar="packed|stacked", help="packed (one blob a group) or stacked (one tensor a projection)."
             ),
         ],
         None,

@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 Source = Annotated[
     str | None,
     typer.Argument(
-        metavar="[SOURCE]",
+        metavar="SOURCE",
         help="A .safetensors file, or a folder with a checkpoint. With --modelfile and one argument, that is the NAME.",
     ),
 ]
 PlanSource = Annotated[
     str | None,
     typer.Argument(
-        metavar="[SOURCE]", help="A .safetensors file, or a folder with a checkpoint [default: a Modelfile's FROM]."
+        metavar="SOURCE", help="A .safetensors file, or a folder with a checkpoint [default: a Modelfile's FROM]."
     ),
 ]
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="Name of the model [default: the source's name, tagged with the type]."),
+    typer.Argument(metavar="NAME", help="Name of the model [default: the source's name, tagged with the type]."),
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Threads [default: one a core].")]
 Memory = Annotated[

@@ -48,7 +48,12 @@ Filter = Annotated[
     typer.Option("--filter", metavar="GLOB", help="Only tensors of such names, in everything that is shown. Repeatable."),
 ]
 Sort = Annotated[
-    str, typer.Option("--sort", metavar="KEY", help="Order of --tensors: file, name, size or parameters (largest first).")
+    str,
+    typer.Option(
+        "--sort",
+        metavar="file|name|size|parameters",
+        help="Order of --tensors: file, name, size or parameters (largest first).",
+    ),
 ]
 Depth = Annotated[int | None, typer.Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all].")]
 

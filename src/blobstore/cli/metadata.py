@@ -41,7 +41,7 @@ def register(app: typer.Typer) -> None:
 
 def get(
     file: File,
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="One key [default: all of them].")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key [default: all of them].")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show all metadata, or the value of one key."""
@@ -62,9 +62,9 @@ def get(
 def set_(
     file: File,
     key: Annotated[
-        str, typer.Argument(metavar="KEY | JSON", help="A key; or, without VALUE, a JSON object, or - for stdin.")
+        str, typer.Argument(metavar="KEY_OR_JSON", help="A key; or, without VALUE, a JSON object, or - for stdin.")
     ],
-    value: Annotated[str | None, typer.Argument(metavar="[VALUE]", help="Its new value.")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="Its new value.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Remove all other keys.")] = False,
     in_place: InPlace = False,
     as_json: JsonOption = False,
@@ -76,7 +76,7 @@ def set_(
 
 def rm(
     file: File,
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY...", help="Keys to remove: all of them, or none.")] = None,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Keys to remove: all of them, or none.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove every key.")] = False,
     in_place: InPlace = False,
     as_json: JsonOption = False,

@@ -201,15 +201,15 @@ def _show_document(summary: ModelSummary, details: ModelDetails) -> dict[str, An
 
 
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Models to remove.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models to remove.")],
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
+    wanted = list(dict.fromkeys(map(ModelName.parse, names)))
     opened = store_at(store, wait)
     documents = []
-    wanted = list(dict.fromkeys(map(ModelName.parse, names)))
     for full in wanted:
         opened.manifests.require(full)  # all or none: a typing error must not remove half of them
     for full in wanted:
@@ -234,8 +234,8 @@ def rm(
 
 
 def cp(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A model of the store.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its second name.")],
+    source: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
+    target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Its second name.")],
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -250,8 +250,8 @@ def cp(
 
 
 def mv(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A model of the store.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its new name.")],
+    source: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
+    target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Its new name.")],
     force: Annotated[bool, typer.Option("--force", help="Replace another model of that name.")] = False,
     wait: WaitOption = None,
     store: StoreOption = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from blobstore.cli.output import JsonOption, StoreOption, emit, printable, show_json, store_at
+from blobstore.names import ModelName
 
 _DEFAULT_TOKENS = 128
 
@@ -29,7 +30,8 @@ def run(
     """Continue a text with a stored model, through mlx-lm."""
     from blobstore import mlx_lm
 
-    model, tokenizer = mlx_lm.load(name, store=store_at(store))
+    full = ModelName.parse(name)
+    model, tokenizer = mlx_lm.load(full, store=store_at(store))
     started = time.monotonic()
     pieces = []
     for piece in mlx_lm.continue_text(model, tokenizer, prompt, max_tokens):
