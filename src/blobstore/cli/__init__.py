@@ -23,7 +23,7 @@ EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="blobstore",
-    help="Model checkpoints as a content-addressed store of quantized tensor blobs, in Ollama's format.",
+    help="Store model checkpoints as quantized tensor blobs, in Ollama's format. Start with: blobstore import FOLDER",
     invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -47,7 +47,9 @@ def _options(
     context: typer.Context,
     version: Annotated[  # noqa: ARG001  # acts in its callback
         bool,
-        typer.Option("--version", help="Show the version and the kernels in use.", callback=_show_version, is_eager=True),
+        typer.Option(
+            "--version", help="Show the version and the compute kernels in use.", callback=_show_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     show_help_without_command(context)

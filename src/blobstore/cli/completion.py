@@ -79,7 +79,7 @@ def register(app: typer.Typer) -> None:
 
 
 def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="The shell that is to read it.")]) -> None:
-    """Print the script that completes commands, options and models in a shell, for `source <(blobstore completion bash)`."""
+    """Print a shell's completion script. Use it as in: source <(blobstore completion bash)"""
     if shell not in _SCRIPTS:
         raise UsageError(f"no completion for {shell!r}", hint=f"Use one of: {', '.join(_SCRIPTS)}.")
     emit(_SCRIPTS[shell])
@@ -205,6 +205,7 @@ def _described_options(command: Any) -> Iterator[Answer]:
     for option in _options(command):
         if not option.hidden:
             yield option.opts[-1], (option.help or "")[:_LONGEST_MEANING]
+    yield "--help", "Show how a command is used."
 
 
 def _described_commands(group: Any) -> Iterator[Answer]:

@@ -33,28 +33,26 @@ Source = Annotated[
     str | None,
     typer.Argument(
         metavar="SOURCE",
-        help="A .safetensors file, or a folder with a checkpoint. With --modelfile and one argument, that is the NAME.",
+        help="A .safetensors file or a checkpoint folder. With --modelfile, a single argument is the NAME.",
     ),
 ]
 PlanSource = Annotated[
     str | None,
-    typer.Argument(
-        metavar="SOURCE", help="A .safetensors file, or a folder with a checkpoint [default: a Modelfile's FROM]."
-    ),
+    typer.Argument(metavar="SOURCE", help="A .safetensors file or a checkpoint folder [default: the Modelfile's FROM]."),
 ]
 Name = Annotated[
     str | None,
     typer.Argument(metavar="NAME", help="Name of the model [default: the source's name, tagged with the type]."),
 ]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Threads [default: one a core].")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Number of threads [default: one per core].")]
 Memory = Annotated[
     str | None,
-    typer.Option("--memory", metavar="SIZE", help="Memory to work in [default: 32MB a thread, and 32MB]."),
+    typer.Option("--memory", metavar="SIZE", help="Memory for the work [default: 32MB, and 32MB per thread]."),
 ]
 VerifyReuse = Annotated[
-    bool, typer.Option("--verify-reuse", help="Hash the blobs of earlier imports before they are used again.")
+    bool, typer.Option("--verify-reuse", help="Hash the blobs of earlier imports before using them again.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
 
 Force = Annotated[bool, typer.Option("--force", help="Allow a tag that says another type, such as :int4 for int8 weights.")]
 
@@ -125,7 +123,7 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
 
 
 def plan(source: PlanSource = None, *, options: Any, jobs: Jobs = None, as_json: JsonOption = False) -> None:
-    """Show what an import would write: its blobs and each tensor's type."""
+    """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     from blobstore.importer import plan_import
 
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)

@@ -45,14 +45,14 @@ Target = Annotated[
 ]
 Filter = Annotated[
     list[str] | None,
-    typer.Option("--filter", metavar="GLOB", help="Only tensors of such names, in everything that is shown. Repeatable."),
+    typer.Option("--filter", metavar="GLOB", help="Count and show only tensors whose names match. Repeatable."),
 ]
 Sort = Annotated[
     str,
     typer.Option(
         "--sort",
         metavar="file|name|size|parameters",
-        help="Order of --tensors: file, name, size or parameters (largest first).",
+        help="Order of --tensors; by size and parameters the largest first.",
     ),
 ]
 Depth = Annotated[int | None, typer.Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all].")]
@@ -66,14 +66,16 @@ def register(app: typer.Typer) -> None:
 def inspect(
     target: Target,
     tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors.")] = False,
-    tree: Annotated[bool, typer.Option("--tree", help="Show the modules, alike ones together.")] = False,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show the modules as a tree, with identical ones on one line.")
+    ] = False,
     depth: Depth = None,
     filters: Filter = None,
     sort: Sort = "file",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a checkpoint holds, here or far away, from its headers."""
+    """Show what a checkpoint holds. It may be local or remote: only headers are read."""
     from blobstore.inspection import HUB, inspect_at
 
     if sort not in _ORDERS:

@@ -21,7 +21,7 @@ _MOST_INPUT = 100_000_000
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A .safetensors file.")]
 InPlace = Annotated[
-    bool, typer.Option("--in-place", help="Refuse to write a new file when the header has no room for the change.")
+    bool, typer.Option("--in-place", help="Fail instead of writing a new file if the header has no room for the change.")
 ]
 
 
@@ -62,9 +62,9 @@ def get(
 def set_(
     file: File,
     key: Annotated[
-        str, typer.Argument(metavar="KEY_OR_JSON", help="A key; or, without VALUE, a JSON object, or - for stdin.")
+        str, typer.Argument(metavar="KEY_OR_JSON", help="A key; without VALUE, a JSON object, or - to read one from stdin.")
     ],
-    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="Its new value.")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The new value.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Remove all other keys.")] = False,
     in_place: InPlace = False,
     as_json: JsonOption = False,
@@ -76,7 +76,9 @@ def set_(
 
 def rm(
     file: File,
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Keys to remove: all of them, or none.")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY", help="Keys to remove; if one is missing, nothing changes.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove every key.")] = False,
     in_place: InPlace = False,
     as_json: JsonOption = False,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Sort = Annotated[
     str, typer.Option("--sort", metavar="name|time|size", help="Order: by name, the newest first, or the largest first.")
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -128,11 +128,11 @@ def _list_item(model: ListedModel | BrokenModel) -> dict[str, Any]:
 
 def show(
     name: Name,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors too.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors as well.")] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a model is."""
+    """Show a model: its architecture, type and size."""
     from blobstore.inspection.models import describe, summarize
 
     full = ModelName.parse(name)
@@ -234,8 +234,8 @@ def rm(
 
 
 def cp(
-    source: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
-    target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Its second name.")],
+    source: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
+    target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Another name for it.")],
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -250,9 +250,9 @@ def cp(
 
 
 def mv(
-    source: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
+    source: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
     target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Its new name.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace another model of that name.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that already has this name.")] = False,
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,

@@ -27,7 +27,7 @@ WaitOption = Annotated[
         "--wait",
         metavar="SECONDS",
         min=0,
-        help="Wait so long for others who use the store [default: 10; to remove blobs 1].",
+        help="How long to wait while another process uses the store [default: 10, or 1 to remove blobs].",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -196,7 +196,7 @@ def parse_duration(text: str) -> float:
     """Return the seconds of a time span such as 24h, 90m or 2d; a number alone is seconds. Raises: UsageError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"no time span: {text!r}", hint="Write a number with s, m, h or d, such as 24h.")
+        raise UsageError(f"invalid time span {text!r}", hint="Write a number with s, m, h or d, such as 24h.")
     return float(match["number"]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match["unit"].lower() or "s"]
 
 
@@ -204,5 +204,5 @@ def parse_size(text: str) -> int:
     """Return the bytes of a size such as 300MB, 3.5GB or 1073741824. Raises: UsageError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"no size: {text!r}", hint="Write bytes, or a number with KB, MB, GB or TB, such as 3.5GB.")
+        raise UsageError(f"invalid size {text!r}", hint="Write bytes, or a number with KB, MB, GB or TB, such as 3.5GB.")
     return int(float(match["number"]) * 1000 ** _UNITS.index(match["unit"].upper() or "B"))

@@ -19,15 +19,15 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")],
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after so many tokens.")
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after this many tokens.")
     ] = _DEFAULT_TOKENS,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a text with a stored model, through mlx-lm."""
+    """Continue a text with a stored model, using mlx-lm."""
     from blobstore import mlx_lm
 
     full = ModelName.parse(name)
