@@ -49,7 +49,7 @@ _blobstore() {
         if [[ $line == :files ]]; then files=1; continue; fi
         [[ -n $line ]] || continue
         word="${line%%$'\t'*}"
-        found+=("${word//:/\\:}:${line#*$'\t'}")
+        found+=("${${word//:/\\:}}${${line#*$'\t'}:+:${line#*$'\t'}}")
     done
     (( $#found )) && _describe blobstore found
     [[ -n $files ]] && _files

@@ -23,7 +23,8 @@ MAIN = "main"
 
 _REVISION = re.compile(r"@(refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)|[^/]*)(?:/|$)", re.ASCII)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}", re.ASCII)
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.ASCII | re.DOTALL)
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?P<rest>.*)", re.ASCII | re.DOTALL)
+"""With one slash where the text has been a `Path`."""
 _OTHER_KINDS = ("datasets", "spaces", "kernels", "buckets")
 _PAGES = ("tree", "blob", "resolve", "raw")
 _FILE_ENDS = (".safetensors", ".json")
@@ -92,10 +93,11 @@ def _path(path: str, text: str) -> str:
 def refuse_remote(source: str) -> None:
     """Raise UsageError for an address, with the commands that download and import it: only local files are imported."""
     match = _ADDRESS.fullmatch(source)
-    if match is None:
+    if match is None or os.path.lexists(source):
         return
-    message = f"can't read {quoted(source)}: only local files and folders are imported so far"
-    raise UsageError(message, hint=_how_to_get(source, match["scheme"].lower(), match["rest"]), path=source)
+    address = f"{match['scheme'].lower()}://{match['rest']}"
+    message = f"can't read {quoted(address)}: only local files and folders are imported so far"
+    raise UsageError(message, hint=_how_to_get(address, match["scheme"].lower(), match["rest"]), path=address)
 
 
 def absent(source: str) -> NotFoundError:
