@@ -180,6 +180,8 @@ def answers_for(root: Any, words: Sequence[str], models: Callable[[str | None], 
         if not equals:
             return Answers(_beginning(current, _described_options(place.command)))
         place.step(name)
+        if place.option is None:
+            return Answers()
         found = _values(place, value, models)
         return Answers(tuple((f"{name}={word}", meaning) for word, meaning in found.words), found.files)
     if place.option is None and _commands(place.command):
