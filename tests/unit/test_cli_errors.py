@@ -104,7 +104,7 @@ def test_sources_that_are_not_there(fail: Fail, tmp_path: Path) -> None:
 def test_files_that_are_no_safetensors(fail: Fail, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF\3\0\0\0" + bytes(100))
-    assert "no safetensors file" in fail(1, "import", path)
+    assert "not a safetensors file" in fail(1, "import", path)
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "", "a/b/c/d", "x:", "é", "-x/y", "x" * 81, "http:///x"])

@@ -67,5 +67,5 @@ def test_a_folder_with_something_in_it(store: Store, tmp_path: Path, capsys: pyt
     _, errors = exported(store, capsys, "m", tmp_path / "in", code=1)
     assert (
         errors
-        == f"Error: {tmp_path / 'in'} is there already, and is no empty folder\nHint: {errors[errors.index('Name a') :]}"
+        == f"Error: {tmp_path / 'in'} already exists and is not an empty folder\nHint: {errors[errors.index('Name a') :]}"
     )

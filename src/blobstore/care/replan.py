@@ -52,7 +52,7 @@ def _checkpoint(source: str | os.PathLike[str]) -> Inventory:
     text = os.fspath(source)
     if "://" in text or (not os.path.isdir(text) and not text.endswith(".safetensors")):  # noqa: PTH112  # as it is written
         raise UnsupportedSourceError(
-            f"{text} is no checkpoint folder and no .safetensors file",
+            f"{text} is neither a checkpoint folder nor a .safetensors file",
             path=text,
             hint="Repairs are made from the checkpoint that was imported; from registries and archives they are not, yet.",
         )

@@ -186,9 +186,7 @@ def prune(
     opened = store_at(store, wait)
     if undo:
         if dry_run or sole_owner or grace is not None:
-            raise UsageError(
-                "--undo gives back all that the last prune took: --dry-run, --grace and --sole-owner say nothing"
-            )
+            raise UsageError("--undo restores all that the last prune took: leave out --dry-run, --grace and --sole-owner")
         undone = care.undo(opened)
         if as_json:
             show_json(_undo_document(undone))

@@ -79,7 +79,7 @@ def register(app: typer.Typer) -> None:
 
 
 def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="The shell that is to read it.")]) -> None:
-    """Print a shell's completion script. Use it as in: source <(blobstore completion bash)"""
+    """Print a shell's completion script. Use it as in: source <(blobstore completion bash)."""
     if shell not in _SCRIPTS:
         raise UsageError(f"no completion for {shell!r}", hint=f"Use one of: {', '.join(_SCRIPTS)}.")
     emit(_SCRIPTS[shell])
@@ -140,7 +140,7 @@ class _Place:
             self.ended = True
         elif self.is_option(word):
             name, equals, value = word.partition("=")
-            option = next((option for option in _options(self.command) if name in option.opts), None)
+            option = self.option_named(name)
             if equals:
                 self._take(option, value)
             elif option is not None and not option.is_flag:
@@ -153,6 +153,10 @@ class _Place:
     def is_option(self, word: str) -> bool:
         """Return True for a word that is an option, or the beginning of one."""
         return word.startswith("-") and not self.ended
+
+    def option_named(self, name: str) -> Any:
+        """Return the option of the command that is called so, None when there is none."""
+        return next((option for option in _options(self.command) if name in option.opts), None)
 
     def _take(self, option: Any, value: str) -> None:
         if option is not None and "--store" in option.opts:
@@ -179,10 +183,8 @@ def answers_for(root: Any, words: Sequence[str], models: Callable[[str | None], 
         name, equals, value = current.partition("=")
         if not equals:
             return Answers(_beginning(current, _described_options(place.command)))
-        place.step(name)
-        if place.option is None:
-            return Answers()
-        found = _values(place, value, models)
+        place.option = place.option_named(name)
+        found = _values(place, value, models) if place.option is not None else Answers()
         return Answers(tuple((f"{name}={word}", meaning) for word, meaning in found.words), found.files)
     if place.option is None and _commands(place.command):
         return Answers(_beginning(current, _described_commands(place.command)))

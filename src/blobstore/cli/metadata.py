@@ -100,7 +100,7 @@ def _parse(text: str) -> dict[str, str | None]:
         raise UsageError(f"there is no value for {quoted(text)}", hint="Give KEY and VALUE, a JSON object, or - for stdin.")
     value = parse_object(raw, "the metadata", rule="F9", limit=_MOST_INPUT)
     if wrong := [key for key, item in value.items() if not isinstance(item, str)]:
-        raise UsageError(f"the value of {quoted(wrong[0])} is no string, and metadata are", rule="F9")
+        raise UsageError(f"the value of {quoted(wrong[0])} is not a string", rule="F9")
     return value
 
 

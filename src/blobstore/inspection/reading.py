@@ -39,7 +39,7 @@ def inspect_path(target: LocalTarget, store: Callable[[], Store]) -> Inspection:
     except FileNotFoundError:
         raise missing(target.path, target.model) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise StorageError(f"can't look at {quoted(target.path)}: {error}", path=target.path) from error
+        raise StorageError(f"can't access {quoted(target.path)}: {error}", path=target.path) from error
     if target.model is not None and _has_model(store, target.model):
         notes.append(f"this is the path ./{target.path}; the stored model of that name is {target.model}")
     if is_folder:

@@ -39,7 +39,7 @@ def parse_header(text: bytes, data_size: int | None) -> Header:
 
 def _header_text(reader: RangeReader) -> bytes:
     if reader.size is not None and reader.size < PREFIX.size:
-        raise invalid("F1", f"no safetensors file: it has {reader.size} bytes, a header needs 8")
+        raise invalid("F1", f"not a safetensors file: it has {reader.size} bytes, a header needs 8")
     prefix = reader.read(0, PREFIX.size)
     (length,) = PREFIX.unpack(prefix)
     if length > MAX_HEADER:

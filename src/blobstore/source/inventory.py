@@ -97,7 +97,7 @@ def read_inventory(source: str | os.PathLike[str]) -> Inventory:
     except FileNotFoundError:
         raise absent(os.fspath(source)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise StorageError(f"can't look at {path}: {error}", path=str(path)) from error
+        raise StorageError(f"can't access {path}: {error}", path=str(path)) from error
     if stat.S_ISDIR(mode):
         return _read_folder(LocalFolder(snapshot_in(path)))
     folder = LocalFolder(path.parent)

@@ -81,7 +81,7 @@ def _shard_name(value: object, place: str) -> str:
     except BlobStoreError as error:
         raise DocumentError(f"{place}: {error.message} (rule I1)", rule="I1") from None
     if not name.endswith(SUFFIX):
-        raise DocumentError(f"{place}: {name!r} is no .safetensors file (rule I1)", rule="I1")
+        raise DocumentError(f"{place}: {name!r} is not a .safetensors file (rule I1)", rule="I1")
     return name
 
 

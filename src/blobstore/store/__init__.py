@@ -86,7 +86,7 @@ class Store:
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an unknown ~user, a NUL
             raise StorageError(f"can't open the store {root}: {error}", path=str(root)) from error
         if not is_folder:
-            raise StorageError(f"the store {self.root} is no folder", path=str(self.root))
+            raise StorageError(f"the store {self.root} is not a folder", path=str(self.root))
         self.blobs = BlobFolder(self.root / "blobs")
         self.manifests = ManifestFolder(self.root / "manifests")
         self._private = self.root / PRIVATE
@@ -99,7 +99,7 @@ class Store:
     @property
     def is_remote(self) -> bool:
         """True when the store's lock lies on a network file system. Raises: StorageError."""
-        with os_errors("look at", self._private):
+        with os_errors("access", self._private):
             return is_remote(self._private)
 
     def require(self) -> None:
@@ -174,7 +174,7 @@ class Store:
 
     def _refuse_other(self, name: ModelName, manifest: Manifest) -> None:
         if self._bytes_of(name) not in (None, manifest.raw):
-            raise UsageError(f"there is a model {name} already", hint="Remove it first, or replace it: --force.")
+            raise UsageError(f"model {name} already exists", hint="Remove it first, or replace it: --force.")
 
     def _bytes_of(self, name: ModelName) -> bytes | None:
         try:

@@ -65,7 +65,7 @@ class ManifestFolder:
         """Raise StorageError when the folder is a link to nothing: its models lie on a disk that is not there just now."""
         if self.path.is_symlink() and not self.path.exists():
             raise StorageError(
-                f"{self.path} is a symbolic link to {self.path.readlink()}, where nothing is",
+                f"{self.path} is a symbolic link to {self.path.readlink()}, which does not exist",
                 path=str(self.path),
                 hint="Is a disk not mounted?",
             )
@@ -110,7 +110,7 @@ class ManifestFolder:
     def modified(self, name: ModelName) -> datetime | None:
         """Return when the manifest was written, UTC; None when that is no date. Raises: NotFoundError, StorageError."""
         path = self._path(name)
-        with os_errors("look at", path):
+        with os_errors("access", path):
             seconds = path.stat(follow_symlinks=False).st_mtime
         try:
             return datetime.fromtimestamp(seconds, UTC)
@@ -155,13 +155,13 @@ class ManifestFolder:
 
     def require(self, name: ModelName) -> None:
         """Raise NotFoundError when there is no manifest of that name; it is not read."""
-        with os_errors("look at", self._path(name)):
+        with os_errors("access", self._path(name)):
             if not _mode(self._path(name)):
                 raise self._missing(name)
 
     def is_same_file(self, one: ModelName, other: ModelName) -> bool:
         """Return True when both names lead to one manifest file, as two that differ in case may. Raises: StorageError."""
-        with os_errors("look at", self._path(one)):
+        with os_errors("access", self._path(one)):
             return self._path(one).samefile(self._path(other))
 
     def remove(self, name: ModelName) -> None:
@@ -202,7 +202,7 @@ class ManifestFolder:
         folder = self.path
         for part in name.path_parts[:-1]:
             folder /= part
-            with os_errors("look at", folder):
+            with os_errors("access", folder):
                 mode = _mode(folder)
             if stat.S_ISLNK(mode):
                 raise StorageError(
