@@ -44,12 +44,13 @@ complete -o default -F _blobstore blobstore"""
 _ZSH = r"""#compdef blobstore
 _blobstore() {
     local -a found
-    local line files word
+    local line files word meaning
     for line in "${(@f)$("${(Q)words[1]}" complete -- "${(@Q)words[2,CURRENT]}" 2>/dev/null)}"; do
         if [[ $line == :files ]]; then files=1; continue; fi
         [[ -n $line ]] || continue
-        word="${line%%$'\t'*}"
-        found+=("${${word//:/\\:}}${${line#*$'\t'}:+:${line#*$'\t'}}")
+        word="${${line%%$'\t'*}//:/\\:}"
+        meaning="${line#*$'\t'}"
+        found+=("$word${meaning:+:$meaning}")
     done
     (( $#found )) && _describe blobstore found
     [[ -n $files ]] && _files

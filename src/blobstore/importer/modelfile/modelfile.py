@@ -183,7 +183,7 @@ def resolve_path(text: str, folder: Path, home: Path) -> Path:
         return home / text[1:].lstrip("/")
     if text.startswith("~"):
         raise UsageError(f"{quoted(text)}: the folder of another user is not looked up", hint="Write the whole path.")
-    return folder / text
+    return Path(text) if "://" in text else folder / text  # an address, which is refused by that name
 
 
 def _either(given: str | None, otherwise: str | None) -> str | None:
