@@ -271,6 +271,11 @@ def test_other_commands_that_take_a_source(answer: Answer, models: Store) -> Non
         assert QWEN in answer(*arguments, "hf://Qwen/Qwen3-0.6B", "--store", models.root)[2]
 
 
+def test_an_address_in_a_modelfile(answer: Answer, tmp_path: Path) -> None:
+    (tmp_path / "Modelfile").write_text("FROM hf://Qwen/Qwen3-0.6B\n")
+    assert answer("import", "m", "-f", tmp_path / "Modelfile")[2].endswith(GET + QWEN)
+
+
 # Tags that say a type
 
 

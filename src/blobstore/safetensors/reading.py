@@ -43,7 +43,7 @@ def _header_text(reader: RangeReader) -> bytes:
     prefix = reader.read(0, PREFIX.size)
     (length,) = PREFIX.unpack(prefix)
     if length > MAX_HEADER:
-        what = "a git-lfs pointer, not the file it stands for" if prefix == _GIT_LFS else "no safetensors file"
+        what = "a git-lfs pointer, not the file it stands for" if prefix == _GIT_LFS else "not a safetensors file"
         raise invalid("F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}")
     if reader.size is not None and PREFIX.size + length > reader.size:
         raise invalid("F3", f"the file ends inside its header of {length:,} bytes")

@@ -84,9 +84,9 @@ def test_a_bit_that_flipped(model: Store, at: int) -> None:
     ("change", "says"),
     [
         (Path.unlink, "missing"),
-        (lambda path: os.truncate(path, 50), "not its digest's"),
-        (lambda path: os.truncate(path, 0), "not its digest's"),
-        (lambda path: path.write_bytes(A + b" "), "not its digest's"),
+        (lambda path: os.truncate(path, 50), "do not match its digest"),
+        (lambda path: os.truncate(path, 0), "do not match its digest"),
+        (lambda path: path.write_bytes(A + b" "), "do not match its digest"),
         (lambda path: path.chmod(0), "mode is 000"),
         (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "symbolic link|too many levels"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),

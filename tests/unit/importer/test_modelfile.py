@@ -167,7 +167,7 @@ def test_an_option_that_is_no_text_or_too_long_is_refused(name: str) -> None:
 
 
 def test_a_license_that_is_no_text_is_refused() -> None:
-    with pytest.raises(UsageError, match="the license is no text"):
+    with pytest.raises(UsageError, match="the license can't be encoded"):
         Modelfile().with_options(licenses=["a", "\udcff"])
 
 
