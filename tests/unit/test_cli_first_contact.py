@@ -245,6 +245,7 @@ QWEN = "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B && blobstore import Q
         ("https://x.org/folder/", "Hint: Download it to a folder first, then: blobstore import FOLDER\n"),
         ("hf://", "Hint: Download it to a folder first, then: blobstore import FOLDER\n"),
         ("hf://a/b/../c", "Hint: Download it to a folder first, then: blobstore import FOLDER\n"),
+        ("https://[x/m", "Hint: Download it to a folder first, then: blobstore import FOLDER\n"),
         ("gs://bucket", "Hint: Download it to a folder first, then: blobstore import FOLDER\n"),
         ("file:///tmp/m", "Hint: Give the path: /tmp/m\n"),
     ],
@@ -262,6 +263,7 @@ def test_a_repository_by_its_name(answer: Answer, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     error = f"Error: no file or folder at Qwen/Qwen3-0.6B\nHint: If that is a model on Hugging Face: {QWEN}"
     assert answer("import", "Qwen/Qwen3-0.6B") == (1, "", error)
+    assert QWEN in answer("import", "hf.co/Qwen/Qwen3-0.6B")[2]
     (tmp_path / "Qwen").mkdir()  # then it is more likely a misspelt path
     assert answer("import", "Qwen/Qwen3-0.6B") == (1, "", error.splitlines(keepends=True)[0])
 

@@ -23,6 +23,7 @@ MAIN = "main"
 
 _REVISION = re.compile(r"@(refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)|[^/]*)(?:/|$)", re.ASCII)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}", re.ASCII)
+_HUB_HOST = re.compile(r"^(?:hf|huggingface)\.co/")
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?P<rest>.*)", re.ASCII | re.DOTALL)
 """With one slash where the text has been a `Path`."""
 _OTHER_KINDS = ("datasets", "spaces", "kernels", "buckets")
@@ -67,7 +68,10 @@ def parse_hub_page(url: str, endpoint: str = HUB) -> HubTarget | None:
 
     Raises: UsageError for a path in it that breaks rule P1.
     """
-    parts, hub = urlsplit(url), urlsplit(endpoint)
+    try:
+        parts, hub = urlsplit(url), urlsplit(endpoint)
+    except ValueError:  # no URL: brackets that are not closed
+        return None
     base = hub.path.rstrip("/") + "/"
     if (parts.scheme, parts.netloc.lower()) != (hub.scheme, hub.netloc.lower()) or not parts.path.startswith(base):
         return None
@@ -102,9 +106,10 @@ def refuse_remote(source: str) -> None:
 
 def absent(source: str) -> NotFoundError:
     """Return the error for a path that does not exist; what may be a repository of the Hub gets the commands for that."""
-    hint = None
-    if _REPOSITORY.fullmatch(source) and not source.endswith(_FILE_ENDS) and not os.path.isdir(os.path.dirname(source)):  # noqa: PTH112, PTH120
-        hint = f"If that is a model on Hugging Face: {_download(HubTarget(source, MAIN, ''))}"
+    hint, repository = None, _HUB_HOST.sub("", source)
+    is_near = os.path.isdir(os.path.dirname(source))  # noqa: PTH112, PTH120  # then it is a misspelt path
+    if _REPOSITORY.fullmatch(repository) and not is_near and not source.endswith(_FILE_ENDS):
+        hint = f"If that is a model on Hugging Face: {_download(HubTarget(repository, MAIN, ''))}"
     return NotFoundError(f"no file or folder at {source}", path=source, hint=hint)
 
 
@@ -114,7 +119,7 @@ def _how_to_get(source: str, scheme: str, rest: str) -> str:
     target = _hub_target(source, scheme)
     if target is not None and _REPOSITORY.fullmatch(target.repository):
         return f"Download it first: {_download(target)}"
-    name = urlsplit(source).path.rstrip("/").rpartition("/")[2]
+    name = rest.partition("?")[0].partition("#")[0].rstrip("/").rpartition("/")[2]
     is_file = name.endswith(_FILE_ENDS)
     if scheme == "s3" and name:
         copy = ("aws", "s3", "cp", *(() if is_file else ("--recursive",)), source, name)
