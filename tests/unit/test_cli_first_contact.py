@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import PYCODE
 from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 from support.stores import manifest_path
@@ -17,6 +19,7 @@ from support.stores import manifest_path
 import blobstore
 from blobstore.cli import app, run
 from blobstore.errors import NotFoundError, UsageError
+from blobstore.importer import read_inventory
 from blobstore.store import Store, open_store
 
 Answer = Callable[..., tuple[int, str, str]]
@@ -257,6 +260,13 @@ def test_addresses(answer: Answer, source: str, hint: str) -> None:
         first, second = error.splitlines(keepends=True)
         assert first == f"Error: can't read {source!r}: only local files and folders are imported so far\n"
         assert second.startswith(hint)
+
+
+@given(st.sampled_from(["hf://", "https://huggingface.co/", "https://", "s3://", "file://", "xy://"]), st.text())
+def test_an_address_is_refused_with_a_hint(scheme: str, rest: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_inventory(scheme + rest)
+    assert caught.value.hint
 
 
 def test_a_repository_by_its_name(answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

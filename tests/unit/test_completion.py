@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from hypothesis import given
+from hypothesis import strategies as st
 from support.checkpoints import write_checkpoint
 
 import blobstore
@@ -67,6 +69,20 @@ def answers(line: str) -> Answers:
 def test_what_a_word_may_be(line: str, words: list[str], files: bool) -> None:
     found = answers(line)
     assert ([word for word, _ in found.words], found.files) == (words, files)
+
+
+WORD = st.one_of(st.sampled_from(["import", "show", "metadata", "--quant", "--store", "--quant=", "--", "-", ""]), st.text())
+
+
+@given(st.lists(WORD, min_size=1, max_size=6))
+def test_every_answer_begins_as_the_word_does(words: list[str]) -> None:
+    found = answers_for(ROOT, words, lambda _: STORED[None])
+    assert all(word.startswith(words[-1]) for word, _ in found.words)
+
+
+@given(st.text())
+def test_every_line_has_words(line: str) -> None:
+    assert isinstance(words_of(line), list)
 
 
 def test_commands_and_options_say_what_they_mean() -> None:
