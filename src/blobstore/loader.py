@@ -117,7 +117,9 @@ class Model(Mapping[str, Tensor]):
             if blob is None:
                 self._read(descriptor)
             elif Digest.of(blob.data.view()) != descriptor.digest:
-                error = DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(descriptor.digest))
+                error = DigestMismatchError(
+                    "its bytes are damaged: they do not match its digest", blob=str(descriptor.digest)
+                )
                 raise located(error, self.name, descriptor)
 
     def __getitem__(self, name: str) -> Tensor:

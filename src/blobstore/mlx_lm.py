@@ -57,7 +57,7 @@ def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> I
     from mlx_lm import stream_generate
 
     if not prompt or any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise UsageError("the prompt is empty" if not prompt else "the prompt is no valid text")
+        raise UsageError("the prompt is empty" if not prompt else "the prompt is not valid text")
     with mlx_lm_errors("run", str(getattr(model, "model_type", type(model).__name__))):
         for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens):
             yield response.text

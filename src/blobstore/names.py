@@ -54,7 +54,7 @@ class ModelName:
     def parse(cls, text: str) -> Self:
         """Return the name that ``text`` gives, with Ollama's defaults for what it leaves out.
 
-        Raises: InvalidNameError (rule N1) when a part is empty, too long, or has a character that it may not have.
+        Raises: InvalidNameError (rule N1) when a part is empty, too long, or contains an invalid character.
         """
         if len(text) > _MAX_TEXT:
             raise InvalidNameError("not a model name: too long", rule="N1")
@@ -112,7 +112,7 @@ def _check(pattern: re.Pattern[str], longest: int, text: str, part: str) -> None
     if len(text) > longest:
         raise InvalidNameError(f"not a model name: the {part} is longer than {longest} characters", rule="N1")
     if pattern.fullmatch(text) is None:
-        raise InvalidNameError(f"not a model name: the {part} {text!r} has a character that it may not have", rule="N1")
+        raise InvalidNameError(f"not a model name: the {part} {text!r} contains an invalid character", rule="N1")
 
 
 def relative_path(text: object) -> str:
@@ -130,7 +130,7 @@ def relative_path(text: object) -> str:
     if nbytes > _MAX_PATH_BYTES:
         raise InvalidNameError(f"not a file name: longer than {_MAX_PATH_BYTES} bytes", rule="P1")
     if any(character in "\\:" or not (character.isprintable() or ord(character) > _LAST_CONTROL) for character in text):
-        raise InvalidNameError(f"not a file name: {text!r} has a character that no file name here may have", rule="P1")
+        raise InvalidNameError(f"not a file name: {text!r} contains an invalid character", rule="P1")
     for segment in text.split("/"):
         if segment in ("", ".", "..") or segment.lower() == ".git":
             raise InvalidNameError(f"not a file name: {text!r} has the segment {segment!r}", rule="P1")

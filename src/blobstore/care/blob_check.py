@@ -97,7 +97,7 @@ class BlobChecker:
             if reads_all:
                 hashed = reader.size
                 if self._digest(reader, data, uses) != digest:
-                    reason = "its bytes are not its digest's"
+                    reason = "its bytes do not match its digest"
             content, tensors = (
                 _tensors(reader, data, uses[0].settings) if is_tensor else (_wrong_document(reader, data, uses), ())
             )
@@ -160,4 +160,4 @@ def _wrong_mode(reader: FileReader) -> str | None:
 
 def _wrong_size(size: int, uses: Sequence[Use]) -> str | None:
     wrong = sorted({use.size for use in uses if use.size != size})
-    return f"it has {size:,} bytes, {wrong[0]:,} are right" if wrong else None
+    return f"it has {size:,} bytes, not {wrong[0]:,}" if wrong else None

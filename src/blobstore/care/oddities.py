@@ -42,10 +42,10 @@ class OddFile:
 def oddities(store: Store, listing: BlobListing) -> Iterator[OddFile]:
     """Yield what is odd in a store, blobs first; ``listing`` is what lies in ``blobs/``. Raises: StorageError."""
     for entry in listing.others:
-        with suppress(NotFoundError), os_errors("look at", entry.path):  # it has been removed since the folder was listed
+        with suppress(NotFoundError), os_errors("access", entry.path):  # it has been removed since the folder was listed
             yield OddFile(Path(entry.path), _odd_blob(entry))
     for path in store.manifests.everything():
-        with suppress(NotFoundError), os_errors("look at", path):
+        with suppress(NotFoundError), os_errors("access", path):
             if (reason := _odd_manifest(store.manifests, path)) is not None:
                 yield OddFile(path, reason)
     for path, found in store.newer.needs():
@@ -54,9 +54,9 @@ def oddities(store: Store, listing: BlobListing) -> Iterator[OddFile]:
     yield from _ambiguous_names(store.manifests)
     yield from _lost_models(store, listing)
     for folder in (store.root, store.blobs.path, store.manifests.path, store.root / ".blobstore"):
-        with os_errors("look at", folder):
+        with os_errors("access", folder):
             if folder.is_dir() and _is_open_to_all(folder.stat()):
-                yield OddFile(folder, "anybody may put files into it")
+                yield OddFile(folder, "every user may put files into it")
 
 
 def _ambiguous_names(manifests: ManifestFolder) -> Iterator[OddFile]:
@@ -98,14 +98,14 @@ def _needs_of_copies(store: Store, name: ModelName | None) -> set[str]:
 
 def odd_mode(status: os.stat_result) -> str | None:
     """Return what is odd about the mode of a blob or manifest, or None."""
-    return "anybody may write to it" if status.st_mode & stat.S_IWOTH else None
+    return "every user may write to it" if status.st_mode & stat.S_IWOTH else None
 
 
 def _odd_blob(entry: os.DirEntry[str]) -> str:
     if _PARTIAL.fullmatch(entry.name):
-        return "an Ollama is pulling it, or was"
+        return "Ollama is pulling it, or did not finish"
     kind = _kind(entry.stat(follow_symlinks=False).st_mode)
-    return "it has no blob's name" if kind is None else f"it is {kind}"
+    return "its name is not a blob's" if kind is None else f"it is {kind}"
 
 
 def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
@@ -115,7 +115,7 @@ def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
         return f"it is {kind}"
     if depth != _MANIFEST_DEPTH:
         return f"it lies {depth} levels deep, and manifests lie {_MANIFEST_DEPTH}"
-    return odd_mode(status) if manifests.is_name(path) else "its path is no model's name, and it may be a manifest"
+    return odd_mode(status) if manifests.is_name(path) else "its path is not a model's name, but it may be a manifest"
 
 
 def _kind(mode: int) -> str | None:

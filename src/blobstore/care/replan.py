@@ -12,7 +12,7 @@ from typing import Any
 
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
-from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
+from blobstore.errors import BlobStoreError, UsageError
 from blobstore.importer.modelfile.modelfile import Modelfile
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.outputs import ImportPlan
@@ -37,28 +37,15 @@ class Files:
 def replan(store: Store, manifest: Manifest, source: str | os.PathLike[str], files: Files) -> ImportPlan:
     """Return the plan of the import that made a model, from its source.
 
-    Raises: as `plan_import`; UsageError when a file is missing that the import had, or its options can't be found out;
-    UnsupportedSourceError for a source that is neither a file nor a folder.
+    Raises: as `plan_import`; UsageError when a file is missing that the import had, or its options can't be found out.
     """
     given = ImportOptions.parse(modelfile=files.modelfile)
     path = Path(files.draft) if files.draft is not None else given.draft
-    inventory = _checkpoint(source, path)
+    inventory = read_inventory(source, without=path)
     draft = read_inventory(path) if path is not None else None
     importance = Importance.parse(files.importance) if files.importance is not None else None
     planner = _Planner(store, manifest, inventory, draft, importance, given.modelfile)
     return planner.plan()
-
-
-def _checkpoint(source: str | os.PathLike[str], draft: Path | None) -> Inventory:
-    """Return the checkpoint at a path, without its draft model. Registries and archives will have their place here."""
-    text = os.fspath(source)
-    if "://" in text or (not os.path.isdir(text) and not text.endswith(".safetensors")):  # noqa: PTH112  # as it is written
-        raise UnsupportedSourceError(
-            f"{text} is no checkpoint folder and no .safetensors file",
-            path=text,
-            hint="Repairs are made from the checkpoint that was imported; from registries and archives they are not, yet.",
-        )
-    return read_inventory(source, without=draft)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,7 @@ def verify(
     can't be listed, or there are too many open files. Damage is no error here.
     """
     workers = threads(jobs)
-    if not store.root.exists():  # a disk that is not mounted, or a misspelt path: nothing was checked
-        raise NotFoundError(f"there is no store at {store.root}", path=str(store.root))
+    store.require()  # of a disk that is not mounted, or a misspelt path, nothing would be checked
     wanted = [store.find(name) for name in names]
     checks = BlobChecks(store, NOTHING if wanted else store.blobs.listing(), quick)
     broken = _read_manifests(checks, wanted or store.manifests.names())

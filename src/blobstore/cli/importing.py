@@ -36,32 +36,31 @@ if TYPE_CHECKING:
 Source = Annotated[
     str | None,
     typer.Argument(
-        metavar="[SOURCE]",
-        help="A .safetensors file, or a folder with a checkpoint. With --modelfile and one argument, that is the NAME.",
+        metavar="SOURCE",
+        help="A .safetensors file or a checkpoint folder. With --modelfile, a single argument is the NAME.",
     ),
 ]
 PlanSource = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[SOURCE]", help="A .safetensors file, or a folder with a checkpoint [default: a Modelfile's FROM]."
-    ),
+    typer.Argument(metavar="SOURCE", help="A .safetensors file or a checkpoint folder [default: the Modelfile's FROM]."),
 ]
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="Name of the model [default: the source's name, tagged with the type]."),
+    typer.Argument(metavar="NAME", help="Name of the model [default: the source's name, tagged with the type]."),
 ]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Threads [default: one a core].")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Number of threads [default: one per core].")]
 Memory = Annotated[
     str | None,
-    typer.Option("--memory", metavar="SIZE", help="Memory to work in [default: 32MB a thread, and 32MB]."),
+    typer.Option("--memory", metavar="SIZE", help="Memory for the work [default: 32MB, and 32MB per thread]."),
 ]
 VerifyReuse = Annotated[
-    bool, typer.Option("--verify-reuse", help="Hash the blobs of earlier imports before they are used again.")
+    bool, typer.Option("--verify-reuse", help="Hash the blobs of earlier imports before using them again.")
 ]
 Check = Annotated[
     bool, typer.Option("--check", help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
+Force = Annotated[bool, typer.Option("--force", help="Allow a tag that says another type, such as :int4 for int8 weights.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -79,12 +78,13 @@ def import_(
     memory: Memory = None,
     verify_reuse: VerifyReuse = False,
     dry_run: DryRun = False,
+    force: Force = False,
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
-    from blobstore.importer import default_name, plan_import, run_plan
+    from blobstore.importer import check_tag, default_name, plan_import, run_plan
 
     if name is None and options["modelfile"] is not None:
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
@@ -92,6 +92,8 @@ def import_(
     budget = parse_size(memory) if memory is not None else None
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
     target = target or default_name(made)
+    if not force:
+        check_tag(made, target)
     _print_notes(made)
     if dry_run:
         _show_plan(made, made.runs_in, as_json=as_json)
@@ -100,7 +102,13 @@ def import_(
         _show_tensors(made)
     with progress_bar(made.source_bytes) as progress:
         result = run_plan(
-            made, target, store_at(store, wait), jobs=jobs, memory=budget, verify_reuse=verify_reuse, progress=progress
+            made,
+            target,
+            store_at(store, wait, may_be_new=True),
+            jobs=jobs,
+            memory=budget,
+            verify_reuse=verify_reuse,
+            progress=progress,
         )
     if as_json:
         show_json(_result_document(result))
@@ -123,7 +131,7 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
 def plan(
     source: PlanSource = None, *, options: Any, jobs: Jobs = None, check: Check = False, as_json: JsonOption = False
 ) -> None:
-    """Show what an import would write: its blobs and each tensor's type."""
+    """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     from blobstore.importer import plan_import
 
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)

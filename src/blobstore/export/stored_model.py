@@ -176,6 +176,6 @@ def _weights(store: Store, layer: Descriptor, settings: Settings, *, verify: boo
         header = read_header(reader)
         header.check_limits(reader.name)
         if verify and reader.digest() != layer.digest:
-            raise DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(layer.digest))
+            raise DigestMismatchError("its bytes are damaged: they do not match its digest", blob=str(layer.digest))
         blob = BlobFile(layer.digest, reader.name, reader.identity)
     yield from (Weight(stored, blob, header.data_start) for stored in stored_tensors(header, settings))

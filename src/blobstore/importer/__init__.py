@@ -17,12 +17,14 @@ from blobstore.importer.planning.covering import DRAFT_FOLDER
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy, PlannedFile
 from blobstore.importer.planning.plan import DRAFT_PREFIX, make_plan, plan_blobs
 from blobstore.importer.profiles import Experts
+from blobstore.importer.tags import check_tag
 from blobstore.importer.targets.target import Bar, plan_for_target
 from blobstore.importer.writing.copying import copy_file
 from blobstore.importer.writing.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
 from blobstore.runtimes import Verdict
 from blobstore.source.assembly import source_weights
+from blobstore.source.hub_cache import repository_name
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.source.reading import SourceReaders
 from blobstore.store import FinishedBlob, Ingest, Store
@@ -38,6 +40,7 @@ __all__ = [
     "OutputTensor",
     "Progress",
     "SourceReaders",
+    "check_tag",
     "default_name",
     "import_model",
     "outputs_of",
@@ -117,10 +120,12 @@ def import_model(
     memory: int | None = None,
     verify_reuse: bool = False,
     progress: Progress | None = None,
+    force: bool = False,
     **options: Unpack[ImportArguments],
 ) -> ImportResult:
     """Import a checkpoint into ``store`` under ``name`` (None: `default_name`), replacing an older model of that name.
 
+    A tag that says another type than the model gets is refused (UsageError), unless ``force`` says that it is meant.
     ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a core). ``memory``: bytes that they work in
     (None: 32 MiB for each and 32 MiB). ``verify_reuse``: hash what earlier imports have made before it is used again.
     ``progress`` is told of every few megabytes. The same source and options give the same bytes and digests with any
@@ -134,6 +139,8 @@ def import_model(
     plan = plan_import(source, jobs=jobs, **options)
     target = default_name(plan) if name is None else name
     full = ModelName.parse(target) if isinstance(target, str) else target
+    if not force:
+        check_tag(plan, full)
     return run_plan(plan, full, store, jobs=jobs, memory=memory, verify_reuse=verify_reuse, progress=progress)
 
 
@@ -144,12 +151,12 @@ def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor
 
 
 def default_name(plan: ImportPlan) -> ModelName:
-    """Return the source's stem, with the type (or ``latest``) as tag.
+    """Return the source's stem (NAME for ORG/NAME in the Hugging Face cache), with the type (or ``latest``) as tag.
 
     Raises: InvalidNameError when the stem is no model name.
     """
     path = Path(os.path.abspath(plan.inventory.path))  # noqa: PTH100  # resolve() would follow a link to another name
-    stem = path.stem if path.name.endswith(".safetensors") else path.name
+    stem = path.stem if path.name.endswith(".safetensors") else repository_name(path) or path.name
     try:
         return _named(stem, plan.options)
     except InvalidNameError as error:

@@ -98,7 +98,7 @@ def _optional(parse: Callable[[Any], Any], value: Any) -> Any:
 
 def _integer(value: object) -> int:
     if type(value) is not int or value <= 0:
-        raise TypeError(f"{quoted(value)} is no whole number above 0")
+        raise TypeError(f"{quoted(value)} is not a whole number above 0")
     return value
 
 

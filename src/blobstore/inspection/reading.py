@@ -13,10 +13,11 @@ from blobstore.inspection.counting import LogicalTensor, count_tensors, stored_t
 from blobstore.inspection.files import InspectedFile
 from blobstore.inspection.inspection import Inspection, TargetKind
 from blobstore.inspection.places import ConfigFile, Files, read_files, read_folder, read_indexed, some
-from blobstore.inspection.targets import LocalTarget, ModelTarget, is_index, missing
+from blobstore.inspection.targets import LocalTarget, ModelTarget, missing
 from blobstore.safetensors import read_header
 from blobstore.source.folders import Folder, LocalFolder
-from blobstore.source.shards import ShardIndex
+from blobstore.source.hub_cache import snapshot_in
+from blobstore.source.shards import ShardIndex, is_index
 from blobstore.stored import Settings, StoredTensor, stored_tensors
 
 if TYPE_CHECKING:  # pydantic is loaded when a store is opened
@@ -34,11 +35,11 @@ def inspect_path(target: LocalTarget, store: Callable[[], Store]) -> Inspection:
     except FileNotFoundError:
         raise missing(target.path, target.model) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise StorageError(f"can't look at {quoted(target.path)}: {error}", path=target.path) from error
+        raise StorageError(f"can't access {quoted(target.path)}: {error}", path=target.path) from error
     if target.model is not None and _has_model(store, target.model):
         notes.append(f"this is the path ./{target.path}; the stored model of that name is {target.model}")
     if is_folder:
-        folder = LocalFolder(path)
+        folder = LocalFolder(snapshot_in(path))
         return inspection_of(target.path, TargetKind.FOLDER, read_folder(folder, notes), folder, notes)
     folder = LocalFolder(path.parent)
     if is_index(path.name):
@@ -86,8 +87,8 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
     try:
         name = store.find(name)
         manifest = store.manifest(name)
-    except NotFoundError:
-        raise missing(target.text, name) from None
+    except NotFoundError as error:
+        raise missing(target.text, name, error.hint) from None
     if not manifest.tensor_layers:
         message = f"model {name} has no tensor blobs: it is of another kind, GGUF perhaps"
         raise UnsupportedSourceError(message, model=str(name))

@@ -116,7 +116,7 @@ def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight
         raise found.refused(f"its scale {quoted(scale.name)} is {dtype}, and those of {quantization} are floats")
     weight = SourceWeight(name, dtype, shape, parts, Form.CODES, producer.name, quantization, producer.inverse_global_scale)
     if math.prod(words) * _WORD_BYTES != parts[""].nbytes or not quantization.divides(shape):
-        raise found.refused(f"{list(parts[''].shape)} are no whole groups of {quantization}")
+        raise found.refused(f"{list(parts[''].shape)} are not whole groups of {quantization}")
     wanted = {part.suffix: part for part in quantization.parts(shape, dtype, global_scale=weight.global_scale_shape)}
     for suffix, part in wanted.items():
         if suffix and not _holds(parts.get(suffix), part):
@@ -196,7 +196,7 @@ def _block_fp8(found: _Found) -> SourceWeight:
         raise found.refused(f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded")
     shape = parts[""].shape
     if len(shape) < 2:  # noqa: PLR2004
-        raise found.refused(f"{list(shape)} is no matrix")
+        raise found.refused(f"{list(shape)} is not a matrix")
     wanted = (*shape[:-2], -(-shape[-2] // FP8_BLOCK), -(-shape[-1] // FP8_BLOCK))
     scale = parts[".scale"]
     if scale.shape != wanted:

@@ -90,7 +90,7 @@ class Store:
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an unknown ~user, a NUL
             raise StorageError(f"can't open the store {root}: {error}", path=str(root)) from error
         if not is_folder:
-            raise StorageError(f"the store {self.root} is no folder", path=str(self.root))
+            raise StorageError(f"the store {self.root} is not a folder", path=str(self.root))
         self.blobs = BlobFolder(self.root / "blobs")
         self.manifests = ManifestFolder(self.root / "manifests")
         self.newer = NewerManifests(self.root / "manifests-v2", self.blobs)
@@ -104,8 +104,17 @@ class Store:
     @property
     def is_remote(self) -> bool:
         """True when the store's lock lies on a network file system. Raises: StorageError."""
-        with os_errors("look at", self._private):
+        with os_errors("access", self._private):
             return is_remote(self._private)
+
+    def require(self) -> None:
+        """Raise NotFoundError when the store's folder does not exist."""
+        if not self.root.exists():
+            raise NotFoundError(
+                f"there is no store at {self.root}",
+                path=str(self.root),
+                hint="Is the path right, and the disk mounted? An import makes a new store.",
+            )
 
     @contextmanager
     def ingest(self, source: str = "") -> Iterator[Ingest]:
@@ -209,7 +218,7 @@ class Store:
 
     def _refuse_other(self, name: ModelName, manifest: Manifest) -> None:
         if self._bytes_of(name) not in (None, manifest.raw):
-            raise UsageError(f"there is a model {name} already", hint="Remove it first, or replace it: --force.")
+            raise UsageError(f"model {name} already exists", hint="Remove it first, or replace it: --force.")
 
     def _bytes_of(self, name: ModelName) -> bytes | None:
         try:

@@ -98,7 +98,7 @@ class ManifestCopies:
         Raises: StorageError when that can't be told.
         """
         place = self._place(name)
-        with os_errors("look at", place):
+        with os_errors("access", place):
             return next((path for path in (*reversed(place.parents[:_DEPTH]), place) if path.is_symlink()), None)
 
     def _is_ours(self, name: ModelName) -> bool:

@@ -24,6 +24,7 @@ from blobstore.store.files import (
     sync_folder,
     write_all_at,
 )
+from blobstore.store.nearby import hint_for
 
 _DEPTH = 4  # host, namespace, model, tag
 
@@ -65,7 +66,7 @@ class ManifestFolder:
         """Raise StorageError when the folder is a link to nothing: its models lie on a disk that is not there just now."""
         if self.path.is_symlink() and not self.path.exists():
             raise StorageError(
-                f"{self.path} is a symbolic link to {self.path.readlink()}, where nothing is",
+                f"{self.path} is a symbolic link to {self.path.readlink()}, which does not exist",
                 path=str(self.path),
                 hint="Is a disk not mounted?",
             )
@@ -130,7 +131,7 @@ class ManifestFolder:
                     raise LimitExceededError(f"limit exceeded: the manifest of {name} has {reader.size:,} bytes")
                 return reader.read(0, reader.size)
         except NotFoundError:
-            raise _missing(name) from None
+            raise self._missing(name) from None
         except BlobStoreError as error:
             error.model = str(name)
             raise
@@ -138,7 +139,7 @@ class ManifestFolder:
     def modified(self, name: ModelName) -> datetime | None:
         """Return when the manifest was written, UTC; None when that is no date. Raises: NotFoundError, StorageError."""
         path = self._path(name)
-        with os_errors("look at", path):
+        with os_errors("access", path):
             seconds = path.stat(follow_symlinks=False).st_mtime
         try:
             return datetime.fromtimestamp(seconds, UTC)
@@ -183,9 +184,9 @@ class ManifestFolder:
 
     def require(self, name: ModelName) -> None:
         """Raise NotFoundError when there is no manifest of that name; it is not read."""
-        with os_errors("look at", self._path(name)):
+        with os_errors("access", self._path(name)):
             if not _mode(self._path(name)):
-                raise _missing(name)
+                raise self._missing(name)
 
     def remove(self, name: ModelName) -> None:
         """Remove a manifest, durably. Raises: NotFoundError when there is none."""
@@ -193,7 +194,7 @@ class ManifestFolder:
         self._refuse_links(name)
         with os_errors("remove the manifest", path):
             if not remove_if_there(path):
-                raise _missing(name)
+                raise self._missing(name)
             sync_folder(path.parent)
 
     def remove_empty_folders(self, name: ModelName) -> None:
@@ -215,6 +216,9 @@ class ManifestFolder:
             with suppress(OSError):  # an Ollama has just put something there
                 folder.rmdir()
 
+    def _missing(self, name: ModelName) -> NotFoundError:
+        return NotFoundError(f"model {str(name)!r} not found", model=str(name), hint=hint_for(self.path, name))
+
     def _path(self, name: ModelName) -> Path:
         return self.path.joinpath(*name.path_parts)
 
@@ -222,7 +226,7 @@ class ManifestFolder:
         folder = self.path
         for part in name.path_parts[:-1]:
             folder /= part
-            with os_errors("look at", folder):
+            with os_errors("access", folder):
                 mode = _mode(folder)
             if stat.S_ISLNK(mode):
                 raise StorageError(
@@ -278,10 +282,6 @@ def _ambiguous(name: ModelName, found: Sequence[tuple[str, ...]]) -> AmbiguousNa
     names = [str(_respelled(name, parts)) for parts in found]
     message = f"{str(name)!r} may be {' or '.join(names)}: they differ only in case"
     return AmbiguousNameError(message, model=str(name), hint="Spell it as one of them.")
-
-
-def _missing(name: ModelName) -> NotFoundError:
-    return NotFoundError(f"model {str(name)!r} not found", model=str(name))
 
 
 def _walk(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:

@@ -124,7 +124,7 @@ class References:
         """Why no blob may be removed: something that may need it can't be read. None when all is known."""
         if self.strays:
             path = self.strays[0]
-            hint = "Look at it, and move it away if it is none."
+            hint = "Check it, and move it away if it is not a manifest."
             return StorageError(f"{path} may be a manifest that needs blobs", path=str(path), hint=hint)
         for name, error in self.broken.items():
             message = f"the manifest of {name} can't be read"

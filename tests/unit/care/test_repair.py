@@ -175,9 +175,8 @@ def test_another_source_is_refused_and_nothing_is_written(
 def test_what_is_no_checkpoint(store: Store, source: Path, place: str) -> None:
     blobstore.import_model(source, M, store=store)
     paths(store, "lm_head")[0].unlink()
-    with pytest.raises(UnsupportedSourceError, match="no checkpoint folder") as caught:
+    with pytest.raises(NotFoundError if place in ("m.tar", "nowhere") else UsageError, match=place):
         repair_model("m", place, store=store)
-    assert caught.value.hint is not None
 
 
 def test_a_source_under_another_name_or_in_another_place(store: Store, tmp_path: Path) -> None:

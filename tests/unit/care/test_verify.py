@@ -73,7 +73,7 @@ def test_a_bit_that_flipped(model: Store, at: int) -> None:
     path.write_bytes(data)
     reason, models, tensors = only(verify(model))
     assert (reason, models, tensors) == (
-        "its bytes are not its digest's",
+        "its bytes do not match its digest",
         ["m:latest", "n:latest"],
         ["lm_head.weight"],
     )
@@ -84,9 +84,9 @@ def test_a_bit_that_flipped(model: Store, at: int) -> None:
     ("change", "says"),
     [
         (Path.unlink, "missing"),
-        (lambda path: os.truncate(path, 50), "not its digest's"),
-        (lambda path: os.truncate(path, 0), "not its digest's"),
-        (lambda path: path.write_bytes(A + b" "), "not its digest's"),
+        (lambda path: os.truncate(path, 50), "do not match its digest"),
+        (lambda path: os.truncate(path, 0), "do not match its digest"),
+        (lambda path: path.write_bytes(A + b" "), "do not match its digest"),
         (lambda path: path.chmod(0), "mode is 000"),
         (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "symbolic link|too many levels"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
@@ -121,7 +121,7 @@ def test_a_blob_of_another_size_than_a_manifest_says(store: Store) -> None:
     path = manifest_path(store, "m")
     path.write_text(path.read_text().replace(f'"size": {len(A)}', f'"size": {len(A) + 1}'))
     for quick in (False, True):
-        assert only(verify(store, quick=quick))[0] == f"it has {len(A)} bytes, {len(A) + 1} are right"
+        assert only(verify(store, quick=quick))[0] == f"it has {len(A)} bytes, not {len(A) + 1}"
 
 
 def test_a_header_or_companions_that_are_wrong_although_the_bytes_are_the_digests(store: Store) -> None:
@@ -156,14 +156,14 @@ def test_models_of_another_kind_are_hashed(store: Store) -> None:
     path.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
     assert verify(store).is_sound
     blob_path(store, b"GGUF" + bytes(100)).write_bytes(b"GGUF" + bytes(99) + b"x")
-    assert only(verify(store))[0] == "its bytes are not its digest's"
+    assert only(verify(store))[0] == "its bytes do not match its digest"
 
 
 def test_blobs_that_nobody_needs_are_checked_too(store: Store) -> None:
     link_by_hand(store, "m", {"layer": A})
     layer_by_hand(store, "", b"orphan")
     blob_path(store, b"orphan").write_bytes(b"damage")
-    assert only(verify(store)) == ("its bytes are not its digest's", [], [])
+    assert only(verify(store)) == ("its bytes do not match its digest", [], [])
     assert verify(store, ["m"]).is_sound
 
 
@@ -226,14 +226,14 @@ def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None
     reasons = {os.fsencode(odd.path.name): odd.reason for odd in result.odd}
     assert len(reasons) == len(result.odd) == 12
     assert reasons[b"folder"] == "it is a folder"
-    assert reasons[b"sha256-" + b"a" * 64 + b"-partial-0"] == "an Ollama is pulling it, or was"
-    assert reasons[b"sha256-\xff"] == reasons[b"notes"] == "it has no blob's name"
+    assert reasons[b"sha256-" + b"a" * 64 + b"-partial-0"] == "Ollama is pulling it, or did not finish"
+    assert reasons[b"sha256-\xff"] == reasons[b"notes"] == "its name is not a blob's"
     assert reasons[b"er"] == "it lies 5 levels deep, and manifests lie 4"
     assert reasons[b"link"] == "it is a symbolic link"
     assert "may be a manifest" in reasons[b"latest~"]
     assert "no blob is removed" in reasons[b"x"]
-    assert reasons[b"blobs"] == "anybody may put files into it"
-    assert reasons[os.fsencode(blob_path(store, A).name)] == "anybody may write to it"
+    assert reasons[b"blobs"] == "every user may put files into it"
+    assert reasons[os.fsencode(blob_path(store, A).name)] == "every user may write to it"
     assert verify(store, ["m"]).odd == ()
 
 
