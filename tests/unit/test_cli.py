@@ -136,7 +136,16 @@ def test_plan_json(cli: Cli, source: Path) -> None:
         "size": 5480,
         "metadata": {"quant_type": "int4", "group_size": "32"},
         "tensors": [
-            {"name": UP, "dtype": "BF16", "shape": [128, 64], "quant_type": "int4", "group_size": 32, "sources": [UP]},
+            {
+                "name": UP,
+                "dtype": "BF16",
+                "shape": [128, 64],
+                "quant_type": "int4",
+                "group_size": 32,
+                "transposed": False,
+                "kept": None,
+                "sources": [UP],
+            },
         ],
     }
     cli.text("import", source, "--quant", "int4")
