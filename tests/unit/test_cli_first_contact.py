@@ -190,7 +190,7 @@ def test_other_tags_are_named(answer: Answer, models: Store, tmp_path: Path, arg
     ("name", "hint"),
     [
         ("qwen", "Did you mean qwen3:int8, qwen3:latest?"),
-        ("GEMMA", "Did you mean gemma:int8?"),
+        ("GEMMA", "The store has gemma:int8."),
         ("team/qwen", "Did you mean team/qwen3:v1?"),
         ("zzz", "blobstore list shows the models of the store."),
         ("nobody/qwen3", "blobstore list shows the models of the store."),

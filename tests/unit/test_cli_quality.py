@@ -160,7 +160,7 @@ def test_errors_are_one_line(
 def test_a_plan_has_the_keys_that_it_had(source: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     assert run(["plan", str(source), "--quant", "nvfp4", "--json", *options]) == 0
     document: Any = json.loads(capsys.readouterr().out)
-    assert list(document) == ["blobs", "stored_bytes", "bits_per_weight", "coverage"]
+    assert list(document) == ["blobs", "stored_bytes", "bits_per_weight", "coverage", "runs_in"]
     tensor = next(blob for blob in document["blobs"] if blob["name"] == UP)["tensors"]
     wanted = {"name": UP, "dtype": "BF16", "shape": [128, 64], "quant_type": "nvfp4", "group_size": 16}
     assert tensor == [wanted | {"transposed": False, "kept": None, "sources": [UP]}]

@@ -90,7 +90,7 @@ def write(folder: Path, *names: str, index: str | None = None) -> Path:
 def test_the_only_weights_are_imported(store: Store, tmp_path: Path, names: list[str], index: str | None) -> None:
     source = write(tmp_path / "m", *names, index=index)
     (source / "adapter.safetensors").write_bytes(safetensors_bytes({"other": normal("o", 3)}))
-    assert read_inventory(source).left_out == ("adapter.safetensors",)
+    assert [one.name for one in read_inventory(source).left_out] == ["adapter.safetensors"]
     blobstore.import_model(source, "m", store=store)
     with blobstore.open_model("m", store=store, verify=True) as model:
         assert {name: bits(tensor.numpy()) for name, tensor in model.items()} == {
@@ -118,7 +118,7 @@ def test_a_variant_may_hold_what_the_index_names(tmp_path: Path) -> None:
     folder = write(tmp_path / "m", *shards, index="model.safetensors.index.json")
     write(folder, "model.fp16.safetensors")
     assert [file.name for file in read_inventory(folder).files] == list(shards)
-    assert read_inventory(folder).left_out == ("model.fp16.safetensors",)
+    assert [one.name for one in read_inventory(folder).left_out] == ["model.fp16.safetensors"]
 
 
 def test_a_missing_shard_of_a_variant(tmp_path: Path) -> None:

@@ -145,8 +145,9 @@ def show(
     from blobstore.inspection.covered import stored_coverage
     from blobstore.inspection.models import describe, summarize
 
+    asked = ModelName.parse(name)
     opened = store_at(store)
-    full = opened.find(name)
+    full = opened.find(asked)
     manifest = opened.manifest(full)
     summary = summarize(opened, full, manifest)
     details = describe(opened, manifest, summary.tensors)
@@ -226,9 +227,10 @@ def rm(
     as_json: JsonOption = False,
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
+    asked = list(map(ModelName.parse, names))
     opened = store_at(store, wait)
     documents = []
-    wanted = list(dict.fromkeys(map(opened.find, names)))  # all or none: a typing error must not remove half of them
+    wanted = list(dict.fromkeys(map(opened.find, asked)))  # all or none: a typing error must not remove half of them
     for full in wanted:
         removal = opened.remove(full)
         freed, kept = (sum(blob.size for blob in blobs) for blobs in (removal.removed, removal.kept))

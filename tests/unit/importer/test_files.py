@@ -69,8 +69,8 @@ def folder(tmp_path: Path) -> Path:
         (".cache/", files.HIDDEN),
         (".env", files.HIDDEN),
         ("sub/.DS_Store", files.HIDDEN),
-        ("a:b", "its name can't be stored ('a:b' has a character that no file name here may have)"),
-        ("a\\b", "its name can't be stored ('a\\\\b' has a character that no file name here may have)"),
+        ("a:b", "its name can't be stored ('a:b' contains an invalid character)"),
+        ("a\\b", "its name can't be stored ('a\\\\b' contains an invalid character)"),
     ],
 )
 def test_left_out_with_a_reason(folder: Path, name: str, reason: str) -> None:
