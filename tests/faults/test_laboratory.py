@@ -17,7 +17,8 @@ from support.lab.fuse import FLUSH
 from support.lab.wandering import Choices
 
 pytestmark = [
-    pytest.mark.timeout(600),
+    pytest.mark.lab,
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(sys.platform != "linux", reason="the faults are made with calls of Linux"),
 ]
 _EXPERIMENTS = ("kills", "power_cuts", "errors", "small_disks", "soak", "pairs", "intruders")

@@ -76,7 +76,7 @@ def run(*arguments: object, prefix: list[str] | None = None) -> subprocess.Compl
     """Run ``blobstore ARGUMENTS…`` so that its calls can be counted, behind ``prefix``; Python writes no bytecode."""
     line = [*(prefix or []), sys.executable, "-c", _ONE_AFTER_THE_OTHER, *map(str, arguments)]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300, env=environment)
 
 
 def strace(log: Path, *rules: str) -> list[str]:

@@ -25,7 +25,6 @@ from blobstore.errors import BlobStoreError, BusyError, CorruptDataError, Digest
 from blobstore.names import ModelName
 from blobstore.store import Store, files, open_store
 
-pytestmark = pytest.mark.timeout(30)
 M = ModelName.parse("m")
 BLOB = safetensors_bytes({"t": np.arange(9.0)})
 ORPHAN = b"a blob that nobody needs"
