@@ -146,17 +146,22 @@ def test_no_color_is_honoured(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import os, signal, sys
+import os, signal, threading
 from blobstore.importer.writing import write
 from blobstore.cli import main
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and its children would too
-real, done = write.RunMaker.make, []
+seen, done = threading.Event(), []
+def interrupt(*_):
+    seen.set()
+    raise KeyboardInterrupt
 def make(*arguments):
     done.append(arguments)
     if len(done) == 3:
         os.kill(os.getpid(), signal.SIGINT)
+    if len(done) >= 3:
+        seen.wait()
     return real(*arguments)
-write.RunMaker.make = make
+signal.signal(signal.SIGINT, interrupt)
+write.RunMaker.make, real = make, write.RunMaker.make
 main()
 """
 """A command line to which Ctrl-C comes when a part of its import is written."""
@@ -167,9 +172,9 @@ def test_ctrl_c_ends_an_import_and_leaves_the_store(tmp_path: Path, snapshot: Sn
     store = open_store(tmp_path / "store")
     blobstore.import_model(write_checkpoint(tmp_path / "old"), store=store)
     before = snapshot(store)
-    nbytes = 2**27
+    nbytes = 2**30
     source = tmp_path / "big.safetensors"
-    source.write_bytes(raw_safetensors({"x.weight": {"dtype": "F32", "shape": [2**15, 1024], "data_offsets": [0, nbytes]}}))
+    source.write_bytes(raw_safetensors({"x.weight": {"dtype": "F32", "shape": [2**18, 1024], "data_offsets": [0, nbytes]}}))
     os.truncate(source, source.stat().st_size + nbytes)
     arguments = ["import", str(source), "--quant", "int4", "--store", str(store.root), "--jobs", str(jobs)]
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, *arguments], capture_output=True, text=True, check=False)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -373,6 +374,11 @@ def test_every_case_is_shown() -> None:
     assert not STATES.keys() & FAULTS
 
 
-@pytest.mark.parametrize("case", [case for case in load("store") if case.id not in FAULTS], ids=case_id)
+def case_param(case: Case) -> Any:
+    """Return a case; only root makes devices."""
+    return pytest.param(case, marks=[pytest.mark.lab] if case.id == "store-blob-device" else [], id=case_id(case))
+
+
+@pytest.mark.parametrize("case", [case_param(case) for case in load("store") if case.id not in FAULTS])
 def test_states_of_a_store(case: Case, filled: Store) -> None:
     STATES[case.id](filled)
