@@ -43,6 +43,14 @@ def cannot_run(why: str) -> NoReturn:
     pytest.skip(f"FAULT NOT SHOWN: {why}")
 
 
+def make_device(path: Path) -> None:
+    """Make a device without an end. Where that is impossible: see `cannot_run`."""
+    try:
+        os.mknod(path, 0o20666, os.makedev(1, 5))  # as /dev/zero
+    except PermissionError as error:
+        cannot_run(f"a device needs root: {error}")
+
+
 @contextmanager
 def file_system(folder: Path, options: str) -> Iterator[Path]:
     """Mount a tmpfs with ``options`` on a new folder for as long as the block lasts.

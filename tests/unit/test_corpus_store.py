@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from support.checkpoints import safetensors_bytes
 from support.corpus import Case, case_id, load
+from support.faults import make_device
 from support.store_faults import FAULTS
 from support.stores import blob_path, commit_model, layer_by_hand, manifest_path, process
 
@@ -336,7 +337,7 @@ STATES: dict[str, Callable[[Store], None]] = {
     "store-blob-symlink-dangling": replaced(lambda path: path.symlink_to("nowhere")),
     "store-blob-fifo": replaced(os.mkfifo),
     "store-blob-socket": replaced(bind),
-    "store-blob-device": replaced(lambda path: os.mknod(path, 0o20666, os.makedev(1, 5))),
+    "store-blob-device": replaced(make_device),
     "store-blob-truncated": changed(lambda path: os.truncate(path, 90)),
     "store-blob-extended": changed(lambda path: path.write_bytes(BLOB + b"x")),
     "store-blob-bitflip-header": changed(flipped),

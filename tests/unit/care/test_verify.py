@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
+from support.faults import make_device
 from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, manifest_path, stored_arrays
 
 import blobstore
@@ -93,7 +94,7 @@ def test_a_bit_that_flipped(model: Store, at: int) -> None:
         (lambda path: (path.unlink(), path.mkdir()), "not a regular file"),
         (lambda path: (path.unlink(), _bind(path)), "no such device|not a regular file"),
         pytest.param(
-            lambda path: (path.unlink(), os.mknod(path, 0o20666, os.makedev(1, 5))),
+            lambda path: (path.unlink(), make_device(path)),
             "not a regular file",
             marks=pytest.mark.lab,
         ),
