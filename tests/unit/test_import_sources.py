@@ -17,7 +17,6 @@ from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, St
 from blobstore.importer import default_name, run_plan
 from blobstore.store import Store
 
-pytestmark = pytest.mark.timeout(60)
 Snapshot = Callable[[Store], dict[str, str]]
 INDEX = "model.safetensors.index.json"
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -124,7 +124,6 @@ def test_odd_but_valid_headers(tmp_path: Path, text: str) -> None:
 
 
 def test_what_is_not_changed_is_not_written(file: Path) -> None:
-    file.chmod(0o444)
     before = (file.stat().st_mtime_ns, file.read_bytes())
     edit = blobstore.edit_metadata(file, {"a": "1"})
     assert (edit.changed, edit.copied_bytes) == (False, None)

@@ -71,7 +71,10 @@ def _plain_needs(raw: bytes) -> Needs | None:
     found = _REFERENCE.findall(text)
     if len(found) > MAX_LAYERS or len(found) != text.count('"digest":'):  # a digest that is none
         return None
-    return {digest: int(size) for digest, size in found}
+    needs = {digest: int(size) for digest, size in found}
+    if len(needs) < len(found) and len(needs) < len(set(found)):  # one blob of two sizes: the parser decides
+        return None
+    return needs
 
 
 @dataclass(frozen=True, slots=True)

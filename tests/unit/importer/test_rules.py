@@ -116,11 +116,11 @@ def test_a_hundred_thousand_rules_take_a_second() -> None:
     names = [f"model.layers.{number}.mlp.up_proj.weight" for number in range(100_000)]
     rules = [Rule("*.0.mlp.*", None), *(Rule(name, QuantType.INT4) for name in names)]
     random.Random(0).shuffle(rules)
-    start = time.perf_counter()
+    start = time.process_time()
     book, index = RuleBook(rules), NameIndex(names)
     assert sum(book.rule_for(name) is not None for name in names) == 100_000
     assert all(index.matching(rule) for rule in rules)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_a_rule_wins_over_the_policy_and_the_last_over_the_others() -> None:
