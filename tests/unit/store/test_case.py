@@ -39,7 +39,7 @@ def qwen(store: Store, tmp_path: Path) -> Store:
 
 
 def test_an_import_replaces_the_model_of_another_case(qwen: Store, tmp_path: Path) -> None:
-    result = blobstore.import_model(tmp_path / "s", "QWEN:int4", store=qwen)
+    result = blobstore.import_model(tmp_path / "s", "QWEN:int4", store=qwen, force=True)
     assert (str(result.name), names(qwen)) == ("Qwen:Int4", ["Qwen:Int4"])
     assert str(blobstore.import_model(tmp_path / "s", "qwen", store=qwen).name) == "Qwen:latest"
     assert str(blobstore.import_model(tmp_path / "s", "LIBRARY/qwen2", store=qwen).name) == "qwen2:latest"
@@ -58,7 +58,7 @@ def test_mv_does_not_replace_another_model_in_another_case(store: Store, snapsho
     commit_model(store, "m", b"one")
     commit_model(store, "n", b"two")
     before = snapshot(store)
-    with pytest.raises(UsageError, match="there is a model n:latest already"):
+    with pytest.raises(UsageError, match="model n:latest already exists"):
         store.move(parse("m"), parse("N"))
     assert snapshot(store) == before
     store.move(parse("M"), parse("N"), replace=True)

@@ -183,7 +183,7 @@ def test_nothing_goes_while_one_can_not_be_read(store: Store, damage: str) -> No
 def test_a_tree_that_is_not_there_stops_a_removal(store: Store) -> None:
     commit_model(store, "m", b"mine")
     dangling_tree(store)
-    with pytest.raises(StorageError, match="where nothing is"):
+    with pytest.raises(StorageError, match="which does not exist"):
         store.remove(M)
     assert blob_path(store, b"mine").exists()
 
@@ -213,7 +213,7 @@ def test_a_model_that_only_a_newer_ollama_has_is_not_found_and_that_is_said(stor
     assert "manifests-v2" in (caught.value.hint or "")
     with pytest.raises(NotFoundError) as caught:
         store.find("other")
-    assert caught.value.hint is None
+    assert "manifests-v2" not in (caught.value.hint or "")
 
 
 def test_writing_under_a_name_that_it_hides_warns(store: Store, caplog: pytest.LogCaptureFixture) -> None:
