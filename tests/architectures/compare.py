@@ -1,0 +1,191 @@
+"""One checkpoint as one type: what blobstore makes of it beside what mlx-lm makes of the checkpoint.
+
+A model is right when it is imported, when its network gives the logits of the exported folder in mlx-lm, and when each module
+holds what the same module of the source's network holds, as closely as its bits allow.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+TYPES: tuple[str | None, ...] = (None, "int4", "int8", "nvfp4", "mxfp8")
+_TOKENS = [[3, 17, 5, 101, 44, 9, 200, 63, 3, 90, 31, 7]]
+_COSINES = {4: 0.99, 8: 0.999}
+_ROUNDING = 2**-7
+"""BF16 has eight bits: two ways to one value may differ by the last of them."""
+
+
+class Verdict(StrEnum):
+    """What came of a comparison. Only the first two are good."""
+
+    RIGHT = "right"
+    REFUSED = "refused"
+    LATE = "refused late"
+    WRONG = "wrong"
+    CRASHED = "crashed"
+    NOT_COMPARED = "not compared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A verdict, why, and of a right one the share of parameters that is quantized and the error of the logits."""
+
+    verdict: Verdict
+    reason: str = ""
+    quantized: float = 0.0
+    error: float = 0.0
+
+
+class _Ended(Exception):  # noqa: N818  # an outcome, not an error
+    def __init__(self, verdict: Verdict, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = Outcome(verdict=verdict, reason=reason)
+
+
+def source_network(folder: Path) -> Any:
+    """Return mlx-lm's own network of a checkpoint, or the reason why it has none, as text."""
+    from mlx_lm import utils
+
+    try:
+        network, _ = utils.load_model(folder)
+        _logits(network)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # mlx-lm raises what it likes
+        return _said(error)
+    return network
+
+
+def compare(folder: Path, quant: str | None, source: Any) -> Outcome:
+    """Return what comes of the checkpoint in ``folder`` as ``quant``, beside ``source``, mlx-lm's network of it."""
+    try:
+        return _compare(folder, quant, source)
+    except _Ended as end:
+        return end.outcome
+
+
+def _compare(folder: Path, quant: str | None, source: Any) -> Outcome:
+    import blobstore
+
+    _step("plan", Verdict.REFUSED, lambda: blobstore.plan_import(folder, quant=quant))
+    with tempfile.TemporaryDirectory(prefix="blobstore-architectures-") as scratch:
+        store = blobstore.open_store(Path(scratch, "store"))
+        exported = Path(scratch, "exported")
+        _step("import", Verdict.LATE, lambda: blobstore.import_model(folder, "m", store=store, quant=quant))
+        network = _step("load", Verdict.LATE, lambda: _load_network(store))
+        _step("run", Verdict.CRASHED, lambda: _run_as_loaded(network))
+        _step("export", Verdict.LATE, lambda: blobstore.export_model("m", exported, store=store, format="mlx"))
+        other = _step("the exported folder", Verdict.CRASHED, lambda: _load_folder(exported))
+        return _judged(network, other, source)
+
+
+def _step(what: str, refused: Verdict, work: Callable[[], Any]) -> Any:
+    from blobstore.errors import BlobStoreError
+
+    try:
+        return work()
+    except BlobStoreError as error:
+        raise _Ended(refused, f"{what}: {error}") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # that any may come is what is looked for
+        raise _Ended(Verdict.CRASHED, f"{what}: {_said(error)}") from None
+
+
+def _load_network(store: Any) -> Any:
+    import blobstore
+
+    with blobstore.open_model("m", store=store) as model:
+        return blobstore.mlx_lm._build(model)
+
+
+def _load_folder(folder: Path) -> Any:
+    from mlx_lm import utils
+
+    network, _ = utils.load_model(folder)
+    return network
+
+
+def _judged(network: Any, exported: Any, source: Any) -> Outcome:
+    import mlx.core as mx
+
+    ours, theirs, sources = (_logits(one) for one in (network, exported, source))
+    held, meant = _values(network), _values(source)
+    if odd := sorted(held.keys() ^ meant.keys()):
+        raise _Ended(Verdict.WRONG, f"{odd[0]} is in one of both networks only, and {len(odd) - 1} more")
+    if wrong := [text for path in sorted(held) if (text := _difference(path, held[path], meant[path]))]:
+        raise _Ended(Verdict.WRONG, f"{wrong[0]}, and {len(wrong) - 1} more of {len(held)}")
+    if not mx.all(mx.isfinite(ours)).item():
+        raise _Ended(Verdict.WRONG, "logits are not finite")
+    if not mx.array_equal(ours, theirs).item():
+        raise _Ended(Verdict.WRONG, f"logits differ from the exported folder's by {mx.abs(ours - theirs).max().item():.2g}")
+    sizes = {path: value.array.size for path, value in held.items()}
+    quantized = sum(size for path, size in sizes.items() if held[path].bits) / sum(sizes.values())
+    error = (mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item()
+    return Outcome(verdict=Verdict.RIGHT, quantized=quantized, error=error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    array: Any
+    bits: int | None
+
+
+def _values(network: Any) -> dict[str, _Value]:
+    """Return what a network holds, by path: quantized weights dequantized."""
+    from mlx.utils import tree_flatten
+
+    plain = {path: _Value(array, None) for path, array in tree_flatten(network.parameters())}
+    for path, module in network.named_modules():
+        if hasattr(module, "bits") and "scales" in module:
+            for part in ("scales", "biases", "global_scale"):
+                plain.pop(f"{path}.{part}", None)
+            plain[f"{path}.weight"] = _Value(_dequantized(module), module.bits)
+    return plain
+
+
+def _dequantized(module: Any) -> Any:
+    import mlx.core as mx
+
+    options = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
+    values = mx.dequantize(module.weight, module.scales, module.get("biases"), **options).astype(mx.float32)
+    if "global_scale" in module:
+        scale = module.global_scale
+        values = values * scale.reshape(scale.shape + (1,) * (values.ndim - scale.ndim))
+    return values
+
+
+def _difference(path: str, held: _Value, meant: _Value) -> str | None:
+    """Return what is wrong with a value; None when it is what it should be."""
+    import mlx.core as mx
+
+    if held.array.shape != meant.array.shape:
+        return f"{path} has shape {held.array.shape} instead of {meant.array.shape}"
+    ours, theirs = held.array.astype(mx.float32), meant.array.astype(mx.float32)
+    if held.bits is None:
+        same = mx.allclose(ours, theirs, rtol=_ROUNDING, atol=0, equal_nan=True).item()
+        return None if same else f"{path} differs by {mx.abs(ours - theirs).max().item():.2g}"
+    cosine = ((ours * theirs).sum() / mx.maximum(mx.linalg.norm(ours) * mx.linalg.norm(theirs), 1e-30)).item()
+    return None if cosine >= _COSINES[held.bits] else f"{path} in {held.bits} bits has a cosine of {cosine:.4f}"
+
+
+def _logits(network: Any) -> Any:
+    """Return a network's logits, computed in float32: on a CPU MLX multiplies experts in no other type (0.32.4)."""
+    import mlx.core as mx
+
+    network.set_dtype(mx.float32)
+    logits = network(mx.array(_TOKENS)).astype(mx.float32)
+    mx.eval(logits)
+    return logits
+
+
+def _run_as_loaded(network: Any) -> None:
+    import mlx.core as mx
+
+    mx.eval(network(mx.array(_TOKENS)))
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
