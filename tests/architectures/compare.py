@@ -60,7 +60,9 @@ def source_network(folder: Path) -> Any:
 
 
 def compare(folder: Path, quant: str | None, source: Any) -> Outcome:
-    """Return what comes of the checkpoint in ``folder`` as ``quant``, beside ``source``, mlx-lm's network of it."""
+    """Return what comes of the checkpoint in ``folder`` as ``quant``, beside ``source``: mlx-lm's network of it, or why it has none."""
+    if isinstance(source, str):
+        return Outcome(verdict=Verdict.NOT_COMPARED, reason=source)
     try:
         return _compare(folder, quant, source)
     except _Ended as end:

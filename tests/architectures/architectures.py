@@ -1,0 +1,55 @@
+"""All rows of the table: what each is called, and how its checkpoint is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import from_mlx_lm
+import from_transformers
+import made_by_mlx_lm
+import made_by_transformers
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A row: its name, who makes the checkpoint, and what makes it in a folder that is not there yet."""
+
+    name: str
+    maker: str
+    make: Callable[[Path], None]
+
+
+def architectures() -> dict[str, Architecture]:
+    """Return all rows by name, in the order of their names."""
+    rows = [*_by_transformers(), *_by_mlx_lm()]
+    assert len({row.name for row in rows}) == len(rows)
+    return {row.name: row for row in sorted(rows, key=lambda row: row.name.lower())}
+
+
+def _by_transformers() -> list[Architecture]:
+    recipes = {name: (name, {}, {}) for name in from_transformers.PLAIN}
+    recipes |= {name: (name, *recipe) for name, recipe in from_transformers.SPECIAL.items()}
+    recipes |= from_transformers.VARIANTS
+    return [
+        Architecture(name, "transformers", partial(_transformers, model_type, overrides, also))
+        for name, (model_type, overrides, also) in recipes.items()
+    ]
+
+
+def _transformers(model_type: str, overrides: made_by_transformers.Json, also: made_by_transformers.Json, folder: Path) -> None:
+    made_by_transformers.make(folder, model_type, overrides, also)
+
+
+def _by_mlx_lm() -> list[Architecture]:
+    return [
+        Architecture(name, "mlx-lm", partial(_mlx_lm, recipe, changes))
+        for recipes, changes in ((from_mlx_lm.RECIPES, False), (from_mlx_lm.CHANGING, True))
+        for name, recipe in recipes.items()
+    ]
+
+
+def _mlx_lm(recipe: from_mlx_lm.Recipe, changes: bool, folder: Path) -> None:  # noqa: FBT001
+    made_by_mlx_lm.make(folder, *recipe, changes_values=changes)
