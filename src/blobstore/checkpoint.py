@@ -68,6 +68,9 @@ class SourceConfig(Document):
     # Checked where a quantization policy needs them, since they are in the way of no other import.
     num_hidden_layers: Any = None
     num_experts: Any = None
+    hidden_size: Any = None
+    n_embd: Any = None
+    d_model: Any = None
     mlp_only_layers: Any = None
     mlp_layer_types: Any = None
     has_vision: bool | None = None
@@ -131,6 +134,16 @@ class SourceConfig(Document):
         named = [settings, *(groups.values() if isinstance(groups, dict) else ())]
         formats = (item.get("format") for item in named if isinstance(item, dict))
         return frozenset(text for text in formats if isinstance(text, str))
+
+    @property
+    def width(self) -> int | None:
+        """The hidden size: the text model's where there is one; None where config.json does not say it.
+
+        Sources: the ``attribute_map`` of transformers 5.23.0 configuration_gpt2.py, configuration_dbrx.py.
+        """
+        own = (self.hidden_size, self.n_embd, self.d_model)
+        sizes = ((self.text_config or {}).get("hidden_size"), *own)
+        return next((size for size in sizes if type(size) is int and size > 0), None)
 
     @property
     def architecture(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from blobstore.tensors import Tensor
 
 CHUNK_WEIGHTS = 2**19
 """Weights compared at a time by one thread: a whole number of groups of every type."""
+_WHOLE_GROUPS = 128
 
 Array = np.ndarray[Any, Any]
 
@@ -80,6 +82,45 @@ class Errors:
     def saturated(self) -> float:
         """Share of the weights that lie half a step or more beyond the last code of their group."""
         return self.saturated_count / max(1, self.count)
+
+
+def paired_values(one: Tensor, other: Tensor) -> Iterator[tuple[Array, Array]]:
+    """Yield the values of two tensors of one `checkpoint_shape`, chunk by chunk, in the same order.
+
+    Where one of them is transposed and the other is not, that is columns of the one and rows of the other.
+    """
+    if one.transposed is other.transposed:
+        count = math.prod(one.shape)
+        for start in range(0, count, CHUNK_WEIGHTS):
+            size = min(CHUNK_WEIGHTS, count - start)
+            yield stored_values(one, start, size), stored_values(other, start, size)
+    elif one.transposed:
+        yield from ((b, a) for a, b in paired_values(other, one))
+    else:
+        *lead, rows, cols = one.shape
+        most = max(_WHOLE_GROUPS, CHUNK_WEIGHTS // max(cols, 1) // _WHOLE_GROUPS * _WHOLE_GROUPS)
+        for matrix in range(math.prod(lead)):
+            for row in range(0, rows, most):
+                stop = min(row + most, rows)
+                yield (
+                    stored_values(one, (matrix * rows + row) * cols, (stop - row) * cols),
+                    _columns(other, matrix, row, stop),
+                )
+
+
+def checkpoint_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Return the shape of the checkpoint's tensor: that of a transposed one has the last two axes swapped."""
+    shape = tensor.shape
+    return (*shape[:-2], shape[-1], shape[-2]) if tensor.transposed else shape
+
+
+def _columns(tensor: Tensor, matrix: int, begin: int, end: int) -> Array:
+    """Return columns of one matrix of a quantized tensor, column by column, as flat float64."""
+    stored = tensor.numpy()
+    if not isinstance(stored, QuantizedArray):
+        raise AssertionError(f"{tensor.name} is transposed and not quantized")  # noqa: TRY004  # stored.py checks it
+    block = kernels.block_of(kernels.matrix_of(stored, matrix), slice(0, tensor.shape[-2]), slice(begin, end))
+    return kernels.dequantize(block).T.astype(np.float64).reshape(-1)
 
 
 def stored_values(tensor: Tensor, start: int, count: int) -> Array:

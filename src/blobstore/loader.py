@@ -28,7 +28,7 @@ from blobstore.errors import (
 )
 from blobstore.mapped import MappedFile
 from blobstore.names import ModelName
-from blobstore.ranges import allow_open_files
+from blobstore.ranges import FileReader, allow_open_files
 from blobstore.safetensors import read_header
 from blobstore.store import Store
 from blobstore.store.blobs import check_document_size, checked_bytes
@@ -74,11 +74,9 @@ class Model(Mapping[str, Tensor]):
     def _open(self, layer: Descriptor) -> list[Tensor]:
         try:
             with self._store.blobs.open(layer) as reader:
-                header = read_header(reader)
-                header.check_limits(reader.name)
-                blob = Blob(layer.digest, reader.name, reader.identity, MappedFile(reader), header)
+                blob = open_blob(reader, layer.digest)
             self._blobs[layer.digest] = blob
-            return [Tensor(stored, blob) for stored in stored_tensors(header)]
+            return [Tensor(stored, blob) for stored in stored_tensors(blob.header)]
         except BlobStoreError as error:
             raise located(error, self.name, layer) from error
 
@@ -217,6 +215,16 @@ def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> 
     if verify:
         model.verify()
     return model
+
+
+def open_blob(reader: FileReader, digest: Digest) -> Blob:
+    """Return the blob of an open file, mapped, its header validated.
+
+    Raises: CorruptDataError, LimitExceededError, StorageError.
+    """
+    header = read_header(reader)
+    header.check_limits(reader.name)
+    return Blob(digest, reader.name, reader.identity, MappedFile(reader), header)
 
 
 def read_document(store: Store, name: ModelName, manifest: Manifest, document: str) -> bytes:

@@ -1,6 +1,6 @@
 """A stored model for mlx-lm: `load` gives what ``mlx_lm.load`` gives for a folder, with quantized layers as stored.
 
-Each layer's type and group size come from its stored arrays, so a model may mix them (mlx_network.py).
+Each layer's type and group size come from its stored arrays, so a model may mix them (network/).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 from blobstore.checkpoint import CONFIG_NAME
 from blobstore.errors import InvalidNameError, UnsupportedSourceError, UsageError
 from blobstore.loader import Model, open_model
-from blobstore.mlx_network import build_network, import_utils
 from blobstore.names import ModelName, file_name
+from blobstore.network import LogicalTensor, build_network, float_dtype, import_mlx_lm, mlx_lm_errors, plan_network
+from blobstore.origin import OWN_DOCUMENT, source_names
 from blobstore.store import Store
 from blobstore.strictjson import parse_object
 
@@ -42,26 +43,40 @@ def load(name: str | ModelName, *, store: Store) -> tuple[Any, Any]:
 def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> Iterator[str]:
     """Yield the continuation of ``prompt``, the text of one token at a time, at temperature 0, until the model ends it.
 
-    Raises: UsageError for an empty prompt, or one that is no Unicode text.
+    Raises: UsageError for an empty prompt, or one that is not Unicode text; UnsupportedSourceError when mlx-lm can't run the
+    model.
     """
     from mlx_lm import stream_generate
 
     if not prompt or any("\ud800" <= character <= "\udfff" for character in prompt):
         raise UsageError("the prompt is empty" if not prompt else "the prompt is no valid text")
-    for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens):
-        yield response.text
+    with mlx_lm_errors("run", str(getattr(model, "model_type", type(model).__name__))):
+        for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens):
+            yield response.text
+
+
+def load_network(name: str | ModelName, *, store: Store) -> Any:
+    """Return mlx-lm's network of a stored model, an ``mlx.nn.Module`` with its weights: `load` without a tokenizer.
+
+    Raises: as `load`, but for the tokenizer.
+    """
+    with open_model(name, store=store) as model:
+        return _build(model)
 
 
 def _build(model: Model) -> Any:
     config = parse_object(model.document(CONFIG_NAME), CONFIG_NAME, rule="Q1")
-    network = build_network(config, _weights(model), str(model.name))
-    _make_runnable(network)
+    tensors = {name: tensor for name, tensor in model.items() if not name.startswith(_DRAFT_TENSORS)}
+    logical = [LogicalTensor.of(tensor.stored, float_dtype(config)) for tensor in tensors.values()]
+    own = model.document(OWN_DOCUMENT) if OWN_DOCUMENT in model.documents() else None
+    plan = plan_network(config, logical, str(model.name), source_names(own))
+    if plan.dequantized:
+        names = plan.dequantized
+        _log.warning("%d tensors are dequantized, because mlx-lm can't use their codes: %s, …", len(names), names[0])
+    network = build_network(plan, tensors, str(model.name))
+    with mlx_lm_errors("load", str(model.name)):
+        _make_runnable(network)
     return network
-
-
-def _weights(model: Model) -> dict[str, Any]:
-    arrays = model.arrays("mlx", names="mlx")
-    return {name: array for name, array in arrays.items() if not name.startswith(_DRAFT_TENSORS)}
 
 
 def _make_runnable(network: Any) -> None:
@@ -88,7 +103,7 @@ def _tokenizer(model: Model) -> Any:
             except InvalidNameError as error:
                 raise UnsupportedSourceError(f"model {model.name}: {error}", model=str(model.name)) from None
         try:
-            return import_utils().load_tokenizer(Path(folder), eos_token_ids=config.get("eos_token_id"))
+            return import_mlx_lm().load_tokenizer(Path(folder), eos_token_ids=config.get("eos_token_id"))
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             raise UnsupportedSourceError(
                 f"the tokenizer of {model.name} can't be loaded: {error}", model=str(model.name)

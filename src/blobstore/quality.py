@@ -136,6 +136,8 @@ def _pairs(model: Model, source: str | os.PathLike[str]) -> Iterator[tuple[Tenso
         if has_draft and tensor.name.startswith(DRAFT_PREFIX):
             continue  # of another checkpoint
         made_from = outputs.get(tensor.name)
+        if made_from is not None and tensor.transposed and not made_from.transposed and len(made_from.shape) > 1:
+            made_from = made_from.as_transposed()
         if made_from is None:
             message = f"{os.fspath(source)} has no tensor {quoted(tensor.name)}: model {model.name} was not made from it"
             raise TensorNotFoundError(message, tensor=tensor.name, model=str(model.name))
@@ -185,8 +187,9 @@ def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[i
         count = source.elements if source.dtype.bits >= 8 else source.nbytes  # noqa: PLR2004
         # What codes stand for, and not rounded to the dtype in which they would be quantized again.
         exact = source if source.form is not Form.CODES else replace(source, dtype=DType.F32)
-        for start in range(0, count, CHUNK_WEIGHTS):
-            yield done + start, readers.values(exact, start, min(CHUNK_WEIGHTS, count - start))
+        most = exact.values_at_once(CHUNK_WEIGHTS)
+        for start in range(0, count, most):
+            yield done + start, readers.values(exact, start, min(most, count - start))
         done += count
 
 

@@ -3,7 +3,7 @@
 A quantized tensor is stored as several arrays: ``NAME`` (U32 codes), ``NAME.scale``, for affine types ``NAME.bias``, for
 double-scaled nvfp4 ``NAME.global_scale``. Its type is in the blob's metadata: ``NAME.quant_type`` and ``NAME.group_size``
 win over ``quant_type`` and ``group_size``; without metadata it is inferred when the shapes allow only one answer
-(docs/formats.md sections 3 and 7).
+(docs/formats.md sections 3 and 7). ``NAME.transposed`` says that the last two axes are swapped (section 3).
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ SUFFIXES = ("", ".scale", ".bias", ".global_scale")
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One logical tensor of a blob: ``entries`` are its stored arrays by suffix, ``""`` being the weight."""
+    """One logical tensor of a blob: ``entries`` are its stored arrays by suffix, ``""`` being the weight.
+
+    ``transposed``: the checkpoint's tensor has the last two axes the other way round. It is stored, and its `shape` is
+    ``[..., out, in]``, so that groups run along the inputs.
+    """
 
     name: str
     entries: Mapping[str, TensorEntry]
     quantization: Quantization | None
+    transposed: bool = False
 
     @property
     def dtype(self) -> DType:
@@ -38,6 +43,13 @@ class StoredTensor:
         """The shape before packing."""
         shape = self.entries[""].shape
         return shape if self.quantization is None else self.quantization.logical_shape(shape)
+
+    @property
+    def value_dtype(self) -> DType | None:
+        """The dtype of the values before they were quantized; None for the fp types, whose arrays do not tell."""
+        if self.quantization is None:
+            return self.dtype
+        return self.entries[".scale"].dtype if self.quantization.quant_type.is_affine else None
 
     @property
     def parameters(self) -> int:
@@ -70,7 +82,7 @@ def stored_tensors(header: Header) -> Iterator[StoredTensor]:
         entries = {suffix: header.tensors[name + suffix] for suffix in _suffixes(header, name)}
         quantization = _quantization(name, entries, header.metadata)
         quantized = quantized or quantization is not None
-        yield StoredTensor(name, entries, quantization)
+        yield StoredTensor(name, entries, quantization, _is_transposed(name, entries, quantization, header.metadata))
     if "quant_type" in header.metadata and not quantized:
         raise CorruptDataError(f"the blob is called {header.metadata['quant_type']}, but holds no quantized tensor")
 
@@ -101,6 +113,21 @@ def _quantization(name: str, entries: Mapping[str, TensorEntry], metadata: Mappi
         quantization = _inferred(name, entries)
     _check_parts(name, entries, quantization)
     return quantization
+
+
+def _is_transposed(
+    name: str, entries: Mapping[str, TensorEntry], quantization: Quantization | None, metadata: Mapping[str, str]
+) -> bool:
+    value = metadata.get(f"{name}.transposed")
+    if value is None:
+        return False
+    if value != "true" or quantization is None or len(entries[""].shape) < 2:  # noqa: PLR2004  # a matrix, or several
+        raise CorruptDataError(
+            f"the metadata of tensor {name!r} contain transposed={value!r}: only a quantized matrix can be transposed, "
+            "and only the value 'true' is defined",
+            tensor=name,
+        )
+    return True
 
 
 def _described(name: str, metadata: Mapping[str, str], prefix: str) -> Quantization:

@@ -72,6 +72,11 @@ class Tensor:
         return self._stored.name
 
     @property
+    def stored(self) -> StoredTensor:
+        """What the blob's header says of the tensor."""
+        return self._stored
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape before packing: ``[..., rows, cols]``."""
         return self._stored.shape
@@ -90,6 +95,11 @@ class Tensor:
     def group_size(self) -> int | None:
         """Values that share a scale, or None."""
         return self._stored.quantization.group_size if self._stored.quantization is not None else None
+
+    @property
+    def transposed(self) -> bool:
+        """True when the checkpoint's tensor has the last two axes the other way round: `shape` is ``[..., out, in]``."""
+        return self._stored.transposed
 
     @property
     def parameters(self) -> int:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from mlx import core as mx
 from mlx_lm import utils
+from safetensors.numpy import load_file
 from support import PYCODE, PYCODE_MOE, QUANT_TYPES
-from support.checkpoints import normal, write_checkpoint
+from support.checkpoints import write_checkpoint
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
@@ -82,7 +83,8 @@ def test_what_mlx_lm_can_not_have_is_refused(store: Store, tmp_path: Path) -> No
     blobstore.import_model(write_checkpoint(tmp_path / "in", config={"model_type": "nope"}), "unknown", store=store)
     config = json.loads((PYCODE / "config.json").read_text())
     blobstore.import_model(write_checkpoint(tmp_path / "in", config=config), "missing", store=store)
-    wide = {"wide": np.zeros((3, 3)), "a.weight": normal("a", 64, 64)}
+    wide: dict[str, Any] = dict(load_file(PYCODE / "model.safetensors"))
+    wide["model.norm.weight"] = wide["model.norm.weight"].astype(np.float64)
     blobstore.import_model(write_checkpoint(tmp_path / "in", wide, config), "wide", store=store)
     for name, says in {"unknown": "nope", "missing": "missing:latest", "wide": "MLX has no F64 arrays"}.items():
         with pytest.raises(UnsupportedSourceError, match=says):

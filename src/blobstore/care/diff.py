@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from blobstore.arrays import QuantizedArray
-from blobstore.comparison import CHUNK_WEIGHTS, Errors, stored_values
+from blobstore.comparison import Errors, checkpoint_shape, paired_values
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Manifest
 from blobstore.dtypes import DType
@@ -167,15 +166,15 @@ def _compared_documents(before: Mapping[str, Digest], after: Mapping[str, Digest
 def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | None:
     """Return how a tensor changed, or None when it is the same, bit for bit."""
     facts = TensorFact.of(before), TensorFact.of(after)
-    if before.blob == after.blob or (facts[0] == facts[1] and _is_same(before, after)):
+    if before.blob == after.blob or (
+        facts[0] == facts[1] and before.transposed is after.transposed and _is_same(before, after)
+    ):
         return None
-    is_comparable = before.shape == after.shape and not {before.dtype, after.dtype} & _NO_NUMBERS
+    is_comparable = checkpoint_shape(before) == checkpoint_shape(after) and not {before.dtype, after.dtype} & _NO_NUMBERS
     if not error or not is_comparable:
         return ChangedTensor(*facts)
     errors, odd = Errors(), 0
-    count = math.prod(before.shape)
-    for start in range(0, count, CHUNK_WEIGHTS):
-        old, new = (stored_values(tensor, start, min(CHUNK_WEIGHTS, count - start)) for tensor in (before, after))
+    for old, new in paired_values(before, after):
         odd += _leave_out_odd(old, new)
         errors += Errors.between(old, new)
     return ChangedTensor(*facts, errors, odd)

@@ -6,48 +6,37 @@ Names are those of the source: experts that the import stacked are taken apart a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from blobstore.dtypes import DType
-from blobstore.export.origin import Origin
 from blobstore.export.outputs import Convert, Copy, OutputArray
 from blobstore.export.stored_model import Weight
 from blobstore.importer.planning.experts import group_of
-
-Naming = Callable[[str, str], str]
-"""The name of a stored array, from its tensor's name and its suffix."""
+from blobstore.origin import Origin
 
 _CONVERTED = frozenset({DType.BF16, DType.F16, DType.F32, DType.F64})
 
 
-def own_name(name: str, suffix: str) -> str:
-    """Return the name that an array has in the store."""
-    return name + suffix
-
-
-def output_arrays(
-    weights: Iterable[Weight], prefix: str, origin: Origin, dequantize: DType | None, naming: Naming
-) -> list[OutputArray]:
+def output_arrays(weights: Iterable[Weight], prefix: str, origin: Origin, dequantize: DType | None) -> list[OutputArray]:
     """Return the arrays of tensors whose names begin with ``prefix``, which is left out, in the order of their source.
 
     With ``dequantize`` quantized weights and floats become values of that dtype, everything else stays. Tensors that the
     source's files do not name come last, in stored order.
     """
-    arrays = [
-        array for weight in weights for array in _arrays(weight, weight.name[len(prefix) :], origin, dequantize, naming)
-    ]
+    arrays = [array for weight in weights for array in _arrays(weight, weight.name[len(prefix) :], origin, dequantize)]
     last = (len(origin.files), 0)
     return sorted(arrays, key=lambda array: origin.place(array.weight) or last)
 
 
-def _arrays(weight: Weight, name: str, origin: Origin, dequantize: DType | None, naming: Naming) -> Iterator[OutputArray]:
+def _arrays(weight: Weight, name: str, origin: Origin, dequantize: DType | None) -> Iterator[OutputArray]:
     experts = _experts(weight, name, origin)
     for number, expert in enumerate(experts or [name]):
         share = (number, len(experts)) if experts else (0, 1)
         if dequantize is not None and (weight.quantization is not None or weight.dtype in _CONVERTED - {dequantize}):
-            yield _values(weight, expert, share, dequantize, naming)
+            yield _values(weight, expert, share, dequantize)
         else:
-            yield from _copies(weight, expert, share, naming)
+            yield from _copies(weight, expert, share)
 
 
 def _experts(weight: Weight, name: str, origin: Origin) -> list[str]:
@@ -59,20 +48,21 @@ def _experts(weight: Weight, name: str, origin: Origin) -> list[str]:
     return names if all(origin.place(expert) is not None for expert in names) else []
 
 
-def _values(weight: Weight, name: str, share: tuple[int, int], dtype: DType, naming: Naming) -> OutputArray:
+def _values(weight: Weight, name: str, share: tuple[int, int], dtype: DType) -> OutputArray:
     number, count = share
-    shape = weight.shape[1:] if count > 1 else weight.shape
+    shape = weight.shape[1:] if count > 1 else weight.source_shape
     values = math.prod(shape)
-    return OutputArray(naming(name, ""), dtype, shape, (Convert(weight, dtype, number * values, values),), name)
+    return OutputArray(name, dtype, shape, (Convert(weight, dtype, number * values, values),), name)
 
 
-def _copies(weight: Weight, name: str, share: tuple[int, int], naming: Naming) -> Iterator[OutputArray]:
+def _copies(weight: Weight, name: str, share: tuple[int, int]) -> Iterator[OutputArray]:
     number, count = share
     for part in weight.parts.values():
         # The one global scale of a stack is that of each expert.
         is_shared = count == 1 or part.suffix == ".global_scale"
         shape, nbytes = (part.shape, part.nbytes) if is_shared else (part.shape[1:], part.nbytes // count)
         offset = part.offset + (0 if is_shared else number * nbytes)
-        quantization = weight.quantization if not part.suffix else None
-        piece = Copy(weight, offset, nbytes)
-        yield OutputArray(naming(name, part.suffix), part.dtype, shape, (piece,), name, quantization)
+        array = OutputArray(name + part.suffix, part.dtype, shape, (Copy(weight, offset, nbytes),), name)
+        if not part.suffix:
+            array = replace(array, quantization=weight.quantization, transposed=weight.stored.transposed)
+        yield array

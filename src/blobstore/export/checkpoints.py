@@ -9,16 +9,15 @@ from typing import Any
 
 from blobstore.checkpoint import CONFIG_NAME
 from blobstore.errors import InvalidNameError, UnsupportedSourceError, UsageError, quoted
-from blobstore.export.arrays import output_arrays, own_name
+from blobstore.export.arrays import output_arrays
 from blobstore.export.documents import MODELOPT_CONFIG, config_of, exported_config
-from blobstore.export.mlx_folder import mlx_arrays
+from blobstore.export.mlx_folder import MappedWeights, mlx_arrays
 from blobstore.export.options import ExportOptions, Form
-from blobstore.export.origin import Origin
 from blobstore.export.outputs import ExportPlan, OutputArray, PlannedDocument, PlannedShard, check_names, in_library_order
 from blobstore.export.sharding import INDEX_NAME, Split, split_into_shards
 from blobstore.export.stored_model import Weight
-from blobstore.loader import mlx_name
 from blobstore.names import file_name
+from blobstore.origin import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +41,23 @@ def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPla
     Raises: DocumentError for a config.json that is none; UnsupportedSourceError for a document whose name is no file name,
     for mlx-lm without config.json, and as `mlx_arrays`; UsageError when the source's files are asked for and not known.
     """
-    config, quantization = checkpoint.documents.get(CONFIG_NAME), None
-    naming = mlx_name if options.form is Form.MLX else own_name
-    arrays = output_arrays(checkpoint.weights, checkpoint.prefix, checkpoint.origin, options.dequantize, naming)
-    check_names(arrays)
     if options.form is Form.MLX:
-        if config is None:
-            raise UnsupportedSourceError(f"model {checkpoint.model} has no config.json, which mlx-lm needs")
-        arrays, quantization = mlx_arrays(arrays, config_of(config), checkpoint.model)
-    return _plan_shards(checkpoint, arrays, options) + _plan_documents(checkpoint, options, quantization)
+        return _plan_for_mlx(checkpoint, options)
+    arrays = output_arrays(checkpoint.weights, checkpoint.prefix, checkpoint.origin, options.dequantize)
+    check_names(arrays)
+    return _plan_shards(checkpoint, arrays, options) + _plan_documents(checkpoint, options, None)
+
+
+def _plan_for_mlx(checkpoint: Checkpoint, options: ExportOptions) -> ExportPlan:
+    raw = checkpoint.documents.get(CONFIG_NAME)
+    if raw is None:
+        raise UnsupportedSourceError(f"model {checkpoint.model} has no config.json, which mlx-lm needs")
+    weights = MappedWeights(checkpoint.weights, checkpoint.prefix)
+    arrays, quantization, notes = mlx_arrays(
+        weights, config_of(raw), checkpoint.model, checkpoint.origin, options.dequantize
+    )
+    files = _plan_shards(checkpoint, arrays, options) + _plan_documents(checkpoint, options, quantization)
+    return files + ExportPlan((), (), tuple(notes))
 
 
 def _plan_documents(checkpoint: Checkpoint, options: ExportOptions, quantization: Mapping[str, Any] | None) -> ExportPlan:
@@ -129,8 +136,10 @@ def _metadata(origin: Origin, arrays: Sequence[OutputArray], options: ExportOpti
 
 
 def _described(arrays: Iterable[OutputArray]) -> Iterator[tuple[str, str]]:
-    """Yield the type and the group size of each quantized weight, as the metadata of a blob have them."""
+    """Yield the type, the group size and the layout of each quantized weight, as the metadata of a blob have them."""
     for array in arrays:
         if array.quantization is not None:
             yield f"{array.name}.quant_type", array.quantization.quant_type.value
             yield f"{array.name}.group_size", str(array.quantization.group_size)
+        if array.transposed:
+            yield f"{array.name}.transposed", "true"

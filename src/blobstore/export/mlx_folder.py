@@ -1,86 +1,151 @@
-"""The arrays and settings of a folder that ``mlx_lm.load`` opens. No weight is read.
+"""The arrays and settings of a folder that ``mlx_lm.load`` opens.
 
-mlx-lm's own model is built with arrays that nobody ever makes: it says where experts are stacked and which modules are
-quantized, and refuses what it would refuse later. Source: mlx_lm/utils.py `load_model` at version 0.32.2.
+mlx-lm's own network says what they are (network/). What is stored as it is wanted, or is a stack of what is stored, is
+copied from the blobs; other arrays are made as they are written, one at a time a thread. Only what mlx-lm computes from
+weights is made here. Source: mlx_lm/utils.py `load_model` at version 0.32.2.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+from blobstore.arrays import dtype_of
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.export.outputs import OutputArray
-from blobstore.mlx_network import build_network, module_paths, stacking
-from blobstore.tensors import fits_mlx
+from blobstore.export.outputs import Convert, Copy, Made, OutputArray, Piece
+from blobstore.export.stored_model import BlobFile, Weight
+from blobstore.loader import open_blob
+from blobstore.network import (
+    LogicalTensor,
+    NetworkPlan,
+    OpenTensors,
+    Parameter,
+    PlannedArray,
+    computed_arrays,
+    float_dtype,
+    mlx_lm_errors,
+    plan_network,
+    planned_arrays,
+    quantize_modules,
+    runs,
+)
+from blobstore.origin import Origin
+from blobstore.tensors import Blob, Tensor
 
 _SETTINGS = ("group_size", "bits", "mode")
-_TYPES = {
-    DType.BOOL: "bool_",
-    DType.I8: "int8",
-    DType.I16: "int16",
-    DType.I32: "int32",
-    DType.I64: "int64",
-    DType.U16: "uint16",
-    DType.U32: "uint32",
-    DType.U64: "uint64",
-    DType.F16: "float16",
-    DType.BF16: "bfloat16",
-    DType.F32: "float32",
-    DType.C64: "complex64",
-}
+
+
+class MappedWeights(Mapping[str, Tensor]):
+    """The weights of a checkpoint as tensors, by their names in it; each blob is mapped when it is first needed."""
+
+    def __init__(self, weights: Iterable[Weight], prefix: str) -> None:
+        self._weights = {weight.name[len(prefix) :]: weight for weight in weights}
+        self._blobs: dict[BlobFile, Blob] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor. Raises: KeyError; as `BlobFile.open`."""
+        weight = self._weights[name]
+        if weight.blob not in self._blobs:
+            with weight.blob.open() as reader:
+                self._blobs[weight.blob] = open_blob(reader, weight.blob.digest)
+        return Tensor(weight.stored, self._blobs[weight.blob])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def weight(self, name: str) -> Weight:
+        """Return where a tensor lies."""
+        return self._weights[name]
 
 
 def mlx_arrays(
-    arrays: Sequence[OutputArray], config: Mapping[str, Any], model: str
-) -> tuple[list[OutputArray], dict[str, Any] | None]:
-    """Return the arrays as mlx-lm wants them, and what ``quantization`` its config.json needs: None for no quantization.
+    weights: MappedWeights, config: Mapping[str, Any], model: str, origin: Origin, dequantize: DType | None
+) -> tuple[list[OutputArray], dict[str, Any] | None, list[str]]:
+    """Return the arrays as mlx-lm wants them, what ``quantization`` its config.json needs (None for none), and notes.
 
-    ``arrays`` have mlx-lm's names already, experts one by one or stacked. The general settings are those of most modules,
-    and a module that has others is named.
+    With ``dequantize`` every quantized weight and every float becomes values of that dtype. The general settings are those
+    of most modules, and a module that has others is named.
 
     Raises: UsageError without the ``lm`` extra; UnsupportedSourceError when MLX or mlx-lm has no such arrays, a global scale
     among them, or does not know the architecture.
     """
-    _check(arrays)
-    given = {array.name: array for array in arrays}
-    network = build_network(config, {name: _promised(array) for name, array in given.items()}, model)
-    stacks = stacking(given, module_paths(network))
-    used = {one for source in stacks.values() for one in ([source] if isinstance(source, str) else source)}
-    if lost := sorted(given.keys() - used):
-        raise UnsupportedSourceError(f"{quoted(lost[0])} and another array would have one name for mlx-lm", tensor=lost[0])
-    made = [
-        replace(given[source], name=name) if isinstance(source, str) else _stacked(name, [given[one] for one in source])
-        for name, source in stacks.items()
-    ]
-    return made, _quantization(network)
+    facts = [_fact(weights.weight(name), name, config, dequantize) for name in weights]
+    names = frozenset(name for file in origin.files for name in file.tensors) or None
+    plan = plan_network(config, facts, model, names)
+    for parameter in plan.parameters:
+        _check(parameter, plan)
+    opened = OpenTensors(weights, plan.tensors)
+    with mlx_lm_errors("convert", model):
+        computed = [_held(name, array) for name, array in computed_arrays(plan, opened).items()]
+        quantize_modules(plan)
+    arrays = [_output(array, weights, opened, plan) for array in planned_arrays(plan)]
+    return arrays + computed, _quantization(plan.network), _notes(plan)
 
 
-def _check(arrays: Sequence[OutputArray]) -> None:
-    for array in arrays:
-        if not fits_mlx(array.dtype, array.shape):
-            message = f"MLX has no {array.dtype} arrays of shape {list(array.shape)}: {quoted(array.name)}"
-            raise UnsupportedSourceError(message, tensor=array.weight, hint="Export it with --format safetensors.")
-        if array.name.endswith(".global_scale"):
-            message = f"{quoted(array.weight)} has a global scale, which mlx-lm takes from no folder on a CPU"
-            hint = "Export it with --dequantize bfloat16, or with --format safetensors."
-            raise UnsupportedSourceError(message, tensor=array.weight, hint=hint)
+def _fact(weight: Weight, name: str, config: Mapping[str, Any], dequantize: DType | None) -> LogicalTensor:
+    fact = LogicalTensor.of(weight.stored, float_dtype(config))
+    is_converted = dequantize is not None and (weight.quantization is not None or weight.dtype.is_float)
+    dtype = dequantize if is_converted and dequantize is not None else fact.dtype
+    quantization = None if is_converted else fact.quantization
+    return LogicalTensor(name, fact.shape, dtype, quantization, fact.transposed, fact.global_scale and not is_converted)
 
 
-def _promised(array: OutputArray) -> Any:
-    """Return an mlx array of that shape and dtype that is never made: MLX makes arrays when they are evaluated."""
+def _check(parameter: Parameter, plan: NetworkPlan) -> None:
+    scaled = [name for name in plan.sources(parameter) if plan.tensors[name].global_scale]
+    if parameter.quantization is not None and scaled:
+        message = f"{quoted(min(scaled))} has a global scale, which mlx-lm takes from no folder on a CPU"
+        hint = "Export it with --dequantize bfloat16, or with --format safetensors."
+        raise UnsupportedSourceError(message, tensor=min(scaled), hint=hint)
+
+
+def _output(array: PlannedArray, weights: MappedWeights, opened: OpenTensors, plan: NetworkPlan) -> OutputArray:
+    quantization = plan.tensors[array.tensor].quantization if array.suffix == "" else None
+    pieces = _copies(array, weights)
+    if pieces is None:
+        nbytes = array.dtype.nbytes(array.shape)
+        pieces = (Made(nbytes, lambda: opened.made(array)),)
+    return OutputArray(array.name, array.dtype, array.shape, pieces, array.tensor, quantization)
+
+
+def _copies(array: PlannedArray, weights: MappedWeights) -> tuple[Piece, ...] | None:
+    """Return the ranges of blobs that an array is, one after the other; None when it has to be made."""
+    found = runs(array.expression)
+    # Values of a transposed weight are counted in the order of its source.
+    if found is None or (array.suffix is None and any(weights.weight(name).stored.transposed for name, _, _ in found)):
+        return None
+    return tuple(_piece(weights.weight(name), array, start, count) for name, start, count in found)
+
+
+def _piece(weight: Weight, array: PlannedArray, start: int, count: int) -> Piece:
+    part = weight.parts[array.suffix or ""]
+    if array.suffix is None and (weight.quantization is not None or part.dtype is not array.dtype):
+        return Convert(weight, array.dtype, start, count)
+    return Copy(weight, part.offset + part.dtype.nbytes((start,)), part.dtype.nbytes((count,)))
+
+
+def _held(name: str, array: Any) -> OutputArray:
+    """Return an array that mlx-lm computed: evaluated now, because MLX evaluates in the thread that made it."""
     import mlx.core as mx
 
-    return mx.zeros(array.shape, getattr(mx, _TYPES.get(array.dtype, "uint8")))
+    is_bfloat16 = array.dtype == mx.bfloat16
+    values = np.array(array.view(mx.uint16) if is_bfloat16 else array)
+    dtype = DType.BF16 if is_bfloat16 else dtype_of(values)
+    return OutputArray(name, dtype, tuple(array.shape), (Made(values.nbytes, lambda: values),), name)
 
 
-def _stacked(name: str, experts: Sequence[OutputArray]) -> OutputArray:
-    first = experts[0]
-    pieces = tuple(piece for expert in experts for piece in expert.pieces)
-    return replace(first, name=name, shape=(len(experts), *first.shape), pieces=pieces)
+def _notes(plan: NetworkPlan) -> list[str]:
+    names = plan.dequantized
+    if not names:
+        return []
+    others = f" and {len(names) - 1} others" if len(names) > 1 else ""
+    return [f"{quoted(names[0])}{others} dequantized: mlx-lm splits their groups or changes their values"]
 
 
 def _quantization(network: Any) -> dict[str, Any] | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from blobstore.dtypes import DType
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, quoted
@@ -47,7 +50,10 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """``count`` values of a weight from index ``start`` on, dequantized or converted to ``dtype``."""
+    """``count`` values of a weight from index ``start`` on, dequantized or converted to ``dtype``.
+
+    They are counted in the order of the checkpoint's tensor: of a transposed weight, column by column of what is stored.
+    """
 
     weight: Weight
     dtype: DType
@@ -60,14 +66,23 @@ class Convert:
         return self.dtype.nbytes((self.count,))
 
 
-Piece = Copy | Convert
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An array that is no range of blobs: ``make`` returns it, contiguous, and can be called by any thread."""
+
+    nbytes: int
+    make: Callable[[], np.ndarray[Any, Any]]
+
+
+Piece = Copy | Convert | Made
 
 
 @dataclass(frozen=True, slots=True)
 class OutputArray:
     """One array of a shard: the pieces that it is made of, one after the other.
 
-    ``weight`` is the name of the one that it belongs to. ``quantization`` is that of the codes in it; None without codes.
+    ``weight`` is the name of the one that it belongs to. ``quantization`` is that of the codes in it, None without codes;
+    ``transposed`` says that these codes have the last two axes swapped.
     """
 
     name: str
@@ -76,6 +91,7 @@ class OutputArray:
     pieces: tuple[Piece, ...]
     weight: str
     quantization: Quantization | None = None
+    transposed: bool = False
 
     @property
     def nbytes(self) -> int:

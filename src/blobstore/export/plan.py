@@ -11,10 +11,10 @@ from blobstore.export import texts
 from blobstore.export.checkpoints import Checkpoint, plan_checkpoint
 from blobstore.export.documents import config_of
 from blobstore.export.options import ExportOptions, Form
-from blobstore.export.origin import read_origins
 from blobstore.export.outputs import ExportPlan, PlannedDocument
 from blobstore.export.stored_model import StoredModel
 from blobstore.importer import DRAFT_PREFIX, OWN_DOCUMENT
+from blobstore.origin import read_origins
 
 _DRAFT_FOLDER = "draft/"
 

@@ -76,6 +76,11 @@ class Weight:
         return self.stored.shape
 
     @property
+    def source_shape(self) -> tuple[int, ...]:
+        """The shape of the checkpoint's tensor: that of a transposed weight has the last two axes swapped."""
+        return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.stored.transposed else self.shape
+
+    @property
     def dtype(self) -> DType:
         """The stored dtype: U32 for codes."""
         return self.stored.dtype

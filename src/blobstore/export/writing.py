@@ -1,7 +1,8 @@
 """Writing: carry an export plan out. Nothing is decided here.
 
 Every file gets its header and its size, then every piece its bytes at its place, by any thread: those of blobs are copied by
-the kernel, values are computed a few megabytes at a time. Memory is that of one chunk a thread.
+the kernel, values are computed a few megabytes at a time. Memory is that of one chunk a thread, or of one array a thread
+where arrays have to be made as a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Self
 import numpy as np
 
 from blobstore.arrays import numpy_dtype
-from blobstore.export.outputs import Convert, Copy, ExportPlan, Piece, PlannedShard
+from blobstore.export.outputs import Convert, Copy, ExportPlan, Made, Piece, PlannedShard
 from blobstore.export.stored_model import BlobFile
 from blobstore.export.values import fill_values
 from blobstore.ranges import FileReader, allow_open_files
@@ -31,6 +32,8 @@ Progress = Callable[[int, str], object]
 _COPIED_AT_ONCE = 2**26
 _VALUES_AT_ONCE = 2**20
 """A multiple of every group size."""
+_ROWS_AT_ONCE = 128
+"""Rows of a transposed weight's values are columns of what is stored: these many are whole groups of every size."""
 _WIDEST = 4
 """Bytes of a float32, the widest of the dtypes that values become."""
 _BATCH_BYTES = 2**24
@@ -141,11 +144,14 @@ class _Work:
     def _do(self, file: _File, steps: list[_Step]) -> None:
         with _Blobs() as blobs:
             for step in steps:
-                reader = blobs.reader(step.piece.weight.blob)
-                if isinstance(step.piece, Copy):
-                    copy_range(reader, step.piece.offset, file.fd, file.path, step.at, step.piece.nbytes)
-                else:
-                    self._convert(step.piece, reader, file, step.at)
+                match step.piece:
+                    case Copy(weight, offset, nbytes):
+                        copy_range(blobs.reader(weight.blob), offset, file.fd, file.path, step.at, nbytes)
+                    case Convert():
+                        self._convert(step.piece, blobs.reader(step.piece.weight.blob), file, step.at)
+                    case Made(_, make):
+                        with os_errors("write", file.path):
+                            write_all_at(file.fd, step.at, make().reshape(-1).view(np.uint8).data)
                 self._progress(step.piece.nbytes, step.array)
 
     def _convert(self, piece: Convert, reader: FileReader, file: _File, at: int) -> None:
@@ -230,8 +236,20 @@ def _steps(shard: PlannedShard) -> Iterator[_Step]:
 def _cut(piece: Piece) -> Iterator[Piece]:
     """Yield a piece in parts that one thread does at once."""
     if isinstance(piece, Convert):
-        for start in range(0, piece.count, _VALUES_AT_ONCE):
-            yield replace(piece, start=piece.start + start, count=min(_VALUES_AT_ONCE, piece.count - start))
+        most = _values_at_once(piece)
+        for start in range(0, piece.count, most):
+            yield replace(piece, start=piece.start + start, count=min(most, piece.count - start))
+    elif isinstance(piece, Made):
+        yield piece
     else:
         for start in range(0, piece.nbytes, _COPIED_AT_ONCE):
             yield replace(piece, offset=piece.offset + start, nbytes=min(_COPIED_AT_ONCE, piece.nbytes - start))
+
+
+def _values_at_once(piece: Convert) -> int:
+    """Return how many values one thread computes at once: of a transposed weight whole rows, in whole groups of them."""
+    if not piece.weight.stored.transposed:
+        return _VALUES_AT_ONCE
+    cols = piece.weight.source_shape[-1]
+    rows = _VALUES_AT_ONCE // cols
+    return (rows - rows % _ROWS_AT_ONCE or rows) * cols or _VALUES_AT_ONCE

@@ -17,10 +17,11 @@ class Experts(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A preset of four independent options (docs/design.md, "Glossary"); ``group_sizes`` are int4's and int8's.
+    """A preset of five independent options (docs/design.md, "Glossary"); ``group_sizes`` are int4's and int8's.
 
     ``aligned_to``: what must divide a row besides its groups. ``unstated_group_sizes``: producers whose weights' group
-    size is not in the metadata.
+    size is not in the metadata. ``knows_layouts``: what tensors are, and how they lie, goes by the model's architecture
+    too, and not by Ollama's tests of names alone.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Profile:
     page_aligned: bool
     own_document: bool
     unstated_group_sizes: frozenset[str]
+    knows_layouts: bool
 
 
 PROFILES = {
@@ -43,6 +45,7 @@ PROFILES = {
             page_aligned=True,
             own_document=True,
             unstated_group_sizes=frozenset(),
+            knows_layouts=True,
         ),
         Profile(
             name="ollama",
@@ -54,6 +57,7 @@ PROFILES = {
             own_document=False,
             # x/create/prequant.go `prequantPatterns`: only compressed-tensors' row has a default.
             unstated_group_sizes=frozenset({"ModelOpt NVFP4"}),
+            knows_layouts=False,
         ),
     )
 }

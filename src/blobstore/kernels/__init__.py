@@ -39,6 +39,7 @@ __all__ = [
     "Kernel",
     "ScaleChoice",
     "active",
+    "block_of",
     "check_method",
     "checked_importance",
     "decode_blocks",
@@ -49,6 +50,7 @@ __all__ = [
     "global_scale_of",
     "group_range",
     "largest_magnitude",
+    "matrix_of",
     "quantization_of",
     "quantize",
     "quantize_into",
@@ -171,6 +173,23 @@ def group_range(parts: QuantizedArray[Array], start: int, stop: int) -> Quantize
         weight=parts.weight.reshape(-1)[start * words : stop * words],
         scale=parts.scale.reshape(-1)[start:stop],
         bias=None if parts.bias is None else parts.bias.reshape(-1)[start:stop],
+    )
+
+
+def matrix_of(parts: QuantizedArray[Array], number: int) -> QuantizedArray[Array]:
+    """Return one matrix of a stack of any rank as views, counted through all of them."""
+    return _mapped(parts, lambda part: part.reshape(-1, *part.shape[-2:])[number])
+
+
+def block_of(parts: QuantizedArray[Array], rows: slice, columns: slice) -> QuantizedArray[Array]:
+    """Return rows and columns of a quantized matrix as views; the columns begin and end where groups do."""
+    words = slice(*(bound * parts.quant_type.bits // 32 for bound in (columns.start, columns.stop)))
+    groups = slice(columns.start // parts.group_size, columns.stop // parts.group_size)
+    return replace(
+        parts,
+        weight=parts.weight[rows, words],
+        scale=parts.scale[rows, groups],
+        bias=None if parts.bias is None else parts.bias[rows, groups],
     )
 
 

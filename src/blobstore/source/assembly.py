@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from blobstore.checkpoint import ModuleQuantization, SourceConfig
@@ -227,7 +227,8 @@ def _own(found: _Found) -> SourceWeight:
         raise found.refused("the metadata of its file do not say how it was quantized") from None
     except UsageError as error:
         raise found.refused(str(error), error.hint) from None
-    return _codes(found, quantization, found.name)
+    weight = _codes(found, quantization, found.name)
+    return replace(weight, transposed=metadata.get(f"{found.name}.transposed") == "true")
 
 
 _READERS: Mapping[str, Callable[[_Found], SourceWeight]] = {

@@ -17,6 +17,7 @@ from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.ranges import FileReader
 from blobstore.source.inventory import SourceFile, SourceTensor
 from blobstore.source.weights import Form, SourceWeight
+from blobstore.tiles import Tile, tiles_of
 
 _KEPT_SCALES = 16
 """Weights whose block scales are remembered: those that threads are reading now."""
@@ -63,6 +64,8 @@ class SourceReaders:
         global scale of 0.
         """
         if weight.form is Form.PLAIN:
+            if weight.transposed:
+                return self._transposed(weight, start, count)
             bits = weight.dtype.bits
             kind = numpy_dtype(weight.dtype) if bits >= 8 else np.dtype(np.uint8)  # noqa: PLR2004
             return self._read(weight.tensor, start, self._scratch.array("stored", count, kind))
@@ -88,6 +91,29 @@ class SourceReaders:
         """Fill the array with a tensor's elements from index ``start`` on, and return it."""
         self.readinto(tensor, start * array.itemsize, array.view(np.uint8).data)
         return array
+
+    def _transposed(self, weight: SourceWeight, start: int, count: int) -> Array:
+        """Return values of matrices that the file has as ``[cols, rows]``, where the weight is ``[rows, cols]``."""
+        out = self._scratch.array("transposed", count, numpy_dtype(weight.dtype))
+        for tile in tiles_of(start, count, *weight.shape[-2:]):
+            strip = self._strip(weight, tile)
+            out[tile.at : tile.at + tile.size].reshape(tile.shape)[:] = strip.T
+        return out
+
+    def _strip(self, weight: SourceWeight, tile: Tile) -> Array:
+        """Return the values of a tile as the file has them: a line for each column, which is a part of a line there."""
+        tensor, (rows, cols) = weight.tensor, weight.shape[-2:]
+        height, width = tile.shape
+        strip = self._scratch.array("stored", tile.size, numpy_dtype(tensor.dtype)).reshape(width, height)
+        first = (tile.matrix * cols + tile.col) * rows + tile.row
+        if height == rows:
+            self._read(tensor, first, strip.reshape(-1))
+            return strip
+        reader, raw = self._reader(tensor.file), strip.reshape(-1).view(np.uint8).data
+        line, begin = height * strip.itemsize, tensor.offset + first * strip.itemsize
+        for number in range(width):
+            reader.readinto(begin + number * rows * strip.itemsize, raw[number * line : (number + 1) * line])
+        return strip
 
     def _decoded(self, weight: SourceWeight, start: int, count: int) -> Array:
         codes = self._read(weight.tensor, start, self._scratch.array("stored", count, np.dtype(np.uint8)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
@@ -39,7 +39,8 @@ class SourceWeight:
     ``parts`` are the tensors by the suffix of the array that they become ("", ".scale", ".bias", ".global_scale").
     ``producer`` is the program that quantized it, by its name in producers.py. ``quantization`` is that of ``CODES``, which
     are copied or dequantized; ``dtype`` is then the one that values are dequantized to. ``inverse_global_scale``: the source
-    stores what values are divided by.
+    stores what values are divided by. ``transposed``: ``shape``, and the order of the values, have the last two axes of the
+    checkpoint's tensor swapped; of ``PLAIN`` values these are swapped as they are read.
     """
 
     name: str
@@ -50,6 +51,7 @@ class SourceWeight:
     producer: str = ""
     quantization: Quantization | None = None
     inverse_global_scale: bool = False
+    transposed: bool = False
 
     @classmethod
     def plain(cls, tensor: SourceTensor) -> SourceWeight:
@@ -80,6 +82,28 @@ class SourceWeight:
     def nbytes(self) -> int:
         """Stored bytes, companions included."""
         return sum(tensor.nbytes for tensor in self.parts.values())
+
+    def as_transposed(self) -> SourceWeight:
+        """Return the weight with the last two axes swapped."""
+        *lead, rows, cols = self.shape
+        return replace(self, shape=(*lead, cols, rows), transposed=not self.transposed)
+
+    def values_at_once(self, most: int) -> int:
+        """Return how many values to read at a time, ``most`` at most.
+
+        Whole rows of a transposed weight: the file has a row's values far apart, and reading half a row costs as much.
+        """
+        return most - most % self.shape[-1] if self.transposed and most > self.shape[-1] else most
+
+    def stored_index(self, flat: int) -> tuple[int, ...]:
+        """Return where the source has the value of a flat index: its index in the source's tensor."""
+        index: list[int] = []
+        for size in reversed(self.shape):
+            flat, place = divmod(flat, size)
+            index.insert(0, place)
+        if self.transposed and self.form is Form.PLAIN:
+            index[-2:] = reversed(index[-2:])
+        return tuple(index)
 
     @property
     def layout(self) -> tuple[object, ...]:

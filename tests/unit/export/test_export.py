@@ -272,10 +272,3 @@ def test_wrong_options(store: Store, tmp_path: Path, options: dict[str, Any], sa
     with pytest.raises(UsageError, match=says):
         blobstore.export_model("m", tmp_path / "out", store=store, **options)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_two_arrays_of_one_name_are_refused(store: Store, tmp_path: Path) -> None:
-    tensors = {"a.weight": normal("a", 64, 64), "a.scales": normal("b", 3)}
-    blobstore.import_model(write_checkpoint(tmp_path / "in", tensors), "m", store=store, quant="int4")
-    with pytest.raises(UnsupportedSourceError, match=r"two arrays would be called 'a\.scales'"):
-        blobstore.export_model("m", tmp_path / "out", store=store, format="mlx")

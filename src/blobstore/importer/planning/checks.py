@@ -32,11 +32,11 @@ def check_names(blobs: Iterable[PlannedBlob]) -> None:
 def check_readable(blobs: Iterable[PlannedBlob]) -> None:
     """Raise when a blob would be read back as other tensors: U32 values beside a ``.scale`` look like quantized codes."""
     for blob in blobs:
-        planned = {tensor.name: tensor.quantization for tensor in blob.tensors}
+        planned = {tensor.name: (tensor.quantization, tensor.transposed) for tensor in blob.tensors}
         try:
             header = Header(blob.entries, blob.metadata, len(blob.header))
             header.check_limits(f"blob {blob.name[:80]}")
-            read = {tensor.name: tensor.quantization for tensor in stored_tensors(header)}
+            read = {tensor.name: (tensor.quantization, tensor.transposed) for tensor in stored_tensors(header)}
         except CorruptDataError as error:
             raise UnsupportedSourceError(f"{blob.name!r} could not be read back: {error}", tensor=error.tensor) from None
         if read != planned:

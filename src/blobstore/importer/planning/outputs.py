@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from blobstore.documents import JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
@@ -39,6 +39,20 @@ class OutputTensor:
         return tuple(self.quantization.parts(self.shape, self.dtype, global_scale=self.global_scale))
 
     @property
+    def transposed(self) -> bool:
+        """True when its last two axes are those of the checkpoint's tensor swapped."""
+        return self.sources[0].transposed
+
+    def as_transposed(self) -> OutputTensor:
+        """Return the tensor with the last two axes swapped, its sources too."""
+        sources = tuple(source.as_transposed() for source in self.sources)
+        return replace(self, sources=sources, shape=(*self.shape[:-2], self.shape[-1], self.shape[-2]))
+
+    def laid_out(self, inputs_first: Container[str]) -> OutputTensor:
+        """Return the tensor as it is when it is quantized: transposed when it is one of those names."""
+        return self.as_transposed() if self.name in inputs_first else self
+
+    @property
     def source_names(self) -> list[str]:
         """The names of the tensors that it is made of: all weights, then their scales, and so on."""
         suffixes = dict.fromkeys(suffix for source in self.sources for suffix in source.parts)
@@ -50,7 +64,7 @@ class OutputTensor:
         if self.copies_codes:
             return True
         plain = all(source.form is Form.PLAIN and source.dtype is self.dtype for source in self.sources)
-        return plain and self.quantization is None
+        return plain and self.quantization is None and not self.transposed
 
     @property
     def nbytes(self) -> int:

@@ -22,6 +22,7 @@ from blobstore.importer.planning.experts import Projection, group_of, packed_ord
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedFile
 from blobstore.importer.planning.own_document import OWN_DOCUMENT, own_document
 from blobstore.importer.policies.architectures import draft_policy_for, policy_for
+from blobstore.importer.policies.layouts import inputs_first
 from blobstore.importer.policies.policy import Policy
 from blobstore.importer.policies.rules import Rule, RuleBook
 from blobstore.importer.profiles import Experts
@@ -90,12 +91,16 @@ def plan_blobs(
 
 @dataclass(frozen=True, slots=True)
 class _Chooser:
-    """Chooses the quantization of output tensors: by a rule of the user's, else by the policy for the source's form."""
+    """Chooses the quantization of output tensors: by a rule of the user's, else by the policy for the source's form.
+
+    ``inputs_first``: the names of tensors that are transposed when they are quantized.
+    """
 
     options: ImportOptions
     policies: dict[Form, Policy | None]
     prefix: str
     rules: RuleBook
+    inputs_first: frozenset[str]
 
     def rule(self, tensor: OutputTensor) -> Rule | None:
         """Return the user's rule for the tensor, if there is one."""
@@ -113,19 +118,21 @@ class _Chooser:
 
     def decide(self, tensor: OutputTensor) -> OutputTensor:
         """Return the tensor with the quantization that it gets, or as it is."""
-        rule = self.followed(tensor)
+        laid_out = tensor.laid_out(self.inputs_first)
+        rule = self.followed(laid_out)
         if rule is not None:
             return self.quantized(tensor, self.options.ruled(rule))
         policy = self.policies[tensor.sources[0].form]
-        return self.quantized(tensor, policy.quantization(tensor.name, tensor.shape) if policy is not None else None)
+        return self.quantized(tensor, policy.quantization(tensor.name, laid_out.shape) if policy is not None else None)
 
     def decide_group(self, tensors: list[OutputTensor]) -> list[OutputTensor]:
         """Give a packed group one type: the asked one when groups divide the rows of every weight, else none.
 
         Rules come first, and may split the group.
         """
-        ruled = {tensor.name for tensor in tensors if self.followed(tensor) is not None}
-        weights = [tensor for tensor in tensors if tensor.name not in ruled and self._wants(tensor)]
+        laid_out = [tensor.laid_out(self.inputs_first) for tensor in tensors]
+        ruled = {tensor.name for tensor in laid_out if self.followed(tensor) is not None}
+        weights = [tensor for tensor in laid_out if tensor.name not in ruled and self._wants(tensor)]
         # Without a type asked for, only FP8 is quantized.
         quant_type = self.options.quant_type or QuantType.MXFP8
         fits = all(self.options.fits(quant_type, tensor.shape) for tensor in weights)
@@ -153,7 +160,8 @@ class _Chooser:
         if not tensor.dtype.is_float:
             raise _unquantizable(tensor)
         double = self.options.global_scale and quantization.quant_type is QuantType.NVFP4
-        return replace(tensor, quantization=quantization, global_scale=(1,) if double else None)
+        laid_out = tensor.laid_out(self.inputs_first)
+        return replace(laid_out, quantization=quantization, global_scale=(1,) if double else None)
 
 
 def _chooser(inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, prefix: str) -> _Chooser:
@@ -171,7 +179,8 @@ def _chooser(inventory: Inventory, weights: tuple[SourceWeight, ...], options: I
     if policy is None and any(weight.form is Form.BLOCK_FP8 for weight in weights):
         # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it is.
         policies[Form.BLOCK_FP8] = find_policy(inventory.config, QuantType.MXFP8, options)
-    return _Chooser(options, policies, prefix, RuleBook(options.rules))
+    turned = inputs_first(weights, inventory.config, options.profile)
+    return _Chooser(options, policies, prefix, RuleBook(options.rules), turned)
 
 
 def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:
@@ -249,15 +258,17 @@ def _blob(name: str, tensors: Iterable[OutputTensor], options: ImportOptions) ->
 
 
 def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapping[str, str]:
-    """Return the blob's metadata: its quantization when all quantized tensors agree, else each tensor's.
+    """Return the blob's metadata: its quantization when all quantized tensors agree, else each tensor's; what is transposed.
 
     The first form would claim an unquantized U32 tensor too, so beside one each tensor has its own.
     """
+    turned = {f"{tensor.name}.transposed": "true" for tensor in tensors if tensor.transposed}
     described = {tensor.name: _described(tensor, options) for tensor in tensors if tensor.quantization is not None}
     plain_words = any(tensor.quantization is None and tensor.dtype is DType.U32 for tensor in tensors)
     if len({tuple(one.items()) for one in described.values()}) == 1 and not plain_words:
-        return _shared(*(next(iter(described.values())).items()))
-    return {f"{name}.{key}": value for name, one in described.items() for key, value in one.items()}
+        shared = _shared(*(next(iter(described.values())).items()))
+        return {**shared, **turned} if turned else shared
+    return {f"{name}.{key}": value for name, one in described.items() for key, value in one.items()} | turned
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from blobstore.importer.planning.experts import group_of
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.planning.plan import plan_blobs
 from blobstore.importer.policies.architectures import policy_for
+from blobstore.importer.policies.layouts import inputs_first
 from blobstore.importer.policies.policy import is_matrix
 from blobstore.importer.policies.rules import Rule, RuleBook, escaped
 from blobstore.importer.profiles import Experts
@@ -59,8 +60,11 @@ def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidat
     wanted = _Wanted(inventory, options)
     types = tuple(_types(options))
     found = []
-    for blob in plan_blobs(inventory, source_weights(inventory), undecided):
-        tensors = tuple(tensor for tensor in blob.tensors if wanted.includes(tensor))
+    weights = source_weights(inventory)
+    turned = inputs_first(weights, inventory.config, options.profile)
+    for blob in plan_blobs(inventory, weights, undecided):
+        laid_out = (tensor.laid_out(turned) for tensor in blob.tensors)
+        tensors = tuple(tensor for tensor in laid_out if wanted.includes(tensor))
         together = options.experts is Experts.PACKED
         for members in [tensors] if together and tensors else [(tensor,) for tensor in tensors]:
             fitting = [kind for kind in types if all(_fits(kind, tensor, options) for tensor in members)]

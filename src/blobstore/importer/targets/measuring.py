@@ -56,7 +56,7 @@ class _Batch:
     def index(self, number: int) -> tuple[int, ...]:
         """Return the index in the source of the batch's weight ``number``."""
         run, offset = divmod(number, self.count)
-        return tuple(int(i) for i in np.unravel_index(self.starts[run] + offset, self.source.shape))
+        return self.source.stored_index(self.starts[run] + offset)
 
 
 def measure(

@@ -106,7 +106,7 @@ class RunMaker:
             return self._global_scales[output.name]
 
     def _largest(self, output: OutputTensor, source: SourceWeight) -> float:
-        most = CHUNK // 4
+        most = source.values_at_once(CHUNK // 4)
         starts = range(0, source.elements, most)
         chunks = (self._cast_values(output, source, start, min(most, source.elements - start)) for start in starts)
         return max((kernels.largest_magnitude(chunk) for chunk in chunks), default=0.0)
@@ -148,6 +148,6 @@ def _quantize(weights: Array, arrays: list[Array], quantization: Quantization, c
 
 def _error_at(kind: type[BlobStoreError], source: SourceWeight, flat: int, what: str) -> BlobStoreError:
     """Return the error that says ``what`` the weight of that flat index is; it names tensor, index and file."""
-    index = tuple(int(i) for i in np.unravel_index(flat, source.shape))
+    index = source.stored_index(flat)
     message = f"{source.name!r}: the weight at {list(index)} is {what} ({source.file.path})"
     return kind(message, tensor=source.name, index=index, path=source.file.path)

@@ -132,7 +132,7 @@ def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
 def _values(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Values]:
     at = {suffix: begin for suffix, begin in begins.items() if suffix != ".global_scale"}
     for source in tensor.sources:
-        most = CHUNK // max(_VALUE_BYTES, source.tensor.dtype.bits // 8, tensor.dtype.bits // 8)
+        most = source.values_at_once(CHUNK // max(_VALUE_BYTES, source.tensor.dtype.bits // 8, tensor.dtype.bits // 8))
         elements = source.elements
         for start in range(0, elements, most):
             count = min(most, elements - start)

@@ -9,6 +9,7 @@ from typing import Literal
 from blobstore.documents import MAX_DOCUMENT, Document, validated
 from blobstore.strictjson import parse_object
 
+OWN_DOCUMENT = "blobstore.json"
 _RULE = "B1"
 # How other programs call the codes of X.weight: compressed-tensors, gpt-oss (source/producers.py).
 _OTHER_NAMES = (("", "_packed"), (".weight", "_blocks"))
@@ -79,7 +80,7 @@ class Origin:
 
     def _describes(self, key: str) -> bool:
         owner, _, what = key.rpartition(".")
-        return what in ("quant_type", "group_size") and (not owner or owner in self)
+        return what in ("quant_type", "group_size", "transposed") and (not owner or owner in self)
 
 
 def read_origins(raw: bytes | None) -> tuple[Origin, Origin]:
@@ -89,9 +90,18 @@ def read_origins(raw: bytes | None) -> tuple[Origin, Origin]:
     """
     if raw is None:
         return Origin(), Origin()
-    what = "blobstore.json"
-    document = validated(_OwnDocument, parse_object(raw, what, rule=_RULE, limit=MAX_DOCUMENT), what, _RULE)
+    fields = parse_object(raw, OWN_DOCUMENT, rule=_RULE, limit=MAX_DOCUMENT)
+    document = validated(_OwnDocument, fields, OWN_DOCUMENT, _RULE)
     return _origin(document.sources), _origin(document.draft.sources if document.draft is not None else ())
+
+
+def source_names(raw: bytes | None) -> frozenset[str] | None:
+    """Return the names of a source's tensors, from the bytes of blobstore.json; None where they are not known.
+
+    Raises: as `read_origins`.
+    """
+    origin, _ = read_origins(raw)
+    return frozenset(name for file in origin.files for name in file.tensors) or None
 
 
 def _origin(files: Iterable[_File]) -> Origin:

@@ -1,0 +1,160 @@
+"""Arrays: what a network's parameters are stored as, and their values from the maps of an open model.
+
+A parameter with codes is several arrays (``….weight``, ``….scales``, ``….biases``); one with values is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blobstore.arrays import QuantizedArray, numpy_dtype
+from blobstore.dtypes import DType
+from blobstore.errors import UnsupportedSourceError, quoted
+from blobstore.network.expressions import Array, Computed, Expression, Stored, evaluate, fill, in_units, leaves
+from blobstore.network.global_scales import global_scales_of
+from blobstore.network.layouts import LogicalTensor
+from blobstore.network.planning import NetworkPlan, Parameter, mlx_dtype, stand_in
+from blobstore.tensors import Tensor, fits_mlx
+
+_WORD_BITS = 32
+_SUFFIXES = {"": ".weight", ".scale": ".scales", ".bias": ".biases"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedArray:
+    """One array of a network: its name for mlx-lm, its dtype, and the expression that it is.
+
+    ``suffix``: which stored array of each tensor the expression moves; None for values. ``tensor``: one of the tensors.
+    """
+
+    name: str
+    dtype: DType
+    expression: Expression
+    suffix: str | None
+    tensor: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.expression.shape
+
+
+def planned_arrays(plan: NetworkPlan) -> Iterator[PlannedArray]:
+    """Yield the arrays of all parameters, but for global scales and what is `Computed`.
+
+    Raises: UnsupportedSourceError when MLX has no such dtype.
+    """
+    for parameter in plan.parameters:
+        if isinstance(parameter.expression, Computed):
+            continue
+        for array in _arrays_of(parameter, plan.tensors):
+            if not fits_mlx(array.dtype, array.shape):
+                message = f"MLX has no {array.dtype} arrays of shape {list(array.shape)}: {quoted(array.tensor)}"
+                raise UnsupportedSourceError(message, tensor=array.tensor)
+            yield array
+
+
+def _arrays_of(parameter: Parameter, tensors: Mapping[str, LogicalTensor]) -> Iterator[PlannedArray]:
+    expression, quantization = parameter.expression, parameter.quantization
+    first = tensors[next(leaves(expression))]
+    if quantization is None:
+        yield PlannedArray(parameter.name, first.dtype, expression, None, first.name)
+        return
+    for part in quantization.parts(expression.shape, first.dtype):
+        unit = quantization.group_size if part.suffix else _WORD_BITS // quantization.quant_type.bits
+        moved = in_units(expression, quantization.group_size, unit)
+        if moved is None:
+            raise AssertionError(f"{parameter.name}: planned with codes whose groups do not stay together")
+        yield PlannedArray(parameter.module + _SUFFIXES[part.suffix], part.dtype, moved, part.suffix, first.name)
+
+
+class OpenTensors:
+    """The arrays of an open model's tensors, by name: views of its maps, or values."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], facts: Mapping[str, LogicalTensor]) -> None:
+        self._tensors = tensors
+        self._facts = facts
+
+    def source(self, suffix: str | None) -> Callable[[str], Array]:
+        """Return what gives the stored arrays of that suffix by their tensors' names, or, for None, values."""
+        return self.values if suffix is None else lambda name: _part(self._tensors[name].numpy(), suffix)
+
+    def values(self, name: str) -> Array:
+        """Return a tensor's values: a view, or dequantized to the dtype that its facts have."""
+        tensor, fact = self._tensors[name], self._facts[name]
+        array = tensor.numpy()
+        if isinstance(array, QuantizedArray) or tensor.dtype is not fact.dtype:
+            return tensor.dequantize(fact.dtype)
+        return array
+
+    def made(self, array: PlannedArray) -> Array:
+        """Return an array of a network in new memory."""
+        out = np.empty(array.shape, numpy_dtype(array.dtype))
+        fill(out, array.expression, self.source(array.suffix))
+        return out
+
+    def mlx(self, array: PlannedArray) -> Any:
+        """Return an array of a network for MLX: as `Tensor.mlx` gives it where it is stored so, else in MLX's memory."""
+        expression, tensor = array.expression, self._tensors[array.tensor]
+        is_stored = isinstance(expression, Stored) and (array.suffix is not None or tensor.dtype is array.dtype)
+        if is_stored:
+            return _part(tensor.mlx(), array.suffix or "")
+        return mlx_array(array, self)
+
+    def global_scale(self, parameter: Parameter) -> Any:
+        """Return the global scale of a parameter's codes, one or one an expert, as an mlx array; None without one."""
+        import mlx.core as mx
+
+        if not self._facts[next(leaves(parameter.expression))].global_scale:
+            return None
+        scale = self.source(".global_scale")
+        if len(set(leaves(parameter.expression))) == 1 and len(parameter.expression.shape) == 2:  # noqa: PLR2004  # a matrix
+            return mx.array(np.array(scale(next(leaves(parameter.expression)))))
+        scales = [np.broadcast_to(scale(name).reshape(-1), count) for name, count in global_scales_of(parameter.expression)]
+        return mx.array(np.concatenate(scales))
+
+
+def mlx_array(array: PlannedArray, tensors: OpenTensors) -> Any:
+    """Return the array in memory of MLX's own: no value is copied twice, also when experts are stacked."""
+    import mlx.core as mx
+
+    kind = numpy_dtype(array.dtype)
+    made = mx.zeros(array.shape, getattr(mx, f"uint{8 * kind.itemsize}"))
+    if made.size:
+        mx.eval(made)
+        # MLX lends its memory by the buffer protocol; nobody else has seen the array yet.
+        fill(np.asarray(made).view(kind), array.expression, tensors.source(array.suffix))
+    return made.view(mlx_dtype(array.dtype))
+
+
+def computed_arrays(plan: NetworkPlan, tensors: OpenTensors) -> dict[str, Any]:
+    """Return the parameters that ``sanitize`` computes, as mlx arrays that are not evaluated, from the values they need."""
+    import mlx.core as mx
+
+    names = {one.name: one.expression.of for one in plan.parameters if isinstance(one.expression, Computed)}
+    needed = {leaf for of in names.values() for leaf in of}
+    if not names:
+        return {}
+    weights = {
+        name: _offered(evaluate(one.expression, tensors.values), mx) if name in needed else stand_in(one)
+        for name, one in plan.offered.items()
+    }
+    made = plan.network.sanitize(weights)
+    return {name: made[name] for name in names}
+
+
+def _offered(values: Array, mx: Any) -> Any:
+    kind = values.dtype
+    if kind.name == "bfloat16":
+        return mx.array(values.view(np.uint16)).view(mx.bfloat16)
+    return mx.array(values.view(np.uint8) if kind.kind == "V" else values)
+
+
+def _part(array: Any, suffix: str) -> Any:
+    if not isinstance(array, QuantizedArray):
+        return array
+    return {"": array.weight, ".scale": array.scale, ".bias": array.bias, ".global_scale": array.global_scale}[suffix]

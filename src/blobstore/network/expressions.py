@@ -1,0 +1,285 @@
+"""Expressions: how an array is made of stored ones by moving values, without changing any. Pure.
+
+An expression is a tree. Its leaves are stored arrays; its nodes reshape, transpose, slice and join. `Computed` stands for
+everything else: values that no stored array has. `evaluate` and `fill` follow a tree with NumPy, where all nodes but
+`Joined` are views where NumPy can make them.
+
+The same tree holds for the arrays of a quantized tensor when no node splits a group: `in_units` gives it for codes and for
+scales.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+Arrays = Callable[[str], Array]
+"""Gives a stored array by the name of its leaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A whole stored array."""
+
+    name: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """The same values in the same order, in another shape."""
+
+    of: Expression
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """Dimension ``i`` is dimension ``axes[i]`` of ``of``."""
+
+    of: Expression
+    axes: Shape
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """From ``begins`` to ``ends`` in steps of ``strides``, one of each a dimension."""
+
+    of: Expression
+    begins: Shape
+    ends: Shape
+    strides: Shape
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Arrays one after the other along ``axis``."""
+
+    parts: tuple[Expression, ...]
+    axis: int
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Values that arithmetic makes from the leaves ``of``."""
+
+    of: frozenset[str]
+    shape: Shape
+
+
+Expression = Stored | Reshaped | Transposed | Sliced | Joined | Computed
+
+
+def reshaped(of: Expression, shape: Sequence[int]) -> Expression:
+    """Return ``of`` in another shape."""
+    shape = tuple(shape)
+    if shape == of.shape:
+        return of
+    if isinstance(of, Computed):
+        return Computed(of.of, shape)
+    return reshaped(of.of, shape) if isinstance(of, Reshaped) else Reshaped(of, shape)
+
+
+def transposed(of: Expression, axes: Sequence[int]) -> Expression:
+    """Return ``of`` with its dimensions in the order of ``axes``."""
+    axes = tuple(axes)
+    shape = tuple(of.shape[axis] for axis in axes)
+    if isinstance(of, Computed):
+        return Computed(of.of, shape)
+    if isinstance(of, Transposed):
+        return transposed(of.of, [of.axes[axis] for axis in axes])
+    return of if axes == tuple(range(len(axes))) else Transposed(of, axes, shape)
+
+
+def sliced(of: Expression, begins: Sequence[int], ends: Sequence[int], strides: Sequence[int]) -> Expression:
+    """Return a part of ``of``; ``strides`` are at least 1."""
+    ranges = [range(*bounds) for bounds in zip(begins, ends, strides, strict=True)]
+    shape = tuple(len(one) for one in ranges)
+    if isinstance(of, Computed):
+        return Computed(of.of, shape)
+    if shape == of.shape:
+        return of
+    return Sliced(of, tuple(begins), tuple(ends), tuple(strides), shape)
+
+
+def row_range(of: Expression, begin: int, end: int) -> Expression:
+    """Return ``of[begin:end]``."""
+    rest = of.shape[1:]
+    return sliced(of, (begin, *(0 for _ in rest)), (end, *rest), tuple(1 for _ in of.shape))
+
+
+def joined(parts: Sequence[Expression], axis: int) -> Expression:
+    """Return ``parts`` one after the other along ``axis``; consecutive rows of one array become one slice of it again."""
+    if any(isinstance(part, Computed) for part in parts):
+        shape = _joined_shape(parts, axis)
+        return Computed(frozenset(name for part in parts for name in leaves(part)), shape)
+    merged: list[Expression] = []
+    for part in parts:
+        whole = _rows_together(merged[-1], part) if merged and axis == 0 else None
+        if whole is not None:
+            merged[-1] = whole
+        else:
+            merged.append(part)
+    return merged[0] if len(merged) == 1 else Joined(tuple(merged), axis, _joined_shape(merged, axis))
+
+
+def _joined_shape(parts: Sequence[Expression], axis: int) -> Shape:
+    first = parts[0].shape
+    return (*first[:axis], sum(part.shape[axis] for part in parts), *first[axis + 1 :])
+
+
+def _rows_together(one: Expression, other: Expression) -> Expression | None:
+    """Return the rows of one array that ``one`` and ``other``, its next rows, are together; else None."""
+    first, second = _rows_of(one), _rows_of(other)
+    if first is None or second is None or first[0] != second[0] or first[2] != second[1]:
+        return None
+    return row_range(first[0], first[1], second[2])
+
+
+def _rows_of(expression: Expression) -> tuple[Expression, int, int] | None:
+    """Return the array, the begin and the end of what is a range of its rows; else None."""
+    # An expert is a row that lost its first dimension, and gets it back when it is stacked.
+    if isinstance(expression, Reshaped) and isinstance(expression.of, Sliced) and expression.shape == expression.of.shape:
+        expression = expression.of
+    if not isinstance(expression, Sliced):
+        return None
+    of = expression.of
+    is_rows = expression.shape[1:] == of.shape[1:] and expression.strides[0] == 1
+    return (of, expression.begins[0], expression.ends[0]) if is_rows else None
+
+
+def leaves(expression: Expression) -> Iterator[str]:
+    """Yield the names of the leaves, in order, as often as they are there."""
+    match expression:
+        case Stored(name):
+            yield name
+        case Computed(of):
+            yield from sorted(of)
+        case Joined(parts):
+            for part in parts:
+                yield from leaves(part)
+        case _:
+            yield from leaves(expression.of)
+
+
+def substituted(expression: Expression, given: Callable[[str], Expression]) -> Expression:
+    """Return the expression with ``given(name)`` in the place of each leaf."""
+    match expression:
+        case Stored(name):
+            return given(name)
+        case Computed():
+            return expression
+        case Reshaped(of, shape):
+            return reshaped(substituted(of, given), shape)
+        case Transposed(of, axes):
+            return transposed(substituted(of, given), axes)
+        case Sliced(of, begins, ends, strides):
+            return sliced(substituted(of, given), begins, ends, strides)
+        case Joined(parts, axis):
+            return joined([substituted(part, given) for part in parts], axis)
+
+
+def in_units(expression: Expression, group: int, unit: int) -> Expression | None:
+    """Return the expression for stored arrays that have one element for ``unit`` values of a row.
+
+    ``unit`` divides ``group``. None when a group of ``group`` consecutive values of a row would not stay together.
+    """
+    if isinstance(expression, Computed) or not expression.shape or expression.shape[-1] % group:
+        return None
+    shape = (*expression.shape[:-1], expression.shape[-1] // unit)
+    if isinstance(expression, Stored):
+        return Stored(expression.name, shape)
+    if isinstance(expression, Joined):
+        scaled = [in_units(part, group, unit) for part in expression.parts]
+        whole = [part for part in scaled if part is not None]
+        return joined(whole, expression.axis) if len(whole) == len(scaled) else None
+    inner = in_units(expression.of, group, unit)
+    return None if inner is None else _node_in_units(expression, inner, shape, group, unit)
+
+
+def _node_in_units(
+    node: Reshaped | Transposed | Sliced, inner: Expression, shape: Shape, group: int, unit: int
+) -> Expression | None:
+    match node:
+        case Reshaped():
+            return reshaped(inner, shape)
+        case Transposed(_, axes):
+            return transposed(inner, axes) if axes[-1] == len(axes) - 1 else None
+        case Sliced(_, begins, ends, strides):
+            if begins[-1] % group or ends[-1] % group or strides[-1] != 1:
+                return None
+            return sliced(inner, (*begins[:-1], begins[-1] // unit), (*ends[:-1], ends[-1] // unit), strides)
+
+
+def evaluate(expression: Expression, arrays: Arrays) -> Array:
+    """Return the array: a view of stored ones where NumPy can make one."""
+    match expression:
+        case Stored(name):
+            return arrays(name)
+        case Reshaped(of, shape):
+            return evaluate(of, arrays).reshape(shape)
+        case Transposed(of, axes):
+            return evaluate(of, arrays).transpose(axes)
+        case Sliced(of, begins, ends, strides):
+            index = tuple(slice(*bounds) for bounds in zip(begins, ends, strides, strict=True))
+            return evaluate(of, arrays)[index]
+        case Joined(parts, axis):
+            return np.concatenate([evaluate(part, arrays) for part in parts], axis)
+        case Computed():
+            raise ValueError("computed values are in no stored array")
+
+
+def fill(out: Array, expression: Expression, arrays: Arrays) -> None:
+    """Write the array into ``out``, contiguous, each value copied once: what is joined is written to its place."""
+    match expression:
+        case Joined(parts, axis):
+            begin = 0
+            for part in parts:
+                end = begin + part.shape[axis]
+                _fill_part(out[(*(slice(None) for _ in range(axis)), slice(begin, end))], part, arrays)
+                begin = end
+        case Reshaped(of) if isinstance(of, Joined):
+            fill(out.reshape(of.shape), of, arrays)
+        case _:
+            np.copyto(out, evaluate(expression, arrays))
+
+
+def _fill_part(out: Array, expression: Expression, arrays: Arrays) -> None:
+    if out.flags.c_contiguous:
+        fill(out, expression, arrays)
+    else:
+        np.copyto(out, evaluate(expression, arrays))
+
+
+def runs(expression: Expression) -> list[tuple[str, int, int]] | None:
+    """Return the ranges of stored arrays that the expression is, one after the other: (name, first value, values).
+
+    None when values do not lie one after the other: when rows are taken apart or dimensions swapped.
+    """
+    match expression:
+        case Stored(name, shape):
+            return [(name, 0, math.prod(shape))]
+        case Reshaped(of):
+            return runs(of)
+        case Sliced(of, begins) if _rows_of(expression) is not None:
+            return _within(runs(of), begins[0] * math.prod(of.shape[1:]), math.prod(expression.shape))
+        case Joined(parts, axis) if axis == 0:
+            found = [runs(part) for part in parts]
+            return [run for one in found if one is not None for run in one] if None not in found else None
+    return None
+
+
+def _within(found: list[tuple[str, int, int]] | None, start: int, count: int) -> list[tuple[str, int, int]] | None:
+    if found is None or len(found) != 1:
+        return None
+    name, first, _ = found[0]
+    return [(name, first + start, count)]

@@ -1,0 +1,201 @@
+"""Plan: which array of mlx-lm's network is made of which stored tensors, and how. No weight is read.
+
+Codes go into a quantized module when the network moves whole groups of them; otherwise the module gets values. What
+``sanitize`` computes (norms that count from zero, products with a multiplier) is computed by it again, from values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from blobstore.dtypes import DType
+from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError, quoted
+from blobstore.network.expressions import Computed, Expression, Stored, in_units, leaves, substituted
+from blobstore.network.global_scales import takes_global_scale
+from blobstore.network.layouts import LogicalTensor, Offered, layouts
+from blobstore.network.tracing import trace
+from blobstore.quant import Quantization
+
+_CLAIMS = ("quantization", "quantization_config")
+_SHOWN = 3
+_MLX_TYPES = {
+    DType.BOOL: "bool_",
+    DType.I8: "int8",
+    DType.I16: "int16",
+    DType.I32: "int32",
+    DType.I64: "int64",
+    DType.U16: "uint16",
+    DType.U32: "uint32",
+    DType.U64: "uint64",
+    DType.F16: "float16",
+    DType.BF16: "bfloat16",
+    DType.F32: "float32",
+    DType.C64: "complex64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of the network: an expression over stored tensors, by their shapes before packing.
+
+    ``quantization``: that of the codes that move into it; None when it gets values.
+    """
+
+    name: str
+    expression: Expression
+    quantization: Quantization | None = None
+
+    @property
+    def module(self) -> str:
+        """The path of the module that it belongs to."""
+        return self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPlan:
+    """mlx-lm's network for a stored model, its weights not made, and what each of its parameters is made of.
+
+    ``offered``: the tensors as ``sanitize`` sees them. ``tensors``: the stored ones by name.
+    """
+
+    network: Any
+    parameters: tuple[Parameter, ...]
+    offered: Mapping[str, Offered]
+    tensors: Mapping[str, LogicalTensor]
+
+    @property
+    def dequantized(self) -> list[str]:
+        """The quantized tensors of which a parameter holds values, sorted."""
+        names = {name for parameter in self.parameters if parameter.quantization is None for name in self.sources(parameter)}
+        return sorted(name for name in names if self.tensors[name].quantization is not None)
+
+    def sources(self, parameter: Parameter) -> set[str]:
+        """Return the stored tensors that a parameter is made of."""
+        if isinstance(parameter.expression, Computed):
+            return {name for one in parameter.expression.of for name in leaves(self.offered[one].expression)}
+        return set(leaves(parameter.expression))
+
+
+def import_mlx_lm() -> Any:
+    """Return mlx-lm's ``utils``. Raises: UsageError without the ``lm`` extra."""
+    try:
+        from mlx_lm import utils
+    except ImportError as error:
+        raise UsageError("mlx-lm is not installed", hint="Install the extra: pip install 'blobstore[lm]'.") from error
+    return utils
+
+
+@contextmanager
+def mlx_lm_errors(doing: str, model: str) -> Iterator[None]:
+    """Raise UnsupportedSourceError for whatever mlx-lm raises: its code for a model has no errors of its own."""
+    try:
+        yield
+    except BlobStoreError as error:
+        raise error.at(f"model {model}", model=model) from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise UnsupportedSourceError(f"mlx-lm can't {doing} model {model}: {reason}", model=model) from error
+
+
+def plan_network(
+    config: Mapping[str, Any], tensors: Iterable[LogicalTensor], model: str, source_names: Container[str] | None = None
+) -> NetworkPlan:
+    """Return how ``tensors`` become the parameters of the network that ``config`` describes.
+
+    ``source_names``: the names of the tensors of the checkpoint that was imported, where they are known.
+
+    Raises: UsageError without the ``lm`` extra; UnsupportedSourceError, naming ``model``, when mlx-lm does not know the
+    architecture, or the tensors are not those that it needs.
+    """
+    utils = import_mlx_lm()
+    # How layers are quantized is a fact of what is stored; the settings of a source would speak of others.
+    settings = {key: value for key, value in config.items() if key not in _CLAIMS}
+    stored = {tensor.name: tensor for tensor in tensors}
+    with mlx_lm_errors("build", model):
+        # Private in mlx-lm 0.32, but the only table of its architectures; load_model insists on files in a folder.
+        model_class, args_class = utils._get_classes(settings)  # noqa: SLF001
+        network = model_class(args_class.from_dict(settings))
+        network.eval()
+        offered, made = _fitting(network, layouts(stored.values(), source_names))
+    modules = dict(network.named_modules())
+    parameters = tuple(_parameter(name, expression, modules, stored) for name, expression in sorted(made.items()))
+    return NetworkPlan(network, parameters, offered, stored)
+
+
+def mlx_dtype(dtype: DType) -> Any:
+    """Return the dtype that MLX has for values: uint8 where it has none of its own."""
+    import mlx.core as mx
+
+    return getattr(mx, _MLX_TYPES.get(dtype, "uint8"))
+
+
+def stand_in(offered: Offered) -> Any:
+    """Return an mlx array of that shape and dtype that is never made: MLX makes arrays when they are evaluated."""
+    import mlx.core as mx
+
+    return mx.zeros(offered.expression.shape, mlx_dtype(offered.dtype))
+
+
+def _fitting(network: Any, candidates: Iterable[list[Offered]]) -> tuple[dict[str, Offered], dict[str, Expression]]:
+    """Return the first layout of which the network's ``sanitize`` makes its parameters, and what it makes of it.
+
+    Raises: UnsupportedSourceError with what is wrong with the first layout, the source's own; what ``sanitize`` raises.
+    """
+    from mlx.utils import tree_flatten
+
+    wanted = {name: tuple(array.shape) for name, array in tree_flatten(network.parameters())}
+    first: Exception | None = None
+    for layout in candidates:
+        offered = {one.name: one for one in layout}
+        try:
+            made = _sanitized(network, offered)
+            _check(made, wanted)
+        except Exception as error:  # noqa: BLE001  # a layout that sanitize was not written for
+            first = first or error
+            continue
+        whole = {name: substituted(one, lambda leaf: offered[leaf].expression) for name, one in made.items()}  # noqa: B023
+        return offered, whole
+    raise first or AssertionError("there is always a layout")
+
+
+def _sanitized(network: Any, offered: Mapping[str, Offered]) -> dict[str, Expression]:
+    if hasattr(network, "sanitize"):
+        return trace(network.sanitize, {name: stand_in(one) for name, one in offered.items()})
+    return {name: Stored(name, one.expression.shape) for name, one in offered.items()}
+
+
+def _check(made: Mapping[str, Expression], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise UnsupportedSourceError when names or shapes are not those of the network's parameters."""
+    for what, names in (("needs", wanted.keys() - made.keys()), ("has no place for", made.keys() - wanted.keys())):
+        if names:
+            shown = ", ".join(map(quoted, sorted(names)[:_SHOWN]))
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            raise UnsupportedSourceError(f"mlx-lm's network {what} {shown}{more}", tensor=min(names))
+    for name, shape in wanted.items():
+        if made[name].shape != shape:
+            message = f"{quoted(name)} is {list(made[name].shape)}, and mlx-lm's network needs {list(shape)}"
+            raise UnsupportedSourceError(message, tensor=name)
+
+
+def _parameter(
+    name: str, expression: Expression, modules: Mapping[str, Any], tensors: Mapping[str, LogicalTensor]
+) -> Parameter:
+    """Return the parameter, with codes where its module can hold them and every group stays together."""
+    plain = Parameter(name, expression)
+    sources = [] if isinstance(expression, Computed) else [tensors[leaf] for leaf in leaves(expression)]
+    quantization = sources[0].quantization if sources else None
+    module = modules.get(plain.module)
+    if quantization is None or not name.endswith(".weight") or not hasattr(module, "to_quantized"):
+        return plain
+    if any(one.quantization != quantization or one.dtype is not sources[0].dtype for one in sources):
+        return plain
+    if in_units(expression, quantization.group_size, quantization.group_size) is None:
+        return plain
+    if any(one.global_scale for one in sources) and not takes_global_scale(module, expression, sources):
+        return plain
+    return Parameter(name, expression, quantization)

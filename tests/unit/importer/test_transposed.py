@@ -1,0 +1,175 @@
+"""Weights that checkpoints keep as ``[..., in, out]``: grouped along the inputs, and given back the way they came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import QUANT_TYPES
+from support.arrays import bits_of_parts
+from support.checkpoints import BF16, normal, write_checkpoint
+from support.chunks import LEAST, chunks_of
+from support.stores import wrong_digests
+
+import blobstore
+from blobstore import QuantizedArray
+from blobstore.care.diff import diff_models
+from blobstore.care.repair import repair_model
+from blobstore.errors import NonFiniteWeightError
+from blobstore.export import export_model
+from blobstore.kernels import quantize
+from blobstore.names import ModelName
+from blobstore.quality import measure_quality
+from blobstore.store import Store, open_store
+
+Array = np.ndarray[Any, Any]
+HIDDEN, INNER = 128, 192
+EXPERTS = "model.layers.0.mlp.experts"
+GATE_UP, DOWN = f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.down_proj"
+CONFIG = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": HIDDEN}
+
+
+def fused(dtype: Any = BF16) -> dict[str, Array]:
+    """Return gpt-oss's experts as its BF16 checkpoints have them, and a matrix that is the usual way round."""
+    return {
+        GATE_UP: normal("up", 3, HIDDEN, 2 * INNER, dtype=dtype),
+        f"{GATE_UP}_bias": normal("up bias", 3, 2 * INNER, dtype=dtype),
+        DOWN: normal("down", 3, INNER, HIDDEN, dtype=dtype),
+        f"{DOWN}_bias": normal("down bias", 3, HIDDEN, dtype=dtype),
+        "model.layers.0.self_attn.o_proj.weight": normal("o", HIDDEN, 64, dtype=dtype),
+    }
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A checkpoint of fused experts."""
+    return write_checkpoint(tmp_path / "m", fused(), CONFIG)
+
+
+def turned(array: Array) -> Array:
+    return np.ascontiguousarray(array.swapaxes(-1, -2))
+
+
+@pytest.mark.parametrize("quant", QUANT_TYPES)
+@pytest.mark.parametrize("dtype", [BF16, np.float16, np.float32], ids=str)
+def test_groups_run_along_inputs(store: Store, tmp_path: Path, quant: str, dtype: Any) -> None:
+    tensors = fused(dtype)
+    blobstore.import_model(write_checkpoint(tmp_path / "m", tensors, CONFIG), "m", store=store, quant=quant)
+    with blobstore.open_model("m", store=store, verify=True) as model:
+        for name in (GATE_UP, DOWN):
+            stored = model[name].numpy()
+            assert isinstance(stored, QuantizedArray)
+            assert model[name].transposed
+            assert model[name].shape == tensors[name].swapaxes(-1, -2).shape
+            wanted = quantize(turned(tensors[name]), model[name].quant_type or "", group_size=model[name].group_size)
+            assert bits_of_parts(stored) == bits_of_parts(wanted)
+        others = model.keys() - {GATE_UP, DOWN}
+        assert not any(model[name].transposed for name in others)
+
+
+def test_what_is_not_quantized_stays_as_it_is(store: Store, source: Path) -> None:
+    blobstore.import_model(source, "m", store=store, quant="int4", rules=[f"{DOWN}=none"])
+    with blobstore.open_model("m", store=store) as model:
+        assert (model[DOWN].transposed, model[DOWN].quant_type) == (False, None)
+        assert model[DOWN].raw() == fused()[DOWN].tobytes()
+        assert model[GATE_UP].transposed
+
+
+def test_ollamas_profile_transposes_nothing(store: Store, source: Path) -> None:
+    blobstore.import_model(source, "m", store=store, quant="int8", profile="ollama")
+    with blobstore.open_model("m", store=store) as model:
+        assert not any(tensor.transposed for tensor in model.values())
+
+
+@pytest.mark.parametrize(
+    "options", [{"quant": "int4"}, {"quant": "nvfp4", "global_scale": True}, {"quant": "mxfp8", "dtype": "float32"}], ids=str
+)
+def test_the_size_of_runs_and_the_number_of_threads_change_nothing(
+    source: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    wanted = blobstore.import_model(source, store=open_store(tmp_path / "whole"), jobs=1, **options).digest
+    for number, (chunk, jobs) in enumerate([(LEAST, 1), (4096, 3), (65_536, 2)]):
+        store = open_store(tmp_path / str(number))
+        with chunks_of(chunk):
+            assert blobstore.import_model(source, store=store, jobs=jobs, **options).digest == wanted, (chunk, jobs)
+        assert wrong_digests(store) == []
+
+
+@pytest.mark.parametrize("quant", QUANT_TYPES)
+def test_an_export_of_values_has_the_sources_layout(store: Store, source: Path, tmp_path: Path, quant: str) -> None:
+    blobstore.import_model(source, "m", store=store, quant=quant)
+    export_model("m", tmp_path / "values", store=store, dequantize="float32")
+    blobstore.import_model(tmp_path / "values", "again", store=store)
+    with blobstore.open_model("m", store=store) as model, blobstore.open_model("again", store=store) as again:
+        for name, array in fused().items():
+            values = model[name].dequantize()
+            assert again[name].shape == array.shape
+            assert np.array_equal(again[name].numpy(), turned(values) if model[name].transposed else values)
+
+
+def test_an_export_of_our_form_stores_the_same_again(store: Store, source: Path, tmp_path: Path) -> None:
+    blobstore.import_model(source, "m", store=store, quant="int4")
+    export_model("m", tmp_path / "own", store=store)
+    blobstore.import_model(tmp_path / "own", "again", store=store)
+    with blobstore.open_model("m", store=store) as model, blobstore.open_model("again", store=store) as again:
+        facts = [{name: (one.blob, one.transposed) for name, one in each.items()} for each in (model, again)]
+    assert facts[0] == facts[1]
+
+
+def test_an_export_quantized_again_stays_transposed(store: Store, source: Path, tmp_path: Path) -> None:
+    blobstore.import_model(source, "m", store=store, quant="int8")
+    export_model("m", tmp_path / "own", store=store)
+    blobstore.import_model(tmp_path / "own", "again", store=store, quant="int4", requantize=True)
+    with blobstore.open_model("m", store=store) as model, blobstore.open_model("again", store=store) as again:
+        assert again[GATE_UP].transposed
+        wanted = quantize(model[GATE_UP].dequantize("bfloat16"), "int4")
+        stored = again[GATE_UP].numpy()
+        assert isinstance(stored, QuantizedArray)
+        assert bits_of_parts(stored) == bits_of_parts(wanted)
+
+
+@pytest.mark.parametrize("quant", QUANT_TYPES)
+def test_quality_compares_the_same_weights(store: Store, source: Path, quant: str) -> None:
+    blobstore.import_model(source, "m", store=store, quant=quant)
+    found = {tensor.name: tensor for tensor in measure_quality("m", source, store=store).tensors}
+    assert 0 < (found[GATE_UP].errors.relative_rmse or 0) < 0.2
+    assert found[f"{GATE_UP}_bias"].kept
+
+
+def test_an_error_names_the_place_in_the_source(store: Store, tmp_path: Path) -> None:
+    tensors = fused()
+    tensors[DOWN][2, 7, 31] = np.inf
+    with pytest.raises(NonFiniteWeightError) as caught:
+        blobstore.import_model(write_checkpoint(tmp_path / "m", tensors, CONFIG), "m", store=store, quant="int4")
+    assert (caught.value.tensor, caught.value.index) == (DOWN, (2, 7, 31))
+
+
+@pytest.mark.parametrize("other", [{}, {"quant": "int8", "profile": "ollama"}, {"quant": "mxfp8"}], ids=str)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_diff_compares_the_same_weights(store: Store, source: Path, other: dict[str, Any], is_first: bool) -> None:
+    blobstore.import_model(source, "turned", store=store, quant="int4")
+    blobstore.import_model(source, "other", store=store, **other)
+    names = ("turned", "other") if is_first else ("other", "turned")
+    found = {change.before.name: change for change in diff_models(*names, store=store, error=True).changed}
+    errors = found[DOWN].errors
+    assert errors is not None
+    assert errors.count == fused()[DOWN].size
+    assert 0 < (errors.relative_rmse or 0) < 0.2
+
+
+def test_repair_makes_the_same_bytes(store: Store, source: Path) -> None:
+    digest = blobstore.import_model(source, "m", store=store, quant="int4").digest
+    layer = next(layer for layer in store.manifest(ModelName.parse("m")).tensor_layers if layer.name == EXPERTS)
+    store.blobs.remove(layer.digest)
+    assert [blob.digest for blob in repair_model("m", source, store=store).repaired] == [layer.digest]
+    assert store.manifest(ModelName.parse("m")).digest == digest
+    assert wrong_digests(store) == []
+
+
+def test_a_target_measures_what_will_be_stored(store: Store, source: Path) -> None:
+    blobstore.import_model(source, "m", store=store, target_bpw=5.0, rules=["*_bias=none"])
+    with blobstore.open_model("m", store=store) as model:
+        assert model[GATE_UP].transposed
+        assert model[DOWN].transposed

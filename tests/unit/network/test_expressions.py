@@ -1,0 +1,133 @@
+"""Expressions: evaluated, filled and cut into ranges they give the same values, and codes follow as their weights do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blobstore import kernels
+from blobstore.arrays import QuantizedArray
+from blobstore.network.expressions import (
+    Computed,
+    Expression,
+    Joined,
+    Stored,
+    evaluate,
+    fill,
+    in_units,
+    joined,
+    leaves,
+    reshaped,
+    row_range,
+    runs,
+    sliced,
+    substituted,
+    transposed,
+)
+from blobstore.quant import Quantization, QuantType
+
+Array = np.ndarray[Any, Any]
+GROUP = 32
+ARRAYS = {
+    name: np.random.default_rng(number).standard_normal((4, 6, 2 * GROUP)).astype(np.float32)
+    for number, name in enumerate("abc")
+}
+
+
+@st.composite
+def expressions(draw: st.DrawFn, depth: int = 4) -> Expression:
+    """A tree over the arrays a, b and c, of rank 3."""
+    kind = draw(st.sampled_from(["leaf", "reshape", "transpose", "slice", "join"])) if depth else "leaf"
+    if kind == "leaf":
+        return Stored(draw(st.sampled_from("abc")), (4, 6, 2 * GROUP))
+    of = draw(expressions(depth=depth - 1))
+    if kind == "reshape":
+        first, second, last = of.shape
+        shapes = [(second, first, last), (1, first * second, last), (first, second * last, 1), of.shape]
+        return reshaped(of, draw(st.sampled_from(shapes)))
+    if kind == "transpose":
+        return transposed(of, draw(st.permutations(range(3))))
+    if kind == "slice":
+        bounds = [draw(st.integers(0, size - 1)) for size in of.shape]
+        ends = [draw(st.integers(begin + 1, size)) for begin, size in zip(bounds, of.shape, strict=True)]
+        return sliced(of, bounds, ends, [draw(st.integers(1, 2)) for _ in range(3)])
+    axis = draw(st.integers(0, 2))
+    return joined([of, of], axis)
+
+
+@given(expressions())
+def test_filling_copies_what_evaluating_gives(expression: Expression) -> None:
+    value = evaluate(expression, ARRAYS.__getitem__)
+    assert value.shape == expression.shape
+    out = np.zeros(expression.shape, np.float32)
+    fill(out, expression, ARRAYS.__getitem__)
+    np.testing.assert_array_equal(out, value)
+
+
+@given(expressions())
+def test_runs_are_the_values_in_order(expression: Expression) -> None:
+    found = runs(expression)
+    if found is not None:
+        pieces = [ARRAYS[name].reshape(-1)[start : start + count] for name, start, count in found]
+        value = evaluate(expression, ARRAYS.__getitem__).reshape(-1)
+        np.testing.assert_array_equal(np.concatenate(pieces), value)
+
+
+@pytest.mark.parametrize("quant_type", [QuantType.INT4, QuantType.MXFP8])
+@given(expressions())
+def test_codes_move_as_values_do(quant_type: QuantType, expression: Expression) -> None:
+    """Invariant: where codes can follow, dequantizing the moved arrays gives the moved dequantized values."""
+    quantization = Quantization(quant_type, GROUP)
+    stored = {name: kernels.quantize(array, quant_type, group_size=GROUP) for name, array in ARRAYS.items()}
+    parts: dict[str, Array | None] = {}
+    for field, unit in (("weight", 32 // quant_type.bits), ("scale", GROUP), ("bias", GROUP)):
+        moved = in_units(expression, GROUP, unit)
+        if moved is None:
+            return
+        if getattr(stored["a"], field) is not None:
+            parts[field] = evaluate(moved, lambda name, field=field: getattr(stored[name], field))
+    weight, scale = (np.ascontiguousarray(parts[field]) for field in ("weight", "scale"))
+    bias = np.ascontiguousarray(parts["bias"]) if "bias" in parts else None
+    values = {name: kernels.dequantize(array) for name, array in stored.items()}
+    np.testing.assert_array_equal(
+        kernels.dequantize(QuantizedArray(weight, scale, bias, None, quantization)),
+        evaluate(expression, values.__getitem__),
+    )
+
+
+def test_groups_that_are_split_are_not_followed() -> None:
+    whole = Stored("a", (4, 6, 64))
+    assert in_units(transposed(whole, (0, 2, 1)), 32, 32) is None
+    assert in_units(sliced(whole, (0, 0, 0), (4, 6, 64), (1, 1, 2)), 32, 32) is None
+    assert in_units(sliced(whole, (0, 0, 16), (4, 6, 48), (1, 1, 1)), 32, 32) is None
+    assert in_units(reshaped(whole, (4, 6, 4, 16)), 32, 32) is None
+    assert in_units(reshaped(whole, (4, 6, 2, 32)), 32, 32) == reshaped(Stored("a", (4, 6, 2)), (4, 6, 2, 1))
+
+
+def test_experts_that_are_taken_apart_and_stacked_again_are_the_stack() -> None:
+    stack = Stored("experts", (3, 4, 8))
+    apart = [reshaped(row_range(stack, number, number + 1), (4, 8)) for number in range(3)]
+    again = joined([reshaped(one, (1, 4, 8)) for one in apart], 0)
+    assert again == stack
+    assert isinstance(joined([reshaped(apart[number], (1, 4, 8)) for number in (0, 2)], 0), Joined)
+
+
+def test_what_is_computed_stays_so_whatever_is_done_with_it() -> None:
+    computed = Computed(frozenset({"x"}), (4, 8))
+    assert transposed(computed, (1, 0)) == Computed(frozenset({"x"}), (8, 4))
+    other = joined([computed, Stored("y", (4, 8))], 0)
+    assert other == Computed(frozenset({"x", "y"}), (8, 8))
+    assert list(leaves(other)) == ["x", "y"]
+    assert in_units(computed, 8, 8) is None
+    assert runs(computed) is None
+
+
+def test_leaves_are_replaced() -> None:
+    expression = transposed(row_range(Stored("x", (4, 8)), 1, 3), (1, 0))
+    inner = substituted(expression, lambda _: transposed(Stored("y", (8, 4)), (1, 0)))
+    y = np.arange(32).reshape(8, 4)
+    np.testing.assert_array_equal(evaluate(inner, {"y": y}.__getitem__), y[:, 1:3])
