@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from blobstore.checkpoint import CONFIG_NAME
+from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.errors import InvalidNameError, UnsupportedSourceError, UsageError
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName, file_name
 from blobstore.network import LogicalTensor, build_network, float_dtype, import_mlx_lm, mlx_lm_errors, plan_network
 from blobstore.origin import OWN_DOCUMENT, source_names
 from blobstore.store import Store
-from blobstore.strictjson import parse_object
 
 _log = logging.getLogger("blobstore.mlx_lm")
 
@@ -65,7 +64,7 @@ def load_network(name: str | ModelName, *, store: Store) -> Any:
 
 
 def _build(model: Model) -> Any:
-    config = parse_object(model.document(CONFIG_NAME), CONFIG_NAME, rule="Q1")
+    config = parse_config(model.document(CONFIG_NAME))
     tensors = {name: tensor for name, tensor in model.items() if not name.startswith(_DRAFT_TENSORS)}
     logical = [LogicalTensor.of(tensor.stored, float_dtype(config)) for tensor in tensors.values()]
     own = model.document(OWN_DOCUMENT) if OWN_DOCUMENT in model.documents() else None
@@ -95,7 +94,7 @@ def _make_runnable(network: Any) -> None:
 
 def _tokenizer(model: Model) -> Any:
     """Return mlx-lm's tokenizer for the stored tokenizer files, which it can only read from a folder."""
-    config = parse_object(model.document(CONFIG_NAME), CONFIG_NAME, rule="Q1")
+    config = parse_config(model.document(CONFIG_NAME))
     with tempfile.TemporaryDirectory(prefix="blobstore-tokenizer-") as folder:
         for name in (name for name in model.documents() if not name.startswith(_DRAFT_DOCUMENTS)):
             try:

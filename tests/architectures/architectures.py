@@ -39,7 +39,9 @@ def _by_transformers() -> list[Architecture]:
     ]
 
 
-def _transformers(model_type: str, overrides: made_by_transformers.Json, also: made_by_transformers.Json, folder: Path) -> None:
+def _transformers(
+    model_type: str, overrides: made_by_transformers.Json, also: made_by_transformers.Json, folder: Path
+) -> None:
     made_by_transformers.make(folder, model_type, overrides, also)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 TYPES: tuple[str | None, ...] = (None, "int4", "int8", "nvfp4", "mxfp8")
 _TOKENS = [[3, 17, 5, 101, 44, 9, 200, 63, 3, 90, 31, 7]]
 _COSINES = {4: 0.99, 8: 0.999}
+_LONGEST = 300
 _ROUNDING = 2**-7
 """BF16 has eight bits: two ways to one value may differ by the last of them."""
 
@@ -77,7 +78,7 @@ def _compare(folder: Path, quant: str | None, source: Any) -> Outcome:
         store = blobstore.open_store(Path(scratch, "store"))
         exported = Path(scratch, "exported")
         _step("import", Verdict.LATE, lambda: blobstore.import_model(folder, "m", store=store, quant=quant))
-        network = _step("load", Verdict.LATE, lambda: _load_network(store))
+        network = _step("load", Verdict.LATE, lambda: blobstore.mlx_lm.load_network("m", store=store))
         _step("run", Verdict.CRASHED, lambda: _run_as_loaded(network))
         _step("export", Verdict.LATE, lambda: blobstore.export_model("m", exported, store=store, format="mlx"))
         other = _step("the exported folder", Verdict.CRASHED, lambda: _load_folder(exported))
@@ -90,16 +91,9 @@ def _step(what: str, refused: Verdict, work: Callable[[], Any]) -> Any:
     try:
         return work()
     except BlobStoreError as error:
-        raise _Ended(refused, f"{what}: {error}") from None
+        raise _Ended(refused, f"{what}: {_one_line(error)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001  # that any may come is what is looked for
         raise _Ended(Verdict.CRASHED, f"{what}: {_said(error)}") from None
-
-
-def _load_network(store: Any) -> Any:
-    import blobstore
-
-    with blobstore.open_model("m", store=store) as model:
-        return blobstore.mlx_lm._build(model)
 
 
 def _load_folder(folder: Path) -> Any:
@@ -189,5 +183,9 @@ def _run_as_loaded(network: Any) -> None:
 
 
 def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_one_line(error)}"
+
+
+def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -31,7 +31,9 @@ _BAILING = {**_PLAIN, "norm_topk_prob": True, "num_shared_experts": 1}
 _LINEAR = {"num_hidden_layers": 4, "layer_group_size": 2}
 _KDA = {"head_dim": 32, "num_heads": 4, "short_conv_kernel_size": 4}
 _LATENT = {"kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
-_SMALL = {key: TINY[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")}
+_SMALL = {
+    key: TINY[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+}
 _TEXT = {**_SMALL, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
 _DEEPSEEK = {
     **{**_SMALL, **_LATENT, "num_key_value_heads": 4, "moe_intermediate_size": 64, "n_shared_experts": 1},
@@ -47,9 +49,25 @@ _LFM2 = {
     **{"block_auto_adjust_ff_dim": False, "block_ff_dim": 256, "layer_types": ["conv", "full_attention"]},
 }
 _MIMO_V2 = {
-    **{"hybrid_layer_pattern": [0, 1], "moe_layer_freq": [0, 1], "add_swa_attention_sink_bias": True, "n_shared_experts": None},
-    **{"add_full_attention_sink_bias": False, "sliding_window_size": 16, "routed_scaling_factor": None, "norm_topk_prob": True},
-    **{"topk_method": "noaux_tc", "scoring_func": "sigmoid", "layernorm_epsilon": 1e-5, "rope_theta": 5e6, "swa_rope_theta": 1e4},
+    **{
+        "hybrid_layer_pattern": [0, 1],
+        "moe_layer_freq": [0, 1],
+        "add_swa_attention_sink_bias": True,
+        "n_shared_experts": None,
+    },
+    **{
+        "add_full_attention_sink_bias": False,
+        "sliding_window_size": 16,
+        "routed_scaling_factor": None,
+        "norm_topk_prob": True,
+    },
+    **{
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "layernorm_epsilon": 1e-5,
+        "rope_theta": 5e6,
+        "swa_rope_theta": 1e4,
+    },
     **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "head_dim": 32, "v_head_dim": 32, "swa_head_dim": 32},
     **{"swa_v_head_dim": 32, "partial_rotary_factor": 0.334},
 }
@@ -58,7 +76,14 @@ _KIMI_LINEAR = {
     "linear_attn_config": {**_KDA, "kda_layers": [1, 2], "full_attn_layers": [3]},
 }
 _KIMI_K3 = {
-    **{**_SMALL, **_LATENT, "num_hidden_layers": 4, "num_key_value_heads": 4, "q_lora_rank": 64, "model_type": "kimi_linear"},
+    **{
+        **_SMALL,
+        **_LATENT,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 64,
+        "model_type": "kimi_linear",
+    },
     **{"num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1, "moe_intermediate_size": 64},
     **{"first_k_dense_replace": 1, "linear_attn_config": {**_KDA, "kda_layers": [1, 2, 3], "full_attn_layers": [4]}},
 }
@@ -108,9 +133,15 @@ _QWEN3_VL_MOE = {
 
 RECIPES: dict[str, Recipe] = {
     "afm7": ("afm7", {"hidden_dim": 128, "num_layers": 2, "num_kv_reuse_layers": 1, "num_heads": 4, "num_kv_heads": 2}, []),
-    "bailing_hybrid": ("bailing_hybrid", {**_BAILING, **_LINEAR, "group_norm_size": 4, "routed_scaling_factor": 1.0}, [
-        unstacked(), latent_heads, _GATE,
-    ]),
+    "bailing_hybrid": (
+        "bailing_hybrid",
+        {**_BAILING, **_LINEAR, "group_norm_size": 4, "routed_scaling_factor": 1.0},
+        [
+            unstacked(),
+            latent_heads,
+            _GATE,
+        ],
+    ),
     "bailing_moe": ("bailing_moe", _BAILING, [unstacked(), _GATE]),
     "bailing_moe_linear": (
         "bailing_moe_linear",
@@ -122,35 +153,70 @@ RECIPES: dict[str, Recipe] = {
         {**_LINEAR, "architectures": ["BailingMoeV3ForCausalLM"], "head_dim": 32, "moe_shared_expert_intermediate_size": 64},
         [unstacked(), latent_heads, convolutions],
     ),
-    "dbrx": ("dbrx", {
-        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
-        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
-    }, [whole_experts]),
+    "dbrx": (
+        "dbrx",
+        {
+            "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
+        },
+        [whole_experts],
+    ),
     "deepseek": ("deepseek", {}, [unstacked()]),
     "exaone": ("exaone", {"rope_theta": 1e4, "layer_norm_epsilon": 1e-5}, []),
     "gear": ("gear", {"rms_norm_eps": 1e-5, "layer_types": ["sliding_attention", "full_attention"]}, [convolutions]),
-    "gpt2": ("gpt2", {"n_ctx": 256, "layer_norm_epsilon": 1e-5}, [
-        renamed(r"^model\.", ""), transposed(r"(c_attn|c_proj|c_fc)\.weight$"),
-    ]),
+    "gpt2": (
+        "gpt2",
+        {"n_ctx": 256, "layer_norm_epsilon": 1e-5},
+        [
+            renamed(r"^model\.", ""),
+            transposed(r"(c_attn|c_proj|c_fc)\.weight$"),
+        ],
+    ),
     "hunyuan": ("hunyuan", _HUNYUAN, [unstacked()]),
     "internlm2": ("internlm2", {"rms_norm_eps": 1e-5}, []),
     "iquestloopcoder": ("iquestloopcoder", {"rms_norm_eps": 1e-5}, []),
-    "kimi_k25": ("kimi_k25", {"text_config": {**_DEEPSEEK, "q_lora_rank": 64, "model_type": "deepseek_v3", "n_group": 1,
-        "topk_group": 1, "routed_scaling_factor": 1.0, "rope_theta": 1e4}}, [unstacked(), latent_heads]),
+    "kimi_k25": (
+        "kimi_k25",
+        {
+            "text_config": {
+                **_DEEPSEEK,
+                "q_lora_rank": 64,
+                "model_type": "deepseek_v3",
+                "n_group": 1,
+                "topk_group": 1,
+                "routed_scaling_factor": 1.0,
+                "rope_theta": 1e4,
+            }
+        },
+        [unstacked(), latent_heads],
+    ),
     "kimi_k3": ("kimi_k3", {"text_config": _KIMI_K3}, []),
     "kimi_linear": ("kimi_linear", _KIMI_LINEAR, _KIMI_LINEAR_UNDO),
     "kimi_vl": ("kimi_vl", {"text_config": {**_DEEPSEEK, "q_lora_rank": None}}, [unstacked()]),
-    "Klear": ("Klear", {**_PLAIN, "attention_bias": False, "mlp_only_layers": [0], "decoder_sparse_step": 1,
-        "norm_topk_prob": True}, [unstacked("experts")]),
+    "Klear": (
+        "Klear",
+        {**_PLAIN, "attention_bias": False, "mlp_only_layers": [0], "decoder_sparse_step": 1, "norm_topk_prob": True},
+        [unstacked("experts")],
+    ),
     "lfm2-vl": ("lfm2-vl", {"text_config": _LFM2}, []),
     "lille-130m": ("lille-130m", {"block_size": 256, "layer_norm_eps": 1e-5, "n_kv_heads": 2, "rope_theta": 1e4}, []),
-    "longcat_flash": ("longcat_flash", {**_LONGCAT, "attention_method": "MLA", "zero_expert_type": "identity"}, [
-        unstacked(), latent_heads,
-    ]),
-    "longcat_flash_ngram": ("longcat_flash_ngram", {**_LONGCAT, "emb_neighbor_num": 2, "emb_split_num": 2,
-        "ngram_vocab_size_ratio": 2}, [
-        unstacked(), latent_heads, renamed(r"model\.ngram_embeddings\.word_embeddings", "model.embed_tokens"),
-    ]),
+    "longcat_flash": (
+        "longcat_flash",
+        {**_LONGCAT, "attention_method": "MLA", "zero_expert_type": "identity"},
+        [
+            unstacked(),
+            latent_heads,
+        ],
+    ),
+    "longcat_flash_ngram": (
+        "longcat_flash_ngram",
+        {**_LONGCAT, "emb_neighbor_num": 2, "emb_split_num": 2, "ngram_vocab_size_ratio": 2},
+        [
+            unstacked(),
+            latent_heads,
+            renamed(r"model\.ngram_embeddings\.word_embeddings", "model.embed_tokens"),
+        ],
+    ),
     "mimo": ("mimo", {"rms_norm_eps": 1e-5}, []),
     "mimo_v2_flash": ("mimo_v2_flash", _MIMO_V2, [unstacked()]),
     "minicpm": ("minicpm", {"dim_model_base": 64, "rms_norm_eps": 1e-5, "scale_depth": 1.4, "scale_emb": 12}, []),
@@ -161,45 +227,108 @@ RECIPES: dict[str, Recipe] = {
     "nemotron-nas": ("nemotron-nas", {"block_configs": _NAS}, []),
     "olmo_hybrid": (
         "olmo_hybrid",
-        {"num_hidden_layers": 4, "rms_norm_eps": 1e-5, "linear_allow_neg_eigval": True, "tie_word_embeddings": False,
-         "attention_bias": False, "linear_num_key_heads": 4},
+        {
+            "num_hidden_layers": 4,
+            "rms_norm_eps": 1e-5,
+            "linear_allow_neg_eigval": True,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "linear_num_key_heads": 4,
+        },
         [convolutions],
     ),
-    "openelm": ("openelm", {"head_dim": 32, "num_transformer_layers": 2, "model_dim": 128, "ffn_dim_divisor": 64,
-        "num_query_heads": [4, 4], "num_kv_heads": [2, 2], "ffn_multipliers": [2.0, 2.0]}, []),
-    "phi3small": ("phi3small", {"dense_attention_every_n_layers": 2, "ff_intermediate_size": 256, "gegelu_limit": 20.0,
-        "layer_norm_epsilon": 1e-5}, []),
-    "phixtral": ("phixtral", {"num_vocab": 320, "model_dim": 128, "num_heads": 4, "num_layers": 2, "rotary_dim": 16}, [
-        unstacked("switch_mlp", "mlp"),
-    ]),
+    "openelm": (
+        "openelm",
+        {
+            "head_dim": 32,
+            "num_transformer_layers": 2,
+            "model_dim": 128,
+            "ffn_dim_divisor": 64,
+            "num_query_heads": [4, 4],
+            "num_kv_heads": [2, 2],
+            "ffn_multipliers": [2.0, 2.0],
+        },
+        [],
+    ),
+    "phi3small": (
+        "phi3small",
+        {"dense_attention_every_n_layers": 2, "ff_intermediate_size": 256, "gegelu_limit": 20.0, "layer_norm_epsilon": 1e-5},
+        [],
+    ),
+    "phixtral": (
+        "phixtral",
+        {"num_vocab": 320, "model_dim": 128, "num_heads": 4, "num_layers": 2, "rotary_dim": 16},
+        [
+            unstacked("switch_mlp", "mlp"),
+        ],
+    ),
     "pixtral": ("pixtral", {"text_config": {**_TEXT, "head_dim": 32, "model_type": "llama"}}, []),
     "plamo": ("plamo", {"rms_norm_eps": 1e-5, "n_shared_head": 4}, []),
     "plamo2": ("plamo2", {"hidden_size_per_head": 32, "mamba_num_heads": 4, "mamba_d_state": 16}, [convolutions]),
     "plamo3": ("plamo3", {"sliding_window_pattern": 2}, []),
     "qwen": ("qwen", {"kv_channels": 32, "num_key_value_heads": 4}, []),
     "qwen2_vl": ("qwen2_vl", {"text_config": {**_TEXT, "model_type": "qwen2_vl_text"}}, [renamed(r"^language_model\.", "")]),
-    "qwen2_5_vl": ("qwen2_5_vl", {"text_config": {**_TEXT, "model_type": "qwen2_5_vl_text"}}, [
-        renamed(r"^language_model\.", ""),
-    ]),
+    "qwen2_5_vl": (
+        "qwen2_5_vl",
+        {"text_config": {**_TEXT, "model_type": "qwen2_5_vl_text"}},
+        [
+            renamed(r"^language_model\.", ""),
+        ],
+    ),
     "qwen3_5_moe": ("qwen3_5_moe", {"text_config": _QWEN35_MOE}, _QWEN35_UNDO),
-    "qwen3_vl_moe": ("qwen3_vl_moe", {"text_config": _QWEN3_VL_MOE}, [
-        joined(("switch_mlp.gate_proj", "switch_mlp.up_proj"), "experts.gate_up_proj", axis=1, weight=""),
-        renamed(r"switch_mlp\.down_proj\.weight", "experts.down_proj"),
-        transposed(r"experts\.(gate_up|down)_proj$"),
-        renamed(r"^language_model\.model\.", "model.language_model."),
-        renamed(r"^language_model\.lm_head", "lm_head"),
-    ]),
-    "recurrent_gemma": ("recurrent_gemma", {**_PLAIN, "num_hidden_layers": 3, "num_key_value_heads": 1, "conv1d_width": 4,
-        "attention_bias": False, "logits_soft_cap": 30.0, "attention_window_size": 64,
-        "block_types": ["recurrent", "recurrent", "attention"]}, [convolutions]),
-    "rwkv7": ("rwkv7", {"norm_eps": 1e-5, "head_dim": 32, "a_low_rank_dim": 32, "v_low_rank_dim": 32, "gate_low_rank_dim": 32,
-        "decay_low_rank_dim": 32}, [shaped(r"k_k|k_a|g_norm", (-1,))]),
-    "spark2_5": ("spark2_5", {"num_hidden_layers": 4, "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
-    }}, []),
-    "step3p5": ("step3p5", {"num_attention_groups": 2, "share_expert_dim": 64, "moe_layers_enum": "1", "moe_num_experts": 4,
-        "moe_top_k": 2}, _STEP_UNDO),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        {"text_config": _QWEN3_VL_MOE},
+        [
+            joined(("switch_mlp.gate_proj", "switch_mlp.up_proj"), "experts.gate_up_proj", axis=1, weight=""),
+            renamed(r"switch_mlp\.down_proj\.weight", "experts.down_proj"),
+            transposed(r"experts\.(gate_up|down)_proj$"),
+            renamed(r"^language_model\.model\.", "model.language_model."),
+            renamed(r"^language_model\.lm_head", "lm_head"),
+        ],
+    ),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        {
+            **_PLAIN,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 1,
+            "conv1d_width": 4,
+            "attention_bias": False,
+            "logits_soft_cap": 30.0,
+            "attention_window_size": 64,
+            "block_types": ["recurrent", "recurrent", "attention"],
+        },
+        [convolutions],
+    ),
+    "rwkv7": (
+        "rwkv7",
+        {
+            "norm_eps": 1e-5,
+            "head_dim": 32,
+            "a_low_rank_dim": 32,
+            "v_low_rank_dim": 32,
+            "gate_low_rank_dim": 32,
+            "decay_low_rank_dim": 32,
+        },
+        [shaped(r"k_k|k_a|g_norm", (-1,))],
+    ),
+    "spark2_5": (
+        "spark2_5",
+        {
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            },
+        },
+        [],
+    ),
+    "step3p5": (
+        "step3p5",
+        {"num_attention_groups": 2, "share_expert_dim": 64, "moe_layers_enum": "1", "moe_num_experts": 4, "moe_top_k": 2},
+        _STEP_UNDO,
+    ),
     "talkie": ("talkie", {}, []),
     "telechat3": ("telechat3", _PLAIN, []),
     "youtu_llm": ("youtu_llm", {"q_lora_rank": 64, "num_key_value_heads": 4}, []),

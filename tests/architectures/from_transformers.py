@@ -10,7 +10,12 @@ from typing import Any
 from made_by_transformers import REMOVED
 
 _YARN = {"type": "yarn", "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 256}
-_LONGROPE = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [1.0] * 16, "original_max_position_embeddings": 256}
+_LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0] * 16,
+    "long_factor": [1.0] * 16,
+    "original_max_position_embeddings": 256,
+}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2}
 _GEMMA4 = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 320, "global_head_dim": 512}
 _GEMMA4_MOE = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}
@@ -18,9 +23,32 @@ _QWEN35 = {"num_hidden_layers": 4}
 _THETA = 500_000.0
 
 PLAIN = (
-    *("cohere", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_mamba", "gemma", "gemma2", "glm"),
+    *(
+        "cohere",
+        "deepseek_v3",
+        "deepseek_v32",
+        "dots1",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "falcon_mamba",
+        "gemma",
+        "gemma2",
+        "glm",
+    ),
     *("glm4", "glm4_moe_lite", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "internlm3", "iquestcoder", "laguna"),
-    *("llama", "llava", "mamba", "mellum", "ministral3", "mistral", "mistral4", "mixtral", "nemotron", "nemotron_h", "olmo2"),
+    *(
+        "llama",
+        "llava",
+        "mamba",
+        "mellum",
+        "ministral3",
+        "mistral",
+        "mistral4",
+        "mixtral",
+        "nemotron",
+        "nemotron_h",
+        "olmo2",
+    ),
     *("olmoe", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
 )
 """Architectures that need nothing special."""

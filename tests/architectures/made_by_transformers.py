@@ -48,7 +48,14 @@ TINY: dict[str, Any] = {
     **{"vocab_size": 320, "num_key_value_heads": 2, "head_dim": 32, "first_k_dense_replace": 1, "n_shared_experts": 1},
     **{"num_shared_experts": 1, "sliding_window": 16, "num_nextn_predict_layers": 0},
 }
-_TOWER = {"hidden_size": 64, "num_hidden_layers": 1, "depth": 1, "intermediate_size": 64, "num_heads": 2, "num_attention_heads": 2}
+_TOWER = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "depth": 1,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+}
 _TOWERS = ("vision_config", "audio_config")
 
 

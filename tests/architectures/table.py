@@ -30,21 +30,23 @@ def table(rows: Sequence[Row], command: str, date: str) -> str:
     heads = ["architecture", "made by", *(str(quant or "none") for quant in TYPES)]
     inside = [row for row in rows if counted(row)]
     outside = [row for row in rows if not counted(row)]
-    return "\n".join([
-        "# Architectures",
-        "",
-        *_introduction(versions, command, date),
-        "",
-        *_totals(inside),
-        "",
-        "| " + " | ".join(heads) + " |",
-        "|" + "---|" * len(heads),
-        *(_line(row) for row in inside),
-        "",
-        *_reasons(inside),
-        *_outside(outside),
-        "",
-    ])
+    return "\n".join(
+        [
+            "# Architectures",
+            "",
+            *_introduction(versions, command, date),
+            "",
+            *_totals(inside),
+            "",
+            "| " + " | ".join(heads) + " |",
+            "|" + "---|" * len(heads),
+            *(_line(row) for row in inside),
+            "",
+            *_reasons(inside),
+            *_outside(outside),
+            "",
+        ]
+    )
 
 
 def _introduction(versions: str, command: str, date: str) -> list[str]:

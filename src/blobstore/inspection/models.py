@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from blobstore import safetensors
-from blobstore.checkpoint import CONFIG_NAME
+from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.digest import Digest
 from blobstore.documents import Manifest, ModelConfig
 from blobstore.names import ModelName
 from blobstore.store import Store
 from blobstore.stored import StoredTensor, stored_tensors
-from blobstore.strictjson import parse_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,7 @@ def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary
 def describe(store: Store, manifest: Manifest) -> ModelDetails:
     """Return what a model's documents say about it. Raises: NotFoundError or CorruptDataError for a damaged document."""
     layer = manifest.document(CONFIG_NAME)
-    config = parse_object(store.blobs.read(layer), CONFIG_NAME, rule="Q1") if layer is not None else {}
+    config = parse_config(store.blobs.read(layer)) if layer is not None else {}
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
     architectures = config.get("architectures")

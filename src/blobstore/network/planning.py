@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from blobstore.checkpoint import with_floats
 from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError, quoted
 from blobstore.network.expressions import Computed, Expression, Stored, in_units, leaves, substituted
@@ -114,7 +115,7 @@ def plan_network(
     """
     utils = import_mlx_lm()
     # How layers are quantized is a fact of what is stored; the settings of a source would speak of others.
-    settings = {key: value for key, value in config.items() if key not in _CLAIMS}
+    settings = with_floats({key: value for key, value in config.items() if key not in _CLAIMS})
     stored = {tensor.name: tensor for tensor in tensors}
     with mlx_lm_errors("build", model):
         # Private in mlx-lm 0.32, but the only table of its architectures; load_model insists on files in a folder.
