@@ -11,6 +11,7 @@ import from_mlx_lm
 import from_transformers
 import made_by_mlx_lm
 import made_by_transformers
+from variants import CHANGED, Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,11 @@ class Architecture:
 
 def architectures() -> dict[str, Architecture]:
     """Return all rows by name, in the order of their names."""
-    rows = [*_by_transformers(), *_by_mlx_lm()]
-    assert len({row.name for row in rows}) == len(rows)
+    made = {row.name: row for row in (*_by_transformers(), *_by_mlx_lm())}
+    changed = [
+        Architecture(name, made[of].maker, partial(_changed, made[of], change)) for name, (of, change) in CHANGED.items()
+    ]
+    rows = [*made.values(), *changed]
     return {row.name: row for row in sorted(rows, key=lambda row: row.name.lower())}
 
 
@@ -53,5 +57,10 @@ def _by_mlx_lm() -> list[Architecture]:
     ]
 
 
-def _mlx_lm(recipe: from_mlx_lm.Recipe, changes: bool, folder: Path) -> None:  # noqa: FBT001
+def _mlx_lm(recipe: from_mlx_lm.Recipe, changes: bool, folder: Path) -> None:
     made_by_mlx_lm.make(folder, *recipe, changes_values=changes)
+
+
+def _changed(row: Architecture, change: Change, folder: Path) -> None:
+    row.make(folder)
+    change(folder)

@@ -85,12 +85,13 @@ SPECIAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, {"block_dim": 128}),
     "lfm2_moe": ({"num_hidden_layers": 3, "num_dense_layers": 1, "layer_types": ["conv", "conv", "full_attention"]}, {}),
-    "llama4": ({"text_config": {"num_experts_per_tok": 1}}, {}),
+    "llama4": ({"text_config": {"num_hidden_layers": 4, "num_experts_per_tok": 1}}, {}),
     "mamba2": ({"num_heads": 8, "head_dim": 32, "n_groups": 1, "state_size": 16}, {"intermediate_size": 256}),
     "minicpm3": ({"v_head_dim": 32}, {"rope_scaling": _LONGROPE}),
     "minimax_m2": ({}, {"shared_intermediate_size": 0, "rotary_dim": 16}),
     "minimax_m3_vl": ({"text_config": {"rotary_dim": 16}}, {}),
     "mistral3": ({}, {"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": True}}),
+    "muse_spark": ({"audio_config": {"num_hidden_layers": 4, "out_hidden_size": 128}}, {}),
     "olmo": ({}, {}),
     "olmo3": ({"num_hidden_layers": 4}, {"rope_theta": _THETA}),
     "phimoe": ({"attention_bias": True, "lm_head_bias": True}, {}),
@@ -104,10 +105,16 @@ SPECIAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "deepseek_v3, no q_lora": ("deepseek_v3", {"q_lora_rank": None}, {}),
+    "deepseek_v3, narrow heads": ("deepseek_v3", {"qk_nope_head_dim": 32, "v_head_dim": 32}, {}),
     "gemma4, mixture": ("gemma4", {"text_config": {**_GEMMA4, **_GEMMA4_MOE}}, {"vocab_size": 320}),
     "granitemoehybrid, dense": (
         "granitemoehybrid",
-        {**_MAMBA, "num_local_experts": 0, "layer_types": ["linear_attention", "full_attention"]},
+        {
+            **_MAMBA,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 256,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
         {"layer_types": ["mamba", "attention"]},
     ),
     "llama, tied": ("llama", {"tie_word_embeddings": True}, {}),

@@ -128,7 +128,7 @@ def latent_heads(weights: Weights, _: Json) -> Weights:
 def convolutions(weights: Weights, _: Json) -> Weights:
     """Give the kernels of convolutions along time torch's order: ``[channels, 1, width]``."""
     return {
-        name: value.moveaxis(2, 1) if "conv" in name and value.ndim == 3 else value  # noqa: PLR2004
+        name: value.moveaxis(2, 1) if "conv" in name and value.ndim == 3 else value
         for name, value in weights.items()
     }
 
@@ -184,6 +184,21 @@ def whole_experts(weights: Weights, config: Json) -> Weights:
         if match := re.fullmatch(r"(.+\.experts)\.0\.(\w+)\.weight", name):
             count = config["ffn_config"]["moe_num_experts"]
             every = [weights[f"{match[1]}.{number}.{match[2]}.weight"] for number in range(count)]
-            assert first.ndim == 2  # noqa: PLR2004
+            assert first.ndim == 2
             result[f"{match[1]}.mlp.{match[2]}"] = mx.concatenate([one.T for one in every] if match[2] == "w2" else every)
     return result
+
+
+def parted(whole: str, parts: Sequence[str]) -> Undo:
+    """Return what splits modules into as many of equal rows: ``P.qkv.weight`` to ``P.q.weight``, …"""
+    import mlx.core as mx
+
+    def undo(weights: Weights, _: Json) -> Weights:
+        result = dict(weights)
+        ending = f".{whole}.weight"
+        for parent in (name.removesuffix(ending) for name in weights if name.endswith(ending)):
+            pieces = mx.split(result.pop(f"{parent}{ending}"), len(parts))
+            result |= {f"{parent}.{part}.weight": piece for part, piece in zip(parts, pieces, strict=True)}
+        return result
+
+    return undo

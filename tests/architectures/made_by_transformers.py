@@ -41,12 +41,29 @@ TINY: dict[str, Any] = {
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"), 256),
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 1),
-    **{"kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64},
-    **{"linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4},
-    **{"linear_head_dim": 32, "linear_num_heads": 4, "linear_conv_kernel_dim": 4},
-    **{"index_head_dim": 64, "index_n_heads": 2, "index_topk": 8},
-    **{"vocab_size": 320, "num_key_value_heads": 2, "head_dim": 32, "first_k_dense_replace": 1, "n_shared_experts": 1},
-    **{"num_shared_experts": 1, "sliding_window": 16, "num_nextn_predict_layers": 0},
+    "kv_lora_rank": 64,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_head_dim": 32,
+    "linear_num_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "index_head_dim": 64,
+    "index_n_heads": 2,
+    "index_topk": 8,
+    "vocab_size": 320,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "sliding_window": 16,
+    "num_nextn_predict_layers": 0,
 }
 _TOWER = {
     "hidden_size": 64,
@@ -140,10 +157,8 @@ def _fill(model: Any, generator: Any) -> None:
             if not value.is_floating_point():
                 continue
             noise = torch.randn(value.shape, generator=generator)
-            if value.ndim == 1:
-                noise = value.float() + 0.05 * noise
-            elif "A_log" in name or name.endswith((".D", ".dt_bias")):
+            if value.ndim == 1 or "A_log" in name or name.endswith((".D", ".dt_bias")):
                 noise = value.float() + 0.05 * noise
             else:
-                noise = noise * (0.05 if value.ndim == 2 else 0.1 if "conv" in name else 0.05)  # noqa: PLR2004
+                noise = noise * (0.05 if value.ndim == 2 else 0.1 if "conv" in name else 0.05)
             value.copy_(noise)
