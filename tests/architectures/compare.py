@@ -1,7 +1,7 @@
 """One checkpoint as one type: what blobstore makes of it beside what mlx-lm makes of the checkpoint.
 
-A model is right when it is imported, when its network gives the logits of the exported folder in mlx-lm, and when each module
-holds what the same module of the source's network holds, as closely as its bits allow.
+A model is right when it is imported, when its network gives the logits of the exported folder in mlx-lm, and when each
+module holds what the same module of the source's network holds, as closely as the bits that were stored allow.
 """
 
 from __future__ import annotations
@@ -34,11 +34,15 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A verdict, why, and of a right one the share of parameters that is quantized and the error of the logits."""
+    """A verdict, why, and of a right one: the share of parameters that is quantized, and that was before it was loaded.
+
+    ``dequantized``: what mlx-lm computes with, or moves within a group, becomes values again. ``error``: that of the logits.
+    """
 
     verdict: Verdict
     reason: str = ""
     quantized: float = 0.0
+    dequantized: float = 0.0
     error: float = 0.0
 
 
@@ -61,7 +65,7 @@ def source_network(folder: Path) -> Any:
 
 
 def compare(folder: Path, quant: str | None, source: Any) -> Outcome:
-    """Return what comes of the checkpoint in ``folder`` as ``quant``, beside ``source``: mlx-lm's network of it, or why it has none."""
+    """Return what comes of the checkpoint in ``folder`` as ``quant``; ``source``: mlx-lm's network, or why it has none."""
     if isinstance(source, str):
         return Outcome(verdict=Verdict.NOT_COMPARED, reason=source)
     try:
@@ -82,7 +86,7 @@ def _compare(folder: Path, quant: str | None, source: Any) -> Outcome:
         _step("run", Verdict.CRASHED, lambda: _run_as_loaded(network))
         _step("export", Verdict.LATE, lambda: blobstore.export_model("m", exported, store=store, format="mlx"))
         other = _step("the exported folder", Verdict.CRASHED, lambda: _load_folder(exported))
-        return _judged(network, other, source)
+        return _judged(network, other, source, _fewest_bits(store))
 
 
 def _step(what: str, refused: Verdict, work: Callable[[], Any]) -> Any:
@@ -96,6 +100,13 @@ def _step(what: str, refused: Verdict, work: Callable[[], Any]) -> Any:
         raise _Ended(Verdict.CRASHED, f"{what}: {_said(error)}") from None
 
 
+def _fewest_bits(store: Any) -> int | None:
+    import blobstore
+
+    with blobstore.open_model("m", store=store) as model:
+        return min((tensor.quant_type.bits for tensor in model.values() if tensor.quant_type), default=None)
+
+
 def _load_folder(folder: Path) -> Any:
     from mlx_lm import utils
 
@@ -103,23 +114,30 @@ def _load_folder(folder: Path) -> Any:
     return network
 
 
-def _judged(network: Any, exported: Any, source: Any) -> Outcome:
+def _judged(network: Any, exported: Any, source: Any, bits: int | None) -> Outcome:
     import mlx.core as mx
 
     ours, theirs, sources = (_logits(one) for one in (network, exported, source))
     held, meant = _values(network), _values(source)
     if odd := sorted(held.keys() ^ meant.keys()):
         raise _Ended(Verdict.WRONG, f"{odd[0]} is in one of both networks only, and {len(odd) - 1} more")
-    if wrong := [text for path in sorted(held) if (text := _difference(path, held[path], meant[path]))]:
+    found = {path: _difference(path, held[path], meant[path], bits) for path in sorted(held)}
+    if wrong := [text for text in found.values() if text]:
         raise _Ended(Verdict.WRONG, f"{wrong[0]}, and {len(wrong) - 1} more of {len(held)}")
     if not mx.all(mx.isfinite(ours)).item():
         raise _Ended(Verdict.WRONG, "logits are not finite")
     if not mx.array_equal(ours, theirs).item():
         raise _Ended(Verdict.WRONG, f"logits differ from the exported folder's by {mx.abs(ours - theirs).max().item():.2g}")
-    sizes = {path: value.array.size for path, value in held.items()}
-    quantized = sum(size for path, size in sizes.items() if held[path].bits) / sum(sizes.values())
-    error = (mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item()
-    return Outcome(verdict=Verdict.RIGHT, quantized=quantized, error=error)
+    return Outcome(
+        verdict=Verdict.RIGHT,
+        quantized=_share(held, [path for path, value in held.items() if value.bits]),
+        dequantized=_share(held, [path for path, value in held.items() if not value.bits and found[path] is not None]),
+        error=(mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item(),
+    )
+
+
+def _share(values: dict[str, _Value], paths: list[str]) -> float:
+    return float(sum(values[path].array.size for path in paths) / sum(value.array.size for value in values.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +170,20 @@ def _dequantized(module: Any) -> Any:
     return values
 
 
-def _difference(path: str, held: _Value, meant: _Value) -> str | None:
-    """Return what is wrong with a value; None when it is what it should be."""
+def _difference(path: str, held: _Value, meant: _Value, stored_bits: int | None) -> str | None:
+    """Return what is wrong with a value: None for one that is equal, "" for one that is as close as its bits allow."""
     import mlx.core as mx
 
     if held.array.shape != meant.array.shape:
         return f"{path} has shape {held.array.shape} instead of {meant.array.shape}"
     ours, theirs = held.array.astype(mx.float32), meant.array.astype(mx.float32)
-    if held.bits is None:
-        same = mx.allclose(ours, theirs, rtol=_ROUNDING, atol=0, equal_nan=True).item()
-        return None if same else f"{path} differs by {mx.abs(ours - theirs).max().item():.2g}"
+    if mx.allclose(ours, theirs, rtol=_ROUNDING, atol=0, equal_nan=True).item():
+        return None
+    bits = held.bits or (stored_bits if ours.ndim > 1 else None)
+    if bits is None:
+        return f"{path} differs by {mx.abs(ours - theirs).max().item():.2g}"
     cosine = ((ours * theirs).sum() / mx.maximum(mx.linalg.norm(ours) * mx.linalg.norm(theirs), 1e-30)).item()
-    return None if cosine >= _COSINES[held.bits] else f"{path} in {held.bits} bits has a cosine of {cosine:.4f}"
+    return "" if cosine >= _COSINES[bits] else f"{path} in {bits} bits has a cosine of {cosine:.4f}"
 
 
 def _logits(network: Any) -> Any:

@@ -127,14 +127,11 @@ def latent_heads(weights: Weights, _: Json) -> Weights:
 
 def convolutions(weights: Weights, _: Json) -> Weights:
     """Give the kernels of convolutions along time torch's order: ``[channels, 1, width]``."""
-    return {
-        name: value.moveaxis(2, 1) if "conv" in name and value.ndim == 3 else value
-        for name, value in weights.items()
-    }
+    return {name: value.moveaxis(2, 1) if "conv" in name and value.ndim == 3 else value for name, value in weights.items()}
 
 
 def joined(parts: Sequence[str], whole: str, axis: int = 0, weight: str = ".weight") -> Undo:
-    """Return what joins modules of one parent to one, along ``axis``: ``P.q.weight``, ``P.k.weight`` to ``P.qk`` + ``weight``."""
+    """Return what joins modules of a parent along ``axis``: ``P.q.weight`` and ``P.k.weight`` to ``P.qk`` + ``weight``."""
     import mlx.core as mx
 
     def undo(weights: Weights, _: Json) -> Weights:
@@ -190,7 +187,7 @@ def whole_experts(weights: Weights, config: Json) -> Weights:
 
 
 def parted(whole: str, parts: Sequence[str]) -> Undo:
-    """Return what splits modules into as many of equal rows: ``P.qkv.weight`` to ``P.q.weight``, …"""
+    """Return what splits modules into parts of equal rows: ``P.qk.weight`` to ``P.q.weight`` and ``P.k.weight``."""
     import mlx.core as mx
 
     def undo(weights: Weights, _: Json) -> Weights:

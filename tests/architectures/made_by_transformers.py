@@ -83,11 +83,11 @@ def make(folder: Path, model_type: str, overrides: Json, also: Json, *, dtype: s
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as with_towers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     config = tiny_config(model_type, overrides)
     torch.manual_seed(0)
-    auto = AutoModelForImageTextToText if type(config) in with_towers else AutoModelForCausalLM
+    auto = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoModelForCausalLM
     kind = getattr(torch, dtype)
     model = auto.from_config(config, dtype=kind)
     _fill(model, torch.Generator().manual_seed(zlib.crc32(model_type.encode())))
@@ -116,7 +116,7 @@ def _arguments(cls: Any, overrides: Json, tiny: Json) -> dict[str, Any]:
 
 
 def _write_old_names(path: Path, config: Any, also: Json) -> None:
-    """Add what transformers 4 wrote, as nearly all published checkpoints have it: rope_theta, and attributes by other names."""
+    """Add what transformers 4 wrote, as nearly all published checkpoints have it: rope_theta, and older names of keys."""
     document = json.loads(path.read_text())
     _add_old_names(document, config)
     path.write_text(json.dumps(merged(document, also), indent=2))

@@ -53,11 +53,13 @@ def _introduction(versions: str, command: str, date: str) -> list[str]:
     return [
         f"Made by `{command}` on {date} with {versions}; do not edit.",
         "",
-        "Each row is a checkpoint of a few layers with random weights, in the layout that checkpoints of the architecture are",
-        "published in. It is imported as each type, loaded, and exported for mlx-lm. ✓ means: the loaded network gives exactly",
-        "the logits of the exported folder in mlx-lm, and each weight of it has a cosine of at least 0.99 (4 bits) or 0.999",
-        "(8 bits) with the one that mlx-lm has of the checkpoint itself; what is not quantized is equal. The number is the share",
-        "of parameters that is quantized, in percent. *Refused* means: `plan` and `import` say why, and nothing is written.",
+        "Each row is a checkpoint of a few layers with random weights, in the layout in which checkpoints of the",
+        "architecture are published. It is imported as each type, loaded, and exported for mlx-lm. ✓ means: the loaded",
+        "network gives exactly the logits of the exported folder in mlx-lm, and each of its weights has a cosine of at",
+        "least 0.99 (4 bits) or 0.999 (8 bits) with the one that mlx-lm has of the checkpoint itself; what is not",
+        "quantized is equal. The number is the percentage of parameters that mlx-lm holds quantized, `+ n` that of those",
+        "which are stored quantized and become values when the model is loaded, because mlx-lm computes with them or",
+        "moves them within a group. *Refused* means: `plan` and `import` say why, and nothing is written.",
     ]
 
 
@@ -75,7 +77,8 @@ def _line(row: Row) -> str:
 
 def _cell(outcome: dict[str, Any]) -> str:
     if outcome["verdict"] == Verdict.RIGHT:
-        return f"✓ {round(100 * outcome['quantized'])}" if outcome["quantized"] else "✓"
+        shares = [round(100 * outcome[key]) for key in ("quantized", "dequantized")]
+        return " ".join(["✓", *([str(shares[0])] if any(shares) else []), *([f"+ {shares[1]}"] if shares[1] else [])])
     return str(outcome["verdict"]) if outcome["verdict"] == Verdict.REFUSED else f"**{str(outcome['verdict']).upper()}**"
 
 

@@ -18,7 +18,7 @@ _FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "w
 
 
 def block_fp8(folder: Path) -> None:
-    """Store matrices as DeepSeek does: F8_E4M3, and a float32 ``weight_scale_inv`` for 128 × 128 of them.
+    """Store matrices as DeepSeek does: F8_E4M3, and a float32 ``weight_scale_inv`` for 128 by 128 of them.
 
     Source: deepseek-ai/DeepSeek-V3 inference/kernel.py `weight_dequant`.
     """
