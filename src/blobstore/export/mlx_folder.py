@@ -116,7 +116,7 @@ def _output(array: PlannedArray, weights: MappedWeights, opened: OpenTensors, pl
 
 def _copies(array: PlannedArray, weights: MappedWeights) -> tuple[Piece, ...] | None:
     """Return the ranges of blobs that an array is, one after the other; None when it has to be made."""
-    found = runs(array.expression)
+    found = runs(array.expression) if array.factors is None else None
     # Values of a transposed weight are counted in the order of its source.
     if found is None or (array.suffix is None and any(weights.weight(name).stored.transposed for name, _, _ in found)):
         return None

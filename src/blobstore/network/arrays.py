@@ -24,11 +24,12 @@ _WORD_BITS = 32
 _SUFFIXES = {"": ".weight", ".scale": ".scales", ".bias": ".biases"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlannedArray:
     """One array of a network: its name for mlx-lm, its dtype, and the expression that it is.
 
     ``suffix``: which stored array of each tensor the expression moves; None for values. ``tensor``: one of the tensors.
+    ``factors``: what each row of the array is multiplied by, in float32.
     """
 
     name: str
@@ -36,6 +37,7 @@ class PlannedArray:
     expression: Expression
     suffix: str | None
     tensor: str
+    factors: Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,7 +71,8 @@ def _arrays_of(parameter: Parameter, tensors: Mapping[str, LogicalTensor]) -> It
         moved = in_units(expression, quantization.group_size, unit)
         if moved is None:
             raise AssertionError(f"{parameter.name}: planned with codes whose groups do not stay together")
-        yield PlannedArray(parameter.module + _SUFFIXES[part.suffix], part.dtype, moved, part.suffix, first.name)
+        name, factors = parameter.module + _SUFFIXES[part.suffix], parameter.factors if part.suffix else None
+        yield PlannedArray(name, part.dtype, moved, part.suffix, first.name, factors)
 
 
 class OpenTensors:
@@ -94,13 +97,23 @@ class OpenTensors:
     def made(self, array: PlannedArray) -> Array:
         """Return an array of a network in new memory."""
         out = np.empty(array.shape, numpy_dtype(array.dtype))
-        fill(out, array.expression, self.source(array.suffix))
+        self.fill(out, array)
         return out
+
+    def fill(self, out: Array, array: PlannedArray) -> None:
+        """Write an array of a network into ``out``, contiguous and of its dtype."""
+        fill(out, array.expression, self.source(array.suffix))
+        if array.factors is not None:
+            out[...] = out.astype(np.float32) * array.factors[..., None]
 
     def mlx(self, array: PlannedArray) -> Any:
         """Return an array of a network for MLX: as `Tensor.mlx` gives it where it is stored so, else in MLX's memory."""
         expression, tensor = array.expression, self._tensors[array.tensor]
-        is_stored = isinstance(expression, Stored) and (array.suffix is not None or tensor.dtype is array.dtype)
+        is_stored = (
+            isinstance(expression, Stored)
+            and array.factors is None
+            and (array.suffix is not None or tensor.dtype is array.dtype)
+        )
         if is_stored:
             return _part(tensor.mlx(), array.suffix or "")
         return mlx_array(array, self)
@@ -127,7 +140,7 @@ def mlx_array(array: PlannedArray, tensors: OpenTensors) -> Any:
     if made.size:
         mx.eval(made)
         # MLX lends its memory by the buffer protocol; nobody else has seen the array yet.
-        fill(np.asarray(made).view(kind), array.expression, tensors.source(array.suffix))
+        tensors.fill(np.asarray(made).view(kind), array)
     return made.view(mlx_dtype(array.dtype))
 
 
@@ -143,7 +156,7 @@ def computed_arrays(plan: NetworkPlan, tensors: OpenTensors) -> dict[str, Any]:
         name: _offered(evaluate(one.expression, tensors.values), mx) if name in needed else stand_in(one)
         for name, one in plan.offered.items()
     }
-    made = plan.network.sanitize(weights)
+    made = plan.make_network().sanitize(weights)
     return {name: made[name] for name in names}
 
 

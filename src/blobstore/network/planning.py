@@ -6,7 +6,8 @@ Codes go into a quantized module when the network moves whole groups of them; ot
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 from blobstore.checkpoint import with_floats
 from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError, quoted
-from blobstore.network.expressions import Computed, Expression, Stored, in_units, leaves, substituted
+from blobstore.network.expressions import Array, Computed, Expression, Stored, in_units, leaves, substituted
+from blobstore.network.factors import row_factors
 from blobstore.network.global_scales import takes_global_scale
 from blobstore.network.layouts import LogicalTensor, Offered, layouts
 from blobstore.network.tracing import trace
@@ -38,16 +40,18 @@ _MLX_TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Parameter:
     """One parameter of the network: an expression over stored tensors, by their shapes before packing.
 
-    ``quantization``: that of the codes that move into it; None when it gets values.
+    ``quantization``: that of the codes that move into it; None when it gets values. ``factors``: what the scales and biases
+    of each row are multiplied by, float32 ``[..., rows]``.
     """
 
     name: str
     expression: Expression
     quantization: Quantization | None = None
+    factors: Array | None = None
 
     @property
     def module(self) -> str:
@@ -59,10 +63,12 @@ class Parameter:
 class NetworkPlan:
     """mlx-lm's network for a stored model, its weights not made, and what each of its parameters is made of.
 
-    ``offered``: the tensors as ``sanitize`` sees them. ``tensors``: the stored ones by name.
+    ``offered``: the tensors as ``sanitize`` sees them. ``tensors``: the stored ones by name. ``make_network``
+    returns another such network: a ``sanitize`` may change the one that it is of, so each is used once.
     """
 
     network: Any
+    make_network: Callable[[], Any]
     parameters: tuple[Parameter, ...]
     offered: Mapping[str, Offered]
     tensors: Mapping[str, LogicalTensor]
@@ -120,12 +126,17 @@ def plan_network(
     with mlx_lm_errors("build", model):
         # Private in mlx-lm 0.32, but the only table of its architectures; load_model insists on files in a folder.
         model_class, args_class = utils._get_classes(settings)  # noqa: SLF001
-        network = model_class(args_class.from_dict(settings))
+
+        def make_network() -> Any:
+            return model_class(args_class.from_dict(settings))
+
+        network, offered, made = _fitting(make_network, layouts(stored.values(), source_names))
         network.eval()
-        offered, made = _fitting(network, layouts(stored.values(), source_names))
     modules = dict(network.named_modules())
-    parameters = tuple(_parameter(name, expression, modules, stored) for name, expression in sorted(made.items()))
-    return NetworkPlan(network, parameters, offered, stored)
+    parameters = [_parameter(name, expression, modules, stored) for name, expression in sorted(made.items())]
+    with mlx_lm_errors("build", model):
+        parameters = _multiplied(parameters, offered, modules, stored, make_network)
+    return NetworkPlan(network, make_network, tuple(parameters), offered, stored)
 
 
 def mlx_dtype(dtype: DType) -> Any:
@@ -142,25 +153,24 @@ def stand_in(offered: Offered) -> Any:
     return mx.zeros(offered.expression.shape, mlx_dtype(offered.dtype))
 
 
-def _fitting(network: Any, candidates: Iterable[list[Offered]]) -> tuple[dict[str, Offered], dict[str, Expression]]:
-    """Return the first layout of which the network's ``sanitize`` makes its parameters, and what it makes of it.
+def _fitting(
+    make_network: Callable[[], Any], candidates: Iterable[list[Offered]]
+) -> tuple[Any, dict[str, Offered], dict[str, Expression]]:
+    """Return a network, the first layout of which its ``sanitize`` makes its parameters, and what it makes of it.
 
     Raises: UnsupportedSourceError with what is wrong with the first layout, the source's own; what ``sanitize`` raises.
     """
-    from mlx.utils import tree_flatten
-
-    wanted = {name: tuple(array.shape) for name, array in tree_flatten(network.parameters())}
     first: Exception | None = None
     for layout in candidates:
-        offered = {one.name: one for one in layout}
+        network, offered = make_network(), {one.name: one for one in layout}
         try:
             made = _sanitized(network, offered)
-            _check(made, wanted)
+            _check(made, network)
         except Exception as error:  # noqa: BLE001  # a layout that sanitize was not written for
             first = first or error
             continue
         whole = {name: substituted(one, lambda leaf: offered[leaf].expression) for name, one in made.items()}  # noqa: B023
-        return offered, whole
+        return network, offered, whole
     raise first or AssertionError("there is always a layout")
 
 
@@ -170,8 +180,11 @@ def _sanitized(network: Any, offered: Mapping[str, Offered]) -> dict[str, Expres
     return {name: Stored(name, one.expression.shape) for name, one in offered.items()}
 
 
-def _check(made: Mapping[str, Expression], wanted: Mapping[str, tuple[int, ...]]) -> None:
+def _check(made: Mapping[str, Expression], network: Any) -> None:
     """Raise UnsupportedSourceError when names or shapes are not those of the network's parameters."""
+    from mlx.utils import tree_flatten
+
+    wanted = {name: tuple(array.shape) for name, array in tree_flatten(network.parameters())}
     for what, names in (("needs", wanted.keys() - made.keys()), ("has no place for", made.keys() - wanted.keys())):
         if names:
             shown = ", ".join(map(quoted, sorted(names)[:_SHOWN]))
@@ -191,7 +204,7 @@ def _parameter(
     sources = [] if isinstance(expression, Computed) else [tensors[leaf] for leaf in leaves(expression)]
     quantization = sources[0].quantization if sources else None
     module = modules.get(plain.module)
-    if quantization is None or not name.endswith(".weight") or not hasattr(module, "to_quantized"):
+    if quantization is None or not name.endswith(".weight") or not _takes_codes(module):
         return plain
     if any(one.quantization != quantization or one.dtype is not sources[0].dtype for one in sources):
         return plain
@@ -200,3 +213,37 @@ def _parameter(
     if any(one.global_scale for one in sources) and not takes_global_scale(module, expression, sources):
         return plain
     return Parameter(name, expression, quantization)
+
+
+def _multiplied(
+    parameters: Iterable[Parameter],
+    offered: Mapping[str, Offered],
+    modules: Mapping[str, Any],
+    tensors: Mapping[str, LogicalTensor],
+    make_network: Callable[[], Any],
+) -> list[Parameter]:
+    """Return the parameters; those that are affine weights times a factor a row keep their codes."""
+    weights: dict[str, str] = {}
+    for one in parameters:
+        leaf = (
+            next(iter(one.expression.of)) if isinstance(one.expression, Computed) and len(one.expression.of) == 1 else None
+        )
+        whole = offered[leaf].expression if leaf is not None else None
+        if leaf is None or not isinstance(whole, Stored) or not one.name.endswith(".weight"):
+            continue
+        quantization = tensors[whole.name].quantization
+        if quantization is not None and quantization.quant_type.is_affine and _takes_codes(modules.get(one.module)):
+            weights[one.name] = leaf
+    factors = row_factors(make_network, {name: stand_in(one) for name, one in offered.items()}, weights)
+    return [
+        Parameter(one.name, whole, tensors[whole.name].quantization, factors[one.name])
+        if one.name in factors and isinstance(whole := offered[weights[one.name]].expression, Stored)
+        else one
+        for one in parameters
+    ]
+
+
+def _takes_codes(module: Any) -> bool:
+    """Return True when mlx-lm can give the module codes of any mode. Those of afm7 take only affine ones (mlx-lm 0.32.2)."""
+    method = getattr(module, "to_quantized", None)
+    return method is not None and "mode" in inspect.signature(method).parameters
