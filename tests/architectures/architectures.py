@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import from_mlx_lm
+import from_mlx_lm_mixtures
 import from_transformers
 import made_by_mlx_lm
 import made_by_transformers
@@ -52,7 +53,8 @@ def _transformers(
 def _by_mlx_lm() -> list[Architecture]:
     return [
         Architecture(name, "mlx-lm", partial(_mlx_lm, recipe, changes))
-        for recipes, changes in ((from_mlx_lm.RECIPES, False), (from_mlx_lm.CHANGING, True))
+        for table in (from_mlx_lm, from_mlx_lm_mixtures)
+        for recipes, changes in ((table.RECIPES, False), (table.CHANGING, True))
         for name, recipe in recipes.items()
     ]
 

@@ -1,4 +1,4 @@
-"""The recipes of architectures whose checkpoints are made from mlx-lm's network.
+"""The recipes of architectures without experts whose checkpoints are made from mlx-lm's network.
 
 A recipe: the model type, what differs from `made_by_transformers.TINY`, and what undoes mlx-lm's ``sanitize``.
 """
@@ -8,55 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from made_by_mlx_lm import (
-    Undo,
-    convolutions,
-    joined,
-    latent_heads,
-    less_one,
-    parted,
-    renamed,
-    shaped,
-    transposed,
-    unstacked,
-    whole_experts,
-)
+from made_by_mlx_lm import Undo, convolutions, renamed, shaped, transposed
 from made_by_transformers import TINY
 
 Recipe = tuple[str, Mapping[str, Any], Sequence[Undo]]
 
-_PLAIN = {"rms_norm_eps": 1e-5, "rope_theta": 1e4}
-_MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
-_GATE = renamed(r"gate\.gate_proj", "gate")
-_BAILING = {**_PLAIN, "norm_topk_prob": True, "num_shared_experts": 1}
-_LINEAR = {"num_hidden_layers": 4, "layer_group_size": 2}
-_KDA = {"head_dim": 32, "num_heads": 4, "short_conv_kernel_size": 4}
-_LATENT = {"kv_lora_rank": 64, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
-_SMALL = {
+PLAIN = {"rms_norm_eps": 1e-5, "rope_theta": 1e4}
+SMALL = {
     key: TINY[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 }
-_TEXT = {**_SMALL, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
-_DEEPSEEK = {
-    **_SMALL,
-    **_LATENT,
-    "num_key_value_heads": 4,
-    "moe_intermediate_size": 64,
-    "n_shared_experts": 1,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-    "max_position_embeddings": 256,
-}
-_LONGCAT = {
-    **_PLAIN,
-    "zero_expert_num": 2,
-    "routed_scaling_factor": 1.0,
-    "attention_bias": False,
-    "mla_scale_q_lora": True,
-    "mla_scale_kv_lora": True,
-}
+TEXT = {**SMALL, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
 _LFM2 = {
-    **_SMALL,
+    **SMALL,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "norm_eps": 1e-5,
@@ -70,113 +33,13 @@ _LFM2 = {
     "block_ff_dim": 256,
     "layer_types": ["conv", "full_attention"],
 }
-_MIMO_V2 = {
-    "hybrid_layer_pattern": [0, 1],
-    "moe_layer_freq": [0, 1],
-    "add_swa_attention_sink_bias": True,
-    "n_shared_experts": None,
-    "add_full_attention_sink_bias": False,
-    "sliding_window_size": 16,
-    "routed_scaling_factor": None,
-    "norm_topk_prob": True,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "layernorm_epsilon": 1e-5,
-    "rope_theta": 5e6,
-    "swa_rope_theta": 1e4,
-    "swa_num_attention_heads": 4,
-    "swa_num_key_value_heads": 2,
-    "head_dim": 32,
-    "v_head_dim": 32,
-    "swa_head_dim": 32,
-    "swa_v_head_dim": 32,
-    "partial_rotary_factor": 0.334,
-}
-_KIMI_LINEAR = {
-    **_PLAIN,
-    **_LATENT,
-    "num_hidden_layers": 3,
-    "head_dim": 32,
-    "num_shared_experts": 1,
-    "num_key_value_heads": 4,
-    "linear_attn_config": {**_KDA, "kda_layers": [1, 2], "full_attn_layers": [3]},
-}
-_KIMI_K3 = {
-    **_SMALL,
-    **_LATENT,
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 64,
-    "model_type": "kimi_linear",
-    "num_experts": 4,
-    "num_experts_per_token": 2,
-    "num_shared_experts": 1,
-    "moe_intermediate_size": 64,
-    "first_k_dense_replace": 1,
-    "linear_attn_config": {**_KDA, "kda_layers": [1, 2, 3], "full_attn_layers": [4]},
-}
 _BLOCK = {"ffn": {"ffn_mult": 1.5, "no_op": False, "replace_with_linear": False}}
 _NAS = [
     {**_BLOCK, "attention": {"n_heads_in_group": 2, "no_op": False, "replace_with_linear": False}},
     {**_BLOCK, "attention": {"n_heads_in_group": None, "no_op": True, "replace_with_linear": False}},
 ]
-_HUNYUAN = {
-    **_PLAIN,
-    "attention_bias": False,
-    "num_shared_expert": 1,
-    "use_mixed_mlp_moe": True,
-    "use_qk_norm": True,
-    "use_cla": False,
-    "cla_share_factor": 2,
-    "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"},
-}
-_KIMI_LINEAR_UNDO = [
-    unstacked(names=_MIXTRAL),
-    latent_heads,
-    convolutions,
-    renamed(r"([qkv])_conv\.conv", r"\1_conv1d"),
-    renamed(r"mlp\.(experts|shared_experts|gate\.)", r"block_sparse_moe.\1"),
-    renamed(r"mlp\.e_score", "block_sparse_moe.gate.e_score"),
-]
-_KIMI_K3_UNDO = [
-    unstacked(names=_MIXTRAL),
-    latent_heads,
-    convolutions,
-    parted("qkv_proj", ("q_proj", "k_proj", "v_proj")),
-    parted("qkv_conv.conv", ("q_conv1d", "k_conv1d", "v_conv1d")),
-    renamed(r"mlp\.(experts|shared_experts|gate\.)", r"block_sparse_moe.\1"),
-    renamed(r"mlp\.e_score", "block_sparse_moe.gate.e_score"),
-]
-_DEEPSEEK_V41_UNDO = [
-    shaped(r"o_a_proj", (-1, 16)),
-    unstacked("experts.switch_mlp", names=_MIXTRAL),
-    *(
-        renamed(pattern, published)
-        for pattern, published in (
-            (r"^model\.embed_tokens", "embed"),
-            (r"^lm_head", "head"),
-            (r"^model\.", ""),
-            (r"shared_experts\.gate_proj", "shared_experts.w1"),
-            (r"shared_experts\.down_proj", "shared_experts.w2"),
-            (r"shared_experts\.up_proj", "shared_experts.w3"),
-            (r"gate\.e_score_correction_bias", "gate.bias"),
-            (r"\.q_a_norm\.", ".q_norm."),
-            (r"\.q_a_proj\.", ".wq_a."),
-            (r"\.q_b_proj\.", ".wq_b."),
-            (r"\.kv_proj\.", ".wkv."),
-            (r"\.o_a_proj\.", ".wo_a."),
-            (r"\.o_b_proj\.", ".wo_b."),
-            (r"\.sinks", ".attn_sink"),
-            (r"\.(attn|ffn)_hc\.", r".hc_\1_"),
-            (r"\.input_layernorm\.", ".attn_norm."),
-            (r"\.post_attention_layernorm\.", ".ffn_norm."),
-            (r"\.self_attn\.", ".attn."),
-            (r"\.mlp\.", ".ffn."),
-        )
-    ),
-]
 _GEMMA3N = {
-    **_TEXT,
+    **TEXT,
     "num_hidden_layers": 4,
     "intermediate_size": [256] * 4,
     "head_dim": 32,
@@ -197,84 +60,46 @@ _GEMMA3N = {
     "laurel_rank": 32,
     "model_type": "gemma3n_text",
 }
-_STEP_UNDO = [
-    renamed(r"\.mlp\.switch_mlp\.", ".moe."),
-    renamed(r"\.mlp\.gate\.gate\.", ".moe.gate."),
-    renamed(r"\.mlp\.gate\.router_bias", ".moe.router_bias"),
-    renamed(r"\.mlp\.share_expert\.", ".share_expert."),
-    less_one(r"norm.*\.weight$"),
-]
-_QWEN35_UNDO = [
-    joined(("switch_mlp.gate_proj", "switch_mlp.up_proj"), "experts.gate_up_proj", axis=1, weight=""),
-    renamed(r"switch_mlp\.down_proj\.weight", "experts.down_proj"),
-    convolutions,
-    less_one(r"(input_layernorm|post_attention_layernorm|model\.norm|q_norm|k_norm)\.weight$"),
-    renamed(r"^language_model\.model\.", "model.language_model."),
-    renamed(r"^language_model\.lm_head", "lm_head"),
-]
-_QWEN35_MOE = {
-    **_TEXT,
-    "num_hidden_layers": 4,
-    "head_dim": 32,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "shared_expert_intermediate_size": 64,
-    "moe_intermediate_size": 64,
-    "model_type": "qwen3_5_moe_text",
-    "rope_parameters": {"type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
+_FALCON_H1 = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_d_ssm": 256,
+    "mamba_d_state": 16,
+    "mlp_multipliers": [0.88, 0.58],
+    "ssm_multipliers": [0.35, 0.25, 0.35, 0.5, 0.35],
 }
-_QWEN3_VL_MOE = {
-    **_TEXT,
-    "head_dim": 32,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "moe_intermediate_size": 64,
-    "rope_theta": 1e4,
+_MAMBA2 = {
+    "num_heads": 8,
+    "n_groups": 1,
+    "intermediate_size": 256,
+    "state_size": 16,
+    "layer_norm_epsilon": 1e-5,
+    "conv_kernel": 4,
+    "use_bias": False,
+    "use_conv_bias": True,
     "tie_word_embeddings": False,
-    "max_position_embeddings": 256,
-    "norm_topk_prob": True,
-    "model_type": "qwen3_moe",
+    "time_step_limit": [0.0, float("inf")],
+    "time_step_rank": 8,
+}
+_NEMOTRON_H = {
+    "hybrid_override_pattern": "M-*M",
+    "attention_bias": False,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 32,
+    "mamba_proj_bias": False,
+    "ssm_state_size": 16,
+    "conv_kernel": 4,
+    "n_groups": 2,
+    "mlp_bias": False,
+    "layer_norm_epsilon": 1e-5,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "time_step_limit": [0.0, float("inf")],
 }
 
 RECIPES: dict[str, Recipe] = {
     "afm7": ("afm7", {"hidden_dim": 128, "num_layers": 2, "num_kv_reuse_layers": 1, "num_heads": 4, "num_kv_heads": 2}, []),
-    "bailing_hybrid": (
-        "bailing_hybrid",
-        {**_BAILING, **_LINEAR, "group_norm_size": 4, "routed_scaling_factor": 1.0},
-        [
-            unstacked(),
-            latent_heads,
-            _GATE,
-        ],
-    ),
-    "bailing_moe": ("bailing_moe", _BAILING, [unstacked(), _GATE]),
-    "bailing_moe_linear": (
-        "bailing_moe_linear",
-        {**_BAILING, **_LINEAR, "group_norm_size": 4, "use_qk_norm": True, "partial_rotary_factor": 0.5},
-        [unstacked(), _GATE],
-    ),
-    "bailing_moe_v3": (
-        "bailing_hybrid",
-        {**_LINEAR, "architectures": ["BailingMoeV3ForCausalLM"], "head_dim": 32, "moe_shared_expert_intermediate_size": 64},
-        [unstacked(), latent_heads, convolutions],
-    ),
-    "dbrx": (
-        "dbrx",
-        {
-            "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
-            "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
-        },
-        [whole_experts],
-    ),
-    "deepseek": ("deepseek", {}, [unstacked()]),
     "exaone": ("exaone", {"rope_theta": 1e4, "layer_norm_epsilon": 1e-5}, []),
-    "deepseek_v41": ("deepseek_v41", {}, _DEEPSEEK_V41_UNDO),
     "gemma3n": ("gemma3n", {"text_config": _GEMMA3N}, []),
     "gear": ("gear", {"rms_norm_eps": 1e-5, "layer_types": ["sliding_attention", "full_attention"]}, [convolutions]),
     "gpt2": (
@@ -285,59 +110,18 @@ RECIPES: dict[str, Recipe] = {
             transposed(r"(c_attn|c_proj|c_fc)\.weight$"),
         ],
     ),
-    "hunyuan": ("hunyuan", _HUNYUAN, [unstacked()]),
     "internlm2": ("internlm2", {"rms_norm_eps": 1e-5}, []),
     "iquestloopcoder": ("iquestloopcoder", {"rms_norm_eps": 1e-5}, []),
-    "kimi_k25": (
-        "kimi_k25",
-        {
-            "text_config": {
-                **_DEEPSEEK,
-                "q_lora_rank": 64,
-                "model_type": "deepseek_v3",
-                "n_group": 1,
-                "topk_group": 1,
-                "routed_scaling_factor": 1.0,
-                "rope_theta": 1e4,
-            }
-        },
-        [unstacked(), latent_heads],
-    ),
-    "kimi_k3": ("kimi_k3", {"text_config": _KIMI_K3}, _KIMI_K3_UNDO),
-    "kimi_linear": ("kimi_linear", _KIMI_LINEAR, _KIMI_LINEAR_UNDO),
-    "kimi_vl": ("kimi_vl", {"text_config": {**_DEEPSEEK, "q_lora_rank": None}}, [unstacked()]),
-    "Klear": (
-        "Klear",
-        {**_PLAIN, "attention_bias": False, "mlp_only_layers": [0], "decoder_sparse_step": 1, "norm_topk_prob": True},
-        [unstacked("experts")],
-    ),
     "lfm2-vl": ("lfm2-vl", {"text_config": _LFM2}, []),
     "lille-130m": ("lille-130m", {"block_size": 256, "layer_norm_eps": 1e-5, "n_kv_heads": 2, "rope_theta": 1e4}, []),
-    "longcat_flash": (
-        "longcat_flash",
-        {**_LONGCAT, "attention_method": "MLA", "zero_expert_type": "identity"},
-        [
-            unstacked(),
-            latent_heads,
-        ],
-    ),
-    "longcat_flash_ngram": (
-        "longcat_flash_ngram",
-        {**_LONGCAT, "emb_neighbor_num": 2, "emb_split_num": 2, "ngram_vocab_size_ratio": 2},
-        [
-            unstacked(),
-            latent_heads,
-            renamed(r"model\.ngram_embeddings\.word_embeddings", "model.embed_tokens"),
-        ],
-    ),
+    "mamba2, Infinity": ("mamba2", _MAMBA2, [convolutions]),
     "mimo": ("mimo", {"rms_norm_eps": 1e-5}, []),
-    "mimo_v2_flash": ("mimo_v2_flash", _MIMO_V2, [unstacked()]),
     "minicpm": ("minicpm", {"dim_model_base": 64, "rms_norm_eps": 1e-5, "scale_depth": 1.4, "scale_emb": 12}, []),
-    "minimax": ("minimax", {**_PLAIN, "shared_intermediate_size": 0, "rotary_dim": 16}, [unstacked(names=_MIXTRAL)]),
     "muse_glimmer": ("muse_glimmer", {}, [renamed(r"^model\.", "model.language_model.")]),
     "nanbeige": ("nanbeige", {"rms_norm_eps": 1e-5}, []),
     "nanochat": ("nanochat", {}, []),
     "nemotron-nas": ("nemotron-nas", {"block_configs": _NAS}, []),
+    "nemotron_h, dense": ("nemotron_h", _NEMOTRON_H, [convolutions]),
     "olmo_hybrid": (
         "olmo_hybrid",
         {
@@ -368,42 +152,23 @@ RECIPES: dict[str, Recipe] = {
         {"dense_attention_every_n_layers": 2, "ff_intermediate_size": 256, "gegelu_limit": 20.0, "layer_norm_epsilon": 1e-5},
         [],
     ),
-    "phixtral": (
-        "phixtral",
-        {"num_vocab": 320, "model_dim": 128, "num_heads": 4, "num_layers": 2, "rotary_dim": 16},
-        [
-            unstacked("switch_mlp", "mlp"),
-        ],
-    ),
-    "pixtral": ("pixtral", {"text_config": {**_TEXT, "head_dim": 32, "model_type": "llama"}}, []),
+    "pixtral": ("pixtral", {"text_config": {**TEXT, "head_dim": 32, "model_type": "llama"}}, []),
     "plamo": ("plamo", {"rms_norm_eps": 1e-5, "n_shared_head": 4}, []),
     "plamo2": ("plamo2", {"hidden_size_per_head": 32, "mamba_num_heads": 4, "mamba_d_state": 16}, [convolutions]),
     "plamo3": ("plamo3", {"sliding_window_pattern": 2}, []),
     "qwen": ("qwen", {"kv_channels": 32, "num_key_value_heads": 4}, []),
-    "qwen2_vl": ("qwen2_vl", {"text_config": {**_TEXT, "model_type": "qwen2_vl_text"}}, [renamed(r"^language_model\.", "")]),
+    "qwen2_vl": ("qwen2_vl", {"text_config": {**TEXT, "model_type": "qwen2_vl_text"}}, [renamed(r"^language_model\.", "")]),
     "qwen2_5_vl": (
         "qwen2_5_vl",
-        {"text_config": {**_TEXT, "model_type": "qwen2_5_vl_text"}},
+        {"text_config": {**TEXT, "model_type": "qwen2_5_vl_text"}},
         [
             renamed(r"^language_model\.", ""),
-        ],
-    ),
-    "qwen3_5_moe": ("qwen3_5_moe", {"text_config": _QWEN35_MOE}, _QWEN35_UNDO),
-    "qwen3_vl_moe": (
-        "qwen3_vl_moe",
-        {"text_config": _QWEN3_VL_MOE},
-        [
-            joined(("switch_mlp.gate_proj", "switch_mlp.up_proj"), "experts.gate_up_proj", axis=1, weight=""),
-            renamed(r"switch_mlp\.down_proj\.weight", "experts.down_proj"),
-            transposed(r"experts\.(gate_up|down)_proj$"),
-            renamed(r"^language_model\.model\.", "model.language_model."),
-            renamed(r"^language_model\.lm_head", "lm_head"),
         ],
     ),
     "recurrent_gemma": (
         "recurrent_gemma",
         {
-            **_PLAIN,
+            **PLAIN,
             "num_hidden_layers": 3,
             "num_key_value_heads": 1,
             "conv1d_width": 4,
@@ -437,19 +202,14 @@ RECIPES: dict[str, Recipe] = {
         },
         [],
     ),
-    "step3p5": (
-        "step3p5",
-        {"num_attention_groups": 2, "share_expert_dim": 64, "moe_layers_enum": "1", "moe_num_experts": 4, "moe_top_k": 2},
-        _STEP_UNDO,
-    ),
     "talkie": ("talkie", {}, []),
-    "telechat3": ("telechat3", _PLAIN, []),
+    "telechat3": ("telechat3", PLAIN, []),
     "youtu_llm": ("youtu_llm", {"q_lora_rank": 64, "num_key_value_heads": 4}, []),
 }
 """Recipes whose ``sanitize`` moves weights only, by the name of the row."""
 
 CHANGING: dict[str, Recipe] = {
-    "baichuan_m1": ("baichuan_m1", {**_PLAIN, "sliding_window_layers": [1], "conv_window": 2}, []),
-    "bailing_moe, norm_head": ("bailing_moe", {**_BAILING, "norm_head": True}, [unstacked(), _GATE]),
+    "falcon_h1, multipliers": ("falcon_h1", _FALCON_H1, [convolutions]),
+    "baichuan_m1": ("baichuan_m1", {**PLAIN, "sliding_window_layers": [1], "conv_window": 2}, []),
 }
 """Recipes whose ``sanitize`` computes other values."""

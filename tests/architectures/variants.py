@@ -81,14 +81,6 @@ def quantized_by_mlx(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def literal_infinity(folder: Path) -> None:
-    """Write infinities as Python does, and transformers 4 did."""
-    path = folder / "config.json"
-    text = re.sub(r'\{\s*"__float__":\s*"(-?Infinity|NaN)"\s*\}', r"\1", path.read_text())
-    assert "Infinity" in text
-    path.write_text(text)
-
-
 def _read(folder: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
@@ -116,9 +108,7 @@ CHANGED: dict[str, tuple[str, Change]] = {
     "deepseek_v32, FP8": ("deepseek_v32", block_fp8),
     "glm4_moe, MTP": ("glm4_moe", next_layer),
     "gpt_oss, mxfp4": ("gpt_oss", gpt_oss_mxfp4),
-    "granitemoehybrid, Infinity": ("granitemoehybrid", literal_infinity),
     "llama, MLX int4": ("llama", quantized_by_mlx),
-    "mamba2, Infinity": ("mamba2", literal_infinity),
     "mimo_v2_flash, FP8": ("mimo_v2_flash", block_fp8),
     "minimax_m2, FP8": ("minimax_m2", block_fp8),
 }
