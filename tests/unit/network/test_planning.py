@@ -1,0 +1,162 @@
+"""Plans of networks: which codes move where, what gets values, and what is refused. No weight is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support import PYCODE, PYCODE_MOE
+
+from blobstore.dtypes import DType
+from blobstore.errors import UnsupportedSourceError
+from blobstore.network import LogicalTensor, NetworkPlan, float_dtype, plan_network, planned_arrays
+from blobstore.network.expressions import Computed, Joined, Stored
+from blobstore.quant import Quantization, QuantType
+from blobstore.ranges import FileReader
+from blobstore.safetensors import read_header
+
+INT4 = Quantization(QuantType.INT4, 32)
+NVFP4 = Quantization(QuantType.NVFP4, 16)
+EXPERTS = "model.layers.0.mlp.experts"
+
+
+def tensors_of(folder: Any, quantization: Quantization | None = None) -> Iterator[LogicalTensor]:
+    """The tensors of a fixture; its projections as if they were quantized."""
+    with FileReader(folder / "model.safetensors") as reader:
+        header = read_header(reader)
+    for name, entry in header.tensors.items():
+        yield LogicalTensor(name, entry.shape, entry.dtype, quantization if "_proj" in name else None)
+
+
+def config_of(folder: Any, **changes: Any) -> dict[str, Any]:
+    return {**json.loads((folder / "config.json").read_text()), **changes}
+
+
+def stacked(tensors: list[LogicalTensor]) -> list[LogicalTensor]:
+    """The same with the experts of each projection as one tensor."""
+    made: dict[str, LogicalTensor] = {}
+    for one in tensors:
+        name, number, projection = one.name, "", ""
+        if ".experts." in name:
+            group, _, rest = name.partition(".experts.")
+            number, _, projection = rest.partition(".")
+            name = f"{group}.experts.{projection}"
+        count = made[name].shape[0] + 1 if number and name in made else 1
+        made[name] = replace(one, name=name, shape=(count, *one.shape) if number else one.shape)
+    return list(made.values())
+
+
+def parameter(plan: NetworkPlan, name: str) -> Any:
+    return next(one for one in plan.parameters if one.name == name)
+
+
+@pytest.mark.parametrize("form", ["packed", "stacked, source known", "stacked"])
+def test_experts_become_one_parameter_with_their_codes(form: str) -> None:
+    tensors = list(tensors_of(PYCODE_MOE, INT4))
+    names = None if form == "stacked" else frozenset(one.name for one in tensors)
+    given = tensors if form == "packed" else stacked(tensors)
+    plan = plan_network(config_of(PYCODE_MOE), given, "m", names)
+    up = parameter(plan, "model.layers.0.mlp.switch_mlp.up_proj.weight")
+    assert up.quantization == INT4
+    assert isinstance(up.expression, Joined if form == "packed" else Stored)
+    assert plan.dequantized == []
+    arrays = {array.name: array for array in planned_arrays(plan)}
+    codes, scales = (arrays[f"model.layers.0.mlp.switch_mlp.up_proj.{part}"] for part in ("weight", "scales"))
+    experts, rows, cols = up.expression.shape
+    assert (codes.dtype, codes.shape) == (DType.U32, (experts, rows, cols // 8))
+    assert (scales.dtype, scales.shape) == (DType.BF16, (experts, rows, cols // 32))
+
+
+def test_experts_of_different_types_get_values() -> None:
+    tensors = [
+        replace(one, quantization=Quantization(QuantType.INT8, 64)) if one.name == f"{EXPERTS}.1.up_proj.weight" else one
+        for one in tensors_of(PYCODE_MOE, INT4)
+    ]
+    plan = plan_network(config_of(PYCODE_MOE), tensors, "m")
+    assert parameter(plan, "model.layers.0.mlp.switch_mlp.up_proj.weight").quantization is None
+    assert parameter(plan, "model.layers.0.mlp.switch_mlp.down_proj.weight").quantization == INT4
+    assert plan.dequantized[0] == f"{EXPERTS}.0.up_proj.weight"
+
+
+def test_global_scales_are_honoured_where_a_module_can() -> None:
+    tensors = [
+        replace(
+            one,
+            quantization=NVFP4 if "proj" in one.name or "embed" in one.name else None,
+            global_scale="norm" not in one.name,
+        )
+        for one in tensors_of(PYCODE)
+    ]
+    plan = plan_network(config_of(PYCODE), tensors, "m")
+    assert parameter(plan, "model.layers.0.mlp.up_proj.weight").quantization == NVFP4
+    assert parameter(plan, "model.embed_tokens.weight").quantization is None
+    assert plan.dequantized == ["model.embed_tokens.weight"]
+
+
+def test_what_does_not_fit_is_refused_with_the_reason() -> None:
+    tensors = list(tensors_of(PYCODE))
+    cases = {
+        "needs 'model.norm.weight'": [one for one in tensors if one.name != "model.norm.weight"],
+        "has no place for 'stray.weight'": [*tensors, LogicalTensor("stray.weight", (3,), DType.BF16)],
+        r"'model.norm.weight' is \[3\], and mlx-lm's network needs \[256\]": [
+            replace(one, shape=(3,)) if one.name == "model.norm.weight" else one for one in tensors
+        ],
+    }
+    for says, given in cases.items():
+        with pytest.raises(UnsupportedSourceError, match=f"model m: mlx-lm's network {says}|model m: {says}") as caught:
+            plan_network(config_of(PYCODE), given, "m")
+        assert caught.value.model == "m"
+
+
+@pytest.mark.parametrize("changes", [{"model_type": "nope"}, {"hidden_size": None}, {"num_hidden_layers": "many"}])
+def test_no_error_of_mlx_lm_leaves_raw(changes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedSourceError, match=r"model m: "):
+        plan_network(config_of(PYCODE, **changes), tensors_of(PYCODE), "m")
+
+
+def test_latent_attention_splits_codes_and_dequantizes_what_it_transposes() -> None:
+    """deepseek_v3's ``kv_b_proj``: its rows of values keep their groups, its rows of keys are transposed."""
+    config = {
+        "model_type": "deepseek_v3",
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "vocab_size": 64,
+        "num_key_value_heads": 2,
+        "kv_lora_rank": 64,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 32,
+        "qk_nope_head_dim": 32,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": None,
+    }
+    shapes = {
+        "model.embed_tokens.weight": (64, 64),
+        "lm_head.weight": (64, 64),
+        "model.norm.weight": (64,),
+        **{f"model.layers.0.{norm}.weight": (64,) for norm in ("input_layernorm", "post_attention_layernorm")},
+        **{f"model.layers.0.mlp.{part}_proj.weight": (64, 64) for part in ("gate", "up", "down")},
+        "model.layers.0.self_attn.q_proj.weight": (128, 64),
+        "model.layers.0.self_attn.kv_a_proj_with_mqa.weight": (96, 64),
+        "model.layers.0.self_attn.kv_a_layernorm.weight": (64,),
+        "model.layers.0.self_attn.kv_b_proj.weight": (128, 64),
+        "model.layers.0.self_attn.o_proj.weight": (64, 64),
+    }
+    tensors = [LogicalTensor(name, shape, DType.BF16, INT4 if "_b_" in name else None) for name, shape in shapes.items()]
+    plan = plan_network(config, tensors, "m")
+    assert parameter(plan, "model.layers.0.self_attn.unembed_out.weight").quantization == INT4
+    assert parameter(plan, "model.layers.0.self_attn.embed_q.weight").quantization is None
+    assert not any(isinstance(one.expression, Computed) for one in plan.parameters)
+    assert plan.dequantized == ["model.layers.0.self_attn.kv_b_proj.weight"]
+
+
+def test_the_dtype_of_values() -> None:
+    assert float_dtype({"torch_dtype": "float16"}) is DType.F16
+    assert float_dtype({"text_config": {"dtype": "float32"}}) is DType.F32
+    assert float_dtype({"dtype": "int8", "torch_dtype": 3}) is DType.BF16
