@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from architectures import Architecture, architectures
-from row import forget, make_row, make_row_apart
+from row import Apart, forget, make_row
 from table import counted, good, table
 
 _PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
@@ -31,8 +31,9 @@ def main() -> int:
     wanted = [row for row in architectures().values() if _is_wanted(row, options.only)]
     if not wanted:
         sys.exit(f"no architecture is called {' or '.join(options.only)}")
+    make = Apart()
     with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(lambda row: _noted(row, options), wanted))
+        rows = list(pool.map(lambda row: _noted(row, make, options), wanted))
     if not options.only:
         options.page.write_text(table(rows, "python tests/architectures", f"{datetime.now(UTC):%Y-%m-%d}"))
     bad = [row["architecture"] for row in rows if counted(row) and not good(row)]
@@ -55,12 +56,12 @@ def _is_wanted(row: Architecture, globs: list[str]) -> bool:
     return not globs or any(fnmatchcase(row.name, glob) for glob in globs)
 
 
-def _noted(row: Architecture, options: argparse.Namespace) -> dict[str, Any]:
+def _noted(row: Architecture, make: Apart, options: argparse.Namespace) -> dict[str, Any]:
     note: Path = options.notes / f"{row.name}.json"
     if note.exists() and not options.only:
         result: dict[str, Any] = json.loads(note.read_text())
         return result
-    result = make_row_apart(row)
+    result = make(row)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps(result))
     words = [f"{quant}: {outcome['verdict']}" for quant, outcome in result["types"].items()]

@@ -84,7 +84,10 @@ def make(folder: Path, model_type: str, overrides: Json, also: Json, *, dtype: s
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+    disable_progress_bar()
+    set_verbosity_error()
     config = tiny_config(model_type, overrides)
     torch.manual_seed(0)
     auto = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoModelForCausalLM
