@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from architectures import Architecture, architectures
-from row import Apart, forget, make_row
-from table import counted, good, table
+from architectures.row import Apart, forget, make_row
+from architectures.rows import Architecture, architectures
+from architectures.table import counted, good, table
 
 _PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from made_by_mlx_lm import Undo, convolutions, renamed, shaped, transposed
-from made_by_transformers import TINY
+from architectures.made_by_mlx_lm import Undo, convolutions, renamed, shaped, transposed
+from architectures.made_by_transformers import TINY
 
 Recipe = tuple[str, Mapping[str, Any], Sequence[Undo]]
 

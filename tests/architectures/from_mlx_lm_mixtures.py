@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from from_mlx_lm import PLAIN, SMALL, TEXT, Recipe
-from made_by_mlx_lm import (
+from architectures.from_mlx_lm import PLAIN, SMALL, TEXT, Recipe
+from architectures.made_by_mlx_lm import (
     convolutions,
     joined,
     latent_heads,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from made_by_transformers import REMOVED
+from architectures.made_by_transformers import REMOVED
 
 _YARN = {"type": "yarn", "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 256}
 _LONGROPE = {

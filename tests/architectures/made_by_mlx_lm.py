@@ -14,7 +14,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from made_by_transformers import TINY
+from architectures.made_by_transformers import TINY
 
 Json = Mapping[str, Any]
 Weights = dict[str, Any]

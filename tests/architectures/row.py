@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from architectures import Architecture, architectures
-from compare import TYPES, Outcome, Verdict, compare, source_network
+from architectures.compare import TYPES, Outcome, Verdict, compare, source_network
+from architectures.rows import Architecture, architectures
 
 _LIMIT_S = 600
 _LOADED = "loads"
@@ -43,7 +43,7 @@ class Apart:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["blobstore", "mlx_lm.utils", "torch", "transformers", "row"])
+        self._context.set_forkserver_preload(["blobstore", "mlx_lm.utils", "torch", "transformers"])
 
     def __call__(self, row: Architecture) -> dict[str, Any]:
         """Return what `make_row` returns."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from compare import TYPES, Verdict
+from architectures.compare import TYPES, Verdict
 
 Row = dict[str, Any]
 _GOOD = {Verdict.RIGHT, Verdict.REFUSED}

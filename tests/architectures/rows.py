@@ -7,12 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import from_mlx_lm
-import from_mlx_lm_mixtures
-import from_transformers
-import made_by_mlx_lm
-import made_by_transformers
-from variants import CHANGED, Change
+from architectures import from_mlx_lm, from_mlx_lm_mixtures, from_transformers, made_by_mlx_lm, made_by_transformers
+from architectures.variants import CHANGED, Change
 
 
 @dataclass(frozen=True, slots=True)
