@@ -31,9 +31,10 @@ def make(folder: Path, model_type: str, overrides: Json, undo: Sequence[Undo], *
     """
     import mlx.core as mx
 
-    config = _config(model_type, overrides)
+    config, seed = _config(model_type, overrides), zlib.crc32(model_type.encode())
+    mx.random.seed(seed)  # a new network's vectors are random, too
     network = _network(config)
-    held = _random(network, zlib.crc32(model_type.encode()))
+    held = _random(network, seed)
     published = dict(held)
     for step in undo:
         published = step(published, config)
