@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from blobstore.metadata import read_metadata as read_metadata
     from blobstore.quality import ModelQuality as ModelQuality
     from blobstore.quality import measure_quality as measure_quality
+    from blobstore.runtimes import Verdict as Verdict
     from blobstore.store import Store as Store
     from blobstore.store import open_store as open_store
     from blobstore.tensors import Tensor as Tensor
@@ -50,6 +51,7 @@ _HOME = {
     "QuantizedArray": "arrays",
     "Store": "store",
     "Tensor": "tensors",
+    "Verdict": "runtimes",
     "dequantize": "kernels",
     "edit_metadata": "metadata",
     "export_model": "export",

@@ -86,6 +86,18 @@ _FLOAT_NAMES = {
 }
 
 
+# mlx 0.32.4, mlx/io/safetensors.cpp `dtype_from_safetensor_str`; F8_E4M3 and F8_E8M0 become uint8 there.
+_NOT_IN_MLX = frozenset(
+    {DType.F64, DType.F4, DType.F6_E2M3, DType.F6_E3M2, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ}
+)
+_MLX_MAX_DIM = 2**31 - 1
+
+
+def fits_mlx(dtype: DType, shape: Sequence[int]) -> bool:
+    """Return True when MLX has arrays of that dtype and shape: `mx.load` takes all of a file or nothing."""
+    return dtype not in _NOT_IN_MLX and all(dim <= _MLX_MAX_DIM for dim in shape)
+
+
 def parameters_of(shape: Sequence[int]) -> int:
     """Return the number of weights in a tensor of that shape.
 

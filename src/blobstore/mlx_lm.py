@@ -5,18 +5,23 @@ Each layer's type and group size come from its stored arrays, so a model may mix
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.errors import InvalidNameError, UnsupportedSourceError, UsageError
+from blobstore.importer import ImportPlan
+from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName, file_name
 from blobstore.network import LogicalTensor, build_network, float_dtype, import_mlx_lm, mlx_lm_errors, plan_network
 from blobstore.origin import OWN_DOCUMENT, source_names
+from blobstore.runtimes import Runs, Verdict
 from blobstore.store import Store
 
 _log = logging.getLogger("blobstore.mlx_lm")
@@ -61,6 +66,34 @@ def load_network(name: str | ModelName, *, store: Store) -> Any:
     """
     with open_model(name, store=store) as model:
         return _build(model)
+
+
+def check_plan(plan: ImportPlan) -> Verdict:
+    """Return what the installed mlx-lm makes of a planned import: its network is built, and every tensor fitted to it.
+
+    No weight is read. Without a config.json or a tokenizer it is what the plan itself says.
+
+    Raises: UsageError without the ``lm`` extra; DocumentError for a config.json that is not one.
+    """
+    import_mlx_lm()
+    table, version = plan.runs_in[0], importlib.metadata.version("mlx-lm")
+    raw = plan.documents.get(CONFIG_NAME)
+    if raw is None or (table.runs is Runs.NO and "tokenizer" in table.reason):
+        return table
+    own = [tensor for tensor in plan.tensors if not tensor.name.startswith(_DRAFT_TENSORS)]
+    names = frozenset(name for file in plan.inventory.files for name in file.tensor_names)
+    try:
+        network = plan_network(parse_config(raw), map(_planned, own), None, names)
+    except UnsupportedSourceError as error:
+        return replace(table, version=version, runs=Runs.NO, reason=error.message)
+    lost = len(network.dequantized)
+    reason = f"checked; {lost} of {len(own)} tensors dequantized" if lost else "checked"
+    return replace(table, version=version, runs=Runs.YES, reason=reason)
+
+
+def _planned(tensor: OutputTensor) -> LogicalTensor:
+    scaled = tensor.global_scale is not None
+    return LogicalTensor(tensor.name, tensor.shape, tensor.dtype, tensor.quantization, tensor.transposed, scaled)
 
 
 def _build(model: Model) -> Any:

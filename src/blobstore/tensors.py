@@ -20,7 +20,7 @@ import numpy as np
 from blobstore import kernels
 from blobstore.arrays import QuantizedArray, numpy_dtype
 from blobstore.digest import Digest
-from blobstore.dtypes import DType
+from blobstore.dtypes import DType, fits_mlx
 from blobstore.errors import StorageError, UnsupportedSourceError, UsageError, from_os_error, quoted
 from blobstore.mapped import MappedFile
 from blobstore.quant import QuantType
@@ -32,12 +32,6 @@ Library = Literal["numpy", "torch", "mlx"]
 Array = np.ndarray[Any, Any]
 
 _log = logging.getLogger("blobstore.loader")
-
-# mlx 0.32.4, mlx/io/safetensors.cpp `dtype_from_safetensor_str`; F8_E4M3 and F8_E8M0 become uint8 there.
-_NOT_IN_MLX = frozenset(
-    {DType.F64, DType.F4, DType.F6_E2M3, DType.F6_E3M2, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ}
-)
-_MLX_MAX_DIM = 2**31 - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -266,11 +260,6 @@ def _reaches_columns(rows: Any, rank: int) -> bool:
         is_mask = isinstance(item, np.ndarray | list) and np.asarray(item).dtype == bool
         used += np.asarray(item).ndim if is_mask else item is not None and item is not Ellipsis
     return used >= rank
-
-
-def fits_mlx(dtype: DType, shape: tuple[int, ...]) -> bool:
-    """Return True when MLX has arrays of that dtype and shape: `mx.load` takes all of a file or nothing."""
-    return dtype not in _NOT_IN_MLX and all(dim <= _MLX_MAX_DIM for dim in shape)
 
 
 def _library(name: str, hint: str) -> Any:

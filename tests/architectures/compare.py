@@ -69,28 +69,33 @@ def source_network(folder: Path) -> Any:
 
 
 def compare(folder: Path, quant: str | None, source: Any) -> Outcome:
-    """Return what comes of the checkpoint in ``folder`` as ``quant``; ``source``: mlx-lm's network, or why it has none."""
-    if isinstance(source, str):
-        return Outcome(verdict=Verdict.NOT_COMPARED, reason=source)
+    """Return what comes of the checkpoint in ``folder`` as ``quant``; ``source``: mlx-lm's network, or why it has none.
+
+    Without a network of mlx-lm only crashes are told: what it can't load need not be refused before it is loaded.
+    """
+    alone = isinstance(source, str)
     try:
-        return _compare(folder, quant, source)
+        with tempfile.TemporaryDirectory(prefix="blobstore-architectures-") as scratch:
+            network, exported, bits = _imported(folder, quant, Path(scratch))
+            if not alone:
+                return _judged(network, exported, source, bits)
     except _Ended as end:
-        return end.outcome
+        if not alone or end.outcome.verdict != Verdict.LATE:
+            return end.outcome
+        return Outcome(verdict=Verdict.NOT_COMPARED, reason=end.outcome.reason)
+    return Outcome(verdict=Verdict.NOT_COMPARED, reason="loads")
 
 
-def _compare(folder: Path, quant: str | None, source: Any) -> Outcome:
+def _imported(folder: Path, quant: str | None, scratch: Path) -> tuple[Any, Any, int | None]:
+    """Return the network as it is loaded, that of the exported folder, and the fewest bits of what is stored."""
     import blobstore
 
+    store, exported = blobstore.open_store(scratch / "store"), scratch / "exported"
     _step("plan", Verdict.REFUSED, lambda: blobstore.plan_import(folder, quant=quant))
-    with tempfile.TemporaryDirectory(prefix="blobstore-architectures-") as scratch:
-        store = blobstore.open_store(Path(scratch, "store"))
-        exported = Path(scratch, "exported")
-        _step("import", Verdict.LATE, lambda: blobstore.import_model(folder, "m", store=store, quant=quant))
-        network = _step("load", Verdict.LATE, lambda: blobstore.mlx_lm.load_network("m", store=store))
-        _step("run", Verdict.CRASHED, lambda: _run_as_loaded(network))
-        _step("export", Verdict.LATE, lambda: blobstore.export_model("m", exported, store=store, format="mlx"))
-        other = _step("the exported folder", Verdict.CRASHED, lambda: _load_folder(exported))
-        return _judged(network, other, source, _fewest_bits(store))
+    _step("import", Verdict.LATE, lambda: blobstore.import_model(folder, "m", store=store, quant=quant))
+    network = _step("load", Verdict.LATE, lambda: blobstore.mlx_lm.load_network("m", store=store))
+    _step("export", Verdict.LATE, lambda: blobstore.export_model("m", exported, store=store, format="mlx"))
+    return network, _step("the exported folder", Verdict.CRASHED, lambda: _load_folder(exported)), _fewest_bits(store)
 
 
 def _step(what: str, refused: Verdict, work: Callable[[], Any]) -> Any:
@@ -121,6 +126,7 @@ def _load_folder(folder: Path) -> Any:
 def _judged(network: Any, exported: Any, source: Any, bits: int | None) -> Outcome:
     import mlx.core as mx
 
+    _step("run", Verdict.CRASHED, lambda: _run_as_loaded(network))
     ours, theirs, sources = (_logits(one) for one in (network, exported, source))
     held, meant = _values(network), _values(source)
     if odd := sorted(held.keys() ^ meant.keys()):

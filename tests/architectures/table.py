@@ -15,8 +15,9 @@ _PACKAGES = ("mlx-lm", "mlx", "transformers")
 
 
 def good(row: Row) -> bool:
-    """Return whether a row is right or refused at plan time as every type, where mlx-lm itself has the model."""
-    return counted(row) and all(outcome["verdict"] in _GOOD for outcome in row["types"].values())
+    """Return whether a row is right or refused at plan time as every type; where mlx-lm has no model, that none crashes."""
+    found = {outcome["verdict"] for outcome in row["types"].values()}
+    return found <= _GOOD if counted(row) else Verdict.CRASHED not in found
 
 
 def counted(row: Row) -> bool:
@@ -83,16 +84,21 @@ def _cell(outcome: dict[str, Any]) -> str:
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    lines = []
-    for row in rows:
-        by_reason: dict[tuple[str, str], list[str]] = {}
-        for quant, outcome in row["types"].items():
-            if outcome["reason"]:
-                by_reason.setdefault((outcome["verdict"], outcome["reason"]), []).append(quant.lower())
-        lines += [f"- {row['architecture']}, {', '.join(types)}: {what}, {why}" for (what, why), types in by_reason.items()]
+    lines = [f"- {row['architecture']}, {reason}" for row in rows for reason in _reasons_of(row)]
     return ["## Why not", "", *lines, ""] if lines else []
 
 
+def _reasons_of(row: Row) -> list[str]:
+    types: dict[tuple[str, str], list[str]] = {}
+    for quant, outcome in row["types"].items():
+        if outcome["reason"]:
+            types.setdefault((outcome["verdict"], outcome["reason"]), []).append(quant.lower())
+    return [f"{', '.join(names)}: {what}, {why}" for (what, why), names in types.items()]
+
+
 def _outside(rows: Sequence[Row]) -> list[str]:
-    lines = [f"- {row['architecture']} (made by {row['maker']}): {row['mlx_lm']}" for row in rows]
+    lines = [
+        f"- {row['architecture']} (made by {row['maker']}): {row['mlx_lm']} Here: {'; '.join(_reasons_of(row))}"
+        for row in rows
+    ]
     return ["## Not counted: what mlx-lm itself can't run here", "", *lines] if lines else []

@@ -15,6 +15,9 @@ import tempfile
 from pathlib import Path
 
 from search import show, table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from support import PYCODE_MOE
 from support.checkpoints import normal, safetensors_bytes
 
@@ -23,7 +26,7 @@ from blobstore.names import ModelName
 
 MB = 1e6
 CHILD = """
-import sys, threading, time
+import os, sys, threading, time
 from mlx_lm import utils
 import mlx.core as mx
 import blobstore.mlx_lm
@@ -32,12 +35,11 @@ from import_processes import MemoryPeak
 
 peak, done = MemoryPeak(), threading.Event()
 def watch():
-    import os
     while not done.wait(0.002):
         peak(os.getpid())
 watcher = threading.Thread(target=watch)
-import os
-peak(os.getpid()); before = peak.anonymous
+peak(os.getpid())
+before = peak.anonymous
 watcher.start()
 start = time.perf_counter()
 if sys.argv[1] == "ours":

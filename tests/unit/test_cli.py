@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PYCODE
+from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
 from support.stores import commit_model, manifest_path
 
@@ -62,12 +62,15 @@ def lines(text: str) -> list[list[str]]:
 
 
 def test_import_text(cli: Cli, source: Path) -> None:
-    first, sizes, blobs, rate = cli.text("import", source, "--quant", "int4").splitlines()
+    first, sizes, blobs, rate, runs_in = cli.text("import", source, "--quant", "int4").splitlines()
     identity = open_store(cli.store).manifest(next(iter(open_store(cli.store).models()))[0]).digest.short
     assert first == f"tiny:int4   {identity}"
     assert re.fullmatch(r"65\.7 KB in, [0-9.]+ KB stored, 8\.61 bits per weight", sizes)
     assert re.fullmatch(r"9 blobs: 9 new \([0-9.]+ KB\), 0 were there", blobs)
     assert re.fullmatch(r"[0-9.]+ s, [0-9.]+ [KMGT]?B/s", rate)
+    assert runs_in == (
+        "Does not run in mlx-lm 0.32.2: there is no tokenizer; does not run in Ollama 0.33.0-rc2: there is no tokenizer.json"
+    )
 
 
 def test_import_json(cli: Cli, source: Path) -> None:
@@ -86,6 +89,7 @@ def test_import_json(cli: Cli, source: Path) -> None:
             "saved_bytes",
             "bits_per_weight",
             "seconds",
+            "runs_in",
         ),
     ]
     assert (document["name"], document["blobs"], document["created"], document["reused"]) == ("mine:x", 9, 9, 0)
@@ -118,18 +122,20 @@ def test_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, source: Path) -> N
 
 def test_plan_text(cli: Cli, source: Path) -> None:
     assert run(["plan", str(source), "--quant", "int4"]) == 0
-    *table, total = cli._capsys.readouterr().out.splitlines()
+    *table, total, ours, theirs = cli._capsys.readouterr().out.splitlines()
     rows = lines("\n".join(table))
     assert rows[0] == ["TENSOR", "TYPE", "SHAPE", "SIZE"]
     assert rows[1] == ["lm_head.weight", "int8/64", "96x64", "6.53 KB"]
     assert rows[3] == ["model.layers.0.input_layernorm.weight", "BF16", "64", "128 B"]
     assert [row[1] for row in rows[4:]] == ["int8/64", "int4/32", "int4/32"]
     assert re.fullmatch(r"6 blobs, 32\.8K parameters, [0-9.]+ KB, 8\.61 bits per weight", total)
+    assert ours == "Does not run in mlx-lm 0.32.2: there is no tokenizer"
+    assert theirs == "Does not run in Ollama 0.33.0-rc2: there is no tokenizer.json"
 
 
 def test_plan_json(cli: Cli, source: Path) -> None:
     plan = cli_plan(cli, source, "--quant", "int4")
-    assert list(plan) == ["blobs", "stored_bytes", "bits_per_weight"]
+    assert list(plan) == ["blobs", "stored_bytes", "bits_per_weight", "runs_in"]
     assert all(list(blob) == ["name", "size", "metadata", "tensors"] for blob in plan["blobs"])
     assert next(blob for blob in plan["blobs"] if blob["name"] == UP) == {
         "name": UP,
@@ -196,6 +202,8 @@ def test_show_text(cli: Cli, source: Path) -> None:
         "size": "37.7 KB",
         "layers": "8",
         "tensors": "6",
+        "runs in mlx-lm": "no: there is no tokenizer (0.32.2)",
+        "runs in Ollama": "no: there is no tokenizer.json (0.33.0-rc2)",
     }
 
 
@@ -206,6 +214,22 @@ def test_show_tensors(cli: Cli, source: Path) -> None:
     assert rows[0] == ["TENSOR", "TYPE", "SHAPE", "SIZE"]
     assert rows[-2] == [UP, "int4/32", "128x64", "5.12 KB"]
     assert len(rows) == 7
+
+
+def test_all_say_the_same_of_where_a_model_runs(cli: Cli) -> None:
+    options = ["--quant", "nvfp4", "--experts", "stacked"]
+    planned = cli_plan(cli, PYCODE_MOE, *options)["runs_in"]
+    imported = cli.json("import", PYCODE_MOE, *options)["runs_in"]
+    assert planned == imported == cli.json("show", "pycode-moe-5m:nvfp4")["runs_in"]
+    assert [(one["runs"], one["reason"]) for one in planned] == [
+        ("yes", "qwen3_moe, nvfp4, mxfp8"),
+        ("no", "its runner has no Qwen3MoeForCausalLM"),
+    ]
+
+
+def test_a_target_shows_the_plan_and_once_where_it_runs(cli: Cli, source: Path) -> None:
+    text = cli.text("import", source, "--target-bpw", 8)
+    assert text.count("mlx-lm") == 1
 
 
 def test_show_json(cli: Cli) -> None:
@@ -223,7 +247,12 @@ def test_show_json(cli: Cli) -> None:
         "capabilities": ["completion", "tools"],
         "size": made["stored_bytes"],
         "layers": 52,
+        "runs_in": made["runs_in"],
     }
+    assert made["runs_in"] == [
+        {"runtime": "mlx-lm", "version": "0.32.2", "runs": "yes", "reason": "qwen3, int4, int8"},
+        {"runtime": "Ollama", "version": "0.33.0-rc2", "runs": "yes", "reason": "Qwen3ForCausalLM, int4, int8"},
+    ]
     assert len(tensors) == 47
     assert next(tensor for tensor in tensors if tensor["name"] == UP) == {
         "name": UP,

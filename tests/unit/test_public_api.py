@@ -24,6 +24,7 @@ NAMES = [
     "QuantizedArray",
     "Store",
     "Tensor",
+    "Verdict",
     "__version__",
     "dequantize",
     "edit_metadata",

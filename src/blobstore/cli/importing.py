@@ -26,8 +26,11 @@ from blobstore.cli.output import (
 from blobstore.cli.progress import progress_bar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from blobstore.importer import ImportPlan, ImportResult
     from blobstore.names import ModelName
+    from blobstore.runtimes import Verdict
 
 Source = Annotated[
     str | None,
@@ -53,6 +56,9 @@ Memory = Annotated[
 ]
 VerifyReuse = Annotated[
     bool, typer.Option("--verify-reuse", help="Hash the blobs of earlier imports before they are used again.")
+]
+Check = Annotated[
+    bool, typer.Option("--check", help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")]
 
@@ -87,10 +93,10 @@ def import_(
     target = target or default_name(made)
     _warn_of_left_out(made)
     if dry_run:
-        _show_plan(made, as_json=as_json)
+        _show_plan(made, made.runs_in, as_json=as_json)
         return
     if made.options.target is not None and not as_json:
-        _show_plan(made, as_json=False)
+        _show_tensors(made)
     with progress_bar(made.source_bytes) as progress:
         result = run_plan(
             made, target, store_at(store, wait), jobs=jobs, memory=budget, verify_reuse=verify_reuse, progress=progress
@@ -113,13 +119,20 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
         raise
 
 
-def plan(source: PlanSource = None, *, options: Any, jobs: Jobs = None, as_json: JsonOption = False) -> None:
+def plan(
+    source: PlanSource = None, *, options: Any, jobs: Jobs = None, check: Check = False, as_json: JsonOption = False
+) -> None:
     """Show what an import would write: its blobs and each tensor's type."""
     from blobstore.importer import plan_import
 
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
     _warn_of_left_out(made)
-    _show_plan(made, as_json=as_json)
+    runs_in = made.runs_in
+    if check:
+        from blobstore.mlx_lm import check_plan
+
+        runs_in = (check_plan(made), *runs_in[1:])
+    _show_plan(made, runs_in, as_json=as_json)
 
 
 def _warn_of_left_out(made: ImportPlan) -> None:
@@ -130,6 +143,8 @@ def _warn_of_left_out(made: ImportPlan) -> None:
 
 
 def _show_result(result: ImportResult) -> None:
+    from blobstore.runtimes import in_one_line
+
     rate = result.source_bytes / max(result.seconds, 1e-3)
     emit(f"{result.name}   {result.digest.short}")
     emit(f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight")
@@ -140,6 +155,7 @@ def _show_result(result: ImportResult) -> None:
         f"{result.reused} were there{saved}{recalled}"
     )
     emit(f"{result.seconds:.2f} s, {size(int(rate))}/s")
+    emit(printable(in_one_line(result.runs_in)))
 
 
 def _result_document(result: ImportResult) -> dict[str, Any]:
@@ -156,13 +172,20 @@ def _result_document(result: ImportResult) -> dict[str, Any]:
         "saved_bytes": result.saved_bytes,
         "bits_per_weight": result.bits_per_weight,
         "seconds": result.seconds,
+        "runs_in": [verdict.document() for verdict in result.runs_in],
     }
 
 
-def _show_plan(made: ImportPlan, *, as_json: bool) -> None:
+def _show_plan(made: ImportPlan, runs_in: Iterable[Verdict], *, as_json: bool) -> None:
     if as_json:
-        show_json(_plan_document(made))
+        show_json(_plan_document(made) | {"runs_in": [verdict.document() for verdict in runs_in]})
         return
+    _show_tensors(made)
+    for verdict in runs_in:
+        emit(printable(verdict.sentence))
+
+
+def _show_tensors(made: ImportPlan) -> None:
     headings = ["TENSOR", "TYPE", "SHAPE", "SIZE"]
     rows = [[tensor.name, _type(tensor), shape(tensor.shape), size(tensor.nbytes)] for tensor in made.tensors]
     if made.options.target is not None:

@@ -108,7 +108,7 @@ def show(
     opened = store_at(store)
     manifest = opened.manifest(full)
     summary = summarize(opened, full, manifest)
-    details = describe(opened, manifest)
+    details = describe(opened, manifest, summary.tensors)
     if as_json:
         show_json(_show_document(summary, details))
         return
@@ -135,7 +135,8 @@ def _show_summary(summary: ModelSummary, details: ModelDetails) -> None:
         "layers": summary.layers,
         "tensors": len(summary.tensors),
     }
-    show_facts({key: str(value) for key, value in facts.items() if value is not None})
+    runs_in = {f"runs in {verdict.runtime}": str(verdict) for verdict in details.runs_in}
+    show_facts({key: str(value) for key, value in facts.items() if value is not None} | runs_in)
 
 
 def _tensor_row(tensor: Any) -> tuple[str, ...]:
@@ -155,6 +156,7 @@ def _show_document(summary: ModelSummary, details: ModelDetails) -> dict[str, An
         "capabilities": list(details.capabilities),
         "size": summary.size,
         "layers": summary.layers,
+        "runs_in": [verdict.document() for verdict in details.runs_in],
         "tensors": [
             {
                 "name": tensor.name,

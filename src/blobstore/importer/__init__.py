@@ -19,6 +19,7 @@ from blobstore.importer.profiles import Experts
 from blobstore.importer.targets.target import Bar, plan_for_target
 from blobstore.importer.writing.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
+from blobstore.runtimes import Verdict
 from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.source.reading import SourceReaders
@@ -50,6 +51,7 @@ class ImportResult:
     """What an import did. ``created`` blobs are new to the store, ``reused`` ones were there; sizes are in bytes.
 
     ``recalled`` of the tensor blobs were not even made again: an earlier import of the same bytes had made them.
+    ``runs_in``: where the model runs, and why not elsewhere.
     """
 
     name: ModelName
@@ -63,6 +65,7 @@ class ImportResult:
     new_bytes: int
     bits_per_weight: float
     seconds: float
+    runs_in: tuple[Verdict, ...]
 
     @property
     def blobs(self) -> int:
@@ -188,6 +191,7 @@ def run_plan(
         new_bytes=sum(sizes[digest] for digest in created),
         bits_per_weight=plan.bits_per_weight,
         seconds=time.monotonic() - started,
+        runs_in=plan.runs_in,
     )
 
 

@@ -10,8 +10,9 @@ from datetime import datetime
 from blobstore import safetensors
 from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.digest import Digest
-from blobstore.documents import Manifest, ModelConfig
+from blobstore.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
 from blobstore.names import ModelName
+from blobstore.runtimes import ModelFacts, TensorFacts, Verdict, verdicts
 from blobstore.store import Store
 from blobstore.stored import StoredTensor, stored_tensors
 
@@ -41,12 +42,16 @@ class ModelSummary(ListedModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDetails:
-    """What config.json and the config blob say about a model; None where they say nothing."""
+    """What config.json and the config blob say about a model, None where they say nothing; and where it runs.
+
+    ``runs_in`` is empty for a model that is not stored as tensors, such as a GGUF file.
+    """
 
     architecture: str | None
     context_length: int | None
     embedding_length: int | None
     capabilities: tuple[str, ...]
+    runs_in: tuple[Verdict, ...]
 
 
 def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary:
@@ -74,19 +79,27 @@ def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary
     )
 
 
-def describe(store: Store, manifest: Manifest) -> ModelDetails:
-    """Return what a model's documents say about it. Raises: NotFoundError or CorruptDataError for a damaged document."""
-    layer = manifest.document(CONFIG_NAME)
-    config = parse_config(store.blobs.read(layer)) if layer is not None else {}
-    text = config.get("text_config")
-    inner = text if isinstance(text, dict) else {}
-    architectures = config.get("architectures")
+def describe(store: Store, manifest: Manifest, tensors: tuple[StoredTensor, ...]) -> ModelDetails:
+    """Return what a model's documents say about it, and where it runs with its ``tensors``.
+
+    Raises: NotFoundError or CorruptDataError for a damaged document.
+    """
+    layer, own = manifest.document(CONFIG_NAME), config_of(store, manifest)
+    config = parse_config(store.blobs.read(layer)) if layer is not None else None
+    names = frozenset(layer.name for layer in manifest.layers if layer.media_type != TENSOR_MEDIA_TYPE and layer.name)
+    draft = own.draft.architecture if own.draft is not None else None
     return ModelDetails(
-        architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else None,
-        context_length=_integer(config, inner, "max_position_embeddings"),
-        embedding_length=_integer(config, inner, "hidden_size"),
-        capabilities=tuple(config_of(store, manifest).capabilities or ()),
+        architecture=_architecture(config or {}),
+        context_length=_integer(config or {}, "max_position_embeddings"),
+        embedding_length=_integer(config or {}, "hidden_size"),
+        capabilities=tuple(own.capabilities or ()),
+        runs_in=verdicts(ModelFacts(config, names, tuple(map(_facts, tensors)), draft)) if tensors else (),
     )
+
+
+def _facts(tensor: StoredTensor) -> TensorFacts:
+    scaled = ".global_scale" in tensor.entries
+    return TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.quantization, double_scaled=scaled)
 
 
 def config_of(store: Store, manifest: Manifest) -> ModelConfig:
@@ -114,6 +127,12 @@ def weights_by_type(tensors: Iterable[StoredTensor]) -> dict[str, int]:
     return dict(sorted(weights.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _integer(config: dict[str, object], inner: dict[str, object], key: str) -> int | None:
-    value = config.get(key, inner.get(key))
+def _architecture(config: dict[str, object]) -> str | None:
+    architectures = config.get("architectures")
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else None
+
+
+def _integer(config: dict[str, object], key: str) -> int | None:
+    text = config.get("text_config")
+    value = config.get(key, text.get(key) if isinstance(text, dict) else None)
     return value if type(value) is int else None

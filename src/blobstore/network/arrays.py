@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from blobstore.arrays import QuantizedArray, numpy_dtype
-from blobstore.dtypes import DType
+from blobstore.dtypes import DType, fits_mlx
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.network.expressions import Array, Computed, Expression, Stored, evaluate, fill, in_units, leaves
 from blobstore.network.global_scales import global_scales_of
 from blobstore.network.layouts import LogicalTensor
 from blobstore.network.planning import NetworkPlan, Parameter, mlx_dtype, stand_in
-from blobstore.tensors import Tensor, fits_mlx
+from blobstore.tensors import Tensor
 
 _WORD_BITS = 32
 _SUFFIXES = {"": ".weight", ".scale": ".scales", ".bias": ".biases"}

@@ -96,25 +96,35 @@ def import_mlx_lm() -> Any:
 
 
 @contextmanager
-def mlx_lm_errors(doing: str, model: str) -> Iterator[None]:
-    """Raise UnsupportedSourceError for whatever mlx-lm raises: its code for a model has no errors of its own."""
+def mlx_lm_errors(doing: str, model: str | None) -> Iterator[None]:
+    """Raise UnsupportedSourceError, naming ``model``, for whatever mlx-lm raises: its models have no errors of their own.
+
+    SystemExit too: OLMo's ends the process where the package ``ai2-olmo`` is missing (mlx_lm/models/olmo.py, 0.32.2).
+    """
     try:
         yield
     except BlobStoreError as error:
+        if model is None:
+            raise
         raise error.at(f"model {model}", model=model) from error
     except MemoryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        raise UnsupportedSourceError(f"mlx-lm can't {doing} model {model}: {reason}", model=model) from error
+        what = "it" if model is None else f"model {model}"
+        raise UnsupportedSourceError(f"mlx-lm can't {doing} {what}: {reason}", model=model) from error
 
 
 def plan_network(
-    config: Mapping[str, Any], tensors: Iterable[LogicalTensor], model: str, source_names: Container[str] | None = None
+    config: Mapping[str, Any],
+    tensors: Iterable[LogicalTensor],
+    model: str | None,
+    source_names: Container[str] | None = None,
 ) -> NetworkPlan:
     """Return how ``tensors`` become the parameters of the network that ``config`` describes.
 
-    ``source_names``: the names of the tensors of the checkpoint that was imported, where they are known.
+    ``model``: its name for messages. ``source_names``: the names of the tensors of the checkpoint that was imported, where
+    they are known.
 
     Raises: UsageError without the ``lm`` extra; UnsupportedSourceError, naming ``model``, when mlx-lm does not know the
     architecture, or the tensors are not those that it needs.

@@ -6,10 +6,12 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.documents import JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
 from blobstore.dtypes import DType, parameters_of
 from blobstore.importer.options import ImportOptions
 from blobstore.quant import Part, Quantization
+from blobstore.runtimes import ModelFacts, TensorFacts, Verdict, verdicts
 from blobstore.safetensors import TensorEntry, encode_header, lay_out
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import Form, SourceWeight
@@ -75,6 +77,12 @@ class OutputTensor:
     def parameters(self) -> int:
         """Number of weights, before packing."""
         return parameters_of(self.shape)
+
+    @property
+    def facts(self) -> TensorFacts:
+        """What a runtime has to know of it."""
+        scaled = self.global_scale is not None
+        return TensorFacts(self.name, self.dtype, self.shape, self.quantization, double_scaled=scaled)
 
     def part_bytes(self, count: int) -> dict[str, int]:
         """Return the stored bytes of ``count`` values, whole groups of them, by array suffix."""
@@ -182,6 +190,15 @@ class ImportPlan:
     def tensors(self) -> Iterator[OutputTensor]:
         """All output tensors, in stored order."""
         return (tensor for blob in self.blobs for tensor in blob.tensors)
+
+    @property
+    def runs_in(self) -> tuple[Verdict, ...]:
+        """Where the model will run, and why not elsewhere."""
+        names = frozenset(layer.name for layer in self.layers if isinstance(layer, PlannedFile) and layer.name is not None)
+        raw = self.documents.get(CONFIG_NAME)
+        config = parse_config(raw) if raw is not None else None
+        draft = self.config.draft.architecture if self.config.draft is not None else None
+        return verdicts(ModelFacts(config, names, tuple(tensor.facts for tensor in self.tensors), draft))
 
     @property
     def source_bytes(self) -> int:

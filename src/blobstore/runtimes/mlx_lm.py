@@ -1,0 +1,108 @@
+"""mlx-lm: which models it loads, as a table and a function. Pure; mlx_lm is not imported, which would take 2 s.
+
+Source: mlx-lm 0.32.2. `MODULES` are the modules of mlx_lm/models that have a ``Model`` and its ``ModelArgs``; `REMAPPED` and
+`REMAPPED_ARCHITECTURES` are ``MODEL_REMAPPING`` and ``MODEL_ARCHITECTURE_REMAPPING`` of mlx_lm/utils.py.
+tests/unit/runtimes/test_mlx_lm_table.py compares them with the installed mlx-lm, and prints them anew where they differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from blobstore.runtimes.facts import ModelFacts
+from blobstore.runtimes.verdict import Runs, Verdict
+
+NAME: Final = "mlx-lm"
+VERSION: Final = "0.32.2"
+
+MODULES: Final = frozenset(
+    """
+    Klear afm7 afmoe apertus baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v3 bitnet cohere
+    cohere2 dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v41 dots1 ernie4_5 ernie4_5_moe exaone exaone4
+    exaone_moe falcon_h1 gear gemma gemma2 gemma3 gemma3_text gemma3n gemma4 gemma4_text glm glm4 glm4_moe glm4_moe_lite
+    glm_moe_dsa gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium hunyuan hunyuan_v1_dense
+    internlm2 internlm3 iquestloopcoder jamba kimi_k25 kimi_k3 kimi_linear kimi_vl laguna lfm2 lfm2-vl lfm2_moe lille-130m
+    llama llama4 llama4_text longcat_flash longcat_flash_ngram mamba mamba2 mellum mimo mimo_v2_flash minicpm minicpm3
+    minimax minimax_m3_vl ministral3 mistral3 mistral4 mixtral muse_glimmer muse_spark nanbeige nanochat nemotron
+    nemotron-nas nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openelm phi phi3 phi3small phimoe phixtral pixtral plamo
+    plamo2 plamo3 prism_hadamard_qwen35 qwen qwen2 qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next
+    qwen3_vl qwen3_vl_moe recurrent_gemma rwkv7 seed_oss smollm3 solar_open spark2_5 stablelm starcoder2 step3p5 talkie
+    telechat3 youtu_llm
+    """.split()  # noqa: SIM905  # as a list it would be as long as the rest of the file
+)
+REMAPPED: Final = {
+    "deepseek_v41_text": "deepseek_v41",
+    "falcon_mamba": "mamba",
+    "gemma4_unified": "gemma4",
+    "iquestcoder": "llama",
+    "joyai_llm_flash": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
+    "llava": "mistral3",
+    "minimax_m2": "minimax",
+    "mistral": "llama",
+    "phi-msft": "phixtral",
+    "qwen2_5_vl": "qwen2_vl",
+    "xverse": "llama",
+}
+REMAPPED_ARCHITECTURES: Final = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailing_moe_v3"}
+
+_EMBEDDING = re.compile(r"(?:.*\.)?(?:[a-z_]*embed[a-z_]*|wte|wpe)\.weight")
+_TOKENIZER = ("tokenizer", "vocab")
+
+
+def module_of(model: ModelFacts) -> str | None:
+    """Return the module of mlx_lm/models that has a model's network; None if mlx-lm has none for its type.
+
+    Source: mlx_lm/utils.py `_get_classes` at version 0.32.2.
+    """
+    config = model.config or {}
+    model_type, named = config.get("model_type"), config.get("architectures")
+    if not isinstance(model_type, str):
+        return None
+    architectures = named if isinstance(named, list) else [named]
+    own = (REMAPPED_ARCHITECTURES.get((model_type, one)) for one in architectures if isinstance(one, str))
+    module = next(filter(None, own), None) or REMAPPED.get(model_type, model_type)
+    return module if module in MODULES else None
+
+
+def verdict(model: ModelFacts) -> Verdict:
+    """Return what mlx-lm makes of a model, loaded by `blobstore.mlx_lm.load`."""
+    if reason := next(_obstacles(model), None):
+        return Verdict(NAME, VERSION, Runs.NO, reason)
+    model_type, module = (model.config or {})["model_type"], module_of(model)
+    words = [model_type if model_type == module else f"{model_type} as {module}", model.types]
+    if _is_partly_dequantized(model):
+        words.append("partly dequantized")
+    if model.has_other_senses:
+        words.append("text only")
+    if model.draft is not None:
+        words.append("without its draft")
+    if any(tensor.double_scaled for tensor in model.tensors):
+        words.append("not from an exported folder, because of its global scales")
+    return Verdict(NAME, VERSION, Runs.YES, ", ".join(words))
+
+
+def _obstacles(model: ModelFacts) -> Iterator[str]:
+    """Yield why a model does not load."""
+    if model.config is None:
+        yield "there is no config.json"
+    elif not isinstance(model.config.get("model_type"), str):
+        yield "config.json has no model_type"
+    elif module_of(model) is None:
+        yield f"it has no model type {model.config['model_type']}"
+    if not any(name.startswith(_TOKENIZER) for name in model.documents):
+        yield "there is no tokenizer"
+    for tensor in model.tensors:
+        if not tensor.fits_mlx:
+            yield f"MLX has no {tensor.dtype} arrays like {tensor.name}"
+
+
+def _is_partly_dequantized(model: ModelFacts) -> bool:
+    """Return True if its network can't hold the codes of some weights.
+
+    Those are experts of one projection that differ in type, and embeddings with a global scale.
+    """
+    embeddings = (tensor for tensor in model.tensors if _EMBEDDING.fullmatch(tensor.name))
+    return any(tensor.double_scaled for tensor in embeddings) or any(group.mixed_projection for group in model.experts)

@@ -1,0 +1,48 @@
+"""A verdict is given for every config.json and all tensors: `show` must not fail for a model that another program stored."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blobstore.dtypes import DType
+from blobstore.quant import Quantization, QuantType
+from blobstore.runtimes import ModelFacts, Runs, TensorFacts, verdicts
+from blobstore.runtimes.ollama import BY_ARCHITECTURE
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from([*BY_ARCHITECTURE, "llama", "default", ""])
+)
+KEYS = st.sampled_from(
+    [
+        "architectures",
+        "model_type",
+        "text_config",
+        "llm_config",
+        "rope_scaling",
+        "rope_parameters",
+        "rope_theta",
+        "rope_type",
+    ]
+)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4))
+CONFIGS = st.none() | st.dictionaries(KEYS, VALUES, max_size=6)
+QUANTIZATIONS = st.none() | st.sampled_from([Quantization(one, one.group_sizes[0]) for one in QuantType])
+NAMES = st.sampled_from(["model.embed_tokens.weight", "backbone.embeddings.weight", "draft.x", ""]) | st.builds(
+    "{}layers.0.{}.{}{}".format,
+    st.sampled_from(["model.", "", "mtp."]),
+    st.sampled_from(["mlp.experts", "mlp.switch_mlp", "moe.experts", "mixer.experts", "experts"]),
+    st.sampled_from(["", "0.", "1."]),
+    st.sampled_from(["gate_up_proj", "up_proj.weight", "down_proj.weight", "bias"]),
+)
+TENSORS = st.builds(TensorFacts, NAMES, st.sampled_from(DType), st.just((4, 4)), QUANTIZATIONS, st.booleans())
+
+
+@given(CONFIGS, st.lists(TENSORS, max_size=8), st.booleans(), st.none() | SCALARS.filter(lambda one: isinstance(one, str)))
+def test_every_model_has_a_verdict_with_a_reason(
+    config: dict[str, object] | None, tensors: list[TensorFacts], tokenizer: bool, draft: str | None
+) -> None:
+    documents = frozenset({"tokenizer.json"} if tokenizer else ())
+    found = verdicts(ModelFacts(config, documents, tuple(tensors), draft))
+    assert [one.runtime for one in found] == ["mlx-lm", "Ollama"]
+    assert all(one.reason and one.runs in Runs for one in found)

@@ -1,0 +1,39 @@
+"""A plan is checked by the installed mlx-lm, before a weight is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx_lm
+from support import PYCODE, PYCODE_MOE
+from support.checkpoints import write_checkpoint
+
+import blobstore
+from blobstore.mlx_lm import check_plan
+from blobstore.runtimes import Runs
+
+
+def test_what_fits_runs() -> None:
+    verdict = check_plan(blobstore.plan_import(PYCODE_MOE, quant="int4", experts="stacked"))
+    assert (verdict.runs, verdict.version, verdict.reason) == (Runs.YES, mlx_lm.__version__, "checked")
+
+
+def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "in", config=json.loads((PYCODE / "config.json").read_text()))
+    shutil.copy(PYCODE / "tokenizer.json", folder)
+    verdict = check_plan(blobstore.plan_import(folder))
+    assert verdict.runs is Runs.NO
+    assert verdict.reason.startswith("mlx-lm's network needs 'model.layers.0.")
+
+
+def test_without_a_tokenizer_it_is_the_tables_word(tmp_path: Path) -> None:
+    plan = blobstore.plan_import(write_checkpoint(tmp_path / "in"))
+    assert check_plan(plan) == plan.runs_in[0]
+
+
+def test_the_command_says_it(command: Any) -> None:
+    done = command("plan", PYCODE, "--quant", "nvfp4", "--check")
+    assert f"Runs in mlx-lm {mlx_lm.__version__} (checked)" in done.stdout

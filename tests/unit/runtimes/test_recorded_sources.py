@@ -1,0 +1,41 @@
+"""What Ollama's importer made of the recorded sources, Ollama's runner reads: the table says so of our plans too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.ollama_sources import write_source
+
+from blobstore.importer import plan_import
+from blobstore.runtimes import Runs, Verdict
+
+SOURCES = {
+    "a_dense_bf16": "LlamaForCausalLM",
+    "f_modelopt_nvfp4": "LlamaForCausalLM",
+    "h_cohere2_moe": "Cohere2MoeForCausalLM",
+    "h_gemma4_moe8": "Gemma4ForConditionalGeneration",
+    "h_nemotron_h": "NemotronHForCausalLM",
+    "h_qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+}
+
+
+def _ollama(folder: Path, **options: str) -> Verdict:
+    ours, theirs = plan_import(folder, **options).runs_in  # type: ignore[arg-type]
+    assert (ours.runtime, theirs.runtime) == ("mlx-lm", "Ollama")
+    return theirs
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_in_ollamas_profile_all_run(tmp_path: Path, source: str) -> None:
+    folder = write_source(tmp_path, source)
+    for options in ({}, {"quant": "nvfp4"}) if source != "f_modelopt_nvfp4" else ({},):
+        verdict = _ollama(folder, profile="ollama", **options)
+        assert (verdict.runs, verdict.reason.split(",")[0]) == (Runs.YES, SOURCES[source])
+
+
+def test_packed_experts_run_where_the_runner_stacks_them(tmp_path: Path) -> None:
+    assert _ollama(write_source(tmp_path, "h_nemotron_h"), quant="int4", experts="packed").runs is Runs.YES
+    cohere = write_source(tmp_path, "h_cohere2_moe")
+    assert _ollama(cohere, quant="int4", experts="packed").runs is Runs.NO
+    assert _ollama(cohere, quant="int4", experts="stacked").runs is Runs.YES
