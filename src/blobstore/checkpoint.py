@@ -89,12 +89,21 @@ class SourceConfig(Document):
     quantization_config: dict[str, Any] | None = None
     text_config: dict[str, Any] | None = None
     llm_config: Any = None
+    ffn_config: Any = None
     # Checked where a quantization policy needs them, since they are in the way of no other import.
     num_hidden_layers: Any = None
     num_experts: Any = None
+    num_local_experts: Any = None
+    n_routed_experts: Any = None
+    moe_num_experts: Any = None
+    vocab_size: Any = None
+    max_position_embeddings: Any = None
+    n_positions: Any = None
+    n_ctx: Any = None
     hidden_size: Any = None
     n_embd: Any = None
     d_model: Any = None
+    norm_head: Any = None
     mlp_only_layers: Any = None
     mlp_layer_types: Any = None
     has_vision: bool | None = None
@@ -158,6 +167,11 @@ class SourceConfig(Document):
         named = [settings, *(groups.values() if isinstance(groups, dict) else ())]
         formats = (item.get("format") for item in named if isinstance(item, dict))
         return frozenset(text for text in formats if isinstance(text, str))
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What the top level says, by its key."""
+        return dict(self)
 
     @property
     def width(self) -> int | None:

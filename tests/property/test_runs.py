@@ -30,10 +30,14 @@ ODD = st.tuples(
 
 @st.composite
 def sources(draw: st.DrawFn) -> list[SourceTensor]:
-    """Weights of a few sizes, experts of equal ones, and what is copied: other dtypes, empty tensors, scalars."""
+    """Weights of a few sizes, some transposed, experts of equal ones, and what is copied: other dtypes, empty, scalars."""
     tensors = [
         source_tensor(f"model.layers.{number}.mlp.up_proj.weight", draw(ROWS), draw(COLUMNS), dtype=draw(FLOATS))
         for number in range(draw(st.integers(0, 4)))
+    ]
+    tensors += [
+        source_tensor(f"h.{number}.mlp.c_fc.weight", draw(COLUMNS), draw(ROWS), dtype=draw(FLOATS))
+        for number in range(draw(st.integers(0, 2)))
     ]
     for number, (dtype, shape) in enumerate(draw(st.lists(ODD, max_size=4))):
         if dtype.bits < 8 and not shape:
@@ -62,7 +66,7 @@ def plan_of(tensors: list[SourceTensor], options: dict[str, Any]) -> ImportPlan:
     assume(tensors)
     options = {**options, "global_scale": options["global_scale"] and options["quant"] == "nvfp4"}
     try:
-        return make_plan(inventory(tensors), ImportOptions.parse(**options))
+        return make_plan(inventory(tensors, model_type="gpt2"), ImportOptions.parse(**options))
     except BlobStoreError:
         assume(False)
         raise

@@ -201,7 +201,8 @@ def _show_tensors(made: ImportPlan) -> None:
 
 
 def _type(tensor: Any) -> str:
-    return str(tensor.quantization if tensor.quantization is not None else tensor.dtype)
+    kind = str(tensor.quantization if tensor.quantization is not None else tensor.dtype)
+    return f"{kind} transposed" if tensor.transposed else kind
 
 
 def _measured(name: str, made: ImportPlan) -> dict[str, float | None]:
@@ -222,6 +223,8 @@ def _plan_document(made: ImportPlan) -> dict[str, Any]:
                         "shape": list(tensor.shape),
                         "quant_type": tensor.quantization.quant_type.value if tensor.quantization else None,
                         "group_size": tensor.quantization.group_size if tensor.quantization else None,
+                        "transposed": tensor.transposed,
+                        "kept": tensor.kept,
                         "sources": tensor.source_names,
                         **_measured(tensor.name, made),
                     }

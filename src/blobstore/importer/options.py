@@ -42,8 +42,9 @@ class ImportArguments(TypedDict, total=False):
     most; each tensor gets the type that loses least of what fits (docs/quantization.md, "Targets").
     ``requantize``: dequantize weights that are quantized in the source, and quantize them again. ``dtype``: bfloat16,
     float16 or float32, to convert float weights first. ``profile``: "default" or "ollama". ``experts``: "packed" or
-    "stacked"; None is the profile's. ``alignment``: of the data in each blob, bytes. ``draft``: a checkpoint whose tensors
-    are stored beside the model's as its draft model, quantized to ``draft_quant``. ``modelfile``: a Modelfile;
+    "stacked"; None is what the architecture needs, else the profile's. ``alignment``: of the data in each blob, bytes.
+    ``draft``: a checkpoint whose tensors are stored beside the model's as its draft model, quantized to ``draft_quant``.
+    ``modelfile``: a Modelfile;
     ``template``, ``system``, ``licenses`` and ``parameters`` (texts KEY=VALUE) win over what it says, licences add up.
     """
 
@@ -100,7 +101,8 @@ class Target:
 class ImportOptions:
     """The options of an import, all valid. ``group_size`` is the asked type's, ``groups`` are those of any type.
 
-    ``alignment`` None is the profile's. ``source``: the checkpoint that the Modelfile names; ``draft``: the draft's.
+    ``experts`` None is what the architecture needs, else the profile's; ``alignment`` None is the profile's. ``source``:
+    the checkpoint that the Modelfile names; ``draft``: the draft's.
     """
 
     quant_type: QuantType | None = None
@@ -114,7 +116,7 @@ class ImportOptions:
     requantize: bool = False
     dtype: DType | None = None
     profile: Profile = PROFILES["default"]
-    experts: Experts = Experts.PACKED
+    experts: Experts | None = None
     alignment: int | None = None
     modelfile: Modelfile = field(default_factory=Modelfile)
     source: Path | None = None
@@ -150,7 +152,7 @@ class ImportOptions:
             requantize=given.get("requantize", False),
             dtype=None if dtype is None else DType.parse_float(dtype),
             profile=preset,
-            experts=_experts(experts) if experts is not None else preset.experts,
+            experts=_experts(experts) if experts is not None else None,
             alignment=_alignment(given.get("alignment")),
             modelfile=modelfile,
             source=resolve_path(modelfile.source, folder, Path.home()) if modelfile.source is not None else None,
@@ -215,6 +217,10 @@ class ImportOptions:
     def fits(self, quant_type: QuantType, shape: tuple[int, ...]) -> bool:
         """Return True when the rows of ``shape`` can be quantized to the type."""
         return shape[-1] % self.row_divisor(quant_type) == 0
+
+    def misfit(self, quant_type: QuantType, shape: tuple[int, ...]) -> str:
+        """Return why rows of ``shape`` can't be quantized to the type."""
+        return f"has rows of {shape[-1]:,}, not a multiple of {self.row_divisor(quant_type)}"
 
     def header_alignment(self, data_size: int) -> int:
         """Return what a blob's data region is aligned to, in bytes, for ``data_size`` bytes of data."""

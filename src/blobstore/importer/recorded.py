@@ -65,7 +65,7 @@ def possible_options(file_type: str | None) -> Iterator[ImportOptions]:
     """
     kinds = [kind for kind in QuantType if file_type in (kind.value, None)]
     for kind, method, dtype, profile in product((*kinds, None), _METHODS, _DTYPES, PROFILES.values()):
-        usual = ImportOptions(quant_type=kind, method=method, dtype=dtype, profile=profile, experts=profile.experts)
+        usual = ImportOptions(quant_type=kind, method=method, dtype=dtype, profile=profile)
         if kind is None:
             if method == _METHODS[0]:
                 yield usual

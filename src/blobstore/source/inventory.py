@@ -30,6 +30,7 @@ from blobstore.errors import (
 from blobstore.names import file_name
 from blobstore.ranges import FileIdentity
 from blobstore.safetensors import Header, read_header
+from blobstore.source.adapters import adapter_among, adapter_error, are_adapters
 from blobstore.source.folders import LocalFolder
 from blobstore.source.shards import INDEX_NAME, INDEX_SUFFIX, SINGLE_NAME, check_index, read_index, shards_without_index
 
@@ -97,6 +98,8 @@ def read_inventory(source: str | os.PathLike[str]) -> Inventory:
     if path.name.endswith(".index.json"):
         raise UnsupportedSourceError(f"{path} is a shard index", hint=f"Give its folder: {path.parent}")
     file, header = _read_file(LocalFolder(path.parent), path.name)
+    if adapter_among([path.name]) or are_adapters(header.tensors):
+        raise adapter_error(str(path))
     return Inventory(str(path), (file,), _tensors([(file, header)]), {}, None, ())
 
 
@@ -125,6 +128,8 @@ def _choose(folder: LocalFolder, names: list[str]) -> list[str]:
         )
     if single or shards:
         return single or shards
+    if adapter := adapter_among(names):
+        raise adapter_error(folder.place(adapter))
     message = f"no weights in {folder.name}: no model.safetensors"
     raise NotFoundError(message, path=folder.name, hint=_weights_hint(names))
 

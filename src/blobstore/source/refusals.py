@@ -1,4 +1,11 @@
-"""Refusals: tensors that look packed and are in no format that is imported: refused by name, none is guessed. Pure."""
+"""Refusals: tensors that look packed and are in no format that is imported: refused by name, none is guessed. Pure.
+
+Sources of the signs that producers.py has no row for: quanto, huggingface/optimum-quanto @3dd9e9df
+optimum/quanto/tensor/qtensor.py `save_to_state_dict`, @1a707590 tensor/weights/qbits.py (``_data``, ``_scale``, ``_shift``;
+packed codes are ``_data._data``); torchao, pytorch/ao @19264180 torchao/prototype/safetensors/safetensors_support.py
+`flatten_tensor_state_dict` (``X._weight_qdata``, ``X._weight_scale``); bitsandbytes as in producers.py, whose codes have
+the dtype of ``bnb_4bit_quant_storage``.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +16,12 @@ from blobstore.checkpoint import ModuleQuantization, QuantizationSettings, Sourc
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.source.inventory import Inventory, SourceTensor
-from blobstore.source.producers import Stored
+from blobstore.source.producers import Stored, counting_row
 from blobstore.source.weights import is_expert
 
 _OTHER_FP8 = frozenset({DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
 _E4M3 = frozenset({DType.F8_E4M3})
+_ANY = frozenset(DType)
 _BYTES = frozenset({DType.U8})
 _SIGNED_BYTES = frozenset({DType.I8})
 _WORDS = frozenset({DType.U32})
@@ -45,7 +53,10 @@ _SIGNS = (
     Sign(".weight_packed", _BYTES, "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale beside them"),
     Sign(".weight_packed", _INTEGERS, "weights packed into integers are not imported"),
     Sign(".qweight", _INTEGERS, "AWQ and GPTQ weights are not imported"),
-    Sign(".weight", _BYTES, "bitsandbytes weights are not imported", ".weight.absmax"),
+    Sign("", _ANY, "bitsandbytes weights are not imported", ".absmax"),
+    Sign("._data", _ANY, "quanto weights are not imported", "._scale"),
+    Sign("._data._data", _ANY, "quanto weights are not imported", "._scale"),
+    Sign("_qdata", _ANY, "torchao weights are not imported", "_scale"),
     Sign(
         ".weight", _BYTES, "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them", ".weight_scale"
     ),
@@ -60,7 +71,7 @@ _SIGNS = (
     Sign("_blocks", _BYTES, "{beside} are none that gpt-oss has", "_scales"),
 )
 _KNOWN_METHODS = frozenset({"fp8", "modelopt", "compressed-tensors", "mxfp4"})
-_ALL_INTEGERS = _INTEGERS | _BYTES | _SIGNED_BYTES | {DType.I16, DType.U16, DType.U64}
+_CODES = _INTEGERS | _BYTES | _SIGNED_BYTES | {DType.I16, DType.U16, DType.U64} | _E4M3 | _OTHER_FP8
 
 
 def check_unpacked(tensors: Mapping[str, SourceTensor], inventory: Inventory) -> None:
@@ -87,6 +98,9 @@ def look_packed(
                 beside = name.removesuffix(sign.suffix) + sign.beside
                 if not sign.beside or beside in everything:
                     yield name, sign.reason.format(beside=_described(beside, everything) if sign.beside else "")
+    for name in tensors:
+        if (row := counting_row(name, everything)) is not None and not row.imported:
+            yield name, f"{row.name} weights are not imported"
     yield from _unexplained(tensors, config or SourceConfig())
 
 
@@ -104,7 +118,7 @@ def _unexplained(tensors: Mapping[str, Stored], config: SourceConfig) -> Iterato
     method, settings = config.quant_method, config.mlx_quantization
     for name, tensor in tensors.items():
         if method is not None and method not in _KNOWN_METHODS:
-            if tensor.dtype in _ALL_INTEGERS and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
+            if tensor.dtype in _CODES and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
                 yield name, f"config.json says that it was quantized by {quoted(method)}, which is not imported"
         elif tensor.dtype is DType.U8 and name.endswith("_blocks") and method == "mxfp4":
             yield name, "its _scales are missing"

@@ -118,18 +118,26 @@ def test_packed_group_is_left_alone_when_one_weight_does_not_fit() -> None:
     assert plan.blobs[-1].metadata == {}
 
 
-def test_packed_group_keeps_biases_and_small_tensors_beside_quantized_weights() -> None:
+def test_what_stays_unquantized_in_a_packed_group_has_a_blob_of_its_own() -> None:
     extras = [source_tensor(f"{EXPERTS}.{expert}.{name}", 64) for expert in range(2) for name in ("up_proj.bias", "alpha")]
-    (blob,) = _plan([*_experts(2), *extras], quant="nvfp4").blobs
-    kinds = {tensor.name.removeprefix(f"{EXPERTS}."): tensor.quantization is not None for tensor in blob.tensors}
-    assert list(kinds.items())[:5] == [
-        ("0.alpha", False),
-        ("0.down_proj.weight", True),
-        ("0.gate_proj.weight", True),
-        ("0.up_proj.bias", False),
-        ("0.up_proj.weight", True),
+    plan = _plan([*_experts(2), *extras], quant="nvfp4")
+    blob, others = plan.blobs
+    assert _names(plan) == [EXPERTS, f"{EXPERTS}.unquantized"]
+    assert [tensor.name.removeprefix(f"{EXPERTS}.") for tensor in blob.tensors][:3] == [
+        *("0.down_proj.weight", "0.gate_proj.weight", "0.up_proj.weight")
     ]
-    assert blob.metadata == {"quant_type": "nvfp4", "group_size": "16"}
+    assert [tensor.name.removeprefix(f"{EXPERTS}.") for tensor in others.tensors] == [
+        *("0.alpha", "0.up_proj.bias", "1.alpha", "1.up_proj.bias")
+    ]
+    assert (blob.metadata, others.metadata) == ({"quant_type": "nvfp4", "group_size": "16"}, {})
+
+
+def test_the_only_unquantized_tensor_of_a_packed_group_names_its_blob() -> None:
+    # Ollama calls a blob's only tensor by the layer's name.
+    plan = _plan([*_experts(2), source_tensor(f"{EXPERTS}.alpha", 64)], quant="nvfp4")
+    assert _names(plan) == [EXPERTS, f"{EXPERTS}.alpha"]
+    unquantized = _plan([*_experts(2), source_tensor(f"{EXPERTS}.alpha", 64)])
+    assert _names(unquantized) == [EXPERTS]
 
 
 @pytest.mark.parametrize(("quant", "together"), [("none", True), ("int8", True), ("nvfp4", True), ("int4", False)])
@@ -282,8 +290,7 @@ def test_planned_headers_read_back_as_planned(quant: str, profile: str, dtype: D
 @pytest.mark.parametrize("quant", ["none", "int4"])
 def test_integer_tensor_beside_quantized_weights_reads_back_as_it_is(quant: str) -> None:
     plan = _plan([*_experts(1), source_tensor(f"{EXPERTS}.table", 32, dtype=DType.U32)], quant=quant)
-    (blob,) = plan.blobs
-    assert _read_back(blob)[-1] == (f"{EXPERTS}.table", (32,), None)
+    assert _read_back(plan.blobs[-1])[-1] == (f"{EXPERTS}.table", (32,), None)
 
 
 @pytest.mark.parametrize("quant", ["none", "int4"])

@@ -165,7 +165,7 @@ def test_architecture_decides_with_its_own_policy(profile: str) -> None:
 
 def test_packed_experts_get_one_type_whatever_the_architecture_promotes() -> None:
     source = inventory(_experts(0), architecture="Cohere2MoeForCausalLM", num_hidden_layers=8)
-    packed, stacked = _plan(source, quant="int4"), _plan(source, quant="int4", experts="stacked")
+    packed, stacked = _plan(source, quant="int4", experts="packed"), _plan(source, quant="int4", experts="stacked")
     assert [dict(blob.metadata) for blob in packed.blobs] == [{"quant_type": "int4", "group_size": "32"}]
     assert set(_types(packed).values()) == {"int4/32"}
     assert list(_types(stacked).values()) == ["int8/64", "int4/32"]
@@ -174,7 +174,9 @@ def test_packed_experts_get_one_type_whatever_the_architecture_promotes() -> Non
 def test_packed_experts_keep_what_the_architecture_keeps() -> None:
     source = inventory([*_experts(1), *_experts(5)], architecture="LagunaForCausalLM", num_hidden_layers=40)
     plan = _plan(source, quant="mxfp8")
-    assert [dict(blob.metadata) for blob in plan.blobs] == [{"quant_type": "mxfp8", "group_size": "32"}] * 2
+    assert [dict(blob.metadata) for blob in plan.blobs] == [
+        *({"quant_type": "mxfp8", "group_size": "32"}, {}, {"quant_type": "mxfp8", "group_size": "32"})
+    ]
     kept = [name for name, given in _types(plan).items() if given is None]
     assert kept == [f"model.layers.1.mlp.experts.{expert}.down_proj.weight" for expert in (0, 1)]
 

@@ -256,6 +256,70 @@ OTHERS = {
         f"{UP}.weight",
         ("bitsandbytes",),
     ),
+    "bitsandbytes 4 bit kept in bfloat16": Refused(  # bnb_4bit_quant_storage
+        {
+            f"{UP}.weight": np.zeros((1024, 1), BF16),
+            f"{UP}.weight.absmax": np.ones(64, np.float32),
+            f"{UP}.weight.quant_map": np.ones(16, np.float32),
+            f"{UP}.weight.quant_state.bitsandbytes__nf4": np.ones(82, np.uint8),
+        },
+        f"{UP}.weight",
+        ("bitsandbytes",),
+        method("bitsandbytes", bnb_4bit_quant_storage="bfloat16"),
+    ),
+    "bitsandbytes 4 bit experts kept in float32": Refused(
+        {f"{EXPERTS}.gate_up_proj": np.zeros((512, 2), np.float32), f"{EXPERTS}.gate_up_proj.absmax": ones(64)(None)},
+        f"{EXPERTS}.gate_up_proj",
+        ("bitsandbytes",),
+    ),
+    "quanto qint8": Refused(
+        {f"{UP}.weight._data": np.zeros((64, 64), np.int8), f"{UP}.weight._scale": normal("s", 64, 1)},
+        f"{UP}.weight._data",
+        ("quanto",),
+    ),
+    "quanto qfloat8": Refused(
+        {f"{UP}.weight._data": np.ones((64, 64), E4M3), f"{UP}.weight._scale": normal("s", 64, 1)},
+        f"{UP}.weight._data",
+        ("quanto",),
+        method("quanto", weights="float8"),
+    ),
+    "quanto qint4": Refused(
+        {
+            f"{UP}.weight._data._data": np.zeros((16, 64), np.uint8),
+            f"{UP}.weight._scale": normal("s", 32, 1),
+            f"{UP}.weight._shift": normal("t", 32, 1),
+        },
+        f"{UP}.weight._data._data",
+        ("quanto",),
+    ),
+    "torchao float8": Refused(
+        {f"{UP}._weight_qdata": np.ones((64, 64), E4M3), f"{UP}._weight_scale": ones(64, 1)(None)},
+        f"{UP}._weight_qdata",
+        ("torchao",),
+        method("torchao"),
+    ),
+    "torchao int8": Refused(
+        {f"{UP}._weight_qdata": np.ones((64, 64), np.int8), f"{UP}._weight_scale": ones(64, 1)(None)},
+        f"{UP}._weight_qdata",
+        ("torchao",),
+    ),
+    "float8 of a method that is not known": Refused(
+        {f"{UP}.codes": np.ones((64, 64), E4M3)}, f"{UP}.codes", ("another_method",), method("another_method")
+    ),
+    "exl2 without config": Refused(
+        {
+            f"{UP}.q_weight": np.zeros((8, 64), np.int32),
+            f"{UP}.q_scale": np.zeros((2, 8), np.int32),
+            f"{UP}.q_invperm": np.zeros(64, np.int16),
+        },
+        f"{UP}.q_weight",
+        ("EXL2",),
+    ),
+    "eetq": Refused(
+        {f"{UP}.weight": np.zeros((64, 64), np.int8), f"{UP}.weight_scales": np.ones(64, np.float16)},
+        f"{UP}.weight",
+        ("EETQ",),
+    ),
     "bitsandbytes 8 bit": Refused(
         {f"{UP}.weight": np.zeros((64, 64), np.int8), f"{UP}.SCB": np.ones(64, np.float32)},
         f"{UP}.weight",

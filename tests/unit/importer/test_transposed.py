@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,12 +18,15 @@ import blobstore
 from blobstore import QuantizedArray
 from blobstore.care.diff import diff_models
 from blobstore.care.repair import repair_model
-from blobstore.errors import NonFiniteWeightError
-from blobstore.export import export_model
+from blobstore.dtypes import DType
+from blobstore.errors import CorruptDataError, NonFiniteWeightError, UnsupportedSourceError
+from blobstore.export import export_model, values, writing
 from blobstore.kernels import quantize
 from blobstore.names import ModelName
 from blobstore.quality import measure_quality
+from blobstore.safetensors import Header, lay_out
 from blobstore.store import Store, open_store
+from blobstore.stored import stored_tensors
 
 Array = np.ndarray[Any, Any]
 HIDDEN, INNER = 128, 192
@@ -173,3 +177,49 @@ def test_a_target_measures_what_will_be_stored(store: Store, source: Path) -> No
     with blobstore.open_model("m", store=store) as model:
         assert model[GATE_UP].transposed
         assert model[DOWN].transposed
+
+
+def test_values_come_back_in_chunks_of_any_size(store: Store, source: Path, tmp_path: Path) -> None:
+    blobstore.import_model(source, "m", store=store, quant="int4")
+    export_model("m", tmp_path / "whole", store=store, dequantize="bfloat16")
+    with mock.patch.object(writing, "_VALUES_AT_ONCE", 1024), mock.patch.object(values, "_AT_ONCE", 96):
+        export_model("m", tmp_path / "cut", store=store, dequantize="bfloat16")
+    with mock.patch.object(writing, "_VALUES_AT_ONCE", 128):  # less than a row
+        export_model("m", tmp_path / "parts", store=store, dequantize="bfloat16", jobs=2)
+    files = {folder: (tmp_path / folder / "model.safetensors").read_bytes() for folder in ("whole", "cut", "parts")}
+    assert files["cut"] == files["whole"]
+    assert files["parts"] == files["whole"]
+
+
+def test_a_value_that_does_not_fit_is_named_by_its_place_in_the_source(store: Store, tmp_path: Path) -> None:
+    tensors = fused()
+    tensors[DOWN][2, 7, 31] = 1e6
+    blobstore.import_model(write_checkpoint(tmp_path / "m", tensors, CONFIG), "m", store=store, quant="mxfp8")
+    with pytest.raises(UnsupportedSourceError, match="does not fit F16") as caught:
+        export_model("m", tmp_path / "out", store=store, dequantize="float16")
+    assert (caught.value.tensor, caught.value.index) == (DOWN, (2, 7, 31))
+
+
+def metadata_of(**metadata: str) -> Header:
+    """Return the header of a blob with one quantized matrix, and these metadata."""
+    entries = lay_out(
+        [
+            ("x", DType.U32, (4, 8)),
+            ("x.scale", DType.BF16, (4, 2)),
+            ("x.bias", DType.BF16, (4, 2)),
+            ("y", DType.BF16, (4, 8)),
+        ]
+    )
+    return Header(entries, {"quant_type": "int4", "group_size": "32", **metadata}, 8)
+
+
+@pytest.mark.parametrize("metadata", [{"x.transposed": "yes"}, {"x.transposed": "false"}, {"y.transposed": "true"}], ids=str)
+def test_metadata_that_can_not_be_are_damage(metadata: dict[str, str]) -> None:
+    with pytest.raises(CorruptDataError, match="transposed") as caught:
+        list(stored_tensors(metadata_of(**metadata)))
+    assert caught.value.tensor == next(iter(metadata))[0]
+
+
+def test_metadata_are_read_for_the_tensor_that_they_name() -> None:
+    read = {tensor.name: tensor.transposed for tensor in stored_tensors(metadata_of(**{"x.transposed": "true"}))}
+    assert read == {"x": True, "y": False}

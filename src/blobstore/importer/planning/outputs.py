@@ -22,7 +22,8 @@ class OutputTensor:
     """One tensor of a blob: its sources (more than one are stacked), its dtype and shape before quantization.
 
     ``copies_codes``: the sources are quantized as the output is, and their codes and scales are copied as they are.
-    ``global_scale`` is the shape of its global scale, None when it has none.
+    ``global_scale`` is the shape of its global scale, None when it has none. ``kept``: why it is not quantized although a
+    type was asked for, as the end of a sentence that begins with its name.
     """
 
     name: str
@@ -32,6 +33,7 @@ class OutputTensor:
     quantization: Quantization | None = None
     global_scale: tuple[int, ...] | None = None
     copies_codes: bool = False
+    kept: str | None = None
 
     @property
     def parts(self) -> tuple[Part, ...]:

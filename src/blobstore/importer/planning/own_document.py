@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from blobstore import strictjson
+from blobstore.checkpoint import SourceConfig
 from blobstore.importer.options import ImportOptions
+from blobstore.importer.policies.runtimes import form_of_experts
 from blobstore.source.inventory import Inventory
 
 OWN_DOCUMENT = "blobstore.json"
@@ -14,13 +16,13 @@ VERSION = 1
 
 def own_document(inventory: Inventory, options: ImportOptions, draft: Inventory | None) -> bytes:
     """Return the document of an import of ``inventory`` with ``options``: one line of compact JSON and a newline."""
-    document = {"version": VERSION, "options": _options(options), "sources": _sources(inventory)}
+    document = {"version": VERSION, "options": _options(options, inventory.config), "sources": _sources(inventory)}
     if draft is not None:
         document["draft"] = {"quant": options.draft_type and options.draft_type.value, "sources": _sources(draft)}
     return strictjson.encode(document) + b"\n"
 
 
-def _options(options: ImportOptions) -> dict[str, Any]:
+def _options(options: ImportOptions, config: SourceConfig | None) -> dict[str, Any]:
     quantization = options.quantization(options.quant_type) if options.quant_type is not None else None
     return {
         "quant": quantization.quant_type.value if quantization else None,
@@ -33,7 +35,7 @@ def _options(options: ImportOptions) -> dict[str, Any]:
         "requantize": options.requantize,
         "dtype": options.dtype.value if options.dtype else None,
         "profile": options.profile.name,
-        "experts": options.experts.value,
+        "experts": form_of_experts(config, options).value,
         "alignment": options.alignment,
     }
 

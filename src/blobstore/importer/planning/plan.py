@@ -14,24 +14,26 @@ from types import MappingProxyType
 from blobstore.checkpoint import CONFIG_NAME
 from blobstore.documents import MAX_LAYERS
 from blobstore.dtypes import DType
-from blobstore.errors import LimitExceededError, UnsupportedSourceError
+from blobstore.errors import LimitExceededError, UnsupportedSourceError, quoted
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.capabilities import describe_model
 from blobstore.importer.planning.checks import check_names, check_quantizable, check_readable, check_rules
 from blobstore.importer.planning.experts import Projection, group_of, packed_order, projections, stacked_group_of
+from blobstore.importer.planning.notes import plan_notes
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedFile
 from blobstore.importer.planning.own_document import OWN_DOCUMENT, own_document
 from blobstore.importer.policies.architectures import draft_policy_for, policy_for
 from blobstore.importer.policies.layouts import inputs_first
 from blobstore.importer.policies.policy import Policy
 from blobstore.importer.policies.rules import Rule, RuleBook
+from blobstore.importer.policies.runtimes import form_of_experts
 from blobstore.importer.profiles import Experts
 from blobstore.quant import Quantization, QuantType
 from blobstore.source.assembly import source_weights
 from blobstore.source.classify import SourceKind, classify
 from blobstore.source.inventory import Inventory
 from blobstore.source.producers import OWN
-from blobstore.source.weights import Form, SourceWeight, is_expert
+from blobstore.source.weights import Form, SourceWeight
 
 DRAFT_PREFIX = "draft."
 """What the names of a draft model's tensors begin with (x/create/manifest.go, ollama/ollama@1d7605bf)."""
@@ -44,6 +46,8 @@ def make_plan(inventory: Inventory, options: ImportOptions, draft: Inventory | N
     that can't be quantized, experts that don't fit together, two tensors of one name, no config.json in the ollama
     profile); UsageError when nothing can be quantized, or a rule is for no tensor; LimitExceededError for too many layers.
     """
+    form = form_of_experts(inventory.config, options)
+    options, asked = replace(options, experts=form), options.experts
     weights = source_weights(inventory)
     blobs = plan_blobs(inventory, weights, options)
     draft_blobs = tuple(_drafted(draft, options)) if draft is not None else ()
@@ -60,7 +64,8 @@ def make_plan(inventory: Inventory, options: ImportOptions, draft: Inventory | N
         message = f"limit exceeded: {inventory.path} needs {len(layers):,} layers, at most {MAX_LAYERS:,}"
         raise LimitExceededError(message, path=inventory.path)
     inventories = (inventory,) if draft is None else (inventory, draft)
-    return ImportPlan(inventories, options, layers, describe_model(inventory, weights, options, draft))
+    notes = tuple(plan_notes(blobs, options, inventory.config, asked))
+    return ImportPlan(inventories, options, layers, describe_model(inventory, weights, options, draft), notes=notes)
 
 
 def _drafted(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedBlob]:
@@ -78,7 +83,8 @@ def plan_blobs(
     Raises: as `make_plan`, but for names, rules and documents.
     """
     chooser = _chooser(inventory, weights, options, prefix)
-    planner = _plan_stacked if options.experts is Experts.STACKED else _plan_packed
+    stacks = form_of_experts(inventory.config, options) is Experts.STACKED
+    planner = _plan_stacked if stacks else _plan_packed
     blobs = tuple(planner(weights, chooser))
     check_readable(blobs)
     check_quantizable(blobs, options, chooser.policies[Form.PLAIN])
@@ -125,6 +131,13 @@ class _Chooser:
         policy = self.policies[tensor.sources[0].form]
         return self.quantized(tensor, policy.quantization(tensor.name, laid_out.shape) if policy is not None else None)
 
+    def _why_kept(self, tensor: OutputTensor) -> str | None:
+        """Return why the tensor is not quantized; None when nothing was asked for it."""
+        if self.keeps_by_rule(tensor):
+            return "is kept by a rule"
+        policy = self.policies[tensor.sources[0].form]
+        return None if policy is None else policy.reason(tensor.name, tensor.laid_out(self.inputs_first).shape)
+
     def decide_group(self, tensors: list[OutputTensor]) -> list[OutputTensor]:
         """Give a packed group one type: the asked one when groups divide the rows of every weight, else none.
 
@@ -135,17 +148,21 @@ class _Chooser:
         weights = [tensor for tensor in laid_out if tensor.name not in ruled and self._wants(tensor)]
         # Without a type asked for, only FP8 is quantized.
         quant_type = self.options.quant_type or QuantType.MXFP8
-        fits = all(self.options.fits(quant_type, tensor.shape) for tensor in weights)
-        grouped = {tensor.name for tensor in weights} if fits else set()
+        misfit = next((tensor for tensor in weights if not self.options.fits(quant_type, tensor.shape)), None)
+        wanted = {tensor.name for tensor in weights}
+        if misfit is not None:
+            why = f"is in a group with {quoted(misfit.name)}, which {self.options.misfit(quant_type, misfit.shape)}"
+            kept = [replace(one, kept=why) if one.name in wanted else one for one in tensors]
+            return [self.decide(one) if one.name in ruled else self.quantized(one, None) for one in kept]
         asked = self.options.quantization(quant_type)
         return [
-            self.decide(one) if one.name in ruled else self.quantized(one, asked if one.name in grouped else None)
+            self.decide(one) if one.name in ruled else self.quantized(one, asked if one.name in wanted else None)
             for one in tensors
         ]
 
     def _wants(self, tensor: OutputTensor) -> bool:
         policy = self.policies[tensor.sources[0].form]
-        return policy is not None and is_expert(tensor.name) and policy.wants(tensor.name, tensor.shape)
+        return policy is not None and policy.wants(tensor.name, tensor.shape)
 
     def quantized(self, tensor: OutputTensor, quantization: Quantization | None) -> OutputTensor:
         """Return the tensor quantized so; None leaves it as its source is, codes included."""
@@ -156,7 +173,7 @@ class _Chooser:
                 tensor, quantization=source.quantization, dtype=source.dtype, global_scale=scale, copies_codes=True
             )
         if quantization is None:
-            return tensor
+            return tensor if tensor.kept is not None else replace(tensor, kept=self._why_kept(tensor))
         if not tensor.dtype.is_float:
             raise _unquantizable(tensor)
         double = self.options.global_scale and quantization.quant_type is QuantType.NVFP4
@@ -189,8 +206,16 @@ def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator
     for group, members in sorted(groups.items()):
         # For its checks: gaps and unequal experts are errors in both forms, but a rule may have split an exported group.
         projections(group, members, one_type=not any(weight.producer == OWN.name for weight in members))
-        tensors = [_output(weight, chooser.options) for weight in packed_order(group, members)]
-        yield _blob(group, chooser.decide_group(tensors), chooser.options)
+        tensors = chooser.decide_group([_output(weight, chooser.options) for weight in packed_order(group, members)])
+        # Ollama takes every tensor of a blob for quantized whose metadata say so (x/server/show.go at fb307609), and a
+        # blob's only tensor for the one that its layer names.
+        quantized = [tensor for tensor in tensors if tensor.quantization is not None]
+        others = [tensor for tensor in tensors if tensor.quantization is None]
+        if quantized:
+            yield _blob(group, quantized, chooser.options)
+        if others:
+            apart = others[0].name if len(others) == 1 else f"{group}.unquantized"
+            yield _blob(apart if quantized else group, others, chooser.options)
 
 
 def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:
@@ -258,14 +283,10 @@ def _blob(name: str, tensors: Iterable[OutputTensor], options: ImportOptions) ->
 
 
 def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapping[str, str]:
-    """Return the blob's metadata: its quantization when all quantized tensors agree, else each tensor's; what is transposed.
-
-    The first form would claim an unquantized U32 tensor too, so beside one each tensor has its own.
-    """
+    """Return the blob's metadata: its quantization when all tensors agree, else each tensor's; and what is transposed."""
     turned = {f"{tensor.name}.transposed": "true" for tensor in tensors if tensor.transposed}
     described = {tensor.name: _described(tensor, options) for tensor in tensors if tensor.quantization is not None}
-    plain_words = any(tensor.quantization is None and tensor.dtype is DType.U32 for tensor in tensors)
-    if len({tuple(one.items()) for one in described.values()}) == 1 and not plain_words:
+    if len({tuple(one.items()) for one in described.values()}) == 1:
         shared = _shared(*(next(iter(described.values())).items()))
         return {**shared, **turned} if turned else shared
     return {f"{name}.{key}": value for name, one in described.items() for key, value in one.items()} | turned

@@ -5,8 +5,7 @@ Glimmer, drafts, other numbers of layers and experts), Ollama's x/create as publ
 that give the recorded plans: create.go `tensorImportTransformRegistry` names the architectures, quantpolicy.go has what they
 share, and each rule below names its file.
 
-The rules hold in both profiles. For each tensor a rule knows one of three things: types to try in turn, of which the first
-whose groups divide the rows is taken; `KEEP`, its source's dtype; or None, which leaves it to the general policy.
+The rules hold in both profiles.
 """
 
 from __future__ import annotations
@@ -14,63 +13,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from blobstore.checkpoint import SourceConfig
 from blobstore.errors import DocumentError, quoted
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.policies.policy import GeneralPolicy, Policy, is_matrix
-from blobstore.quant import Quantization, QuantType
-
-Types = tuple[QuantType, ...]
-
-KEEP: Types = ()
+from blobstore.importer.policies.policy import GeneralPolicy, Policy
+from blobstore.importer.policies.roles import roles_for
+from blobstore.importer.policies.rule_policy import KEEP, Rule, RulePolicy, Types
+from blobstore.importer.policies.runtimes import NormalizedHead
+from blobstore.quant import QuantType
 
 _LAYER = re.compile(r"\.layers\.([0-9]{1,18})\.", re.ASCII)
 _SENSITIVE = (".v_proj", ".k_proj", "down_proj")
 _VISION = ("vision", "visual")
 _AUDIO = ("audio_tower", "embed_audio")
-
-
-class Rule(Protocol):
-    """What one architecture decides for itself."""
-
-    def types(self, name: str, asked: QuantType) -> Types | None:
-        """Return the types to try in turn, `KEEP`, or None to leave the tensor to the general policy."""
-
-
-class RulePolicy:
-    """A policy that follows a rule, and another policy where the rule leaves a tensor to it.
-
-    What a rule decides holds for weight matrices and stacks of experts of at least 1024 elements, as in the general
-    policy. Ollama asks neither there: it would quantize smaller ones, and try to with a bias whose name holds ``.v_proj``.
-    """
-
-    def __init__(self, rule: Rule, others: Policy, asked: QuantType, options: ImportOptions) -> None:
-        self._rule = rule
-        self._others = others
-        self._asked = asked
-        self._options = options
-
-    def wants(self, name: str, shape: tuple[int, ...]) -> bool:
-        """See `Policy`."""
-        types = self._rule.types(name, self._asked)
-        return self._others.wants(name, shape) if types is None else bool(types) and is_matrix(name, shape)
-
-    def base_type(self, name: str) -> QuantType:
-        """See `Policy`: the last type that is tried."""
-        types = self._rule.types(name, self._asked)
-        return types[-1] if types else self._others.base_type(name)
-
-    def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """See `Policy`: the first type that fits."""
-        types = self._rule.types(name, self._asked)
-        if types is None:
-            return self._others.quantization(name, shape)
-        if not is_matrix(name, shape):
-            return None
-        fitting = (quant_type for quant_type in types if self._options.fits(quant_type, shape))
-        return next((self._options.quantization(quant_type) for quant_type in fitting), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +252,14 @@ def policy_for(config: SourceConfig | None, asked: QuantType, options: ImportOpt
 
     Raises: DocumentError (rule Q1) when the number of layers or experts, which the architecture's rule needs, is none.
     """
-    general = GeneralPolicy(asked, options)
-    make_rule = _RULES.get(config.architecture) if config is not None else None
-    return general if make_rule is None or config is None else RulePolicy(make_rule(config), general, asked, options)
+    roles = roles_for(config, options.profile)
+    policy: Policy = GeneralPolicy(asked, options, roles)
+    if config is None:
+        return policy
+    if options.profile.knows_layouts and NormalizedHead.concerns(config):
+        policy = RulePolicy(NormalizedHead(), policy, asked, options, roles, NormalizedHead.WHY)
+    make_rule = _RULES.get(config.architecture)
+    return policy if make_rule is None else RulePolicy(make_rule(config), policy, asked, options, roles)
 
 
 def draft_policy_for(config: SourceConfig | None, asked: QuantType, options: ImportOptions) -> Policy:
@@ -308,7 +270,8 @@ def draft_policy_for(config: SourceConfig | None, asked: QuantType, options: Imp
 
     Raises: as `policy_for`.
     """
-    return RulePolicy(Draft(), policy_for(config, asked, options), asked, options)
+    roles = roles_for(config, options.profile)
+    return RulePolicy(Draft(), policy_for(config, asked, options), asked, options, roles)
 
 
 def _has(name: str, words: tuple[str, ...]) -> bool:

@@ -17,14 +17,15 @@ from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.planning.plan import plan_blobs
 from blobstore.importer.policies.architectures import policy_for
 from blobstore.importer.policies.layouts import inputs_first
-from blobstore.importer.policies.policy import is_matrix
 from blobstore.importer.policies.rules import Rule, RuleBook, escaped
+from blobstore.importer.policies.runtimes import form_of_experts
 from blobstore.importer.profiles import Experts
 from blobstore.quant import Quantization, QuantType
 from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import Inventory
 
-_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "tok_embeddings.weight", "wte.weight")
+_MIN_ELEMENTS = 1024
 _NO_TOKENS = ("per_layer", "vision", "visual", "audio")
 
 
@@ -65,7 +66,7 @@ def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidat
     for blob in plan_blobs(inventory, weights, undecided):
         laid_out = (tensor.laid_out(turned) for tensor in blob.tensors)
         tensors = tuple(tensor for tensor in laid_out if wanted.includes(tensor))
-        together = options.experts is Experts.PACKED
+        together = form_of_experts(inventory.config, options) is Experts.PACKED
         for members in [tensors] if together and tensors else [(tensor,) for tensor in tensors]:
             fitting = [kind for kind in types if all(_fits(kind, tensor, options) for tensor in members)]
             nbytes = {kind: sum(_output(tensor, kind, options).nbytes for tensor in members) for kind in (None, *fitting)}
@@ -92,7 +93,8 @@ class _Wanted:
 
 
 def _embeds_tokens(name: str, shape: tuple[int, ...]) -> bool:
-    return name.endswith(_EMBEDDINGS) and not any(word in name for word in _NO_TOKENS) and is_matrix(name, shape)
+    embeds = name.endswith(_EMBEDDINGS) and not any(word in name for word in _NO_TOKENS)
+    return embeds and len(shape) == 2 and math.prod(shape) >= _MIN_ELEMENTS  # noqa: PLR2004  # a matrix
 
 
 def _types(options: ImportOptions) -> Iterator[Quantization]:

@@ -60,7 +60,7 @@ def plan_for_target(
     if size >= NEAR * budget:
         return plan
     what = "everything is kept, and that" if size == task.size(kept) else "no choice of types is nearer to the target: it"
-    return replace(plan, notes=(f"{what} is {size:,} bytes of {budget:,}",))
+    return replace(plan, notes=(*plan.notes, f"{what} is {size:,} bytes of {budget:,}"))
 
 
 @dataclass(frozen=True, slots=True)

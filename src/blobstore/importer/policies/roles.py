@@ -1,0 +1,135 @@
+"""Roles: what a tensor is for its model, as far as a policy asks: an expert's weight, an embedding, a gate. Pure.
+
+Ollama tells that from names alone; the ``default`` profile from shapes and config.json too, since names differ between
+architectures. Sources: ollama/ollama@fb307609 x/create/create.go `ShouldQuantize`, `isStackedExpertWeight`, `isRoutingGate`,
+x/create/quantpolicy.go `isVision`; mlx_lm 0.32.2 models/granitemoe.py, step3p5.py, switch_layers.py (names of stacks);
+transformers 5.23.0 modeling_gpt2.py (wte, wpe), modeling_t5.py (shared), modeling_gpt_oss.py (``…_bias``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from blobstore.checkpoint import SourceConfig
+from blobstore.importer.profiles import Profile
+from blobstore.source.weights import is_expert
+
+Shape = tuple[int, ...]
+
+_OTHER_MODALITY, _EMBEDDING, _NORM, _GATE = "part of another modality", "an embedding", "a norm", "a routing gate"
+_WORDS = (
+    ("audio_tower", _OTHER_MODALITY),
+    ("embed_audio", _OTHER_MODALITY),
+    ("embed", _EMBEDDING),
+    ("norm", _NORM),
+    ("ln_", _NORM),
+)
+_VISION = ("vision", "visual")
+_ROUTING_GATES = (".mlp.gate.weight", ".mixer.gate.weight", ".shared_expert_gate.weight", ".router.proj.weight")
+
+_MATRIX, _STACK = 2, 3
+_STACKS = re.compile(
+    r"\.(?:switch_mlp|switch_glu)\.|\.moe\.(?:gate|up|down)_proj\.|(?:block_sparse_moe|mlp)\.(?:input|output)_linear\."
+)
+_GATES = frozenset({"gate", "router", "wg", "classifier"})
+_EMBEDDINGS = frozenset({"wte", "wpe", "shared", "emb", "embd"})
+_HEADS = frozenset({"lm_head", "output", "head", "output_layer", "embed_out", "decoder", "unembed"})
+
+
+class Roles(Protocol):
+    """Says what tensors are, by name and shape."""
+
+    def is_expert(self, name: str, shape: Shape) -> bool:
+        """Return True for a weight of a mixture's experts, one expert's or a stack of them, shared ones included."""
+
+    def kept_as(self, name: str, shape: Shape) -> str | None:
+        """Return what the tensor is, where that is never quantized: "an embedding"; None for any other tensor."""
+
+
+class NamedRoles:
+    """Roles by names alone, as Ollama's importer has them."""
+
+    def is_expert(self, name: str, shape: Shape) -> bool:  # noqa: ARG002  # the name says it
+        """See `Roles`."""
+        return is_expert(name)
+
+    def kept_as(self, name: str, shape: Shape) -> str | None:
+        """See `Roles`. Experts are exempt from the tests of words, but not where another modality has them."""
+        if name.endswith(_ROUTING_GATES):
+            return _GATE
+        if any(word in name for word in _VISION):
+            return _OTHER_MODALITY
+        if self.is_expert(name, shape):
+            return None
+        return next((role for word, role in _WORDS if word in name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRoles(NamedRoles):
+    """Roles by names, shapes and what config.json says of the model's sizes.
+
+    ``experts``: how many a layer has. ``tables``: the numbers of rows that tables of tokens and positions have.
+    """
+
+    experts: frozenset[int]
+    tables: frozenset[int]
+
+    @classmethod
+    def of(cls, config: SourceConfig | None) -> ModelRoles:
+        """Return the roles in a checkpoint; without config.json names decide."""
+        sections = [] if config is None else list(_sections(config))
+        return cls(frozenset(_numbers(sections, _EXPERT_COUNTS)), frozenset(_numbers(sections, _TABLE_SIZES)))
+
+    def is_expert(self, name: str, shape: Shape) -> bool:
+        """See `Roles`: also stacks of other names, or with as many matrices as there are experts; biases are not."""
+        if name.endswith("_bias"):
+            return False
+        if is_expert(name):
+            return True
+        if len(shape) != _STACK or not name.endswith(".weight") or "conv" in name:
+            return False
+        return shape[0] in self.experts or _STACKS.search(name) is not None
+
+    def kept_as(self, name: str, shape: Shape) -> str | None:
+        """See `Roles`."""
+        if name.endswith(("_bias", ".bias")):
+            return "a bias"
+        role = super(ModelRoles, self).kept_as(name, shape)
+        if role is not None or len(shape) != _MATRIX:
+            return role
+        if shape[0] in self.experts and not _GATES.isdisjoint(name.split(".")):
+            return _GATE
+        return _EMBEDDING if self._is_table(name, shape) else None
+
+    def _is_table(self, name: str, shape: Shape) -> bool:
+        """Return True for a table of tokens or positions: not in a layer, named so or of so many rows, not the head."""
+        *parents, module, last = ("", *name.split("."))
+        if last != "weight" or any(part.isdigit() for part in parents) or module in _HEADS:
+            return False
+        return module in _EMBEDDINGS or shape[0] in self.tables
+
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_TABLE_SIZES = ("vocab_size", "max_position_embeddings", "n_positions", "n_ctx")
+
+
+def roles_for(config: SourceConfig | None, profile: Profile) -> Roles:
+    """Return the roles of a checkpoint's tensors in that profile."""
+    return ModelRoles.of(config) if profile.knows_layouts else NamedRoles()
+
+
+def _sections(config: SourceConfig) -> Iterator[Mapping[str, Any]]:
+    """Yield what config.json says of sizes: itself, and the configs in it that are about text."""
+    yield config.sizes
+    yield from (
+        section for section in (config.text_config, config.llm_config, config.ffn_config) if isinstance(section, dict)
+    )
+
+
+def _numbers(sections: list[Mapping[str, Any]], keys: tuple[str, ...]) -> Iterator[int]:
+    """Yield the values of those keys that are numbers from 2 on: one row or one expert tells nothing."""
+    values = (section.get(key) for section in sections for key in keys)
+    yield from (value for value in values if type(value) is int and value > 1)

@@ -1,0 +1,149 @@
+"""Roles: experts, embeddings, gates and biases of real architectures, and which types they get in each profile."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from blobstore.checkpoint import SourceConfig
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.policies.architectures import policy_for
+from blobstore.quant import QuantType
+
+LAYER = "model.layers.3"
+
+
+def given_type(
+    name: str, shape: tuple[int, ...], asked: str = "int4", profile: str = "default", **config: Any
+) -> str | None:
+    """Return the type that a tensor gets in a checkpoint of that config.json."""
+    source = SourceConfig.parse(json.dumps(config).encode())
+    policy = policy_for(source, QuantType.parse(asked), ImportOptions.parse(quant=asked, profile=profile))
+    quantization = policy.quantization(name, shape)
+    return None if quantization is None else quantization.quant_type.value
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{LAYER}.block_sparse_moe.input_linear.weight",  # granitemoe
+        f"{LAYER}.block_sparse_moe.output_linear.weight",
+        f"{LAYER}.mlp.input_linear.weight",  # jetmoe
+        f"{LAYER}.moe.gate_proj.weight",  # step3p5
+        f"{LAYER}.moe.up_proj.weight",
+        f"{LAYER}.block_sparse_moe.switch_mlp.up_proj.weight",  # mlx-lm's mixtral, phimoe, minimax
+        f"{LAYER}.feed_forward.switch_mlp.up_proj.weight",
+    ],
+)
+def test_stacks_of_experts_by_name(name: str) -> None:
+    assert given_type(name, (4, 64, 128)) == "int4"
+    assert given_type(name, (4, 64, 128), "nvfp4") == "nvfp4"
+    assert given_type(name, (4, 64, 128), profile="ollama") is None
+
+
+def test_a_stack_of_as_many_matrices_as_there_are_experts() -> None:
+    name = f"{LAYER}.ffn.bank.weight"
+    assert given_type(name, (6, 64, 128)) is None
+    for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
+        assert given_type(name, (6, 64, 128), **{key: 6}) == "int4"
+        assert given_type(name, (6, 64, 128), text_config={key: 6}) == "int4"
+    assert given_type(f"{LAYER}.mixer.conv1d.weight", (6, 64, 128), num_experts=6) is None
+    assert given_type(name, (6, 64, 128), num_experts=[6, 6]) is None
+
+
+def test_a_stacks_down_projection_is_an_experts() -> None:
+    name = f"{LAYER}.moe.down_proj.weight"
+    assert given_type(name, (4, 64, 128), "nvfp4") == "nvfp4"  # a matrix of that name would get 8 bits
+    assert given_type(name, (64, 128), "nvfp4") == "mxfp8"
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj_bias", "down_proj_bias", "0.up_proj.bias"])
+def test_biases_of_experts_are_never_quantized(name: str) -> None:
+    assert given_type(f"{LAYER}.mlp.experts.{name}", (64, 2880)) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{LAYER}.block_sparse_moe.gate.weight",  # mixtral, phimoe, minimax
+        f"{LAYER}.block_sparse_moe.router.layer.weight",  # granitemoe
+        f"{LAYER}.feed_forward.router.weight",  # llama4, jamba
+        f"{LAYER}.mlp.router.weight",  # gpt-oss
+        f"{LAYER}.moe.gate.weight",  # step3p5
+        f"{LAYER}.mlp.gate.wg.weight",  # hunyuan
+        f"{LAYER}.mlp.router.classifier.weight",  # longcat
+    ],
+)
+def test_routing_gates_have_a_row_for_each_expert(name: str) -> None:
+    assert given_type(name, (32, 128), num_local_experts=32) is None
+    assert given_type(name, (64, 128), num_local_experts=32) == "int4"
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("wte.weight", {}),
+        ("transformer.wpe.weight", {}),
+        ("shared.weight", {}),  # T5
+        ("transformer.embd.wte.weight", {}),  # Phi
+        ("transformer.word_embeddings.weight", {}),  # Falcon
+        ("model.tok_embeddings.weight", {}),  # InternLM2
+        ("model.table.weight", {"vocab_size": 640}),
+        ("model.table.weight", {"text_config": {"vocab_size": 640}}),
+        ("model.places.weight", {"n_positions": 640}),
+        ("model.places.weight", {"max_position_embeddings": 640}),
+    ],
+)
+def test_tables_of_tokens_and_positions_are_kept(name: str, config: dict[str, Any]) -> None:
+    assert given_type(name, (640, 128), **config) is None
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "output.weight", "head.weight", "transformer.output_layer.weight"])
+def test_the_head_is_no_table(name: str) -> None:
+    assert given_type(name, (640, 128), vocab_size=640) == ("int8" if name == "lm_head.weight" else "int4")
+
+
+def test_a_layers_matrix_with_as_many_rows_as_positions_is_no_table() -> None:
+    assert given_type(f"{LAYER}.self_attn.q_proj.weight", (640, 128), max_position_embeddings=640) == "int4"
+
+
+@pytest.mark.parametrize("profile", ["default", "ollama"])
+def test_experts_of_another_modality_are_kept(profile: str) -> None:
+    assert given_type("visual.blocks.0.mlp.experts.0.up_proj.weight", (64, 128), profile=profile) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ({"model_type": "bailing_moe", "norm_head": True}, True),
+        ({"model_type": "bailing_moe_linear", "norm_head": True}, True),
+        ({"model_type": "bailing_moe", "norm_head": False}, False),
+        ({"model_type": "baichuan_m1"}, True),
+        ({"model_type": "llama"}, False),
+    ],
+)
+def test_a_head_that_mlx_lm_normalises_is_kept(config: dict[str, Any], kept: bool) -> None:
+    assert given_type("lm_head.weight", (640, 128), **config) == (None if kept else "int8")
+    assert given_type("lm_head.weight", (640, 128), profile="ollama", **config) == "int8"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        ("model.norm.weight", (64, 64), "is a norm"),
+        ("wte.weight", (64, 64), "is an embedding"),
+        (f"{LAYER}.up_proj", (64, 64), "is not called a weight"),
+        (f"{LAYER}.up_proj.weight", (8, 64), "has fewer than 1,024 weights"),
+        (f"{LAYER}.up_proj.weight", (64, 33), "has rows of 33, not a multiple of 32"),
+        (f"{LAYER}.up_proj.weight", (2048,), "is not a matrix"),
+        (f"{LAYER}.conv.weight", (64, 4, 32), "has 3 dimensions and is not known as a stack of experts"),
+        (f"{LAYER}.linear_attn.in_proj_a.weight", (64, 64), "is kept by its architecture's policy"),
+    ],
+)
+def test_what_is_kept_has_a_reason(name: str, shape: tuple[int, ...], reason: str) -> None:
+    config = SourceConfig.parse(b'{"architectures": ["Qwen3NextForCausalLM"]}')
+    policy = policy_for(config, QuantType.INT4, ImportOptions.parse(quant="int4"))
+    assert policy.quantization(name, shape) is None
+    assert policy.reason(name, shape) == reason
