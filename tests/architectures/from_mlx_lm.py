@@ -213,3 +213,8 @@ CHANGING: dict[str, Recipe] = {
     "baichuan_m1": ("baichuan_m1", {**PLAIN, "sliding_window_layers": [1], "conv_window": 2}, []),
 }
 """Recipes whose ``sanitize`` computes other values."""
+
+UNSOUND: dict[str, str] = {
+    "phi3small": "MLX 0.32.4 corrupts the heap when it runs mlx-lm's network on a CPU."
+}
+"""Why mlx-lm's network of a row is not run, by the name of the row."""

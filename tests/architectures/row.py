@@ -22,16 +22,14 @@ def make_row(name: str) -> dict[str, Any]:
     """Return what comes of an architecture as each type, as JSON's values; made here."""
     warnings.simplefilter("ignore")
     row = architectures()[name]
+    if row.unsound:
+        return _uncompared(row, Verdict.NOT_COMPARED, row.unsound)
     with tempfile.TemporaryDirectory(prefix="blobstore-architecture-") as scratch:
         source = Path(scratch, "source")
         row.make(source)
         network = source_network(source)
-        outcomes = {str(quant): asdict(_outcome(source, quant, network)) for quant in TYPES}
+        outcomes = {str(quant): asdict(compare(source, quant, network)) for quant in TYPES}
     return {**_head(row), "mlx_lm": network if isinstance(network, str) else _LOADED, "types": outcomes}
-
-
-def _outcome(source: Path, quant: str | None, network: Any) -> Outcome:
-    return compare(source, quant, network)
 
 
 def _head(row: Architecture) -> dict[str, str]:
@@ -57,7 +55,7 @@ class Apart:
             result: dict[str, Any] = ours.recv()
         except EOFError:
             process.join()
-            return _dead(row, f"the process ended with {process.exitcode}")
+            return _uncompared(row, Verdict.CRASHED, f"the process ended with {process.exitcode}")
         process.join()
         return result
 
@@ -66,9 +64,9 @@ def _send_row(name: str, to: Connection) -> None:
     to.send(make_row(name))
 
 
-def _dead(row: Architecture, reason: str) -> dict[str, Any]:
-    outcome = asdict(Outcome(verdict=Verdict.CRASHED, reason=reason))
-    return {**_head(row), "mlx_lm": f"not made: {reason}", "types": {str(quant): outcome for quant in TYPES}}
+def _uncompared(row: Architecture, verdict: Verdict, reason: str) -> dict[str, Any]:
+    outcome = asdict(Outcome(verdict=verdict, reason=reason))
+    return {**_head(row), "mlx_lm": f"not run: {reason}", "types": {str(quant): outcome for quant in TYPES}}
 
 
 def forget(folder: Path) -> None:

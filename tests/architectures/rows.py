@@ -13,11 +13,15 @@ from architectures.variants import CHANGED, Change
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A row: its name, who makes the checkpoint, and what makes it in a folder that is not there yet."""
+    """A row: its name, who makes the checkpoint, and what makes it in a folder that is not there yet.
+
+    ``unsound``: why mlx-lm's network must not be run; "" where it may.
+    """
 
     name: str
     maker: str
     make: Callable[[Path], None]
+    unsound: str = ""
 
 
 def architectures() -> dict[str, Architecture]:
@@ -48,7 +52,7 @@ def _transformers(
 
 def _by_mlx_lm() -> list[Architecture]:
     return [
-        Architecture(name, "mlx-lm", partial(_mlx_lm, recipe, changes))
+        Architecture(name, "mlx-lm", partial(_mlx_lm, recipe, changes), from_mlx_lm.UNSOUND.get(name, ""))
         for table in (from_mlx_lm, from_mlx_lm_mixtures)
         for recipes, changes in ((table.RECIPES, False), (table.CHANGING, True))
         for name, recipe in recipes.items()

@@ -57,9 +57,9 @@ def _introduction(versions: str, command: str, date: str) -> list[str]:
         "Each row is a checkpoint of a few layers with random weights, in the layout in which checkpoints of the",
         "architecture are published. It is imported as each type, loaded, and exported for mlx-lm. ✓ means: the loaded",
         "network gives the logits of the exported folder in mlx-lm (bit for bit, but for heads that mlx-lm normalises",
-        "again), and each of its weights has a cosine of at least 0.99 (4 bits) or 0.999 (8 bits) with the one that mlx-",
-        "lm has of the checkpoint itself; what is not quantized is equal. The number is the percentage of parameters that",
-        "mlx-lm holds quantized, `+ n` that of those which are stored quantized and become values when the model is",
+        "again), and each of its weights has a cosine of at least 0.99 (4 bits) or 0.999 (8 bits) with the one that",
+        "mlx-lm has of the checkpoint itself; what is not quantized is equal. The number is the percentage of parameters",
+        "that mlx-lm holds quantized, `+ n` that of those which are stored quantized and become values when the model is",
         "loaded, because mlx-lm computes with them or moves them within a group. *Refused* means: `plan` and `import` say",
         "why, and nothing is written.",
     ]
