@@ -214,7 +214,5 @@ CHANGING: dict[str, Recipe] = {
 }
 """Recipes whose ``sanitize`` computes other values."""
 
-UNSOUND: dict[str, str] = {
-    "phi3small": "MLX 0.32.4 corrupts the heap when it runs mlx-lm's network on a CPU."
-}
+UNSOUND: dict[str, str] = {"phi3small": "MLX 0.32.4 corrupts the heap when it runs mlx-lm's network on a CPU."}
 """Why mlx-lm's network of a row is not run, by the name of the row."""
