@@ -1,7 +1,8 @@
 """config.json, which others own.
 
 Rule Q1: config.json is a strict JSON object of at most 16 MiB whose quantization settings, if any, exist. Unknown keys are
-ignored, keys are compared exactly. The shard index is in source/shards.py.
+ignored, keys are compared exactly. It may have the numbers ``Infinity``, ``-Infinity`` and ``NaN``: published ones do, since
+transformers 4 and mlx-lm write them (time_step_limit of Mamba 2). The shard index is in source/shards.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,29 @@ from blobstore.quant import Quantization, QuantType
 from blobstore.strictjson import parse_object
 
 CONFIG_NAME: Final = "config.json"
+_FLOAT_TAG: Final = "__float__"
+_TAGGED_FLOATS: Final = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+
+
+def parse_config(raw: bytes, what: str = CONFIG_NAME) -> dict[str, Any]:
+    """Return the object in a config.json, as it stands there.
+
+    Raises: DocumentError (rule Q1) when it is not one; LimitExceededError over 16 MiB or 64 levels.
+    """
+    return parse_object(raw, what, rule="Q1", non_finite=True)
+
+
+def with_floats(value: Any) -> Any:
+    """Return a value of a config.json with the floats that transformers 5 writes as ``{"__float__": "Infinity"}``.
+
+    Source: transformers 5.23.0 configuration_utils.py `PreTrainedConfig._encode_special_floats`.
+    """
+    if isinstance(value, dict):
+        tagged = value.get(_FLOAT_TAG) if len(value) == 1 else None
+        if isinstance(tagged, str) and tagged in _TAGGED_FLOATS:
+            return _TAGGED_FLOATS[tagged]
+        return {key: with_floats(item) for key, item in value.items()}
+    return [with_floats(item) for item in value] if isinstance(value, list) else value
 
 
 class ModuleQuantization(Document):
@@ -108,7 +132,7 @@ class SourceConfig(Document):
 
         Raises: DocumentError (rule Q1) when it is no strict JSON object, or its quantization settings do not exist.
         """
-        value = parse_object(raw, what, rule="Q1")
+        value = parse_config(raw, what)
         if "quantization" in value and value["quantization"] is None:
             value = {key: item for key, item in value.items() if key != "quantization"}
         return validated(cls, value, what, "Q1")

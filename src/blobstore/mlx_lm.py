@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blobstore.checkpoint import CONFIG_NAME
+from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError, UsageError
 from blobstore.importer import ImportPlan
 from blobstore.importer.planning.outputs import OutputTensor
@@ -24,7 +24,6 @@ from blobstore.network import LogicalTensor, build_network, float_dtype, import_
 from blobstore.provenance import OWN_DOCUMENT, Provenance
 from blobstore.runtimes import Runs, Verdict
 from blobstore.store import Store
-from blobstore.strictjson import parse_object
 
 _log = logging.getLogger("blobstore.mlx_lm")
 
@@ -87,7 +86,7 @@ def check_plan(plan: ImportPlan) -> Verdict:
     own = [tensor for tensor in plan.tensors if not tensor.name.startswith(_DRAFT_TENSORS)]
     names = frozenset(name for file in plan.inventory.files for name in file.tensor_names)
     try:
-        network = plan_network(parse_object(raw, CONFIG_NAME, rule="Q1"), map(_planned, own), None, names)
+        network = plan_network(parse_config(raw), map(_planned, own), None, names)
     except UnsupportedSourceError as error:
         return replace(table, version=version, runs=Runs.NO, reason=error.message)
     lost = len(network.dequantized)
@@ -101,7 +100,7 @@ def _planned(tensor: OutputTensor) -> LogicalTensor:
 
 
 def _build(model: Model) -> Any:
-    config = parse_object(model.document(CONFIG_NAME), CONFIG_NAME, rule="Q1")
+    config = parse_config(model.document(CONFIG_NAME))
     tensors = {name: tensor for name, tensor in model.items() if not name.startswith(_DRAFT_TENSORS)}
     logical = [LogicalTensor.of(tensor.stored, float_dtype(config)) for tensor in tensors.values()]
     own = Provenance.parse(model.document(OWN_DOCUMENT)) if OWN_DOCUMENT in model.documents() else None
@@ -162,9 +161,9 @@ def _eos_token_ids(model: Model) -> Any:
 
     Source: mlx_lm/utils.py `load_config` at version 0.32.2, which passes over a generation_config.json that is none.
     """
-    config = parse_object(model.document(CONFIG_NAME), CONFIG_NAME, rule="Q1")
+    config = parse_config(model.document(CONFIG_NAME))
     generation: dict[str, Any] = {}
     if _GENERATION_CONFIG in model.documents():
         with suppress(DocumentError):
-            generation = parse_object(model.document(_GENERATION_CONFIG), _GENERATION_CONFIG, rule="Q1")
+            generation = parse_config(model.document(_GENERATION_CONFIG), _GENERATION_CONFIG)
     return generation.get("eos_token_id") or config.get("eos_token_id")

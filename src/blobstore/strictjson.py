@@ -35,12 +35,14 @@ class Reason:
     NUMBER = "number"
 
 
-def parse(raw: bytes) -> Any:
+def parse(raw: bytes, *, non_finite: bool = False) -> Any:
     """Return the Python value of one JSON text in UTF-8 without a byte order mark; ``-0`` is read as the float it is.
 
-    Raises: StrictJsonError with reason UTF8 (also half a surrogate pair as an escape), SYNTAX (also NaN, Infinity,
-    integers of over 4300 digits), DUPLICATE (a key twice in one object, compared after unescaping) or DEPTH (deeper
-    than the interpreter recurses; `check_depth` holds the limit of 64).
+    ``non_finite``: also read ``Infinity``, ``-Infinity`` and ``NaN``, which are not JSON, but which Python writes.
+
+    Raises: StrictJsonError with reason UTF8 (also half a surrogate pair as an escape), SYNTAX (also integers of over 4300
+    digits, and ``Infinity`` without ``non_finite``), DUPLICATE (a key twice in one object, compared after unescaping) or
+    DEPTH (deeper than the interpreter recurses; `check_depth` holds the limit of 64).
     """
     try:
         text = raw.decode("utf-8")
@@ -50,7 +52,7 @@ def parse(raw: bytes) -> Any:
         value = json.loads(
             text,
             object_pairs_hook=_object,
-            parse_constant=_refuse_constant,
+            parse_constant=float if non_finite else _refuse_constant,
             parse_int=_integer if "-0" in text else None,
         )
     except StrictJsonError:
@@ -64,8 +66,8 @@ def parse(raw: bytes) -> Any:
     return value
 
 
-def parse_object(raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG) -> dict[str, Any]:
-    """Return the JSON object in ``raw``.
+def parse_object(raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG, non_finite: bool = False) -> dict[str, Any]:
+    """Return the JSON object in ``raw``; ``non_finite`` as in `parse`.
 
     Raises: DocumentError with ``rule`` when it is not one; LimitExceededError over ``limit`` bytes or 64 levels.
     """
@@ -74,7 +76,7 @@ def parse_object(raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG) -
     if not raw.strip(b" \t\r\n\0"):
         raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
     try:
-        value = parse(raw)
+        value = parse(raw, non_finite=non_finite)
         check_depth(value)
     except StrictJsonError as error:
         raise DocumentError(f"{what}: {error} (rule {rule})", rule=rule) from None

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blobstore.checkpoint import CONFIG_NAME
+from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, ModelConfig
 from blobstore.errors import BlobStoreError, NotFoundError
@@ -20,7 +20,7 @@ from blobstore.ranges import BytesReader, FileIdentity, FileReader
 from blobstore.safetensors import read_header
 from blobstore.store import Store
 from blobstore.stored import Settings, stored_tensors
-from blobstore.strictjson import MAX_CONFIG, parse_object
+from blobstore.strictjson import MAX_CONFIG
 
 CHUNK = 2**20
 """Bytes hashed at a time: as much as a core's own cache holds (docs/performance.md, "Verify")."""
@@ -147,7 +147,7 @@ def _wrong_document(reader: FileReader, data: memoryview | None, uses: Sequence[
                 if use.is_config:
                     ModelConfig.parse(raw, "the config")
                 else:
-                    parse_object(raw, CONFIG_NAME, rule="Q1")
+                    parse_config(raw)
             except BlobStoreError as error:
                 return error.message
     return None

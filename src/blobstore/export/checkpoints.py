@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blobstore.checkpoint import CONFIG_NAME
+from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.errors import InvalidNameError, UnsupportedSourceError, UsageError, quoted
 from blobstore.export.arrays import output_arrays
-from blobstore.export.documents import MODELOPT_CONFIG, config_of, exported_config
+from blobstore.export.documents import MODELOPT_CONFIG, exported_config
 from blobstore.export.mlx_folder import MappedWeights, mlx_arrays
 from blobstore.export.options import ExportOptions, Form
 from blobstore.export.origin import Origin
@@ -56,7 +56,7 @@ def _plan_for_mlx(checkpoint: Checkpoint, options: ExportOptions) -> ExportPlan:
     if raw is None:
         raise UnsupportedSourceError(f"model {checkpoint.model} has no config.json, which mlx-lm needs")
     weights = MappedWeights(checkpoint.weights, checkpoint.prefix)
-    arrays, quantization, notes = mlx_arrays(weights, config_of(raw), checkpoint, options.dequantize)
+    arrays, quantization, notes = mlx_arrays(weights, parse_config(raw), checkpoint, options.dequantize)
     files = _plan_shards(checkpoint, arrays, options) + _plan_documents(checkpoint, options, quantization)
     return files + ExportPlan((), (), tuple(notes))
 

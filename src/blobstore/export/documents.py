@@ -9,9 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from blobstore.checkpoint import CONFIG_NAME
+from blobstore.checkpoint import parse_config
 from blobstore.dtypes import DType
-from blobstore.strictjson import parse_object
 
 MODELOPT_CONFIG = "hf_quant_config.json"
 """Where ModelOpt says how it quantized a checkpoint; mlx-lm and vLLM read it."""
@@ -21,18 +20,13 @@ _DTYPES = ("dtype", "torch_dtype")
 _WORDS = {DType.BF16: "bfloat16", DType.F16: "float16", DType.F32: "float32"}
 
 
-def config_of(raw: bytes) -> dict[str, Any]:
-    """Return the object in a config.json. Raises: DocumentError (rule Q1), LimitExceededError."""
-    return parse_object(raw, CONFIG_NAME, rule="Q1")
-
-
 def exported_config(raw: bytes, dtype: DType | None, quantization: Mapping[str, Any] | None) -> tuple[bytes, list[str]]:
     """Return the config.json of the export and the names of the settings that were taken out of it.
 
     What speaks of a quantization is removed, also from the configs in it; ``quantization`` is put in, and with ``dtype`` the
-    dtype of the weights. When there is nothing to change the bytes are the stored ones. Raises: as `config_of`.
+    dtype of the weights. When there is nothing to change the bytes are the stored ones. Raises: as `parse_config`.
     """
-    config = config_of(raw)
+    config = parse_config(raw)
     changed = {key: _without_claims(value) for key, value in config.items() if key not in _CLAIMS}
     if dtype is not None:
         changed = _with_dtype(changed, _WORDS[dtype])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from blobstore.checkpoint import CONFIG_NAME, SourceConfig
+from blobstore.checkpoint import CONFIG_NAME, SourceConfig, parse_config
 from blobstore.documents import FILE_MEDIA_TYPE, JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, validated
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.export import texts
 from blobstore.export.checkpoints import Checkpoint, plan_checkpoint
-from blobstore.export.documents import config_of
 from blobstore.export.files import with_files
 from blobstore.export.options import ExportOptions, Form
 from blobstore.export.origin import Origin, origins_of
@@ -74,7 +73,7 @@ def _plan_draft(draft: Checkpoint, options: ExportOptions) -> ExportPlan:
 def _architecture(checkpoint: Checkpoint) -> SourceConfig | None:
     if CONFIG_NAME not in checkpoint.documents:
         return None
-    config = config_of(checkpoint.documents[CONFIG_NAME])
+    config = parse_config(checkpoint.documents[CONFIG_NAME])
     named: dict[str, object] = {key: config[key] for key in ("architectures", "model_type") if key in config}
     return validated(SourceConfig, named, CONFIG_NAME, "Q1")
 

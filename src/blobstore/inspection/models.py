@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from blobstore import safetensors
-from blobstore.checkpoint import CONFIG_NAME
+from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
 from blobstore.mlx_settings import settings_of
@@ -16,7 +16,6 @@ from blobstore.names import ModelName
 from blobstore.runtimes import ModelFacts, TensorFacts, Verdict, verdicts
 from blobstore.store import Store
 from blobstore.stored import StoredTensor, stored_tensors
-from blobstore.strictjson import parse_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +87,7 @@ def describe(store: Store, manifest: Manifest, tensors: tuple[StoredTensor, ...]
     Raises: NotFoundError or CorruptDataError for a damaged document.
     """
     layer, own = manifest.document(CONFIG_NAME), config_of(store, manifest)
-    config = parse_object(store.blobs.read(layer), CONFIG_NAME, rule="Q1") if layer is not None else None
+    config = parse_config(store.blobs.read(layer)) if layer is not None else None
     names = frozenset(layer.name for layer in manifest.layers if layer.media_type != TENSOR_MEDIA_TYPE and layer.name)
     draft = own.draft.architecture if own.draft is not None else None
     return ModelDetails(

@@ -101,13 +101,21 @@ def transposed(of: Expression, axes: Sequence[int]) -> Expression:
 
 
 def sliced(of: Expression, begins: Sequence[int], ends: Sequence[int], strides: Sequence[int]) -> Expression:
-    """Return a part of ``of``; ``strides`` are at least 1."""
+    """Return a part of ``of``; ``strides`` are at least 1.
+
+    A part of a transposed array is a part that is transposed, so that two transpositions around it are none: mlx-lm splits
+    fused experts before it transposes them (models/llama4.py, qwen3_vl_moe.py, dbrx.py), and imports have done so already.
+    """
     ranges = [range(*bounds) for bounds in zip(begins, ends, strides, strict=True)]
     shape = tuple(len(one) for one in ranges)
     if isinstance(of, Computed):
         return Computed(of.of, shape)
     if shape == of.shape:
         return of
+    if isinstance(of, Transposed):
+        places = [of.axes.index(axis) for axis in range(len(of.axes))]
+        inner = sliced(of.of, *([bounds[place] for place in places] for bounds in (begins, ends, strides)))
+        return transposed(inner, of.axes)
     return Sliced(of, tuple(begins), tuple(ends), tuple(strides), shape)
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from blobstore.checkpoint import with_floats
 from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError, quoted
 from blobstore.network.expressions import Array, Computed, Expression, Stored, in_units, leaves, substituted
@@ -96,7 +97,10 @@ def import_mlx_lm() -> Any:
 
 @contextmanager
 def mlx_lm_errors(doing: str, model: str | None) -> Iterator[None]:
-    """Raise UnsupportedSourceError, naming ``model``, for whatever mlx-lm raises: its models have no errors of their own."""
+    """Raise UnsupportedSourceError, naming ``model``, for whatever mlx-lm raises: its models have no errors of their own.
+
+    SystemExit too: OLMo's ends the process where the package ``ai2-olmo`` is missing (mlx_lm/models/olmo.py, 0.32.2).
+    """
     try:
         yield
     except BlobStoreError as error:
@@ -105,7 +109,7 @@ def mlx_lm_errors(doing: str, model: str | None) -> Iterator[None]:
         raise error.at(f"model {model}", model=model) from error
     except MemoryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         what = "it" if model is None else f"model {model}"
         raise UnsupportedSourceError(f"mlx-lm can't {doing} {what}: {reason}", model=model) from error
@@ -127,7 +131,7 @@ def plan_network(
     """
     utils = import_mlx_lm()
     # How layers are quantized is a fact of what is stored; the settings of a source would speak of others.
-    settings = {key: value for key, value in config.items() if key not in _CLAIMS}
+    settings = with_floats({key: value for key, value in config.items() if key not in _CLAIMS})
     stored = {tensor.name: tensor for tensor in tensors}
     with mlx_lm_errors("build", model):
         # Private in mlx-lm 0.32, but the only table of its architectures; load_model insists on files in a folder.

@@ -131,3 +131,12 @@ def test_leaves_are_replaced() -> None:
     inner = substituted(expression, lambda _: transposed(Stored("y", (8, 4)), (1, 0)))
     y = np.arange(32).reshape(8, 4)
     np.testing.assert_array_equal(evaluate(inner, {"y": y}.__getitem__), y[:, 1:3])
+
+
+def test_a_part_between_two_transpositions_is_a_part() -> None:
+    turned = transposed(Stored("a", (4, 6, 2 * GROUP)), (0, 2, 1))
+    part = sliced(turned, (0, GROUP, 1), (4, 2 * GROUP, 6), (2, 1, 3))
+    np.testing.assert_array_equal(evaluate(part, ARRAYS.__getitem__), ARRAYS["a"].transpose(0, 2, 1)[::2, GROUP:, 1:6:3])
+    back = transposed(part, (0, 2, 1))
+    assert back == sliced(Stored("a", (4, 6, 2 * GROUP)), (0, 1, GROUP), (4, 6, 2 * GROUP), (2, 3, 1))
+    assert in_units(back, GROUP, GROUP) is not None

@@ -12,7 +12,7 @@ from support import PYCODE, PYCODE_MOE
 
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError
-from blobstore.network import LogicalTensor, NetworkPlan, float_dtype, plan_network, planned_arrays
+from blobstore.network import LogicalTensor, NetworkPlan, float_dtype, mlx_lm_errors, plan_network, planned_arrays
 from blobstore.network.expressions import Computed, Joined, Stored
 from blobstore.quant import Quantization, QuantType
 from blobstore.ranges import FileReader
@@ -160,3 +160,11 @@ def test_the_dtype_of_values() -> None:
     assert float_dtype({"torch_dtype": "float16"}) is DType.F16
     assert float_dtype({"text_config": {"dtype": "float32"}}) is DType.F32
     assert float_dtype({"dtype": "int8", "torch_dtype": 3}) is DType.BF16
+
+
+def test_a_model_of_mlx_lm_that_ends_the_process_is_refused() -> None:
+    with (
+        pytest.raises(UnsupportedSourceError, match="mlx-lm can't build model m: SystemExit: 1"),
+        mlx_lm_errors("build", "m"),
+    ):
+        raise SystemExit(1)

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from blobstore.checkpoint import CONFIG_NAME
+from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.coverage import Coverage
 from blobstore.documents import FILE_MEDIA_TYPE, JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
 from blobstore.dtypes import DType, parameters_of
@@ -17,7 +17,6 @@ from blobstore.safetensors import TensorEntry, encode_header, lay_out
 from blobstore.source.files import KeptFile
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import Form, SourceWeight
-from blobstore.strictjson import parse_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +220,7 @@ class ImportPlan:
         """Where the model will run, and why not elsewhere."""
         names = frozenset(layer.name for layer in self.layers if isinstance(layer, PlannedFile) and layer.name is not None)
         raw = self.documents.get(CONFIG_NAME)
-        config = parse_object(raw, CONFIG_NAME, rule="Q1") if raw is not None else None
+        config = parse_config(raw) if raw is not None else None
         draft = self.config.draft.architecture if self.config.draft is not None else None
         return verdicts(ModelFacts(config, names, tuple(tensor.facts for tensor in self.tensors), draft))
 

@@ -1,0 +1,73 @@
+"""Makes docs/architectures.md: ``python tests/architectures``; see ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from architectures.row import Apart, forget, make_row
+from architectures.rows import Architecture, architectures
+from architectures.table import counted, good, table
+
+_PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+
+
+def main() -> int:
+    """Make rows, note them, and write the page when every row is there; 1 when a row is neither right nor refused."""
+    options = _options()
+    if options.row:
+        print(json.dumps(make_row(options.row)))  # noqa: T201
+        return 0
+    if options.again:
+        forget(options.notes)
+    wanted = [row for row in architectures().values() if _is_wanted(row, options.only)]
+    if not wanted:
+        sys.exit(f"no architecture is called {' or '.join(options.only)}")
+    make = Apart()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        rows = list(pool.map(lambda row: _noted(row, make, options), wanted))
+    if not options.only:
+        options.page.write_text(table(rows, "python tests/architectures", f"{datetime.now(UTC):%Y-%m-%d}"))
+    bad = [row["architecture"] for row in rows if not good(row)]
+    print(f"{len(rows)} rows, {sum(counted(row) for row in rows)} counted, {len(bad)} bad: {' '.join(bad)}")  # noqa: T201
+    return 1 if bad else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python tests/architectures", description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="only these; no page is written")
+    parser.add_argument("--jobs", type=int, default=2, help="rows at a time (2)")
+    parser.add_argument("--notes", type=Path, default=Path("/tmp/blobstore-architectures"), help="where rows are noted")  # noqa: S108
+    parser.add_argument("--again", action="store_true", help="make all again, instead of the missing ones")
+    parser.add_argument("--page", type=Path, default=_PAGE, help="what is written (docs/architectures.md)")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _is_wanted(row: Architecture, globs: list[str]) -> bool:
+    return not globs or any(fnmatchcase(row.name, glob) for glob in globs)
+
+
+def _noted(row: Architecture, make: Apart, options: argparse.Namespace) -> dict[str, Any]:
+    note: Path = options.notes / f"{row.name}.json"
+    if note.exists() and not options.only:
+        result: dict[str, Any] = json.loads(note.read_text())
+        return result
+    result = make(row)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(result))
+    words = [f"{quant}: {outcome['verdict']}" for quant, outcome in result["types"].items()]
+    print(f"{row.name:28} {' '.join(words) if counted(result) else 'mlx-lm: ' + result['mlx_lm']}"[:200], flush=True)  # noqa: T201
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""One checkpoint as one type: what blobstore makes of it beside what mlx-lm makes of the checkpoint.
+
+A model is right when it is imported, when its network gives the logits of the exported folder in mlx-lm, and when each
+module holds what the same module of the source's network holds, as closely as the bits that were stored allow.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+TYPES: tuple[str | None, ...] = (None, "int4", "int8", "nvfp4", "mxfp8")
+_TOKENS = [[3, 17, 5, 101, 44, 9, 200, 63, 3, 90, 31, 7]]
+_COSINES = {4: 0.99, 8: 0.999}
+_LONGEST = 300
+_SCRATCH = re.compile(rf"{re.escape(tempfile.gettempdir())}/[^ ]*blobstore-architectures?-\w+/")
+_ROUNDING = 2**-7
+"""BF16 has eight bits: two ways to one value may differ by the last of them."""
+_NEAR = 2**-10
+"""Logits are equal, bit for bit, but where mlx-lm normalises a head again that is normalised already."""
+
+
+class Verdict(StrEnum):
+    """What came of a comparison. Only the first two are good."""
+
+    RIGHT = "right"
+    REFUSED = "refused"
+    LATE = "refused late"
+    WRONG = "wrong"
+    CRASHED = "crashed"
+    NOT_COMPARED = "not compared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A verdict, why, and of a right one: the share of parameters that is quantized, and that was before it was loaded.
+
+    ``dequantized``: what mlx-lm computes with, or moves within a group, becomes values again. ``error``: that of the logits.
+    """
+
+    verdict: Verdict
+    reason: str = ""
+    quantized: float = 0.0
+    dequantized: float = 0.0
+    error: float = 0.0
+
+
+class _Ended(Exception):  # noqa: N818  # an outcome, not an error
+    def __init__(self, verdict: Verdict, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = Outcome(verdict=verdict, reason=reason)
+
+
+def source_network(folder: Path) -> Any:
+    """Return mlx-lm's own network of a checkpoint, or the reason why it has none, as text."""
+    from mlx_lm import utils
+
+    try:
+        network, _ = utils.load_model(folder)
+        _logits(network)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # mlx-lm raises what it likes
+        return _said(error)
+    return network
+
+
+def compare(folder: Path, quant: str | None, source: Any) -> Outcome:
+    """Return what comes of the checkpoint in ``folder`` as ``quant``; ``source``: mlx-lm's network, or why it has none.
+
+    Without a network of mlx-lm only crashes are told: what it can't load need not be refused before it is loaded.
+    """
+    alone = isinstance(source, str)
+    try:
+        with tempfile.TemporaryDirectory(prefix="blobstore-architectures-") as scratch:
+            network, exported, bits = _imported(folder, quant, Path(scratch))
+            if not alone:
+                return _judged(network, exported, source, bits)
+    except _Ended as end:
+        if not alone or end.outcome.verdict != Verdict.LATE:
+            return end.outcome
+        return Outcome(verdict=Verdict.NOT_COMPARED, reason=end.outcome.reason)
+    return Outcome(verdict=Verdict.NOT_COMPARED, reason="loads")
+
+
+def _imported(folder: Path, quant: str | None, scratch: Path) -> tuple[Any, Any, int | None]:
+    """Return the network as it is loaded, that of the exported folder, and the fewest bits of what is stored."""
+    import blobstore
+
+    store, exported = blobstore.open_store(scratch / "store"), scratch / "exported"
+    _step("plan", Verdict.REFUSED, lambda: blobstore.plan_import(folder, quant=quant))
+    _step("import", Verdict.LATE, lambda: blobstore.import_model(folder, "m", store=store, quant=quant))
+    network = _step("load", Verdict.LATE, lambda: blobstore.mlx_lm.load_network("m", store=store))
+    _step("export", Verdict.LATE, lambda: blobstore.export_model("m", exported, store=store, format="mlx"))
+    return network, _step("the exported folder", Verdict.CRASHED, lambda: _load_folder(exported)), _fewest_bits(store)
+
+
+def _step(what: str, refused: Verdict, work: Callable[[], Any]) -> Any:
+    from blobstore.errors import BlobStoreError
+
+    try:
+        return work()
+    except BlobStoreError as error:
+        raise _Ended(refused, f"{what}: {_one_line(error)}") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # that any may come is what is looked for
+        raise _Ended(Verdict.CRASHED, f"{what}: {_said(error)}") from None
+
+
+def _fewest_bits(store: Any) -> int | None:
+    import blobstore
+
+    with blobstore.open_model("m", store=store) as model:
+        return min((tensor.quant_type.bits for tensor in model.values() if tensor.quant_type), default=None)
+
+
+def _load_folder(folder: Path) -> Any:
+    from mlx_lm import utils
+
+    network, _ = utils.load_model(folder)
+    return network
+
+
+def _judged(network: Any, exported: Any, source: Any, bits: int | None) -> Outcome:
+    import mlx.core as mx
+
+    _step("run", Verdict.CRASHED, lambda: _run_as_loaded(network))
+    ours, theirs, sources = (_logits(one) for one in (network, exported, source))
+    held, meant = _values(network), _values(source)
+    if odd := sorted(held.keys() ^ meant.keys()):
+        raise _Ended(Verdict.WRONG, f"{odd[0]} is in one of both networks only, and {len(odd) - 1} more")
+    found = {path: _difference(path, held[path], meant[path], bits) for path in sorted(held)}
+    if wrong := [text for text in found.values() if text]:
+        raise _Ended(Verdict.WRONG, f"{wrong[0]}, and {len(wrong) - 1} more of {len(held)}")
+    if not mx.all(mx.isfinite(ours)).item():
+        raise _Ended(Verdict.WRONG, "logits are not finite")
+    apart = (mx.abs(ours - theirs).max() / mx.abs(ours).max()).item()
+    if not apart <= _NEAR:
+        raise _Ended(Verdict.WRONG, f"logits differ from the exported folder's by {apart:.2g} of the largest")
+    return Outcome(
+        verdict=Verdict.RIGHT,
+        quantized=_share(held, [path for path, value in held.items() if value.bits]),
+        dequantized=_share(held, [path for path, value in held.items() if not value.bits and found[path] is not None]),
+        error=(mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item(),
+    )
+
+
+def _share(values: dict[str, _Value], paths: list[str]) -> float:
+    return float(sum(values[path].array.size for path in paths) / sum(value.array.size for value in values.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    array: Any
+    bits: int | None
+
+
+def _values(network: Any) -> dict[str, _Value]:
+    """Return what a network holds, by path: quantized weights dequantized."""
+    from mlx.utils import tree_flatten
+
+    plain = {path: _Value(array, None) for path, array in tree_flatten(network.parameters())}
+    for path, module in network.named_modules():
+        if hasattr(module, "bits") and "scales" in module:
+            for part in ("scales", "biases", "global_scale"):
+                plain.pop(f"{path}.{part}", None)
+            plain[f"{path}.weight"] = _Value(_dequantized(module), module.bits)
+    return plain
+
+
+def _dequantized(module: Any) -> Any:
+    import mlx.core as mx
+
+    options = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
+    values = mx.dequantize(module.weight, module.scales, module.get("biases"), **options).astype(mx.float32)
+    if "global_scale" in module:
+        scale = module.global_scale
+        values = values * scale.reshape(scale.shape + (1,) * (values.ndim - scale.ndim))
+    return values
+
+
+def _difference(path: str, held: _Value, meant: _Value, stored_bits: int | None) -> str | None:
+    """Return what is wrong with a value: None for one that is equal, "" for one that is as close as its bits allow."""
+    import mlx.core as mx
+
+    if held.array.shape != meant.array.shape:
+        return f"{path} has shape {held.array.shape} instead of {meant.array.shape}"
+    ours, theirs = held.array.astype(mx.float32), meant.array.astype(mx.float32)
+    if mx.allclose(ours, theirs, rtol=_ROUNDING, atol=0, equal_nan=True).item():
+        return None
+    bits = held.bits or (stored_bits if ours.ndim > 1 else None)
+    if bits is None:
+        return f"{path} differs by {mx.abs(ours - theirs).max().item():.2g}"
+    cosine = ((ours * theirs).sum() / mx.maximum(mx.linalg.norm(ours) * mx.linalg.norm(theirs), 1e-30)).item()
+    return "" if cosine >= _COSINES[bits] else f"{path} in {bits} bits has a cosine of {cosine:.4f}"
+
+
+def _logits(network: Any) -> Any:
+    """Return a network's logits, computed in float32: on a CPU MLX multiplies experts in no other type (0.32.4)."""
+    import mlx.core as mx
+
+    network.set_dtype(mx.float32)
+    logits = network(mx.array(_TOKENS)).astype(mx.float32)
+    mx.eval(logits)
+    return logits
+
+
+def _run_as_loaded(network: Any) -> None:
+    import mlx.core as mx
+
+    mx.eval(network(mx.array(_TOKENS)))
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_one_line(error)}"
+
+
+def _one_line(error: BaseException) -> str:
+    text = _SCRATCH.sub("", " ".join(str(error).split()))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -1,0 +1,202 @@
+"""Checkpoints of architectures that transformers does not know, or does not save as they are published.
+
+mlx-lm's own network of a small configuration gets random values, and what its ``sanitize`` does to a published checkpoint is
+undone, step by step. ``sanitize`` has to make of the result what it was made from: so the names are the published ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from architectures.made_by_transformers import TINY
+
+Json = Mapping[str, Any]
+Weights = dict[str, Any]
+Undo = Callable[[Weights, Json], Weights]
+"""Undoes a step of a ``sanitize``: of the weights after it, the weights before it."""
+
+
+def make(folder: Path, model_type: str, overrides: Json, undo: Sequence[Undo], *, changes_values: bool = False) -> None:
+    """Write a checkpoint of ``model_type`` into ``folder``; the same weights for the same arguments.
+
+    ``changes_values``: ``sanitize`` computes with values, so that they are not compared with what it makes of them.
+
+    Raises: AssertionError when ``sanitize`` does not give the weights back that the checkpoint was made from.
+    """
+    import mlx.core as mx
+
+    config, seed = _config(model_type, overrides), zlib.crc32(model_type.encode())
+    mx.random.seed(seed)  # a new network's vectors are random, too
+    network = _network(config)
+    held = _random(network, seed)
+    published = dict(held)
+    for step in undo:
+        published = step(published, config)
+    published = {name: mx.contiguous(value) for name, value in published.items()}
+    _check(network, dict(published), held, changes_values=changes_values)
+    folder.mkdir(parents=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), published, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _config(model_type: str, overrides: Json) -> dict[str, Any]:
+    from mlx_lm.utils import _get_classes
+
+    _, args = _get_classes({"model_type": model_type, **overrides})
+    known = {field.name for field in fields(args)} if is_dataclass(args) else set()
+    tiny = {key: value for key, value in TINY.items() if key in known}
+    return {"architectures": [f"{model_type}ForCausalLM"], "model_type": model_type, **tiny, **overrides}
+
+
+def _network(config: Json) -> Any:
+    from mlx_lm.utils import _get_classes
+
+    model, args = _get_classes(dict(config))
+    return model(args.from_dict(json.loads(json.dumps(config))))
+
+
+def _random(network: Any, seed: int) -> Weights:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    result: Weights = {}
+    for number, (name, value) in enumerate(sorted(tree_flatten(network.parameters()))):
+        noise = 0.05 * mx.random.normal(value.shape, key=mx.random.key(seed + number))
+        filled = noise if value.ndim > 1 else value.astype(mx.float32) + noise
+        result[name] = filled.astype(mx.bfloat16) if mx.issubdtype(value.dtype, mx.floating) else value
+    return result
+
+
+def _check(network: Any, published: Weights, held: Weights, *, changes_values: bool) -> None:
+    import mlx.core as mx
+
+    made = network.sanitize(published) if hasattr(network, "sanitize") else published
+    odd = sorted(made.keys() ^ held.keys())
+    assert not odd, f"sanitize gives other names: {odd[:4]}"
+    wrong = [name for name, value in held.items() if made[name].shape != value.shape]
+    if not changes_values:
+        wrong += [name for name, value in held.items() if not mx.allclose(made[name], value, rtol=2**-7, atol=2**-8).item()]
+    assert not wrong, f"sanitize gives other weights: {wrong[:4]}"
+
+
+def renamed(pattern: str, replacement: str) -> Undo:
+    """Return what gives names that match ``pattern`` their published form."""
+
+    def undo(weights: Weights, _: Json) -> Weights:
+        return {re.sub(pattern, replacement, name): value for name, value in weights.items()}
+
+    return undo
+
+
+def unstacked(module: str = "switch_mlp", published: str = "experts", names: Json | None = None) -> Undo:
+    """Return what takes stacked experts apart: ``L.switch_mlp.P.weight`` to ``L.experts.E.P.weight``, P maybe renamed."""
+    pattern = re.compile(rf"(.+)\.{re.escape(module)}\.(\w+)\.(weight|bias)")
+
+    def undo(weights: Weights, _: Json) -> Weights:
+        result: Weights = {}
+        for name, value in weights.items():
+            if match := pattern.fullmatch(name):
+                layer, projection, part = match.groups()
+                path = f"{layer}.{published}.{{}}.{(names or {}).get(projection, projection)}.{part}"
+                result |= {path.format(number): value[number] for number in range(value.shape[0])}
+            else:
+                result[name] = value
+        return result
+
+    return undo
+
+
+def latent_heads(weights: Weights, _: Json) -> Weights:
+    """Join what multi-head latent attention splits: ``embed_q`` and ``unembed_out`` to ``kv_b_proj``."""
+    import mlx.core as mx
+
+    result = {name: value for name, value in weights.items() if ".embed_q." not in name and ".unembed_out." not in name}
+    for name, keys in weights.items():
+        if name.endswith(".embed_q.weight"):
+            attention = name.removesuffix(".embed_q.weight")
+            values = weights[f"{attention}.unembed_out.weight"]
+            joined = mx.concatenate([keys.swapaxes(-1, -2), values], axis=1)
+            result[f"{attention}.kv_b_proj.weight"] = joined.flatten(0, 1)
+    return result
+
+
+def convolutions(weights: Weights, _: Json) -> Weights:
+    """Give the kernels of convolutions along time torch's order: ``[channels, 1, width]``."""
+    return {name: value.moveaxis(2, 1) if "conv" in name and value.ndim == 3 else value for name, value in weights.items()}
+
+
+def joined(parts: Sequence[str], whole: str, axis: int = 0, weight: str = ".weight") -> Undo:
+    """Return what joins modules of a parent along ``axis``: ``P.q.weight`` and ``P.k.weight`` to ``P.qk`` + ``weight``."""
+    import mlx.core as mx
+
+    def undo(weights: Weights, _: Json) -> Weights:
+        result = dict(weights)
+        ending = f".{parts[0]}.weight"
+        for parent in (name.removesuffix(ending) for name in weights if name.endswith(ending)):
+            pieces = [result.pop(f"{parent}.{part}.weight") for part in parts]
+            result[f"{parent}.{whole}{weight}"] = mx.concatenate(pieces, axis=axis)
+        return result
+
+    return undo
+
+
+def transposed(pattern: str) -> Undo:
+    """Return what swaps the last two axes of arrays whose names match ``pattern``."""
+
+    def undo(weights: Weights, _: Json) -> Weights:
+        return {name: value.swapaxes(-1, -2) if re.search(pattern, name) else value for name, value in weights.items()}
+
+    return undo
+
+
+def less_one(pattern: str) -> Undo:
+    """Return what takes 1 from the gains of norms whose names match ``pattern``."""
+
+    def undo(weights: Weights, _: Json) -> Weights:
+        return {name: value - 1 if re.search(pattern, name) else value for name, value in weights.items()}
+
+    return undo
+
+
+def shaped(pattern: str, shape: Sequence[int]) -> Undo:
+    """Return what gives arrays whose names match ``pattern`` another shape."""
+
+    def undo(weights: Weights, _: Json) -> Weights:
+        return {name: value.reshape(shape) if re.search(pattern, name) else value for name, value in weights.items()}
+
+    return undo
+
+
+def whole_experts(weights: Weights, config: Json) -> Weights:
+    """Join DBRX's experts along their rows: ``experts.E.w1.weight`` to ``experts.mlp.w1``, w2 transposed."""
+    import mlx.core as mx
+
+    result = {name: value for name, value in weights.items() if ".experts." not in name}
+    for name, first in weights.items():
+        if match := re.fullmatch(r"(.+\.experts)\.0\.(\w+)\.weight", name):
+            count = config["ffn_config"]["moe_num_experts"]
+            every = [weights[f"{match[1]}.{number}.{match[2]}.weight"] for number in range(count)]
+            assert first.ndim == 2
+            result[f"{match[1]}.mlp.{match[2]}"] = mx.concatenate([one.T for one in every] if match[2] == "w2" else every)
+    return result
+
+
+def parted(whole: str, parts: Sequence[str]) -> Undo:
+    """Return what splits modules into parts of equal rows: ``P.qk.weight`` to ``P.q.weight`` and ``P.k.weight``."""
+    import mlx.core as mx
+
+    def undo(weights: Weights, _: Json) -> Weights:
+        result = dict(weights)
+        ending = f".{whole}.weight"
+        for parent in (name.removesuffix(ending) for name in weights if name.endswith(ending)):
+            pieces = mx.split(result.pop(f"{parent}{ending}"), len(parts))
+            result |= {f"{parent}.{part}.weight": piece for part, piece in zip(parts, pieces, strict=True)}
+        return result
+
+    return undo

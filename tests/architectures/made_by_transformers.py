@@ -1,0 +1,167 @@
+"""Checkpoints that transformers writes: its own model of an architecture, a few layers small, saved as a user's would be.
+
+What a configuration has by one of the names of `TINY` gets that value, in nested configurations too; a recipe says the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Json = Mapping[str, Any]
+
+REMOVED = object()
+"""In place of a value of config.json: the key is taken out."""
+
+_HIDDEN = ("hidden_size", "d_model", "n_embd")
+_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "depth")
+_HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
+_INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "intermediate_size_mlp", "dense_intermediate_size")
+_EXPERT = (
+    "moe_intermediate_size",
+    "expert_ffn_hidden_size",
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "moe_hidden_size",
+)
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
+TINY: dict[str, Any] = {
+    **dict.fromkeys(_HIDDEN, 128),
+    **dict.fromkeys(_LAYERS, 2),
+    **dict.fromkeys(_HEADS, 4),
+    **dict.fromkeys(_INTERMEDIATE, 256),
+    **dict.fromkeys(_EXPERT, 64),
+    **dict.fromkeys(_EXPERTS, 4),
+    **dict.fromkeys(_CHOSEN, 2),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"), 256),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 1),
+    "kv_lora_rank": 64,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_head_dim": 32,
+    "linear_num_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "index_head_dim": 64,
+    "index_n_heads": 2,
+    "index_topk": 8,
+    "vocab_size": 320,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "sliding_window": 16,
+    "num_nextn_predict_layers": 0,
+}
+_TOWER = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "depth": 1,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "num_attention_heads": 2,
+}
+_TOWERS = ("vision_config", "audio_config")
+
+
+def make(folder: Path, model_type: str, overrides: Json, also: Json, *, dtype: str = "bfloat16") -> None:
+    """Write a checkpoint of ``model_type`` into ``folder``; the same weights for the same arguments.
+
+    ``also``: what the config.json of published checkpoints has and that of transformers 5 has not.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+    disable_progress_bar()
+    set_verbosity_error()
+    config = tiny_config(model_type, overrides)
+    torch.manual_seed(0)
+    auto = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoModelForCausalLM
+    kind = getattr(torch, dtype)
+    model = auto.from_config(config, dtype=kind)
+    _fill(model, torch.Generator().manual_seed(zlib.crc32(model_type.encode())))
+    model.save_pretrained(folder)
+    _write_old_names(folder / "config.json", config, also)
+
+
+def tiny_config(model_type: str, overrides: Json) -> Any:
+    """Return transformers' configuration of ``model_type`` with the values of `TINY` and ``overrides``."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    cls = CONFIG_MAPPING[model_type]
+    return cls(**_arguments(cls, overrides, TINY))
+
+
+def _arguments(cls: Any, overrides: Json, tiny: Json) -> dict[str, Any]:
+    default = cls()
+    own = {key: value for key, value in tiny.items() if key in vars(default) and key not in default.sub_configs}
+    for key in default.sub_configs:
+        part = getattr(default, key, None)
+        if part is None or overrides.get(key, {}) is None:
+            continue
+        values = _arguments(type(part), overrides.get(key, {}), {**tiny, **(_TOWER if key in _TOWERS else {})})
+        own[key] = {"model_type": part.model_type, **values}
+    return {**own, **{key: value for key, value in overrides.items() if key not in own or key not in default.sub_configs}}
+
+
+def _write_old_names(path: Path, config: Any, also: Json) -> None:
+    """Add what transformers 4 wrote, as nearly all published checkpoints have it: rope_theta, and older names of keys."""
+    document = json.loads(path.read_text())
+    _add_old_names(document, config)
+    path.write_text(json.dumps(merged(document, also), indent=2))
+
+
+def _add_old_names(document: dict[str, Any], config: Any) -> None:
+    for key in config.sub_configs:
+        if isinstance(document.get(key), dict):
+            _add_old_names(document[key], getattr(config, key))
+    rope = document.get("rope_parameters") or {}
+    if "rope_theta" in rope:
+        old = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+        tied = getattr(config, "tie_word_embeddings", None)
+        _add(document, {**old, "rope_scaling": None, **({} if tied is None else {"tie_word_embeddings": tied})})
+    _add(document, {old: document[new] for old, new in config.attribute_map.items() if new in document})
+
+
+def _add(document: dict[str, Any], values: Json) -> None:
+    for key, value in values.items():
+        document.setdefault(key, value)
+
+
+def merged(document: Json, values: Json) -> dict[str, Any]:
+    """Return ``document`` with ``values``, nested objects likewise; a value of `REMOVED` takes the key away."""
+    result = dict(document)
+    for key, value in values.items():
+        nested = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if nested else value
+    return {key: value for key, value in result.items() if value is not REMOVED}
+
+
+def _fill(model: Any, generator: Any) -> None:
+    """Give every matrix normal values, and add some to every vector, whose starting values often have a meaning."""
+    import torch
+
+    with torch.no_grad():
+        for name, value in sorted(model.state_dict(keep_vars=True).items()):
+            if not value.is_floating_point():
+                continue
+            noise = torch.randn(value.shape, generator=generator)
+            if value.ndim == 1 or "A_log" in name or name.endswith((".D", ".dt_bias")):
+                noise = value.float() + 0.05 * noise
+            else:
+                noise = noise * (0.05 if value.ndim == 2 else 0.1 if "conv" in name else 0.05)
+            value.copy_(noise)

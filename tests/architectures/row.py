@@ -1,0 +1,74 @@
+"""One row of the table, made in a process of its own: a crash of it is a row, too."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import tempfile
+import warnings
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from architectures.compare import TYPES, Outcome, Verdict, compare, source_network
+from architectures.rows import Architecture, architectures
+
+_LIMIT_S = 600
+_LOADED = "loads"
+
+
+def make_row(name: str) -> dict[str, Any]:
+    """Return what comes of an architecture as each type, as JSON's values; made here."""
+    warnings.simplefilter("ignore")
+    row = architectures()[name]
+    if row.unsound:
+        return _uncompared(row, Verdict.NOT_COMPARED, row.unsound)
+    with tempfile.TemporaryDirectory(prefix="blobstore-architecture-") as scratch:
+        source = Path(scratch, "source")
+        row.make(source)
+        network = source_network(source)
+        outcomes = {str(quant): asdict(compare(source, quant, network)) for quant in TYPES}
+    return {**_head(row), "mlx_lm": network if isinstance(network, str) else _LOADED, "types": outcomes}
+
+
+def _head(row: Architecture) -> dict[str, str]:
+    return {"architecture": row.name, "maker": row.maker}
+
+
+class Apart:
+    """Makes rows in processes of their own, which begin with everything imported: one that dies is a crash of every type."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["blobstore", "mlx_lm.utils", "torch", "transformers"])
+
+    def __call__(self, row: Architecture) -> dict[str, Any]:
+        """Return what `make_row` returns."""
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_send_row, args=(row.name, theirs))
+        process.start()
+        theirs.close()
+        try:
+            if not ours.poll(_LIMIT_S):
+                process.kill()
+            result: dict[str, Any] = ours.recv()
+        except EOFError:
+            process.join()
+            return _uncompared(row, Verdict.CRASHED, f"the process ended with {process.exitcode}")
+        process.join()
+        return result
+
+
+def _send_row(name: str, to: Connection) -> None:
+    to.send(make_row(name))
+
+
+def _uncompared(row: Architecture, verdict: Verdict, reason: str) -> dict[str, Any]:
+    outcome = asdict(Outcome(verdict=verdict, reason=reason))
+    return {**_head(row), "mlx_lm": f"not run: {reason}", "types": {str(quant): outcome for quant in TYPES}}
+
+
+def forget(folder: Path) -> None:
+    """Remove the rows that an earlier run has noted."""
+    shutil.rmtree(folder, ignore_errors=True)

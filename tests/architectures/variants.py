@@ -1,0 +1,115 @@
+"""Checkpoints that are changed after they were made: quantized as they are published, with draft heads, with odd configs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Change = Callable[[Path], None]
+"""Changes a checkpoint in a folder."""
+
+_BLOCK = 128
+_LARGEST_E4M3 = 448.0
+_KEPT = re.compile(r"embed|lm_head|norm|\.gate\.weight$|conv|router|indexer\.weights_proj")
+_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [_BLOCK, _BLOCK]}
+
+
+def block_fp8(folder: Path) -> None:
+    """Store matrices as DeepSeek does: F8_E4M3, and a float32 ``weight_scale_inv`` for 128 by 128 of them.
+
+    Source: deepseek-ai/DeepSeek-V3 inference/kernel.py `weight_dequant`.
+    """
+    import torch
+
+    weights = _read(folder)
+    for name in [name for name, value in weights.items() if value.ndim == 2 and not _KEPT.search(name)]:
+        value = weights[name].float()
+        rows, columns = (-(-size // _BLOCK) for size in value.shape)
+        padded = torch.zeros(rows * _BLOCK, columns * _BLOCK)
+        padded[: value.shape[0], : value.shape[1]] = value
+        blocks = padded.view(rows, _BLOCK, columns, _BLOCK)
+        scales = blocks.abs().amax(dim=(1, 3)) / _LARGEST_E4M3
+        codes = (blocks / scales[:, None, :, None]).reshape(padded.shape)[: value.shape[0], : value.shape[1]]
+        weights[name] = codes.to(torch.float8_e4m3fn).contiguous()
+        weights[f"{name}_scale_inv"] = scales
+    _write(folder, weights)
+    _configure(folder, {"quantization_config": _FP8})
+
+
+def gpt_oss_mxfp4(folder: Path) -> None:
+    """Store the experts of a gpt-oss as OpenAI does: ``X_blocks`` ``[experts, rows, groups, 16]`` and ``X_scales``."""
+    import mlx.core as mx
+    import torch
+
+    weights = _read(folder)
+    for name in [name for name in weights if re.search(r"experts\.(gate_up|down)_proj$", name)]:
+        rows = mx.array(weights.pop(name).float().transpose(-1, -2).contiguous().numpy())
+        codes, scales = mx.quantize(rows, group_size=32, bits=4, mode="mxfp4")
+        blocks = codes.view(mx.uint8).reshape(*scales.shape, 16)
+        weights[f"{name}_blocks"] = torch.tensor(blocks.tolist(), dtype=torch.uint8)
+        weights[f"{name}_scales"] = torch.tensor(scales.tolist(), dtype=torch.uint8)
+    _write(folder, weights)
+    _configure(folder, {"quantization_config": {"quant_method": "mxfp4"}})
+
+
+def next_layer(folder: Path) -> None:
+    """Add a layer that predicts the token after the next, as DeepSeek V3 does: one more than the config counts."""
+    weights, config = _read(folder), _config(folder)
+    number = config["num_hidden_layers"]
+    last, more = f"model.layers.{number - 1}.", f"model.layers.{number}."
+    weights |= {name.replace(last, more): value.clone() for name, value in weights.items() if name.startswith(last)}
+    hidden = weights["model.norm.weight"]
+    weights |= {f"{more}{norm}.weight": hidden.clone() for norm in ("enorm", "hnorm", "shared_head.norm")}
+    weights[f"{more}eh_proj.weight"] = weights["model.embed_tokens.weight"][: len(hidden)].repeat(1, 2)
+    _write(folder, weights)
+    _configure(folder, {"num_nextn_predict_layers": 1})
+
+
+def quantized_by_mlx(folder: Path) -> None:
+    """Quantize the checkpoint as ``mlx_lm.convert -q`` does: 4 bits in groups of 64."""
+    import shutil
+
+    from mlx_lm.utils import load_model, quantize_model, save_model
+
+    network, config = load_model(folder)
+    network, config = quantize_model(network, config, 64, 4)
+    shutil.rmtree(folder)
+    save_model(folder, network)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    weights: dict[str, Any] = load_file(folder / "model.safetensors")
+    return weights
+
+
+def _write(folder: Path, weights: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
+def _configure(folder: Path, more: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps({**_config(folder), **more}, indent=2))
+
+
+CHANGED: dict[str, tuple[str, Change]] = {
+    "deepseek_v3, FP8": ("deepseek_v3", block_fp8),
+    "deepseek_v32, FP8": ("deepseek_v32", block_fp8),
+    "glm4_moe, MTP": ("glm4_moe", next_layer),
+    "gpt_oss, mxfp4": ("gpt_oss", gpt_oss_mxfp4),
+    "llama, MLX int4": ("llama", quantized_by_mlx),
+    "mimo_v2_flash, FP8": ("mimo_v2_flash", block_fp8),
+    "minimax_m2, FP8": ("minimax_m2", block_fp8),
+}
+"""The row that it begins with, and the change, by the name of the row."""

@@ -1,0 +1,63 @@
+"""config.json: strict JSON but for the non-finite numbers that transformers and Python write, which stay as they are."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.checkpoints import LLAMA_CONFIG, write_checkpoint
+
+import blobstore
+from blobstore.checkpoint import SourceConfig, parse_config, with_floats
+from blobstore.errors import DocumentError
+from blobstore.store import Store
+
+LITERAL = '{"model_type": "llama", "limits": [0.0, Infinity, -Infinity], "text_config": {"odd": NaN}}'
+TAGGED = {"time_step_limit": [0.0, {"__float__": "Infinity"}], "text_config": {"low": {"__float__": "-Infinity"}}}
+
+
+def test_words_that_python_writes_are_read() -> None:
+    config = parse_config(LITERAL.encode())
+    assert config["limits"] == [0.0, math.inf, -math.inf]
+    assert math.isnan(config["text_config"]["odd"])
+    assert SourceConfig.parse(LITERAL.encode()).model_type == "llama"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": Inf}', '{"a": infinity}', '{"a": +Infinity}', '{"a": Infinity, "a": 1}', "Infinity"]
+)
+def test_nothing_else_is_laxer(text: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        parse_config(text.encode())
+    assert caught.value.rule == "Q1"
+
+
+def test_tagged_floats_become_floats() -> None:
+    assert parse_config(json.dumps(TAGGED).encode()) == TAGGED
+    assert with_floats(TAGGED) == {"time_step_limit": [0.0, math.inf], "text_config": {"low": -math.inf}}
+    assert math.isnan(with_floats({"__float__": "NaN"}))
+
+
+@pytest.mark.parametrize(
+    "value", [{"__float__": "1.5"}, {"__float__": ["Infinity"]}, {"__float__": "Infinity", "more": 1}, "Infinity", None]
+)
+def test_what_is_not_a_tag_stays(value: Any) -> None:
+    assert with_floats({"key": value}) == {"key": value}
+
+
+@pytest.mark.parametrize("limit", ["Infinity", '{"__float__": "Infinity"}'])
+def test_a_config_is_stored_and_exported_as_it_is(limit: str, tmp_path: Path, store: Store) -> None:
+    source = write_checkpoint(tmp_path / "source")
+    text = json.dumps({**LLAMA_CONFIG, "time_step_limit": [0.0, "LIMIT"]}).replace('"LIMIT"', limit)
+    (source / "config.json").write_text(text)
+    blobstore.import_model(source, "m", store=store)
+    with blobstore.open_model("m", store=store) as model:
+        assert model.document("config.json") == text.encode()
+    blobstore.export_model("m", tmp_path / "exported", store=store)
+    assert (tmp_path / "exported" / "config.json").read_text() == text
+    blobstore.export_model("m", tmp_path / "changed", store=store, dequantize="float32")
+    changed = (tmp_path / "changed" / "config.json").read_text()
+    assert json.loads(changed)["time_step_limit"] == json.loads(text)["time_step_limit"]
