@@ -132,15 +132,10 @@ def _tokenizer(model: Model) -> Any:
     """Return mlx-lm's tokenizer for the stored files, which it can only read from a folder."""
     with tempfile.TemporaryDirectory(prefix="blobstore-tokenizer-") as folder:
         _write_files(model, Path(folder))
-        try:
-            # Where it is not said, transformers asks whoever sits at the terminal whether to run a model's code.
-            return import_mlx_lm().load_tokenizer(
-                Path(folder), {"trust_remote_code": False}, eos_token_ids=_eos_token_ids(model)
-            )
-        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-            raise UnsupportedSourceError(
-                f"the tokenizer of {model.name} can't be loaded: {error}", model=str(model.name)
-            ) from error
+        utils, eos_token_ids = import_mlx_lm(), _eos_token_ids(model)
+        with mlx_lm_errors("load the tokenizer of", str(model.name)):
+            # Without the option, transformers asks at the terminal whether to run a model's code.
+            return utils.load_tokenizer(Path(folder), {"trust_remote_code": False}, eos_token_ids=eos_token_ids)
 
 
 def _write_files(model: Model, folder: Path) -> None:
