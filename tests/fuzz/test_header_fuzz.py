@@ -28,8 +28,8 @@ def test_the_invariant_holds_for_generated_files() -> None:
         report.add(run_batch(f"{seed}.{batch}", BATCH))
     assert report.executions == BATCHES * BATCH == 60_000
     assert report.broken == [], f"python tests/fuzz/headers.py --seed {seed}"
-    # Every rule and every class is met, so that none of them holds for want of files. The rarest class is one file in 10,000:
-    # only the seed that never changes meets it in every run.
+    # Every rule and every class is met, so that none of them holds for want of files. The rarest class is one file in
+    # 10,000: only the seed that never changes meets it in every run.
     assert seed != "ci" or report.counts.keys() == VERDICTS | {"accepted by the scanner", "accepted by the parser"}, seed
 
 
