@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from blobstore.store import Store, open_store
 
-# The machine is small and shared: no deadlines. CI looks at the same examples every time; `deep` is for a night.
-settings.register_profile("dev", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.register_profile("deep", deadline=None, max_examples=20_000)
+# The machine may be small and busy: no deadlines. CI looks at the same examples every time; `deep` is for a night.
+settings.register_profile("dev", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True)
+settings.register_profile("deep", settings.get_profile("dev"), max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
 
 Snapshot = dict[str, str]
@@ -54,6 +54,6 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "blobstore", *map(str, arguments)]
-        return subprocess.run(line, capture_output=True, text=True, check=False, timeout=100, **options)  # type: ignore[call-overload]
+        return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300, **options)  # type: ignore[call-overload]
 
     return run

@@ -12,6 +12,8 @@ from typing import Any, Final, Literal
 from pydantic import Field, model_validator
 
 from blobstore.documents import Document, validated
+from blobstore.errors import UsageError
+from blobstore.quant import Quantization, QuantType
 from blobstore.strictjson import parse_object
 
 CONFIG_NAME: Final = "config.json"
@@ -53,6 +55,19 @@ class ModuleQuantization(Document):
         if isinstance(value, dict) and not all(type(value.get(key, 0)) is int for key in ("bits", "group_size")):
             raise ValueError("bits and group_size are integers")
         return value
+
+    @property
+    def quantization(self) -> Quantization:
+        """The same as a type and a group size. Raises: UsageError for what no type of ours is."""
+        if self.mode != "affine":
+            quantization = Quantization(QuantType(self.mode), self.group_size)
+            if quantization.quant_type.bits != self.bits:
+                raise UsageError(f"{self.mode} has not {self.bits} bits")
+            return quantization
+        affine = {4: QuantType.INT4, 8: QuantType.INT8}
+        if self.bits not in affine:
+            raise UsageError("only 4 and 8 bits are stored", hint="Quantize the original checkpoint to int4 or int8.")
+        return Quantization(affine[self.bits], self.group_size)
 
 
 class QuantizationSettings(ModuleQuantization):

@@ -33,6 +33,8 @@ MANIFEST_MEDIA_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+js
 CONFIG_MEDIA_TYPE: Final = "application/vnd.docker.container.image.v1+json"
 TENSOR_MEDIA_TYPE: Final = "application/vnd.ollama.image.tensor"
 JSON_MEDIA_TYPE: Final = "application/vnd.ollama.image.json"
+FILE_MEDIA_TYPE: Final = "application/vnd.blobstore.file"
+"""A file of the checkpoint, byte for byte, named by its path in the folder. Ours: Ollama passes over such layers."""
 TEMPLATE_MEDIA_TYPE: Final = "application/vnd.ollama.image.template"
 SYSTEM_MEDIA_TYPE: Final = "application/vnd.ollama.image.system"
 LICENSE_MEDIA_TYPE: Final = "application/vnd.ollama.image.license"
@@ -175,9 +177,18 @@ class Manifest(Document):
         """The layers that hold JSON documents, in order; ``name`` is the file name."""
         return tuple(layer for layer in self.layers if layer.media_type == JSON_MEDIA_TYPE)
 
+    @property
+    def file_layers(self) -> tuple[Descriptor, ...]:
+        """The layers that hold other files of the checkpoint, in order; ``name`` is the path in its folder."""
+        return tuple(layer for layer in self.layers if layer.media_type == FILE_MEDIA_TYPE)
+
     def document(self, name: str) -> Descriptor | None:
         """Return the JSON layer of that file name, or None."""
         return next((layer for layer in self.json_layers if layer.name == name), None)
+
+    def file(self, name: str) -> Descriptor | None:
+        """Return the layer of that file of the checkpoint, a JSON document or another one, or None."""
+        return next((layer for layer in (*self.json_layers, *self.file_layers) if layer.name == name), None)
 
     def _encode(self) -> bytes:
         # manifest.Manifest and manifest.Layer in ollama/ollama@fb307609: `from` and `name` are left out when empty.

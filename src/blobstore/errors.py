@@ -69,6 +69,10 @@ class InvalidNameError(UsageError):
     """Text that is no model name, or a file name that must not become a path."""
 
 
+class AmbiguousNameError(UsageError):
+    """A model name that several models of the store have, in spellings that differ only in case."""
+
+
 class InvalidDigestError(UsageError):
     """Text that is not ``sha256:`` and 64 lower-case hex digits."""
 

@@ -12,9 +12,10 @@ from blobstore.digest import Digest
 from blobstore.documents import Descriptor, Manifest
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.inspection.models import ListedModel, config_of, model_type
+from blobstore.mlx_settings import settings_of
 from blobstore.names import ModelName
 from blobstore.store import Store, Summary, is_plain, missing_blob
-from blobstore.stored import stored_tensors
+from blobstore.stored import Settings, stored_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,9 @@ class _Work:
     def _summarized(self, manifest: Manifest, raw: bytes) -> Summary:
         counts: Counter[str] = Counter()
         quantized: set[str] = set()
+        settings = settings_of(self.store, manifest)
         for layer in manifest.tensor_layers:
-            weights = self._weights(layer)
+            weights = self._weights(layer, settings)
             counts.update(weights.counts)
             quantized |= weights.quantized
         return Summary(
@@ -94,10 +96,10 @@ class _Work:
             is_plain=is_plain(raw),
         )
 
-    def _weights(self, layer: Descriptor) -> _Weights:
+    def _weights(self, layer: Descriptor, settings: Settings) -> _Weights:
         if layer.digest not in self.weights:
             with self.store.blobs.open(layer) as reader:
-                tensors = list(stored_tensors(safetensors.read_header(reader)))
+                tensors = list(stored_tensors(safetensors.read_header(reader), settings))
             counts: Counter[str] = Counter()
             for tensor in tensors:
                 counts[tensor.type_name] += tensor.parameters

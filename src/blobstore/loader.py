@@ -27,7 +27,9 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.mapped import MappedFile
+from blobstore.mlx_settings import settings_of
 from blobstore.names import ModelName
+from blobstore.provenance import OWN_DOCUMENT
 from blobstore.ranges import FileReader, allow_open_files
 from blobstore.safetensors import read_header
 from blobstore.store import Store
@@ -51,6 +53,7 @@ class Model(Mapping[str, Tensor]):
         self.name = name
         self.manifest = manifest
         self._store = store
+        self._settings = settings_of(store, manifest)
         self._tensors: dict[str, Tensor] = {}
         self._closed = False
         if not manifest.tensor_layers:
@@ -76,7 +79,7 @@ class Model(Mapping[str, Tensor]):
             with self._store.blobs.open(layer) as reader:
                 blob = open_blob(reader, layer.digest)
             self._blobs[layer.digest] = blob
-            return [Tensor(stored, blob) for stored in stored_tensors(blob.header)]
+            return [Tensor(stored, blob) for stored in stored_tensors(blob.header, self._settings)]
         except BlobStoreError as error:
             raise located(error, self.name, layer) from error
 
@@ -114,7 +117,9 @@ class Model(Mapping[str, Tensor]):
             if blob is None:
                 self._read(descriptor)
             elif Digest.of(blob.data.view()) != descriptor.digest:
-                error = DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(descriptor.digest))
+                error = DigestMismatchError(
+                    "its bytes are damaged: they do not match its digest", blob=str(descriptor.digest)
+                )
                 raise located(error, self.name, descriptor)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -157,6 +162,24 @@ class Model(Mapping[str, Tensor]):
     def documents(self) -> list[str]:
         """Return the file names of the model's JSON documents, in manifest order."""
         return [layer.name for layer in self.manifest.json_layers if layer.name]
+
+    def file(self, name: str) -> bytes:
+        """Return a file of the checkpoint that was imported, a JSON document or another one, by its path in the folder.
+
+        Raises: NotFoundError, CorruptDataError.
+        """
+        layer = self.manifest.file(name)
+        if layer is None:
+            raise NotFoundError(f"model {self.name} has no file {quoted(name)}", model=str(self.name))
+        return self._read(layer)
+
+    def files(self) -> list[str]:
+        """Return the paths of the checkpoint's files that are stored beside its weights: documents, then all others.
+
+        ``blobstore.json`` was not among them. A draft model's begin with ``draft/``.
+        """
+        layers = (*self.manifest.json_layers, *self.manifest.file_layers)
+        return [layer.name for layer in layers if layer.name and layer.name != OWN_DOCUMENT]
 
     def arrays(self, library: Library = "numpy", *, names: Names = "ollama") -> dict[str, Any]:
         """Return every stored array, companions included, as a flat dictionary of numpy, torch or mlx arrays.
@@ -210,8 +233,7 @@ def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> 
     or no valid file; companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each with
     ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
     """
-    full = ModelName.parse(name) if isinstance(name, str) else name
-    model = _whole(full, store)
+    model = _whole(store.find(name), store)
     if verify:
         model.verify()
     return model

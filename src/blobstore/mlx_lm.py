@@ -9,33 +9,36 @@ import importlib.metadata
 import logging
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from blobstore.checkpoint import CONFIG_NAME, parse_config
-from blobstore.errors import InvalidNameError, UnsupportedSourceError, UsageError
+from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError, UsageError
 from blobstore.importer import ImportPlan
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.loader import Model, open_model
-from blobstore.names import ModelName, file_name
+from blobstore.names import ModelName, relative_path
 from blobstore.network import LogicalTensor, build_network, float_dtype, import_mlx_lm, mlx_lm_errors, plan_network
-from blobstore.origin import OWN_DOCUMENT, source_names
+from blobstore.provenance import OWN_DOCUMENT, Provenance
 from blobstore.runtimes import Runs, Verdict
 from blobstore.store import Store
 
 _log = logging.getLogger("blobstore.mlx_lm")
 
 _DRAFT_TENSORS = "draft."
-_DRAFT_DOCUMENTS = "draft/"
+_DRAFT_FILES = "draft/"
+_NOT_FOR_TOKENIZERS = (".safetensors", ".py")
+_GENERATION_CONFIG = "generation_config.json"
 
 
 def load(name: str | ModelName, *, store: Store) -> tuple[Any, Any]:
     """Return ``(model, tokenizer)`` of a stored model, for ``mlx_lm.generate`` and its kin.
 
-    The architecture is the one of the stored config.json, the tokenizer the one of the stored tokenizer files; no code
-    from the model is run. On a CPU, unquantized experts are converted to float32, because MLX multiplies them only in
-    that type there (mlx 0.32.4, ``GatherMM``).
+    The architecture is the one of the stored config.json, the tokenizer the one of the stored files; no code from the model
+    is run. A text ends at the tokens that generation_config.json names, as with ``mlx_lm.load``. On a CPU, unquantized
+    experts are converted to float32, because MLX multiplies them only in that type there (mlx 0.32.4, ``GatherMM``).
 
     Raises: as `open_model`; UsageError without the ``lm`` extra; UnsupportedSourceError when mlx-lm does not know the
     architecture, or the stored tensors are not those that it needs.
@@ -53,7 +56,7 @@ def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> I
     from mlx_lm import stream_generate
 
     if not prompt or any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise UsageError("the prompt is empty" if not prompt else "the prompt is no valid text")
+        raise UsageError("the prompt is empty" if not prompt else "the prompt is not valid text")
     with mlx_lm_errors("run", str(getattr(model, "model_type", type(model).__name__))):
         for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens):
             yield response.text
@@ -100,8 +103,8 @@ def _build(model: Model) -> Any:
     config = parse_config(model.document(CONFIG_NAME))
     tensors = {name: tensor for name, tensor in model.items() if not name.startswith(_DRAFT_TENSORS)}
     logical = [LogicalTensor.of(tensor.stored, float_dtype(config)) for tensor in tensors.values()]
-    own = model.document(OWN_DOCUMENT) if OWN_DOCUMENT in model.documents() else None
-    plan = plan_network(config, logical, str(model.name), source_names(own))
+    own = Provenance.parse(model.document(OWN_DOCUMENT)) if OWN_DOCUMENT in model.documents() else None
+    plan = plan_network(config, logical, str(model.name), own.tensor_names if own is not None else None)
     if plan.dequantized:
         names = plan.dequantized
         _log.warning("%d tensors are dequantized, because mlx-lm can't use their codes: %s, …", len(names), names[0])
@@ -126,17 +129,41 @@ def _make_runnable(network: Any) -> None:
 
 
 def _tokenizer(model: Model) -> Any:
-    """Return mlx-lm's tokenizer for the stored tokenizer files, which it can only read from a folder."""
-    config = parse_config(model.document(CONFIG_NAME))
+    """Return mlx-lm's tokenizer for the stored files, which it can only read from a folder."""
     with tempfile.TemporaryDirectory(prefix="blobstore-tokenizer-") as folder:
-        for name in (name for name in model.documents() if not name.startswith(_DRAFT_DOCUMENTS)):
-            try:
-                Path(folder, file_name(name)).write_bytes(model.document(name))
-            except InvalidNameError as error:
-                raise UnsupportedSourceError(f"model {model.name}: {error}", model=str(model.name)) from None
+        _write_files(model, Path(folder))
         try:
-            return import_mlx_lm().load_tokenizer(Path(folder), eos_token_ids=config.get("eos_token_id"))
+            # Where it is not said, transformers asks whoever sits at the terminal whether to run a model's code.
+            return import_mlx_lm().load_tokenizer(
+                Path(folder), {"trust_remote_code": False}, eos_token_ids=_eos_token_ids(model)
+            )
         except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
             raise UnsupportedSourceError(
                 f"the tokenizer of {model.name} can't be loaded: {error}", model=str(model.name)
             ) from error
+
+
+def _write_files(model: Model, folder: Path) -> None:
+    """Write the model's own files into ``folder``: no weights, and no code, which transformers might import."""
+    for name in model.files():
+        if name.startswith(_DRAFT_FILES) or name.endswith(_NOT_FOR_TOKENIZERS):
+            continue
+        try:
+            path = folder / relative_path(name)
+        except InvalidNameError as error:
+            raise UnsupportedSourceError(f"model {model.name}: {error}", model=str(model.name)) from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(model.file(name))
+
+
+def _eos_token_ids(model: Model) -> Any:
+    """Return the tokens that end a text: those of generation_config.json, else those of config.json.
+
+    Source: mlx_lm/utils.py `load_config` at version 0.32.2, which passes over a generation_config.json that is none.
+    """
+    config = parse_config(model.document(CONFIG_NAME))
+    generation: dict[str, Any] = {}
+    if _GENERATION_CONFIG in model.documents():
+        with suppress(DocumentError):
+            generation = parse_config(model.document(_GENERATION_CONFIG), _GENERATION_CONFIG)
+    return generation.get("eos_token_id") or config.get("eos_token_id")

@@ -8,6 +8,7 @@ Rule P1: a name from an index or a remote list is joined to a folder only when e
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -53,7 +54,7 @@ class ModelName:
     def parse(cls, text: str) -> Self:
         """Return the name that ``text`` gives, with Ollama's defaults for what it leaves out.
 
-        Raises: InvalidNameError (rule N1) when a part is empty, too long, or has a character that it may not have.
+        Raises: InvalidNameError (rule N1) when a part is empty, too long, or contains an invalid character.
         """
         if len(text) > _MAX_TEXT:
             raise InvalidNameError("not a model name: too long", rule="N1")
@@ -70,10 +71,26 @@ class ModelName:
         fields |= dict(zip(("model", "namespace", "host"), reversed(parts), strict=False))
         return cls(**fields)  # the keys are the fields' names
 
+    @classmethod
+    def of_path(cls, parts: Sequence[str]) -> Self | None:
+        """Return the name whose `path_parts` these are; None when they are no name's."""
+        try:
+            return cls(**dict(zip(("host", "namespace", "model", "tag"), parts, strict=True)))
+        except (InvalidNameError, ValueError):  # ValueError: there are more or fewer than four
+            return None
+
     @property
     def path_parts(self) -> tuple[str, str, str, str]:
         """The manifest's place below ``manifests/``: host, namespace, model, tag. Each is one ordinary path segment."""
         return (self.host, self.namespace, self.model, self.tag)
+
+    @property
+    def folded(self) -> tuple[str, ...]:
+        """The parts in lower case: names that are equal in them are one model, as for Ollama.
+
+        Source: ollama/ollama@fb307609 server/routes.go `getExistingName`, types/model/name.go `EqualFold`.
+        """
+        return tuple(part.lower() for part in self.path_parts)
 
     @property
     def short(self) -> str:
@@ -95,7 +112,7 @@ def _check(pattern: re.Pattern[str], longest: int, text: str, part: str) -> None
     if len(text) > longest:
         raise InvalidNameError(f"not a model name: the {part} is longer than {longest} characters", rule="N1")
     if pattern.fullmatch(text) is None:
-        raise InvalidNameError(f"not a model name: the {part} {text!r} has a character that it may not have", rule="N1")
+        raise InvalidNameError(f"not a model name: the {part} {text!r} contains an invalid character", rule="N1")
 
 
 def relative_path(text: object) -> str:
@@ -113,7 +130,7 @@ def relative_path(text: object) -> str:
     if nbytes > _MAX_PATH_BYTES:
         raise InvalidNameError(f"not a file name: longer than {_MAX_PATH_BYTES} bytes", rule="P1")
     if any(character in "\\:" or not (character.isprintable() or ord(character) > _LAST_CONTROL) for character in text):
-        raise InvalidNameError(f"not a file name: {text!r} has a character that no file name here may have", rule="P1")
+        raise InvalidNameError(f"not a file name: {text!r} contains an invalid character", rule="P1")
     for segment in text.split("/"):
         if segment in ("", ".", "..") or segment.lower() == ".git":
             raise InvalidNameError(f"not a file name: {text!r} has the segment {segment!r}", rule="P1")

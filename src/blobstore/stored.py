@@ -2,21 +2,28 @@
 
 A quantized tensor is stored as several arrays: ``NAME`` (U32 codes), ``NAME.scale``, for affine types ``NAME.bias``, for
 double-scaled nvfp4 ``NAME.global_scale``. Its type is in the blob's metadata: ``NAME.quant_type`` and ``NAME.group_size``
-win over ``quant_type`` and ``group_size``; without metadata it is inferred when the shapes allow only one answer
-(docs/formats.md sections 3 and 7). ``NAME.transposed`` says that the last two axes are swapped (section 3).
+win over ``quant_type`` and ``group_size``; without metadata it is inferred when the shapes allow only one answer, else it is
+that of the model's config.json (docs/formats.md sections 3 and 7). ``NAME.transposed`` says that the last two axes are
+swapped (section 3).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from blobstore.dtypes import DType, parameters_of
 from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, quoted
 from blobstore.quant import Part, Quantization, QuantType
 from blobstore.safetensors import Header, TensorEntry
 
+if TYPE_CHECKING:  # pydantic is loaded when a store is opened
+    from blobstore.checkpoint import QuantizationSettings
+
+Settings = Callable[[], "QuantizationSettings | None"]
+"""Reads how a model's config.json says that MLX quantized its weights (mlx_settings.py), when that is needed."""
 SUFFIXES = ("", ".scale", ".bias", ".global_scale")
 
 
@@ -67,11 +74,16 @@ class StoredTensor:
         return str(self.quantization.quant_type if self.quantization is not None else self.dtype)
 
 
-def stored_tensors(header: Header) -> Iterator[StoredTensor]:
-    """Yield the logical tensors of a blob, in stored order.
+def _no_settings() -> None:
+    """Return None: there is no config.json."""
+
+
+def stored_tensors(header: Header, settings: Settings = _no_settings) -> Iterator[StoredTensor]:
+    """Yield the logical tensors of a blob, in stored order; ``settings`` are those of its model's config.json.
 
     Raises: CorruptDataError with ``tensor`` when a quantized tensor lacks a companion or one has the wrong dtype or
-    shape, or its type can't be told; UnsupportedSourceError for a type that does not exist here.
+    shape, or its type can't be told; UnsupportedSourceError for a type that does not exist here; as ``settings``, when
+    they are needed.
     """
     companions = {name + suffix for name in header.tensors if _has_scale(header, name) for suffix in SUFFIXES[1:]}
     described = {key.removesuffix(".quant_type") for key in header.metadata if key.endswith(".quant_type")}
@@ -80,7 +92,7 @@ def stored_tensors(header: Header) -> Iterator[StoredTensor]:
     quantized = False
     for name in sorted(header.tensors.keys() - companions, key=lambda name: header.tensors[name].begin):
         entries = {suffix: header.tensors[name + suffix] for suffix in _suffixes(header, name)}
-        quantization = _quantization(name, entries, header.metadata)
+        quantization = _quantization(name, entries, header.metadata, settings)
         quantized = quantized or quantization is not None
         yield StoredTensor(name, entries, quantization, _is_transposed(name, entries, quantization, header.metadata))
     if "quant_type" in header.metadata and not quantized:
@@ -97,7 +109,9 @@ def _suffixes(header: Header, name: str) -> Iterator[str]:
         yield from (suffix for suffix in SUFFIXES[1:] if name + suffix in header.tensors)
 
 
-def _quantization(name: str, entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> Quantization | None:
+def _quantization(
+    name: str, entries: Mapping[str, TensorEntry], metadata: Mapping[str, str], settings: Settings
+) -> Quantization | None:
     own = f"{name}.quant_type" in metadata
     if entries[""].dtype is not DType.U32 or not (own or "quant_type" in metadata or ".scale" in entries):
         if own:
@@ -110,7 +124,7 @@ def _quantization(name: str, entries: Mapping[str, TensorEntry], metadata: Mappi
     if own or "quant_type" in metadata:
         quantization = _described(name, metadata, f"{name}." if own else "")
     else:
-        quantization = _inferred(name, entries)
+        quantization = _inferred(name, entries, settings)
     _check_parts(name, entries, quantization)
     return quantization
 
@@ -140,7 +154,7 @@ def _described(name: str, metadata: Mapping[str, str], prefix: str) -> Quantizat
         ) from None
 
 
-def _inferred(name: str, entries: Mapping[str, TensorEntry]) -> Quantization:
+def _inferred(name: str, entries: Mapping[str, TensorEntry], settings: Settings) -> Quantization:
     possible = [
         quantization
         for quant_type in QuantType
@@ -148,12 +162,23 @@ def _inferred(name: str, entries: Mapping[str, TensorEntry]) -> Quantization:
         for quantization in (Quantization(quant_type, size) for size in quant_type.group_sizes)
         if not _wrong_part(entries, quantization)
     ]
+    if len(possible) > 1 and (said := _said(name, settings())) in possible:
+        return said
     if len(possible) != 1:
         answers = ", ".join(str(quantization) for quantization in possible) or "none"
         raise CorruptDataError(
             f"the type of {name!r} can't be told: its blob has no metadata, and its shapes fit {answers}", tensor=name
         )
     return possible[0]
+
+
+def _said(name: str, settings: QuantizationSettings | None) -> Quantization | None:
+    """Return how config.json says that a weight was quantized; None where it does not, or where no type of ours is that."""
+    module = settings.of(name.removesuffix(".weight")) if settings is not None else None
+    try:
+        return module.quantization if module is not None else None
+    except UsageError:
+        return None
 
 
 def _check_parts(name: str, entries: Mapping[str, TensorEntry], quantization: Quantization) -> None:

@@ -2,7 +2,8 @@
 
 Commands run one after the other on an ext4 whose disk is recorded (support/lab/disk.py), slowed down and mixed with other
 programs' syncs, so that the journal is committed, and data are written back, between any two calls. Each cut is a disk as
-it may have been left: it is mounted, which replays the journal, and looked at. The same with syncs that do nothing must lose
+it may have been left: it is mounted, which replays the journal, and read. Only if the cut tore the superblock, e2fsck
+repairs the disk first, as a machine does at its start. The same with syncs that do nothing must lose
 data in some cuts, or the experiment would show nothing.
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 from support.lab.cases import Models, is_between
 from support.lab.checker import Found, look
 from support.lab.command import Action, Pretend, run
-from support.lab.disk import Event, Replay, empty_image, read_events, recorded
+from support.lab.disk import Event, Replay, empty_image, has_torn_superblock, read_events, recorded, repair_superblock
 from support.lab.figures import Figures, NotShownError
 from support.lab.fuse import FLUSH, MARK, WRITE
 from support.lab.mounts import keep_mounts_private, mount
@@ -42,7 +43,10 @@ _ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "disks not m
 def experiment(folder: Path, count: int | None, seed: int) -> Figures:
     """Return what ``count`` cuts found, as many for each mount option; None: 1,200, and 300 for each control."""
     keep_mounts_private()
-    figures = Figures("cuts", "cuts with damage", "mount options", "commands", "writes", "flushes", "re-runs", zero=_ZERO)
+    figures = Figures(
+        *("cuts", "cuts with damage", "torn superblocks", "mount options", "commands", "writes", "flushes", "re-runs"),
+        zero=_ZERO,
+    )
     each = -(-(_LONG if count is None else count) // len(OPTIONS))
     moments = random.Random(seed)
     workshop = Workshop(folder, empty_image(folder / "image"), Choices(folder, moments), moments)
@@ -183,7 +187,10 @@ def cut(workshop: Workshop, events: Sequence[Event], count: int, figures: Figure
     (target := workshop.folder / "after").mkdir(exist_ok=True)
     disk = workshop.folder / "disk"
     for number, position in enumerate(sorted(moments.randrange(len(events)) for _ in range(count))):
-        disk.write_bytes(replay.cut(position, moments))
+        disk.write_bytes(data := replay.cut(position, moments))
+        if has_torn_superblock(data):
+            figures.add("torn superblocks")
+            repair_superblock(disk)
         moment = Moment.of(replay.marks)
         figures.add("cuts")
         at = f"cut {number} at {position} of {len(events)}, {moment.command}"

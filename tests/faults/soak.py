@@ -164,6 +164,7 @@ class Worker:
         """Begin with no models."""
         self._result = folder / f"worker{number}"
         self._root = folder / "store"
+        self._root.mkdir(exist_ok=True)
         self._store = open_store(self._root)
         self._own = [f"own{number}{name}:latest" for name in range(_NAMES)]
         self._contended = [f"contended{name}:latest" for name in range(_CONTENDED)]

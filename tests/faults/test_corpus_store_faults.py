@@ -26,7 +26,11 @@ from blobstore.listing import list_models
 from blobstore.names import ModelName
 from blobstore.store import Store, open_store
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux"),
+]
 BLOB = safetensors_bytes({"t": np.arange(9.0)})
 READS = tuple(f"?{name}" for name in (*READING, "pread64"))
 ORPHANS = [b"first orphan", b"second orphan", b"third orphan"]

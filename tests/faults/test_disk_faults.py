@@ -17,7 +17,11 @@ from support.faults import file_system, remount, run
 import blobstore
 from blobstore.store import Store, open_store
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux"),
+]
 Snapshot = Callable[[Store], dict[str, str]]
 
 

@@ -17,7 +17,7 @@ from support.stores import commit_model, layer_by_hand
 
 from blobstore.store import Store
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux")
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux")]
 
 _CALL = re.compile(r"\d+ +(?P<name>\w+)\((?P<rest>.*)", re.ASCII)
 _PATH = re.compile(r'[<"](?P<path>/[^">]*)[>"]')

@@ -17,7 +17,11 @@ import blobstore
 from blobstore.errors import StorageError
 from blobstore.store import Store
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux"),
+]
 ALL = pytest.param(None, marks=pytest.mark.long, id="all")
 LAST = ("fsync", 1)
 """The sync of the folder that holds the new one: by then it is there, if not yet for certain after a power cut."""

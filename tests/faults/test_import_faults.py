@@ -13,7 +13,7 @@ from support.faults import READING, run, strace
 import blobstore
 from blobstore.store import Store, open_store
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux")
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux")]
 
 
 @pytest.fixture

@@ -18,7 +18,11 @@ from support.faults import CLEANING, MUTATING, calls, file_system, leave_room, r
 
 import blobstore
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux"),
+]
 DATA = bytes(range(256)) * 40
 OLD = {"k": "o" * 2000, "other": "1"}
 VALUES = {"one sector": "o" * 1990 + "n" * 10, "record": "n" * 2000, "new file": "n" * 9000}

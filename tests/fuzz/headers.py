@@ -110,10 +110,6 @@ DIFFERENCES = (
         _has_duplicates,
     ),
     Difference(
-        "null metadata", HeaderError, "F9", "Arbitrary JSON is not allowed, all values must be strings.",
-        lambda text: _document(text).get("__metadata__", "") is None,
-    ),
-    Difference(
         "an entry as a list", HeaderError, "F10", _IS_OBJECT,
         lambda text: any(isinstance(one, list) for one in _entries(text)),
     ),
@@ -189,7 +185,8 @@ def _check_twins(raw: bytes, header: Header) -> None:
 
 def _for_the_parser(text: bytes, header: Header) -> bool:
     """Whether a legal header is of those that the scanner leaves to the parser."""
-    return b"\\" in text or any(len(entry) > 3 for entry in _entries(text)) or _beyond_limits(header)
+    has_null = _document(text).get("__metadata__", "") is None
+    return has_null or b"\\" in text or any(len(entry) > 3 for entry in _entries(text)) or _beyond_limits(header)
 
 
 def _beyond_limits(header: Header) -> bool:

@@ -57,18 +57,36 @@ def test_dequantized_folders_of_both_formats_compute_the_same(source: Path, stor
     np.testing.assert_array_equal(logits(mlx), logits(utils.load_model(tmp_path / "safetensors", lazy=True)[0]))
 
 
-def test_settings_of_most_modules_are_the_general_ones(store: Store, tmp_path: Path) -> None:
-    blobstore.import_model(
-        PYCODE, "m", store=store, quant="int4", rules=["*.q_proj.*=mxfp4", "*.mlp.*=int8/128", "*embed*=nvfp4"]
-    )
-    blobstore.export_model("m", tmp_path / "out", store=store, format="mlx")
-    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization"]
+RULES = ["*.q_proj.*=mxfp4", "*.mlp.*=int8/128", "*embed*=nvfp4"]
+
+
+def exported_settings(store: Store, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Export the model ``m`` for mlx-lm and return its general settings, and those of modules."""
+    blobstore.export_model("m", folder, store=store, format="mlx")
+    settings = json.loads((folder / "config.json").read_text())["quantization"]
     modules = {path: value for path, value in settings.items() if isinstance(value, dict)}
-    general = {key: value for key, value in settings.items() if key not in modules}
+    return {key: value for key, value in settings.items() if key not in modules}, modules
+
+
+def test_settings_of_most_modules_are_the_general_ones(store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(PYCODE, "m", store=store, rules=RULES)
+    general, modules = exported_settings(store, tmp_path / "out")
     assert general == {"group_size": 128, "bits": 8, "mode": "affine"}  # three projections a layer, the most frequent
     assert modules["model.embed_tokens"] == {"group_size": 16, "bits": 4, "mode": "nvfp4"}
     assert modules["model.layers.0.self_attn.q_proj"] == {"group_size": 32, "bits": 4, "mode": "mxfp4"}
     assert not any(".mlp." in path for path in modules)
+
+
+@pytest.mark.parametrize(("quant", "general"), [("int4", (32, 4, "affine")), ("nvfp4", (16, 4, "nvfp4"))])
+def test_settings_of_the_asked_type_are_the_general_ones_and_it_comes_back(
+    store: Store, tmp_path: Path, quant: str, general: tuple[int, int, str]
+) -> None:
+    first = blobstore.import_model(PYCODE, "m", store=store, quant=quant, rules=RULES)
+    settings, modules = exported_settings(store, tmp_path / "out")
+    assert tuple(settings.values()) == general
+    assert modules["model.layers.0.mlp.up_proj"] == {"group_size": 128, "bits": 8, "mode": "affine"}
+    again = blobstore.import_model(tmp_path / "out", "again", store=store)
+    assert again.manifest.config == first.manifest.config
 
 
 def test_global_scales_are_refused_by_name(store: Store, tmp_path: Path) -> None:

@@ -84,15 +84,20 @@ def test_metadata_that_ollama_gets_wrong(case: Case, source: str) -> None:
     assert labelled == {"d_mlx_mixed_4_8": 1}.get(source, 16)
 
 
-@pytest.mark.parametrize(
-    ("source", "file_type"), [("d_mlx_int4", "int4"), ("d_mlx_int4_g32", "int4"), ("d_mlx_mixed_4_8", "")]
-)
+@pytest.mark.parametrize("source", ["d_mlx_int4", "d_mlx_int4_g32"])
 @unquantized
-def test_file_type_that_ollama_gets_wrong(case: Case, file_type: str) -> None:
+def test_file_type_that_ollama_gets_wrong(case: Case) -> None:
     config, recorded = json.loads(case.plan.config.encode()), json.loads(case.record["config"])
-    assert config.pop("file_type") == file_type
-    assert recorded.pop("file_type") != file_type
+    assert config.pop("file_type") == "int4"
+    assert recorded.pop("file_type") == ""
     assert config == recorded
+
+
+@pytest.mark.parametrize("source", ["d_mlx_mixed_4_8"])
+@unquantized
+def test_file_type_of_a_mixed_source_is_that_of_the_general_settings(case: Case) -> None:
+    assert json.loads(case.record["config"])["file_type"] == "int4"
+    assert case.plan.config.encode().decode() == case.record["config"]
 
 
 @pytest.mark.parametrize("source", FP8)

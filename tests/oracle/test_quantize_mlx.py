@@ -284,6 +284,27 @@ def test_affine_dequantize_with_float32_scales_equals_mlx(quant_type: str, group
         np.testing.assert_array_equal(raw_or_nan(ours), raw_or_nan(theirs))
 
 
+@pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
+def test_mlx_dequantizes_affine_values_in_bfloat16_and_we_round_once(quant_type: str, group_size: int) -> None:
+    """The figures of docs/formats.md section 3: the error of a value, against the largest of its group."""
+    quantized = kernels.quantize(random_weights(BF16, ROWS, COLS, seed=(group_size,)), quant_type, group_size=group_size)
+    assert quantized.bias is not None
+    scales, biases = to_mlx(quantized.scale), to_mlx(quantized.bias)
+    bits = quantized.quant_type.bits
+    rounded = mx.dequantize(mx.array(quantized.weight), scales, biases, group_size=group_size, bits=bits, stream=mx.cpu)
+    assert rounded.dtype == mx.bfloat16
+    scale, bias = (np.repeat(part.astype(np.float64), group_size, axis=1) for part in (quantized.scale, quantized.bias))
+    exact = codes_of(quantized.weight, bits) * scale + bias
+    largest = np.repeat(np.abs(exact).reshape(ROWS, -1, group_size).max(-1), group_size, axis=1)
+
+    def error(values: Array) -> float:
+        return float((np.abs(values.astype(np.float64) - exact) / largest).max())
+
+    assert 6e-3 < error(from_mlx(rounded)) < 8e-3
+    assert error(kernels.dequantize(quantized, "bfloat16")) <= 2**-8
+    assert error(kernels.dequantize(quantized)) < 2e-7
+
+
 @pytest.mark.parametrize(("quant_type", "group_size"), FP)
 def test_fp_dequantize_of_every_scale_and_code_equals_mlx_but_for_the_nan_scale(quant_type: str, group_size: int) -> None:
     quantization = Quantization(QuantType(quant_type), group_size)

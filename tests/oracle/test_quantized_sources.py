@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import mlx.core as mx
 import numpy as np
 import pytest
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
@@ -231,7 +232,7 @@ def test_metadata_of_modules_that_differ(store: Store, tmp_path: Path) -> None:
     with imported(store, tmp_path / "s", Kind(up.make, {"quantization": settings}), *weights) as model:
         for weight in weights:
             assert_copied(model, weight)
-        assert model.config.file_type == ""
+        assert model.config.file_type == "int4"  # that of the general settings, as in Ollama's records (d_mlx_mixed_4_8)
 
 
 def assert_quantized(model: Model, name: str, values: Array) -> None:
@@ -241,3 +242,13 @@ def assert_quantized(model: Model, name: str, values: Array) -> None:
     assert stored.quantization == wanted.quantization
     np.testing.assert_array_equal(stored.weight, wanted.weight)
     np.testing.assert_array_equal(stored.scale, wanted.scale)
+
+
+def test_a_file_that_mlx_wrote_without_metadata(store: Store, tmp_path: Path) -> None:
+    """Its ``__metadata__`` is null."""
+    path = tmp_path / "m.safetensors"
+    mx.save_safetensors(str(path), {"a.weight": mx.arange(6.0).reshape(2, 3)})
+    assert b'"__metadata__":null' in path.read_bytes()
+    blobstore.import_model(path, "m", store=store)
+    with blobstore.open_model("m", store=store) as model:
+        np.testing.assert_array_equal(model["a.weight"].numpy(), np.arange(6.0).reshape(2, 3))

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from support.weights import DTYPES, F16, TARGETS, TWIN, raw_or_nan, squared_errors
@@ -26,7 +26,6 @@ AFFINE = ("int4", "int8")
 FP = ("nvfp4", "mxfp4", "mxfp8")
 EPSILON = 2.0**-23
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 any_method = pytest.mark.parametrize("method", kernels.METHODS)
 
@@ -87,7 +86,6 @@ def beside_others(groups: Array, place: int) -> Array:
 
 
 @pytest.mark.parametrize("quant_type", AFFINE)
-@unhurried
 @given(data=st.data())
 def test_affine_errors_are_half_a_step_or_what_the_last_code_falls_short_of_the_range(
     quant_type: str, data: st.DataObject
@@ -106,7 +104,6 @@ def test_affine_errors_are_half_a_step_or_what_the_last_code_falls_short_of_the_
 
 
 @pytest.mark.parametrize("quant_type", AFFINE)
-@unhurried
 @given(data=st.data())
 def test_affine_keeps_the_edge_farther_from_zero_and_zero_itself(quant_type: str, data: st.DataObject) -> None:
     group_size = data.draw(group_sizes(quant_type))
@@ -121,7 +118,6 @@ def test_affine_keeps_the_edge_farther_from_zero_and_zero_itself(quant_type: str
 
 
 @pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
-@unhurried
 @given(data=st.data())
 def test_mx_errors_are_half_the_distance_between_codes(quant_type: str, data: st.DataObject) -> None:
     weights = data.draw(weights_of(32, 3.4 * 2.0**126))
@@ -136,7 +132,6 @@ def test_mx_errors_are_half_the_distance_between_codes(quant_type: str, data: st
     assert ((scale < 2 * largest * (1 + EPSILON)) | (quantized.scale == 0)).all()
 
 
-@unhurried
 @given(data=st.data())
 def test_nvfp4_errors_are_half_the_distance_between_codes_where_the_scale_is_a_normal_number(data: st.DataObject) -> None:
     weights = data.draw(weights_of(16, 448 * 6))
@@ -150,7 +145,6 @@ def test_nvfp4_errors_are_half_the_distance_between_codes_where_the_scale_is_a_n
 
 @any_dtype
 @pytest.mark.parametrize("quant_type", AFFINE + FP)
-@unhurried
 @given(data=st.data())
 def test_quantizing_again_keeps_shapes_and_dtypes(quant_type: str, dtype: np.dtype[Any], data: st.DataObject) -> None:
     group_size = data.draw(group_sizes(quant_type))
@@ -166,7 +160,6 @@ def test_quantizing_again_keeps_shapes_and_dtypes(quant_type: str, dtype: np.dty
 
 
 @pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
-@unhurried
 @given(data=st.data())
 def test_mx_values_are_quantized_to_themselves(quant_type: str, data: st.DataObject) -> None:
     values = kernels.dequantize(kernels.quantize(data.draw(weights_of(32, 1e30)), quant_type))
@@ -175,7 +168,6 @@ def test_mx_values_are_quantized_to_themselves(quant_type: str, data: st.DataObj
 
 @any_method
 @pytest.mark.parametrize("quant_type", AFFINE + FP)
-@unhurried
 @given(data=st.data())
 def test_every_target_equals_twin_for_any_finite_float32_groups(quant_type: str, method: str, data: st.DataObject) -> None:
     group_size = data.draw(group_sizes(quant_type))
@@ -190,7 +182,6 @@ def test_every_target_equals_twin_for_any_finite_float32_groups(quant_type: str,
 @any_method
 @any_dtype
 @pytest.mark.parametrize("quant_type", AFFINE + FP)
-@unhurried
 @given(data=st.data())
 def test_every_target_equals_twin_for_any_bits(
     quant_type: str, dtype: np.dtype[Any], method: str, data: st.DataObject
@@ -205,7 +196,6 @@ def test_every_target_equals_twin_for_any_bits(
 
 
 @pytest.mark.parametrize("quant_type", AFFINE + FP)
-@unhurried
 @given(data=st.data())
 def test_no_group_is_worse_after_a_search_than_after_minmax(quant_type: str, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))
@@ -222,7 +212,6 @@ def test_no_group_is_worse_after_a_search_than_after_minmax(quant_type: str, dat
 
 
 @pytest.mark.parametrize("quant_type", FP)
-@unhurried
 @given(data=st.data())
 def test_every_target_dequantizes_any_fp_bits_as_the_twin(quant_type: str, data: st.DataObject) -> None:
     kind = QuantType(quant_type)
@@ -240,7 +229,6 @@ def test_every_target_dequantizes_any_fp_bits_as_the_twin(quant_type: str, data:
 
 @pytest.mark.parametrize("quant_type", AFFINE)
 @any_dtype
-@unhurried
 @given(data=st.data())
 def test_every_target_dequantizes_any_affine_bits_as_the_twin(
     quant_type: str, dtype: np.dtype[Any], data: st.DataObject

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blobstore.documents import Manifest
@@ -22,6 +22,9 @@ MANIFEST = st.fixed_dictionaries(
     {"schemaVersion": st.just(2), "mediaType": st.just("m")},
     optional={"config": DESCRIPTOR},
 ).flatmap(lambda head: st.lists(DESCRIPTOR, max_size=4).map(lambda layers: {**head, "layers": layers}))
+ONE, TWO = ({"mediaType": "m", "digest": f"sha256:{0:064}", "size": size} for size in (1, 2))
+TWO_SIZES = {"schemaVersion": 2, "mediaType": "m", "config": ONE, "layers": [TWO]}
+"""One blob that has two sizes."""
 COMPACT = {"separators": (",", ":"), "ensure_ascii": False}
 
 
@@ -39,6 +42,7 @@ def fast(raw: bytes) -> dict[str, int] | None:
         return None
 
 
+@example(TWO_SIZES, COMPACT, "\n")
 @given(MANIFEST, st.sampled_from([COMPACT, {}, {"indent": 1}]), st.sampled_from(["\n", "", " ", "\n\n"]))
 def test_picked_out_or_parsed_it_is_the_same(document: dict[str, Any], style: dict[str, Any], end: str) -> None:
     raw = (json.dumps(document, **style) + end).encode("utf-8", "surrogatepass")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from blobstore.importer.writing import buffers, making, runs, write
+from blobstore.importer.writing import making, runs, write
 
 LEAST = 1024
 """The smallest chunk that holds whole groups of the widest values."""
@@ -16,6 +16,6 @@ LEAST = 1024
 def chunks_of(nbytes: int) -> Iterator[None]:
     """Let runs have so many bytes at most, as long as the block lasts."""
     with ExitStack() as stack:
-        for module in (buffers, making, runs, write):
+        for module in (making, runs, write):
             stack.enter_context(mock.patch.object(module, "CHUNK", nbytes))
         yield

@@ -43,6 +43,14 @@ def cannot_run(why: str) -> NoReturn:
     pytest.skip(f"FAULT NOT SHOWN: {why}")
 
 
+def make_device(path: Path) -> None:
+    """Make a device without an end. Where that is impossible: see `cannot_run`."""
+    try:
+        os.mknod(path, 0o20666, os.makedev(1, 5))  # as /dev/zero
+    except PermissionError as error:
+        cannot_run(f"a device needs root: {error}")
+
+
 @contextmanager
 def file_system(folder: Path, options: str) -> Iterator[Path]:
     """Mount a tmpfs with ``options`` on a new folder for as long as the block lasts.
@@ -76,7 +84,7 @@ def run(*arguments: object, prefix: list[str] | None = None) -> subprocess.Compl
     """Run ``blobstore ARGUMENTS…`` so that its calls can be counted, behind ``prefix``; Python writes no bytecode."""
     line = [*(prefix or []), sys.executable, "-c", _ONE_AFTER_THE_OTHER, *map(str, arguments)]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300, env=environment)
 
 
 def strace(log: Path, *rules: str) -> list[str]:

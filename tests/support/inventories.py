@@ -35,4 +35,4 @@ def inventory(
     by_name = {tensor.name: replace(tensor, file=file) for tensor in sorted(members, key=lambda tensor: tensor.name)}
     config = None if architecture is None else json.dumps({"architectures": [architecture], **config_items}).encode()
     documents = {"config.json": config} if config is not None else {}
-    return Inventory(folder, (file,), by_name, documents, SourceConfig.parse(config) if config is not None else None, ())
+    return Inventory(folder, (file,), by_name, documents, SourceConfig.parse(config) if config is not None else None)

@@ -8,8 +8,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +18,7 @@ import pytest
 
 _CONFIG = """
 {user}
-worker_processes 2;
+worker_processes 1;
 daemon off;
 pid {folder}/pid;
 error_log {folder}/error.log;
@@ -42,7 +43,8 @@ http {{
     }}
 }}
 """
-_PATIENCE_S = 10
+_PATIENCE_S = 60
+_LAST = "/the-last-request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +65,26 @@ class Nginx:
     def __init__(self, folder: Path, root: Path, port: int) -> None:
         self.root = root
         self.url = f"http://127.0.0.1:{port}"
+        self._port = port
         self._log = folder / "access.log"
         self._seen = 0
 
     def requests(self) -> list[Request]:
-        """Return the requests since the last call. nginx writes a line when a request is over, so they are waited for."""
-        size = -1
-        while size != self._log.stat().st_size:
-            size = self._log.stat().st_size
-            time.sleep(0.03)
-        lines = self._log.read_text().splitlines()
-        new, self._seen = lines[self._seen :], len(lines)
-        return [_request(line) for line in new]
+        """Return the requests since the last call.
+
+        nginx writes a line when a request is over, which its client knows earlier. Its one worker writes it before it
+        takes another request: so one more is sent, and its line ends the log.
+        """
+        with closing(HTTPConnection("127.0.0.1", self._port, timeout=_PATIENCE_S)) as last:
+            last.request("GET", _LAST)
+            last.getresponse().read()
+        until = time.monotonic() + _PATIENCE_S
+        while not (lines := self._log.read_text().splitlines()[self._seen :]) or not lines[-1].endswith(_LAST):
+            if time.monotonic() > until:
+                raise TimeoutError(f"nginx does not log {_LAST}")
+            time.sleep(0.005)
+        self._seen += len(lines)
+        return [_request(line) for line in lines[:-1]]
 
 
 @contextmanager

@@ -44,9 +44,10 @@ def linked_folder(store: Store) -> Path:
 
 
 def newer_manifests(store: Store) -> Path:
-    """Make something in the tree of manifests that later Ollamas have."""
-    path = store.root / "manifests-v2" / "other"
-    path.mkdir(parents=True)
+    """Make a link to a missing blob in the tree of manifests that newer Ollamas have."""
+    path = store.root / "manifests-v2" / "ollama.com" / "library" / "other" / "latest"
+    path.parent.mkdir(parents=True)
+    path.symlink_to(f"../../../../blobs/sha256-{'0' * 64}")
     return path
 
 

@@ -126,3 +126,18 @@ def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
             yield child
         finally:
             child.kill()
+
+
+def with_newline_config(store: Store, name: str, other: str) -> Path:
+    """Store a model a second time, its config blob ended with a newline as newer Ollamas do; return that blob's path."""
+    manifest = store.manifest(ModelName.parse(name))
+    assert manifest.config is not None
+    data = store.blobs.read(manifest.config) + b"\n"
+    path = blob_path(store, data)
+    path.write_bytes(data)
+    old = f'"digest":"{manifest.config.digest}","size":{manifest.config.size}'
+    new = f'"digest":"{path.name.replace("-", ":")}","size":{len(data)}'
+    place = manifest_path(store, other)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(manifest.raw.decode().replace(old, new))
+    return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -83,8 +84,8 @@ def test_groups_that_divide_nothing(fail: Fail, tmp_path: Path, word: str) -> No
         (["config.json"], None),
         (["model-q4.gguf"], "model-q4.gguf is not safetensors: convert it first."),
         (["pytorch_model.bin"], "pytorch_model.bin is not safetensors: convert it first."),
-        (["weights.safetensors"], "Import the file itself: weights.safetensors"),
-        (["a.gguf", "weights.safetensors"], "Import the file itself: weights.safetensors"),
+        (["weights.safetensors"], "Import the file itself: {folder}/weights.safetensors"),
+        (["a.gguf", "weights.safetensors"], "Import the file itself: {folder}/weights.safetensors"),
     ],
 )
 def test_a_folder_without_weights(fail: Fail, tmp_path: Path, files: list[str], hint: str | None) -> None:
@@ -93,7 +94,7 @@ def test_a_folder_without_weights(fail: Fail, tmp_path: Path, files: list[str], 
     for name in files:
         (folder / name).write_bytes(b"{}")
     error = f"Error: no weights in {folder}: no model.safetensors\n"
-    assert fail(1, "import", folder) == (error if hint is None else f"{error}Hint: {hint}\n")
+    assert fail(1, "import", folder) == (error if hint is None else f"{error}Hint: {hint.format(folder=folder)}\n")
 
 
 def test_sources_that_are_not_there(fail: Fail, tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_sources_that_are_not_there(fail: Fail, tmp_path: Path) -> None:
 def test_files_that_are_no_safetensors(fail: Fail, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF\3\0\0\0" + bytes(100))
-    assert "no safetensors file" in fail(1, "import", path)
+    assert "not a safetensors file" in fail(1, "import", path)
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "", "a/b/c/d", "x:", "é", "-x/y", "x" * 81, "http:///x"])
@@ -131,6 +132,7 @@ def test_a_source_whose_stem_is_no_name(fail: Fail, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["show", "rm", "cp", "run"])
 def test_models_that_are_not_there(fail: Fail, tmp_path: Path, word: str) -> None:
+    (tmp_path / "store").mkdir()
     arguments = [word, "ghost", *(["x"] if word in ("cp", "run") else []), "--store", tmp_path / "store"]
     assert fail(1, *arguments).startswith("Error: model 'ghost:latest' not found\n")
 
@@ -142,23 +144,24 @@ def test_a_model_that_is_not_there_makes_no_store(fail: Fail, tmp_path: Path, wo
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "says", "command"),
     [
-        (["frobnicate"], "frobnicate"),
-        (["show"], "NAME"),
-        (["rm"], "NAME"),
-        (["cp", "x"], "TARGET"),
-        (["run", "x"], "PROMPT"),
-        (["run", "x", "y", "--max-tokens", "0"], "--max-tokens"),
-        (["list", "extra"], "extra"),
-        (["import", "x", "y", "z"], "z"),
-        (["list", "--store"], "--store"),
+        (["frobnicate"], "frobnicate", "blobstore"),
+        (["show"], "NAME", "blobstore show"),
+        (["rm"], "NAME", "blobstore rm"),
+        (["cp", "x"], "NEW_NAME", "blobstore cp"),
+        (["run", "x"], "PROMPT", "blobstore run"),
+        (["run", "x", "y", "--max-tokens", "0"], "--max-tokens", "blobstore run"),
+        (["list", "extra"], "extra", "blobstore list"),
+        (["import", "x", "y", "z"], "z", "blobstore import"),
+        (["list", "--store"], "--store", "blobstore"),
+        (["metadata", "get"], "FILE", "blobstore metadata get"),
     ],
 )
-def test_commands_that_are_not_complete(fail: Fail, arguments: list[str], says: str) -> None:
+def test_commands_that_are_not_complete(fail: Fail, arguments: list[str], says: str, command: str) -> None:
     error, hint, end = fail(2, *arguments).split("\n")
     assert says in error
-    assert hint == "Hint: blobstore COMMAND --help shows what a command takes."
+    assert hint == f"Hint: {command} --help shows what is possible."
     assert end == ""
 
 
@@ -236,7 +239,14 @@ def test_control_characters_of_files_are_never_printed_raw(
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
 
 
-def test_left_out_files_are_said_on_stderr(source: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["import", "plan"])
+def test_left_out_files_are_said(source: Path, store: Store, capsys: pytest.CaptureFixture[str], command: str) -> None:
     (source / "consolidated.safetensors").write_bytes(b"")
-    assert run(["import", str(source), "--store", str(store.root), "--json"]) == 0
-    assert capsys.readouterr().err == "Left out: consolidated.safetensors is not part of the checkpoint\n"
+    options = ["--store", str(store.root)] if command == "import" else []
+    assert run([command, str(source), *options]) == 0
+    *_, count, line = capsys.readouterr().out.splitlines()
+    assert count.endswith("tensors and 2 of 3 files stored")
+    assert line == "Left out: consolidated.safetensors: safetensors that are not part of the checkpoint"
+    assert run([command, str(source), *options, "--json"]) == 0
+    (left_out,) = json.loads(capsys.readouterr().out)["coverage"]["files"]["left_out"]
+    assert (left_out["name"], left_out["count"]) == ("consolidated.safetensors", 1)

@@ -46,8 +46,8 @@ def test_json_and_notes(store: Store, tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["--format", "gguf"], 2, "unknown format 'gguf'"),
         (["--dequantize", "int4"], 2, "unknown dtype 'int4'"),
-        (["--max-shard-size", "5 bananas"], 2, "no size"),
-        (["--max-shard-size", "0"], 2, "no size of a shard"),
+        (["--max-shard-size", "5 bananas"], 2, "invalid size"),
+        (["--max-shard-size", "0"], 2, "invalid shard size"),
         (["--jobs", "0"], 2, "at least one thread"),
     ],
 )
@@ -67,5 +67,5 @@ def test_a_folder_with_something_in_it(store: Store, tmp_path: Path, capsys: pyt
     _, errors = exported(store, capsys, "m", tmp_path / "in", code=1)
     assert (
         errors
-        == f"Error: {tmp_path / 'in'} is there already, and is no empty folder\nHint: {errors[errors.index('Name a') :]}"
+        == f"Error: {tmp_path / 'in'} already exists and is not an empty folder\nHint: {errors[errors.index('Name a') :]}"
     )

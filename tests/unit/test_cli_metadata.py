@@ -75,7 +75,7 @@ def test_set_from_json(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "code", "says"),
     [
         (["k"], 2, "there is no value for 'k'"),
-        (['{"k": 1}'], 2, "the value of 'k' is no string"),
+        (['{"k": 1}'], 2, "the value of 'k' is not a string"),
         (['{"k": "a", "k": "b"}'], 1, "twice"),
         (['{"k": "\\ud800"}'], 1, "surrogate"),
         (['{"k"'], 1, "not valid JSON"),

@@ -160,11 +160,10 @@ def test_errors_are_one_line(
 def test_a_plan_has_the_keys_that_it_had(source: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     assert run(["plan", str(source), "--quant", "nvfp4", "--json", *options]) == 0
     document: Any = json.loads(capsys.readouterr().out)
-    assert list(document) == ["blobs", "stored_bytes", "bits_per_weight"]
+    assert list(document) == ["blobs", "stored_bytes", "bits_per_weight", "coverage", "runs_in"]
     tensor = next(blob for blob in document["blobs"] if blob["name"] == UP)["tensors"]
-    assert tensor == [
-        {"name": UP, "dtype": "BF16", "shape": [128, 64], "quant_type": "nvfp4", "group_size": 16, "sources": [UP]}
-    ]
+    wanted = {"name": UP, "dtype": "BF16", "shape": [128, 64], "quant_type": "nvfp4", "group_size": 16}
+    assert tensor == [wanted | {"transposed": False, "kept": None, "sources": [UP]}]
 
 
 def test_the_options_of_an_import_reach_the_store(store: Store, source: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from blobstore.names import DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelN
 from blobstore.source.shards import ShardIndex
 
 COUNTS = {
-    "header": (184, 54),
+    "header": (184, 55),
     "name": (57, 11),
     "digest": (34, 2),
     "path": (22, 5),

@@ -33,6 +33,7 @@ WITHOUT_TENSORS = {
     "st-len-n2-empty-object",
     "st-ws-trailing-spaces",
     "st-meta-empty",
+    "st-meta-null",
     "st-meta-only",
     "st-meta-1MB-value",
     "st-meta-10k-keys",

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.checkpoints import safetensors_bytes
 from support.corpus import Case, case_id, load
+from support.faults import make_device
 from support.store_faults import FAULTS
 from support.stores import blob_path, commit_model, layer_by_hand, manifest_path, process
 
@@ -25,7 +27,6 @@ from blobstore.errors import BlobStoreError, BusyError, CorruptDataError, Digest
 from blobstore.names import ModelName
 from blobstore.store import Store, files, open_store
 
-pytestmark = pytest.mark.timeout(30)
 M = ModelName.parse("m")
 BLOB = safetensors_bytes({"t": np.arange(9.0)})
 ORPHAN = b"a blob that nobody needs"
@@ -336,7 +337,7 @@ STATES: dict[str, Callable[[Store], None]] = {
     "store-blob-symlink-dangling": replaced(lambda path: path.symlink_to("nowhere")),
     "store-blob-fifo": replaced(os.mkfifo),
     "store-blob-socket": replaced(bind),
-    "store-blob-device": replaced(lambda path: os.mknod(path, 0o20666, os.makedev(1, 5))),
+    "store-blob-device": replaced(make_device),
     "store-blob-truncated": changed(lambda path: os.truncate(path, 90)),
     "store-blob-extended": changed(lambda path: path.write_bytes(BLOB + b"x")),
     "store-blob-bitflip-header": changed(flipped),
@@ -374,6 +375,11 @@ def test_every_case_is_shown() -> None:
     assert not STATES.keys() & FAULTS
 
 
-@pytest.mark.parametrize("case", [case for case in load("store") if case.id not in FAULTS], ids=case_id)
+def case_param(case: Case) -> Any:
+    """Return a case; only root makes devices."""
+    return pytest.param(case, marks=[pytest.mark.lab] if case.id == "store-blob-device" else [], id=case_id(case))
+
+
+@pytest.mark.parametrize("case", [case_param(case) for case in load("store") if case.id not in FAULTS])
 def test_states_of_a_store(case: Case, filled: Store) -> None:
     STATES[case.id](filled)

@@ -17,7 +17,6 @@ from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, St
 from blobstore.importer import default_name, run_plan
 from blobstore.store import Store
 
-pytestmark = pytest.mark.timeout(60)
 Snapshot = Callable[[Store], dict[str, str]]
 INDEX = "model.safetensors.index.json"
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -59,14 +58,16 @@ def test_a_folder_with_shards(store: Store, tmp_path: Path, index: bool) -> None
     expect_everything(store, write_shards(tmp_path / "m", index=index))
     with blobstore.open_model("m", store=store) as model:
         assert model.documents() == ["config.json", "blobstore.json"]
+        assert model.files() == ["config.json", *([INDEX] if index else [])]
 
 
 def test_other_weights_are_left_out_and_said(store: Store, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m")
     (source / "consolidated.safetensors").write_bytes(safetensors_bytes({"other": normal("o", 3)}))
     (source / "broken.safetensors").write_bytes(b"?")
-    (source / "README.md").write_bytes(b"#")
-    assert blobstore.plan_import(source).inventory.left_out == ("broken.safetensors", "consolidated.safetensors")
+    left_out = blobstore.plan_import(source).coverage.left_out
+    assert [one.name for one in left_out] == ["broken.safetensors", "consolidated.safetensors"]
+    assert {one.reason for one in left_out} == {"safetensors that are not part of the checkpoint"}
     expect_everything(store, source)
 
 

@@ -16,12 +16,12 @@ SOURCE = ROOT / "src" / "blobstore"
 # docs/design.md, "Layers": a module may import from the rows above its own, and a package's files from one another.
 LAYERS = (
     {"errors"},
-    {"digest", "names", "dtypes", "strictjson", "tiles"},
+    {"coverage", "digest", "names", "dtypes", "strictjson", "tiles"},
     {"quant"},
     {"documents", "arrays", "ranges", "transport", "runtimes"},
-    {"kernels", "store", "safetensors", "checkpoint", "mapped", "origin"},
+    {"kernels", "store", "safetensors", "checkpoint", "mapped", "provenance"},
     {"stored", "remote"},
-    {"source"},
+    {"mlx_settings", "source"},
     {"tensors"},
     {"importer", "loader", "inspection", "comparison", "metadata", "network"},
     {"mlx_lm", "quality", "care", "listing", "export"},
@@ -30,6 +30,7 @@ LAYERS = (
 )
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2"}
 NUMPY_FREE = {
+    "coverage",
     "errors",
     "digest",
     "names",
@@ -38,11 +39,13 @@ NUMPY_FREE = {
     "strictjson",
     "tiles",
     "documents",
+    "provenance",
     "ranges",
     "runtimes",
     "mapped",
     "store",
     "safetensors",
+    "mlx_settings",
     "stored",
     "transport",
     "remote",

@@ -24,7 +24,7 @@ from blobstore.safetensors.header import DTYPES, ScannedEntries
 from blobstore.safetensors.scanned import scan_header
 
 # Legal, and left to the parser: unknown fields, and what is beyond our limits.
-FOR_THE_PARSER = {"st-info-extra-field", "st-name-1MB", "st-shape-65-dims"}
+FOR_THE_PARSER = {"st-info-extra-field", "st-meta-null", "st-name-1MB", "st-shape-65-dims"}
 ENTRY = b'{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
 
 

@@ -19,7 +19,7 @@ from blobstore.names import ModelName
 from blobstore.ranges import BytesReader, FileIdentity, FileReader
 from blobstore.safetensors import read_header
 from blobstore.store import Store
-from blobstore.stored import stored_tensors
+from blobstore.stored import Settings, stored_tensors
 from blobstore.strictjson import MAX_CONFIG
 
 CHUNK = 2**20
@@ -31,13 +31,17 @@ _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How a model uses a blob: the media type, size and name that its manifest says, and whether it is its config."""
+    """How a model uses a blob: the media type, size and name that its manifest says, and whether it is its config.
+
+    ``settings`` are those of the model's config.json.
+    """
 
     model: ModelName
     media_type: str
     size: int
     name: str | None
     is_config: bool
+    settings: Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,10 @@ class BlobChecker:
             if reads_all:
                 hashed = reader.size
                 if self._digest(reader, data, uses) != digest:
-                    reason = "its bytes are not its digest's"
-            content, tensors = _tensors(reader, data) if is_tensor else (_wrong_document(reader, data, uses), ())
+                    reason = "its bytes do not match its digest"
+            content, tensors = (
+                _tensors(reader, data, uses[0].settings) if is_tensor else (_wrong_document(reader, data, uses), ())
+            )
             reason = reason or _wrong_size(reader.size, uses) or content
         except BlobStoreError as error:
             reason = f"it can't be read: {error.message}"
@@ -120,12 +126,12 @@ class BlobChecker:
         return Digest(total.hexdigest())
 
 
-def _tensors(reader: FileReader, data: memoryview | None) -> tuple[str | None, tuple[str, ...]]:
+def _tensors(reader: FileReader, data: memoryview | None, settings: Settings) -> tuple[str | None, tuple[str, ...]]:
     """Return what is wrong with a blob's header, and the names of its tensors. Raises: StorageError."""
     try:
         header = read_header(BytesReader(bytes(data), reader.name) if data is not None else reader)
         header.check_limits(reader.name)
-        return None, tuple(tensor.name for tensor in stored_tensors(header))
+        return None, tuple(tensor.name for tensor in stored_tensors(header, settings))
     except BlobStoreError as error:
         if error.errno is not None:
             raise
@@ -154,4 +160,4 @@ def _wrong_mode(reader: FileReader) -> str | None:
 
 def _wrong_size(size: int, uses: Sequence[Use]) -> str | None:
     wrong = sorted({use.size for use in uses if use.size != size})
-    return f"it has {size:,} bytes, {wrong[0]:,} are right" if wrong else None
+    return f"it has {size:,} bytes, not {wrong[0]:,}" if wrong else None

@@ -16,6 +16,7 @@ from blobstore.digest import Digest
 from blobstore.documents import Manifest
 from blobstore.errors import BlobStoreError
 from blobstore.importer import Progress
+from blobstore.mlx_settings import settings_of
 from blobstore.names import ModelName
 from blobstore.ranges import FileIdentity
 from blobstore.store import BlobListing, Store
@@ -42,8 +43,9 @@ class BlobChecks:
 
     def add(self, name: ModelName, manifest: Manifest) -> None:
         """Take in the blobs that a model needs."""
+        settings = settings_of(self.store, manifest)
         for blob in manifest.descriptors:
-            use = Use(name, blob.media_type, blob.size, blob.name, blob is manifest.config)
+            use = Use(name, blob.media_type, blob.size, blob.name, blob is manifest.config, settings)
             self.uses[blob.digest.hex].append(use)
 
     def chosen(self, wanted: Callable[[Digest], bool]) -> list[str]:

@@ -14,8 +14,9 @@ import numpy as np
 from blobstore.arrays import QuantizedArray
 from blobstore.comparison import Errors, checkpoint_shape, paired_values
 from blobstore.digest import Digest
-from blobstore.documents import TENSOR_MEDIA_TYPE, Manifest
+from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.dtypes import DType
+from blobstore.errors import BlobStoreError
 from blobstore.importer import threads
 from blobstore.loader import open_model
 from blobstore.names import ModelName
@@ -128,17 +129,17 @@ class _Opened:
 
 
 def _opened(name: str | ModelName, store: Store, stack: ExitStack) -> _Opened:
-    full = ModelName.parse(name) if isinstance(name, str) else name
+    full = store.find(name)
     manifest = store.manifest(full)
     tensors: Mapping[str, Tensor] = {}
     if manifest.tensor_layers:
         model = stack.enter_context(open_model(full, store=store))
         manifest, tensors = model.manifest, model
     sizes = {blob.digest: blob.size for blob in manifest.descriptors}
-    return _Opened(full, tensors, dict(_documents(manifest)), sizes)
+    return _Opened(full, tensors, dict(_documents(manifest, store)), sizes)
 
 
-def _documents(manifest: Manifest) -> Iterator[tuple[str, Digest]]:
+def _documents(manifest: Manifest, store: Store) -> Iterator[tuple[str, Digest]]:
     """Yield what is no tensor: by its name, else by its kind and how often that was there before."""
     kinds: Counter[str] = Counter()
     for layer in manifest.layers:
@@ -147,7 +148,18 @@ def _documents(manifest: Manifest) -> Iterator[tuple[str, Digest]]:
             kinds[kind] += 1
             yield layer.name or (kind if kinds[kind] == 1 else f"{kind} {kinds[kind]}"), layer.digest
     if manifest.config is not None:
-        yield "(config)", manifest.config.digest
+        yield "(config)", _config_digest(manifest.config, store)
+
+
+def _config_digest(config: Descriptor, store: Store) -> Digest:
+    """Return the digest of a config blob without the newline that newer Ollamas end it with: they say the same.
+
+    Source: ollama/ollama PR 14969 @ca0b86d3 x/create/manifest.go, where json.Encoder writes what json.Marshal wrote before.
+    """
+    try:
+        return Digest.of(store.blobs.read(config).removesuffix(b"\n"))
+    except BlobStoreError:  # weights can be compared without it
+        return config.digest
 
 
 def _only(one: _Opened, other: _Opened) -> tuple[TensorFact, ...]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from blobstore.errors import NotFoundError, StorageError
+from blobstore.errors import BlobStoreError, NotFoundError, StorageError
+from blobstore.names import ModelName
 from blobstore.store import BlobListing, ManifestFolder, Store
 from blobstore.store.files import os_errors
+from blobstore.store.references import needs_of
 
 _PARTIAL = re.compile(r"sha256-[0-9a-f]{64}-partial(-[0-9]+)?", re.ASCII)
 _KINDS = (
@@ -24,8 +27,8 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 _MANIFEST_DEPTH = 4
-# Our own rm takes the copy along.
-_LOST = "its model is gone, by another program or by damage: repair brings it back, until the next prune"
+_AMBIGUOUS = "another beside it differs only in case, and Ollama takes one for the other: move one to another name"
+_LOST = "the manifest of its model is gone, and blobs that only it needed are there: repair brings it back, until prune"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +42,70 @@ class OddFile:
 def oddities(store: Store, listing: BlobListing) -> Iterator[OddFile]:
     """Yield what is odd in a store, blobs first; ``listing`` is what lies in ``blobs/``. Raises: StorageError."""
     for entry in listing.others:
-        with suppress(NotFoundError), os_errors("look at", entry.path):  # it has been removed since the folder was listed
+        with suppress(NotFoundError), os_errors("access", entry.path):  # it has been removed since the folder was listed
             yield OddFile(Path(entry.path), _odd_blob(entry))
     for path in store.manifests.everything():
-        with suppress(NotFoundError), os_errors("look at", path):
+        with suppress(NotFoundError), os_errors("access", path):
             if (reason := _odd_manifest(store.manifests, path)) is not None:
                 yield OddFile(path, reason)
-    for path in store.newer_manifests():
-        yield OddFile(path, "it is a later Ollama's: its models are not read here")
-    yield from _lost_models(store)
+    for path, found in store.newer.needs():
+        if isinstance(found, BlobStoreError):
+            yield OddFile(path, f"no blob is removed: {found.message}")
+    yield from _ambiguous_names(store.manifests)
+    yield from _lost_models(store, listing)
     for folder in (store.root, store.blobs.path, store.manifests.path, store.root / ".blobstore"):
-        with os_errors("look at", folder):
+        with os_errors("access", folder):
             if folder.is_dir() and _is_open_to_all(folder.stat()):
-                yield OddFile(folder, "anybody may put files into it")
+                yield OddFile(folder, "every user may put files into it")
 
 
-def _lost_models(store: Store) -> Iterator[OddFile]:
-    """Yield the copies whose manifests are gone; none where the copies may not be listed: reading needs nothing of ours."""
+def _ambiguous_names(manifests: ManifestFolder) -> Iterator[OddFile]:
+    """Yield manifests, and folders of them, that differ from another beside them only in case."""
+    spellings: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
+    for name in manifests.names():
+        for depth, part in enumerate(name.path_parts):
+            above = name.path_parts[:depth]
+            spellings[*above, part.lower()].add((*above, part))
+    for _, several in sorted(spellings.items()):
+        for parts in sorted(several) if len(several) > 1 else ():
+            yield OddFile(manifests.path.joinpath(*parts), _AMBIGUOUS)
+
+
+def _lost_models(store: Store, listing: BlobListing) -> Iterator[OddFile]:
+    """Yield the copies whose manifests are gone though blobs are there that only they need.
+
+    An ``ollama rm`` removes such blobs with the manifest, so a copy without any is what it left, and no finding (docs/
+    decisions/2026-11-22-beside-ollama.md). None where the copies may not be listed: reading needs nothing of ours.
+    """
     with suppress(StorageError):
-        for copy in store.copies.stale(set(store.manifests.names())):
-            if not os.path.lexists(store.manifests.path.joinpath(*copy.path.parts[-_MANIFEST_DEPTH:])):
-                yield OddFile(copy.path, _LOST)
+        lost = [copy.path for copy in store.copies.stale(set(store.manifests.names()))]
+        unneeded = listing.named.keys() - store.references().needed() if lost else set()
+        for path in lost:
+            parts = path.parts[-_MANIFEST_DEPTH:]
+            is_gone = not os.path.lexists(store.manifests.path.joinpath(*parts))
+            if is_gone and not unneeded.isdisjoint(_needs_of_copies(store, ModelName.of_path(parts))):
+                yield OddFile(path, _LOST)
+
+
+def _needs_of_copies(store: Store, name: ModelName | None) -> set[str]:
+    """Return the hex digits of the blobs that the intact copies of a model's manifest name."""
+    needs: set[str] = set()
+    for raw in store.copies.of(name) if name is not None else ():
+        with suppress(BlobStoreError):  # of a later version, perhaps
+            needs.update(needs_of(raw, f"the copy of the manifest of {name}"))
+    return needs
 
 
 def odd_mode(status: os.stat_result) -> str | None:
     """Return what is odd about the mode of a blob or manifest, or None."""
-    return "anybody may write to it" if status.st_mode & stat.S_IWOTH else None
+    return "every user may write to it" if status.st_mode & stat.S_IWOTH else None
 
 
 def _odd_blob(entry: os.DirEntry[str]) -> str:
     if _PARTIAL.fullmatch(entry.name):
-        return "an Ollama is pulling it, or was"
+        return "Ollama is pulling it, or did not finish"
     kind = _kind(entry.stat(follow_symlinks=False).st_mode)
-    return "it has no blob's name" if kind is None else f"it is {kind}"
+    return "its name is not a blob's" if kind is None else f"it is {kind}"
 
 
 def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
@@ -81,7 +115,7 @@ def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
         return f"it is {kind}"
     if depth != _MANIFEST_DEPTH:
         return f"it lies {depth} levels deep, and manifests lie {_MANIFEST_DEPTH}"
-    return odd_mode(status) if manifests.is_name(path) else "its path is no model's name, and it may be a manifest"
+    return odd_mode(status) if manifests.is_name(path) else "its path is not a model's name, but it may be a manifest"
 
 
 def _kind(mode: int) -> str | None:

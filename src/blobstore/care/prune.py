@@ -149,7 +149,7 @@ def _decide(store: Store, grace_s: float, known: References | None) -> tuple[_De
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
     try:
-        with os_errors("look at", entry.path):
+        with os_errors("access", entry.path):
             return entry.stat(follow_symlinks=False)
     except NotFoundError:  # it has been removed since the folder was listed
         return None
@@ -157,9 +157,9 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
 
 def _check_grace(grace_s: float, *, sole_owner: bool) -> None:
     if not grace_s >= 0:
-        raise UsageError(f"no grace time: {grace_s!r}", hint="Give seconds, 0 or more.")
+        raise UsageError(f"invalid grace time: {grace_s!r}", hint="Give seconds, 0 or more.")
     if grace_s < LEAST_GRACE_S and not sole_owner:
         raise UsageError(
-            "a grace time under 1 h may take the blobs of a model that an Ollama is just making",
+            "a grace time under 1 h may take the blobs of a model that Ollama is creating",
             hint="If no Ollama and no other machine uses the store, say so: --sole-owner.",
         )

@@ -17,10 +17,11 @@ from blobstore.care.checks import BlobChecks, silent
 from blobstore.care.replan import Files, replan
 from blobstore.care.verify import Bar, manifest_bytes, read_manifest
 from blobstore.digest import Digest
-from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
+from blobstore.documents import FILE_MEDIA_TYPE, TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.errors import BusyError, DocumentError, UnsupportedSourceError
 from blobstore.importer import ImportPlan, threads
-from blobstore.importer.planning.outputs import PlannedBlob, PlannedFile
+from blobstore.importer.planning.outputs import PlannedBlob, PlannedCopy, PlannedFile
+from blobstore.importer.writing.copying import copy_file
 from blobstore.importer.writing.write import usual_memory, write_blobs
 from blobstore.names import ModelName
 from blobstore.store import FinishedBlob, Ingest, Store
@@ -68,7 +69,7 @@ def repair_model(
     Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when the options of the import can't
     be found out; UnsupportedSourceError when no damaged blob could be made from the source; BusyError; StorageError.
     """
-    full = ModelName.parse(name) if isinstance(name, str) else name
+    full = store.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
     workers = threads(jobs)
     before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)
@@ -141,8 +142,12 @@ def _made_again(
 ) -> tuple[list[FinishedBlob], dict[Digest, str]]:
     """Return what was made of the damaged blobs, not yet visible, and why the others could not be made."""
     texts = [layer.data for layer in plan.layers if isinstance(layer, PlannedFile)]
-    by_digest = {Digest.of(data): data for data in (*texts, plan.config.encode())}
+    config = plan.config.encode()
+    by_digest = {Digest.of(data): data for data in (*texts, config, config + b"\n")}  # newer Ollamas end it with a newline
     made = [ingest.put(by_digest[digest]) for digest in damaged if digest in by_digest]
+    lost = {(blob.name, blob.size) for blob in damaged.values() if blob.media_type == FILE_MEDIA_TYPE}
+    copies = (layer for layer in plan.layers if isinstance(layer, PlannedCopy) and (layer.name, layer.size) in lost)
+    made += [copy_file(layer, ingest) for layer in copies]
     wanted = {blob.name: blob for blob in damaged.values() if blob.media_type == TENSOR_MEDIA_TYPE}
     chosen = [layer for layer in plan.blobs if layer.name in wanted and layer.size == wanted[layer.name].size]
     made += _written(replace(plan, layers=tuple(chosen)), ingest, jobs, bar) if chosen else []

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
-from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
+from blobstore.errors import BlobStoreError, UsageError
 from blobstore.importer.modelfile.modelfile import Modelfile
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.planning.own_document import OWN_DOCUMENT, own_document
 from blobstore.importer.planning.plan import make_plan
 from blobstore.importer.policies.importance import Importance
-from blobstore.importer.recorded import RecordedImport, possible_options, recorded_import
+from blobstore.importer.recorded import possible_options, recorded_import
+from blobstore.provenance import OWN_DOCUMENT
 from blobstore.quant import QuantType
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.store import Store
@@ -35,28 +37,15 @@ class Files:
 def replan(store: Store, manifest: Manifest, source: str | os.PathLike[str], files: Files) -> ImportPlan:
     """Return the plan of the import that made a model, from its source.
 
-    Raises: as `plan_import`; UsageError when a file is missing that the import had, or its options can't be found out;
-    UnsupportedSourceError for a source that is neither a file nor a folder.
+    Raises: as `plan_import`; UsageError when a file is missing that the import had, or its options can't be found out.
     """
-    inventory = _checkpoint(source)
     given = ImportOptions.parse(modelfile=files.modelfile)
-    path = files.draft or given.draft
+    path = Path(files.draft) if files.draft is not None else given.draft
+    inventory = read_inventory(source, without=path)
     draft = read_inventory(path) if path is not None else None
     importance = Importance.parse(files.importance) if files.importance is not None else None
     planner = _Planner(store, manifest, inventory, draft, importance, given.modelfile)
     return planner.plan()
-
-
-def _checkpoint(source: str | os.PathLike[str]) -> Inventory:
-    """Return the checkpoint at a path. Registries and archives will have their place here."""
-    text = os.fspath(source)
-    if "://" in text or (not os.path.isdir(text) and not text.endswith(".safetensors")):  # noqa: PTH112  # as it is written
-        raise UnsupportedSourceError(
-            f"{text} is no checkpoint folder and no .safetensors file",
-            path=text,
-            hint="Repairs are made from the checkpoint that was imported; from registries and archives they are not, yet.",
-        )
-    return read_inventory(source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +60,14 @@ class _Planner:
     modelfile: Modelfile
 
     def plan(self) -> ImportPlan:
-        recorded = self._recorded()
-        if recorded is None:
+        layer = self.manifest.document(OWN_DOCUMENT)
+        if layer is None:
             return self._fitting()
+        try:
+            raw = self.store.blobs.read(layer)
+        except BlobStoreError:
+            return self._giving(layer.digest)
+        recorded = recorded_import(raw)
         if recorded.importance is not None and (self.importance is None or self.importance.digest != recorded.importance):
             what = "with other" if self.importance is not None else "with"
             raise UsageError(f"the model was imported {what} importance", hint="Give the same file: --importance FILE.")
@@ -84,35 +78,27 @@ class _Planner:
         importance = self.importance if options.method == "search" else None
         return replace(options, importance=importance, modelfile=self.modelfile)
 
-    def _recorded(self) -> RecordedImport | None:
-        """Return the options that the model keeps, or had to keep; None for a model that never kept any."""
-        layer = self.manifest.document(OWN_DOCUMENT)
-        if layer is None:
-            return None
-        try:
-            raw = self.store.blobs.read(layer)
-        except BlobStoreError:
-            # It is damaged itself; what it said is found by trying what gives its digest.
-            for options in self._possible():
-                if Digest.of(own_document(self.inventory, options, self.draft)) == layer.digest:
-                    digest = options.importance.digest if options.importance is not None else None
-                    return RecordedImport(options, digest, self.draft is not None)
-            raise self._unknown(f"its {OWN_DOCUMENT} is damaged, and nothing usual gives it") from None
-        return recorded_import(raw)
+    def _giving(self, digest: Digest) -> ImportPlan:
+        """Return the first plan of usual options whose own document, which is damaged in the store, has that digest."""
+        for plan in self._plans(own_document=True):
+            if Digest.of(plan.documents[OWN_DOCUMENT]) == digest:
+                return plan
+        raise self._unknown(f"its {OWN_DOCUMENT} is damaged, and nothing usual gives it")
 
     def _fitting(self) -> ImportPlan:
         """Return the first plan of usual options that gives the model's blobs their names and sizes."""
         wanted = {(layer.name, layer.size) for layer in self.manifest.layers if layer.media_type == TENSOR_MEDIA_TYPE}
-        for options in self._possible():
-            if options.profile.own_document:
-                continue
-            try:
-                plan = make_plan(self.inventory, options, self.draft)
-            except BlobStoreError:
-                continue  # such options can't have been asked for
+        for plan in self._plans(own_document=False):
             if {(blob.name, blob.size) for blob in plan.blobs} == wanted:
                 return plan
         raise self._unknown("it keeps none, and nothing usual gives its blobs")
+
+    def _plans(self, *, own_document: bool) -> Iterator[ImportPlan]:
+        """Yield the plans of usual options, of profiles that write a document of ours or of those that do not."""
+        for options in self._possible():
+            if options.profile.own_document is own_document:
+                with suppress(BlobStoreError):  # such options can't have been asked for
+                    yield make_plan(self.inventory, options, self.draft)
 
     def _possible(self) -> Iterator[ImportOptions]:
         draft_types = (None, *QuantType) if self.draft is not None else (None,)

@@ -51,11 +51,9 @@ def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
 
     A blob that is there counts as manifests say, as in `list_models`; one that none names counts as long as its file is.
     What was cut or grew is for `verify` to find. Raises: NotFoundError for a name that there is not; InvalidNameError;
-    StorageError.
+    AmbiguousNameError; StorageError.
     """
-    wanted = [ModelName.parse(name) if isinstance(name, str) else name for name in names]
-    for name in wanted:
-        store.manifests.require(name)
+    wanted = [store.find(name) for name in names]
     references = store.references()
     there = store.blobs.digests()
     needed, shared = _needed_and_shared(references)
@@ -75,7 +73,7 @@ def _needed_and_shared(references: References) -> tuple[dict[str, int], set[str]
     """Return the sizes of the blobs that some model needs, and the blobs that more than one does."""
     needed: dict[str, int] = {}
     shared: set[str] = set()
-    for needs in references.models.values():
+    for needs in references.each():
         shared.update(needs.keys() & needed.keys())
         needed.update(needs)
     return needed, shared

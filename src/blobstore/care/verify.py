@@ -105,12 +105,9 @@ def verify(
     Raises: NotFoundError for a store or a name that there is not; InvalidNameError; UsageError; StorageError when folders
     can't be listed, or there are too many open files. Damage is no error here.
     """
-    wanted = [ModelName.parse(name) if isinstance(name, str) else name for name in names]
     workers = threads(jobs)
-    if not store.root.exists():  # a disk that is not mounted, or a misspelt path: nothing was checked
-        raise NotFoundError(f"there is no store at {store.root}", path=str(store.root))
-    for name in wanted:
-        store.manifests.require(name)
+    store.require()  # of a disk that is not mounted, or a misspelt path, nothing would be checked
+    wanted = [store.find(name) for name in names]
     checks = BlobChecks(store, NOTHING if wanted else store.blobs.listing(), quick)
     broken = _read_manifests(checks, wanted or store.manifests.names())
     chosen = checks.chosen(sample.has if sample is not None else lambda _: True)

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 import blobstore
-from blobstore.cli import care, comparing, exporting, importing, inspecting, measuring, metadata, models, running
-from blobstore.cli.output import ReaderGoneError, emit, fail
+from blobstore.cli import care, comparing, completion, exporting, importing, inspecting, measuring, metadata, models, running
+from blobstore.cli.output import ReaderGoneError, emit, fail, show_help_without_command
 from blobstore.errors import BlobStoreError, UsageError
 
 EXIT_FAILED = 1
@@ -23,14 +23,14 @@ EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="blobstore",
-    help="Model checkpoints as a content-addressed store of quantized tensor blobs, in Ollama's format.",
-    no_args_is_help=True,
+    help="Store model checkpoints as quantized tensor blobs, in Ollama's format. Start with: blobstore import FOLDER",
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (importing, models, inspecting, exporting, care, comparing, measuring, metadata, running):
+for group in (importing, models, inspecting, exporting, care, comparing, measuring, metadata, running, completion):
     group.register(app)
 
 
@@ -44,12 +44,15 @@ def _show_version(wanted: bool) -> None:  # typer calls it with the flag's value
 
 @app.callback()
 def _options(
-    version: Annotated[  # acts in its callback
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001  # acts in its callback
         bool,
-        typer.Option("--version", help="Show the version and the kernels in use.", callback=_show_version, is_eager=True),
+        typer.Option(
+            "--version", help="Show the version and the compute kernels in use.", callback=_show_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
-    pass
+    show_help_without_command(context)
 
 
 def main() -> None:
@@ -83,7 +86,9 @@ def run(arguments: list[str]) -> int:
         fail(error.message, error.hint)
         return EXIT_FAILED
     except typer.TyperException as error:
-        fail(error.format_message(), "blobstore COMMAND --help shows what a command takes.")
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "blobstore"
+        fail(error.format_message(), f"{command} --help shows what is possible.")
         return error.exit_code
     except ReaderGoneError:
         return 0

@@ -44,18 +44,20 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Models to check [default: all].")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Models to check [default: the whole store].")
+    ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Look at sizes, headers and documents only; hash no tensor blob.")
+        bool, typer.Option("--quick", help="Check sizes, headers and documents only; do not hash tensor blobs.")
     ] = False,
     sample: Annotated[
-        str | None, typer.Option("--sample", metavar="N/T", help="Check the N-th of T parts of all blobs, such as 1/7.")
+        str | None, typer.Option("--sample", metavar="N/T", help="Check only part N of T of the blobs, such as 1/7.")
     ] = None,
     jobs: Jobs = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that every blob, manifest and document is what it has to be. Exits with 3 when something is damaged."""
+    """Check every blob, manifest and document for damage. Exits with 3 if something is damaged."""
     from blobstore.care.verify import Sample
     from blobstore.care.verify import verify as check
 
@@ -105,21 +107,23 @@ def _verify_document(result: VerifyResult) -> dict[str, Any]:
 
 
 def repair(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
-    source: Annotated[str, typer.Option("--from", metavar="SOURCE", help="The checkpoint that it was imported from.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
+    source: Annotated[
+        str, typer.Option("--from", metavar="SOURCE", help="The checkpoint that the model was imported from.")
+    ],
     importance: Annotated[
-        str | None, typer.Option("--importance", metavar="FILE", help="The importance that the import had.")
+        str | None, typer.Option("--importance", metavar="FILE", help="The --importance of the import.")
     ] = None,
-    draft: Annotated[str | None, typer.Option("--draft", metavar="DIR", help="The draft model that it had.")] = None,
+    draft: Annotated[str | None, typer.Option("--draft", metavar="DIR", help="The --draft of the import.")] = None,
     modelfile: Annotated[
-        str | None, typer.Option("--modelfile", "-f", metavar="FILE", help="The Modelfile that it had, for its texts.")
+        str | None, typer.Option("--modelfile", "-f", metavar="FILE", help="The Modelfile of the import, for its texts.")
     ] = None,
     jobs: Jobs = None,
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the damaged blobs of a model again from its source. Exits with 3 when some could not be made."""
+    """Rebuild the damaged blobs of a model from its source. Exits with 3 if some could not be rebuilt."""
     from blobstore.care.repair import repair_model
 
     opened = store_at(store, wait)
@@ -162,29 +166,27 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed.")] = False,
     grace: Annotated[
         str | None,
-        typer.Option("--grace", metavar="TIME", help="Spare blobs younger than that, such as 24h or 2d [default: 24h]."),
+        typer.Option("--grace", metavar="TIME", help="Keep blobs younger than this, such as 24h or 2d [default: 24h]."),
     ] = None,
     sole_owner: Annotated[
         bool,
         typer.Option(
             "--sole-owner",
-            help="Say that no Ollama and no other machine uses the store: a grace time under 1h is allowed then.",
+            help="State that neither Ollama nor another machine uses the store, which allows a grace time under 1h.",
         ),
     ] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Give back what the last prune took.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Restore what the last prune moved to the trash.")] = False,
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move blobs that no model needs to the trash, and empty it of what the prune before put there."""
+    """Move blobs that no model needs to the trash. What the previous prune put there is deleted."""
     from blobstore.care import prune as care
 
     opened = store_at(store, wait)
     if undo:
         if dry_run or sole_owner or grace is not None:
-            raise UsageError(
-                "--undo gives back all that the last prune took: --dry-run, --grace and --sole-owner say nothing"
-            )
+            raise UsageError("--undo restores all that the last prune took: leave out --dry-run, --grace and --sole-owner")
         undone = care.undo(opened)
         if as_json:
             show_json(_undo_document(undone))

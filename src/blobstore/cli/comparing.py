@@ -34,11 +34,11 @@ def register(app: typer.Typer) -> None:
 
 
 def du(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Models to show [default: all].")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Models to show [default: all].")] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what models take: alone (what removing one would free), and shared with others."""
+    """Show the disk space of models. UNIQUE is what rm would free, SHARED is needed by other models too."""
     from blobstore.care.usage import measure_usage
 
     usage = measure_usage(store_at(store), names or ())
@@ -74,14 +74,16 @@ def _usage_item(model: ModelUsage) -> dict[str, Any]:
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A model of the store.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
-    error: Annotated[bool, typer.Option("--error", help="Measure how far the values of changed tensors are.")] = False,
+    a: Annotated[str, typer.Argument(metavar="A", help="A stored model.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The stored model to compare it with.")],
+    error: Annotated[
+        bool, typer.Option("--error", help="Also measure how much the values of changed tensors differ.")
+    ] = False,
     jobs: Jobs = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how model B differs from A: tensors added, removed and changed, types, shared bytes."""
+    """Show how model B differs from A. Lists tensors added, removed and changed, types, and shared bytes."""
     from blobstore.care.diff import diff_models
 
     found = diff_models(a, b, store=store_at(store), error=error, jobs=jobs)

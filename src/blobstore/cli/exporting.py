@@ -21,27 +21,30 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write: a new one, or an empty one.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")],
     form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="safetensors, or mlx for a folder that mlx_lm.load opens.")
+        str,
+        typer.Option("--format", metavar="safetensors|mlx", help="mlx writes a folder that mlx_lm.load opens."),
     ] = "safetensors",
     dequantize: Annotated[
         str | None,
-        typer.Option("--dequantize", metavar="DTYPE", help="Write all weights as bfloat16, float16 or float32."),
+        typer.Option("--dequantize", metavar="bfloat16|float16|float32", help="Write all weights as this type."),
     ] = None,
     max_shard_size: Annotated[
         str,
         typer.Option(
-            "--max-shard-size", metavar="SIZE", help="Bytes of a file, such as 5GB, or source for the files that came in."
+            "--max-shard-size",
+            metavar="SIZE",
+            help="Largest size of a file, such as 5GB, or source for the same files as were imported.",
         ),
     ] = "5GB",
-    verify: Annotated[bool, typer.Option("--verify", help="Hash every blob before it is used.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash every blob before using it.")] = False,
     jobs: Jobs = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a model as a checkpoint folder: shards and index, config and tokenizer."""
+    """Write a model as a checkpoint folder. It gets shards and their index, config and tokenizer."""
     from blobstore.export import AS_SOURCE, export_model
 
     result = export_model(

@@ -19,14 +19,18 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "quant": (
         Annotated[
             str | None,
-            typer.Option("--quant", metavar="TYPE", help="int4, int8, nvfp4, mxfp4 or mxfp8 [default: keep the weights]."),
+            typer.Option(
+                "--quant", metavar="TYPE", help="int4, int8, nvfp4, mxfp4 or mxfp8 [default: keep the weights as they are]."
+            ),
         ],
         None,
     ),
     "group_size": (
         Annotated[
             int | None,
-            typer.Option("--group-size", metavar="N", help="Weights that share a scale: 32, 64 or 128 for int4 and int8."),
+            typer.Option(
+                "--group-size", metavar="N", help="How many weights share a scale: 32, 64 or 128, for int4 and int8."
+            ),
         ],
         None,
     ),
@@ -35,8 +39,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             str | None,
             typer.Option(
                 "--method",
-                metavar="METHOD",
-                help="How scales are chosen: minmax, or search for less error [default: minmax].",
+                metavar="minmax|search",
+                help="How scales are chosen: minmax is fast, search loses less [default: minmax].",
             ),
         ],
         None,
@@ -45,27 +49,32 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             str | None,
             typer.Option(
-                "--importance", metavar="FILE", help="For a search: a .safetensors file with one F32 vector a tensor."
+                "--importance",
+                metavar="FILE",
+                help="For search: a .safetensors file that says how much each input column of each tensor counts.",
             ),
         ],
         None,
     ),
     "global_scale": (
-        Annotated[bool, typer.Option("--global-scale", help="Give nvfp4 weights a scale of the whole tensor too.")],
+        Annotated[bool, typer.Option("--global-scale", help="Give each nvfp4 tensor a second scale, for the whole tensor.")],
         False,
     ),
     "rules": (
         Annotated[
             list[str] | None,
             typer.Option(
-                "--rule", metavar="GLOB=TYPE", help="A type for tensors of such names; a later rule wins. Repeatable."
+                "--rule",
+                metavar="GLOB=TYPE",
+                help="The type of tensors whose names match, such as '*.down_proj.*=int8'; the last match wins. Repeatable.",
             ),
         ],
         None,
     ),
     "policy": (
         Annotated[
-            str | None, typer.Option("--policy", metavar="FILE", help="Rules, groups and method in a TOML or JSON file.")
+            str | None,
+            typer.Option("--policy", metavar="FILE", help="A TOML or JSON file with rules, group sizes and a method."),
         ],
         None,
     ),
@@ -76,7 +85,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--target-size",
                 metavar="SIZE",
                 parser=parse_size,
-                help="Choose types by their error so that the model takes at most so much, such as 3.5GB.",
+                help="Choose each tensor's type by its error so that the model takes at most this much, such as 3.5GB.",
             ),
         ],
         None,
@@ -84,25 +93,36 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "target_bpw": (
         Annotated[
             float | None,
-            typer.Option("--target-bpw", metavar="BITS", help="The same for bits per weight, such as 4.25."),
+            typer.Option("--target-bpw", metavar="BITS", help="The same with bits per weight, such as 4.25."),
         ],
         None,
     ),
     "requantize": (
-        Annotated[bool, typer.Option("--requantize", help="Dequantize quantized weights and quantize them again.")],
+        Annotated[
+            bool,
+            typer.Option(
+                "--requantize", help="Dequantize weights that are quantized in the source, and quantize them again."
+            ),
+        ],
         False,
     ),
     "dtype": (
         Annotated[
             str | None,
-            typer.Option("--dtype", metavar="DTYPE", help="Convert float weights first: bfloat16, float16 or float32."),
+            typer.Option(
+                "--dtype",
+                metavar="bfloat16|float16|float32",
+                help="Convert float weights first.",
+            ),
         ],
         None,
     ),
     "profile": (
         Annotated[
             str,
-            typer.Option("--profile", metavar="PROFILE", help="default, or ollama for what `ollama create` would write."),
+            typer.Option(
+                "--profile", metavar="default|ollama", help="Preset; ollama writes what `ollama create` would write."
+            ),
         ],
         "default",
     ),
@@ -110,25 +130,33 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             str | None,
             typer.Option(
-                "--experts", metavar="FORM", help="packed (one blob a group) or stacked (one tensor a projection)."
+                "--experts",
+                metavar="packed|stacked",
+                help="Mixture-of-experts weights: packed (one blob per group) or stacked (one tensor per projection).",
             ),
         ],
         None,
     ),
     "alignment": (
-        Annotated[int | None, typer.Option("--align", metavar="BYTES", help="Align the data in each blob: a power of two.")],
+        Annotated[
+            int | None,
+            typer.Option("--align", metavar="BYTES", help="Align the data in each blob to this many bytes, a power of two."),
+        ],
         None,
     ),
     "draft": (
         Annotated[
-            str | None, typer.Option("--draft", metavar="DIR", help="A checkpoint to store beside it as its draft model.")
+            str | None,
+            typer.Option("--draft", metavar="DIR", help="A checkpoint to store with the model as its draft model."),
         ],
         None,
     ),
     "draft_quant": (
         Annotated[
             str | None,
-            typer.Option("--draft-quant", metavar="TYPE", help="Type of the draft model [default: keep its weights]."),
+            typer.Option(
+                "--draft-quant", metavar="TYPE", help="Type of the draft model [default: keep its weights as they are]."
+            ),
         ],
         None,
     ),
@@ -136,7 +164,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             str | None,
             typer.Option(
-                "--modelfile", "-f", metavar="FILE", help="A Modelfile; its FROM is the source when there is no other."
+                "--modelfile", "-f", metavar="FILE", help="A Modelfile; its FROM is the source if SOURCE is left out."
             ),
         ],
         None,
@@ -144,17 +172,13 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "template": (Annotated[str | None, typer.Option("--template", metavar="TEXT", help="Prompt template.")], None),
     "system": (Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.")], None),
     "licenses": (
-        Annotated[
-            list[str] | None, typer.Option("--license", metavar="TEXT", help="License. Repeatable: all of them are kept.")
-        ],
+        Annotated[list[str] | None, typer.Option("--license", metavar="TEXT", help="Text of a license. Repeatable.")],
         None,
     ),
     "parameters": (
         Annotated[
             list[str] | None,
-            typer.Option(
-                "--param", metavar="KEY=VALUE", help="A parameter of Ollama's, such as temperature=0.7. Repeatable."
-            ),
+            typer.Option("--param", metavar="KEY=VALUE", help="An Ollama parameter, such as temperature=0.7. Repeatable."),
         ],
         None,
     ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.covering import coverage_document, show_coverage
 from blobstore.cli.import_options import takes_import_options
 from blobstore.cli.output import (
     JsonOption,
@@ -35,32 +36,31 @@ if TYPE_CHECKING:
 Source = Annotated[
     str | None,
     typer.Argument(
-        metavar="[SOURCE]",
-        help="A .safetensors file, or a folder with a checkpoint. With --modelfile and one argument, that is the NAME.",
+        metavar="SOURCE",
+        help="A .safetensors file or a checkpoint folder. With --modelfile, a single argument is the NAME.",
     ),
 ]
 PlanSource = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[SOURCE]", help="A .safetensors file, or a folder with a checkpoint [default: a Modelfile's FROM]."
-    ),
+    typer.Argument(metavar="SOURCE", help="A .safetensors file or a checkpoint folder [default: the Modelfile's FROM]."),
 ]
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="Name of the model [default: the source's name, tagged with the type]."),
+    typer.Argument(metavar="NAME", help="Name of the model [default: the source's name, tagged with the type]."),
 ]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Threads [default: one a core].")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Number of threads [default: one per core].")]
 Memory = Annotated[
     str | None,
-    typer.Option("--memory", metavar="SIZE", help="Memory to work in [default: 32MB a thread, and 32MB]."),
+    typer.Option("--memory", metavar="SIZE", help="Memory for the work [default: 32MB, and 32MB per thread]."),
 ]
 VerifyReuse = Annotated[
-    bool, typer.Option("--verify-reuse", help="Hash the blobs of earlier imports before they are used again.")
+    bool, typer.Option("--verify-reuse", help="Hash the blobs of earlier imports before using them again.")
 ]
 Check = Annotated[
     bool, typer.Option("--check", help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
+Force = Annotated[bool, typer.Option("--force", help="Allow a tag that says another type, such as :int4 for int8 weights.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -78,12 +78,13 @@ def import_(
     memory: Memory = None,
     verify_reuse: VerifyReuse = False,
     dry_run: DryRun = False,
+    force: Force = False,
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
-    from blobstore.importer import default_name, plan_import, run_plan
+    from blobstore.importer import check_tag, default_name, plan_import, run_plan
 
     if name is None and options["modelfile"] is not None:
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
@@ -91,7 +92,9 @@ def import_(
     budget = parse_size(memory) if memory is not None else None
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
     target = target or default_name(made)
-    _warn_of_left_out(made)
+    if not force:
+        check_tag(made, target)
+    _print_notes(made)
     if dry_run:
         _show_plan(made, made.runs_in, as_json=as_json)
         return
@@ -99,7 +102,13 @@ def import_(
         _show_tensors(made)
     with progress_bar(made.source_bytes) as progress:
         result = run_plan(
-            made, target, store_at(store, wait), jobs=jobs, memory=budget, verify_reuse=verify_reuse, progress=progress
+            made,
+            target,
+            store_at(store, wait, may_be_new=True),
+            jobs=jobs,
+            memory=budget,
+            verify_reuse=verify_reuse,
+            progress=progress,
         )
     if as_json:
         show_json(_result_document(result))
@@ -122,11 +131,11 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
 def plan(
     source: PlanSource = None, *, options: Any, jobs: Jobs = None, check: Check = False, as_json: JsonOption = False
 ) -> None:
-    """Show what an import would write: its blobs and each tensor's type."""
+    """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     from blobstore.importer import plan_import
 
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
-    _warn_of_left_out(made)
+    _print_notes(made)
     runs_in = made.runs_in
     if check:
         from blobstore.mlx_lm import check_plan
@@ -135,9 +144,7 @@ def plan(
     _show_plan(made, runs_in, as_json=as_json)
 
 
-def _warn_of_left_out(made: ImportPlan) -> None:
-    for name in made.inventory.left_out:
-        print(f"Left out: {printable(name)} is not part of the checkpoint", file=sys.stderr)
+def _print_notes(made: ImportPlan) -> None:
     for note in (*made.options.modelfile.notes, *made.notes):
         print(f"Note: {printable(note)}", file=sys.stderr)
 
@@ -156,6 +163,7 @@ def _show_result(result: ImportResult) -> None:
     )
     emit(f"{result.seconds:.2f} s, {size(int(rate))}/s")
     emit(printable(in_one_line(result.runs_in)))
+    show_coverage(result.coverage)
 
 
 def _result_document(result: ImportResult) -> dict[str, Any]:
@@ -173,6 +181,7 @@ def _result_document(result: ImportResult) -> dict[str, Any]:
         "bits_per_weight": result.bits_per_weight,
         "seconds": result.seconds,
         "runs_in": [verdict.document() for verdict in result.runs_in],
+        "coverage": coverage_document(result.coverage),
     }
 
 
@@ -183,6 +192,7 @@ def _show_plan(made: ImportPlan, runs_in: Iterable[Verdict], *, as_json: bool) -
     _show_tensors(made)
     for verdict in runs_in:
         emit(printable(verdict.sentence))
+    show_coverage(made.coverage)
 
 
 def _show_tensors(made: ImportPlan) -> None:
@@ -235,4 +245,5 @@ def _plan_document(made: ImportPlan) -> dict[str, Any]:
         ],
         "stored_bytes": made.stored_bytes,
         "bits_per_weight": made.bits_per_weight,
+        "coverage": coverage_document(made.coverage),
     }

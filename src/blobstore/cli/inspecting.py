@@ -45,10 +45,15 @@ Target = Annotated[
 ]
 Filter = Annotated[
     list[str] | None,
-    typer.Option("--filter", metavar="GLOB", help="Only tensors of such names, in everything that is shown. Repeatable."),
+    typer.Option("--filter", metavar="GLOB", help="Count and show only tensors whose names match. Repeatable."),
 ]
 Sort = Annotated[
-    str, typer.Option("--sort", metavar="KEY", help="Order of --tensors: file, name, size or parameters (largest first).")
+    str,
+    typer.Option(
+        "--sort",
+        metavar="file|name|size|parameters",
+        help="Order of --tensors; by size and parameters the largest first.",
+    ),
 ]
 Depth = Annotated[int | None, typer.Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all].")]
 
@@ -61,21 +66,23 @@ def register(app: typer.Typer) -> None:
 def inspect(
     target: Target,
     tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors.")] = False,
-    tree: Annotated[bool, typer.Option("--tree", help="Show the modules, alike ones together.")] = False,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show the modules as a tree, with identical ones on one line.")
+    ] = False,
     depth: Depth = None,
     filters: Filter = None,
     sort: Sort = "file",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a checkpoint holds, here or far away, from its headers."""
+    """Show what a checkpoint holds. It may be local or remote: only headers are read."""
     from blobstore.inspection import HUB, inspect_at
 
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     endpoint = os.environ.get("HF_ENDPOINT") or HUB
     token = os.environ.get("HF_TOKEN", "").strip() if _is_of_hub(target, endpoint) else ""
-    everything = inspect_at(target, lambda: store_at(store), token=token or None, endpoint=endpoint)
+    everything = inspect_at(target, lambda: store_at(store, may_be_new=True), token=token or None, endpoint=endpoint)
     found = everything.only(filters) if filters else everything
     if as_json:
         from blobstore.inspection.document import inspection_document

@@ -33,13 +33,15 @@ def register(app: typer.Typer) -> None:
 
 
 def quality(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
-    against: Annotated[str, typer.Option("--against", metavar="SOURCE", help="The checkpoint that it was made from.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
+    against: Annotated[
+        str, typer.Option("--against", metavar="SOURCE", help="The checkpoint that the model was imported from.")
+    ],
     jobs: Jobs = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what quantizing has cost: the error of every tensor, the most damaged first."""
+    """Show what quantization changed. Lists the error of each tensor, the largest first."""
     from blobstore.importer import read_inventory
     from blobstore.quality import measure_quality
 

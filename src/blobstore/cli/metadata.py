@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blobstore.cli.output import JsonOption, emit, printable, show_facts, show_json, size
+from blobstore.cli.output import JsonOption, emit, printable, show_facts, show_help_without_command, show_json, size
 from blobstore.cli.progress import progress_bar
 from blobstore.errors import NotFoundError, UsageError, quoted
 
@@ -21,13 +21,18 @@ _MOST_INPUT = 100_000_000
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A .safetensors file.")]
 InPlace = Annotated[
-    bool, typer.Option("--in-place", help="Refuse to write a new file when the header has no room for the change.")
+    bool, typer.Option("--in-place", help="Fail instead of writing a new file if the header has no room for the change.")
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
-    group = typer.Typer(rich_markup_mode=None, help="Read and edit the metadata of a .safetensors file.")
+    group = typer.Typer(
+        rich_markup_mode=None,
+        help="Read and edit the metadata of a .safetensors file.",
+        invoke_without_command=True,
+        callback=show_help_without_command,
+    )
     group.command("get")(get)
     group.command("set")(set_)
     group.command("rm")(rm)
@@ -36,7 +41,7 @@ def register(app: typer.Typer) -> None:
 
 def get(
     file: File,
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="One key [default: all of them].")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key [default: all of them].")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show all metadata, or the value of one key."""
@@ -57,9 +62,9 @@ def get(
 def set_(
     file: File,
     key: Annotated[
-        str, typer.Argument(metavar="KEY | JSON", help="A key; or, without VALUE, a JSON object, or - for stdin.")
+        str, typer.Argument(metavar="KEY_OR_JSON", help="A key; without VALUE, a JSON object, or - to read one from stdin.")
     ],
-    value: Annotated[str | None, typer.Argument(metavar="[VALUE]", help="Its new value.")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The new value.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Remove all other keys.")] = False,
     in_place: InPlace = False,
     as_json: JsonOption = False,
@@ -71,7 +76,9 @@ def set_(
 
 def rm(
     file: File,
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY...", help="Keys to remove: all of them, or none.")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY", help="Keys to remove; if one is missing, nothing changes.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove every key.")] = False,
     in_place: InPlace = False,
     as_json: JsonOption = False,
@@ -93,7 +100,7 @@ def _parse(text: str) -> dict[str, str | None]:
         raise UsageError(f"there is no value for {quoted(text)}", hint="Give KEY and VALUE, a JSON object, or - for stdin.")
     value = parse_object(raw, "the metadata", rule="F9", limit=_MOST_INPUT)
     if wrong := [key for key, item in value.items() if not isinstance(item, str)]:
-        raise UsageError(f"the value of {quoted(wrong[0])} is no string, and metadata are", rule="F9")
+        raise UsageError(f"the value of {quoted(wrong[0])} is not a string", rule="F9")
     return value
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.covering import coverage_document, show_coverage
 from blobstore.cli.output import (
     JsonOption,
     ReaderGoneError,
@@ -16,6 +19,8 @@ from blobstore.cli.output import (
     count,
     counted,
     emit,
+    note,
+    printable,
     reason,
     rfc3339,
     shape,
@@ -25,13 +30,19 @@ from blobstore.cli.output import (
     size,
     store_at,
 )
+from blobstore.errors import UsageError
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
     from blobstore.inspection.models import ListedModel, ModelDetails, ModelSummary
     from blobstore.listing import BrokenModel
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")]
+_SHOWN = 20
+"""Names in a note."""
+Sort = Annotated[
+    str, typer.Option("--sort", metavar="name|time|size", help="Order: by name, the newest first, or the largest first.")
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,17 +55,43 @@ def register(app: typer.Typer) -> None:
     app.command("mv")(mv)
 
 
-def list_(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """List the models of the store."""
+def list_(sort: Sort = "time", store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List the models of the store, the newest first."""
     from blobstore.inspection.models import ListedModel
     from blobstore.listing import list_models
 
-    models = list_models(store_at(store))
+    if sort not in _ORDERS:
+        raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
+    opened = store_at(store)
+    models = sorted(list_models(opened), key=_ORDERS[sort])
     if as_json:
         show_json([_list_item(model) for model in models])
-        return
-    rows = [_list_row(model) if isinstance(model, ListedModel) else _broken_row(model) for model in models]
-    show_table(("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"), rows)
+    elif not models:
+        emit(printable(f"No models in {opened.root} yet. Import one: blobstore import FOLDER"))
+    else:
+        rows = [_list_row(model) if isinstance(model, ListedModel) else _broken_row(model) for model in models]
+        show_table(("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"), rows)
+    if newer := opened.newer.names():
+        names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
+        note(f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, not listed here: {names}")
+
+
+def _by_time(model: ListedModel | BrokenModel) -> tuple[float, ModelName]:
+    """Return a key that sorts the newest first; a model that can't be read, or without a date, is last."""
+    modified = getattr(model, "modified", None)
+    return (-modified.timestamp() if modified is not None else math.inf, model.name)
+
+
+def _by_size(model: ListedModel | BrokenModel) -> tuple[float, ModelName]:
+    """Return a key that sorts the largest first, what can't be read last."""
+    return (-getattr(model, "size", -math.inf), model.name)
+
+
+_ORDERS: Mapping[str, Callable[[ListedModel | BrokenModel], Any]] = {
+    "name": lambda model: model.name,
+    "time": _by_time,
+    "size": _by_size,
+}
 
 
 def _list_row(model: ListedModel) -> tuple[str, ...]:
@@ -97,22 +134,34 @@ def _list_item(model: ListedModel | BrokenModel) -> dict[str, Any]:
 
 def show(
     name: Name,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors too.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors as well.")] = False,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="Say how much of its source is stored, and what was left out, and why.")
+    ] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a model is."""
+    """Show a model: its architecture, type and size."""
+    from blobstore.inspection.covered import stored_coverage
     from blobstore.inspection.models import describe, summarize
 
-    full = ModelName.parse(name)
+    asked = ModelName.parse(name)
     opened = store_at(store)
+    full = opened.find(asked)
     manifest = opened.manifest(full)
     summary = summarize(opened, full, manifest)
     details = describe(opened, manifest, summary.tensors)
+    covered = stored_coverage(opened, manifest) if coverage else None
+    if opened.newer.has(full):
+        note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
     if as_json:
-        show_json(_show_document(summary, details))
+        extra = {"coverage": coverage_document(covered)} if covered is not None else {}
+        show_json({**_show_document(summary, details), **extra})
         return
     _show_summary(summary, details)
+    if covered is not None:
+        emit()
+        show_coverage(covered)
     if tensors:
         emit()
         show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), [_tensor_row(tensor) for tensor in summary.tensors])
@@ -172,17 +221,16 @@ def _show_document(summary: ModelSummary, details: ModelDetails) -> dict[str, An
 
 
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Models to remove.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models to remove.")],
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
+    asked = list(map(ModelName.parse, names))
     opened = store_at(store, wait)
     documents = []
-    wanted = list(dict.fromkeys(map(ModelName.parse, names)))
-    for full in wanted:
-        opened.manifests.require(full)  # all or none: a typing error must not remove half of them
+    wanted = list(dict.fromkeys(map(opened.find, asked)))  # all or none: a typing error must not remove half of them
     for full in wanted:
         removal = opened.remove(full)
         freed, kept = (sum(blob.size for blob in blobs) for blobs in (removal.removed, removal.kept))
@@ -205,15 +253,15 @@ def rm(
 
 
 def cp(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A model of the store.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its second name.")],
+    source: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
+    target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Another name for it.")],
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give a model a second name; its blobs are shared."""
     old, new = ModelName.parse(source), ModelName.parse(target)
-    store_at(store, wait).copy(old, new)
+    new = store_at(store, wait).copy(old, new)
     if as_json:
         show_json({"source": str(old), "name": str(new)})
     else:
@@ -221,16 +269,16 @@ def cp(
 
 
 def mv(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A model of the store.")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its new name.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace another model of that name.")] = False,
+    source: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
+    target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Its new name.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that already has this name.")] = False,
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give a model another name."""
     old, new = ModelName.parse(source), ModelName.parse(target)
-    store_at(store, wait).move(old, new, replace=force)
+    new = store_at(store, wait).move(old, new, replace=force)
     if as_json:
         show_json({"source": str(old), "name": str(new)})
     else:

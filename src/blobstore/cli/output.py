@@ -27,7 +27,7 @@ WaitOption = Annotated[
         "--wait",
         metavar="SECONDS",
         min=0,
-        help="Wait so long for others who use the store [default: 10; to remove blobs 1].",
+        help="How long to wait while another process uses the store [default: 10, or 1 to remove blobs].",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -39,13 +39,20 @@ _DURATION = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<unit>|[smh
 _SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?P<unit>|[kmgt]?b)", re.ASCII | re.IGNORECASE)
 
 
-def store_at(folder: str | None, wait_s: float | None = None) -> Any:
-    """Return the store that ``--store``, the environment or the default names; ``wait_s`` is ``--wait``."""
+def store_at(folder: str | None, wait_s: float | None = None, *, may_be_new: bool = False) -> Any:
+    """Return the store that ``--store``, the environment or the default names; ``wait_s`` is ``--wait``.
+
+    Raises: NotFoundError when one that is named does not exist, and it is not ``may_be_new``: the path is misspelt.
+    """
     from blobstore.store import open_store
 
     if folder == "":
         raise UsageError("--store is empty", hint="Is a variable unset?")
-    return open_store(folder or os.environ.get("OLLAMA_MODELS") or None, wait_s=wait_s)
+    named = folder or os.environ.get("OLLAMA_MODELS") or None
+    store = open_store(named, wait_s=wait_s)
+    if named is not None and not may_be_new:
+        store.require()
+    return store
 
 
 class ReaderGoneError(Exception):
@@ -64,12 +71,23 @@ def emit(text: str = "", end: str = "\n") -> None:
         raise from_os_error(error, "write to", "standard output") from error
 
 
+def show_help_without_command(context: typer.Context) -> None:
+    """Print the help of a group of commands when none of them was named."""
+    if context.invoked_subcommand is None:
+        emit(context.get_help())
+
+
 def fail(message: str, hint: str | None = None) -> None:
     """Print ``Error: …`` and, where there is one, ``Hint: …`` on stderr, one line each."""
     text = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
     print(f"Error: {printable(text)}", file=sys.stderr)
     if hint:
         print(f"Hint: {printable(hint)}", file=sys.stderr)
+
+
+def note(text: str) -> None:
+    """Print ``Note: …`` on stderr: what to know beside the result."""
+    print(f"Note: {printable(text)}", file=sys.stderr)
 
 
 def show_json(document: Any, *, compact: bool = False) -> None:
@@ -183,7 +201,7 @@ def parse_duration(text: str) -> float:
     """Return the seconds of a time span such as 24h, 90m or 2d; a number alone is seconds. Raises: UsageError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"no time span: {text!r}", hint="Write a number with s, m, h or d, such as 24h.")
+        raise UsageError(f"invalid time span {text!r}", hint="Write a number with s, m, h or d, such as 24h.")
     return float(match["number"]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match["unit"].lower() or "s"]
 
 
@@ -191,5 +209,5 @@ def parse_size(text: str) -> int:
     """Return the bytes of a size such as 300MB, 3.5GB or 1073741824. Raises: UsageError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"no size: {text!r}", hint="Write bytes, or a number with KB, MB, GB or TB, such as 3.5GB.")
+        raise UsageError(f"invalid size {text!r}", hint="Write bytes, or a number with KB, MB, GB or TB, such as 3.5GB.")
     return int(float(match["number"]) * 1000 ** _UNITS.index(match["unit"].upper() or "B"))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from blobstore.cli.output import JsonOption, StoreOption, emit, printable, show_json, store_at
+from blobstore.names import ModelName
 
 _DEFAULT_TOKENS = 128
 
@@ -18,18 +19,19 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A model of the store.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")],
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after so many tokens.")
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after this many tokens.")
     ] = _DEFAULT_TOKENS,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a text with a stored model, through mlx-lm."""
+    """Continue a text with a stored model, using mlx-lm."""
     from blobstore import mlx_lm
 
-    model, tokenizer = mlx_lm.load(name, store=store_at(store))
+    full = ModelName.parse(name)
+    model, tokenizer = mlx_lm.load(full, store=store_at(store))
     started = time.monotonic()
     pieces = []
     for piece in mlx_lm.continue_text(model, tokenizer, prompt, max_tokens):

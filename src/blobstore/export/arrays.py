@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from blobstore.dtypes import DType
+from blobstore.export.origin import Origin
 from blobstore.export.outputs import Convert, Copy, OutputArray
 from blobstore.export.stored_model import Weight
 from blobstore.importer.planning.experts import group_of
-from blobstore.origin import Origin
 
 _CONVERTED = frozenset({DType.BF16, DType.F16, DType.F32, DType.F64})
 

@@ -13,18 +13,20 @@ from blobstore.export.arrays import output_arrays
 from blobstore.export.documents import MODELOPT_CONFIG, exported_config
 from blobstore.export.mlx_folder import MappedWeights, mlx_arrays
 from blobstore.export.options import ExportOptions, Form
+from blobstore.export.origin import Origin
 from blobstore.export.outputs import ExportPlan, OutputArray, PlannedDocument, PlannedShard, check_names, in_library_order
 from blobstore.export.sharding import INDEX_NAME, Split, split_into_shards
 from blobstore.export.stored_model import Weight
 from blobstore.names import file_name
-from blobstore.origin import Origin
+from blobstore.source.classify import FILE_TYPE, FILE_TYPES
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What a checkpoint is made of: weights whose names begin with ``prefix``, its documents, what is known of its source.
 
-    ``model`` is its name for messages, ``folder`` its place in the export: "", or "draft/".
+    ``model`` is its name for messages, ``folder`` its place in the export: "", or "draft/". ``file_type``: the type that was
+    asked for when it was imported, as its config blob has it.
     """
 
     model: str
@@ -33,6 +35,7 @@ class Checkpoint:
     weights: tuple[Weight, ...]
     documents: Mapping[str, bytes]
     origin: Origin
+    file_type: str = ""
 
 
 def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPlan:
@@ -53,9 +56,7 @@ def _plan_for_mlx(checkpoint: Checkpoint, options: ExportOptions) -> ExportPlan:
     if raw is None:
         raise UnsupportedSourceError(f"model {checkpoint.model} has no config.json, which mlx-lm needs")
     weights = MappedWeights(checkpoint.weights, checkpoint.prefix)
-    arrays, quantization, notes = mlx_arrays(
-        weights, parse_config(raw), checkpoint.model, checkpoint.origin, options.dequantize
-    )
+    arrays, quantization, notes = mlx_arrays(weights, parse_config(raw), checkpoint, options.dequantize)
     files = _plan_shards(checkpoint, arrays, options) + _plan_documents(checkpoint, options, quantization)
     return files + ExportPlan((), (), tuple(notes))
 
@@ -89,7 +90,7 @@ def _plan_shards(checkpoint: Checkpoint, arrays: Sequence[OutputArray], options:
     unequal: set[str] = set()
     for name, names in split.files.items():
         members = [by_name[one] for one in names]
-        metadata, differ = _metadata(checkpoint.origin, members, options)
+        metadata, differ = _metadata(checkpoint, members, options)
         unequal |= differ
         shards.append(PlannedShard.of(checkpoint.folder + name, _in_order(checkpoint.origin, members), metadata))
     index = (PlannedDocument(checkpoint.folder + INDEX_NAME, split.index),) if len(shards) > 1 else ()
@@ -123,14 +124,18 @@ def _in_order(origin: Origin, arrays: Sequence[OutputArray]) -> list[OutputArray
     return [by_name[name] for name in names] if by_name.keys() == set(names) else in_library_order(arrays)
 
 
-def _metadata(origin: Origin, arrays: Sequence[OutputArray], options: ExportOptions) -> tuple[dict[str, str], set[str]]:
+def _metadata(
+    checkpoint: Checkpoint, arrays: Sequence[OutputArray], options: ExportOptions
+) -> tuple[dict[str, str], set[str]]:
     """Return a file's metadata, and the keys of the source's that had to be left out."""
     if options.form is Form.MLX:
         return {"format": "mlx"}, set()
-    found, unequal = origin.metadata_of(array.weight for array in arrays)
+    found, unequal = checkpoint.origin.metadata_of(array.weight for array in arrays)
     described = dict(_described(arrays))
+    if described and checkpoint.file_type in FILE_TYPES:
+        described[FILE_TYPE] = checkpoint.file_type
     # transformers 4 refuses a file whose metadata have no format (modeling_utils.py `load_state_dict`).
-    if not origin.files or (described and not found):
+    if not checkpoint.origin.files or (described and not found):
         found = {"format": "pt"}
     return {**found, **described}, unequal
 

@@ -27,7 +27,7 @@ class Target:
     def __init__(self, path: str | os.PathLike[str], store: Store) -> None:
         """Look at the folder. Raises: StorageError when it is no folder or not empty; UsageError when it is in the store."""
         try:
-            with os_errors("look at", os.fspath(path)):
+            with os_errors("access", os.fspath(path)):
                 self.path = Path(path).expanduser().resolve()
                 is_free = not os.path.lexists(self.path) or (self.path.is_dir() and not any(self.path.iterdir()))
                 is_mount = self.path.is_mount()
@@ -125,4 +125,4 @@ def _sync_all(staging: Path, fd: int) -> None:
 
 
 def _taken(path: Path) -> StorageError:
-    return StorageError(f"{path} is there already, and is no empty folder", path=str(path), hint=_HINT)
+    return StorageError(f"{path} already exists and is not an empty folder", path=str(path), hint=_HINT)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from blobstore.arrays import dtype_of
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
+from blobstore.export.origin import Origin
 from blobstore.export.outputs import Convert, Copy, Made, OutputArray, Piece
 from blobstore.export.stored_model import BlobFile, Weight
 from blobstore.loader import open_blob
@@ -33,10 +34,25 @@ from blobstore.network import (
     quantize_modules,
     runs,
 )
-from blobstore.origin import Origin
 from blobstore.tensors import Blob, Tensor
 
 _SETTINGS = ("group_size", "bits", "mode")
+
+
+class Source(Protocol):
+    """What a checkpoint knows of itself: its model's name, where its tensors came from, the type that was asked for."""
+
+    @property
+    def model(self) -> str:
+        """The name for messages."""
+
+    @property
+    def origin(self) -> Origin:
+        """The files that were imported."""
+
+    @property
+    def file_type(self) -> str:
+        """The type that was asked for; empty for none."""
 
 
 class MappedWeights(Mapping[str, Tensor]):
@@ -66,27 +82,27 @@ class MappedWeights(Mapping[str, Tensor]):
 
 
 def mlx_arrays(
-    weights: MappedWeights, config: Mapping[str, Any], model: str, origin: Origin, dequantize: DType | None
+    weights: MappedWeights, config: Mapping[str, Any], source: Source, dequantize: DType | None
 ) -> tuple[list[OutputArray], dict[str, Any] | None, list[str]]:
     """Return the arrays as mlx-lm wants them, what ``quantization`` its config.json needs (None for none), and notes.
 
     With ``dequantize`` every quantized weight and every float becomes values of that dtype. The general settings are those
-    of most modules, and a module that has others is named.
+    of most modules, of those of the type ``source.file_type`` where there are any; a module that has others is named.
 
     Raises: UsageError without the ``lm`` extra; UnsupportedSourceError when MLX or mlx-lm has no such arrays, a global scale
     among them, or does not know the architecture.
     """
     facts = [_fact(weights.weight(name), name, config, dequantize) for name in weights]
-    names = frozenset(name for file in origin.files for name in file.tensors) or None
-    plan = plan_network(config, facts, model, names)
+    names = frozenset(name for file in source.origin.files for name in file.tensors) or None
+    plan = plan_network(config, facts, source.model, names)
     for parameter in plan.parameters:
         _check(parameter, plan)
     opened = OpenTensors(weights, plan.tensors)
-    with mlx_lm_errors("convert", model):
+    with mlx_lm_errors("convert", source.model):
         computed = [_held(name, array) for name, array in computed_arrays(plan, opened).items()]
         quantize_modules(plan)
     arrays = [_output(array, weights, opened, plan) for array in planned_arrays(plan)]
-    return arrays + computed, _quantization(plan.network), _notes(plan)
+    return arrays + computed, _quantization(plan.network, source.file_type), _notes(plan)
 
 
 def _fact(weight: Weight, name: str, config: Mapping[str, Any], dequantize: DType | None) -> LogicalTensor:
@@ -148,7 +164,7 @@ def _notes(plan: NetworkPlan) -> list[str]:
     return [f"{quoted(names[0])}{others} dequantized: mlx-lm splits their groups or changes their values"]
 
 
-def _quantization(network: Any) -> dict[str, Any] | None:
+def _quantization(network: Any, file_type: str) -> dict[str, Any] | None:
     settings = {
         path: {key: getattr(module, key) for key in _SETTINGS}
         for path, module in sorted(network.named_modules(), key=lambda item: item[0])
@@ -157,5 +173,10 @@ def _quantization(network: Any) -> dict[str, Any] | None:
     if not settings:
         return None
     counts = Counter(tuple(one.values()) for one in settings.values())
-    general = dict(zip(_SETTINGS, counts.most_common(1)[0][0], strict=True))
+    asked = Counter({one: count for one, count in counts.items() if _type_name(*one) == file_type})
+    general = dict(zip(_SETTINGS, (asked or counts).most_common(1)[0][0], strict=True))
     return {**general, **{path: one for path, one in settings.items() if one != general}}
+
+
+def _type_name(_: int, bits: int, mode: str) -> str:
+    return f"int{bits}" if mode == "affine" else mode

@@ -43,5 +43,5 @@ class ExportOptions:
                 raise UsageError("the source's files hold other tensors than mlx-lm's", hint="Give a size, such as 5GB.")
             return cls(chosen, dtype, None)
         if type(max_shard_size) is not int or max_shard_size < 1:
-            raise UsageError(f"no size of a shard: {max_shard_size!r}", hint=f"Give bytes, or {AS_SOURCE!r} for its files.")
+            raise UsageError(f"invalid shard size: {max_shard_size!r}", hint=f"Give bytes, or {AS_SOURCE!r} for its files.")
         return cls(chosen, dtype, max_shard_size)

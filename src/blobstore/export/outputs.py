@@ -11,7 +11,7 @@ import numpy as np
 
 from blobstore.dtypes import DType
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, quoted
-from blobstore.export.stored_model import Weight
+from blobstore.export.stored_model import BlobFile, Weight
 from blobstore.quant import Quantization
 from blobstore.safetensors import MAX_HEADER, lay_out, parse_header
 
@@ -147,15 +147,24 @@ class PlannedDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedCopy:
+    """A file that is a blob of the model, byte for byte: its path in the folder, the blob, its bytes."""
+
+    path: str
+    blob: BlobFile
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExportPlan:
     """What an export will write, and ``notes``: sentences about what it leaves out or changes."""
 
     shards: tuple[PlannedShard, ...]
-    documents: tuple[PlannedDocument, ...]
+    documents: tuple[PlannedDocument | PlannedCopy, ...]
     notes: tuple[str, ...]
 
     @property
-    def files(self) -> tuple[PlannedShard | PlannedDocument, ...]:
+    def files(self) -> tuple[PlannedShard | PlannedDocument | PlannedCopy, ...]:
         """All files."""
         return (*self.shards, *self.documents)
 

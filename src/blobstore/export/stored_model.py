@@ -14,12 +14,13 @@ from blobstore.documents import Descriptor, Manifest, ModelConfig
 from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError, CorruptDataError, DigestMismatchError, UnsupportedSourceError
 from blobstore.loader import located, read_document
+from blobstore.mlx_settings import settings_of
 from blobstore.names import ModelName
 from blobstore.quant import Quantization
 from blobstore.ranges import FileIdentity, FileReader
 from blobstore.safetensors import read_header
 from blobstore.store import Store
-from blobstore.stored import StoredTensor, stored_tensors
+from blobstore.stored import Settings, StoredTensor, stored_tensors
 
 _CHUNK = 2**20
 
@@ -44,6 +45,16 @@ class BlobFile:
             reader.close()
             raise
         return reader
+
+    def read(self) -> bytes:
+        """Return its bytes. Raises: as `open`; DigestMismatchError when they are not its digest's."""
+        with self.open() as reader:
+            data = reader.read(0, reader.size)
+        if Digest.of(data) != self.digest:
+            raise DigestMismatchError(
+                f"blob {self.digest} is damaged: its bytes are not its digest's", blob=str(self.digest)
+            )
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +110,18 @@ class Weight:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of the checkpoint beside its weights and documents: its path there, and its blob."""
+
+    name: str
+    blob: BlobFile
+    size: int
+
+
 @dataclass(frozen=True)
 class StoredModel:
-    """A stored model: its weights in manifest order, and its documents."""
+    """A stored model: its weights in manifest order, its documents and its other files."""
 
     name: ModelName
     manifest: Manifest
@@ -115,6 +135,16 @@ class StoredModel:
             return ModelConfig()
         return ModelConfig.parse(self.store.blobs.read(self.manifest.config), f"the config of {self.name}")
 
+    def files(self) -> Iterator[StoredFile]:
+        """Yield the other files, in manifest order; no bytes are read. Raises: NotFoundError, CorruptDataError."""
+        for layer in self.manifest.file_layers:
+            if layer.name is not None:
+                try:
+                    with self.store.blobs.open(layer) as reader:
+                        yield StoredFile(layer.name, BlobFile(layer.digest, reader.name, reader.identity), reader.size)
+                except BlobStoreError as error:
+                    raise located(error, self.name, layer) from error
+
     def documents(self) -> dict[str, bytes]:
         """Return the JSON documents by name, in manifest order. Raises: NotFoundError, CorruptDataError."""
         names = [layer.name for layer in self.manifest.json_layers if layer.name]
@@ -123,15 +153,16 @@ class StoredModel:
 
 def read_model(name: str | ModelName, store: Store, *, verify: bool) -> StoredModel:
     """Return a stored model, every header of it validated; ``verify`` also hashes every blob. Raises: as `open_model`."""
-    full = ModelName.parse(name) if isinstance(name, str) else name
+    full = store.find(name)
     manifest = store.manifest(full)
     if not manifest.tensor_layers:
         message = f"model {full} has no tensor blobs: it is of another kind, GGUF perhaps"
         raise UnsupportedSourceError(message, model=str(full))
     weights: dict[str, Weight] = {}
+    settings = settings_of(store, manifest)
     for layer in manifest.tensor_layers:
         try:
-            for weight in _weights(store, layer, verify=verify):
+            for weight in _weights(store, layer, settings, verify=verify):
                 if weight.name in weights:
                     raise CorruptDataError(f"another blob holds the tensor {weight.name!r} too", tensor=weight.name)
                 weights[weight.name] = weight
@@ -140,11 +171,11 @@ def read_model(name: str | ModelName, store: Store, *, verify: bool) -> StoredMo
     return StoredModel(full, manifest, store, tuple(weights.values()))
 
 
-def _weights(store: Store, layer: Descriptor, *, verify: bool) -> Iterator[Weight]:
+def _weights(store: Store, layer: Descriptor, settings: Settings, *, verify: bool) -> Iterator[Weight]:
     with store.blobs.open(layer) as reader:
         header = read_header(reader)
         header.check_limits(reader.name)
         if verify and reader.digest() != layer.digest:
-            raise DigestMismatchError("its bytes are damaged: they are not its digest's", blob=str(layer.digest))
+            raise DigestMismatchError("its bytes are damaged: they do not match its digest", blob=str(layer.digest))
         blob = BlobFile(layer.digest, reader.name, reader.identity)
-    yield from (Weight(stored, blob, header.data_start) for stored in stored_tensors(header))
+    yield from (Weight(stored, blob, header.data_start) for stored in stored_tensors(header, settings))

@@ -8,26 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
+from blobstore.coverage import Coverage
 from blobstore.digest import Digest
 from blobstore.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.errors import InvalidNameError, UsageError
 from blobstore.importer.options import ImportArguments, ImportOptions
-from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedFile
-from blobstore.importer.planning.own_document import OWN_DOCUMENT
+from blobstore.importer.planning.covering import DRAFT_FOLDER
+from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy, PlannedFile
 from blobstore.importer.planning.plan import DRAFT_PREFIX, make_plan, plan_blobs
 from blobstore.importer.profiles import Experts
+from blobstore.importer.tags import check_tag
 from blobstore.importer.targets.target import Bar, plan_for_target
+from blobstore.importer.writing.copying import copy_file
 from blobstore.importer.writing.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
 from blobstore.runtimes import Verdict
 from blobstore.source.assembly import source_weights
+from blobstore.source.hub_cache import repository_name
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.source.reading import SourceReaders
 from blobstore.store import FinishedBlob, Ingest, Store
 
 __all__ = [
+    "DRAFT_FOLDER",
     "DRAFT_PREFIX",
-    "OWN_DOCUMENT",
     "Experts",
     "ImportArguments",
     "ImportOptions",
@@ -36,6 +40,7 @@ __all__ = [
     "OutputTensor",
     "Progress",
     "SourceReaders",
+    "check_tag",
     "default_name",
     "import_model",
     "outputs_of",
@@ -51,7 +56,7 @@ class ImportResult:
     """What an import did. ``created`` blobs are new to the store, ``reused`` ones were there; sizes are in bytes.
 
     ``recalled`` of the tensor blobs were not even made again: an earlier import of the same bytes had made them.
-    ``runs_in``: where the model runs, and why not elsewhere.
+    ``runs_in``: where the model runs, and why not elsewhere. ``coverage``: what is stored of the source.
     """
 
     name: ModelName
@@ -66,6 +71,7 @@ class ImportResult:
     bits_per_weight: float
     seconds: float
     runs_in: tuple[Verdict, ...]
+    coverage: Coverage
 
     @property
     def blobs(self) -> int:
@@ -99,7 +105,7 @@ def plan_import(
     if chosen is None:
         raise UsageError("there is no source to import", hint="Name a checkpoint, or a Modelfile with --modelfile.")
     draft = read_inventory(parsed.draft) if parsed.draft is not None else None
-    inventory = read_inventory(chosen)
+    inventory = read_inventory(chosen, without=parsed.draft)
     if parsed.target is not None:
         return plan_for_target(inventory, parsed, parsed.target, draft, jobs=threads(jobs), bar=bar)
     return make_plan(inventory, parsed, draft)
@@ -114,10 +120,12 @@ def import_model(
     memory: int | None = None,
     verify_reuse: bool = False,
     progress: Progress | None = None,
+    force: bool = False,
     **options: Unpack[ImportArguments],
 ) -> ImportResult:
     """Import a checkpoint into ``store`` under ``name`` (None: `default_name`), replacing an older model of that name.
 
+    A tag that says another type than the model gets is refused (UsageError), unless ``force`` says that it is meant.
     ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a core). ``memory``: bytes that they work in
     (None: 32 MiB for each and 32 MiB). ``verify_reuse``: hash what earlier imports have made before it is used again.
     ``progress`` is told of every few megabytes. The same source and options give the same bytes and digests with any
@@ -131,6 +139,8 @@ def import_model(
     plan = plan_import(source, jobs=jobs, **options)
     target = default_name(plan) if name is None else name
     full = ModelName.parse(target) if isinstance(target, str) else target
+    if not force:
+        check_tag(plan, full)
     return run_plan(plan, full, store, jobs=jobs, memory=memory, verify_reuse=verify_reuse, progress=progress)
 
 
@@ -141,12 +151,12 @@ def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor
 
 
 def default_name(plan: ImportPlan) -> ModelName:
-    """Return the source's stem, with the type (or ``latest``) as tag.
+    """Return the source's stem (NAME for ORG/NAME in the Hugging Face cache), with the type (or ``latest``) as tag.
 
     Raises: InvalidNameError when the stem is no model name.
     """
     path = Path(os.path.abspath(plan.inventory.path))  # noqa: PTH100  # resolve() would follow a link to another name
-    stem = path.stem if path.name.endswith(".safetensors") else path.name
+    stem = path.stem if path.name.endswith(".safetensors") else repository_name(path) or path.name
     try:
         return _named(stem, plan.options)
     except InvalidNameError as error:
@@ -168,15 +178,20 @@ def run_plan(
     verify_reuse: bool = False,
     progress: Progress | None = None,
 ) -> ImportResult:
-    """Carry a plan out: write its blobs, then make them and the manifest visible. Raises: as `import_model`."""
+    """Carry a plan out: write its blobs, then make them and the manifest visible. Raises: as `import_model`.
+
+    The model gets ``name`` as the store spells it: names that differ only in case are one.
+    """
     workers = threads(jobs)
     budget = _budget(memory, workers)
     started = time.monotonic()
+    name = store.target(name)
     with store.ingest(os.path.realpath(plan.inventory.path)) as ingest:
         written = write_blobs(plan, ingest, workers, budget, progress or _silent, verify_reuse=verify_reuse)
         blobs = _with_files(plan, written.blobs, ingest)
         config = ingest.put(plan.config.encode())
         manifest = _manifest(plan, blobs, config)
+        name = store.manifests.spelled(name)  # another import may have made a model of the name meanwhile
         created = ingest.commit([*written.blobs, *blobs, config], name, manifest, written.keys)
     sizes = {blob.digest: blob.size for blob in (*blobs, config)}
     return ImportResult(
@@ -192,13 +207,23 @@ def run_plan(
         bits_per_weight=plan.bits_per_weight,
         seconds=time.monotonic() - started,
         runs_in=plan.runs_in,
+        coverage=plan.coverage,
     )
 
 
 def _with_files(plan: ImportPlan, tensors: list[FinishedBlob], ingest: Ingest) -> list[FinishedBlob]:
     """Return a blob for every layer of the plan: the tensor blobs, and what is written of the others."""
-    blobs = iter(tensors)
-    return [ingest.put(layer.data) if isinstance(layer, PlannedFile) else next(blobs) for layer in plan.layers]
+    made = iter(tensors)
+    blobs = []
+    for layer in plan.layers:
+        match layer:
+            case PlannedBlob():
+                blobs.append(next(made))
+            case PlannedFile():
+                blobs.append(ingest.put(layer.data))
+            case PlannedCopy():
+                blobs.append(copy_file(layer, ingest))
+    return blobs
 
 
 def _budget(memory: int | None, workers: int) -> int:

@@ -84,12 +84,12 @@ class Target:
         if nbytes is None and bits is None:
             return None
         if nbytes is not None and bits is not None:
-            raise UsageError("there is one target, a size or bits per weight", hint="Leave out one of the two.")
+            raise UsageError("give one target: a size or bits per weight", hint="Leave out one of the two.")
         value = nbytes if nbytes is not None else bits
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise UsageError(f"no target: {value!r}", hint="A size in bytes, or bits per weight such as 4.25.")
+            raise UsageError(f"invalid target: {value!r}", hint="A size in bytes, or bits per weight such as 4.25.")
         if nbytes is not None and not isinstance(nbytes, int):
-            raise UsageError(f"no size: {nbytes!r}", hint="Give whole bytes.")
+            raise UsageError(f"invalid size: {nbytes!r}", hint="Give whole bytes.")
         return cls(nbytes, bits)
 
     def budget(self, parameters: int) -> int:
@@ -171,7 +171,7 @@ class ImportOptions:
                 hint="Add --quant int4, for example; a rule has its own: GLOB=int4/64.",
             )
         if self.importance is not None and not (quantizes and self.method == "search"):
-            raise UsageError("importance weighs the errors of a search", hint="Add --quant TYPE --method search.")
+            raise UsageError("importance needs the method search", hint="Add --quant TYPE --method search.")
         if self.method != "minmax" and not quantizes:
             raise UsageError(f"the method {self.method} needs a quantization type", hint="Add --quant int4, for example.")
         if self.requantize and not (quantizes or self.draft_type):
@@ -277,5 +277,5 @@ def _experts(text: str) -> Experts:
 
 def _alignment(value: int | None) -> int | None:
     if value is not None and (not _DEFAULT_ALIGNMENT <= value <= _MAX_ALIGNMENT or value & (value - 1)):
-        raise UsageError(f"an alignment of {value} is no power of two from {_DEFAULT_ALIGNMENT} to {_MAX_ALIGNMENT:,}")
+        raise UsageError(f"an alignment of {value} is not a power of two from {_DEFAULT_ALIGNMENT} to {_MAX_ALIGNMENT:,}")
     return value

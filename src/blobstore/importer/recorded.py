@@ -1,6 +1,6 @@
 """Recorded: the options of an import, read back from the ``blobstore.json`` that it left, or guessed where there is none.
 
-Rule B1: a JSON object with ``version`` 1 and ``options`` whose values are options of an import. Pure.
+Rule B1: its ``options`` are options of an import. Pure; what else it holds is read in provenance.py.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from typing import Any
 
 from blobstore.digest import Digest
 from blobstore.dtypes import DType
-from blobstore.errors import BlobStoreError, DocumentError, UnsupportedSourceError, quoted
+from blobstore.errors import BlobStoreError, DocumentError, quoted
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.planning.own_document import OWN_DOCUMENT, VERSION
 from blobstore.importer.policies.rules import Rule
 from blobstore.importer.profiles import PROFILES, Experts
 from blobstore.kernels import check_method
+from blobstore.provenance import OWN_DOCUMENT, RULE, Provenance
 from blobstore.quant import Quantization, QuantType
-from blobstore.strictjson import parse_object
 
-_LARGEST = 2**28
-_RULE = "B1"
 _METHODS = ("minmax", "search")
 _DTYPES = (None, DType.BF16, DType.F16, DType.F32)
 
@@ -40,22 +37,19 @@ class RecordedImport:
 
 
 def recorded_import(raw: bytes) -> RecordedImport:
-    """Return what ``blobstore.json`` says. Raises: DocumentError (rule B1); UnsupportedSourceError for a later version."""
-    document = parse_object(raw, OWN_DOCUMENT, rule=_RULE, limit=_LARGEST)
-    if document.get("version") != VERSION:
-        message = f"{OWN_DOCUMENT} has version {quoted(document.get('version'))}, and {VERSION} is read here"
-        raise UnsupportedSourceError(message, rule=_RULE)
+    """Return what ``blobstore.json`` says. Raises: DocumentError (rule B1), for another version too."""
+    provenance = Provenance.parse(raw)
+    options, draft = provenance.options or {}, provenance.draft
     try:
-        options, draft = document["options"], document.get("draft")
         importance = options["importance"]
-        draft_type = _optional(QuantType.parse, draft["quant"]) if draft is not None else None
+        draft_type = _optional(QuantType.parse, draft.quant) if draft is not None else None
         return RecordedImport(
             replace(_options(options), draft_type=draft_type),
             None if importance is None else Digest.parse(importance),
             draft is not None,
         )
     except (LookupError, TypeError, ValueError, AttributeError, BlobStoreError) as error:
-        raise DocumentError(f"{OWN_DOCUMENT}: no options of an import: {error} (rule {_RULE})", rule=_RULE) from None
+        raise DocumentError(f"{OWN_DOCUMENT}: no options of an import: {error} (rule {RULE})", rule=RULE) from None
 
 
 def possible_options(file_type: str | None) -> Iterator[ImportOptions]:
@@ -104,7 +98,7 @@ def _optional(parse: Callable[[Any], Any], value: Any) -> Any:
 
 def _integer(value: object) -> int:
     if type(value) is not int or value <= 0:
-        raise TypeError(f"{quoted(value)} is no whole number above 0")
+        raise TypeError(f"{quoted(value)} is not a whole number above 0")
     return value
 
 

@@ -13,9 +13,10 @@ from blobstore.inspection.counting import FoundQuantization, LogicalTensor
 from blobstore.inspection.files import InspectedFile
 from blobstore.inspection.inspection import Inspection, TargetKind
 from blobstore.inspection.reading import inspect_model, inspect_path
-from blobstore.inspection.targets import HUB, LocalTarget, ModelTarget, is_address, parse_target
+from blobstore.inspection.targets import LocalTarget, ModelTarget, is_address, parse_target
 from blobstore.ranges import FileReader
 from blobstore.safetensors import Header
+from blobstore.source.hub import HUB
 
 if TYPE_CHECKING:
     from blobstore.store import Store

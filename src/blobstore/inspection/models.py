@@ -11,6 +11,7 @@ from blobstore import safetensors
 from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
+from blobstore.mlx_settings import settings_of
 from blobstore.names import ModelName
 from blobstore.runtimes import ModelFacts, TensorFacts, Verdict, verdicts
 from blobstore.store import Store
@@ -59,10 +60,11 @@ def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary
 
     Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says.
     """
+    settings = settings_of(store, manifest)
     tensors: list[StoredTensor] = []
     for layer in manifest.tensor_layers:
         with store.blobs.open(layer) as reader:
-            tensors.extend(stored_tensors(safetensors.read_header(reader)))
+            tensors.extend(stored_tensors(safetensors.read_header(reader), settings))
     return ModelSummary(
         name=name,
         id=manifest.digest,

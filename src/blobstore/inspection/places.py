@@ -1,7 +1,8 @@
 """Places: the files that are inspected, wherever they lie: which there are, and their headers.
 
-With a shard index, its files; without one ``model.safetensors``, else shards by their names, else whatever .safetensors
-there is, each for itself. That is more than an import takes: an inspection refuses only what is missing or damaged.
+Of the only set of weights (source/shards.py): with a shard index, its files; without one the single file, else its shards.
+Else whatever .safetensors there is, each for itself. That is more than an import takes: an inspection refuses only what is
+missing or damaged.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from typing import TYPE_CHECKING
 from blobstore.errors import BlobStoreError, NotFoundError, quoted
 from blobstore.inspection.files import InspectedFile
 from blobstore.safetensors import read_header
+from blobstore.source.files import OTHER_WEIGHTS
 from blobstore.source.folders import Folder, LocalFolder
 from blobstore.source.shards import (
     INDEX_NAME,
-    INDEX_SUFFIX,
     SINGLE_NAME,
     SUFFIX,
     ShardIndex,
+    WeightSet,
+    check_complete,
     check_index,
+    is_index,
     missing_shard,
     read_index,
-    shards_without_index,
+    weight_sets,
 )
 from blobstore.strictjson import MAX_CONFIG
 
@@ -33,7 +37,6 @@ if TYPE_CHECKING:  # pydantic is loaded when a config.json is read
     from blobstore.checkpoint import SourceConfig
 
 _CONFIG_NAME = "config.json"
-_OTHER_WEIGHTS = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.npz", "*.h5", "*.msgpack")
 _MOST_NAMES = 3
 
 
@@ -71,12 +74,8 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
     names = folder.names()
     if names is None:
         return _read_unlisted(folder)
-    if (index := _index_among(names)) is not None:
-        files = read_indexed(folder, index)
-        _note_left_out(names, files, notes)
-        return files
-    if chosen := [SINGLE_NAME] if SINGLE_NAME in names else shards_without_index(folder, names):
-        files = Files((read_files(folder, chosen),))
+    if (weights := _weights_among(names)) is not None:
+        files = _read_set(folder, weights)
         _note_left_out(names, files, notes)
         return files
     others = [name for name in names if name.endswith(SUFFIX)]
@@ -87,10 +86,24 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
     return Files(tuple((file,) for file in read_files(folder, others)))
 
 
-def _index_among(names: Sequence[str]) -> str | None:
-    """Return the shard index's name: the usual one, else the only one, which other programs call otherwise."""
-    indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
-    return INDEX_NAME if INDEX_NAME in indexes else indexes[0] if len(indexes) == 1 else None
+def _weights_among(names: Sequence[str]) -> WeightSet | None:
+    """Return the only set of weights; None when there are none or several. An only index counts, whatever its name."""
+    sets = weight_sets(names)
+    if len(sets) == 1 and sets[0].target is not None:
+        return sets[0]
+    indexes = [name for name in names if is_index(name)]
+    if len(indexes) == 1:
+        return WeightSet(indexes[0], index=indexes[0])
+    return sets[0] if len(sets) == 1 else None
+
+
+def _read_set(folder: Folder, weights: WeightSet) -> Files:
+    if weights.index is not None:
+        return read_indexed(folder, weights.index)
+    if weights.single is not None:
+        return Files((read_files(folder, [weights.single]),))
+    check_complete(folder, weights.shards)
+    return Files((read_files(folder, weights.shards),))
 
 
 def _read_unlisted(folder: Folder) -> Files:
@@ -139,7 +152,7 @@ def some(names: Sequence[str]) -> str:
 
 
 def _hint(folder: Folder, names: Sequence[str]) -> str | None:
-    if others := [name for name in names if any(fnmatchcase(name, pattern) for pattern in _OTHER_WEIGHTS)]:
+    if others := [name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)]:
         return f"{others[0]} is not safetensors."
     if isinstance(folder, LocalFolder) and (inner := _folder_with_weights(folder.path)) is not None:
         return f"The folder {inner} has some."

@@ -13,20 +13,17 @@ from blobstore.inspection.counting import LogicalTensor, count_tensors, stored_t
 from blobstore.inspection.files import InspectedFile
 from blobstore.inspection.inspection import Inspection, TargetKind
 from blobstore.inspection.places import ConfigFile, Files, read_files, read_folder, read_indexed, some
-from blobstore.inspection.targets import LocalTarget, ModelTarget, is_index, missing
+from blobstore.inspection.targets import LocalTarget, ModelTarget, missing
 from blobstore.safetensors import read_header
 from blobstore.source.folders import Folder, LocalFolder
-from blobstore.source.shards import ShardIndex
-from blobstore.stored import StoredTensor, stored_tensors
-from blobstore.strictjson import parse_object
+from blobstore.source.hub_cache import snapshot_in
+from blobstore.source.shards import ShardIndex, is_index
+from blobstore.stored import Settings, StoredTensor, stored_tensors
 
 if TYPE_CHECKING:  # pydantic is loaded when a store is opened
     from blobstore.documents import Descriptor, Manifest
     from blobstore.names import ModelName
     from blobstore.store import Store
-
-_OWN_DOCUMENT = "blobstore.json"
-_MAX_OWN_DOCUMENT = 256 * 2**20
 
 
 def inspect_path(target: LocalTarget, store: Callable[[], Store]) -> Inspection:
@@ -38,11 +35,11 @@ def inspect_path(target: LocalTarget, store: Callable[[], Store]) -> Inspection:
     except FileNotFoundError:
         raise missing(target.path, target.model) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise StorageError(f"can't look at {quoted(target.path)}: {error}", path=target.path) from error
+        raise StorageError(f"can't access {quoted(target.path)}: {error}", path=target.path) from error
     if target.model is not None and _has_model(store, target.model):
         notes.append(f"this is the path ./{target.path}; the stored model of that name is {target.model}")
     if is_folder:
-        folder = LocalFolder(path)
+        folder = LocalFolder(snapshot_in(path))
         return inspection_of(target.path, TargetKind.FOLDER, read_folder(folder, notes), folder, notes)
     folder = LocalFolder(path.parent)
     if is_index(path.name):
@@ -88,16 +85,20 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
     """
     name = target.name
     try:
+        name = store.find(name)
         manifest = store.manifest(name)
-    except NotFoundError:
-        raise missing(target.text, name) from None
+    except NotFoundError as error:
+        raise missing(target.text, name, error.hint) from None
     if not manifest.tensor_layers:
         message = f"model {name} has no tensor blobs: it is of another kind, GGUF perhaps"
         raise UnsupportedSourceError(message, model=str(name))
+    from blobstore.mlx_settings import settings_of
+
+    settings = settings_of(store, manifest)
     files: dict[str, InspectedFile] = {}
     tensors: list[LogicalTensor] = []
     for layer in manifest.tensor_layers:
-        file, weights = _read_blob(store, name, layer)
+        file, weights = _read_blob(store, name, layer, settings)
         if file.name in files:
             file = replace(file, name=str(layer.digest))
         files[file.name] = file
@@ -114,12 +115,14 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
     )
 
 
-def _read_blob(store: Store, model: ModelName, layer: Descriptor) -> tuple[InspectedFile, list[StoredTensor]]:
+def _read_blob(
+    store: Store, model: ModelName, layer: Descriptor, settings: Settings
+) -> tuple[InspectedFile, list[StoredTensor]]:
     """Return a blob under its layer's name, and its tensors."""
     try:
         with store.blobs.open(layer) as reader:
             header = read_header(reader)
-            weights = list(stored_tensors(header))
+            weights = list(stored_tensors(header, settings))
             return InspectedFile(layer.name or str(layer.digest), reader.name, reader.size, header), weights
     except BlobStoreError as error:
         place = f"model {model}: blob {layer.digest} ({layer.name})"
@@ -128,12 +131,12 @@ def _read_blob(store: Store, model: ModelName, layer: Descriptor) -> tuple[Inspe
 
 def _source_metadata(store: Store, manifest: Manifest) -> list[Mapping[str, str]]:
     """Return the metadata of the files that a model was imported from; none where nothing says them."""
-    layer = manifest.document(_OWN_DOCUMENT)
+    from blobstore.provenance import OWN_DOCUMENT, Provenance
+
+    layer = manifest.document(OWN_DOCUMENT)
     if layer is None:
         return []
-    sources = parse_object(store.blobs.read(layer), _OWN_DOCUMENT, rule="B1", limit=_MAX_OWN_DOCUMENT).get("sources")
-    found = [source.get("metadata") for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
-    return [{key: value for key, value in one.items() if isinstance(value, str)} for one in found if isinstance(one, dict)]
+    return [source.metadata for source in Provenance.parse(store.blobs.read(layer)).sources]
 
 
 def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, str]:
@@ -151,7 +154,7 @@ def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, st
 
 def _has_model(store: Callable[[], Store], name: ModelName) -> bool:
     try:
-        store().manifests.require(name)
+        store().find(name)
     except BlobStoreError:
         return False
     return True

@@ -1,29 +1,19 @@
 """Targets: what a person may ask to inspect, told from its text. Nothing is read but whether a path exists.
 
 A path that exists wins over a stored model of that name: ``./NAME`` is always the path, ``NAME:TAG`` nearly always the
-model. ``hf://`` addresses follow huggingface_hub's grammar (utils/_hf_uris.py at version 2.4.0):
-``hf://[models/]ORG/NAME[@REVISION][/PATH]``, where a revision is one segment, its slashes as ``%2F``, or ``refs/pr/N`` or
-``refs/convert/NAME``. Addresses of the Hub's pages (``https://huggingface.co/ORG/NAME/tree/main``) are the repositories
-that they show.
+model. Addresses of the Hub are in source/hub.py.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-from blobstore.errors import InvalidNameError, NotFoundError, UsageError, quoted
-from blobstore.names import ModelName, relative_path
+from blobstore.errors import InvalidNameError, NotFoundError, quoted
+from blobstore.names import ModelName
+from blobstore.source.hub import HUB, HUB_SCHEME, HubTarget, parse_hub, parse_hub_page
 
-HUB = "https://huggingface.co"
-MAIN = "main"
-
-_HUB_SCHEME = "hf://"
-_REVISION = re.compile(r"@(refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)|[^/]*)(?:/|$)", re.ASCII)
-_OTHER_KINDS = ("datasets", "spaces", "kernels", "buckets")
-_PAGES = ("tree", "blob", "resolve", "raw")
 _PATH_MARKS = ("/", "./", "../", "~")
 _PATH_ENDS = (".safetensors", ".json")
 
@@ -59,19 +49,6 @@ class WebTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class HubTarget:
-    """A repository of the Hub at a revision, or a file or folder in it; ``path`` is empty for the repository itself."""
-
-    repository: str
-    revision: str
-    path: str
-
-    def __str__(self) -> str:
-        revision = "" if self.revision == MAIN else f"@{self.revision}"
-        return f"{_HUB_SCHEME}{self.repository}{revision}{'/' if self.path else ''}{self.path}"
-
-
-@dataclass(frozen=True, slots=True)
 class ModelTarget:
     """A stored model, as it was asked for and by its full name."""
 
@@ -88,10 +65,10 @@ def parse_target(text: str, endpoint: str = HUB) -> Target:
     Raises: UsageError for an address that is none, or of something else than a model; NotFoundError for a path that does
     not exist and can't be a model's name.
     """
-    if text.startswith(_HUB_SCHEME):
-        return _hub(text.removeprefix(_HUB_SCHEME), text)
+    if text.startswith(HUB_SCHEME):
+        return parse_hub(text)
     if is_address(text):
-        return _hub_page(text, endpoint) or WebTarget(text)
+        return parse_hub_page(text, endpoint) or WebTarget(text)
     model = _model(text)
     if model is None or _exists(text):
         return LocalTarget(text, model)
@@ -101,11 +78,6 @@ def parse_target(text: str, endpoint: str = HUB) -> Target:
 def is_address(text: str) -> bool:
     """Return True for a web address."""
     return text.lower().startswith(("http://", "https://"))
-
-
-def is_index(name: str) -> bool:
-    """Return True for a shard index's file name; some have a variant in it: ``model.safetensors.index.fp16.json``."""
-    return name.endswith(".json") and ".safetensors.index." in name
 
 
 def _exists(path: str) -> bool:
@@ -125,55 +97,13 @@ def _model(text: str) -> ModelName | None:
         return None
 
 
-def missing(text: str, model: ModelName | None) -> NotFoundError:
-    """Return the error for a text that names neither a path nor a stored model."""
+def missing(text: str, model: ModelName | None, near: str | None = None) -> NotFoundError:
+    """Return the error for a text that names neither a path nor a stored model; ``near``: the store's hint about it."""
     if model is None or text.endswith(_PATH_ENDS):
         return NotFoundError(f"no file or folder at {quoted(text)}", path=text)
     return NotFoundError(
         f"no file or folder at {quoted(text)}, and no stored model {str(model)!r}",
         path=text,
         model=str(model),
-        hint="A Hub repository is hf://ORG/NAME.",
+        hint=" ".join(filter(None, (near, "A Hub repository is hf://ORG/NAME."))),
     )
-
-
-def _hub(body: str, text: str) -> HubTarget:
-    first, _, rest = body.partition("/")
-    if first in _OTHER_KINDS:
-        raise UsageError(f"{quoted(text)} is none of the Hub's models")
-    if first == "models":
-        body = rest
-    before, at, _ = body.partition("@")
-    if at and before.count("/") <= 1:
-        match = _REVISION.match(body, len(before))
-        if match is None or not match[1]:
-            raise UsageError(f"{quoted(text)} has no revision after its @", hint="hf://ORG/NAME@REVISION/PATH")
-        revision, path = unquote(match[1]), body[match.end() :]
-        return HubTarget(before, revision, _path(path, text))
-    parts = body.split("/", 2)
-    return HubTarget("/".join(parts[:2]), MAIN, _path("/".join(parts[2:]), text))
-
-
-def _path(path: str, text: str) -> str:
-    path = path.rstrip("/")
-    try:
-        return relative_path(path) if path else ""
-    except InvalidNameError as error:
-        raise UsageError(f"{quoted(text)}: {error.message}", rule=error.rule) from None
-
-
-def _hub_page(url: str, endpoint: str) -> HubTarget | None:
-    """Return what a page of the Hub shows; None for every other address, a repository's raw files included."""
-    parts, hub = urlsplit(url), urlsplit(endpoint)
-    base = hub.path.rstrip("/") + "/"
-    if (parts.scheme, parts.netloc.lower()) != (hub.scheme, hub.netloc.lower()) or not parts.path.startswith(base):
-        return None
-    owner, *more = (unquote(part) for part in parts.path.removeprefix(base).rstrip("/").split("/"))
-    if not owner or not more or owner in (*_OTHER_KINDS, "api"):
-        return None
-    repository = f"{owner}/{more[0]}"
-    if len(more) == 1:
-        return HubTarget(repository, MAIN, "")
-    if more[1] not in _PAGES or len(more) < 3:  # noqa: PLR2004
-        return None
-    return HubTarget(repository, more[2], _path("/".join(more[3:]), url))

@@ -10,11 +10,12 @@ from blobstore.inspection.files import InspectedFile
 from blobstore.inspection.inspection import Inspection, TargetKind
 from blobstore.inspection.places import Files, read_files, read_folder, read_indexed
 from blobstore.inspection.reading import inspection_of
-from blobstore.inspection.targets import HubTarget, WebTarget, is_index
+from blobstore.inspection.targets import WebTarget
 from blobstore.remote import Remote, RemoteFolder, hub_folder
 from blobstore.safetensors import read_header
 from blobstore.source.folders import WebFolder
-from blobstore.source.shards import SUFFIX
+from blobstore.source.hub import HubTarget
+from blobstore.source.shards import SUFFIX, is_index
 
 
 def inspect_address(target: WebTarget | HubTarget, token: str | None, endpoint: str) -> Inspection:

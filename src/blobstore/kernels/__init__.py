@@ -106,7 +106,7 @@ def quantize(
     if global_scale and quantization.quant_type is not QuantType.NVFP4:
         raise UsageError(f"only nvfp4 has a global scale, not {quantization.quant_type}")
     if importance is not None and check_method(method) != "search":
-        raise UsageError("importance weighs the errors of a search", hint='Use method="search".')
+        raise UsageError("importance needs the method search", hint='Use method="search".')
     if type(jobs) is not int or jobs < 1:
         raise UsageError(f"jobs is {jobs!r}: it must be a whole number of threads")
     choice = ScaleChoice(

@@ -124,7 +124,7 @@ def _opened(file: Path) -> Iterator[int]:
             fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             _lock(fd, file, until)
-            with os_errors("look at", file):
+            with os_errors("access", file):
                 # Whoever held the lock may have put another file in its place.
                 is_current = os.path.samestat(os.fstat(fd), file.stat(follow_symlinks=False))
             if is_current:

@@ -63,7 +63,7 @@ def restore(fd: int, path: Path) -> None:
     a later change is only removed. Raises: StorageError.
     """
     record = record_of(path)
-    with os_errors("look at", record):
+    with os_errors("access", record):
         if not os.path.lexists(record):
             return
     with os_errors("restore", path):

@@ -27,7 +27,8 @@ def parse_header(text: bytes, data_size: int | None) -> Header:
     """
     with _collector_paused():
         document = _parse_json(text)
-        metadata = check_metadata(document.pop(METADATA, {}))
+        value = document.pop(METADATA, None)
+        metadata = {} if value is None else check_metadata(value)
         tensors = {name: _entry(name, value) for name, value in document.items()}
         check_coverage(tensors, data_size)
     return Header(tensors, metadata, PREFIX.size + len(text))

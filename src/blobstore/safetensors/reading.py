@@ -39,11 +39,11 @@ def parse_header(text: bytes, data_size: int | None) -> Header:
 
 def _header_text(reader: RangeReader) -> bytes:
     if reader.size is not None and reader.size < PREFIX.size:
-        raise invalid("F1", f"no safetensors file: it has {reader.size} bytes, a header needs 8")
+        raise invalid("F1", f"not a safetensors file: it has {reader.size} bytes, a header needs 8")
     prefix = reader.read(0, PREFIX.size)
     (length,) = PREFIX.unpack(prefix)
     if length > MAX_HEADER:
-        what = "a git-lfs pointer, not the file it stands for" if prefix == _GIT_LFS else "no safetensors file"
+        what = "a git-lfs pointer, not the file it stands for" if prefix == _GIT_LFS else "not a safetensors file"
         raise invalid("F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}")
     if reader.size is not None and PREFIX.size + length > reader.size:
         raise invalid("F3", f"the file ends inside its header of {length:,} bytes")

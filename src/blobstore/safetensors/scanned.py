@@ -13,9 +13,9 @@ from blobstore.safetensors.rules import MAX_U64, METADATA, PREFIX, check_metadat
 def scan_header(text: bytes, data_size: int | None) -> Header | None:
     """Return the validated header of ``text`` as `parse.parse_header` does, or None where the scanner declines it.
 
-    It declines every header that is not valid, and of the valid ones those with unknown fields in an entry, with keys of an
-    entry written in escapes, and beyond the limits of `Header.check_limits` on names, ranks and dimensions. The interpreter
-    lock is released while it reads the text.
+    It declines every header that is not valid, and of the valid ones those whose metadata are null, those with unknown
+    fields in an entry, with keys of an entry written in escapes, and beyond the limits of `Header.check_limits` on names,
+    ranks and dimensions. The interpreter lock is released while it reads the text.
     """
     if data_size is not None and not 0 <= data_size <= MAX_U64:
         return None

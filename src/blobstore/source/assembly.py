@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from blobstore.checkpoint import ModuleQuantization, SourceConfig
+from blobstore.checkpoint import SourceConfig
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.quant import Part, Quantization, QuantType
@@ -116,7 +116,7 @@ def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight
         raise found.refused(f"its scale {quoted(scale.name)} is {dtype}, and those of {quantization} are floats")
     weight = SourceWeight(name, dtype, shape, parts, Form.CODES, producer.name, quantization, producer.inverse_global_scale)
     if math.prod(words) * _WORD_BYTES != parts[""].nbytes or not quantization.divides(shape):
-        raise found.refused(f"{list(parts[''].shape)} are no whole groups of {quantization}")
+        raise found.refused(f"{list(parts[''].shape)} are not whole groups of {quantization}")
     wanted = {part.suffix: part for part in quantization.parts(shape, dtype, global_scale=weight.global_scale_shape)}
     for suffix, part in wanted.items():
         if suffix and not _holds(parts.get(suffix), part):
@@ -151,23 +151,11 @@ def _mlx(found: _Found) -> SourceWeight:
     if module is None:
         return _codes(found, _inferred(found), found.name)
     try:
-        quantization = _mlx_quantization(module)
+        quantization = module.quantization
     except UsageError as error:
         reason = f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type here"
         raise found.refused(reason, error.hint) from None
     return _codes(found, quantization, found.name)
-
-
-def _mlx_quantization(module: ModuleQuantization) -> Quantization:
-    if module.mode != "affine":
-        quantization = Quantization(QuantType(module.mode), module.group_size)
-        if quantization.quant_type.bits != module.bits:
-            raise UsageError(f"{module.mode} has not {module.bits} bits")
-        return quantization
-    affine = {4: QuantType.INT4, 8: QuantType.INT8}
-    if module.bits not in affine:
-        raise UsageError("only 4 and 8 bits are stored", hint="Quantize the original checkpoint to int4 or int8.")
-    return Quantization(affine[module.bits], module.group_size)
 
 
 def _inferred(found: _Found) -> Quantization:
@@ -208,7 +196,7 @@ def _block_fp8(found: _Found) -> SourceWeight:
         raise found.refused(f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded")
     shape = parts[""].shape
     if len(shape) < 2:  # noqa: PLR2004
-        raise found.refused(f"{list(shape)} is no matrix")
+        raise found.refused(f"{list(shape)} is not a matrix")
     wanted = (*shape[:-2], -(-shape[-2] // FP8_BLOCK), -(-shape[-1] // FP8_BLOCK))
     scale = parts[".scale"]
     if scale.shape != wanted:

@@ -1,8 +1,8 @@
 """Inventory: what a checkpoint consists of, from its headers and JSON documents. No weight is read.
 
 Which files belong to a checkpoint (docs/formats.md section 5): with a shard index exactly the files and tensors that it
-names; without one ``model.safetensors`` or ``model-*.safetensors``, both together being an error. A single ``.safetensors``
-file is a checkpoint without documents.
+names; without one ``model.safetensors`` or ``model-*.safetensors``, both together being an error; where there is no
+``model``, the only other set of weights (shards.py). A single ``.safetensors`` file is a checkpoint without documents.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from blobstore.checkpoint import CONFIG_NAME, SourceConfig
+from blobstore.coverage import LeftOut
 from blobstore.documents import MAX_DOCUMENT
 from blobstore.dtypes import DType
 from blobstore.errors import (
@@ -31,11 +32,11 @@ from blobstore.names import file_name
 from blobstore.ranges import FileIdentity
 from blobstore.safetensors import Header, read_header
 from blobstore.source.adapters import adapter_among, adapter_error, are_adapters
+from blobstore.source.files import OTHER_WEIGHTS, KeptFile, OtherFiles, other_files
 from blobstore.source.folders import LocalFolder
-from blobstore.source.shards import INDEX_NAME, INDEX_SUFFIX, SINGLE_NAME, check_index, read_index, shards_without_index
-
-OTHER_WEIGHTS = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.npz", "*.h5", "*.msgpack")
-"""Files that hold weights too, in formats that are not read."""
+from blobstore.source.hub import absent, refuse_remote
+from blobstore.source.hub_cache import snapshot_in
+from blobstore.source.shards import SUFFIX, WeightSet, check_complete, check_index, is_index, read_index, set_of, weight_sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +65,27 @@ class SourceTensor:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """A checkpoint: its tensors by name, sorted; its JSON documents by file name, sorted; what was left out."""
+    """A checkpoint: its tensors by name, sorted; its JSON documents by file name, sorted; what else lies in its folder.
+
+    ``other_files``: its other files, and what was left out.
+    """
 
     path: str
     files: tuple[SourceFile, ...]
     tensors: Mapping[str, SourceTensor]
     documents: Mapping[str, bytes]
     config: SourceConfig | None
-    left_out: tuple[str, ...]
+    other_files: OtherFiles = field(default_factory=OtherFiles)
+
+    @property
+    def kept(self) -> tuple[KeptFile, ...]:
+        """The files beside weights and documents that are kept byte for byte, sorted by name."""
+        return self.other_files.kept
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The files and folders that are not read, sorted by name."""
+        return self.other_files.left_out
 
     @property
     def nbytes(self) -> int:
@@ -79,64 +93,89 @@ class Inventory:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def read_inventory(source: str | os.PathLike[str]) -> Inventory:
-    """Return the inventory of a .safetensors file or of a checkpoint folder.
+def read_inventory(source: str | os.PathLike[str], *, without: Path | None = None) -> Inventory:
+    """Return the inventory of a .safetensors file or of a checkpoint folder, but what is at ``without``: a draft model.
 
-    Raises: NotFoundError (no such path, no weights, a shard that is missing), HeaderError, DocumentError (config.json,
-    index), CorruptDataError (index and shards disagree), UnsupportedSourceError (both single file and shards),
-    LimitExceededError, StorageError.
+    A shard index stands for its folder with the files that it names, and a repository's folder in the Hugging Face cache for
+    its snapshot.
+
+    Raises: NotFoundError (no such path, no weights, a shard that is missing, a link to nothing), HeaderError, DocumentError
+    (config.json, index), CorruptDataError (index and shards disagree), UnsupportedSourceError (an address, an adapter,
+    several sets of weights, both single file and shards), LimitExceededError, StorageError.
     """
+    refuse_remote(os.fspath(source))
     path = Path(source)
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise NotFoundError(f"no file or folder at {path}", path=str(path)) from None
+        raise absent(os.fspath(source)) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise StorageError(f"can't look at {path}: {error}", path=str(path)) from error
+        raise StorageError(f"can't access {path}: {error}", path=str(path)) from error
     if stat.S_ISDIR(mode):
-        return _read_folder(LocalFolder(path))
-    if path.name.endswith(".index.json"):
-        raise UnsupportedSourceError(f"{path} is a shard index", hint=f"Give its folder: {path.parent}")
-    file, header = _read_file(LocalFolder(path.parent), path.name)
+        return _read_folder(LocalFolder(snapshot_in(path)), without)
+    folder = LocalFolder(path.parent)
+    if is_index(path.name):
+        return _read_folder(folder, without, WeightSet(path.name, index=path.name))
+    file, header = _read_file(folder, path.name)
     if adapter_among([path.name]) or are_adapters(header.tensors):
         raise adapter_error(str(path))
-    return Inventory(str(path), (file,), _tensors([(file, header)]), {}, None, ())
+    return Inventory(str(path), (file,), _tensors([(file, header)]), {}, None)
 
 
-def _read_folder(folder: LocalFolder) -> Inventory:
+def _read_folder(folder: LocalFolder, without: Path | None, asked: WeightSet | None = None) -> Inventory:
     names = folder.names()
-    index = read_index(folder) if INDEX_NAME in names else None
-    chosen = index.files if index is not None else _choose(folder, names)
+    weights = asked or _choose(folder, names)
+    index = read_index(folder, weights.index) if weights.index is not None else None
+    chosen = index.files if index is not None else _files_without_index(folder, weights)
     read = [_read_file(folder, name) for name in chosen]
-    left_out = tuple(name for name in names if name.endswith(".safetensors") and name not in chosen)
     if index is not None:
         check_index(index, [(file.path, file.name, file.tensor_names) for file, _ in read])
-        _check_left_out(folder, index.weight_map, left_out)
+        others = [name for name in names if name.endswith(SUFFIX) and name not in chosen]
+        own = {set_of(name) for name in chosen}
+        _check_left_out(folder, index.weight_map, [name for name in others if set_of(name) in (None, *own)])
     documents = {name: _read_document(folder, name) for name in names if _is_document(name)}
     config = SourceConfig.parse(documents[CONFIG_NAME], folder.place(CONFIG_NAME)) if CONFIG_NAME in documents else None
-    return Inventory(folder.name, tuple(file for file, _ in read), _tensors(read), documents, config, left_out)
+    others_found = other_files(folder.path, {*chosen, *documents}, without)
+    return Inventory(folder.name, tuple(file for file, _ in read), _tensors(read), documents, config, others_found)
 
 
-def _choose(folder: LocalFolder, names: list[str]) -> list[str]:
-    single = [name for name in names if name == SINGLE_NAME]
-    shards = shards_without_index(folder, names)
-    if single and shards:
+def _choose(folder: LocalFolder, names: list[str]) -> WeightSet:
+    """Return the set of weights that the folder is about."""
+    sets = weight_sets(names)
+    if not sets:
+        if adapter := adapter_among(names):
+            raise adapter_error(folder.place(adapter))
+        message = f"no weights in {folder.name}: no model.safetensors"
+        raise NotFoundError(message, path=folder.name, hint=_weights_hint(folder, names))
+    if len(sets) > 1:
         raise UnsupportedSourceError(
-            f"{folder.name} has both model.safetensors and model-*.safetensors, and no index says which one counts",
+            f"{folder.name} has several sets of weights: {', '.join(found.name for found in sets)}",
             path=folder.name,
-            hint="Move one of them away, or import the file itself.",
+            hint=_sets_hint(folder, sets),
         )
-    if single or shards:
-        return single or shards
-    if adapter := adapter_among(names):
-        raise adapter_error(folder.place(adapter))
-    message = f"no weights in {folder.name}: no model.safetensors"
-    raise NotFoundError(message, path=folder.name, hint=_weights_hint(names))
+    return sets[0]
 
 
-def _weights_hint(names: list[str]) -> str | None:
-    if files := [name for name in names if name.endswith(".safetensors")]:
-        return f"Import the file itself: {files[0]}"
+def _files_without_index(folder: LocalFolder, weights: WeightSet) -> list[str]:
+    check_complete(folder, weights.shards)
+    if weights.single and weights.shards:
+        raise UnsupportedSourceError(
+            f"{folder.name} has both {weights.single} and {weights.name}-*.safetensors, and no index says which one counts",
+            path=folder.name,
+            hint=f"Move one of them away, or import the file itself: {folder.place(weights.single)}",
+        )
+    return [weights.single] if weights.single else weights.shards
+
+
+def _sets_hint(folder: LocalFolder, sets: list[WeightSet]) -> str:
+    if files := [folder.place(found.target) for found in sets if found.target is not None]:
+        return f"Import one of them: {' or '.join(files)}"
+    return "Move away those that are not meant."
+
+
+def _weights_hint(folder: LocalFolder, names: list[str]) -> str | None:
+    if files := [name for name in names if name.endswith(SUFFIX)]:
+        return f"Import the file itself: {folder.place(files[0])}"
     if others := [name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)]:
         return f"{others[0]} is not safetensors: convert it first."
     return None
@@ -167,7 +206,7 @@ def _tensor_names(folder: LocalFolder, name: str) -> set[str]:
 
 
 def _is_document(name: str) -> bool:
-    return name.endswith(".json") and not name.endswith(INDEX_SUFFIX)
+    return name.endswith(".json") and not is_index(name)
 
 
 def _check_storable(folder: LocalFolder, name: str) -> None:

@@ -94,10 +94,11 @@ def look_packed(
     """
     for sign in _SIGNS:
         for name, tensor in tensors.items():
-            if tensor.dtype in sign.dtypes and (name.endswith(sign.suffix) if sign.suffix else _may_be_weight(name, tensor)):
-                beside = name.removesuffix(sign.suffix) + sign.beside
-                if not sign.beside or beside in everything:
-                    yield name, sign.reason.format(beside=_described(beside, everything) if sign.beside else "")
+            if tensor.dtype not in sign.dtypes or not name.endswith(sign.suffix):
+                continue
+            beside = name.removesuffix(sign.suffix) + sign.beside
+            if (beside in everything or not sign.beside) and (sign.suffix or _may_be_weight(name, tensor)):
+                yield name, sign.reason.format(beside=_described(beside, everything) if sign.beside else "")
     for name in tensors:
         if (row := counting_row(name, everything)) is not None and not row.imported:
             yield name, f"{row.name} weights are not imported"

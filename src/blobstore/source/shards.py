@@ -1,5 +1,11 @@
 """Shards: which files of a folder hold a checkpoint's tensors, and whether they and their index agree.
 
+Loaders know weights by name: ``model`` (transformers, mlx-lm), ``diffusion_pytorch_model`` (diffusers) and
+``consolidated`` (Mistral), each as one file or as shards with an index. A variant is part of the name:
+``model.fp16.safetensors``, ``model.fp16-00001-of-00002.safetensors``, once ``model-00001-of-00002.fp16.safetensors``;
+``model.safetensors.index.fp16.json``. Source: huggingface/diffusers@0043aa1d pipelines/pipeline_loading_utils.py
+`variant_compatible_siblings`.
+
 Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names; every file that it names is there, holds the
 tensors that it is said to hold, and no others. Nothing is opened before the index is checked. Unknown keys are ignored.
 """
@@ -8,8 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
 from typing import Any
 
 from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError, NotFoundError, quoted
@@ -20,13 +25,20 @@ from blobstore.strictjson import parse_object
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 SUFFIX = ".safetensors"
-INDEX_SUFFIX = ".safetensors.index.json"
 MAX_INDEX = 256 * 2**20
 MAX_SHARDS = 10_000
 """Files of an index: the largest checkpoints have some hundreds, and behind a server each is a request."""
 
-_SHARDS = "model-*.safetensors"
-_SHARD_NAME = re.compile(r"model-(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6})\.safetensors", re.ASCII)
+_FIRST = "model"
+_STEM = r"(?P<stem>model|diffusion_pytorch_model|consolidated)"
+_VARIANT = r"\.(?P<variant>[A-Za-z0-9_]+)"
+_NUMBERS = r"(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6})"
+_INDEX_FILE = re.compile(rf"{_STEM}\.safetensors\.index(?:{_VARIANT})?\.json", re.ASCII)
+_WEIGHT_FILES = (
+    re.compile(rf"{_STEM}-{_NUMBERS}{_VARIANT}\.safetensors", re.ASCII),  # an older diffusers
+    re.compile(rf"{_STEM}(?:{_VARIANT})?(?:-.+)?\.safetensors", re.ASCII | re.DOTALL),
+)
+_SHARD_FILE = re.compile(rf"(?P<before>.+-){_NUMBERS}(?P<after>\..+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,7 @@ def _shard_name(value: object, place: str) -> str:
     except BlobStoreError as error:
         raise DocumentError(f"{place}: {error.message} (rule I1)", rule="I1") from None
     if not name.endswith(SUFFIX):
-        raise DocumentError(f"{place}: {name!r} is no .safetensors file (rule I1)", rule="I1")
+        raise DocumentError(f"{place}: {name!r} is not a .safetensors file (rule I1)", rule="I1")
     return name
 
 
@@ -116,18 +128,68 @@ def check_index(index: ShardIndex, shards: Sequence[tuple[str, str, Collection[s
         )
 
 
-def shards_without_index(folder: Folder, names: Iterable[str]) -> list[str]:
-    """Return those of a folder's files that are shards by their names, ``model-00001-of-00003.safetensors``, sorted.
+@dataclass(slots=True)
+class WeightSet:
+    """The files of a folder that are one set of weights by their names; ``name`` is ``model``, ``model.fp16``, ….
 
-    Raises: NotFoundError when their own names say that one is missing.
+    A set may have an index, a single file and shards at once: who reads it says which of them count.
     """
-    shards = sorted(name for name in names if fnmatchcase(name, _SHARDS))
+
+    name: str
+    index: str | None = None
+    single: str | None = None
+    shards: list[str] = field(default_factory=list)
+
+    @property
+    def target(self) -> str | None:
+        """The file that names the set: its index or its single file; None for shards without an index."""
+        return self.index or self.single
+
+
+def weight_sets(names: Iterable[str]) -> list[WeightSet]:
+    """Return the sets of weights that a folder's files are, by name, without those that a loader passes over.
+
+    ``model`` is what counts where there is one, and a variant does not where the set without it is there too.
+    """
+    sets: dict[str, WeightSet] = {}
+    for name in sorted(names):
+        if (stem := set_of(name)) is None:
+            continue
+        found = sets.setdefault(stem, WeightSet(stem))
+        if not name.endswith(SUFFIX):
+            found.index = name
+        elif name == f"{stem}{SUFFIX}":
+            found.single = name
+        else:
+            found.shards.append(name)
+    if _FIRST in sets:
+        return [sets[_FIRST]]
+    return [found for name, found in sets.items() if name.partition(".")[0] not in sets.keys() - {name}]
+
+
+def set_of(name: str) -> str | None:
+    """Return the name of the set of weights that a file belongs to by its name, None when it belongs to none."""
+    patterns = _WEIGHT_FILES if name.endswith(SUFFIX) else (_INDEX_FILE,)
+    match = next((match for pattern in patterns if (match := pattern.fullmatch(name))), None)
+    if match is None:
+        return None
+    return f"{match['stem']}.{match['variant']}" if match["variant"] else match["stem"]
+
+
+def is_index(name: str) -> bool:
+    """Return True for a shard index's file name; some have a variant in it: ``model.safetensors.index.fp16.json``."""
+    return name.endswith(".json") and ".safetensors.index." in name
+
+
+def check_complete(folder: Folder, shards: Iterable[str]) -> None:
+    """Raise NotFoundError when the names of shards without an index, ``…-00001-of-00003…``, say that one is missing."""
     present = set(shards)
-    claims = {match["total"]: match for name in shards if (match := _SHARD_NAME.fullmatch(name))}
-    for total, match in claims.items():
+    claims = {
+        match.group("before", "total", "after"): match for name in sorted(present) if (match := _SHARD_FILE.fullmatch(name))
+    }
+    for (before, total, after), match in sorted(claims.items()):
         width = len(match["number"])
-        wanted = (f"model-{number:0{width}}-of-{total}.safetensors" for number in range(1, int(total) + 1))
+        wanted = (f"{before}{number:0{width}}-of-{total}{after}" for number in range(1, int(total) + 1))
         if missing := next((name for name in wanted if name not in present), None):
             path = folder.place(missing)
             raise NotFoundError(f"{folder.name} has {match[0]}, but {missing} is missing", path=path)
-    return shards

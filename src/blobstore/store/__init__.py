@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +33,7 @@ from blobstore.store.journal import Journal, dead_journals
 from blobstore.store.leftovers import Leftover, Leftovers
 from blobstore.store.lock import StoreLock
 from blobstore.store.manifests import ManifestFolder
+from blobstore.store.newer import NewerManifests
 from blobstore.store.references import Needs, References, is_plain, missing_blob
 from blobstore.store.summaries import Summary, SummaryCache
 from blobstore.store.trash import Trash, TrashedBlob
@@ -55,6 +57,8 @@ __all__ = [
     "missing_blob",
     "open_store",
 ]
+
+_log = logging.getLogger("blobstore.store")
 
 PRIVATE = ".blobstore"
 _NAMES_WAIT_S = 60
@@ -86,9 +90,10 @@ class Store:
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an unknown ~user, a NUL
             raise StorageError(f"can't open the store {root}: {error}", path=str(root)) from error
         if not is_folder:
-            raise StorageError(f"the store {self.root} is no folder", path=str(self.root))
+            raise StorageError(f"the store {self.root} is not a folder", path=str(self.root))
         self.blobs = BlobFolder(self.root / "blobs")
         self.manifests = ManifestFolder(self.root / "manifests")
+        self.newer = NewerManifests(self.root / "manifests-v2", self.blobs)
         self._private = self.root / PRIVATE
         self.copies = ManifestCopies(self._private / "copies")
         self.summaries = SummaryCache(self._private / "cache" / "summaries", self.root)
@@ -99,8 +104,17 @@ class Store:
     @property
     def is_remote(self) -> bool:
         """True when the store's lock lies on a network file system. Raises: StorageError."""
-        with os_errors("look at", self._private):
+        with os_errors("access", self._private):
             return is_remote(self._private)
+
+    def require(self) -> None:
+        """Raise NotFoundError when the store's folder does not exist."""
+        if not self.root.exists():
+            raise NotFoundError(
+                f"there is no store at {self.root}",
+                path=str(self.root),
+                hint="Is the path right, and the disk mounted? An import makes a new store.",
+            )
 
     @contextmanager
     def ingest(self, source: str = "") -> Iterator[Ingest]:
@@ -131,41 +145,80 @@ class Store:
             except BlobStoreError as error:
                 yield name, error
 
+    def find(self, name: str | ModelName) -> ModelName:
+        """Return the name of a model as the store spells it; case counts only between models that differ in nothing else.
+
+        Raises: InvalidNameError; NotFoundError; AmbiguousNameError when several spellings are there, but not this one;
+        StorageError.
+        """
+        found = self.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
+        try:
+            self.manifests.require(found)
+        except NotFoundError as error:
+            if self.newer.has(found):
+                error.hint = "A newer Ollama has it, in manifests-v2/, which is not read here."
+            raise
+        return found
+
+    def target(self, name: str | ModelName) -> ModelName:
+        """Return the name that a model is written under: as the store spells it, where it has it or folders on its way.
+
+        A name that hides it from newer Ollamas is logged as a warning. Raises: InvalidNameError; AmbiguousNameError;
+        StorageError.
+        """
+        found = self.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
+        if self.newer.has(found):
+            _log.warning("a newer Ollama has its own %s, in manifests-v2/: it will not read this one", found)
+        return found
+
     def manifest(self, name: ModelName) -> Manifest:
         """Return a model's manifest. Raises: NotFoundError; DocumentError when it is damaged; StorageError."""
         return self.manifests.read(name)
 
-    def copy(self, source: ModelName, target: ModelName) -> None:
-        """Give a model a second name; no blob is copied. An older model of that name is replaced."""
-        manifest = self.manifest(source)
-        with self.ingest() as ingest:
-            ingest.commit([], target, manifest)
+    def copy(self, source: ModelName, target: ModelName) -> ModelName:
+        """Give a model a second name, and return it as the store spells it; no blob is copied.
 
-    def move(self, source: ModelName, target: ModelName, *, replace: bool = False) -> None:
-        """Rename a model: the new manifest first, durably, then the old one goes.
-
-        Killed in between, the model has both names, and the same again ends it. Raises: NotFoundError when there is no such
-        model, or a blob of it is missing; UsageError when there is another model of that name and not ``replace``;
-        CorruptDataError; StorageError.
+        An older model of that name is replaced. Raises: NotFoundError when there is no such model, or a blob of it is
+        missing; UsageError when both names are one but for case; AmbiguousNameError; CorruptDataError; StorageError.
         """
-        manifest = self.manifest(source)
-        if source == target:
-            return
+        old, new = self._pair(source, target)
+        manifest = self.manifest(old)
         with self.ingest() as ingest:
-            ingest.commit([], target, manifest, check=lambda: None if replace else self._refuse_other(target, manifest))
+            ingest.commit([], new, manifest)
+        return new
+
+    def move(self, source: ModelName, target: ModelName, *, replace: bool = False) -> ModelName:
+        """Rename a model, and return its new name as the store spells it: that first, durably, then the old one goes.
+
+        Killed in between, the model has both names, and the same again ends it. Raises: as `copy`; UsageError when there is
+        another model of that name and not ``replace``.
+        """
+        old, new = self._pair(source, target)
+        manifest = self.manifest(old)
+        if old == new:
+            return new
+        with self.ingest() as ingest:
+            ingest.commit([], new, manifest, check=lambda: None if replace else self._refuse_other(new, manifest))
             with self._names.exclusive():
                 # Another may have removed the old name meanwhile, or given it to another model, which is not ours to remove.
-                # And on a file system that ignores case they may be one file, which has just been written.
-                is_ours = self._bytes_of(source) == manifest.raw
-                if is_ours and not self.manifests.is_same_file(source, target):
-                    self.manifests.remove(source)
-                    self.copies.remove(source)
+                if self._bytes_of(old) == manifest.raw:
+                    self.manifests.remove(old)
+                    self.copies.remove(old)
         with suppress(BusyError), self.alone(wait_s=0):
-            self.manifests.remove_empty_folders(source)
+            self.manifests.remove_empty_folders(old)
+        return new
+
+    def _pair(self, source: ModelName, target: ModelName) -> tuple[ModelName, ModelName]:
+        """Return an old and a new name as the store spells them. Raises: UsageError when they differ only in case."""
+        old, new = self.find(source), self.target(target)
+        if old == new and source.path_parts != target.path_parts:
+            message = f"{target} is {old}: names that differ only in case are one model"
+            raise UsageError(message, model=str(old), hint="To change the case, move it to another name first.")
+        return old, new
 
     def _refuse_other(self, name: ModelName, manifest: Manifest) -> None:
         if self._bytes_of(name) not in (None, manifest.raw):
-            raise UsageError(f"there is a model {name} already", hint="Remove it first, or replace it: --force.")
+            raise UsageError(f"model {name} already exists", hint="Remove it first, or replace it: --force.")
 
     def _bytes_of(self, name: ModelName) -> bytes | None:
         try:
@@ -177,9 +230,10 @@ class Store:
         """Remove a model: its manifest first, then those of its blobs that no other model needs.
 
         Blobs stay when another process uses the store (an import may be about to use them) or when any manifest can't be
-        read (it may need them); the model is gone all the same. Raises: NotFoundError when there is no such model.
+        read (it may need them); the model is gone all the same. Raises: NotFoundError when there is no such model;
+        AmbiguousNameError.
         """
-        self.manifests.require(name)
+        name = self.find(name)
         with self._lock.shared(), self._names.exclusive():
             try:
                 orphans = self.manifest(name).descriptors
@@ -226,8 +280,7 @@ class Store:
 
         Raises: StorageError when the folders can't be listed.
         """
-        strays = [*self.manifests.strays(), *self.newer_manifests()]
-        return References.read(self._manifest_bytes(), strays, known)
+        return References.read(self._manifest_bytes(), self.manifests.strays(), self.newer.needs(), known)
 
     def _manifest_bytes(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
         for name in self.manifests.names():
@@ -249,12 +302,6 @@ class Store:
         waiting = set(left.finished())
         journals = dead_journals(self._private / "journal", lambda digest: digest in waiting or is_there(digest))
         return [*stale, *journals, *self.copies.stale(set(self.manifests.names()))]
-
-    def newer_manifests(self) -> list[Path]:
-        """Return what lies in the tree of manifests of later Ollamas, which is not read here. Raises: StorageError."""
-        folder = self.root / "manifests-v2"
-        with os_errors("list", folder):
-            return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | None = None) -> Store:

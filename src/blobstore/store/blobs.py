@@ -80,7 +80,7 @@ class BlobFolder:
         for digest in (digest for digest in digests if len(digest) == _LENGTH - _PREFIX and not digest.strip(_HEX)):
             for name in (f"{_START}{digest}", f"{_OLD_START}{digest}"):
                 path = f"{self.path}/{name}"
-                with suppress(NotFoundError), os_errors("look at", path):
+                with suppress(NotFoundError), os_errors("access", path):
                     status = os.lstat(path)
                     if stat.S_ISREG(status.st_mode):
                         sizes[digest] = status.st_size
@@ -96,7 +96,7 @@ class BlobFolder:
         if reader.size != descriptor.size:
             reader.close()
             raise CorruptDataError(
-                f"blob {descriptor.digest} has {reader.size:,} bytes, {descriptor.size:,} are right",
+                f"blob {descriptor.digest} has {reader.size:,} bytes, not {descriptor.size:,}",
                 blob=str(descriptor.digest),
                 path=reader.name,
             )
@@ -162,6 +162,6 @@ def checked_bytes(data: bytes, descriptor: Descriptor) -> bytes:
     """Return ``data``. Raises: DigestMismatchError when they are not the descriptor's."""
     if Digest.of(data) != descriptor.digest:
         raise DigestMismatchError(
-            f"blob {descriptor.digest} is damaged: its bytes are not its digest's", blob=str(descriptor.digest)
+            f"blob {descriptor.digest} is damaged: its bytes do not match its digest", blob=str(descriptor.digest)
         )
     return data

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from blobstore.errors import BlobStoreError, InvalidNameError, StorageError
+from blobstore.errors import BlobStoreError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.files import listed, make_folder, os_errors, replace_file
@@ -98,7 +98,7 @@ class ManifestCopies:
         Raises: StorageError when that can't be told.
         """
         place = self._place(name)
-        with os_errors("look at", place):
+        with os_errors("access", place):
             return next((path for path in (*reversed(place.parents[:_DEPTH]), place) if path.is_symlink()), None)
 
     def _is_ours(self, name: ModelName) -> bool:
@@ -142,8 +142,4 @@ def _key(raw: bytes) -> str:
 
 
 def _name(folder: Path) -> ModelName | None:
-    host, namespace, model, tag = folder.parts[-_DEPTH:]
-    try:
-        return ModelName(host=host, namespace=namespace, model=model, tag=tag)
-    except InvalidNameError:
-        return None
+    return ModelName.of_path(folder.parts[-_DEPTH:])

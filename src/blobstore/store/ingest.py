@@ -21,7 +21,7 @@ from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.documents import Manifest
-from blobstore.errors import BlobStoreError, StorageError
+from blobstore.errors import BlobStoreError, StorageError, UsageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.blobs import BlobFolder
@@ -143,7 +143,8 @@ class Ingest:
         before the manifest gets it, and may raise.
 
         Raises: StorageError; NotFoundError or CorruptDataError when the manifest names a blob that is not in the store
-        with its size; LimitExceededError for a manifest that could not be read back. The old manifest stays then.
+        with its size; LimitExceededError for a manifest that could not be read back; UsageError when the store has the name
+        in another case (`Store.target` gives the one to use). The old manifest stays then.
         """
         manifest.check_limits()
         created = {blob.digest for blob in blobs if not self._blobs.has(blob.digest, blob.size)}
@@ -156,6 +157,7 @@ class Ingest:
                 self._blobs.check(descriptor)
             with self._names.exclusive():
                 check()
+                self._refuse_other_spelling(name)
                 self._copies.write(name, manifest.raw)  # another import of the name may have just removed it
                 self._manifests.link(name, prepared)
                 self._copies.settle(name, manifest.raw)
@@ -168,6 +170,13 @@ class Ingest:
             for key, blob in zip(keys, blobs, strict=False)
         )
         return created
+
+    def _refuse_other_spelling(self, name: ModelName) -> None:
+        """Raise UsageError when the store has the name in another case, as another process may have just written it."""
+        spelled = self._manifests.spelled(name)
+        if spelled != name:
+            message = f"there is a model {spelled}, and {name} differs from it only in case"
+            raise UsageError(message, model=str(spelled), hint=f"Try again: it will be {spelled}.")
 
     def publish(self, blobs: list[FinishedBlob]) -> dict[Digest, Stamp]:
         """Make ``blobs`` visible, durably, in the place of what has their names; return their stamps there.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from blobstore.documents import MAX_MANIFEST, Manifest
-from blobstore.errors import BlobStoreError, InvalidNameError, LimitExceededError, NotFoundError, StorageError
+from blobstore.errors import AmbiguousNameError, BlobStoreError, LimitExceededError, NotFoundError, StorageError
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.files import (
@@ -23,6 +24,7 @@ from blobstore.store.files import (
     sync_folder,
     write_all_at,
 )
+from blobstore.store.nearby import hint_for
 
 _DEPTH = 4  # host, namespace, model, tag
 
@@ -64,17 +66,45 @@ class ManifestFolder:
         """Raise StorageError when the folder is a link to nothing: its models lie on a disk that is not there just now."""
         if self.path.is_symlink() and not self.path.exists():
             raise StorageError(
-                f"{self.path} is a symbolic link to {self.path.readlink()}, where nothing is",
+                f"{self.path} is a symbolic link to {self.path.readlink()}, which does not exist",
                 path=str(self.path),
                 hint="Is a disk not mounted?",
             )
 
     def _name(self, path: Path) -> ModelName | None:
-        host, namespace, model, tag = path.relative_to(self.path).parts
-        try:
-            return ModelName(host=host, namespace=namespace, model=model, tag=tag)
-        except InvalidNameError:
-            return None
+        return ModelName.of_path(path.relative_to(self.path).parts)
+
+    def spelled(self, name: ModelName) -> ModelName:
+        """Return the name as it is spelled here: names that differ only in case are one model, as for Ollama.
+
+        The spelling that was asked for wins where it is there. Of a model that is not there, the parts are spelled as the
+        folders are on its way. So a name means the same on file systems that tell case apart and on others.
+
+        Raises: AmbiguousNameError when there are several other spellings; StorageError.
+        """
+        parts: tuple[str, ...] = name.path_parts
+        found: list[tuple[str, ...]] = [()]
+        for depth in range(_DEPTH):
+            deeper = [(*above, part) for above in found for part in self._spellings(above, parts[depth])]
+            if not deeper:  # what is not there yet; with several folders for it, it gets its own
+                above = parts[:depth] if len(found) > 1 else found[0]
+                return _respelled(name, (*above, *parts[depth:]))
+            found = deeper
+        if parts in found:
+            return name
+        if len(found) > 1:
+            raise _ambiguous(name, sorted(found))
+        return _respelled(name, found[0])
+
+    def _spellings(self, above: tuple[str, ...], part: str) -> list[str]:
+        """Return what lies in a folder and differs from ``part`` at most in case; nothing behind a link."""
+        folder = self.path.joinpath(*above)
+        with os_errors("list", folder):
+            if above and not stat.S_ISDIR(_mode(folder)):
+                return []
+            names = [entry.name for entry in listed(folder)]
+        # Only ASCII: the Kelvin sign is a k in lower case, and is in no name.
+        return [name for name in names if name.isascii() and name.lower() == part.lower()]
 
     def read(self, name: ModelName) -> Manifest:
         """Return the manifest of ``name``, and the bytes it was read from.
@@ -101,7 +131,7 @@ class ManifestFolder:
                     raise LimitExceededError(f"limit exceeded: the manifest of {name} has {reader.size:,} bytes")
                 return reader.read(0, reader.size)
         except NotFoundError:
-            raise _missing(name) from None
+            raise self._missing(name) from None
         except BlobStoreError as error:
             error.model = str(name)
             raise
@@ -109,7 +139,7 @@ class ManifestFolder:
     def modified(self, name: ModelName) -> datetime | None:
         """Return when the manifest was written, UTC; None when that is no date. Raises: NotFoundError, StorageError."""
         path = self._path(name)
-        with os_errors("look at", path):
+        with os_errors("access", path):
             seconds = path.stat(follow_symlinks=False).st_mtime
         try:
             return datetime.fromtimestamp(seconds, UTC)
@@ -154,14 +184,9 @@ class ManifestFolder:
 
     def require(self, name: ModelName) -> None:
         """Raise NotFoundError when there is no manifest of that name; it is not read."""
-        with os_errors("look at", self._path(name)):
+        with os_errors("access", self._path(name)):
             if not _mode(self._path(name)):
-                raise _missing(name)
-
-    def is_same_file(self, one: ModelName, other: ModelName) -> bool:
-        """Return True when both names lead to one manifest file, as two that differ in case may. Raises: StorageError."""
-        with os_errors("look at", self._path(one)):
-            return self._path(one).samefile(self._path(other))
+                raise self._missing(name)
 
     def remove(self, name: ModelName) -> None:
         """Remove a manifest, durably. Raises: NotFoundError when there is none."""
@@ -169,7 +194,7 @@ class ManifestFolder:
         self._refuse_links(name)
         with os_errors("remove the manifest", path):
             if not remove_if_there(path):
-                raise _missing(name)
+                raise self._missing(name)
             sync_folder(path.parent)
 
     def remove_empty_folders(self, name: ModelName) -> None:
@@ -191,6 +216,9 @@ class ManifestFolder:
             with suppress(OSError):  # an Ollama has just put something there
                 folder.rmdir()
 
+    def _missing(self, name: ModelName) -> NotFoundError:
+        return NotFoundError(f"model {str(name)!r} not found", model=str(name), hint=hint_for(self.path, name))
+
     def _path(self, name: ModelName) -> Path:
         return self.path.joinpath(*name.path_parts)
 
@@ -198,7 +226,7 @@ class ManifestFolder:
         folder = self.path
         for part in name.path_parts[:-1]:
             folder /= part
-            with os_errors("look at", folder):
+            with os_errors("access", folder):
                 mode = _mode(folder)
             if stat.S_ISLNK(mode):
                 raise StorageError(
@@ -245,8 +273,15 @@ def _write_durably(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def _missing(name: ModelName) -> NotFoundError:
-    return NotFoundError(f"model {str(name)!r} not found", model=str(name))
+def _respelled(name: ModelName, parts: tuple[str, ...]) -> ModelName:
+    host, namespace, model, tag = parts
+    return replace(name, host=host, namespace=namespace, model=model, tag=tag)
+
+
+def _ambiguous(name: ModelName, found: Sequence[tuple[str, ...]]) -> AmbiguousNameError:
+    names = [str(_respelled(name, parts)) for parts in found]
+    message = f"{str(name)!r} may be {' or '.join(names)}: they differ only in case"
+    return AmbiguousNameError(message, model=str(name), hint="Spell it as one of them.")
 
 
 def _walk(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +71,10 @@ def _plain_needs(raw: bytes) -> Needs | None:
     found = _REFERENCE.findall(text)
     if len(found) > MAX_LAYERS or len(found) != text.count('"digest":'):  # a digest that is none
         return None
-    return {digest: int(size) for digest, size in found}
+    needs = {digest: int(size) for digest, size in found}
+    if len(needs) < len(found) and len(needs) < len(set(found)):  # one blob of two sizes: the parser decides
+        return None
+    return needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +82,23 @@ class References:
     """What the manifests of a store name: by model, and those that could not be read.
 
     ``strays``: what may be a manifest and is no model here. ``parsed``: the needs by the sha256 of a manifest's bytes.
+    ``newer``: what the manifests of newer Ollamas need (newer.py), and ``unread`` those that could not be read, by path.
     """
 
     models: Mapping[ModelName, Needs]
     broken: Mapping[ModelName, BlobStoreError]
     strays: tuple[Path, ...]
     parsed: Mapping[bytes, Needs] = field(repr=False)
+    newer: tuple[Needs, ...]
+    unread: Mapping[Path, BlobStoreError]
 
     @classmethod
     def read(
-        cls, manifests: Iterable[tuple[ModelName, bytes | BlobStoreError]], strays: Iterable[Path], known: References | None
+        cls,
+        manifests: Iterable[tuple[ModelName, bytes | BlobStoreError]],
+        strays: Iterable[Path],
+        newer: Iterable[tuple[Path, Needs | BlobStoreError]],
+        known: References | None,
     ) -> References:
         """Return what manifests name, from their bytes; what ``known`` has of equal bytes is not parsed again."""
         models: dict[ModelName, Needs] = {}
@@ -107,24 +117,36 @@ class References:
                 broken[name] = error
                 continue
             models[name] = parsed[key] = needs
-        return cls(models, broken, tuple(strays), parsed)
+        others = dict(newer)
+        unread = {path: found for path, found in others.items() if isinstance(found, BlobStoreError)}
+        readable = tuple(found for found in others.values() if not isinstance(found, BlobStoreError))
+        return cls(models, broken, tuple(strays), parsed, readable, unread)
 
     @property
     def obstacle(self) -> BlobStoreError | None:
         """Why no blob may be removed: something that may need it can't be read. None when all is known."""
         if self.strays:
             path = self.strays[0]
-            hint = "Look at it, and move it away if it is none."
+            hint = "Check it, and move it away if it is not a manifest."
             return StorageError(f"{path} may be a manifest that needs blobs", path=str(path), hint=hint)
         for name, error in self.broken.items():
             message = f"the manifest of {name} can't be read"
             hint = f"{error.message}. Make the model again, or remove it: blobstore rm {name}"
             return type(error)(message, model=str(name), path=error.path, hint=hint)
+        for path, error in self.unread.items():
+            message = f"{path}, a newer Ollama's, can't be read"
+            hint = f"{error.message}. Remove the model with that Ollama, or move the file away."
+            return type(error)(message, path=str(path), hint=hint)
         return None
 
+    def each(self) -> Iterator[Needs]:
+        """Yield what each model needs, those of newer Ollamas too."""
+        yield from self.models.values()
+        yield from self.newer
+
     def needed(self) -> set[str]:
-        """Return the hex digits of every blob that some model needs."""
+        """Return the hex digits of every blob that some model needs, a newer Ollama's too."""
         needed: set[str] = set()
-        for needs in self.models.values():
+        for needs in self.each():
             needed.update(needs)
         return needed

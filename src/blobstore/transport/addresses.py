@@ -72,7 +72,7 @@ class WebAddress:
         if _HOST.fullmatch(host) is None:
             raise _refused("its host is no name and no IP address", text)
         if not 0 < port <= _MAX_PORT:
-            raise _refused(f"{port} is no port", text)
+            raise _refused(f"{port} is not a port", text)
         return cls(url.scheme, host, port, url.raw_path.decode("ascii"))
 
     def join(self, reference: str) -> WebAddress:
@@ -82,7 +82,7 @@ class WebAddress:
         """
         import httpx2
 
-        refusal = self.refuse(f"redirects to {quoted(reference.partition('?')[0])}, which is no web address")
+        refusal = self.refuse(f"redirects to {quoted(reference.partition('?')[0])}, which is not a web address")
         if _REFERENCE.fullmatch(reference) is None:
             raise refusal
         try:

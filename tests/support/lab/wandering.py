@@ -55,7 +55,7 @@ class Choices:
             return ["mv", name, other, "--force"], {key: value for key, value in after.items() if key != name} | {
                 other: models[name]
             }
-        if kind < 0.5:
+        if kind < 0.5 and models:  # else the store may not be there yet, which is an error
             return [*PRUNE_ALL], after
         source, quant, digest = self._moments.choice(self.sources)
         options = [] if quant == "none" else ["--quant", quant]

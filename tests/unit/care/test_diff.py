@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from support.checkpoints import normal, safetensors_bytes, write_checkpoint
-from support.stores import layer_by_hand, link_by_hand, manifest_path, stored_arrays
+from support.stores import layer_by_hand, link_by_hand, manifest_path, stored_arrays, with_newline_config
 
 import blobstore
 from blobstore.care.diff import ModelDiff, diff_models
+from blobstore.care.verify import verify
 from blobstore.cli import run
 from blobstore.errors import NotFoundError, UsageError
 from blobstore.store import Store
@@ -151,3 +153,13 @@ def test_what_can_not_be_compared(store: Store) -> None:
         diff_models("a", "none", store=store)
     with pytest.raises(UsageError):
         diff_models("a", "a", store=store, jobs=0)
+
+
+def test_configs_that_differ_in_the_last_newline_are_equal(store: Store, tmp_path: Path) -> None:
+    """Newer Ollamas write one."""
+    blobstore.import_model(write_checkpoint(tmp_path / "s"), "m", store=store)
+    config = with_newline_config(store, "m", "n")
+    assert diff_models("m", "n", store=store).documents.changed == ()
+    assert verify(store).is_sound
+    config.unlink()
+    assert diff_models("m", "n", store=store).documents.changed == ("(config)",)

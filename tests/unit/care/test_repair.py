@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
-from support.stores import commit_model, layer_by_hand, manifest_path
+from support.stores import commit_model, layer_by_hand, manifest_path, with_newline_config
 
 import blobstore
 from blobstore.care.checks import BlobChecks
@@ -26,8 +26,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.planning.own_document import own_document
+from blobstore.importer.planning.plan import make_plan
 from blobstore.importer.recorded import recorded_import
 from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory
@@ -176,9 +175,8 @@ def test_another_source_is_refused_and_nothing_is_written(
 def test_what_is_no_checkpoint(store: Store, source: Path, place: str) -> None:
     blobstore.import_model(source, M, store=store)
     paths(store, "lm_head")[0].unlink()
-    with pytest.raises(UnsupportedSourceError, match="no checkpoint folder") as caught:
+    with pytest.raises(NotFoundError if place in ("m.tar", "nowhere") else UsageError, match=place):
         repair_model("m", place, store=store)
-    assert caught.value.hint is not None
 
 
 def test_a_source_under_another_name_or_in_another_place(store: Store, tmp_path: Path) -> None:
@@ -305,9 +303,8 @@ def test_a_folder_in_the_place_of_a_blob_is_an_error_and_a_link_is_replaced(stor
 
 @pytest.mark.parametrize("options", OPTIONS[:5], ids=str)
 def test_recorded_options_are_read_back(source: Path, options: dict[str, Any]) -> None:
-    inventory = read_inventory(source)
-    raw = own_document(inventory, ImportOptions.parse(**options), None)
-    assert own_document(inventory, recorded_import(raw).options, None) == raw
+    raw = blobstore.plan_import(source, **options).documents["blobstore.json"]
+    assert make_plan(read_inventory(source), recorded_import(raw).options).documents["blobstore.json"] == raw
 
 
 @pytest.mark.parametrize(
@@ -332,7 +329,7 @@ def test_recorded_options_are_read_back(source: Path, options: dict[str, Any]) -
     ],
 )
 def test_a_document_that_is_none_of_ours(source: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    document = json.loads(own_document(read_inventory(source), ImportOptions.parse(quant="int4"), None))
+    document = json.loads(blobstore.plan_import(source, quant="int4").documents["blobstore.json"])
     change(document)
     with pytest.raises((DocumentError, UnsupportedSourceError), match=r"B1|version"):
         recorded_import(json.dumps(document).encode())
@@ -345,3 +342,12 @@ def test_a_damaged_blob_that_two_models_share_is_repaired_for_both(store: Store,
     damage(paths(store, "lm_head")[0])
     repair_model("n", source, store=store)
     assert verify(store).is_sound
+
+
+def test_a_config_that_a_newer_ollama_ended_with_a_newline_comes_back_so(store: Store, source: Path) -> None:
+    blobstore.import_model(source, M, store=store, quant="int4", profile="ollama")
+    config = with_newline_config(store, "m", "n")
+    before = contents(store)
+    config.unlink()
+    assert repair_model("n", source, store=store).remaining == ()
+    assert contents(store) == before

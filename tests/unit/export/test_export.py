@@ -27,6 +27,7 @@ from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageEr
 from blobstore.export import outputs
 from blobstore.store import Store
 
+INDEX = "model.safetensors.index.json"
 METADATA = {"format": "pt", "note": "ä\n\x1b", "": "empty"}
 
 
@@ -50,7 +51,7 @@ def test_what_came_in_goes_out_byte_for_byte(store: Store, tmp_path: Path) -> No
 
     result = blobstore.export_model("m", tmp_path / "new" / "out", store=store, bar=Bar)
     found = files_of(tmp_path / "new" / "out")
-    assert found == {name: data for name, data in files_of(PYCODE).items() if name not in ("README.md", "heldout_ids.npy")}
+    assert found == files_of(PYCODE)
     assert result.files == {name: len(data) for name, data in sorted(found.items())}
     assert result.nbytes == sum(told) == sum(map(len, found.values()))
     assert (result.notes, result.folder) == ((), tmp_path / "new" / "out")
@@ -67,7 +68,10 @@ def test_shards_of_the_source_become_one_file(store: Store, tmp_path: Path) -> N
     assert sorted(result.files) == ["config.json", "model.safetensors"]
     assert raw_tensors(tmp_path / "out") == raw_tensors(source)
     assert metadata_of(tmp_path / "out" / "model.safetensors") == METADATA | {"only": "x"}
-    assert result.notes == ("the metadata 'n' differ between the source's files and were left out",)
+    assert result.notes == (
+        "the metadata 'n' differ between the source's files and were left out",
+        "model.safetensors.index.json was left out: there is one file of weights",
+    )
 
 
 def test_the_sources_own_files(store: Store, tmp_path: Path) -> None:
@@ -85,9 +89,20 @@ def test_the_sources_own_files(store: Store, tmp_path: Path) -> None:
         assert [key for key in json.loads(header[8 : header.index(b"}}") + 2]) if key != "__metadata__"] == list(
             shards[number]
         )
-    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_bytes())
-    assert index["weight_map"] == json.loads((source / "model.safetensors.index.json").read_bytes())["weight_map"]
-    assert index["metadata"]["total_size"] == sum(array.nbytes for array in tensors.values())
+    assert (tmp_path / "out" / INDEX).read_bytes() == (source / INDEX).read_bytes()
+
+
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"quant": "int8"}])
+def test_an_index_that_is_not_right_any_more_is_made_again(store: Store, tmp_path: Path, options: dict[str, Any]) -> None:
+    tensors = small_tensors()
+    names = list(tensors)
+    shards = [{name: tensors[name] for name in names[part::2]} for part in range(2)]
+    source = write_shards(tmp_path / "in", shards, [METADATA, METADATA])
+    blobstore.import_model(source, "m", store=store, **options)
+    blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
+    index = json.loads((tmp_path / "out" / INDEX).read_bytes())
+    assert index["weight_map"].keys() == raw_tensors(tmp_path / "out").keys()
+    assert index["metadata"]["total_size"] == sum(len(data) for _, _, data in raw_tensors(tmp_path / "out").values())
 
 
 def test_metadata_go_to_every_shard(store: Store, tmp_path: Path) -> None:
@@ -261,9 +276,9 @@ def test_names_that_only_others_would_misread(store: Store, tmp_path: Path) -> N
         ({"format": "gguf"}, "unknown format 'gguf'"),
         ({"dequantize": "int8"}, "unknown dtype 'int8'"),
         ({"dequantize": blobstore.tensors.DType.U8}, "not U8"),
-        ({"max_shard_size": 0}, "no size of a shard"),
-        ({"max_shard_size": "5GB"}, "no size of a shard"),
-        ({"max_shard_size": True}, "no size of a shard"),
+        ({"max_shard_size": 0}, "invalid shard size"),
+        ({"max_shard_size": "5GB"}, "invalid shard size"),
+        ({"max_shard_size": True}, "invalid shard size"),
         ({"format": "mlx", "max_shard_size": "source"}, "the source's files hold other tensors"),
         ({"jobs": 0}, "at least one thread"),
     ],
@@ -272,3 +287,36 @@ def test_wrong_options(store: Store, tmp_path: Path, options: dict[str, Any], sa
     with pytest.raises(UsageError, match=says):
         blobstore.export_model("m", tmp_path / "out", store=store, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("profile", ["default", "ollama"])
+def test_the_type_that_was_asked_for_comes_back(store: Store, tmp_path: Path, profile: str) -> None:
+    """Some tensors of an int4 model are int8: what they are does not say what was asked for."""
+    first = blobstore.import_model(PYCODE, "m", store=store, quant="int4", profile=profile)
+    again = imported_again(store, "m", tmp_path / "out")
+    assert again.config == first.manifest.config
+    assert metadata_of(tmp_path / "out" / "model.safetensors")["file_type"] == "int4"
+    blobstore.export_model("again", tmp_path / "again", store=store)
+    assert metadata_of(tmp_path / "again" / "model.safetensors")["file_type"] == "int4"
+    blobstore.export_model("again", tmp_path / "values", store=store, dequantize="bfloat16")
+    assert "file_type" not in metadata_of(tmp_path / "values" / "model.safetensors")
+    plain = blobstore.import_model(tmp_path / "values", "plain", store=store)
+    with blobstore.open_model(plain.name, store=store) as model:
+        assert model.config.file_type == ""
+
+
+@pytest.mark.parametrize("said", [None, "mxfp4", "Q4_K_M", ""])
+def test_a_type_that_no_tensor_has_was_not_asked_for(store: Store, tmp_path: Path, said: str | None) -> None:
+    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
+    blobstore.export_model("m", tmp_path / "out", store=store)
+    changes = {"file_type": said}
+    blobstore.edit_metadata(tmp_path / "out" / "model.safetensors", changes)
+    assert blobstore.plan_import(tmp_path / "out").config.file_type == ""
+
+
+def test_a_metadata_of_that_name_that_is_the_source_s_own_comes_back(store: Store, tmp_path: Path) -> None:
+    source = tmp_path / "in.safetensors"
+    source.write_bytes(safetensors_bytes(small_tensors(), {"file_type": "a kind of file"}))
+    blobstore.import_model(source, "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
+    assert metadata_of(tmp_path / "out" / "in.safetensors") == {"file_type": "a kind of file"}

@@ -56,7 +56,7 @@ def test_what_is_there_stays(model: Path, store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("y")
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("full", "file"):
-        with pytest.raises(StorageError, match="is there already, and is no empty folder") as caught:
+        with pytest.raises(StorageError, match="already exists and is not an empty folder") as caught:
             blobstore.export_model("m", tmp_path / name, store=store)
         assert caught.value.hint
     blobstore.export_model("m", tmp_path / "dangling", store=store)
@@ -87,7 +87,7 @@ def test_a_folder_that_was_filled_meanwhile_stays(model: Path, store: Store, tmp
         (tmp_path / "out").mkdir(exist_ok=True)
         (tmp_path / "out" / "mine").write_text("x")
 
-    with pytest.raises(StorageError, match="is there already"):
+    with pytest.raises(StorageError, match="already exists"):
         blobstore.export_model("m", tmp_path / "out", store=store, bar=bar_of(fill))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
     assert names(tmp_path) == ["out"]

@@ -125,6 +125,7 @@ def test_an_unknown_draft_is_left_out_for_mlx_and_said(store: Store, tmp_path: P
     from support import PYCODE
 
     draft = write_checkpoint(tmp_path / "draft", {"d.weight": normal("d", 64, 64)}, {"model_type": "eagle"})
+    (draft / "tokenizer.model").write_bytes(b"x")
     blobstore.import_model(PYCODE, "m", store=store, draft=draft)
     result = blobstore.export_model("m", tmp_path / "out", store=store, format="mlx")
     assert len(result.notes) == 1
@@ -164,6 +165,12 @@ def test_hostile_names_of_documents(store: Store, tmp_path: Path, name: str) -> 
         {"version": 2, "sources": []},
         {"version": 1, "sources": [{"name": "x", "metadata": {"a": 1}, "tensors": []}]},
         {"version": 1, "sources": {}},
+        {"version": 1, "sources": [], "coverage": []},
+        {
+            "version": 1,
+            "sources": [],
+            "coverage": {"tensors": {"source": 1, "stored": -1}, "files": {"source": 1, "stored": 1}},
+        },
     ],
 )
 def test_a_broken_own_document(store: Store, tmp_path: Path, document: Any) -> None:

@@ -105,9 +105,9 @@ def test_many_items_are_within_one_step_of_the_best(count: int) -> None:
 def test_a_hundred_thousand_items_take_seconds() -> None:
     items = tensors(random.Random(0), 1000) * 100
     budget = int(least_bytes(items) * 1.3)
-    start = time.perf_counter()
+    start = time.process_time()
     nbytes, _ = total(items, allocate(items, budget))
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert NEAR * budget <= nbytes <= budget
 
 

@@ -21,14 +21,14 @@ from blobstore.store.files import PAGE
 
 @pytest.mark.parametrize("offset", [0, 1, 8, PAGE - 1, PAGE, 3 * PAGE + 17, 2**40 + 5])
 def test_a_buffer_lies_in_memory_as_its_bytes_lie_in_the_file(offset: int) -> None:
-    view = BufferPool(1).take().at(offset, LEAST)
+    view = BufferPool(1, LEAST).take().at(offset, LEAST)
     assert len(view) == LEAST
     assert np.frombuffer(view, np.uint8).ctypes.data % PAGE == offset % PAGE
     assert not view.readonly
 
 
 def test_a_buffer_is_given_back_once() -> None:
-    pool = BufferPool(2)
+    pool = BufferPool(2, LEAST)
     first, second = pool.take(), pool.take()
     first.release()
     first.release()
@@ -38,7 +38,7 @@ def test_a_buffer_is_given_back_once() -> None:
 
 
 def test_who_wants_one_more_waits() -> None:
-    pool = BufferPool(1)
+    pool = BufferPool(1, LEAST)
     buffer = pool.take()
     taken: list[object] = []
     thread = threading.Thread(target=lambda: taken.append(pool.take()))
@@ -53,9 +53,9 @@ def test_who_wants_one_more_waits() -> None:
 class Watched(BufferPool):
     """A pool that says how many of its buffers are out, and were at most."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self.count = count
+    def __init__(self, count: int, nbytes: int) -> None:
+        super().__init__(count, nbytes)
+        self.count, self.nbytes = count, nbytes
         pools.append(self)
 
     @property
@@ -95,3 +95,14 @@ def test_all_buffers_come_back(tmp_path: Path, store: Store, jobs: int, bad: tup
     assert pool.count * LEAST <= memory
     for _ in range(pool.count):
         pool.take()  # none is lost
+
+
+def test_buffers_are_no_larger_than_the_largest_blob(tmp_path: Path, store: Store) -> None:
+    source = write_checkpoint(tmp_path / "m", {"a": normal("a", 64), "b": normal("b", 40), "large": normal("l", 512, 64)})
+    plan = blobstore.plan_import(source)
+    blobstore.import_model(source, store=store)
+    assert pools[-1].nbytes == LEAST < max(blob.size for blob in plan.blobs)
+    small = write_checkpoint(tmp_path / "n", {"a": normal("a", 64), "other": normal("b", 41)})
+    plan = blobstore.plan_import(small)
+    blobstore.import_model(small, store=store)
+    assert pools[-1].nbytes == max(blob.size for blob in plan.blobs) < LEAST

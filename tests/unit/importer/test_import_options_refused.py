@@ -135,11 +135,11 @@ def test_importance_that_is_no_file_of_vectors(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--importance", "FILE"], "importance weighs the errors of a search"),
-        (["--importance", "FILE", "--method", "search"], "importance weighs the errors of a search"),
-        (["--importance", "FILE", "--quant", "int4"], "importance weighs the errors of a search"),
-        (["--importance", "FILE", "--quant", "none", "--method", "search"], "importance weighs the errors of a search"),
-        (["--importance", "FILE", "--quant", "int4", "--method", "minmax"], "importance weighs the errors of a search"),
+        (["--importance", "FILE"], "importance needs the method search"),
+        (["--importance", "FILE", "--method", "search"], "importance needs the method search"),
+        (["--importance", "FILE", "--quant", "int4"], "importance needs the method search"),
+        (["--importance", "FILE", "--quant", "none", "--method", "search"], "importance needs the method search"),
+        (["--importance", "FILE", "--quant", "int4", "--method", "minmax"], "importance needs the method search"),
         (["--method", "search"], "the method search needs a quantization type"),
         (["--importance", "FILE", "--quant", "int4", "--method", "serach"], "unknown quantization method 'serach'"),
         (["--global-scale"], "only nvfp4 has a global scale"),

@@ -105,8 +105,8 @@ BAD = {
     "FROM a\nPARAMETER use_mmap maybe": "line 2: PARAMETER: use_mmap is true or false, not 'maybe'",
     "FROM a\nMESSAGE nobody hello": "line 2: MESSAGE: unknown role 'nobody'",
     "FROM a\nMESSAGE User hello": "line 2: MESSAGE: unknown role 'User'",
-    "FROM a\nREQUIRES soon": "line 2: REQUIRES: 'soon' is no version of Ollama",
-    'FROM a\nREQUIRES ""': "line 2: REQUIRES: '' is no version of Ollama",
+    "FROM a\nREQUIRES soon": "line 2: REQUIRES: 'soon' is not a version of Ollama",
+    'FROM a\nREQUIRES ""': "line 2: REQUIRES: '' is not a version of Ollama",
     "FROM a\nREQUIRES 0.14.0": "line 2: REQUIRES: 0.14.0 is under 0.19.0",
 }
 
@@ -160,14 +160,14 @@ def test_options_alone_keep_every_character() -> None:
 
 @pytest.mark.parametrize("name", ["template", "system", "parser", "renderer"])
 def test_an_option_that_is_no_text_or_too_long_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"the {name} is no text that UTF-8 can hold"):
+    with pytest.raises(UsageError, match=f"the {name} can't be encoded in UTF-8"):
         Modelfile().with_options(**{name: "a\udcff"})  # what Python makes of odd arguments
     with pytest.raises(LimitExceededError, match=f"the {name} has 4,194,306 bytes"):
         Modelfile().with_options(**{name: "é" * (MAX_MODELFILE // 2 + 1)})
 
 
 def test_a_license_that_is_no_text_is_refused() -> None:
-    with pytest.raises(UsageError, match="the license is no text"):
+    with pytest.raises(UsageError, match="the license can't be encoded"):
         Modelfile().with_options(licenses=["a", "\udcff"])
 
 
@@ -190,7 +190,7 @@ def test_a_version_is_kept_without_its_v(text: str) -> None:
 
 @pytest.mark.parametrize("text", NO_VERSIONS + MORE_NO_VERSIONS)
 def test_what_is_no_semantic_version_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no version of Ollama"):
+    with pytest.raises(UsageError, match="is not a version of Ollama"):
         check_requires(text)
 
 

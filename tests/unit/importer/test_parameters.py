@@ -113,7 +113,7 @@ def test_an_unknown_key_is_refused_and_named(key: str) -> None:
 
 @pytest.mark.parametrize("option", ["", "temperature", "temperature 1"])
 def test_an_option_without_an_equals_sign_is_refused(option: str) -> None:
-    with pytest.raises(UsageError, match="is no parameter"):
+    with pytest.raises(UsageError, match="is not a parameter"):
         parse_parameters([option])
 
 

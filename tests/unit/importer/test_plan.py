@@ -226,15 +226,15 @@ def test_dtype_converts_float_weights_first() -> None:
 @pytest.mark.parametrize(
     ("tensors", "quant", "named"),
     [
-        ([source_tensor(UP, 64, 48)], "int4", f"the rows of '{UP}' [64, 48] are no multiple of 32"),
-        ([source_tensor(UP, 64, 32)], "int8", f"the rows of '{UP}' [64, 32] are no multiple of 64"),
+        ([source_tensor(UP, 64, 48)], "int4", f"the rows of '{UP}' [64, 48] are not a multiple of 32"),
+        ([source_tensor(UP, 64, 32)], "int8", f"the rows of '{UP}' [64, 32] are not a multiple of 64"),
         (
             [source_tensor("a.weight", 64), source_tensor(UP, 64, 24)],
             "nvfp4",
-            f"the rows of '{UP}' [64, 24] are no multiple of 16",
+            f"the rows of '{UP}' [64, 24] are not a multiple of 16",
         ),
         (_experts(1, up=(64, 48), down=(48, 64)), "int4", f"rows of '{EXPERTS}.0.gate_proj.weight' [64, 48]"),
-        ([source_tensor(HEAD, 64, 32)], "int4", f"the rows of '{HEAD}' [64, 32] are no multiple of 64"),
+        ([source_tensor(HEAD, 64, 32)], "int4", f"the rows of '{HEAD}' [64, 32] are not a multiple of 64"),
     ],
 )
 def test_nothing_that_can_be_quantized_is_a_wrong_use(tensors: list[SourceTensor], quant: str, named: str) -> None:

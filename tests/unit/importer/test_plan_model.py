@@ -31,7 +31,9 @@ def test_own_document_is_exactly_this() -> None:
         b'{"version":1,"options":{"quant":"int4","group_size":32,"groups":{},"method":"minmax","importance":null,'
         b'"global_scale":false,"rules":[],"requantize":false,"dtype":null,"profile":"default","experts":"packed",'
         b'"alignment":null},"sources":[{"name":"model.safetensors","size":4096,"metadata":{"format":"pt"},'
-        b'"tensors":["model.layers.0.mlp.up_proj.weight","model.norm.weight"]}]}\n'
+        b'"tensors":["model.layers.0.mlp.up_proj.weight","model.norm.weight"]}],"coverage":{'
+        b'"tensors":{"source":2,"stored":2,"derived":{},"left_out":[]},'
+        b'"files":{"source":2,"stored":2,"derived":{},"left_out":[]},"heads":{},"kept_whole":[]}}\n'
     )
 
 
@@ -186,5 +188,5 @@ def test_packed_experts_keep_what_the_architecture_keeps() -> None:
 )
 def test_rows_that_fit_no_type_of_the_architecture_are_an_error(architecture: str, divisor: int) -> None:
     source = inventory([source_tensor("model.embed_tokens.weight", 64, 40)], architecture=architecture)
-    with pytest.raises(UsageError, match=rf"embed_tokens.*no multiple of {divisor}$"):
+    with pytest.raises(UsageError, match=rf"embed_tokens.*not a multiple of {divisor}$"):
         _plan(source, quant="nvfp4")

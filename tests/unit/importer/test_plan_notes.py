@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support import PYCODE
 from support.inventories import inventory, source_tensor
 
+from blobstore import plan_import
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.plan import ImportPlan, make_plan
 from blobstore.source.inventory import SourceTensor
@@ -54,6 +56,16 @@ def test_the_largest_kept_tensors_are_named_with_their_reasons() -> None:
             "experts"
         ),
     ]
+
+
+def test_embedding_and_head_of_a_usual_model_need_no_words() -> None:
+    assert plan_import(PYCODE, quant="int4").notes == ()
+    tensors = [*layers((64, 256)), source_tensor("model.embed_tokens.weight", 128, 256)]
+    assert plan_of(tensors, quant="int4").notes == ()
+    for quant in ("int8", "mxfp8"):
+        assert plan_of(tensors, quant=quant).notes == ()
+        (note,) = plan_of([*tensors, *layers((512, 99), "x.weight")], quant=quant).notes
+        assert "'model.layers.N.x.weight' (3 tensors, 304,128 bytes) has rows of 99" in note
 
 
 def test_a_rule_and_a_group_are_reasons_too() -> None:

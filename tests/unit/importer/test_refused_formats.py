@@ -116,9 +116,9 @@ MLX = {f"mlx {bits} bit": odd_bits(bits) for bits in (2, 3, 5, 6)} | {
     ),
     "mlx with scales of F64": changed(INT4, ".weight", ".scales", "F64", tensors={".scales": ones(4, 2, dtype=np.float64)}),
     "mlx with rows that are no whole groups": changed(
-        INT4, ".weight", "no whole groups", tensors={".weight": ones(4, 15, dtype=np.uint32)}
+        INT4, ".weight", "not whole groups", tensors={".weight": ones(4, 15, dtype=np.uint32)}
     ),
-    "mlx of rank 0": changed(INT4, ".weight", "no whole groups", tensors={".weight": ones(dtype=np.uint32)}),
+    "mlx of rank 0": changed(INT4, ".weight", "not whole groups", tensors={".weight": ones(dtype=np.uint32)}),
     "mlx with a global scale": changed(MLX_NVFP4, ".weight", f"{UP}.global_scale", tensors={".global_scale": ones()}),
     "mlx global scale per expert": changed(
         MLX_NVFP4, ".weight", f"{UP}.global_scale", shape=(3, 4, 64), tensors={".global_scale": ones(3)}
@@ -163,8 +163,8 @@ NVFP4 = {
     "nvfp4 with a global scale of F16": changed(
         MODELOPT, ".weight", "its global scale", "F16", tensors={".weight_scale_2": ones(dtype=np.float16)}
     ),
-    "nvfp4 of odd bytes": changed(MODELOPT, ".weight", "no whole groups", tensors={".weight": ones(4, 66, dtype=np.uint8)}),
-    "nvfp4 of rank 0": changed(MODELOPT, ".weight", "no whole groups", tensors={".weight": ones(dtype=np.uint8)}),
+    "nvfp4 of odd bytes": changed(MODELOPT, ".weight", "not whole groups", tensors={".weight": ones(4, 66, dtype=np.uint8)}),
+    "nvfp4 of rank 0": changed(MODELOPT, ".weight", "not whole groups", tensors={".weight": ones(dtype=np.uint8)}),
     "modelopt without a global scale": changed(MODELOPT, ".weight", "weight_scale_2", tensors={".weight_scale_2": None}),
     "modelopt without a scale": changed(MODELOPT, ".weight", "weight_scale ", tensors={".weight_scale": None}),
     "modelopt int4 awq": changed(MODELOPT, ".weight", "F8_E4M3", tensors={".weight_scale": cast(BF16)}),
@@ -185,8 +185,8 @@ NVFP4 = {
     "gpt-oss with scales of another shape": changed(
         GPT_OSS, "_blocks", "its scale", "[4, 8], not U8 [4, 4]", tensors={"_scales": ones(4, 8, dtype=np.uint8)}
     ),
-    "gpt-oss of rank 1": changed(GPT_OSS, "_blocks", "no whole groups", tensors={"_blocks": ones(16, dtype=np.uint8)}),
-    "gpt-oss of rank 0": changed(GPT_OSS, "_blocks", "no whole groups", tensors={"_blocks": ones(dtype=np.uint8)}),
+    "gpt-oss of rank 1": changed(GPT_OSS, "_blocks", "not whole groups", tensors={"_blocks": ones(16, dtype=np.uint8)}),
+    "gpt-oss of rank 0": changed(GPT_OSS, "_blocks", "not whole groups", tensors={"_blocks": ones(dtype=np.uint8)}),
 }
 FP8_WEIGHTS = {
     "fp8 without scale": changed(FP8, ".weight", NO_SCALE, tensors={".weight_scale_inv": None}),
@@ -237,7 +237,7 @@ FP8_WEIGHTS = {
     "fp8 with scales of bytes": changed(
         block_fp8("_scale"), ".weight", "weight_scale", "U8", tensors={".weight_scale": ones(4, 4, dtype=np.uint8)}
     ),
-    "fp8 vector": changed(FP8, ".weight", "no matrix", tensors={".weight": ones(128, dtype=E4M3)}),
+    "fp8 vector": changed(FP8, ".weight", "not a matrix", tensors={".weight": ones(128, dtype=E4M3)}),
 }
 OTHERS = {
     "awq": Refused(

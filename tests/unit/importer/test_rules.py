@@ -71,10 +71,10 @@ def test_a_rule_is_a_pattern_and_a_type(text: str, rule: Rule) -> None:
     [
         *((text, "no rule") for text in ("", "=", "a", "a=", "=int4")),
         ("a=int5", "unknown quantization type 'int5'"),
-        ("a=none/32", "what is kept has no groups"),
+        ("a=none/32", "a tensor that is kept has no groups"),
         ("a=int4/48", "no groups of 48"),
         ("a=mxfp4/64", "no groups of 64"),
-        *((f"a=int4/{size}", "no group size") for size in ("", "x", "-32", "+32", " 32", "٣٢", "9" * 5000)),
+        *((f"a=int4/{size}", "invalid group size") for size in ("", "x", "-32", "+32", " 32", "٣٢", "9" * 5000)),
     ],
 )
 def test_what_is_no_rule_is_refused(text: str, said: str) -> None:
@@ -116,11 +116,11 @@ def test_a_hundred_thousand_rules_take_a_second() -> None:
     names = [f"model.layers.{number}.mlp.up_proj.weight" for number in range(100_000)]
     rules = [Rule("*.0.mlp.*", None), *(Rule(name, QuantType.INT4) for name in names)]
     random.Random(0).shuffle(rules)
-    start = time.perf_counter()
+    start = time.process_time()
     book, index = RuleBook(rules), NameIndex(names)
     assert sum(book.rule_for(name) is not None for name in names) == 100_000
     assert all(index.matching(rule) for rule in rules)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_a_rule_wins_over_the_policy_and_the_last_over_the_others() -> None:
@@ -148,7 +148,7 @@ def test_a_wide_rule_says_nothing_about_what_can_not_follow_it() -> None:
 
 @pytest.mark.parametrize("rule", ["nobody=int4", "nobody=none", "MODEL.*=int4", "model.layers.1.*=int4"])
 def test_a_rule_for_no_tensor_is_an_error(rule: str) -> None:
-    with pytest.raises(UsageError, match="no tensor has a name like that of the rule"):
+    with pytest.raises(UsageError, match="no tensor's name matches the rule"):
         plan_of(DENSE, rule)
 
 

@@ -19,7 +19,7 @@ from blobstore import QuantizedArray
 from blobstore.care.diff import diff_models
 from blobstore.care.repair import repair_model
 from blobstore.dtypes import DType
-from blobstore.errors import CorruptDataError, NonFiniteWeightError, UnsupportedSourceError
+from blobstore.errors import CorruptDataError, NonFiniteWeightError, UnsupportedSourceError, UsageError
 from blobstore.export import export_model, values, writing
 from blobstore.kernels import quantize
 from blobstore.names import ModelName
@@ -223,3 +223,17 @@ def test_metadata_that_can_not_be_are_damage(metadata: dict[str, str]) -> None:
 def test_metadata_are_read_for_the_tensor_that_they_name() -> None:
     read = {tensor.name: tensor.transposed for tensor in stored_tensors(metadata_of(**{"x.transposed": "true"}))}
     assert read == {"x": True, "y": False}
+
+
+def test_importance_is_that_of_inputs(store: Store, source: Path) -> None:
+    weighed = np.linspace(0.1, 9, HIDDEN, dtype=np.float32)
+    options: dict[str, Any] = {"quant": "int4", "method": "search", "rules": [f"{DOWN}=none", "*o_proj*=none"]}
+    vectors = {GATE_UP: weighed}
+    blobstore.import_model(source, "m", store=store, importance=vectors, **options)
+    with blobstore.open_model("m", store=store) as model:
+        stored = model[GATE_UP].numpy()
+        assert isinstance(stored, QuantizedArray)
+        wanted = quantize(turned(fused()[GATE_UP]), "int4", method="search", importance=weighed)
+        assert bits_of_parts(stored) == bits_of_parts(wanted)
+    with pytest.raises(UsageError, match=str(HIDDEN)):
+        blobstore.plan_import(source, importance={GATE_UP: np.ones(2 * INNER, np.float32)}, **options)

@@ -148,7 +148,7 @@ def _edit_index(folder: Path, **weight_map: str | None) -> None:
         (lambda folder: _edit_index(folder, ghost="model-00001-of-00002.safetensors"), CorruptDataError, "'ghost'"),
         (lambda folder: _edit_index(folder, **{"layers.3.weight": None}), CorruptDataError, "does not name it"),
         (lambda folder: _edit_index(folder, x="../x.safetensors"), DocumentError, "not a file name"),
-        (lambda folder: _edit_index(folder, x="x.bin"), DocumentError, "no .safetensors file"),
+        (lambda folder: _edit_index(folder, x="x.bin"), DocumentError, "not a .safetensors file"),
         (lambda folder: _edit_index(folder, x="absent.safetensors"), NotFoundError, "absent.safetensors, which is missing"),
         (lambda folder: (folder / INDEX).write_text('{"weight_map": []}'), DocumentError, "I1"),
         (lambda folder: (folder / INDEX).write_text("{" * 100), DocumentError, "I1"),

@@ -179,6 +179,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
         yield running
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("repository", COUNTS)
 def test_they_do_from_a_web_server(hub: Nginx, repository: str) -> None:
     hub.requests()

@@ -200,7 +200,7 @@ def test_of_importance_beyond_float32_only_the_ratios_count(exponent: int) -> No
 
 @any_type
 def test_importance_without_a_search_is_a_usage_error(quant_type: str) -> None:
-    with pytest.raises(UsageError, match="importance weighs the errors of a search"):
+    with pytest.raises(UsageError, match="importance needs the method search"):
         kernels.quantize(np.ones((2, 64), np.float32), quant_type, importance=np.ones(64))
 
 

@@ -11,7 +11,7 @@ from support.servers import server as run_server
 from blobstore.remote import Remote
 from blobstore.transport import Patience
 
-PATIENCE = Patience(connect_s=5, silence_s=5, deadline_s=20, backoff_s=0.001, longest_wait_s=0.05)
+PATIENCE = Patience(connect_s=60, silence_s=60, deadline_s=240, backoff_s=0.001, longest_wait_s=0.05)
 
 
 @pytest.fixture(scope="session")

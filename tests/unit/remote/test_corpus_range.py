@@ -46,11 +46,11 @@ OTHER_ERRORS: dict[str, tuple[type[BlobStoreError], str | None, str]] = {
     "range-etag-changed": (CorruptDataError, "R1", "changed"),
     "range-total-changed": (CorruptDataError, "R1", "changed"),
     "range-second-reply-200": (CorruptDataError, "R1", "changed"),
-    "range-redirect-file": (RemoteError, "R2", "no web address"),
+    "range-redirect-file": (RemoteError, "R2", "not a web address"),
     "range-redirect-loopback": (RemoteError, "R2", "private network"),
     "range-redirect-metadata-ip": (RemoteError, "R2", "private network"),
     "range-redirect-loop": (RemoteError, "R2", "more than 5 redirects"),
-    "range-redirect-bad-location": (RemoteError, "R2", "no web address"),
+    "range-redirect-bad-location": (RemoteError, "R2", "not a web address"),
     "range-slowloris": (RemoteError, None, "too slow"),
     "range-tls-bad-cert": (RemoteError, None, "certificate"),
 }

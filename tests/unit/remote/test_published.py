@@ -84,6 +84,7 @@ def header_length(repository: str, name: str) -> int:
     return int.from_bytes(header(shards(repository)[name])[:8], "little")
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("repository", COUNTS)
 def test_a_web_server_gives_the_same_headers(repository: str, nginx: Nginx, remote: Remote) -> None:
     nginx.requests()
@@ -105,6 +106,7 @@ def test_a_web_server_gives_the_same_headers(repository: str, nginx: Nginx, remo
     assert shard_bytes <= sum(length + 128 * KIB for length in lengths)
 
 
+@pytest.mark.lab
 def test_bloom_in_73_requests(nginx: Nginx, remote: Remote) -> None:
     nginx.requests()
     folder = hub_folder(remote, "bigscience/bloom", endpoint=nginx.url)
@@ -113,6 +115,7 @@ def test_bloom_in_73_requests(nginx: Nginx, remote: Remote) -> None:
     assert len(nginx.requests()) == 73
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("repository", COUNTS)
 def test_inspections_have_the_published_counts(repository: str, nginx: Nginx) -> None:
     nginx.requests()
@@ -132,6 +135,7 @@ LOOKED_FOR = 3
 # What else a real server does
 
 
+@pytest.mark.lab
 def test_a_large_header_takes_two_requests(nginx: Nginx, remote: Remote) -> None:
     data = safetensors_file(300 * KIB)
     (nginx.root / "large").write_bytes(data)
@@ -148,6 +152,7 @@ def test_a_large_header_takes_two_requests(nginx: Nginx, remote: Remote) -> None
     assert len({request.connection for request in asked}) == 1
 
 
+@pytest.mark.lab
 def test_a_file_that_is_replaced(nginx: Nginx, remote: Remote) -> None:
     path = nginx.root / "replaced"
     path.write_bytes(safetensors_file(100, 200 * KIB))
@@ -158,6 +163,7 @@ def test_a_file_that_is_replaced(nginx: Nginx, remote: Remote) -> None:
     assert nginx.requests()[-1].status == 200  # If-Range did not match
 
 
+@pytest.mark.lab
 def test_empty_missing_and_short_files(nginx: Nginx, remote: Remote) -> None:
     folder = RemoteFolder(remote, nginx.url)
     (nginx.root / "empty").write_bytes(b"")
@@ -168,6 +174,7 @@ def test_empty_missing_and_short_files(nginx: Nginx, remote: Remote) -> None:
     assert (folder.read("short", 2), folder.find("missing", 2)) == (b"{}", None)
 
 
+@pytest.mark.lab
 def test_nothing_is_compressed_on_the_way(nginx: Nginx, remote: Remote) -> None:
     (nginx.root / "text.json").write_bytes(b" " * 100_000)
     assert remote.read_document(f"{nginx.url}/text.json", 100_000) == b" " * 100_000

@@ -61,7 +61,7 @@ def test_the_first_failure_ends_all(server: Server) -> None:
         if len(script.asked) == 4:
             failing.set()
         if asked.target == "/missing":
-            failing.wait(5)
+            failing.wait(60)
             yield from reply(404)
         while True:
             yield WAIT

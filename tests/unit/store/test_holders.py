@@ -15,7 +15,6 @@ from blobstore.store.holders import holders_of
 from blobstore.store.lock import StoreLock
 
 pytestmark = [
-    pytest.mark.timeout(30),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a lock"),
 ]
 FORKED = """

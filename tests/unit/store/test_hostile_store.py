@@ -16,7 +16,6 @@ from blobstore.errors import BlobStoreError, InvalidNameError, LimitExceededErro
 from blobstore.names import ModelName
 from blobstore.store import Store
 
-pytestmark = pytest.mark.timeout(20)
 M = ModelName.parse("m")
 DATA = b"\x08\0\0\0\0\0\0\0{}      "
 

@@ -110,10 +110,10 @@ def test_foreign_bytes_are_passed_over(tmp_path: Path, foreign: str, place: str)
 
 def test_a_hundred_thousand_entries(tmp_path: Path) -> None:
     entries = [entry(number) for number in range(100_000)]
-    started = time.monotonic()
+    started = time.process_time()
     Journal(tmp_path, SOURCE).append(entries)
     assert found(tmp_path, *entries) == entries
-    assert time.monotonic() - started < 20  # about 1 s
+    assert time.process_time() - started < 20  # about 1 s
     assert path_of(tmp_path).stat().st_size < 25_000_000
 
 

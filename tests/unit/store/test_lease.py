@@ -80,6 +80,7 @@ def test_a_store_that_may_not_be_written_to_can_be_opened(store: Store) -> None:
     lock.chmod(0o444)
     with store.lease() as is_held:
         assert is_held
+        lock.chmod(0o644)
         with pytest.raises(BusyError), store.alone(0):
             pass
     lock.unlink()

@@ -15,7 +15,6 @@ from blobstore.names import ModelName
 from blobstore.store import Store
 from blobstore.store.lock import StoreLock
 
-pytestmark = pytest.mark.timeout(30)
 FLOCK = """
 import fcntl, os, sys
 fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)

@@ -20,7 +20,7 @@ from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, Storage
 from blobstore.transport import HttpClient, Patience, Place, WebAddress
 from blobstore.transport.client import redirected
 
-PATIENCE = Patience(connect_s=5, silence_s=5, deadline_s=10, attempts=3, backoff_s=0.001, longest_wait_s=2)
+PATIENCE = Patience(connect_s=60, silence_s=60, deadline_s=240, attempts=3, backoff_s=0.001, longest_wait_s=2)
 CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
 
 

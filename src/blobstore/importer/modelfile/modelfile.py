@@ -162,7 +162,7 @@ def check_requires(text: str) -> str:
     version = text.removeprefix("v")
     match = _VERSION.fullmatch(version) if len(version) <= _MAX_VERSION else None
     if match is None:
-        raise UsageError(f"{quoted(text)} is no version of Ollama", hint=f"Write it as {REQUIRED_OLLAMA}.")
+        raise UsageError(f"{quoted(text)} is not a version of Ollama", hint=f"Write it as {REQUIRED_OLLAMA}.")
     numbers = [int(part or 0) for part in match.group(1, 2, 3)]
     # A version with a prerelease comes before the one without.
     least = [int(part) for part in REQUIRED_OLLAMA.split(".")]
@@ -178,12 +178,12 @@ def resolve_path(text: str, folder: Path, home: Path) -> Path:
     folder and the models of its store. Raises: UsageError for NUL and for another user's ``~name``.
     """
     if "\0" in text:
-        raise UsageError(f"{quoted(text)} is no path")
+        raise UsageError(f"{quoted(text)} is not a path")
     if text == "~" or text.startswith("~/"):
         return home / text[1:].lstrip("/")
     if text.startswith("~"):
         raise UsageError(f"{quoted(text)}: the folder of another user is not looked up", hint="Write the whole path.")
-    return folder / text
+    return Path(text) if "://" in text else folder / text  # an address, which is refused by that name
 
 
 def _either(given: str | None, otherwise: str | None) -> str | None:
@@ -248,6 +248,6 @@ def _check_text(name: str, text: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise UsageError(f"the {name} is no text that UTF-8 can hold") from None
+        raise UsageError(f"the {name} can't be encoded in UTF-8") from None
     if size > MAX_MODELFILE:
         raise LimitExceededError(f"limit exceeded: the {name} has {size:,} bytes, at most {MAX_MODELFILE:,}", rule=RULE)

@@ -109,7 +109,7 @@ def parse_parameters(options: Iterable[str]) -> dict[str, ParameterValue]:
     for option in options:
         key, equals, text = option.partition("=")
         if not equals:
-            raise UsageError(f"{quoted(option)} is no parameter", hint="Write KEY=VALUE, for example temperature=0.7.")
+            raise UsageError(f"{quoted(option)} is not a parameter", hint="Write KEY=VALUE, for example temperature=0.7.")
         if key in DEPRECATED:
             raise UsageError(f"the parameter {key} has no effect in Ollama any more")
         add_parameter(parameters, key, text)

@@ -65,7 +65,9 @@ def describe_model(
 
     Raises: UnsupportedSourceError for a draft model without an architecture.
     """
-    quant_type = options.quant_type or (quant_type_of(weights) if not options.requantize else None)
+    quant_type = options.quant_type
+    if quant_type is None and not options.requantize:
+        quant_type = quant_type_of(weights, inventory.config)
     config, family = inventory.config, family_of(inventory.config, options.modelfile.parser)
     described = ModelConfig(
         model_format="safetensors",

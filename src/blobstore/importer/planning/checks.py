@@ -56,8 +56,8 @@ def check_quantizable(blobs: tuple[PlannedBlob, ...], options: ImportOptions, po
         quant_type = policy.base_type(tensor.name)
         if policy.wants(tensor.name, tensor.shape) and not options.fits(quant_type, tensor.shape):
             raise UsageError(
-                f"nothing can be quantized to {options.quant_type}: the rows of {tensor.name!r} {list(tensor.shape)} are no "
-                f"multiple of {options.row_divisor(quant_type)}",
+                f"nothing can be quantized to {options.quant_type}: the rows of {tensor.name!r} {list(tensor.shape)} are "
+                f"not a multiple of {options.row_divisor(quant_type)}",
                 tensor=tensor.name,
             )
 
@@ -70,7 +70,7 @@ def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
         named = [tensors[name] for name in names.matching(rule)] if names is not None else []
         if not named:
             raise UsageError(
-                f"no tensor has a name like that of the rule {quoted(str(rule))}",
+                f"no tensor's name matches the rule {quoted(str(rule))}",
                 hint="`blobstore plan SOURCE` shows the names.",
             )
         if rule.quant_type is not None and not any(options.can_follow(rule, tensor.dtype, tensor.shape) for tensor in named):

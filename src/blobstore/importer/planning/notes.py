@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from blobstore.checkpoint import SourceConfig
@@ -16,8 +16,8 @@ from blobstore.importer.policies.runtimes import needs_stacked_experts
 from blobstore.importer.profiles import Experts
 from blobstore.quant import Quantization
 
-_FAR = 1.5
-"""A plan with this many times the bits of the asked type is explained."""
+_FAR = 0.5
+"""A plan that misses more than this share of what the asked type could save is explained."""
 _NAMED = 3
 """Kinds of tensors that are named at most."""
 _LARGE = 0.05
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Tensors whose names differ in numbers only, with the reason why they take more than the asked type would."""
+    """Unquantized tensors whose names differ in numbers only, and why they are kept."""
 
     name: str
     reason: str
@@ -40,7 +40,7 @@ class _Kind:
 
 
 def plan_notes(
-    blobs: Iterable[PlannedBlob], options: ImportOptions, config: SourceConfig | None, asked: Experts | None
+    blobs: Sequence[PlannedBlob], options: ImportOptions, config: SourceConfig | None, asked: Experts | None
 ) -> Iterator[str]:
     """Yield the notes of a plan. ``asked``: the form of experts that the user asked for, if any."""
     yield from _experts_note(blobs, options, config, asked)
@@ -61,19 +61,21 @@ def _experts_note(
         yield f"experts are stacked, because Ollama does not run {config.architecture} with packed ones"
 
 
-def _size_note(blobs: Iterable[PlannedBlob], options: ImportOptions) -> Iterator[str]:
-    """Yield what makes the blobs take far more bits a weight than the asked type does; nothing where they do not."""
+def _size_note(blobs: Sequence[PlannedBlob], options: ImportOptions) -> Iterator[str]:
+    """Yield why the blobs take far more bits a weight than the asked type does; nothing where they do not."""
     if options.quant_type is None or options.target is not None:
         return
     asked = options.quantization(options.quant_type)
     tensors = [tensor for blob in blobs for tensor in blob.tensors]
-    nominal, nbytes = _bits(asked), sum(tensor.nbytes for tensor in tensors)
-    bits = 8 * nbytes / max(1, sum(tensor.parameters for tensor in tensors))
-    if bits <= _FAR * nominal:
+    weights, nbytes = max(1, sum(tensor.parameters for tensor in tensors)), sum(blob.data_size for blob in blobs)
+    bits, wanted = 8 * nbytes / weights, _bits(asked)
+    unquantized = sum(tensor.parameters * tensor.dtype.bits for tensor in tensors) / weights
+    if bits - wanted <= _FAR * (unquantized - wanted):
         return
-    kinds = sorted(_larger(tensors, nominal), key=lambda kind: (-kind.nbytes, kind.name))
-    large = [str(kind) for kind in kinds if kind.nbytes >= _LARGE * nbytes]
-    yield f"{bits:.1f} bits per weight, and {asked} has {nominal:.1f}: {'; '.join(large[:_NAMED])}"
+    kinds = sorted(_kept(tensors), key=lambda kind: (-kind.nbytes, kind.name))
+    large = [kind for kind in kinds if kind.nbytes >= _LARGE * nbytes] or kinds
+    reasons = "; ".join(map(str, large[:_NAMED]))
+    yield f"{bits:.1f} bits per weight, and {asked} has {wanted:.1f}: {reasons}"
 
 
 def _bits(quantization: Quantization) -> float:
@@ -82,13 +84,13 @@ def _bits(quantization: Quantization) -> float:
     return 8 * sum(part.nbytes for part in parts) / quantization.group_size
 
 
-def _larger(tensors: Iterable[OutputTensor], nominal: float) -> Iterator[_Kind]:
-    """Yield the tensors that take far more than their share, by what their names have in common and why they do."""
+def _kept(tensors: Iterable[OutputTensor]) -> Iterator[_Kind]:
+    """Yield the tensors that are not quantized, by what their names have in common and why they are kept."""
     kinds: dict[tuple[str, str], _Kind] = {}
     for tensor in tensors:
-        if 8 * tensor.nbytes > _FAR * nominal * tensor.parameters:
-            key = _NUMBER.sub("N", tensor.name), tensor.kept or f"is {tensor.quantization}"
+        if tensor.quantization is None and tensor.kept is not None:
+            key = _NUMBER.sub("N", tensor.name), tensor.kept
             found = kinds.get(key)
             name, count, nbytes = (key[0], found.count, found.nbytes) if found is not None else (tensor.name, 0, 0)
-            kinds[key] = _Kind(name, key[1], count + 1, nbytes + tensor.nbytes)
+            kinds[key] = _Kind(name, tensor.kept, count + 1, nbytes + tensor.nbytes)
     yield from kinds.values()

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from blobstore.checkpoint import CONFIG_NAME, parse_config
-from blobstore.documents import JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
+from blobstore.coverage import Coverage
+from blobstore.documents import FILE_MEDIA_TYPE, JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
 from blobstore.dtypes import DType, parameters_of
 from blobstore.importer.options import ImportOptions
 from blobstore.quant import Part, Quantization
 from blobstore.runtimes import ModelFacts, TensorFacts, Verdict, verdicts
 from blobstore.safetensors import TensorEntry, encode_header, lay_out
+from blobstore.source.files import KeptFile
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import Form, SourceWeight
 
@@ -111,7 +113,7 @@ class PlannedBlob:
             (tensor.name + part.suffix, part.dtype, part.shape) for tensor in self.tensors for part in tensor.parts
         )
 
-    @property
+    @cached_property
     def data_size(self) -> int:
         """Bytes of the data region."""
         return sum(tensor.nbytes for tensor in self.tensors)
@@ -157,18 +159,38 @@ class PlannedFile:
         return len(self.data)
 
 
+@dataclass(frozen=True)
+class PlannedCopy:
+    """A layer that is a file of the source, byte for byte: its name in the manifest, and the file."""
+
+    name: str
+    file: KeptFile
+
+    media_type = FILE_MEDIA_TYPE
+
+    @property
+    def size(self) -> int:
+        """Bytes of the blob."""
+        return self.file.size
+
+
+PlannedLayer = PlannedBlob | PlannedFile | PlannedCopy
+
+
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
     """What an import will write: layers in manifest order and the config. ``inventories``: the model's, then the draft's.
 
-    ``relative_errors``: by tensor name, the root mean square error that was measured, relative to that of the weights,
-    where types were chosen for a target. ``notes``: what a user should know about the choice.
+    ``coverage``: what these layers hold of the source. ``relative_errors``: by tensor name, the root
+    mean square error that was measured, relative to that of the weights, where types were chosen for a target. ``notes``:
+    what a user should know about the choice.
     """
 
     inventories: tuple[Inventory, ...]
     options: ImportOptions
-    layers: tuple[PlannedBlob | PlannedFile, ...]
+    layers: tuple[PlannedLayer, ...]
     config: ModelConfig
+    coverage: Coverage
     relative_errors: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

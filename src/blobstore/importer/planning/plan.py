@@ -18,16 +18,25 @@ from blobstore.errors import LimitExceededError, UnsupportedSourceError, quoted
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.capabilities import describe_model
 from blobstore.importer.planning.checks import check_names, check_quantizable, check_readable, check_rules
+from blobstore.importer.planning.covering import DRAFT_FOLDER, coverage_of, storable
 from blobstore.importer.planning.experts import Projection, group_of, packed_order, projections, stacked_group_of
 from blobstore.importer.planning.notes import plan_notes
-from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedFile
-from blobstore.importer.planning.own_document import OWN_DOCUMENT, own_document
+from blobstore.importer.planning.outputs import (
+    ImportPlan,
+    OutputTensor,
+    PlannedBlob,
+    PlannedCopy,
+    PlannedFile,
+    PlannedLayer,
+)
+from blobstore.importer.planning.own_document import own_document
 from blobstore.importer.policies.architectures import draft_policy_for, policy_for
 from blobstore.importer.policies.layouts import inputs_first
 from blobstore.importer.policies.policy import Policy
 from blobstore.importer.policies.rules import Rule, RuleBook
 from blobstore.importer.policies.runtimes import form_of_experts
 from blobstore.importer.profiles import Experts
+from blobstore.provenance import OWN_DOCUMENT
 from blobstore.quant import Quantization, QuantType
 from blobstore.source.assembly import source_weights
 from blobstore.source.classify import SourceKind, classify
@@ -48,16 +57,25 @@ def make_plan(inventory: Inventory, options: ImportOptions, draft: Inventory | N
     """
     form = form_of_experts(inventory.config, options)
     options, asked = replace(options, experts=form), options.experts
+    inventory = storable(inventory, options.profile, has_draft=draft is not None)
+    draft = storable(draft, options.profile, has_draft=False) if draft is not None else None
     weights = source_weights(inventory)
     blobs = plan_blobs(inventory, weights, options)
     draft_blobs = tuple(_drafted(draft, options)) if draft is not None else ()
     check_names((*blobs, *draft_blobs))
     check_rules((*blobs, *draft_blobs), options)
-    layers: tuple[PlannedBlob | PlannedFile, ...] = (
+    coverage = coverage_of(inventory, _tensors(blobs), draft, _tensors(draft_blobs))
+    _check_documents(inventory, options)
+    layers: tuple[PlannedLayer, ...] = (
         *blobs,
-        *_documents(inventory, options, draft),
+        *_files(inventory),
+        *(
+            [PlannedFile(OWN_DOCUMENT, own_document(inventory, options, draft, coverage))]
+            if options.profile.own_document
+            else []
+        ),
         *draft_blobs,
-        *(PlannedFile(f"draft/{name}", data) for name, data in (draft.documents if draft is not None else {}).items()),
+        *(_files(draft, DRAFT_FOLDER) if draft is not None else ()),
         *(PlannedFile(None, data, media_type) for media_type, data in options.modelfile.layers()),
     )
     if len(layers) > MAX_LAYERS:
@@ -65,7 +83,8 @@ def make_plan(inventory: Inventory, options: ImportOptions, draft: Inventory | N
         raise LimitExceededError(message, path=inventory.path)
     inventories = (inventory,) if draft is None else (inventory, draft)
     notes = tuple(plan_notes(blobs, options, inventory.config, asked))
-    return ImportPlan(inventories, options, layers, describe_model(inventory, weights, options, draft), notes=notes)
+    config = describe_model(inventory, weights, options, draft)
+    return ImportPlan(inventories, options, layers, config, coverage, notes=notes)
 
 
 def _drafted(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedBlob]:
@@ -307,13 +326,20 @@ def _described(tensor: OutputTensor, options: ImportOptions) -> dict[str, str]:
     return described
 
 
-def _documents(inventory: Inventory, options: ImportOptions, draft: Inventory | None) -> Iterator[PlannedFile]:
+def _tensors(blobs: Iterable[PlannedBlob]) -> Iterator[OutputTensor]:
+    return (tensor for blob in blobs for tensor in blob.tensors)
+
+
+def _files(inventory: Inventory, folder: str = "") -> Iterator[PlannedFile | PlannedCopy]:
+    """Yield a checkpoint's documents, then its other files, each under its path."""
+    yield from (PlannedFile(folder + name, data) for name, data in inventory.documents.items())
+    yield from (PlannedCopy(folder + file.name, file) for file in inventory.kept)
+
+
+def _check_documents(inventory: Inventory, options: ImportOptions) -> None:
     if options.profile.own_document and OWN_DOCUMENT in inventory.documents:
         raise UnsupportedSourceError(
             f"{inventory.path} has a {OWN_DOCUMENT} of its own, which is our name", path=inventory.path
         )
     if not options.profile.own_document and CONFIG_NAME not in inventory.documents:
         raise UnsupportedSourceError(f"{inventory.path} has no config.json", hint="Only --profile default can do without.")
-    yield from (PlannedFile(name, data) for name, data in inventory.documents.items())
-    if options.profile.own_document:
-        yield PlannedFile(OWN_DOCUMENT, own_document(inventory, options, draft))

@@ -316,7 +316,7 @@ def _list(value: Any, kind: type, key: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(type(item) is kind for item in value):
-        raise DocumentError(f"config.json: {key} is no list of {kind.__name__} (rule Q1)", rule="Q1")
+        raise DocumentError(f"config.json: {key} is not a list of {kind.__name__} (rule Q1)", rule="Q1")
     return value
 
 

@@ -42,7 +42,7 @@ class Importance:
         names: list[Any] = list(arrays)
         for name in names:
             if not isinstance(name, str) or any("\ud800" <= character <= "\udfff" for character in name):
-                raise UsageError(f"importance is given for {name!r}, which is no tensor's name")
+                raise UsageError(f"importance is given for {name!r}, which is not the name of a tensor")
         vectors = {
             name: checked_importance(array, None, f"the importance of {quoted(name)}")
             for name, array in sorted(arrays.items())
@@ -59,7 +59,7 @@ class Importance:
         for name, vector in self.vectors.items():
             if name not in shapes:
                 raise UsageError(
-                    f"importance is given for {quoted(name)}, which is no tensor that is quantized",
+                    f"importance is given for {quoted(name)}, which is not quantized",
                     hint="Name the source's tensors, and only those that the plan shows with a type.",
                     tensor=name,
                 )

@@ -75,7 +75,7 @@ def _parsed(text: bytes, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DocumentError(f"{name} is no TOML document: {error} (rule O1)", rule="O1", path=name) from None
+        raise DocumentError(f"{name} is not a TOML document: {error} (rule O1)", rule="O1", path=name) from None
 
 
 def _validated(value: dict[str, Any], name: str) -> _Document:

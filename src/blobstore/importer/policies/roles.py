@@ -106,10 +106,10 @@ class ModelRoles(NamedRoles):
 
     def _is_table(self, name: str, shape: Shape) -> bool:
         """Return True for a table of tokens or positions: not in a layer, named so or of so many rows, not the head."""
-        *parents, module, last = ("", *name.split("."))
-        if last != "weight" or any(part.isdigit() for part in parents) or module in _HEADS:
+        parents, _, module = name.removesuffix(".weight").rpartition(".")
+        if not name.endswith(".weight") or not (module in _EMBEDDINGS or shape[0] in self.tables):
             return False
-        return module in _EMBEDDINGS or shape[0] in self.tables
+        return module not in _HEADS and not any(part.isdigit() for part in parents.split("."))
 
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

@@ -131,11 +131,11 @@ def _type_and_group(text: str) -> tuple[QuantType | None, int | None]:
     kind, slash, size = text.partition("/")
     if kind == _NONE:
         if slash:
-            raise UsageError("what is kept has no groups", hint="Write GLOB=none.")
+            raise UsageError("a tensor that is kept has no groups", hint="Write GLOB=none.")
         return None, None
     quant_type = QuantType.parse(kind)
     if not slash:
         return quant_type, None
     if not (size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS):
-        raise UsageError(f"no group size: {size!r}")
+        raise UsageError(f"invalid group size: {size!r}")
     return quant_type, Quantization(quant_type, int(size)).group_size

@@ -5,19 +5,18 @@ from __future__ import annotations
 import mmap
 import threading
 
-from blobstore.importer.writing.runs import CHUNK
 from blobstore.store.files import PAGE
 
-# Page-aligned; and all there from the start, so that an import takes the same memory whatever it imports.
+# Page-aligned; and all there from the start: an import that begins does not run out of memory later.
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 class Buffer:
-    """Memory for one run, placed so that it can be written around the page cache."""
+    """Memory for one run of up to ``nbytes``, placed so that it can be written around the page cache."""
 
-    def __init__(self, pool: BufferPool) -> None:
+    def __init__(self, pool: BufferPool, nbytes: int) -> None:
         self._pool = pool
-        self._memory = mmap.mmap(-1, CHUNK + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE)
+        self._memory = mmap.mmap(-1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE)
 
     def at(self, offset: int, nbytes: int) -> memoryview:
         """Return ``nbytes`` of it whose address has the same remainder by the page size as ``offset``."""
@@ -30,10 +29,10 @@ class Buffer:
 
 
 class BufferPool:
-    """``count`` buffers."""
+    """``count`` buffers of ``nbytes`` each."""
 
-    def __init__(self, count: int) -> None:
-        self._free = [Buffer(self) for _ in range(count)]
+    def __init__(self, count: int, nbytes: int) -> None:
+        self._free = [Buffer(self, nbytes) for _ in range(count)]
         self._taken: set[Buffer] = set()
         self._changed = threading.Condition()
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.writing.buffers import Buffer, BufferPool
 from blobstore.importer.writing.making import RunMaker
 from blobstore.importer.writing.reuse import entry_key
@@ -78,7 +78,7 @@ def write_blobs(
         work.recall(verify=verify_reuse)
         runs = work.most_runs()
         threads = max(1, min(jobs + _SPARE_THREADS, runs))
-        buffers = _buffers(threads, runs, memory)
+        buffers = _buffers(threads, runs, memory, work.largest_run())
         with ThreadPoolExecutor(threads, thread_name_prefix="import") as pool:
             try:
                 futures = [pool.submit(work.run, buffers) for _ in range(threads)]
@@ -92,11 +92,11 @@ def write_blobs(
         work.close()
 
 
-def _buffers(threads: int, runs: int, memory: int) -> BufferPool:
+def _buffers(threads: int, runs: int, memory: int, nbytes: int) -> BufferPool:
     """Return as many buffers as are of use and fit the memory. Raises: StorageError when there is not so much memory."""
     count = max(threads, min(threads + runs, memory // CHUNK - threads * _SCRATCH))
-    with os_errors("take", f"{count * CHUNK:,} bytes of memory"):
-        return BufferPool(count)
+    with os_errors("take", f"{count * nbytes:,} bytes of memory"):
+        return BufferPool(count, nbytes)
 
 
 class _Work:
@@ -129,8 +129,14 @@ class _Work:
 
     def most_runs(self) -> int:
         """Return how many runs there are to make at most: more threads have nothing to do."""
-        made = [blob for number, blob in enumerate(self._blobs) if number not in self._finished]
-        return sum(2 + 2 * max(blob.size, blob.source_bytes) // CHUNK for blob in made)
+        return sum(2 + 2 * max(blob.size, blob.source_bytes) // CHUNK for blob in self._to_make())
+
+    def largest_run(self) -> int:
+        """Return how many bytes a run has at most."""
+        return min(CHUNK, max((blob.size for blob in self._to_make()), default=0))
+
+    def _to_make(self) -> list[PlannedBlob]:
+        return [blob for number, blob in enumerate(self._blobs) if number not in self._finished]
 
     def _all_runs(self) -> Iterator[tuple[int, int, Run]]:
         order = 0

@@ -4,31 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-from blobstore.documents import MAX_DOCUMENT, Document, validated
-from blobstore.strictjson import parse_object
+from blobstore.provenance import Provenance, RecordedFile
+from blobstore.source.classify import FILE_TYPE, FILE_TYPES
 
-OWN_DOCUMENT = "blobstore.json"
-_RULE = "B1"
 # How other programs call the codes of X.weight: compressed-tensors, gpt-oss (source/producers.py).
 _OTHER_NAMES = (("", "_packed"), (".weight", "_blocks"))
-
-
-class _File(Document):
-    name: str
-    metadata: dict[str, str]
-    tensors: list[str]
-
-
-class _Draft(Document):
-    sources: list[_File]
-
-
-class _OwnDocument(Document):
-    version: Literal[1]
-    sources: list[_File]
-    draft: _Draft | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,33 +57,19 @@ class Origin:
         for key, value in ((key, value) for file in files for key, value in file.metadata.items()):
             if found.setdefault(key, value) != value:
                 unequal.add(key)
-        return {key: found[key] for key in found if key not in unequal and not self._describes(key)}, unequal
+        return {key: found[key] for key in found if key not in unequal and not self._describes(key, found[key])}, unequal
 
-    def _describes(self, key: str) -> bool:
+    def _describes(self, key: str, value: str) -> bool:
+        if key == FILE_TYPE:
+            return value in FILE_TYPES
         owner, _, what = key.rpartition(".")
         return what in ("quant_type", "group_size", "transposed") and (not owner or owner in self)
 
 
-def read_origins(raw: bytes | None) -> tuple[Origin, Origin]:
-    """Return the origins of a model and of its draft model, from the bytes of blobstore.json or None.
-
-    Raises: DocumentError (rule B1) when it is none; LimitExceededError.
-    """
-    if raw is None:
-        return Origin(), Origin()
-    fields = parse_object(raw, OWN_DOCUMENT, rule=_RULE, limit=MAX_DOCUMENT)
-    document = validated(_OwnDocument, fields, OWN_DOCUMENT, _RULE)
-    return _origin(document.sources), _origin(document.draft.sources if document.draft is not None else ())
+def origins_of(provenance: Provenance) -> tuple[Origin, Origin]:
+    """Return the origins of a model and of its draft model; nothing is known of a draft that there is not."""
+    return _origin(provenance.sources), _origin(provenance.draft.sources if provenance.draft is not None else ())
 
 
-def source_names(raw: bytes | None) -> frozenset[str] | None:
-    """Return the names of a source's tensors, from the bytes of blobstore.json; None where they are not known.
-
-    Raises: as `read_origins`.
-    """
-    origin, _ = read_origins(raw)
-    return frozenset(name for file in origin.files for name in file.tensors) or None
-
-
-def _origin(files: Iterable[_File]) -> Origin:
+def _origin(files: Iterable[RecordedFile]) -> Origin:
     return Origin.of(SourceFile(file.name, file.metadata, tuple(file.tensors)) for file in files)

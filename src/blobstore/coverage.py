@@ -1,0 +1,77 @@
+"""Coverage: how much of a source is stored, what was derived from it, and what was left out with which reason. Values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+MTP_HEADS = "multi-token prediction heads"
+DRAFT_MODEL = "draft model"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What is not stored, and why: a file by its path, a folder by its path with ``/`` at its end, or tensors.
+
+    ``count`` tensors are named together, by a pattern such as ``*.input_scale``.
+    """
+
+    name: str
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many tensors, or files, a source has (None when that is not known), and what became of them.
+
+    ``stored``: as they are, or quantized. ``derived``: those whose values went into a stored tensor of another name, and
+    files that an export makes again, by how. The three add up to ``source``; a folder that is left out counts as one file.
+    """
+
+    source: int | None
+    stored: int
+    derived: Mapping[str, int] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def covered(self) -> int:
+        """How many are stored or derived."""
+        return self.stored + sum(self.derived.values())
+
+    def __add__(self, other: Tally) -> Tally:
+        """Return the tally of two sources that become one model."""
+        derived = dict(self.derived)
+        for how, count in other.derived.items():
+            derived[how] = derived.get(how, 0) + count
+        is_known = self.source is not None and other.source is not None
+        source = (self.source or 0) + (other.source or 0) if is_known else None
+        return Tally(source, self.stored + other.stored, derived, self.left_out + other.left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What is stored of a source: its tensors and its files.
+
+    ``heads``: how many of the tensors belong to heads and models beside the main one. ``kept_whole``: the files of weights
+    that are kept as files, and are not quantized.
+    """
+
+    tensors: Tally
+    files: Tally
+    heads: Mapping[str, int] = field(default_factory=dict)
+    kept_whole: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Everything that is not stored: tensors first."""
+        return self.tensors.left_out + self.files.left_out
+
+
+def by_reason(left_out: Iterable[LeftOut]) -> dict[str, list[LeftOut]]:
+    """Return what was left out in groups of one reason each, in the order in which the reasons come first."""
+    groups: defaultdict[str, list[LeftOut]] = defaultdict(list)
+    for one in left_out:
+        groups[one.reason].append(one)
+    return dict(groups)

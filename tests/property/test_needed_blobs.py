@@ -1,0 +1,102 @@
+"""Whatever lies in both trees of manifests, no command removes a blob that a model of either can reach."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.newer import linked, list_of, manifest_of, reference
+from support.stores import layer_by_hand, manifest_path
+
+from blobstore.care.prune import prune
+from blobstore.care.usage import measure_usage
+from blobstore.care.verify import verify
+from blobstore.errors import BlobStoreError
+from blobstore.names import ModelName
+from blobstore.store import Store, open_store
+
+BLOBS = st.lists(st.sampled_from([bytes([65 + number]) * number for number in range(1, 7)]), min_size=1, max_size=4)
+NAMES = st.sampled_from(["m", "M", "m:X", "m:x", "n"])
+KINDS = st.sampled_from(["manifest", "references", "whole", "nested", "damaged", "dangling"])
+COMMANDS = st.lists(st.sampled_from(["prune", "du", "verify", "rm m", "rm M", "rm n", "cp m n", "mv n m:x"]), max_size=5)
+
+
+def write_newer(store: Store, number: int, kind: str, blobs: list[bytes]) -> set[str]:
+    """Write a model of a newer Ollama and return the names of the blob files that it needs."""
+    before = {path.name for path in (store.root / "blobs").glob("*")}
+    document: dict[str, Any] = manifest_of(store, *blobs)
+    if kind == "references":
+        document = list_of(reference(store, document))
+    elif kind == "nested":
+        document = list_of(reference(store, list_of(reference(store, document))))
+    elif kind == "whole":
+        document = list_of(document)
+    link = linked(store, document, f"ollama.com/library/new/{number}")
+    needed = {path.name for path in (store.root / "blobs").glob("*")} - before
+    if kind == "damaged":
+        link.resolve().write_bytes(b"{")
+    elif kind == "dangling":
+        needed.discard(link.resolve().name)
+        link.resolve().unlink()
+    return needed | {layer_by_hand(store, "", blob)["digest"].replace(":", "-") for blob in blobs}
+
+
+def needed_by(store: Store) -> dict[str, set[str]]:
+    """Return the blob files that each manifest under ``manifests/`` names, by its path: read by other means than ours."""
+    found = {}
+    for path in (store.root / "manifests").glob("*/*/*/*"):
+        document = json.loads(path.read_bytes())
+        found[str(path)] = {layer["digest"].replace(":", "-") for layer in (*document["layers"], document["config"])}
+    return found
+
+
+def act(store: Store, command: str) -> None:
+    verb, *names = command.split()
+    parsed = [ModelName.parse(name) for name in names]
+    with suppress(BlobStoreError):
+        if verb == "prune":
+            prune(store, grace_s=0, sole_owner=True)
+        elif verb == "du":
+            measure_usage(store)
+        elif verb == "verify":
+            verify(store)
+        elif verb == "rm":
+            store.remove(*parsed)
+        elif verb == "cp":
+            store.copy(*parsed)
+        else:
+            store.move(*parsed, replace=True)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(NAMES, BLOBS), st.lists(st.tuples(KINDS, BLOBS), max_size=3), BLOBS, COMMANDS)
+def test_nothing_that_is_needed_goes(
+    models: dict[str, list[bytes]], newer: list[tuple[str, list[bytes]]], orphans: list[bytes], commands: list[str]
+) -> None:
+    with TemporaryDirectory() as folder:
+        store = open_store(Path(folder) / "store")
+        for blob in orphans:
+            layer_by_hand(store, "", blob)
+        for name, blobs in models.items():
+            path = manifest_path(store, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(manifest_of(store, *blobs)))
+        for_ever: set[str] = set()
+        for number, (kind, blobs) in enumerate(newer):
+            for_ever |= write_newer(store, number, kind, blobs)
+        is_known = all(kind not in ("damaged", "dangling") for kind, _ in newer)
+        for command in commands:
+            before = {path.name for path in (store.root / "blobs").iterdir()}
+            act(store, command)
+            there = {path.name for path in (store.root / "blobs").iterdir()}
+            assert there >= for_ever
+            assert there >= set().union(*needed_by(store).values())
+            if not is_known:
+                assert there == before
+            elif command == "prune":
+                assert there == for_ever.union(*needed_by(store).values())

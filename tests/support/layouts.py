@@ -1,0 +1,175 @@
+"""Layouts: folders of checkpoints as they are published, each with other files beside its weights.
+
+The weights are tiny and written by the safetensors library; the files have the names and places of real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from support.checkpoints import LLAMA_CONFIG, normal
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}\n"
+BINARY = bytes(range(256)) * 5 + b"\n\r\n\0"
+"""Bytes that no text is."""
+
+
+def weights(*names: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Return float32 weights of those names."""
+    return {name: normal(name, 32, 64, dtype=np.float32) for name in names}
+
+
+def write(folder: Path, files: Mapping[str, bytes | str | dict[str, Any] | list[Any]]) -> Path:
+    """Write files by their paths: bytes, texts and JSON documents."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(content, indent=2) if isinstance(content, dict | list) else content
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return folder
+
+
+def save(path: Path, *names: str) -> None:
+    """Write a file of weights as the safetensors library does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(weights(*names), path, metadata={"format": "pt"})
+
+
+def model(folder: Path, config: Mapping[str, Any] | None = None) -> Path:
+    """Write weights, config.json and generation_config.json."""
+    save(folder / "model.safetensors", "lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
+    return write(folder, {"config.json": dict(config or LLAMA_CONFIG), "generation_config.json": {"eos_token_id": [7, 9]}})
+
+
+def instruct(folder: Path) -> Path:
+    """Write a chat model with its template in a file of its own."""
+    return write(model(folder), {"chat_template.jinja": TEMPLATE, "tokenizer_config.json": {"eos_token": "</s>"}})
+
+
+def templates(folder: Path) -> Path:
+    """Write a model with several named templates."""
+    return write(
+        model(folder),
+        {"chat_template.jinja": TEMPLATE, "chat_templates/tool_use.jinja": TEMPLATE * 2, "chat_templates/rag.jinja": "{}"},
+    )
+
+
+def sentencepiece(folder: Path) -> Path:
+    """Write a model whose tokenizer is a SentencePiece model, in shards with an index of transformers'."""
+    parts = [("model.embed_tokens.weight",), ("lm_head.weight", "model.norm.weight")]
+    names = [f"model-{number:05}-of-{len(parts):05}.safetensors" for number in range(1, len(parts) + 1)]
+    for name, tensors in zip(names, parts, strict=True):
+        save(folder / name, *tensors)
+    places = {tensor: name for name, tensors in zip(names, parts, strict=True) for tensor in tensors}
+    index = {"metadata": {"total_parameters": 6144, "total_size": 24576}, "weight_map": dict(sorted(places.items()))}
+    return write(
+        folder,
+        {
+            "config.json": LLAMA_CONFIG,
+            "model.safetensors.index.json": json.dumps(index, indent=2) + "\n",
+            "tokenizer.model": BINARY,
+            "added_tokens.json": {"<pad>": 32000},
+        },
+    )
+
+
+def gpt2(folder: Path) -> Path:
+    """Write a model with the two files of byte-level BPE."""
+    return write(
+        model(folder), {"vocab.json": {"a": 0}, "merges.txt": "#version: 0.2\na b\n", "vocab.txt": "[UNK]\r\na\r\n"}
+    )
+
+
+def tiktoken(folder: Path) -> Path:
+    """Write a model whose tokenizer is tiktoken's, with the code that reads it and an empty module."""
+    return write(
+        model(folder),
+        {"qwen.tiktoken": "IQ== 0\nIg== 1\n", "tokenization_qwen.py": "raise SystemExit('run')\n", "__init__.py": b""},
+    )
+
+
+def processors(folder: Path) -> Path:
+    """Write a model of images, sound and film with its processors."""
+    names = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+    return write(
+        model(folder),
+        {**{name: {"size": 224} for name in names}, "audio_tokenizer/config.json": {}, "mel_filters.txt": "0.5 1.0"},
+    )
+
+
+def sentence_transformer(folder: Path) -> Path:
+    """Write an encoder with modules in folders of their own, one of them with weights."""
+    save(folder / "2_Dense" / "model.safetensors", "linear.weight", "linear.bias")
+    return write(
+        model(folder, {"architectures": ["BertModel"], "model_type": "bert"}),
+        {
+            "modules.json": [{"idx": 0, "path": ""}, {"idx": 1, "path": "1_Pooling"}, {"idx": 2, "path": "2_Dense"}],
+            "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
+            "2_Dense/config.json": {"in_features": 64},
+            "vocab.txt": "[PAD]\n",
+            ".gitattributes": "*.safetensors filter=lfs\n",
+        },
+    )
+
+
+def mistral(folder: Path) -> Path:
+    """Write a model with the files of Mistral's own format beside."""
+    return write(model(folder), {"params.json": {"dim": 64}, "tekken.json": {"config": {}}, "tokenizer.model.v3": BINARY})
+
+
+def with_draft(folder: Path) -> Path:
+    """Write a model with a draft model in a folder of it, each with a template and a tokenizer."""
+    save(folder / "draft" / "model.safetensors", "fc.weight")
+    return write(
+        instruct(folder),
+        {
+            "draft/config.json": {"architectures": ["EagleModel"], "model_type": "eagle"},
+            "draft/tokenizer.model": BINARY,
+            "draft/chat_templates/a.jinja": TEMPLATE,
+        },
+    )
+
+
+def documented(folder: Path) -> Path:
+    """Write a model with texts, code, a picture, and a Modelfile and a file of the name of one of ours."""
+    return write(
+        model(folder),
+        {
+            "README.md": "# ä\n",
+            "LICENSE": "MIT",
+            "NOTICE.txt": "",
+            "modeling_x.py": "import os\n",
+            "assets/figure.png": BINARY,
+            "Modelfile": "FROM .\n",
+            "docs/blobstore.json": "{}",
+            "docs/model.safetensors.index.json": "no JSON",
+        },
+    )
+
+
+def snapshot(folder: Path) -> Path:
+    """Write a snapshot of the Hugging Face cache: links to files that are named for their hash."""
+    plain = write(instruct(folder / "plain"), {"chat_templates/a.jinja": TEMPLATE, "tokenizer.model": BINARY})
+    repository = folder / "models--org--name"
+    made = repository / "snapshots" / "0123abc"
+    (repository / "blobs").mkdir(parents=True)
+    for number, path in enumerate(sorted(path for path in plain.rglob("*") if path.is_file())):
+        blob = repository / "blobs" / f"{number:040x}"
+        path.rename(blob)
+        link = made / path.relative_to(plain)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    return made
+
+
+LAYOUTS: tuple[Callable[[Path], Path], ...] = (
+    *(instruct, templates, sentencepiece, gpt2, tiktoken, processors),
+    *(sentence_transformer, mistral, with_draft, documented, snapshot),
+)

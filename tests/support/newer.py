@@ -1,0 +1,50 @@
+"""Trees of manifests as the Ollamas of PRs 15735 and 16590 write them (blobstore/store/newer.py), made by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from blobstore.store import Store
+from support.stores import layer_by_hand
+
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+LIST = "application/vnd.ollama.manifest.list.v2+json"
+PLACE = "ollama.com/library/new/latest"
+"""Where the name ``new`` lies."""
+
+
+def manifest_of(store: Store, *blobs: bytes) -> dict[str, Any]:
+    """Write blobs and return the manifest that names them; the last is its config."""
+    *layers, config = (layer_by_hand(store, "x", data) for data in blobs)
+    return {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers, "runner": "mlx"}
+
+
+def written(store: Store, document: dict[str, Any]) -> str:
+    """Write a manifest as a blob and return its digest."""
+    raw = json.dumps(document).encode()
+    digest = hashlib.sha256(raw).hexdigest()
+    (store.root / "blobs").mkdir(parents=True, exist_ok=True)
+    (store.root / "blobs" / f"sha256-{digest}").write_bytes(raw)
+    return f"sha256:{digest}"
+
+
+def reference(store: Store, document: dict[str, Any]) -> dict[str, Any]:
+    """Write a manifest as a blob and return a list's reference to it."""
+    return {"mediaType": MANIFEST, "digest": written(store, document), "runner": "mlx", "format": "safetensors"}
+
+
+def list_of(*manifests: dict[str, Any]) -> dict[str, Any]:
+    """Return a list of manifests."""
+    return {"schemaVersion": 2, "mediaType": LIST, "manifests": list(manifests)}
+
+
+def linked(store: Store, document: dict[str, Any], place: str = PLACE) -> Path:
+    """Write a manifest's blob and the link to it, at that path below ``manifests-v2/``; return the link's path."""
+    blob = store.root / "blobs" / written(store, document).replace(":", "-")
+    path = store.root / "manifests-v2" / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(Path(*[".."] * len(Path(place).parts), "blobs", blob.name))
+    return path

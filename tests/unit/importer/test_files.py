@@ -1,0 +1,246 @@
+"""What lies beside a checkpoint's weights: what is kept, what is left out and why, within limits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.checkpoints import write_checkpoint
+from support.layouts import write
+
+import blobstore
+from blobstore.errors import NotFoundError, StorageError
+from blobstore.source import files
+from blobstore.source.files import OtherFiles, other_files
+from blobstore.store import Store
+
+OWN = {"model.safetensors", "config.json"}
+TRAINING = "training state"
+FORMAT = "weights in a format that is not read"
+
+
+def found(folder: Path) -> OtherFiles:
+    return other_files(folder, OWN)
+
+
+def kept(folder: Path) -> list[str]:
+    return [file.name for file in found(folder).kept]
+
+
+def reasons(folder: Path) -> dict[str, str]:
+    return {one.name: one.reason for one in found(folder).left_out}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("pytorch_model.bin", FORMAT),
+        ("pytorch_model-00001-of-00002.bin", FORMAT),
+        ("model.gguf", FORMAT),
+        ("onnx/model_q4.onnx", FORMAT),
+        ("onnx/model.onnx_data", FORMAT),
+        ("flax_model.msgpack", FORMAT),
+        ("tf_model.h5", FORMAT),
+        ("original/consolidated.00.pth", FORMAT),
+        ("coreml/x.mlpackage/", FORMAT),
+        ("optimizer.pt", TRAINING),
+        ("optimizer.safetensors", files.NOT_NAMED),
+        ("sub/optimizer.safetensors", TRAINING),
+        ("training_args.bin", TRAINING),
+        ("rng_state_0.pth", TRAINING),
+        ("checkpoint-500/", TRAINING),
+        ("runs/events.out.tfevents.1", TRAINING),
+        ("__pycache__/", "a cache"),
+        ("consolidated.safetensors", files.NOT_NAMED),
+        ("adapter_model.safetensors", files.NOT_NAMED),
+        (".git/", files.HIDDEN),
+        (".cache/", files.HIDDEN),
+        (".env", files.HIDDEN),
+        ("sub/.DS_Store", files.HIDDEN),
+        ("a:b", "its name can't be stored ('a:b' contains an invalid character)"),
+        ("a\\b", "its name can't be stored ('a\\\\b' contains an invalid character)"),
+    ],
+)
+def test_left_out_with_a_reason(folder: Path, name: str, reason: str) -> None:
+    write(folder, {f"{name}x.txt" if name.endswith("/") else name: "x"})
+    assert (kept(folder), reasons(folder)) == ([], {name: reason})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokenizer.model", "tokenizer.model.v3", "merges.txt", "vocab.txt", "qwen.tiktoken", "chat_template.jinja"),
+        *("README.md", "LICENSE", "modeling_x.py", "spiece.model", "x.npy", "a/b/c/d.png", "2_Dense/model.safetensors"),
+        *(
+            "1_Pooling/config.json",
+            "model.safetensors.index.json",
+            ".gitattributes",
+            "checkpoint-notes.md",
+            "scheduler/x.json",
+        ),
+    ],
+)
+def test_kept(folder: Path, name: str) -> None:
+    write(folder, {name: "x"})
+    assert (kept(folder), reasons(folder)) == ([name], {})
+
+
+def test_a_name_that_is_not_utf_8_is_left_out_and_can_be_said(folder: Path, store: Store) -> None:
+    (Path(os.fsdecode(os.fsencode(folder) + b"/\xff"))).write_bytes(b"x")
+    result = blobstore.import_model(folder, "m", store=store)
+    assert [one.name for one in result.coverage.left_out] == ["'\\udcff'"]
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _outside(path: Path) -> None:
+    path.symlink_to("/etc/hostname")
+
+
+def _beside(path: Path) -> None:
+    """Link to a folder whose name begins as the checkpoint's does."""
+    other = path.parent.parent / f"{path.parent.name}-other"
+    other.mkdir()
+    (other / "x").write_text("x")
+    path.symlink_to(other / "x")
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path.parent)
+
+
+OUT = "a link to a place outside of the checkpoint's folder"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(_fifo, "not a regular file"), (_outside, OUT), (_beside, OUT), (_loop, "a link to a folder")],
+)
+def test_what_is_no_file_of_the_folder(folder: Path, make: Callable[[Path], None], reason: str) -> None:
+    make(folder / "x.txt")
+    assert (kept(folder), reasons(folder)) == ([], {"x.txt": reason})
+
+
+def test_links_within_the_folder_are_followed(folder: Path) -> None:
+    write(folder, {"a/x.txt": "x"})
+    (folder / "y.txt").symlink_to("a/x.txt")
+    assert kept(folder) == ["a/x.txt", "y.txt"]
+
+
+def test_a_snapshot_may_link_into_its_repository_and_no_other(tmp_path: Path) -> None:
+    repository, other = tmp_path / "models--a--b", tmp_path / "models--c--d"
+    snapshot = write_checkpoint(repository / "snapshots" / "0123")
+    for one in (repository, other):
+        write(one, {"blobs/12ab": "x"})
+    (snapshot / "own.txt").symlink_to("../../blobs/12ab")
+    (snapshot / "others.txt").symlink_to("../../../models--c--d/blobs/12ab")
+    assert (kept(snapshot), reasons(snapshot)) == (["own.txt"], {"others.txt": OUT})
+
+
+def test_a_download_that_was_cut_off_is_an_error(tmp_path: Path, store: Store) -> None:
+    snapshot = write_checkpoint(tmp_path / "models--a--b" / "snapshots" / "0123")
+    (snapshot / "tokenizer.model").symlink_to("../../blobs/12ab")
+    with pytest.raises(NotFoundError, match=r"tokenizer\.model"):
+        blobstore.import_model(snapshot, "m", store=store)
+    assert not store.root.exists()
+
+
+def test_a_loop_of_links_is_an_error(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "x.txt").symlink_to("x.txt")
+    with pytest.raises(StorageError, match=r"x\.txt"):
+        found(folder)
+
+
+def test_deep_folders(folder: Path) -> None:
+    names = ["/".join([*"abcdefgh"[:depth], "x"]) for depth in range(9)]
+    write(folder, dict.fromkeys(["a/b/c/d/e/f/g/h/i/x", *names], "x"))
+    assert kept(folder) == sorted(names)
+    assert reasons(folder) == {"a/b/c/d/e/f/g/h/i/": "more than 8 folders deep"}
+
+
+def test_many_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_ENTRIES", 5)
+    write(folder, dict.fromkeys(("b/1", "b/2", "c/1", "c/2", "1", "2"), "x"))
+    assert kept(folder) == ["1", "2"]  # four entries of the folder, and no room for two more
+    assert list(reasons(folder)) == ["b/", "c/"]
+    write(folder, dict.fromkeys(("3", "4", "5", "6"), "x"))
+    assert kept(folder) == ["1", "2", "3", "4", "5"]
+    (left,) = found(folder).left_out
+    assert (left.name, left.count) == ("6 and what follows", 3)
+
+
+def test_large_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_FILE", 2**20)
+    monkeypatch.setattr(files, "MAX_BYTES", 2**30)
+    write(folder, {"a": b"x" * 2**20, "b": b"x" * (2**20 + 1)})
+    assert (kept(folder), reasons(folder)) == (["a"], {"b": "larger than 1 MiB"})
+    monkeypatch.setattr(files, "MAX_BYTES", 2**20 + 4)
+    write(folder, {"c/x": b"12345", "c/y": b"1234"})
+    assert kept(folder) == ["a", "c/y"]
+    assert reasons(folder)["c/x"].startswith("beyond the ")
+
+
+def test_a_store_in_the_folder_is_not_part_of_the_checkpoint(folder: Path) -> None:
+    for place in (folder / "models", folder):
+        store = blobstore.open_store(place)
+        one, other = (blobstore.import_model(folder, name, store=store) for name in ("one", "other"))
+        assert one.digest == other.digest
+    assert reasons(folder) == {
+        **dict.fromkeys(("blobs/", "manifests/", "models/blobs/", "models/manifests/"), files.STORE),
+        **dict.fromkeys((".blobstore/", "models/.blobstore/"), files.HIDDEN),
+    }
+
+
+def test_a_folder_that_can_not_be_listed_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, {"lost+found/x": "x", "a": "x"})
+    scandir = os.scandir
+
+    def refusing(path: Path) -> Any:
+        if Path(path).name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert (kept(folder), reasons(folder)) == (["a"], {"lost+found/": "can't be listed (permission denied)"})
+
+
+NAMES = st.sampled_from(
+    ["a", "b.txt", "c.bin", ".d", "e:f", "config.json", "model.safetensors", "checkpoint-1", "blobs", "g"]
+)
+
+
+@given(st.sets(st.lists(NAMES, min_size=1, max_size=4).map("/".join), max_size=12))
+def test_every_file_is_kept_or_left_out_once(paths: set[str]) -> None:
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        for name in sorted(paths):
+            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
+                write(folder, {name: "x"})
+        everything = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        own = everything & OWN
+        seen = other_files(folder, own)
+        names = [*(file.name for file in seen.kept), *(one.name for one in seen.left_out)]
+        assert len(names) == len(set(names))
+        for name in everything - own:
+            assert sum(name == one or (one.endswith("/") and name.startswith(one)) for one in names) == 1
+
+
+def test_a_bare_file_has_no_folder(folder: Path) -> None:
+    write(folder, {"README.md": "x"})
+    coverage = blobstore.plan_import(folder / "model.safetensors").coverage
+    assert (coverage.files.source, coverage.files.stored, coverage.left_out) == (1, 1, ())

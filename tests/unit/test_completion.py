@@ -1,0 +1,153 @@
+"""Completion: what the last word of a command line may be, and the script of bash as a real bash runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+from hypothesis import given
+from hypothesis import strategies as st
+from support.checkpoints import write_checkpoint
+
+import blobstore
+from blobstore.cli import app, run
+from blobstore.cli.completion import Answers, answers_for, words_of
+from blobstore.store import Store
+
+ROOT = typer.main.get_command(app)
+STORED = {None: ["qwen3:int4", "qwen3:int8", "gemma:latest"], "other": ["there:latest"]}
+TYPES = ["int4", "int8", "nvfp4", "mxfp4", "mxfp8"]
+
+
+def answers(line: str) -> Answers:
+    return answers_for(ROOT, words_of(line)[1:], lambda store: STORED[store])
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "files"),
+    [
+        ("blobstore im", ["import"], False),
+        ("blobstore show ", ["qwen3:int4", "qwen3:int8", "gemma:latest"], False),
+        ("blobstore show q", ["qwen3:int4", "qwen3:int8"], False),
+        ("blobstore show qwen3:int4", ["qwen3:int4"], False),
+        ("blobstore show 'qwen3:", ["qwen3:int4", "qwen3:int8"], False),
+        ("blobstore show qwen3:int4 ", [], False),
+        ("blobstore show --tensors g", ["gemma:latest"], False),
+        ("blobstore rm gemma qwen3 g", ["gemma:latest"], False),
+        ("blobstore rm -- g", ["gemma:latest"], False),
+        ("blobstore diff gemma q", ["qwen3:int4", "qwen3:int8"], False),
+        ("blobstore show --store other ", ["there:latest"], False),
+        ("blobstore show --store=other ", ["there:latest"], False),
+        ("blobstore inspect g", ["gemma:latest"], True),
+        ("blobstore import ", [], True),
+        ("blobstore import folder q", ["qwen3:int4", "qwen3:int8"], False),
+        ("blobstore import --quant ", TYPES, False),
+        ("blobstore import --quant mx", ["mxfp4", "mxfp8"], False),
+        ("blobstore import --quant=mx", ["--quant=mxfp4", "--quant=mxfp8"], False),
+        ("blobstore import folder --method ", ["minmax", "search"], False),
+        ("blobstore import --jobs ", [], False),
+        ("blobstore import --policy ", [], True),
+        ("blobstore import --policy=", [], True),
+        ("blobstore import --verify", ["--verify-reuse"], False),
+        ("blobstore import -- --verify", [], True),
+        ("blobstore list --sort ", ["name", "time", "size"], False),
+        ("blobstore export qwen3:int4 ", [], True),
+        ("blobstore quality qwen3:int4 --against ", [], True),
+        ("blobstore completion ", ["bash", "zsh", "fish"], False),
+        ("blobstore metadata ", ["get", "set", "rm"], False),
+        ("blobstore metadata get ", [], True),
+        ("blobstore nonsense ", [], False),
+        ("blobstore --vers", ["--version"], False),
+        ("blobstore nonsense --", ["--help"], False),
+        ("blobstore show --nonsense=", [], False),
+    ],
+)
+def test_what_a_word_may_be(line: str, words: list[str], files: bool) -> None:
+    found = answers(line)
+    assert ([word for word, _ in found.words], found.files) == (words, files)
+
+
+WORD = st.one_of(st.sampled_from(["import", "show", "metadata", "--quant", "--store", "--quant=", "--", "-", ""]), st.text())
+
+
+@given(st.lists(WORD, min_size=1, max_size=6))
+def test_every_answer_begins_as_the_word_does(words: list[str]) -> None:
+    found = answers_for(ROOT, words, lambda _: STORED[None])
+    assert all(word.startswith(words[-1]) for word, _ in found.words)
+
+
+@given(st.text())
+def test_every_line_has_words(line: str) -> None:
+    assert isinstance(words_of(line), list)
+
+
+def test_commands_and_options_say_what_they_mean() -> None:
+    found = dict(answers("blobstore ").words)
+    assert found["list"] == "List the models of the store, the newest first."
+    assert {"ls", "complete"} & found.keys() == set()
+    assert dict(answers("blobstore show --").words)["--tensors"] == "List the tensors as well."
+
+
+def test_every_option_that_takes_a_value_says_which() -> None:
+    """Completion is made from metavars, so each has one."""
+    for name in ROOT.commands:
+        for parameter in ROOT.commands[name].params:
+            assert parameter.metavar or parameter.is_flag, (name, parameter.name)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("a b", ["a", "b"]),
+        ("a b ", ["a", "b", ""]),
+        ("a 'b c", ["a", "b c"]),
+        ('a "b ', ["a", "b "]),
+        ("a b\\ c", ["a", "b c"]),
+        ("a #b", ["a", "#b"]),
+        ("", []),
+    ],
+)
+def test_words_of_a_line(line: str, words: list[str]) -> None:
+    assert words_of(line) == words
+
+
+def test_a_store_that_can_not_be_read_completes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["complete", "--", "show", "--store", str(tmp_path / "no"), ""]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_shell_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", "tcsh"]) == 2
+    assert capsys.readouterr().err == "Error: no completion for 'tcsh'\nHint: Use one of: bash, zsh, fish.\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "replies"),
+    [
+        ("blobstore sho", ["show"]),
+        ("blobstore show tin", ["tiny:int4", "tiny:latest"]),
+        ("blobstore show tiny:i", ["int4"]),
+        ("blobstore plan x --quant=mxfp4", ["mxfp4"]),
+        ("blobstore import ", []),
+        ("blobstore show tiny:nothing", []),
+    ],
+)
+def test_bash(store: Store, tmp_path: Path, line: str, replies: list[str]) -> None:
+    """Readline replaces what is after the last ``:`` or ``=``, so that is what a reply has to be."""
+    for quant in ("int4", None):
+        blobstore.import_model(write_checkpoint(tmp_path / "tiny"), store=store, quant=quant)
+    (tmp_path / "blobstore").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m blobstore "$@"\n')
+    (tmp_path / "blobstore").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "OLLAMA_MODELS": str(store.root)}
+    script = (
+        'source <(blobstore completion bash); COMP_LINE=$1; COMP_POINT=${#1}; _blobstore blobstore; echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script, "bash", line], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == replies
+    assert done.stderr == ""

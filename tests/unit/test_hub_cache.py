@@ -1,0 +1,116 @@
+"""The Hugging Face cache as a source: its folders of links, which snapshot counts, and the name of the model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.checkpoints import write_checkpoint
+
+import blobstore
+from blobstore.errors import BlobStoreError, NotFoundError, UnsupportedSourceError
+from blobstore.importer import default_name, plan_import, read_inventory
+from blobstore.source.hub_cache import snapshot_in
+from blobstore.store import Store
+
+COMMIT, OTHER = "c1899de289a04d12100db370d81485cdf75e47ca", "1" * 40
+
+
+def write_snapshot(repository: Path, commit: str, tmp_path: Path) -> Path:
+    """Write a snapshot as huggingface_hub does it: links to ``../../blobs``, which are named for their hash."""
+    snapshot, blobs = repository / "snapshots" / commit, repository / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir(exist_ok=True)
+    for number, file in enumerate(sorted(write_checkpoint(tmp_path / commit).iterdir())):
+        file.rename(blobs / f"{commit}{number}")
+        (snapshot / file.name).symlink_to(Path("..", "..", "blobs", f"{commit}{number}"))
+    return snapshot
+
+
+def write_ref(repository: Path, commit: str | bytes) -> None:
+    (repository / "refs").mkdir(exist_ok=True)
+    (repository / "refs" / "main").write_bytes(commit if isinstance(commit, bytes) else commit.encode())
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """The cache's folder of a repository, empty."""
+    return tmp_path / "hub" / "models--Qwen--Qwen3-0.6B"
+
+
+def test_a_snapshot_is_imported_under_the_repositorys_name(store: Store, tmp_path: Path, repository: Path) -> None:
+    snapshot = write_snapshot(repository, COMMIT, tmp_path)
+    result = blobstore.import_model(snapshot, store=store, quant="int4")
+    assert str(result.name) == "Qwen3-0.6B:int4"
+    with blobstore.open_model("Qwen3-0.6B:int4", store=store, verify=True) as model:
+        assert model.documents() == ["config.json", "blobstore.json"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("models--gpt2", "gpt2:latest"), ("models--a--b-c", "b-c:latest"), ("datasets--a--b", f"{COMMIT}:latest")],
+)
+def test_names(tmp_path: Path, folder: str, name: str) -> None:
+    snapshot = write_snapshot(tmp_path / folder, COMMIT, tmp_path)
+    assert str(default_name(plan_import(snapshot))) == name
+
+
+def test_the_name_of_the_current_folder(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_snapshot(repository, COMMIT, tmp_path))
+    assert str(default_name(plan_import("."))) == "Qwen3-0.6B:latest"
+
+
+def test_the_snapshot_that_main_names(tmp_path: Path, repository: Path) -> None:
+    snapshot = write_snapshot(repository, COMMIT, tmp_path)
+    write_snapshot(repository, OTHER, tmp_path)
+    write_ref(repository, COMMIT)
+    assert read_inventory(repository).path == str(snapshot)
+    assert str(default_name(plan_import(repository))) == "Qwen3-0.6B:latest"
+    assert len(blobstore.inspect(repository).files) == 1
+
+
+def test_the_only_snapshot(tmp_path: Path, repository: Path) -> None:
+    assert snapshot_in(write_snapshot(repository, COMMIT, tmp_path).parent.parent) == repository / "snapshots" / COMMIT
+
+
+def test_several_snapshots_and_no_main(tmp_path: Path, repository: Path) -> None:
+    found = [write_snapshot(repository, commit, tmp_path) for commit in (OTHER, COMMIT)]
+    with pytest.raises(UnsupportedSourceError, match="has 2 snapshots, and no refs/main") as caught:
+        read_inventory(repository)
+    assert caught.value.hint == f"Give one of them: {found[0]}, {found[1]}"
+
+
+def test_a_main_whose_snapshot_is_missing(tmp_path: Path, repository: Path) -> None:
+    found = write_snapshot(repository, OTHER, tmp_path)
+    write_ref(repository, COMMIT)
+    with pytest.raises(NotFoundError, match=f"the snapshot {COMMIT}, which is missing") as caught:
+        read_inventory(repository)
+    assert caught.value.hint == f"Give one of them: {found}"
+
+
+@pytest.mark.parametrize("ref", [b"", b"../../..", b"/etc", b"a/b", b"\xff", b"x" * 2000, b"a\nb"])
+def test_a_main_that_is_no_commit(tmp_path: Path, repository: Path, ref: bytes) -> None:
+    write_snapshot(repository, COMMIT, tmp_path)
+    write_ref(repository, ref)
+    with pytest.raises(BlobStoreError):
+        read_inventory(repository)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_main_that_is_no_file(tmp_path: Path, repository: Path, make: object) -> None:
+    write_snapshot(repository, COMMIT, tmp_path)
+    (repository / "refs").mkdir()
+    make(repository / "refs" / "main")  # type: ignore[operator]
+    with pytest.raises(BlobStoreError):
+        read_inventory(repository)
+
+
+def test_a_repository_without_snapshots(repository: Path) -> None:
+    (repository / "snapshots").mkdir(parents=True)
+    with pytest.raises(NotFoundError, match="has no snapshot"):
+        read_inventory(repository)
+
+
+def test_another_folder_of_that_name(tmp_path: Path) -> None:
+    assert len(read_inventory(write_checkpoint(tmp_path / "models--a--b")).files) == 1

@@ -1,0 +1,127 @@
+"""Sets of weights: which files of a folder are a checkpoint's, by the names that loaders know."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.arrays import bits
+from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors
+
+import blobstore
+from blobstore.errors import NotFoundError, UnsupportedSourceError
+from blobstore.importer import read_inventory
+from blobstore.source.shards import set_of, weight_sets
+from blobstore.store import Store
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("model.safetensors", "model"),
+        ("model-00001-of-00002.safetensors", "model"),
+        ("model-extra.safetensors", "model"),
+        ("model.safetensors.index.json", "model"),
+        ("model.fp16.safetensors", "model.fp16"),
+        ("model.fp16-00001-of-00002.safetensors", "model.fp16"),
+        ("model-00001-of-00002.fp16.safetensors", "model.fp16"),
+        ("model.safetensors.index.fp16.json", "model.fp16"),
+        ("diffusion_pytorch_model.non_ema.safetensors", "diffusion_pytorch_model.non_ema"),
+        ("diffusion_pytorch_model-00001-of-00003.safetensors", "diffusion_pytorch_model"),
+        ("consolidated-00001-of-00039.safetensors", "consolidated"),
+        ("adapter_model.safetensors", None),
+        ("models.safetensors", None),
+        ("model.gguf", None),
+        ("model.json", None),
+        ("model.safetensors.index.a.b.json", None),
+    ],
+)
+def test_the_set_of_a_file(name: str, expected: str | None) -> None:
+    assert set_of(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], []),
+        (["model.fp16.safetensors", "model.safetensors", "consolidated.safetensors"], ["model"]),
+        (["model.fp16.safetensors", "other.safetensors"], ["model.fp16"]),
+        (["model.bf16.safetensors", "model.fp16.safetensors"], ["model.bf16", "model.fp16"]),
+        (["diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.safetensors"], ["diffusion_pytorch_model"]),
+        (["consolidated.safetensors", "model.fp16.safetensors"], ["consolidated", "model.fp16"]),
+    ],
+)
+def test_which_sets_count(names: list[str], expected: list[str]) -> None:
+    assert [found.name for found in weight_sets(names)] == expected
+
+
+def write(folder: Path, *names: str, index: str | None = None) -> Path:
+    """Write a checkpoint whose tensors are dealt out to files of these names, with an index of that name."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    places = {tensor: names[number % len(names)] for number, tensor in enumerate(small_tensors())}
+    for name in names:
+        held = {tensor: array for tensor, array in small_tensors().items() if places[tensor] == name}
+        (folder / name).write_bytes(safetensors_bytes(held))
+    if index is not None:
+        (folder / index).write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "index"),
+    [
+        (["model.fp16.safetensors"], None),
+        (["consolidated.safetensors"], None),
+        (["diffusion_pytorch_model.safetensors"], None),
+        (["diffusion_pytorch_model.fp16.safetensors"], None),
+        (["model.fp16-00001-of-00002.safetensors", "model.fp16-00002-of-00002.safetensors"], None),
+        (
+            ["model.fp16-00001-of-00002.safetensors", "model.fp16-00002-of-00002.safetensors"],
+            "model.safetensors.index.fp16.json",
+        ),
+        (
+            ["diffusion_pytorch_model-00001-of-00002.safetensors", "diffusion_pytorch_model-00002-of-00002.safetensors"],
+            "diffusion_pytorch_model.safetensors.index.json",
+        ),
+    ],
+)
+def test_the_only_weights_are_imported(store: Store, tmp_path: Path, names: list[str], index: str | None) -> None:
+    source = write(tmp_path / "m", *names, index=index)
+    (source / "adapter.safetensors").write_bytes(safetensors_bytes({"other": normal("o", 3)}))
+    assert [one.name for one in read_inventory(source).left_out] == ["adapter.safetensors"]
+    blobstore.import_model(source, "m", store=store)
+    with blobstore.open_model("m", store=store, verify=True) as model:
+        assert {name: bits(tensor.numpy()) for name, tensor in model.items()} == {
+            name: bits(array) for name, array in small_tensors().items()
+        }
+        assert model.documents() == ["config.json", "blobstore.json"]
+    assert blobstore.inspect(source).parameters == sum(array.size for array in small_tensors().values())
+
+
+def test_several_sets_are_offered(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", "model.bf16.safetensors")
+    write(folder, "model.fp16-00001-of-00001.safetensors", index="model.safetensors.index.fp16.json")
+    with pytest.raises(UnsupportedSourceError, match=r"several sets of weights: model\.bf16, model\.fp16") as caught:
+        read_inventory(folder)
+    offered = [folder / "model.bf16.safetensors", folder / "model.safetensors.index.fp16.json"]
+    assert caught.value.hint == f"Import one of them: {offered[0]} or {offered[1]}"
+    for target in offered:
+        assert len(read_inventory(target).tensors) == len(small_tensors())
+    assert read_inventory(offered[1]).config is not None
+
+
+def test_a_variant_may_hold_what_the_index_names(tmp_path: Path) -> None:
+    """Another file with a tensor of the index is an error; the same model in another dtype is not."""
+    shards = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    folder = write(tmp_path / "m", *shards, index="model.safetensors.index.json")
+    write(folder, "model.fp16.safetensors")
+    assert [file.name for file in read_inventory(folder).files] == list(shards)
+    assert [one.name for one in read_inventory(folder).left_out] == ["model.fp16.safetensors"]
+
+
+def test_a_missing_shard_of_a_variant(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", "model.fp16-00001-of-00002.safetensors")
+    with pytest.raises(NotFoundError, match=r"model\.fp16-00002-of-00002\.safetensors is missing"):
+        read_inventory(folder)
