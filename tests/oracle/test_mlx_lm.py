@@ -20,7 +20,7 @@ from blobstore.cli import run
 from blobstore.errors import NotFoundError, UnsupportedSourceError
 from blobstore.store import Store
 
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
+sys.path.append(str(ROOT / "tests" / "bench"))
 from perplexity import perplexity  # a program, not a package
 
 TOKENS = mx.array(np.load(PYCODE / "heldout_ids.npy")[:24].astype(np.int32)[None])
