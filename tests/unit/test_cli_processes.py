@@ -146,7 +146,7 @@ def test_no_color_is_honoured(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import os, signal, threading
+import os, signal, threading, time
 from blobstore.importer.writing import write
 from blobstore.cli import main
 seen, done = threading.Event(), []
@@ -159,6 +159,7 @@ def make(*arguments):
         os.kill(os.getpid(), signal.SIGINT)
     if len(done) >= 3:
         seen.wait()
+        time.sleep(0.1)  # the 250 parts that are left take longer than the main thread to end them, on a busy machine too
     return real(*arguments)
 signal.signal(signal.SIGINT, interrupt)
 write.RunMaker.make, real = make, write.RunMaker.make
