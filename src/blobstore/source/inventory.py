@@ -8,6 +8,7 @@ names; without one ``model.safetensors`` or ``model-*.safetensors``, both togeth
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +37,17 @@ from blobstore.source.files import OTHER_WEIGHTS, KeptFile, OtherFiles, other_fi
 from blobstore.source.folders import LocalFolder
 from blobstore.source.hub import absent, refuse_remote
 from blobstore.source.hub_cache import snapshot_in
-from blobstore.source.shards import SUFFIX, WeightSet, check_complete, check_index, is_index, read_index, set_of, weight_sets
+from blobstore.source.shards import (
+    SUFFIX,
+    WeightSet,
+    check_complete,
+    check_index,
+    folder_with_weights,
+    is_index,
+    read_index,
+    set_of,
+    weight_sets,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +189,8 @@ def _weights_hint(folder: LocalFolder, names: list[str]) -> str | None:
         return f"Import the file itself: {folder.place(files[0])}"
     if others := [name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)]:
         return f"{others[0]} is not safetensors: convert it first."
+    if (inner := folder_with_weights(folder.path)) is not None:
+        return f"A folder in it has some: {shlex.join(('blobstore', 'import', str(inner)))}"
     return None
 
 
