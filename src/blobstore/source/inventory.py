@@ -23,10 +23,12 @@ from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
     DocumentError,
+    HeaderError,
     InvalidNameError,
     NotFoundError,
     StorageError,
     UnsupportedSourceError,
+    UsageError,
     quoted,
 )
 from blobstore.names import file_name
@@ -111,9 +113,11 @@ def read_inventory(source: str | os.PathLike[str], *, without: Path | None = Non
     its snapshot.
 
     Raises: NotFoundError (no such path, no weights, a shard that is missing, a link to nothing), HeaderError, DocumentError
-    (config.json, index), CorruptDataError (index and shards disagree), UnsupportedSourceError (an address, an adapter,
-    several sets of weights, both single file and shards), LimitExceededError, StorageError.
+    (config.json, index), CorruptDataError (index and shards disagree), UnsupportedSourceError (an adapter, several sets of
+    weights, both single file and shards), UsageError (an address, an empty path), LimitExceededError, StorageError.
     """
+    if not os.fspath(source):
+        raise UsageError("the source is empty", hint="Is a variable unset?")
     refuse_remote(os.fspath(source))
     path = Path(source)
     try:
@@ -127,7 +131,12 @@ def read_inventory(source: str | os.PathLike[str], *, without: Path | None = Non
     folder = LocalFolder(path.parent)
     if is_index(path.name):
         return _read_folder(folder, without, WeightSet(path.name, index=path.name))
-    file, header = _read_file(folder, path.name)
+    try:
+        file, header = _read_file(folder, path.name)
+    except HeaderError as error:
+        if path.suffix != SUFFIX:
+            error.hint = f"A checkpoint is a {SUFFIX} file, or a folder with such files in it."
+        raise
     if adapter_among([path.name]) or are_adapters(header.tensors):
         raise adapter_error(str(path))
     return Inventory(str(path), (file,), _tensors([(file, header)]), {}, None)
