@@ -125,6 +125,16 @@ def test_a_store_is_required_by_the_library_too(tmp_path: Path) -> None:
     open_store(tmp_path).require()
 
 
+@pytest.mark.parametrize("inside", ["models", "documents"])
+def test_a_folder_of_something_else_is_not_a_store(answer: Answer, tmp_path: Path, inside: str) -> None:
+    (tmp_path / "home" / inside / "manifests").mkdir(parents=True)
+    for command in ("list", "verify"):
+        code, _, error = answer(command, "--store", tmp_path / "home")
+        assert code == 1
+        assert f"Error: there is no store at {tmp_path}/home: the folder contains neither blobs nor manifests\n" in error
+        assert (f"Hint: Did you mean {tmp_path}/home/models?" in error) == (inside == "models")
+
+
 # The order of a list
 
 
@@ -345,3 +355,21 @@ def test_a_tag_and_a_source_that_is_quantized(store: Store, tmp_path: Path) -> N
     blobstore.import_model(tmp_path / "out", "y:int4", store=store)
     with pytest.raises(UsageError, match="will be int4"):
         blobstore.import_model(tmp_path / "out", "y:mxfp4", store=store)
+
+
+def test_an_empty_source_is_not_the_current_folder(answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_checkpoint(tmp_path / "m"))
+    assert answer("plan", "") == (2, "", "Error: the source is empty\nHint: Is a variable unset?\n")
+
+
+def test_a_file_that_is_not_safetensors(answer: Answer, tmp_path: Path) -> None:
+    code, _, error = answer("plan", write_checkpoint(tmp_path / "m") / "config.json")
+    assert code == 1
+    assert error.endswith("\nHint: A checkpoint is a .safetensors file, or a folder with such files in it.\n")
+
+
+def test_a_file_with_the_name_of_our_record(answer: Answer, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "m")
+    (source / "blobstore.json").write_text("{}")
+    expected = f"Error: {source} contains a file named blobstore.json, the name of blobstore's own record\n"
+    assert answer("plan", source) == (1, "", f"{expected}Hint: Rename the file, or move it away.\n")

@@ -30,14 +30,15 @@ def model(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stor
 def test_each_command_says_how_the_store_spells_a_name(
     model: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for line, name in (
-        (["import", str(tmp_path / "s"), "QWEN:INT4", "--quant", "int4"], "Qwen:Int4"),
-        (["show", "qwen:int4"], "Qwen:Int4"),
-        (["cp", "qwen:int4", "qwen:Other"], "Qwen:Other"),
-        (["mv", "qwen:other", "QWEN:new"], "Qwen:new"),
+    for line, name, source in (
+        (["import", str(tmp_path / "s"), "QWEN:INT4", "--quant", "int4"], "Qwen:Int4", None),
+        (["show", "qwen:int4"], "Qwen:Int4", None),
+        (["cp", "qwen:int4", "qwen:Other"], "Qwen:Other", "Qwen:Int4"),
+        (["mv", "qwen:other", "QWEN:new"], "Qwen:new", "Qwen:Other"),
     ):
         assert run([*line, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["name"] == name
+        printed = json.loads(capsys.readouterr().out)
+        assert (printed["name"], printed.get("source")) == (name, source)
     assert run(["rm", "qwen:int4", "QWEN:INT4", "qwen:NEW", "--json"]) == 0
     assert [removal["name"] for removal in json.loads(capsys.readouterr().out)] == ["Qwen:Int4", "Qwen:new"]
     assert list(model.models()) == []
@@ -70,3 +71,15 @@ def test_an_import_that_a_newer_ollama_will_not_see_warns(model: Store, tmp_path
     assert done.returncode == 0
     assert done.stderr == "a newer Ollama has its own New:latest, in manifests-v2/: it will not read this one\n"
     assert done.stdout.startswith("New:latest")
+
+
+def test_models_are_shown_where_those_of_newer_ollamas_can_not_be_read(
+    model: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model.root / "manifests-v2").symlink_to("nothing")
+    for line in (["list"], ["show", "qwen:int4"]):
+        assert run(line) == 0
+        out, err = capsys.readouterr()
+        assert "Qwen:Int4" in out
+        assert err.startswith(f"Note: the models of newer Ollamas are unknown: {model.root}/manifests-v2 is a symbolic link")
+    assert run(["prune"]) == 1

@@ -9,7 +9,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 
 import blobstore
-from blobstore.errors import BlobStoreError, NotFoundError, UnsupportedSourceError
+from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UnsupportedSourceError
 from blobstore.importer import default_name, plan_import, read_inventory
 from blobstore.source.hub_cache import snapshot_in
 from blobstore.store import Store
@@ -114,3 +114,27 @@ def test_a_repository_without_snapshots(repository: Path) -> None:
 
 def test_another_folder_of_that_name(tmp_path: Path) -> None:
     assert len(read_inventory(write_checkpoint(tmp_path / "models--a--b")).files) == 1
+
+
+def test_a_download_that_was_cut_off(tmp_path: Path, repository: Path) -> None:
+    snapshot = write_snapshot(repository, COMMIT, tmp_path)
+    for name in ("tokenizer.json", "tokenizer.model"):
+        (snapshot / name).symlink_to("../../blobs/1")
+        with pytest.raises(NotFoundError, match=rf"{name} is a link to \.\./\.\./blobs/1, which is missing") as caught:
+            read_inventory(snapshot)
+        assert caught.value.hint == "If it is in the Hugging Face cache: download the model again."
+        (snapshot / name).unlink()
+
+
+def test_a_loop_of_links_is_named(tmp_path: Path, repository: Path) -> None:
+    snapshot = write_snapshot(repository, COMMIT, tmp_path)
+    (snapshot / "loop").symlink_to("loop")
+    with pytest.raises(StorageError, match=r"loop: too many levels of symbolic links"):
+        read_inventory(snapshot)
+
+
+def test_a_folder_of_folders_names_one_that_has_weights(tmp_path: Path, repository: Path) -> None:
+    snapshot = write_snapshot(repository, COMMIT, tmp_path)
+    with pytest.raises(NotFoundError, match="no weights in") as caught:
+        read_inventory(snapshot.parent)
+    assert caught.value.hint == f"A folder in it has some: blobstore import {snapshot}"

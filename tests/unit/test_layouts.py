@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 from support import ROOT
-from support.layouts import BINARY, LAYOUTS, documented, instruct, model, save, sentence_transformer, with_draft, write
+from support.layouts import (
+    BINARY,
+    LAYOUTS,
+    documented,
+    instruct,
+    model,
+    save,
+    sentence_transformer,
+    sentencepiece,
+    tiktoken,
+    with_draft,
+    write,
+)
 
 import blobstore
 from blobstore.care.diff import diff_models
@@ -20,6 +32,7 @@ from blobstore.care.verify import verify
 from blobstore.documents import FILE_MEDIA_TYPE, Descriptor
 from blobstore.errors import DigestMismatchError, NotFoundError, UnsupportedSourceError
 from blobstore.inspection.covered import stored_coverage
+from blobstore.inspection.models import describe, summarize
 from blobstore.names import ModelName
 from blobstore.store import Store
 
@@ -133,6 +146,27 @@ def test_a_modelfile_of_the_source_keeps_its_name(store: Store, tmp_path: Path) 
     assert (tmp_path / "out" / "Modelfile").read_bytes() == (source / "Modelfile").read_bytes()
     assert "SYSTEM Be brief." in (tmp_path / "out" / "Modelfile.blobstore").read_text()
     assert result.notes == ("Modelfile is the source's; what the model has beside its weights is in 'Modelfile.blobstore'",)
+
+
+def test_the_modelfiles_of_exports_do_not_meet(store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(documented(tmp_path / "in"), "m", store=store, system="Be brief.")
+    blobstore.export_model("m", tmp_path / "one", store=store)
+    blobstore.import_model(tmp_path / "one", "n", store=store, modelfile=tmp_path / "one" / "Modelfile.blobstore")
+    blobstore.export_model("n", tmp_path / "two", store=store)
+    assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
+    blobstore.import_model(tmp_path / "two", "o", store=store, system="Be long.")
+    result = blobstore.export_model("o", tmp_path / "three", store=store)
+    assert "SYSTEM Be long." in (tmp_path / "three" / "Modelfile.blobstore-2").read_text()
+    assert result.notes[0].endswith("'Modelfile.blobstore-2'")
+
+
+@pytest.mark.parametrize("layout", [instruct, sentencepiece, tiktoken])
+def test_an_import_and_show_agree_on_where_a_model_runs(
+    store: Store, tmp_path: Path, layout: Callable[[Path], Path]
+) -> None:
+    result = blobstore.import_model(layout(tmp_path / "in"), M, store=store)
+    manifest = store.manifest(M)
+    assert describe(store, manifest, summarize(store, M, manifest).tensors).runs_in == result.runs_in
 
 
 def test_a_modelfile_that_an_export_made_is_not_made_twice(store: Store, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Sample:
         """Return the sample that ``n/t`` names. Raises: UsageError unless 1 <= n <= t."""
         match = _PART.fullmatch(text)
         if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
-            raise UsageError(f"no part: {text!r}", hint="Write it as n/t, such as 1/7: the first of seven parts.")
+            raise UsageError(f"invalid part {text!r}", hint="Write it as n/t, such as 1/7: the first of seven parts.")
         return cls(int(match["number"]), int(match["count"]))
 
     def has(self, digest: Digest) -> bool:

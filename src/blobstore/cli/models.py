@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +30,7 @@ from blobstore.cli.output import (
     size,
     store_at,
 )
-from blobstore.errors import UsageError
+from blobstore.errors import StorageError, UsageError
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
@@ -71,9 +71,19 @@ def list_(sort: Sort = "time", store: StoreOption = None, as_json: JsonOption = 
     else:
         rows = [_list_row(model) if isinstance(model, ListedModel) else _broken_row(model) for model in models]
         show_table(("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"), rows)
-    if newer := opened.newer.names():
-        names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
-        note(f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, not listed here: {names}")
+    with _unreadable_is_noted():
+        if newer := opened.newer.names():
+            names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
+            note(f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, not listed here: {names}")
+
+
+@contextmanager
+def _unreadable_is_noted() -> Iterator[None]:
+    """Print a note if manifests-v2/ can't be read: the models of this store can be shown all the same."""
+    try:
+        yield
+    except StorageError as error:
+        note(f"the models of newer Ollamas are unknown: {error.message}")
 
 
 def _by_time(model: ListedModel | BrokenModel) -> tuple[float, ModelName]:
@@ -152,8 +162,9 @@ def show(
     summary = summarize(opened, full, manifest)
     details = describe(opened, manifest, summary.tensors)
     covered = stored_coverage(opened, manifest) if coverage else None
-    if opened.newer.has(full):
-        note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
+    with _unreadable_is_noted():
+        if opened.newer.has(full):
+            note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
     if as_json:
         extra = {"coverage": coverage_document(covered)} if covered is not None else {}
         show_json({**_show_document(summary, details), **extra})
@@ -260,8 +271,10 @@ def cp(
     as_json: JsonOption = False,
 ) -> None:
     """Give a model a second name; its blobs are shared."""
-    old, new = ModelName.parse(source), ModelName.parse(target)
-    new = store_at(store, wait).copy(old, new)
+    asked, wanted = ModelName.parse(source), ModelName.parse(target)
+    opened = store_at(store, wait)
+    old = opened.find(asked)
+    new = opened.copy(asked, wanted)
     if as_json:
         show_json({"source": str(old), "name": str(new)})
     else:
@@ -277,8 +290,10 @@ def mv(
     as_json: JsonOption = False,
 ) -> None:
     """Give a model another name."""
-    old, new = ModelName.parse(source), ModelName.parse(target)
-    new = store_at(store, wait).move(old, new, replace=force)
+    asked, wanted = ModelName.parse(source), ModelName.parse(target)
+    opened = store_at(store, wait)
+    old = opened.find(asked)
+    new = opened.move(asked, wanted, replace=force)
     if as_json:
         show_json({"source": str(old), "name": str(new)})
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from blobstore.source.shards import MAX_INDEX
 from blobstore.strictjson import parse_object
 
 MADE_MODELFILE = "Modelfile.blobstore"
-"""The name of the Modelfile that an export makes, where the source had one of its own."""
+"""The name of the Modelfile that an export makes, where the source had one of its own; of the next one with ``-2``."""
 
 
 def with_files(plan: ExportPlan, files: Sequence[StoredFile], folders: Collection[str], *, same_weights: bool) -> ExportPlan:
@@ -33,10 +34,8 @@ def with_files(plan: ExportPlan, files: Sequence[StoredFile], folders: Collectio
         if path in indexes:
             plan = _with_index(plan, file, same_weights=same_weights)
             continue
-        if path == texts.NAME:
-            plan = _beside_modelfile(plan, file)
         copies.append(_copy(file))
-    return plan + ExportPlan((), tuple(copies), ())
+    return _beside_modelfile(plan, files) + ExportPlan((), tuple(copies), ())
 
 
 def _checked(name: str) -> str:
@@ -64,14 +63,26 @@ def _weight_map(raw: bytes) -> Any:
     return parse_object(raw, INDEX_NAME, rule="I1", limit=MAX_INDEX).get("weight_map")
 
 
-def _beside_modelfile(plan: ExportPlan, file: StoredFile) -> ExportPlan:
+def _beside_modelfile(plan: ExportPlan, files: Sequence[StoredFile]) -> ExportPlan:
     """Return the plan with room for the source's Modelfile: one that says something else gets another name."""
     made = next((one for one in plan.documents if one.path == texts.NAME), None)
     if not isinstance(made, PlannedDocument):
         return plan
+    theirs = {file.name: file.blob for file in files}
+    path = next(name for name in _modelfile_names() if name not in theirs or theirs[name].read() == made.data)
     others = tuple(one for one in plan.documents if one is not made)
-    if made.data == file.blob.read():
-        return replace(plan, documents=others)
-    renamed = (*others, replace(made, path=MADE_MODELFILE))
-    note = f"{texts.NAME} is the source's; what the model has beside its weights is in {quoted(MADE_MODELFILE)}"
-    return replace(plan, documents=renamed, notes=(*plan.notes, note))
+    if path in theirs:
+        plan = replace(plan, documents=others)
+    elif path != texts.NAME:
+        plan = replace(plan, documents=(*others, replace(made, path=path)))
+    if path == texts.NAME:
+        return plan
+    note = f"{texts.NAME} is the source's; what the model has beside its weights is in {quoted(path)}"
+    return replace(plan, notes=(*plan.notes, note))
+
+
+def _modelfile_names() -> Iterator[str]:
+    """Yield the names that the Modelfile of an export may have, the best first."""
+    yield texts.NAME
+    yield MADE_MODELFILE
+    yield from (f"{MADE_MODELFILE}-{number}" for number in itertools.count(2))

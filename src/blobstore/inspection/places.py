@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blobstore.errors import BlobStoreError, NotFoundError, quoted
@@ -26,6 +25,7 @@ from blobstore.source.shards import (
     WeightSet,
     check_complete,
     check_index,
+    folder_with_weights,
     is_index,
     missing_shard,
     read_index,
@@ -154,17 +154,9 @@ def some(names: Sequence[str]) -> str:
 def _hint(folder: Folder, names: Sequence[str]) -> str | None:
     if others := [name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)]:
         return f"{others[0]} is not safetensors."
-    if isinstance(folder, LocalFolder) and (inner := _folder_with_weights(folder.path)) is not None:
+    if isinstance(folder, LocalFolder) and (inner := folder_with_weights(folder.path)) is not None:
         return f"The folder {inner} has some."
     return None
-
-
-def _folder_with_weights(folder: Path) -> Path | None:
-    """Return the first folder in a folder that has weights: pipelines of diffusers are kept so."""
-    try:
-        return next((path.parent for path in sorted(folder.glob(f"*/*{SUFFIX}"))), None)
-    except OSError:
-        return None
 
 
 class ConfigFile:

@@ -82,7 +82,7 @@ class ExpertGroup:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model: config.json (None if there is none), the names of its documents, its tensors, its draft's architecture.
+    """A model: config.json (None if there is none), names of documents and files, its tensors, its draft's architecture.
 
     The tensors of a draft are left out: each runtime has its own rule for drafts.
     """

@@ -21,6 +21,7 @@ from blobstore.coverage import LeftOut
 from blobstore.errors import InvalidNameError, from_os_error, quoted
 from blobstore.names import relative_path
 from blobstore.ranges import FileIdentity
+from blobstore.source.folders import broken_link
 
 MAX_DEPTH = 8
 """Folders below one another."""
@@ -169,7 +170,8 @@ class _Walk:
         try:
             status = entry.stat()
         except OSError as error:  # a link to nothing: in the Hugging Face cache a download that was cut off
-            raise from_os_error(error, "stat", entry.path) from error
+            broken = broken_link(self.folder / name) if isinstance(error, FileNotFoundError) else None
+            raise broken or from_os_error(error, "stat", entry.path) from error
         if not stat.S_ISREG(status.st_mode):
             self._leave(name, "not a regular file")
         elif status.st_size > MAX_FILE:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from blobstore.errors import LimitExceededError, from_os_error
+from blobstore.errors import LimitExceededError, NotFoundError, from_os_error
 from blobstore.ranges import FileReader, RangeReader
 
 if TYPE_CHECKING:
@@ -57,14 +57,17 @@ class LocalFolder:
         """Return the names of its files, sorted."""
         try:
             with os.scandir(self.path) as entries:
-                # Whatever is no folder: a dangling link or a FIFO is refused when it is opened, and does not vanish here.
-                return sorted(entry.name for entry in entries if not entry.is_dir())
+                # Everything except folders: a broken link or a FIFO is refused when it is opened, and does not vanish here.
+                return sorted(entry.name for entry in entries if not _is_folder(entry))
         except OSError as error:
             raise from_os_error(error, "list", self.path) from error
 
     def open(self, name: str) -> FileReader:
         """Return a reader over one file."""
-        return FileReader(self.path / name)
+        try:
+            return FileReader(self.path / name)
+        except NotFoundError as error:
+            raise broken_link(self.path / name) or error from None
 
     @contextmanager
     def opened(self, names: Sequence[str]) -> Iterator[Iterator[FileReader]]:
@@ -87,6 +90,21 @@ class LocalFolder:
                 path = self.place(name)
                 raise LimitExceededError(f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}", path=path)
             return reader.read(0, reader.size)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a loop of links
+        return False
+
+
+def broken_link(path: Path) -> NotFoundError | None:
+    """Return the error for a link to a missing file, None for any other path."""
+    if not path.is_symlink():
+        return None
+    message = f"{path} is a link to {path.readlink()}, which is missing"
+    return NotFoundError(message, path=str(path), hint="If it is in the Hugging Face cache: download the model again.")
 
 
 class WebFolder:

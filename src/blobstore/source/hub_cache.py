@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from blobstore.errors import BlobStoreError, NotFoundError, UnsupportedSourceError, from_os_error, quoted
+from blobstore.errors import BlobStoreError, NotFoundError, UnsupportedSourceError, from_os_error
 from blobstore.names import file_name
 from blobstore.source.folders import LocalFolder
 
@@ -61,7 +61,8 @@ def _main_commit(folder: Path) -> str | None:
     try:
         return file_name(raw.decode().strip())
     except (UnicodeDecodeError, BlobStoreError):
-        raise NotFoundError(f"{refs / _MAIN} names no snapshot: {quoted(raw)}", path=str(refs / _MAIN)) from None
+        message = f"{refs / _MAIN} should contain the name of a snapshot, not {raw!r}"
+        raise NotFoundError(message, path=str(refs / _MAIN)) from None
 
 
 def _folders(path: Path) -> list[str]:

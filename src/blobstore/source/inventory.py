@@ -8,6 +8,7 @@ names; without one ``model.safetensors`` or ``model-*.safetensors``, both togeth
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,10 +23,12 @@ from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
     DocumentError,
+    HeaderError,
     InvalidNameError,
     NotFoundError,
     StorageError,
     UnsupportedSourceError,
+    UsageError,
     quoted,
 )
 from blobstore.names import file_name
@@ -36,7 +39,17 @@ from blobstore.source.files import OTHER_WEIGHTS, KeptFile, OtherFiles, other_fi
 from blobstore.source.folders import LocalFolder
 from blobstore.source.hub import absent, refuse_remote
 from blobstore.source.hub_cache import snapshot_in
-from blobstore.source.shards import SUFFIX, WeightSet, check_complete, check_index, is_index, read_index, set_of, weight_sets
+from blobstore.source.shards import (
+    SUFFIX,
+    WeightSet,
+    check_complete,
+    check_index,
+    folder_with_weights,
+    is_index,
+    read_index,
+    set_of,
+    weight_sets,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +113,11 @@ def read_inventory(source: str | os.PathLike[str], *, without: Path | None = Non
     its snapshot.
 
     Raises: NotFoundError (no such path, no weights, a shard that is missing, a link to nothing), HeaderError, DocumentError
-    (config.json, index), CorruptDataError (index and shards disagree), UnsupportedSourceError (an address, an adapter,
-    several sets of weights, both single file and shards), LimitExceededError, StorageError.
+    (config.json, index), CorruptDataError (index and shards disagree), UnsupportedSourceError (an adapter, several sets of
+    weights, both single file and shards), UsageError (an address, an empty path), LimitExceededError, StorageError.
     """
+    if not os.fspath(source):
+        raise UsageError("the source is empty", hint="Is a variable unset?")
     refuse_remote(os.fspath(source))
     path = Path(source)
     try:
@@ -116,7 +131,12 @@ def read_inventory(source: str | os.PathLike[str], *, without: Path | None = Non
     folder = LocalFolder(path.parent)
     if is_index(path.name):
         return _read_folder(folder, without, WeightSet(path.name, index=path.name))
-    file, header = _read_file(folder, path.name)
+    try:
+        file, header = _read_file(folder, path.name)
+    except HeaderError as error:
+        if path.suffix != SUFFIX:
+            error.hint = f"A checkpoint is a {SUFFIX} file, or a folder with such files in it."
+        raise
     if adapter_among([path.name]) or are_adapters(header.tensors):
         raise adapter_error(str(path))
     return Inventory(str(path), (file,), _tensors([(file, header)]), {}, None)
@@ -178,6 +198,8 @@ def _weights_hint(folder: LocalFolder, names: list[str]) -> str | None:
         return f"Import the file itself: {folder.place(files[0])}"
     if others := [name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)]:
         return f"{others[0]} is not safetensors: convert it first."
+    if (inner := folder_with_weights(folder.path)) is not None:
+        return f"A folder in it has some: {shlex.join(('blobstore', 'import', str(inner)))}"
     return None
 
 

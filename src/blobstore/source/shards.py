@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError, NotFoundError, quoted
@@ -174,6 +175,14 @@ def set_of(name: str) -> str | None:
     if match is None:
         return None
     return f"{match['stem']}.{match['variant']}" if match["variant"] else match["stem"]
+
+
+def folder_with_weights(folder: Path) -> Path | None:
+    """Return the first folder in a folder that has weights: pipelines of diffusers are kept so."""
+    try:
+        return next((path.parent for path in sorted(folder.glob(f"*/*{SUFFIX}"))), None)
+    except OSError:
+        return None
 
 
 def is_index(name: str) -> bool:

@@ -61,6 +61,7 @@ __all__ = [
 _log = logging.getLogger("blobstore.store")
 
 PRIVATE = ".blobstore"
+_FOLDERS = {"blobs", "manifests", "manifests-v2", PRIVATE}
 _NAMES_WAIT_S = 60
 """Nobody holds the lock of names for longer than a sync of one folder takes; but a busy disk may take its time for that."""
 
@@ -108,13 +109,21 @@ class Store:
             return is_remote(self._private)
 
     def require(self) -> None:
-        """Raise NotFoundError when the store's folder does not exist."""
-        if not self.root.exists():
-            raise NotFoundError(
-                f"there is no store at {self.root}",
-                path=str(self.root),
-                hint="Is the path right, and the disk mounted? An import makes a new store.",
-            )
+        """Raise NotFoundError when the store's folder does not exist, or contains only files and folders of something else.
+
+        Raises: StorageError when it can't be listed.
+        """
+        message = f"there is no store at {self.root}"
+        hint = "Is the path right, and the disk mounted? An import makes a new store."
+        with os_errors("list", self.root):
+            if not self.root.exists():
+                raise NotFoundError(message, path=str(self.root), hint=hint)
+            names = {path.name for path in self.root.iterdir()}
+        if not names or names & _FOLDERS:
+            return
+        if (self.root / "models" / "manifests").exists():
+            hint = f"Did you mean {self.root / 'models'}?"
+        raise NotFoundError(f"{message}: the folder contains neither blobs nor manifests", path=str(self.root), hint=hint)
 
     @contextmanager
     def ingest(self, source: str = "") -> Iterator[Ingest]:

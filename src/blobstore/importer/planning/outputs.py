@@ -218,7 +218,8 @@ class ImportPlan:
     @property
     def runs_in(self) -> tuple[Verdict, ...]:
         """Where the model will run, and why not elsewhere."""
-        names = frozenset(layer.name for layer in self.layers if isinstance(layer, PlannedFile) and layer.name is not None)
+        beside = (layer.name for layer in self.layers if not isinstance(layer, PlannedBlob))
+        names = frozenset(name for name in beside if name)
         raw = self.documents.get(CONFIG_NAME)
         config = parse_config(raw) if raw is not None else None
         draft = self.config.draft.architecture if self.config.draft is not None else None

@@ -339,7 +339,9 @@ def _files(inventory: Inventory, folder: str = "") -> Iterator[PlannedFile | Pla
 def _check_documents(inventory: Inventory, options: ImportOptions) -> None:
     if options.profile.own_document and OWN_DOCUMENT in inventory.documents:
         raise UnsupportedSourceError(
-            f"{inventory.path} has a {OWN_DOCUMENT} of its own, which is our name", path=inventory.path
+            f"{inventory.path} contains a file named {OWN_DOCUMENT}, the name of blobstore's own record",
+            path=inventory.path,
+            hint="Rename the file, or move it away.",
         )
     if not options.profile.own_document and CONFIG_NAME not in inventory.documents:
         raise UnsupportedSourceError(f"{inventory.path} has no config.json", hint="Only --profile default can do without.")
