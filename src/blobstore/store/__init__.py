@@ -172,12 +172,15 @@ class Store:
     def target(self, name: str | ModelName) -> ModelName:
         """Return the name that a model is written under: as the store spells it, where it has it or folders on its way.
 
-        A name that hides it from newer Ollamas is logged as a warning. Raises: InvalidNameError; AmbiguousNameError;
-        StorageError.
+        A name that hides it from newer Ollamas is logged as a warning, and so are names that can't be listed there: nothing
+        is lost by a write. Raises: InvalidNameError; AmbiguousNameError; StorageError.
         """
         found = self.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
-        if self.newer.has(found):
-            _log.warning("a newer Ollama has its own %s, in manifests-v2/: it will not read this one", found)
+        try:
+            if self.newer.has(found):
+                _log.warning("a newer Ollama has its own %s, in manifests-v2/: it will not read this one", found)
+        except StorageError as error:
+            _log.warning("a newer Ollama may have its own %s: %s", found, error)
         return found
 
     def manifest(self, name: ModelName) -> Manifest:
