@@ -15,13 +15,13 @@ from blobstore.errors import UnsupportedSourceError, quoted
 _FEW = 1000
 """So many of anything are made at once, whatever the tensors are."""
 _LAYERS = re.compile(r"(?:[a-z]+_)*(?:n|num)_(?:[a-z]+_)*(?:layers?|loops|inputs)", re.ASCII)
-_OTHERS = re.compile(r"[a-z_]*(?:experts|_pattern|_interval|_neighbor_num|_split_num|_iters)", re.ASCII)
+_OTHERS = re.compile(r"[a-z_]*(?:experts|heads?|_pattern|_interval|_neighbor_num|_split_num|_iters)", re.ASCII)
 
 
 def check_counts(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> None:
     """Raise UnsupportedSourceError when config.json counts more than tensors of those shapes can be.
 
-    Each layer has a tensor of its own; experts may be stacked, but a router has a row for each.
+    Each layer has a tensor of its own; experts may be stacked, but a router has a row for each, and each head has rows.
     """
     given = list(shapes)
     layers = max(_FEW, len(given))

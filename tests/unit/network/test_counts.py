@@ -25,6 +25,7 @@ SHAPES = [(4096, 256)] * 30
         {"text_config": {"num_nextn_predict_layers": 10**6}},
         {"text_config": {"ffn_config": {"moe_num_experts": 4097}}},
         {"sliding_window_pattern": 10**9},
+        {"num_attention_heads": 10**7},
     ],
 )
 def test_more_than_the_tensors_can_be_is_refused(config: dict[str, Any]) -> None:
