@@ -20,7 +20,15 @@ from blobstore.importer import ImportPlan
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName, relative_path
-from blobstore.network import LogicalTensor, build_network, float_dtype, import_mlx_lm, mlx_lm_errors, plan_network
+from blobstore.network import (
+    LogicalTensor,
+    build_network,
+    check_arrays,
+    float_dtype,
+    import_mlx_lm,
+    mlx_lm_errors,
+    plan_network,
+)
 from blobstore.provenance import OWN_DOCUMENT, Provenance
 from blobstore.runtimes import Runs, Verdict
 from blobstore.store import Store
@@ -87,6 +95,7 @@ def check_plan(plan: ImportPlan) -> Verdict:
     names = frozenset(name for file in plan.inventory.files for name in file.tensor_names)
     try:
         network = plan_network(parse_config(raw), map(_planned, own), None, names)
+        check_arrays(network)
     except UnsupportedSourceError as error:
         return replace(table, version=version, runs=Runs.NO, reason=error.message)
     lost = len(network.dequantized)
