@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.checkpoint import CONFIG_NAME, parse_config
-from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError, UsageError
+from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError, UsageError, quoted
 from blobstore.importer import ImportPlan
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.loader import Model, open_model
@@ -109,14 +109,18 @@ def _planned(tensor: OutputTensor) -> LogicalTensor:
 
 
 def _build(model: Model) -> Any:
-    config = parse_config(model.document(CONFIG_NAME))
     tensors = {name: tensor for name, tensor in model.items() if not name.startswith(_DRAFT_TENSORS)}
+    try:
+        config = parse_config(model.document(CONFIG_NAME))
+        own = Provenance.parse(model.document(OWN_DOCUMENT)) if OWN_DOCUMENT in model.documents() else None
+    except DocumentError as error:
+        raise error.at(f"model {model.name}") from error
     logical = [LogicalTensor.of(tensor.stored, float_dtype(config)) for tensor in tensors.values()]
-    own = Provenance.parse(model.document(OWN_DOCUMENT)) if OWN_DOCUMENT in model.documents() else None
     plan = plan_network(config, logical, str(model.name), own.tensor_names if own is not None else None)
     if plan.dequantized:
         names = plan.dequantized
-        _log.warning("%d tensors are dequantized, because mlx-lm can't use their codes: %s, …", len(names), names[0])
+        others = f" and {len(names) - 1:,} others" if len(names) > 1 else ""
+        _log.warning("dequantized, because mlx-lm can't use the codes: %s%s", quoted(names[0]), others)
     network = build_network(plan, tensors, str(model.name))
     with mlx_lm_errors("load", str(model.name)):
         _make_runnable(network)
