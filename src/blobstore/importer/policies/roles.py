@@ -36,7 +36,20 @@ _STACKS = re.compile(
 )
 _GATES = frozenset({"gate", "router", "wg", "classifier"})
 _EMBEDDINGS = frozenset({"wte", "wpe", "shared", "emb", "embd"})
-_HEADS = frozenset({"lm_head", "output", "head", "output_layer", "embed_out", "decoder", "unembed"})
+_HEADS = frozenset(
+    {
+        "lm_head",
+        "output",
+        "head",
+        "output_layer",
+        "output_projection",
+        "proj_out",
+        "ff_out",
+        "embed_out",
+        "decoder",
+        "unembed",
+    }
+)
 
 
 class Roles(Protocol):
