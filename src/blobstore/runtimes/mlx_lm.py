@@ -113,11 +113,21 @@ def _missing(model: ModelFacts) -> Iterator[str]:
     """
     module = module_of(model)
     if module == "gpt_oss":
-        fused = (tensor for group in model.experts if group.layout is Layout.FUSED for tensor in group.tensors)
-        if plain := next((tensor.name for tensor in fused if tensor.quantization is None), None):
-            yield f"it reads experts of gate and up in one tensor only when they are quantized, and {plain} is not"
+        yield from _unreadable_experts(model)
     if module == "bitnet" and not any(tensor.name.endswith(".weight_scale") for tensor in model.tensors):
         yield "it reads BitNet's weights only when they are packed, with a weight_scale each"
+
+
+def _unreadable_experts(model: ModelFacts) -> Iterator[str]:
+    hidden = (model.config or {}).get("hidden_size")
+    for group in model.experts:
+        if group.layout is not Layout.FUSED:
+            continue
+        if plain := next((tensor.name for tensor in group.tensors if tensor.quantization is None), None):
+            yield f"it reads experts of gate and up in one tensor only when they are quantized, and {plain} is not"
+        fused = group.projections["gate_up_proj"][0]
+        if type(hidden) is int and fused.shape[-1] != hidden:
+            yield f"{fused.name} is quantized along its outputs, as Ollama's importer does it"
 
 
 def _is_partly_dequantized(model: ModelFacts) -> bool:

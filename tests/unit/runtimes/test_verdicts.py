@@ -98,6 +98,8 @@ def test_gpt_oss_in_bfloat16_is_not_what_mlx_lm_reads() -> None:
     assert _no(ours).endswith(f"only when they are quantized, and {EXPERTS}.gate_up_proj is not")
     ours, _ = _both(_model("GptOssForCausalLM", "gpt_oss", down, replace(fused, quantization=INT8), *biases))
     assert _yes(ours) == "gpt_oss, int4, int8"
+    ours, _ = _both(_model("GptOssForCausalLM", "gpt_oss", down, replace(fused, quantization=INT8), hidden_size=32))
+    assert _no(ours).startswith(f"{EXPERTS}.gate_up_proj is quantized along its outputs")
 
 
 def test_bitnet_needs_its_scales_and_olmo_a_package() -> None:
