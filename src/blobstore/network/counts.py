@@ -15,7 +15,7 @@ from blobstore.errors import UnsupportedSourceError, quoted
 _FEW = 1000
 """So many of anything are made at once, whatever the tensors are."""
 _LAYERS = re.compile(r"(?:[a-z]+_)*(?:n|num)_(?:[a-z]+_)*(?:layers?|loops|inputs)", re.ASCII)
-_OTHERS = re.compile(r"[a-z_]*(?:experts|heads?|_pattern|_interval|_neighbor_num|_split_num|_iters)", re.ASCII)
+_OTHERS = re.compile(r"[a-z_]*(?:experts|heads?|window_pattern|_neighbor_num|_split_num|sinkhorn_iters)", re.ASCII)
 
 
 def check_counts(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> None:

@@ -127,7 +127,7 @@ def _unreadable_experts(model: ModelFacts) -> Iterator[str]:
             yield f"it reads experts of gate and up in one tensor only when they are quantized, and {plain} is not"
         fused = group.projections["gate_up_proj"][0]
         if type(hidden) is int and fused.shape[-1] != hidden:
-            yield f"{fused.name} is quantized along its outputs, as Ollama's importer does it"
+            yield f"{fused.name} is quantized along its outputs, as Ollama's importer does"
 
 
 def _is_partly_dequantized(model: ModelFacts) -> bool:

@@ -38,7 +38,7 @@ def test_more_than_the_tensors_can_be_is_refused(config: dict[str, Any]) -> None
     [
         {"num_hidden_layers": 1000, "vision_config": {"num_hidden_layers": 60}, "num_experts": 4096},
         {"num_hidden_layers": -1, "n_routed_experts": None, "num_experts": [8, 8], "num_layers": 1e9},
-        {"vocab_size_per_layer_input": 262144, "max_position_embeddings": 10**7, "vocab_size": 10**6},
+        {"vocab_size_per_layer_input": 262144, "max_position_embeddings": 10**7, "vocab_size": 10**6, "train_iters": 10**6},
     ],
 )
 def test_other_numbers_pass(config: dict[str, Any]) -> None:
