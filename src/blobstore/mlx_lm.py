@@ -15,12 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.checkpoint import CONFIG_NAME, parse_config
-from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError, UsageError
+from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError, UsageError, quoted
 from blobstore.importer import ImportPlan
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.loader import Model, open_model
 from blobstore.names import ModelName, relative_path
-from blobstore.network import LogicalTensor, build_network, float_dtype, import_mlx_lm, mlx_lm_errors, plan_network
+from blobstore.network import (
+    LogicalTensor,
+    build_network,
+    check_arrays,
+    float_dtype,
+    import_mlx_lm,
+    mlx_lm_errors,
+    plan_network,
+)
 from blobstore.provenance import OWN_DOCUMENT, Provenance
 from blobstore.runtimes import Runs, Verdict
 from blobstore.store import Store
@@ -87,6 +95,7 @@ def check_plan(plan: ImportPlan) -> Verdict:
     names = frozenset(name for file in plan.inventory.files for name in file.tensor_names)
     try:
         network = plan_network(parse_config(raw), map(_planned, own), None, names)
+        check_arrays(network)
     except UnsupportedSourceError as error:
         return replace(table, version=version, runs=Runs.NO, reason=error.message)
     lost = len(network.dequantized)
@@ -100,14 +109,18 @@ def _planned(tensor: OutputTensor) -> LogicalTensor:
 
 
 def _build(model: Model) -> Any:
-    config = parse_config(model.document(CONFIG_NAME))
     tensors = {name: tensor for name, tensor in model.items() if not name.startswith(_DRAFT_TENSORS)}
+    try:
+        config = parse_config(model.document(CONFIG_NAME))
+        own = Provenance.parse(model.document(OWN_DOCUMENT)) if OWN_DOCUMENT in model.documents() else None
+    except DocumentError as error:
+        raise error.at(f"model {model.name}") from error
     logical = [LogicalTensor.of(tensor.stored, float_dtype(config)) for tensor in tensors.values()]
-    own = Provenance.parse(model.document(OWN_DOCUMENT)) if OWN_DOCUMENT in model.documents() else None
     plan = plan_network(config, logical, str(model.name), own.tensor_names if own is not None else None)
     if plan.dequantized:
         names = plan.dequantized
-        _log.warning("%d tensors are dequantized, because mlx-lm can't use their codes: %s, …", len(names), names[0])
+        others = f" and {len(names) - 1:,} others" if len(names) > 1 else ""
+        _log.warning("dequantized, because mlx-lm can't use the codes: %s%s", quoted(names[0]), others)
     network = build_network(plan, tensors, str(model.name))
     with mlx_lm_errors("load", str(model.name)):
         _make_runnable(network)

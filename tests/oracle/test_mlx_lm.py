@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -14,10 +15,11 @@ from mlx import nn
 from mlx_lm import generate, utils
 from support import PYCODE, PYCODE_MOE, QUANT_TYPES, ROOT
 from support.checkpoints import write_checkpoint
+from support.stores import blob_path, manifest_path
 
 import blobstore
 from blobstore.cli import run
-from blobstore.errors import NotFoundError, UnsupportedSourceError
+from blobstore.errors import DocumentError, NotFoundError, UnsupportedSourceError
 from blobstore.store import Store
 
 sys.path.append(str(ROOT / "tests" / "bench"))
@@ -133,3 +135,17 @@ def test_missing_tensors_are_named(tmp_path: Path, store: Store) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "source", config=config), "m", store=store)
     with pytest.raises(UnsupportedSourceError, match="m:latest"):
         blobstore.mlx_lm.load("m", store=store)
+
+
+@pytest.mark.parametrize("document", ["config.json", "blobstore.json"])
+def test_a_damaged_document_is_told_with_its_model(document: str, store: Store) -> None:
+    blobstore.import_model(PYCODE, "m", store=store)
+    path = manifest_path(store, "m")
+    manifest = json.loads(path.read_text())
+    layer = next(one for one in manifest["layers"] if one.get("name") == document)
+    damaged = b"[]"
+    layer |= {"digest": f"sha256:{hashlib.sha256(damaged).hexdigest()}", "size": len(damaged)}
+    blob_path(store, damaged).write_bytes(damaged)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DocumentError, match=rf"^model m:latest: {document} is not a JSON object"):
+        blobstore.mlx_lm.load_network("m", store=store)

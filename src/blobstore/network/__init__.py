@@ -7,7 +7,7 @@ expressions (tracing.py), and the same moves are made with codes and scales wher
 
 from __future__ import annotations
 
-from blobstore.network.arrays import OpenTensors, PlannedArray, computed_arrays, planned_arrays
+from blobstore.network.arrays import OpenTensors, PlannedArray, check_arrays, computed_arrays, planned_arrays
 from blobstore.network.building import build_network, quantize_modules
 from blobstore.network.expressions import runs
 from blobstore.network.layouts import LogicalTensor, float_dtype
@@ -20,6 +20,7 @@ __all__ = [
     "Parameter",
     "PlannedArray",
     "build_network",
+    "check_arrays",
     "computed_arrays",
     "float_dtype",
     "import_mlx_lm",

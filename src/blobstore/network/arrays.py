@@ -60,6 +60,12 @@ def planned_arrays(plan: NetworkPlan) -> Iterator[PlannedArray]:
             yield array
 
 
+def check_arrays(plan: NetworkPlan) -> None:
+    """Raise UnsupportedSourceError when MLX has no such array as one of a network's."""
+    for _ in planned_arrays(plan):
+        pass
+
+
 def _arrays_of(parameter: Parameter, tensors: Mapping[str, LogicalTensor]) -> Iterator[PlannedArray]:
     expression, quantization = parameter.expression, parameter.quantization
     first = tensors[next(leaves(expression))]

@@ -15,6 +15,7 @@ from typing import Any
 from blobstore.checkpoint import with_floats
 from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError, quoted
+from blobstore.network.counts import check_counts
 from blobstore.network.expressions import Array, Computed, Expression, Stored, in_units, leaves, substituted
 from blobstore.network.factors import row_factors
 from blobstore.network.global_scales import takes_global_scale
@@ -24,6 +25,8 @@ from blobstore.quant import Quantization
 
 _CLAIMS = ("quantization", "quantization_config")
 _SHOWN = 3
+_LONGEST = 300
+"""Characters of an error of mlx-lm's in a message."""
 _MLX_TYPES = {
     DType.BOOL: "bool_",
     DType.I8: "int8",
@@ -110,9 +113,16 @@ def mlx_lm_errors(doing: str, model: str | None) -> Iterator[None]:
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        reason = _in_one_line(str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}")
         what = "it" if model is None else f"model {model}"
         raise UnsupportedSourceError(f"mlx-lm can't {doing} {what}: {reason}", model=model) from error
+
+
+def _in_one_line(text: str) -> str:
+    """Return an error's text for a message: it may repeat what a hostile config.json says, or list a function's forms."""
+    line = " ".join(text.split())
+    shown = "".join(character if character.isprintable() else repr(character)[1:-1] for character in line[:_LONGEST])
+    return shown if len(line) <= _LONGEST else f"{shown}…"
 
 
 def plan_network(
@@ -134,6 +144,7 @@ def plan_network(
     settings = with_floats({key: value for key, value in config.items() if key not in _CLAIMS})
     stored = {tensor.name: tensor for tensor in tensors}
     with mlx_lm_errors("build", model):
+        check_counts(settings, (tensor.shape for tensor in stored.values()))
         # Private in mlx-lm 0.32, but the only table of its architectures; load_model insists on files in a folder.
         model_class, args_class = utils._get_classes(settings)  # noqa: SLF001
 

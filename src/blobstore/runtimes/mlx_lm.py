@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from blobstore.runtimes.facts import ModelFacts
+from blobstore.runtimes.facts import Layout, ModelFacts
 from blobstore.runtimes.verdict import Runs, Verdict
 
 NAME: Final = "mlx-lm"
@@ -48,6 +48,9 @@ REMAPPED: Final = {
 }
 REMAPPED_ARCHITECTURES: Final = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailing_moe_v3"}
 
+_PACKAGES: Final = {"olmo": "ai2-olmo"}
+"""What a module imports that mlx-lm does not bring along (mlx_lm 0.32.2 models/olmo.py)."""
+
 _EMBEDDING = re.compile(r"(?:.*\.)?(?:[a-z_]*embed[a-z_]*|wte|wpe)\.weight")
 _TOKENIZER = ("tokenizer", "vocab")
 
@@ -72,6 +75,8 @@ def verdict(model: ModelFacts) -> Verdict:
     if reason := next(_obstacles(model), None):
         return Verdict(NAME, VERSION, Runs.NO, reason)
     model_type, module = (model.config or {})["model_type"], module_of(model)
+    if module in _PACKAGES:
+        return Verdict(NAME, VERSION, Runs.UNKNOWN, f"{model_type} needs the package {_PACKAGES[module]}")
     words = [model_type if model_type == module else f"{model_type} as {module}", model.types]
     if _is_partly_dequantized(model):
         words.append("partly dequantized")
@@ -97,6 +102,32 @@ def _obstacles(model: ModelFacts) -> Iterator[str]:
     for tensor in model.tensors:
         if not tensor.fits_mlx:
             yield f"MLX has no {tensor.dtype} arrays like {tensor.name}"
+    yield from _missing(model)
+
+
+def _missing(model: ModelFacts) -> Iterator[str]:
+    """Yield what networks need that checkpoints of other programs lack.
+
+    Sources: `sanitize` of mlx_lm 0.32.2 models/gpt_oss.py, which names experts ``.weight`` only where they are quantized;
+    models/bitlinear_layers.py `BitLinear`.
+    """
+    module = module_of(model)
+    if module == "gpt_oss":
+        yield from _unreadable_experts(model)
+    if module == "bitnet" and not any(tensor.name.endswith(".weight_scale") for tensor in model.tensors):
+        yield "it reads BitNet's weights only when they are packed, with a weight_scale each"
+
+
+def _unreadable_experts(model: ModelFacts) -> Iterator[str]:
+    hidden = (model.config or {}).get("hidden_size")
+    for group in model.experts:
+        if group.layout is not Layout.FUSED:
+            continue
+        if plain := next((tensor.name for tensor in group.tensors if tensor.quantization is None), None):
+            yield f"it reads experts of gate and up in one tensor only when they are quantized, and {plain} is not"
+        fused = group.projections["gate_up_proj"][0]
+        if type(hidden) is int and fused.shape[-1] != hidden:
+            yield f"{fused.name} is quantized along its outputs, as Ollama's importer does"
 
 
 def _is_partly_dequantized(model: ModelFacts) -> bool:

@@ -100,9 +100,18 @@ def test_tables_of_tokens_and_positions_are_kept(name: str, config: dict[str, An
     assert given_type(name, (640, 128), **config) is None
 
 
-@pytest.mark.parametrize("name", ["lm_head.weight", "output.weight", "head.weight", "transformer.output_layer.weight"])
+@pytest.mark.parametrize("name", ["lm_head.weight", "output.weight", "proj_out.weight", "transformer.output_layer.weight"])
 def test_the_head_is_no_table(name: str) -> None:
     assert given_type(name, (640, 128), vocab_size=640) == ("int8" if name == "lm_head.weight" else "int4")
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "multi_modal_projector.linear_2.weight"])
+def test_a_projection_to_the_hidden_size_is_no_table_where_there_are_as_many_positions(name: str) -> None:
+    llama2 = {"hidden_size": 4096, "max_position_embeddings": 4096, "vocab_size": 32000}
+    assert given_type(name, (4096, 8192), **llama2) == "int4"
+    assert given_type(name, (4096, 4096), text_config=llama2) == "int4"
+    assert given_type("model.places.weight", (4096, 512), **llama2 | {"hidden_size": 512}) is None
+    assert given_type("transformer.wpe.weight", (1024, 1024), n_embd=1024, n_positions=1024) is None  # GPT-2 medium
 
 
 def test_a_layers_matrix_with_as_many_rows_as_positions_is_no_table() -> None:

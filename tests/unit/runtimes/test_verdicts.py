@@ -91,6 +91,27 @@ def test_no_architecture_that_is_known(config: dict[str, Any] | None, ours: str,
     assert [_no(verdict) for verdict in _both(ModelFacts(config, DOCUMENTS, (EMBEDDING,)))] == [ours, theirs]
 
 
+def test_gpt_oss_in_bfloat16_is_not_what_mlx_lm_reads() -> None:
+    down, fused = _weight(f"{EXPERTS}.down_proj"), _weight(f"{EXPERTS}.gate_up_proj", None)
+    biases = [TensorFacts(f"{EXPERTS}.{name}_proj_bias", DType.BF16, (4, 64)) for name in ("gate_up", "down")]
+    ours, _ = _both(_model("GptOssForCausalLM", "gpt_oss", down, fused, *biases))
+    assert _no(ours).endswith(f"only when they are quantized, and {EXPERTS}.gate_up_proj is not")
+    ours, _ = _both(_model("GptOssForCausalLM", "gpt_oss", down, replace(fused, quantization=INT8), *biases))
+    assert _yes(ours) == "gpt_oss, int4, int8"
+    ours, _ = _both(_model("GptOssForCausalLM", "gpt_oss", down, replace(fused, quantization=INT8), hidden_size=32))
+    assert _no(ours).startswith(f"{EXPERTS}.gate_up_proj is quantized along its outputs")
+
+
+def test_bitnet_needs_its_scales_and_olmo_a_package() -> None:
+    ours, _ = _both(_model("BitNetForCausalLM", "bitnet"))
+    assert "weight_scale" in _no(ours)
+    scale = TensorFacts("model.layers.0.self_attn.q_proj.weight_scale", DType.BF16, (1,))
+    ours, _ = _both(_model("BitNetForCausalLM", "bitnet", scale))
+    assert _yes(ours) == "bitnet, int4"
+    ours, _ = _both(_model("OlmoForCausalLM", "olmo"))
+    assert _unsure(ours) == "olmo needs the package ai2-olmo"
+
+
 def test_gpt_oss() -> None:
     ours, theirs = _both(_model("GptOssForCausalLM", "gpt_oss"))
     assert (_yes(ours), _no(theirs)) == ("gpt_oss, int4", "its runner has no GptOssForCausalLM")

@@ -36,7 +36,20 @@ _STACKS = re.compile(
 )
 _GATES = frozenset({"gate", "router", "wg", "classifier"})
 _EMBEDDINGS = frozenset({"wte", "wpe", "shared", "emb", "embd"})
-_HEADS = frozenset({"lm_head", "output", "head", "output_layer", "embed_out", "decoder", "unembed"})
+_HEADS = frozenset(
+    {
+        "lm_head",
+        "output",
+        "head",
+        "output_layer",
+        "output_projection",
+        "proj_out",
+        "ff_out",
+        "embed_out",
+        "decoder",
+        "unembed",
+    }
+)
 
 
 class Roles(Protocol):
@@ -71,7 +84,7 @@ class NamedRoles:
 class ModelRoles(NamedRoles):
     """Roles by names, shapes and what config.json says of the model's sizes.
 
-    ``experts``: how many a layer has. ``tables``: the numbers of rows that tables of tokens and positions have.
+    ``experts``: how many a layer has. ``tables``: the numbers of rows that only tables of tokens and positions have.
     """
 
     experts: frozenset[int]
@@ -81,7 +94,9 @@ class ModelRoles(NamedRoles):
     def of(cls, config: SourceConfig | None) -> ModelRoles:
         """Return the roles in a checkpoint; without config.json names decide."""
         sections = [] if config is None else list(_sections(config))
-        return cls(frozenset(_numbers(sections, _EXPERT_COUNTS)), frozenset(_numbers(sections, _TABLE_SIZES)))
+        # Where the hidden size is the number of positions too (Llama 2: 4096), a projection has as many rows as their table.
+        tables = frozenset(_numbers(sections, _TABLE_SIZES)) - frozenset(_numbers(sections, _WIDTHS))
+        return cls(frozenset(_numbers(sections, _EXPERT_COUNTS)), tables)
 
     def is_expert(self, name: str, shape: Shape) -> bool:
         """See `Roles`: also stacks of other names, or with as many matrices as there are experts; biases are not."""
@@ -114,6 +129,7 @@ class ModelRoles(NamedRoles):
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _TABLE_SIZES = ("vocab_size", "max_position_embeddings", "n_positions", "n_ctx")
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
 
 
 def roles_for(config: SourceConfig | None, profile: Profile) -> Roles:
