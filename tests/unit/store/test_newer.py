@@ -188,6 +188,14 @@ def test_a_tree_that_is_not_there_stops_a_removal(store: Store) -> None:
     assert blob_path(store, b"mine").exists()
 
 
+def test_a_tree_that_is_not_there_stops_no_write(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    commit_model(store, "m", b"mine")
+    dangling_tree(store)
+    store.copy(M, ModelName.parse("other"))
+    assert "which does not exist" in caplog.text
+    assert [str(name) for name in store.manifests.names()] == ["m:latest", "other:latest"]
+
+
 def test_what_a_prune_took_comes_back_beside_a_newer_ollama(store: Store) -> None:
     linked(store, manifest_of(store, b"one"))
     layer_by_hand(store, "", b"orphan")
