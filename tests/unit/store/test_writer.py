@@ -22,9 +22,9 @@ DIRECT = 2**18
 DATA = random.Random(1).randbytes(6 * DIRECT)
 
 
-def open_files() -> list[int]:
-    """Return the numbers of the process's open files."""
-    return [number for number in range(256) if is_open(number)]
+def open_files() -> set[int]:
+    """Return the numbers of the process's open files: there may be fewer later, when Python collects an earlier test's."""
+    return {number for number in range(256) if is_open(number)}
 
 
 def is_open(number: int) -> bool:
@@ -42,7 +42,7 @@ def write(folder: Path, pieces: list[Piece], threads: int = 1) -> FinishedBlob:
     with closing(BlobWriter(folder, "x", size)) as writer:
         putter = Putter(writer)
         putter.put_all(pieces, threads)
-    assert open_files() == files
+    assert open_files() <= files
     (blob,) = putter.finished
     assert sorted(putter.given_back) == sorted(piece.offset for piece in pieces)
     assert blob.path.read_bytes() == DATA[:size]
@@ -218,4 +218,4 @@ def test_too_many_open_files_leave_none_open(tmp_path: Path, count: int) -> None
         pytest.raises(StorageError, match="too many open files"),
     ):
         writer.put(0, b"abc")
-    assert open_files() == files
+    assert open_files() <= files
