@@ -30,7 +30,7 @@ class Trace:
         """Run a command on the store ``root``, and read its calls; paths are relative to the store's."""
         log = folder / "log"
         done = run(*arguments, "--store", root, prefix=[*strace(log), "-y"])
-        assert (done.returncode, "Error" in done.stderr) == (0, False)  # notes may be there
+        assert (done.returncode, done.stderr) == (0, "")
         self.blobs = self.folders = 0  # how many it has to make
         self.calls: list[tuple[str, list[str]]] = []
         for line in log.read_text().splitlines():
@@ -57,7 +57,10 @@ class Trace:
 def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """The calls of a command that writes a manifest: into a new store, over the same model, and without any blob."""
     tmp_path = tmp_path_factory.mktemp("trace")
-    source, root = write_checkpoint(tmp_path / "m", {**small_tensors(), "large": normal("x", 512, 512)}), tmp_path / "store"
+    source, root = (
+        write_checkpoint(tmp_path / "m", {**small_tensors(), "large.weight": normal("x", 512, 512)}),
+        tmp_path / "store",
+    )
     arguments = ["import", source, "m", "--quant", "int4", "--jobs", 1]
     if request.param != "import":
         assert run(*arguments, "--store", root).returncode == 0
