@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.checkpoint import CONFIG_NAME, parse_config
-from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError, UsageError, quoted
+from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError, UsageError
 from blobstore.importer import ImportPlan
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.loader import Model, open_model
@@ -117,10 +117,8 @@ def _build(model: Model) -> Any:
         raise error.at(f"model {model.name}") from error
     logical = [LogicalTensor.of(tensor.stored, float_dtype(config)) for tensor in tensors.values()]
     plan = plan_network(config, logical, str(model.name), own.tensor_names if own is not None else None)
-    if plan.dequantized:
-        names = plan.dequantized
-        others = f" and {len(names) - 1:,} others" if len(names) > 1 else ""
-        _log.warning("dequantized, because mlx-lm can't use the codes: %s%s", quoted(names[0]), others)
+    for note in plan.notes:
+        _log.warning("%s", note)
     network = build_network(plan, tensors, str(model.name))
     with mlx_lm_errors("load", str(model.name)):
         _make_runnable(network)
@@ -167,7 +165,7 @@ def _write_files(model: Model, folder: Path) -> None:
 def _eos_token_ids(model: Model) -> Any:
     """Return the tokens that end a text: those of generation_config.json, else those of config.json.
 
-    Source: mlx_lm/utils.py `load_config` at version 0.32.2, which passes over a generation_config.json that is none.
+    Source: mlx_lm/utils.py `load_config` at version 0.32.2, which ignores a generation_config.json that is not JSON.
     """
     config = parse_config(model.document(CONFIG_NAME))
     generation: dict[str, Any] = {}

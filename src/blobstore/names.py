@@ -73,7 +73,7 @@ class ModelName:
 
     @classmethod
     def of_path(cls, parts: Sequence[str]) -> Self | None:
-        """Return the name whose `path_parts` these are; None when they are no name's."""
+        """Return the name with these `path_parts`; None if they are not those of a valid name."""
         try:
             return cls(**dict(zip(("host", "namespace", "model", "tag"), parts, strict=True)))
         except (InvalidNameError, ValueError):  # ValueError: there are more or fewer than four

@@ -75,7 +75,7 @@ class StoredTensor:
 
 
 def _no_settings() -> None:
-    """Return None: there is no config.json."""
+    """Return None: config.json is missing."""
 
 
 def stored_tensors(header: Header, settings: Settings = _no_settings) -> Iterator[StoredTensor]:

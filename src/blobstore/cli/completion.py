@@ -156,7 +156,7 @@ class _Place:
         return word.startswith("-") and not self.ended
 
     def option_named(self, name: str) -> Any:
-        """Return the option of the command that is called so, None when there is none."""
+        """Return the command's option of that name; None if it has no such option."""
         return next((option for option in _options(self.command) if name in option.opts), None)
 
     def _take(self, option: Any, value: str) -> None:

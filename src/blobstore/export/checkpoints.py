@@ -58,7 +58,7 @@ def _plan_for_mlx(checkpoint: Checkpoint, options: ExportOptions) -> ExportPlan:
     weights = MappedWeights(checkpoint.weights, checkpoint.prefix)
     arrays, quantization, notes = mlx_arrays(weights, parse_config(raw), checkpoint, options.dequantize)
     files = _plan_shards(checkpoint, arrays, options) + _plan_documents(checkpoint, options, quantization)
-    return files + ExportPlan((), (), tuple(notes))
+    return files + ExportPlan((), (), notes)
 
 
 def _plan_documents(checkpoint: Checkpoint, options: ExportOptions, quantization: Mapping[str, Any] | None) -> ExportPlan:

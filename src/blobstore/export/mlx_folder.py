@@ -83,7 +83,7 @@ class MappedWeights(Mapping[str, Tensor]):
 
 def mlx_arrays(
     weights: MappedWeights, config: Mapping[str, Any], source: Source, dequantize: DType | None
-) -> tuple[list[OutputArray], dict[str, Any] | None, list[str]]:
+) -> tuple[list[OutputArray], dict[str, Any] | None, tuple[str, ...]]:
     """Return the arrays as mlx-lm wants them, what ``quantization`` its config.json needs (None for none), and notes.
 
     With ``dequantize`` every quantized weight and every float becomes values of that dtype. The general settings are those
@@ -102,7 +102,7 @@ def mlx_arrays(
         computed = [_held(name, array) for name, array in computed_arrays(plan, opened).items()]
         quantize_modules(plan)
     arrays = [_output(array, weights, opened, plan) for array in planned_arrays(plan)]
-    return arrays + computed, _quantization(plan.network, source.file_type), _notes(plan)
+    return arrays + computed, _quantization(plan.network, source.file_type), plan.notes
 
 
 def _fact(weight: Weight, name: str, config: Mapping[str, Any], dequantize: DType | None) -> LogicalTensor:
@@ -154,14 +154,6 @@ def _held(name: str, array: Any) -> OutputArray:
     values = np.array(array.view(mx.uint16) if is_bfloat16 else array)
     dtype = DType.BF16 if is_bfloat16 else dtype_of(values)
     return OutputArray(name, dtype, tuple(array.shape), (Made(values.nbytes, lambda: values),), name)
-
-
-def _notes(plan: NetworkPlan) -> list[str]:
-    names = plan.dequantized
-    if not names:
-        return []
-    others = f" and {len(names) - 1} others" if len(names) > 1 else ""
-    return [f"{quoted(names[0])}{others} dequantized: mlx-lm splits their groups or changes their values"]
 
 
 def _quantization(network: Any, file_type: str) -> dict[str, Any] | None:

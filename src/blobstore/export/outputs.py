@@ -68,7 +68,7 @@ class Convert:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An array that is no range of blobs: ``make`` returns it, contiguous, and can be called by any thread."""
+    """An array that can't be copied from blobs. ``make`` returns it, contiguous; any thread may call it."""
 
     nbytes: int
     make: Callable[[], np.ndarray[Any, Any]]

@@ -44,7 +44,7 @@ def fill_values(piece: Convert, reader: FileReader, out: Array) -> None:
 
 
 def _first_beyond(values: Array, exact: Callable[[], Array]) -> tuple[tuple[int, ...], Any] | None:
-    """Return where the first infinite value is that is finite in ``exact``, and what it is there; None if there is none."""
+    """Return the index and the exact value of the first value that became infinite; None if all stayed finite."""
     infinite = np.isinf(values)
     if not infinite.any():
         return None

@@ -87,7 +87,7 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
 
 
 def _weights_among(names: Sequence[str]) -> WeightSet | None:
-    """Return the only set of weights; None when there are none or several. An only index counts, whatever its name."""
+    """Return the only set of weights; None if there is no set, or several. A single index counts, whatever its name."""
     sets = weight_sets(names)
     if len(sets) == 1 and sets[0].target is not None:
         return sets[0]

@@ -145,7 +145,7 @@ def mlx_array(array: PlannedArray, tensors: OpenTensors) -> Any:
     made = mx.zeros(array.shape, getattr(mx, f"uint{8 * kind.itemsize}"))
     if made.size:
         mx.eval(made)
-        # MLX lends its memory by the buffer protocol; nobody else has seen the array yet.
+        # The buffer protocol gives MLX's own memory, writable; the array is not shared with any other yet.
         tensors.fill(np.asarray(made).view(kind), array)
     return made.view(mlx_dtype(array.dtype))
 

@@ -103,8 +103,8 @@ def transposed(of: Expression, axes: Sequence[int]) -> Expression:
 def sliced(of: Expression, begins: Sequence[int], ends: Sequence[int], strides: Sequence[int]) -> Expression:
     """Return a part of ``of``; ``strides`` are at least 1.
 
-    A part of a transposed array is a part that is transposed, so that two transpositions around it are none: mlx-lm splits
-    fused experts before it transposes them (models/llama4.py, qwen3_vl_moe.py, dbrx.py), and imports have done so already.
+    Slicing moves inside a transposition, so that a second transposition cancels the first: mlx-lm slices fused experts and
+    then transposes them (models/llama4.py, qwen3_vl_moe.py, dbrx.py), and imports store them transposed.
     """
     ranges = [range(*bounds) for bounds in zip(begins, ends, strides, strict=True)]
     shape = tuple(len(one) for one in ranges)

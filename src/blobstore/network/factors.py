@@ -24,8 +24,8 @@ def row_factors(
 ) -> dict[str, Array]:
     """Return, by parameter, the float32 factor of each row, for those parameters that are products of one weight.
 
-    ``weights``: by parameter, the name of the only tensor that it is computed from. ``stand_ins``: all tensors. A parameter
-    whose values are no such product, or that has another shape than its tensor, is left out.
+    ``weights``: by parameter, the name of the only tensor that it is computed from. ``stand_ins``: all tensors. Other
+    parameters are left out: their values are not such a product, or their shape is not that of the tensor.
     """
     import mlx.core as mx
 

@@ -82,6 +82,15 @@ class NetworkPlan:
         names = {name for parameter in self.parameters if parameter.quantization is None for name in self.sources(parameter)}
         return sorted(name for name in names if self.tensors[name].quantization is not None)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence that names what is dequantized; nothing if every code is used as it is stored."""
+        names = self.dequantized
+        if not names:
+            return ()
+        others = {1: "", 2: " and another tensor"}.get(len(names), f" and {len(names) - 1:,} other tensors")
+        return (f"{quoted(names[0])}{others} dequantized: mlx-lm can't use the stored codes",)
+
     def sources(self, parameter: Parameter) -> set[str]:
         """Return the stored tensors that a parameter is made of."""
         if isinstance(parameter.expression, Computed):

@@ -72,7 +72,7 @@ class ExpertGroup:
 
     @property
     def mixed_projection(self) -> str | None:
-        """A projection whose experts differ in type, so that their codes can't be stacked; None if there is none."""
+        """A projection whose experts differ in type, so that their codes can't be stacked; None if all agree."""
         types = {
             name: {(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}
             for name, tensors in self.projections.items()
@@ -82,7 +82,7 @@ class ExpertGroup:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model: config.json (None if there is none), names of documents and files, its tensors, its draft's architecture.
+    """A model: config.json (None if it is missing), names of documents and files, its tensors, its draft's architecture.
 
     The tensors of a draft are left out: each runtime has its own rule for drafts.
     """

@@ -92,7 +92,7 @@ def verdict(model: ModelFacts) -> Verdict:
 def _obstacles(model: ModelFacts) -> Iterator[str]:
     """Yield why a model does not load."""
     if model.config is None:
-        yield "there is no config.json"
+        yield "config.json is missing"
     elif not isinstance(model.config.get("model_type"), str):
         yield "config.json has no model_type"
     elif module_of(model) is None:

@@ -176,7 +176,7 @@ def verdict(model: ModelFacts) -> Verdict:
 
 def _unknown(model: ModelFacts) -> str:
     if model.config is None:
-        return "there is no config.json"
+        return "config.json is missing"
     if model.architecture is None:
         return "config.json names no architecture"
     return f"its runner has no {model.architecture}"

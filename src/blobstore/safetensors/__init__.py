@@ -6,7 +6,7 @@ is laxer, the README wins):
 F1  the file has 8 bytes: a u64, little-endian, the header's length N     F2  N <= 100,000,000
 F3  8 + N <= file size          F4  the header is UTF-8, no byte order mark          F5  it begins with ``{``
 F6  after the JSON only spaces  F7  strict JSON, one object                          F8  no duplicate keys
-F9  ``__metadata__`` maps strings to strings; null is none, as MLX writes it
+F9  ``__metadata__`` maps strings to strings; null, which MLX writes, means no metadata
 F10 every other value is an object with dtype, shape, data_offsets; unknown fields are accepted and not kept
 F11 dtype is a known name       F12 shape: non-negative integers
 F13 data_offsets: [begin, end], integers, begin <= end

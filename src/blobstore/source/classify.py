@@ -51,7 +51,7 @@ def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) 
         return types.pop()
     said = {weight.file.metadata.get(FILE_TYPE) for weight in weights if weight.producer == OWN.name}
     settings = config.mlx_quantization if config is not None else None
-    with suppress(UsageError):  # a type that is none of ours
+    with suppress(UsageError):  # a type that is not one of ours
         said |= {settings.quantization.quant_type.value} if settings is not None else set()
     asked = [kind for kind in types if kind.value in said]
     return asked[0] if len(asked) == 1 else None

@@ -52,7 +52,7 @@ def snapshot_in(folder: Path) -> Path:
 
 
 def _main_commit(folder: Path) -> str | None:
-    """Return the commit that ``refs/main`` holds, None where there is none. Raises: NotFoundError for one that can't be."""
+    """Return the commit in ``refs/main``; None if it is missing. Raises: NotFoundError if it does not name a snapshot."""
     refs = folder / "refs"
     try:
         raw = LocalFolder(refs).read(_MAIN, _LONGEST_REF)

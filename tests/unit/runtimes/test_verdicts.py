@@ -78,7 +78,7 @@ def test_only_the_first_architecture_counts_for_ollama() -> None:
 @pytest.mark.parametrize(
     ("config", "ours", "theirs"),
     [
-        (None, "there is no config.json", "there is no config.json"),
+        (None, "config.json is missing", "config.json is missing"),
         ({}, "config.json has no model_type", "config.json names no architecture"),
         ({"architectures": [], "model_type": 3}, "config.json has no model_type", "config.json names no architecture"),
         ({"architectures": ["XForY"], "model_type": "x"}, "it has no model type x", "its runner has no XForY"),
