@@ -22,6 +22,7 @@ from blobstore.loader import Model, open_model
 from blobstore.names import ModelName, relative_path
 from blobstore.network import (
     LogicalTensor,
+    NetworkPlan,
     build_network,
     check_arrays,
     float_dtype,
@@ -32,6 +33,8 @@ from blobstore.network import (
 from blobstore.provenance import OWN_DOCUMENT, Provenance
 from blobstore.runtimes import Runs, Verdict
 from blobstore.store import Store
+from blobstore.store.files import make_folder, os_errors
+from blobstore.store.trees import remove_tree
 
 _log = logging.getLogger("blobstore.mlx_lm")
 
@@ -88,19 +91,27 @@ def check_plan(plan: ImportPlan) -> Verdict:
     """
     import_mlx_lm()
     table, version = plan.runs_in[0], importlib.metadata.version("mlx-lm")
-    raw = plan.documents.get(CONFIG_NAME)
-    if raw is None or (table.runs is Runs.NO and "tokenizer" in table.reason):
+    if CONFIG_NAME not in plan.documents or (table.runs is Runs.NO and "tokenizer" in table.reason):
         return table
-    own = [tensor for tensor in plan.tensors if not tensor.name.startswith(_DRAFT_TENSORS)]
-    names = frozenset(name for file in plan.inventory.files for name in file.tensor_names)
     try:
-        network = plan_network(parse_config(raw), map(_planned, own), None, names)
+        network = planned_network(plan)
         check_arrays(network)
     except UnsupportedSourceError as error:
         return replace(table, version=version, runs=Runs.NO, reason=error.message)
     lost = len(network.dequantized)
-    reason = f"checked; {lost} of {len(own)} tensors dequantized" if lost else "checked"
+    reason = f"checked; {lost} of {len(network.tensors)} tensors dequantized" if lost else "checked"
     return replace(table, version=version, runs=Runs.YES, reason=reason)
+
+
+def planned_network(plan: ImportPlan) -> NetworkPlan:
+    """Return mlx-lm's network of a planned import, which has a config.json, and what each parameter is made of.
+
+    Raises: UsageError without the ``lm`` extra; DocumentError for a config.json that is not one; UnsupportedSourceError
+    when mlx-lm does not know the architecture, or the planned tensors are not those that it needs.
+    """
+    own = [tensor for tensor in plan.tensors if not tensor.name.startswith(_DRAFT_TENSORS)]
+    names = frozenset(name for file in plan.inventory.files for name in file.tensor_names)
+    return plan_network(parse_config(plan.documents[CONFIG_NAME]), map(_planned, own), None, names)
 
 
 def _planned(tensor: OutputTensor) -> LogicalTensor:
@@ -141,12 +152,17 @@ def _make_runnable(network: Any) -> None:
 
 def _tokenizer(model: Model) -> Any:
     """Return mlx-lm's tokenizer for the stored files, which it can only read from a folder."""
-    with tempfile.TemporaryDirectory(prefix="blobstore-tokenizer-") as folder:
-        _write_files(model, Path(folder))
+    with os_errors("make", "a temporary folder"):
+        folder = Path(tempfile.mkdtemp(prefix="blobstore-tokenizer-"))
+    try:
+        _write_files(model, folder)
         utils, eos_token_ids = import_mlx_lm(), _eos_token_ids(model)
         with mlx_lm_errors("load the tokenizer of", str(model.name)):
             # Without the option, transformers asks at the terminal whether to run a model's code.
-            return utils.load_tokenizer(Path(folder), {"trust_remote_code": False}, eos_token_ids=eos_token_ids)
+            return utils.load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos_token_ids)
+    finally:
+        with suppress(OSError):
+            remove_tree(folder)
 
 
 def _write_files(model: Model, folder: Path) -> None:
@@ -158,8 +174,9 @@ def _write_files(model: Model, folder: Path) -> None:
             path = folder / relative_path(name)
         except InvalidNameError as error:
             raise UnsupportedSourceError(f"model {model.name}: {error}", model=str(model.name)) from None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(model.file(name))
+        with os_errors("write", path):
+            make_folder(path.parent, durable=False)
+            path.write_bytes(model.file(name))
 
 
 def _eos_token_ids(model: Model) -> Any:

@@ -1,4 +1,4 @@
-"""Makes docs/architectures.md: ``python tests/architectures``; see ``--help``."""
+"""Makes docs/architectures.md, or architectures-converted.md (``--converted``): ``python tests/architectures``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from architectures.row import Apart, forget, make_row
+from architectures.converted import ROWS
+from architectures.row import Apart, forget, make_converted_row, make_row
 from architectures.rows import Architecture, architectures
-from architectures.table import counted, good, table
+from architectures.table import converted_table, counted, good, table
 
 _PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
@@ -28,14 +29,15 @@ def main() -> int:
         return 0
     if options.again:
         forget(options.notes)
-    wanted = [row for row in architectures().values() if _is_wanted(row, options.only)]
+    wanted = [row for row in architectures().values() if _is_wanted(row, options)]
     if not wanted:
         sys.exit(f"no architecture is called {' or '.join(options.only)}")
-    make = Apart()
+    make = Apart(make_converted_row if options.converted else make_row)
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(lambda row: _noted(row, make, options), wanted))
     if not options.only:
-        options.page.write_text(table(rows, "python tests/architectures", f"{datetime.now(UTC):%Y-%m-%d}"))
+        date = f"{datetime.now(UTC):%Y-%m-%d}"
+        options.page.write_text(converted_table(rows, date) if options.converted else table(rows, date))
     bad = [row["architecture"] for row in rows if not good(row)]
     print(f"{len(rows)} rows, {sum(counted(row) for row in rows)} counted, {len(bad)} bad: {' '.join(bad)}")  # noqa: T201
     return 1 if bad else 0
@@ -49,11 +51,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="make all again, instead of the missing ones")
     parser.add_argument("--page", type=Path, default=_PAGE, help="what is written (docs/architectures.md)")
     parser.add_argument("--row", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    parser.add_argument("--converted", action="store_true", help="compare what mlx-lm converted: architectures-converted.md")
+    options = parser.parse_args()
+    if options.converted:
+        options.notes /= "converted"
+        options.page = options.page.with_stem(f"{options.page.stem}-converted")
+    return options
 
 
-def _is_wanted(row: Architecture, globs: list[str]) -> bool:
-    return not globs or any(fnmatchcase(row.name, glob) for glob in globs)
+def _is_wanted(row: Architecture, options: argparse.Namespace) -> bool:
+    if options.only:
+        return any(fnmatchcase(row.name, glob) for glob in options.only)
+    return not options.converted or row.name in ROWS
 
 
 def _noted(row: Architecture, make: Apart, options: argparse.Namespace) -> dict[str, Any]:

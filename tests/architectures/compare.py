@@ -1,7 +1,8 @@
 """One checkpoint as one type: what blobstore makes of it beside what mlx-lm makes of the checkpoint.
 
 A model is right when it is imported, when its network gives the logits of the exported folder in mlx-lm, and when each
-module holds what the same module of the source's network holds, as closely as the bits that were stored allow.
+module holds what the same module of the source's network holds, as closely as the bits that were stored allow. What the plan
+says of weights that mlx-lm holds dequantized has to be what it holds so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from architectures.held import disagreement
 
 TYPES: tuple[str | None, ...] = (None, "int4", "int8", "nvfp4", "mxfp8")
 _TOKENS = [[3, 17, 5, 101, 44, 9, 200, 63, 3, 90, 31, 7]]
@@ -50,7 +53,9 @@ class Outcome:
     error: float = 0.0
 
 
-class _Ended(Exception):  # noqa: N818  # an outcome, not an error
+class Ended(Exception):  # noqa: N818  # an outcome, not an error
+    """Ends a comparison with an outcome."""
+
     def __init__(self, verdict: Verdict, reason: str) -> None:
         super().__init__(reason)
         self.outcome = Outcome(verdict=verdict, reason=reason)
@@ -62,9 +67,9 @@ def source_network(folder: Path) -> Any:
 
     try:
         network, _ = utils.load_model(folder)
-        _logits(network)
+        logits_of(network)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # mlx-lm raises what it likes
-        return _said(error)
+        return said(error)
     return network
 
 
@@ -79,7 +84,7 @@ def compare(folder: Path, quant: str | None, source: Any) -> Outcome:
             network, exported, bits = _imported(folder, quant, Path(scratch))
             if not alone:
                 return _judged(network, exported, source, bits)
-    except _Ended as end:
+    except Ended as end:
         if not alone or end.outcome.verdict != Verdict.LATE:
             return end.outcome
         return Outcome(verdict=Verdict.NOT_COMPARED, reason=end.outcome.reason)
@@ -91,22 +96,25 @@ def _imported(folder: Path, quant: str | None, scratch: Path) -> tuple[Any, Any,
     import blobstore
 
     store, exported = blobstore.open_store(scratch / "store"), scratch / "exported"
-    _step("plan", Verdict.REFUSED, lambda: blobstore.plan_import(folder, quant=quant))
-    _step("import", Verdict.LATE, lambda: blobstore.import_model(folder, "m", store=store, quant=quant))
-    network = _step("load", Verdict.LATE, lambda: blobstore.mlx_lm.load_network("m", store=store))
-    _step("export", Verdict.LATE, lambda: blobstore.export_model("m", exported, store=store, format="mlx"))
-    return network, _step("the exported folder", Verdict.CRASHED, lambda: _load_folder(exported)), _fewest_bits(store)
+    step("plan", Verdict.REFUSED, lambda: blobstore.plan_import(folder, quant=quant))
+    if odd := disagreement(folder, quant):
+        raise Ended(Verdict.WRONG, f"plan: {odd}")
+    step("import", Verdict.LATE, lambda: blobstore.import_model(folder, "m", store=store, quant=quant))
+    network = step("load", Verdict.LATE, lambda: blobstore.mlx_lm.load_network("m", store=store))
+    step("export", Verdict.LATE, lambda: blobstore.export_model("m", exported, store=store, format="mlx"))
+    return network, step("the exported folder", Verdict.CRASHED, lambda: load_folder(exported)), _fewest_bits(store)
 
 
-def _step(what: str, refused: Verdict, work: Callable[[], Any]) -> Any:
+def step(what: str, refused: Verdict, work: Callable[[], Any]) -> Any:
+    """Return what ``work`` returns. Raises: Ended, as ``refused`` with an error of ours, as a crash with any other."""
     from blobstore.errors import BlobStoreError
 
     try:
         return work()
     except BlobStoreError as error:
-        raise _Ended(refused, f"{what}: {_one_line(error)}") from None
+        raise Ended(refused, f"{what}: {_one_line(error)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001  # that any may come is what is looked for
-        raise _Ended(Verdict.CRASHED, f"{what}: {_said(error)}") from None
+        raise Ended(Verdict.CRASHED, f"{what}: {said(error)}") from None
 
 
 def _fewest_bits(store: Any) -> int | None:
@@ -116,7 +124,8 @@ def _fewest_bits(store: Any) -> int | None:
         return min((tensor.quant_type.bits for tensor in model.values() if tensor.quant_type), default=None)
 
 
-def _load_folder(folder: Path) -> Any:
+def load_folder(folder: Path) -> Any:
+    """Return mlx-lm's network of a folder. Raises: what mlx-lm raises."""
     from mlx_lm import utils
 
     network, _ = utils.load_model(folder)
@@ -126,19 +135,19 @@ def _load_folder(folder: Path) -> Any:
 def _judged(network: Any, exported: Any, source: Any, bits: int | None) -> Outcome:
     import mlx.core as mx
 
-    _step("run", Verdict.CRASHED, lambda: _run_as_loaded(network))
-    ours, theirs, sources = (_logits(one) for one in (network, exported, source))
+    step("run", Verdict.CRASHED, lambda: _run_as_loaded(network))
+    ours, theirs, sources = (logits_of(one) for one in (network, exported, source))
     held, meant = _values(network), _values(source)
     if odd := sorted(held.keys() ^ meant.keys()):
-        raise _Ended(Verdict.WRONG, f"{odd[0]} is in one of both networks only, and {len(odd) - 1} more")
+        raise Ended(Verdict.WRONG, f"{odd[0]} is in one of both networks only, and {len(odd) - 1} more")
     found = {path: _difference(path, held[path], meant[path], bits) for path in sorted(held)}
     if wrong := [text for text in found.values() if text]:
-        raise _Ended(Verdict.WRONG, f"{wrong[0]}, and {len(wrong) - 1} more of {len(held)}")
+        raise Ended(Verdict.WRONG, f"{wrong[0]}, and {len(wrong) - 1} more of {len(held)}")
     if not mx.all(mx.isfinite(ours)).item():
-        raise _Ended(Verdict.WRONG, "logits are not finite")
+        raise Ended(Verdict.WRONG, "logits are not finite")
     apart = (mx.abs(ours - theirs).max() / mx.abs(ours).max()).item()
     if not apart <= _NEAR:
-        raise _Ended(Verdict.WRONG, f"logits differ from the exported folder's by {apart:.2g} of the largest")
+        raise Ended(Verdict.WRONG, f"logits differ from the exported folder's by {apart:.2g} of the largest")
     return Outcome(
         verdict=Verdict.RIGHT,
         quantized=_share(held, [path for path, value in held.items() if value.bits]),
@@ -197,7 +206,7 @@ def _difference(path: str, held: _Value, meant: _Value, stored_bits: int | None)
     return "" if cosine >= _COSINES[bits] else f"{path} in {bits} bits has a cosine of {cosine:.4f}"
 
 
-def _logits(network: Any) -> Any:
+def logits_of(network: Any) -> Any:
     """Return a network's logits, computed in float32: on a CPU MLX multiplies experts in no other type (0.32.4)."""
     import mlx.core as mx
 
@@ -213,7 +222,8 @@ def _run_as_loaded(network: Any) -> None:
     mx.eval(network(mx.array(_TOKENS)))
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """Return an error in a line, its type first."""
     return f"{type(error).__name__}: {_one_line(error)}"
 
 

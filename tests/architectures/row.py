@@ -6,12 +6,14 @@ import multiprocessing
 import shutil
 import tempfile
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from architectures.compare import TYPES, Outcome, Verdict, compare, source_network
+from architectures.converted import CONVERSIONS, compare_conversion
 from architectures.rows import Architecture, architectures
 
 _LIMIT_S = 600
@@ -32,6 +34,17 @@ def make_row(name: str) -> dict[str, Any]:
     return {**_head(row), "mlx_lm": network if isinstance(network, str) else _LOADED, "types": outcomes}
 
 
+def make_converted_row(name: str) -> dict[str, Any]:
+    """Return what comes of an architecture that mlx-lm has converted, by conversion, as `make_row` does."""
+    warnings.simplefilter("ignore")
+    row = architectures()[name]
+    with tempfile.TemporaryDirectory(prefix="blobstore-architecture-") as scratch:
+        source = Path(scratch, "source")
+        row.make(source)
+        outcomes = {conversion: asdict(compare_conversion(source, conversion)) for conversion in CONVERSIONS}
+    return {**_head(row), "mlx_lm": _LOADED, "types": outcomes}
+
+
 def _head(row: Architecture) -> dict[str, str]:
     return {"architecture": row.name, "maker": row.maker}
 
@@ -39,14 +52,15 @@ def _head(row: Architecture) -> dict[str, str]:
 class Apart:
     """Makes rows in processes of their own, which begin with everything imported: one that dies is a crash of every type."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[str], dict[str, Any]]) -> None:
+        self._make = make
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["blobstore", "mlx_lm.utils", "torch", "transformers"])
 
     def __call__(self, row: Architecture) -> dict[str, Any]:
-        """Return what `make_row` returns."""
+        """Return what ``make`` returns for the row's name; it is a function of this module."""
         ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_send_row, args=(row.name, theirs))
+        process = self._context.Process(target=_send_row, args=(self._make, row.name, theirs))
         process.start()
         theirs.close()
         try:
@@ -60,8 +74,8 @@ class Apart:
         return result
 
 
-def _send_row(name: str, to: Connection) -> None:
-    to.send(make_row(name))
+def _send_row(make: Callable[[str], dict[str, Any]], name: str, to: Connection) -> None:
+    to.send(make(name))
 
 
 def _uncompared(row: Architecture, verdict: Verdict, reason: str) -> dict[str, Any]:

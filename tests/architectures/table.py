@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 from architectures.compare import TYPES, Verdict
+from architectures.converted import CONVERSIONS
 
 Row = dict[str, Any]
-_GOOD = {Verdict.RIGHT, Verdict.REFUSED}
+_GOOD = {Verdict.RIGHT, Verdict.REFUSED, Verdict.NOT_COMPARED}
+_BAD = {Verdict.WRONG, Verdict.CRASHED}
 _PACKAGES = ("mlx-lm", "mlx", "transformers")
+_NAME = re.compile(r"'[^']+'")
+_INTRODUCTION = (
+    "Each row is a checkpoint of a few layers with random weights, in the layout in which checkpoints of the",
+    "architecture are published. It is imported as each type, loaded, and exported for mlx-lm. ✓ means: the loaded",
+    "network gives the logits of the exported folder in mlx-lm (bit for bit, but for heads that mlx-lm normalises",
+    "again), and each of its weights has a cosine of at least 0.99 (4 bits) or 0.999 (8 bits) with the one that",
+    "mlx-lm has of the checkpoint itself; what is not quantized is equal. The number is the percentage of parameters",
+    "that mlx-lm holds quantized, `+ n` that of those which are stored quantized and become values when the model is",
+    "loaded, because mlx-lm computes with them or moves them within a group: `plan` says of the same models that they",
+    "are partly dequantized. *Refused* means: `plan` and `import` say why, and nothing is written.",
+)
+_CONVERTED = (
+    "Each row is a checkpoint of [the table of architectures](architectures.md) that mlx-lm's own code has converted, as",
+    "`mlx_lm.convert` does it, imported as it is. ✓ means: the network that is loaded from the store, and the folder that",
+    "is exported for mlx-lm, have each parameter of the converted folder, bit for bit, and give the same logits; `--quant",
+    "int4` quantizes floats, and is refused for codes. *Refused* means: `plan` and `import` name a tensor and say why.",
+    "*Not compared* means: mlx-lm can't convert or load it.",
+    "",
+    "Bailing with `norm_head` is not among them: mlx-lm 0.32.2 quantizes its head, and divides the codes by norms when it",
+    "loads them. From a store it gets the head's values.",
+)
 
 
 def good(row: Row) -> bool:
-    """Return whether a row is right or refused at plan time as every type; where mlx-lm has no model, that none crashes."""
+    """Return whether a row is as it should be in every type: where mlx-lm runs it, right or refused at plan time."""
     found = {outcome["verdict"] for outcome in row["types"].values()}
-    return found <= _GOOD if counted(row) else Verdict.CRASHED not in found
+    return found <= _GOOD if counted(row) else not found & _BAD
 
 
 def counted(row: Row) -> bool:
@@ -25,44 +49,38 @@ def counted(row: Row) -> bool:
     return bool(row["mlx_lm"] == "loads")
 
 
-def table(rows: Sequence[Row], command: str, date: str) -> str:
+def table(rows: Sequence[Row], date: str) -> str:
     """Return the page of docs: the totals, the table, and a list of reasons that are too long for it."""
-    versions = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
-    heads = ["architecture", "made by", *(str(quant or "none") for quant in TYPES)]
     inside = [row for row in rows if counted(row)]
     outside = [row for row in rows if not counted(row)]
-    return "\n".join(
-        [
-            "# Architectures",
-            "",
-            *_introduction(versions, command, date),
-            "",
-            *_totals(inside),
-            "",
-            "| " + " | ".join(heads) + " |",
-            "|" + "---|" * len(heads),
-            *(_line(row) for row in inside),
-            "",
-            *_reasons(inside),
-            *_outside(outside),
-            "",
-        ]
-    )
-
-
-def _introduction(versions: str, command: str, date: str) -> list[str]:
-    return [
-        f"Made by `{command}` on {date} with {versions}; do not edit.",
+    head = [
+        "# Architectures",
         "",
-        "Each row is a checkpoint of a few layers with random weights, in the layout in which checkpoints of the",
-        "architecture are published. It is imported as each type, loaded, and exported for mlx-lm. ✓ means: the loaded",
-        "network gives the logits of the exported folder in mlx-lm (bit for bit, but for heads that mlx-lm normalises",
-        "again), and each of its weights has a cosine of at least 0.99 (4 bits) or 0.999 (8 bits) with the one that",
-        "mlx-lm has of the checkpoint itself; what is not quantized is equal. The number is the percentage of parameters",
-        "that mlx-lm holds quantized, `+ n` that of those which are stored quantized and become values when the model is",
-        "loaded, because mlx-lm computes with them or moves them within a group. *Refused* means: `plan` and `import` say",
-        "why, and nothing is written.",
+        _made_by("python tests/architectures", date),
+        "",
+        *_INTRODUCTION,
+        "",
+        *_totals(inside),
+        "",
     ]
+    heads = [str(quant or "none") for quant in TYPES]
+    return "\n".join([*head, *_lines(inside, heads), "", *_reasons(inside), *_outside(outside), ""])
+
+
+def converted_table(rows: Sequence[Row], date: str) -> str:
+    """Return the page of docs on what mlx-lm has converted."""
+    head = ["# Converted by mlx-lm", "", _made_by("python tests/architectures --converted", date), "", *_CONVERTED, ""]
+    return "\n".join([*head, *_lines(rows, list(CONVERSIONS)), "", "## Why not", "", *_common_reasons(rows), ""])
+
+
+def _made_by(command: str, date: str) -> str:
+    versions = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    return f"Made by `{command}` on {date} with {versions}; do not edit."
+
+
+def _lines(rows: Sequence[Row], heads: Sequence[str]) -> list[str]:
+    columns = ["architecture", "made by", *heads]
+    return ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *map(_line, rows)]
 
 
 def _totals(rows: Sequence[Row]) -> list[str]:
@@ -81,7 +99,7 @@ def _cell(outcome: dict[str, Any]) -> str:
     if outcome["verdict"] == Verdict.RIGHT:
         shares = [round(100 * outcome[key]) for key in ("quantized", "dequantized")]
         return " ".join(["✓", *([str(shares[0])] if any(shares) else []), *([f"+ {shares[1]}"] if shares[1] else [])])
-    return str(outcome["verdict"]) if outcome["verdict"] == Verdict.REFUSED else f"**{str(outcome['verdict']).upper()}**"
+    return str(outcome["verdict"]) if outcome["verdict"] in _GOOD else f"**{str(outcome['verdict']).upper()}**"
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
@@ -95,6 +113,17 @@ def _reasons_of(row: Row) -> list[str]:
         if outcome["reason"]:
             types.setdefault((outcome["verdict"], outcome["reason"]), []).append(quant.lower())
     return [f"{', '.join(names)}: {what}, {why}" for (what, why), names in types.items()]
+
+
+def _common_reasons(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each reason, the names of tensors left out of it, with what it was for."""
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for row in rows:
+        for conversion, outcome in row["types"].items():
+            if outcome["reason"]:
+                conversions, architectures = found.setdefault(_NAME.sub("'…'", outcome["reason"]), ({}, {}))
+                conversions[conversion] = architectures[row["architecture"]] = None
+    return [f"- {', '.join(what)} (such as {next(iter(of))}): {why}" for why, (what, of) in sorted(found.items())]
 
 
 def _outside(rows: Sequence[Row]) -> list[str]:

@@ -8,7 +8,10 @@ import pytest
 from support import ROOT
 
 from architectures.compare import Verdict, compare, source_network
+from architectures.converted import ROWS as CONVERTED_ROWS
+from architectures.converted import compare_conversion
 from architectures.rows import architectures
+from blobstore.runtimes import mlx_lm_values
 
 ROWS = architectures()
 TELLING = {
@@ -42,6 +45,17 @@ def test_what_is_stored_runs(name: str, tmp_path: Path) -> None:
     )
 
 
+# Conversions of mlx-lm: how they say the types of modules, and heads that are normalised before they are quantized.
+CONVERTED = [("baichuan_m1", "int4"), ("kimi_k25", "mxfp4"), ("rwkv7", "int4")]
+
+
+@pytest.mark.parametrize(("name", "conversion"), CONVERTED)
+def test_what_mlx_lm_converted_is_as_it_is_there(name: str, conversion: str, tmp_path: Path) -> None:
+    ROWS[name].make(tmp_path / "source")
+    outcome = compare_conversion(tmp_path / "source", conversion)
+    assert (outcome.verdict, outcome.reason) == (Verdict.RIGHT, "")
+
+
 def test_a_wrong_network_is_seen(tmp_path: Path) -> None:
     source = tmp_path / "source"
     ROWS["minicpm"].make(source)
@@ -53,6 +67,15 @@ def test_a_wrong_network_is_seen(tmp_path: Path) -> None:
     assert "layers.1.mlp.up_proj.weight" in outcome.reason
 
 
+@pytest.mark.parametrize(("table", "of"), [({}, "is dequantized"), ({"kimi_k25": "down_proj.weight"}, "is not dequantized")])
+def test_a_wrong_table_is_seen(table: dict[str, str], of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ROWS["kimi_k25"].make(tmp_path / "source")
+    monkeypatch.setattr(mlx_lm_values, "ALWAYS", table)
+    outcome = compare(tmp_path / "source", "int8", "not loaded")
+    assert outcome.verdict == Verdict.WRONG
+    assert of in outcome.reason
+
+
 def test_the_same_recipe_gives_the_same_checkpoint(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         ROWS["mimo"].make(tmp_path / folder)
@@ -60,7 +83,7 @@ def test_the_same_recipe_gives_the_same_checkpoint(tmp_path: Path) -> None:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
-def test_the_page_has_every_row() -> None:
-    page = (ROOT / "docs" / "architectures.md").read_text()
-    missing = [name for name in ROWS if f"| {name} |" not in page and f"- {name} (" not in page]
-    assert missing == []
+def test_the_pages_have_every_row() -> None:
+    page, converted = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("architectures", "architectures-converted"))
+    assert [name for name in ROWS if f"| {name} |" not in page and f"- {name} (" not in page] == []
+    assert [name for name in CONVERTED_ROWS if f"| {name} |" not in converted] == []

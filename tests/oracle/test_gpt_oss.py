@@ -1,4 +1,4 @@
-"""A gpt-oss checkpoint (MXFP4 blocks and scales) is stored without loss, and mlx-lm's model computes the same from it."""
+"""A gpt-oss checkpoint (MXFP4 blocks and scales) is stored without loss, and others' models compute the same from it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from mlx import core as mx
 from mlx_lm import utils
 from support import PYCODE
 from support.checkpoints import normal, safetensors_bytes
+from transformers import GptOssForCausalLM, Mxfp4Config
 
 import blobstore
 from blobstore.quant import QuantType
@@ -110,3 +112,21 @@ def test_logits_are_those_of_mlx_lm(checkpoint: Path, store: Store) -> None:
     theirs = utils.load_model(checkpoint)[0](tokens)
     assert mx.array_equal(ours, theirs)
     assert float(mx.max(mx.abs(theirs))) > 0
+
+
+def test_a_dequantized_export_is_what_transformers_makes_of_the_blocks(
+    checkpoint: Path, store: Store, tmp_path: Path
+) -> None:
+    blobstore.import_model(checkpoint, "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store, dequantize="bfloat16", max_shard_size="source")
+    theirs, _ = load(checkpoint, quantization_config=Mxfp4Config(dequantize=True))
+    ours, info = load(tmp_path / "out")
+    assert {key: names for key, names in info.items() if names} == {}
+    assert ours.keys() == theirs.keys()
+    assert [name for name, tensor in theirs.items() if not torch.equal(tensor, ours[name])] == []
+
+
+def load(folder: Path, **options: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the parameters of transformers' model of a folder, and which it missed or could not use."""
+    network, info = GptOssForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True, **options)
+    return network.state_dict(), info

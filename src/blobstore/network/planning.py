@@ -7,7 +7,7 @@ Codes go into a quantized module when the network moves whole groups of them; ot
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,9 @@ from blobstore.network.tracing import trace
 from blobstore.quant import Quantization
 
 _CLAIMS = ("quantization", "quantization_config")
+_HEAD = "lm_head.weight"
+_HEAD_MARKS = {"baichuan_m1": "lm_head.scales"}
+"""A name that tells a ``sanitize`` that a head is quantized, so that it was normalised before (mlx_lm/models, 0.32.2)."""
 _SHOWN = 3
 _LONGEST = 300
 """Characters of an error of mlx-lm's in a message."""
@@ -160,7 +163,8 @@ def plan_network(
         def make_network() -> Any:
             return model_class(args_class.from_dict(settings))
 
-        network, offered, made = _fitting(make_network, layouts(stored.values(), source_names))
+        marks = _marks(config, stored)
+        network, offered, made = _fitting(make_network, layouts(stored.values(), source_names), marks)
         network.eval()
     modules = dict(network.named_modules())
     parameters = [_parameter(name, expression, modules, stored) for name, expression in sorted(made.items())]
@@ -183,8 +187,15 @@ def stand_in(offered: Offered) -> Any:
     return mx.zeros(offered.expression.shape, mlx_dtype(offered.dtype))
 
 
+def _marks(config: Mapping[str, Any], stored: Mapping[str, LogicalTensor]) -> list[str]:
+    """Return the names by which ``sanitize`` knows what mlx-lm had changed before it quantized the source."""
+    mark = _HEAD_MARKS.get(str(config.get("model_type")))
+    by_mlx = isinstance(config.get("quantization"), Mapping)
+    return [mark] if mark and by_mlx and _HEAD in stored and stored[_HEAD].quantization is not None else []
+
+
 def _fitting(
-    make_network: Callable[[], Any], candidates: Iterable[list[Offered]]
+    make_network: Callable[[], Any], candidates: Iterable[list[Offered]], marks: Sequence[str]
 ) -> tuple[Any, dict[str, Offered], dict[str, Expression]]:
     """Return a network, the first layout of which its ``sanitize`` makes its parameters, and what it makes of it.
 
@@ -194,7 +205,7 @@ def _fitting(
     for layout in candidates:
         network, offered = make_network(), {one.name: one for one in layout}
         try:
-            made = _sanitized(network, offered)
+            made = _sanitized(network, offered, marks)
             _check(made, network)
         except Exception as error:  # noqa: BLE001  # a layout that sanitize was not written for
             first = first or error
@@ -204,9 +215,13 @@ def _fitting(
     raise first or AssertionError("there is always a layout")
 
 
-def _sanitized(network: Any, offered: Mapping[str, Offered]) -> dict[str, Expression]:
+def _sanitized(network: Any, offered: Mapping[str, Offered], marks: Sequence[str]) -> dict[str, Expression]:
     if hasattr(network, "sanitize"):
-        return trace(network.sanitize, {name: stand_in(one) for name, one in offered.items()})
+        import mlx.core as mx
+
+        stand_ins = {name: stand_in(one) for name, one in offered.items()}
+        made = trace(network.sanitize, stand_ins | {mark: mx.zeros(()) for mark in marks})
+        return {name: one for name, one in made.items() if name not in marks}
     return {name: Stored(name, one.expression.shape) for name, one in offered.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,8 @@ from blobstore.quant import Quantization, QuantType
 
 _DRAFT = "draft."
 _EXPERT = re.compile(
-    r"(?P<group>(?:.*\.)?layers\.[0-9]+\.(?P<place>(?:[a-z_]+\.)*?(?:experts|switch_mlp|moe)))"
-    r"\.(?:(?P<number>[0-9]+)\.)?(?P<projection>[a-z_]*_proj|w[0-9])(?:\.weight)?",
+    r"(?P<group>(?:.*\.)?(?:layers|h)\.[0-9]+\.(?P<place>(?:[a-z_]+\.)*?(?:experts|switch_mlp|moe|moe\.mlp)))"
+    r"\.(?:(?P<number>[0-9]+)\.)?(?P<projection>[a-z_]*_proj|w[0-9]|fc[0-9])(?:\.weight)?",
     re.ASCII,
 )
 _OTHER_SENSES = ("vision_config", "audio_config", "sound_config")
@@ -53,6 +53,11 @@ class TensorFacts:
         return self.quantization is not None or fits_mlx(self.dtype, self.shape)
 
 
+def are_alike(tensors: Iterable[TensorFacts]) -> bool:
+    """Return True if all are of one type, so that their codes can be joined."""
+    return len({(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}) <= 1
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
     """The routed experts of one layer: ``name`` is the prefix of their tensors, ``place`` the part of it below the layer.
@@ -73,11 +78,7 @@ class ExpertGroup:
     @property
     def mixed_projection(self) -> str | None:
         """A projection whose experts differ in type, so that their codes can't be stacked; None if all agree."""
-        types = {
-            name: {(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}
-            for name, tensors in self.projections.items()
-        }
-        return next((name for name, used in types.items() if len(used) > 1), None)
+        return next((name for name, tensors in self.projections.items() if not are_alike(tensors)), None)
 
 
 @dataclass(frozen=True)

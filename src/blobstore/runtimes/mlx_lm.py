@@ -7,11 +7,11 @@ tests/unit/runtimes/test_mlx_lm_table.py compares them with the installed mlx-lm
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 from blobstore.runtimes.facts import Layout, ModelFacts
+from blobstore.runtimes.mlx_lm_values import dequantized
 from blobstore.runtimes.verdict import Runs, Verdict
 
 NAME: Final = "mlx-lm"
@@ -51,7 +51,6 @@ REMAPPED_ARCHITECTURES: Final = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): 
 _PACKAGES: Final = {"olmo": "ai2-olmo"}
 """What a module imports that mlx-lm does not bring along (mlx_lm 0.32.2 models/olmo.py)."""
 
-_EMBEDDING = re.compile(r"(?:.*\.)?(?:[a-z_]*embed[a-z_]*|wte|wpe)\.weight")
 _TOKENIZER = ("tokenizer", "vocab")
 
 
@@ -72,13 +71,16 @@ def module_of(model: ModelFacts) -> str | None:
 
 def verdict(model: ModelFacts) -> Verdict:
     """Return what mlx-lm makes of a model, loaded by `blobstore.mlx_lm.load`."""
-    if reason := next(_obstacles(model), None):
+    module = module_of(model)
+    if module is None:
+        return Verdict(NAME, VERSION, Runs.NO, _why_unknown(model))
+    if reason := next(_obstacles(model, module), None):
         return Verdict(NAME, VERSION, Runs.NO, reason)
-    model_type, module = (model.config or {})["model_type"], module_of(model)
+    model_type = (model.config or {})["model_type"]
     if module in _PACKAGES:
         return Verdict(NAME, VERSION, Runs.UNKNOWN, f"{model_type} needs the package {_PACKAGES[module]}")
     words = [model_type if model_type == module else f"{model_type} as {module}", model.types]
-    if _is_partly_dequantized(model):
+    if dequantized(model, module):
         words.append("partly dequantized")
     if model.has_other_senses:
         words.append("text only")
@@ -89,29 +91,30 @@ def verdict(model: ModelFacts) -> Verdict:
     return Verdict(NAME, VERSION, Runs.YES, ", ".join(words))
 
 
-def _obstacles(model: ModelFacts) -> Iterator[str]:
-    """Yield why a model does not load."""
+def _why_unknown(model: ModelFacts) -> str:
+    """Return why mlx-lm has no module for a model."""
     if model.config is None:
-        yield "config.json is missing"
-    elif not isinstance(model.config.get("model_type"), str):
-        yield "config.json has no model_type"
-    elif module_of(model) is None:
-        yield f"it has no model type {model.config['model_type']}"
+        return "config.json is missing"
+    model_type = model.config.get("model_type")
+    return f"it has no model type {model_type}" if isinstance(model_type, str) else "config.json has no model_type"
+
+
+def _obstacles(model: ModelFacts, module: str) -> Iterator[str]:
+    """Yield why a model does not load."""
     if not any(name.startswith(_TOKENIZER) for name in model.documents):
         yield "there is no tokenizer"
     for tensor in model.tensors:
         if not tensor.fits_mlx:
             yield f"MLX has no {tensor.dtype} arrays like {tensor.name}"
-    yield from _missing(model)
+    yield from _missing(model, module)
 
 
-def _missing(model: ModelFacts) -> Iterator[str]:
+def _missing(model: ModelFacts, module: str) -> Iterator[str]:
     """Yield what networks need that checkpoints of other programs lack.
 
     Sources: `sanitize` of mlx_lm 0.32.2 models/gpt_oss.py, which names experts ``.weight`` only where they are quantized;
     models/bitlinear_layers.py `BitLinear`.
     """
-    module = module_of(model)
     if module == "gpt_oss":
         yield from _unreadable_experts(model)
     if module == "bitnet" and not any(tensor.name.endswith(".weight_scale") for tensor in model.tensors):
@@ -128,12 +131,3 @@ def _unreadable_experts(model: ModelFacts) -> Iterator[str]:
         fused = group.projections["gate_up_proj"][0]
         if type(hidden) is int and fused.shape[-1] != hidden:
             yield f"{fused.name} is quantized along its outputs, as Ollama's importer does"
-
-
-def _is_partly_dequantized(model: ModelFacts) -> bool:
-    """Return True if its network can't hold the codes of some weights.
-
-    Those are experts of one projection that differ in type, and embeddings with a global scale.
-    """
-    embeddings = (tensor for tensor in model.tensors if _EMBEDDING.fullmatch(tensor.name))
-    return any(tensor.double_scaled for tensor in embeddings) or any(group.mixed_projection for group in model.experts)

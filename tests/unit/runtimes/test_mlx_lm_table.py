@@ -8,7 +8,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from blobstore.runtimes import mlx_lm
+from blobstore.runtimes import mlx_lm, mlx_lm_values
 
 _SPEC = importlib.util.find_spec("mlx_lm")
 assert _SPEC is not None
@@ -47,3 +47,7 @@ def test_remapped_types() -> None:
     assert _constant("MODEL_REMAPPING") == mlx_lm.REMAPPED
     assert _constant("MODEL_ARCHITECTURE_REMAPPING") == mlx_lm.REMAPPED_ARCHITECTURES
     assert set(mlx_lm.REMAPPED.values()) | set(mlx_lm.REMAPPED_ARCHITECTURES.values()) <= mlx_lm.MODULES
+
+
+def test_dequantized_weights_are_of_models_that_it_has() -> None:
+    assert mlx_lm_values.ALWAYS.keys() | mlx_lm_values.JOINED.keys() <= mlx_lm.MODULES

@@ -222,6 +222,53 @@ def test_codes_of_experts_that_differ_in_type_can_not_be_stacked() -> None:
     assert _yes(ollama.verdict(_model("Qwen3_5MoeForCausalLM", "qwen3_5_moe", *per_projection)))
 
 
+LATENT = _weight("model.layers.0.self_attn.kv_b_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "tensors", "is_partly"),
+    [
+        ("deepseek_v3", [LATENT], True),
+        ("deepseek_v3", [replace(LATENT, quantization=None)], False),
+        ("deepseek_v3", [_weight("model.layers.0.self_attn.embed_q.weight")], False),
+        ("deepseek_v2", [LATENT], False),
+        ("kimi_k2", [LATENT], True),
+        ("kimi_k3", [_weight(f"model.layers.0.self_attn.{one}_proj.weight") for one in "qkv"], False),
+        (
+            "kimi_k3",
+            [_weight(f"model.layers.0.self_attn.{one}_proj.weight", INT8 if one == "v" else INT4) for one in "qkv"],
+            True,
+        ),
+        ("afm7", [_weight("model.layers.0.self_attn.qkv_proj.weight")], True),
+        ("falcon_h1", [], False),
+        ("falcon_h1", [_weight("model.layers.0.self_attn.k_proj.weight", MXFP8)], True),
+        ("falcon_h1", [_weight("model.layers.0.self_attn.v_proj.weight", MXFP8)], False),
+        (
+            "falcon_h1",
+            [
+                _weight("model.layers.0.self_attn.k_proj.weight", MXFP8),
+                TensorFacts("model.layers.0.mamba.conv1d.weight", DType.BF16, (64, 4, 1)),
+            ],
+            False,
+        ),
+        (
+            "phixtral",
+            [_weight(f"transformer.h.0.moe.mlp.{number}.fc1.weight", one) for number, one in enumerate((INT4, INT8))],
+            True,
+        ),
+    ],
+)
+def test_what_loading_changes_is_dequantized(model_type: str, tensors: list[TensorFacts], is_partly: bool) -> None:
+    assert ("partly dequantized" in _yes(mlx_lm.verdict(_model("X", model_type, *tensors)))) is is_partly
+
+
+def test_a_head_that_is_normalised() -> None:
+    model = _model("BailingMoeForCausalLM", "bailing_moe", _weight("lm_head.weight"))
+    assert _yes(mlx_lm.verdict(model)) == "bailing_moe, int4"
+    normalised = replace(model, config={**(model.config or {}), "norm_head": True})
+    assert _yes(mlx_lm.verdict(normalised)) == "bailing_moe, int4, partly dequantized"
+
+
 def test_global_scales() -> None:
     linear = _weight("model.layers.0.mlp.up_proj.weight", NVFP4, double_scaled=True)
     ours, theirs = _both(_model("LlamaForCausalLM", "llama", linear))
