@@ -58,7 +58,7 @@ def dtype_of(array: np.ndarray[Any, Any]) -> DType:
     """Return the safetensors dtype of a numpy array. Raises: UnsupportedSourceError when there is none."""
     try:
         return _DTYPE[array.dtype.newbyteorder("=")]
-    except KeyError:
+    except (KeyError, TypeError):  # the last for dtypes without a byte order: StringDType
         raise UnsupportedSourceError(f"safetensors has no dtype for numpy's {array.dtype}") from None
 
 

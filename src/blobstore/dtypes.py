@@ -43,11 +43,11 @@ class DType(enum.Enum):
     def parse_float(cls, text: str) -> DType:
         """Return the float type that a user names: bfloat16, float16 or float32, or its name in a header.
 
-        Raises: UsageError for any other word.
+        Raises: UsageError for any other word, and for what is not one.
         """
         try:
             return _FLOAT_NAMES[text.lower()]
-        except KeyError:
+        except (AttributeError, KeyError):
             raise UsageError(f"unknown dtype {text!r}", hint="Use one of: bfloat16, float16, float32.") from None
 
     @property

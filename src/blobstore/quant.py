@@ -32,12 +32,12 @@ class QuantType(enum.Enum):
     def parse(cls, text: str) -> QuantType:
         """Return the type that a user names; ``q4``/``fp4`` mean int4 and ``q8``/``fp8`` mean int8, as in Ollama.
 
-        Raises: UsageError for any other word.
+        Raises: UsageError for any other word, and for what is not one.
         """
-        name = text.lower()
         try:
+            name = text.lower()
             return cls(_ALIASES.get(name, name))
-        except ValueError:
+        except (AttributeError, ValueError):
             known = ", ".join(member.value for member in cls)
             raise UsageError(f"unknown quantization type {text!r}", hint=f"Use one of: {known}.") from None
 

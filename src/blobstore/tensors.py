@@ -10,6 +10,8 @@ import importlib
 import logging
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +23,14 @@ from blobstore import kernels
 from blobstore.arrays import QuantizedArray, numpy_dtype
 from blobstore.digest import Digest
 from blobstore.dtypes import DType, fits_mlx
-from blobstore.errors import StorageError, UnsupportedSourceError, UsageError, from_os_error, quoted
+from blobstore.errors import (
+    InvalidIndexError,
+    StorageError,
+    UnsupportedSourceError,
+    UsageError,
+    from_os_error,
+    quoted,
+)
 from blobstore.mapped import MappedFile
 from blobstore.quant import QuantType
 from blobstore.ranges import FileIdentity
@@ -142,23 +151,46 @@ class Tensor:
         """Return the rows that a numpy index of the leading dimensions selects.
 
         Of an unquantized tensor a view (where numpy makes one); of a quantized one, those rows dequantized to a new
-        float32 array ``[..., cols]``, and only they are read. Raises: UsageError for an index into quantized columns.
+        float32 array ``[..., cols]``, and only they are read.
+
+        Raises: InvalidIndexError, which is an IndexError too, for what numpy refuses, whatever error it gives; UsageError
+        for an index into quantized columns.
         """
         array = self.numpy()
         if not isinstance(array, QuantizedArray):
-            selected: Array = array[rows]
-            return selected
-        if _reaches_columns(rows, len(self.shape)):
-            raise UsageError(f"{self.name!r} is quantized: index its rows, and the columns of the result")
+            return self._selected(array, rows)
+        if self._reaches_columns(rows):
+            raise UsageError(f"{quoted(self.name)} is quantized: index its rows, and the columns of the result")
         return kernels.dequantize(
             QuantizedArray(
-                array.weight[rows],
-                array.scale[rows],
-                array.bias[rows] if array.bias is not None else None,
+                self._selected(array.weight, rows),
+                self._selected(array.scale, rows),
+                self._selected(array.bias, rows) if array.bias is not None else None,
                 array.global_scale,
                 array.quantization,
             )
         )
+
+    def _selected(self, array: Array, rows: Any) -> Array:
+        with self._index_errors():
+            selected: Array = array[rows]
+        return selected
+
+    def _reaches_columns(self, rows: Any) -> bool:
+        """Return True when a numpy index says something about the last dimension. Raises: InvalidIndexError."""
+        items = rows if isinstance(rows, tuple) else (rows,)
+        if any(item is Ellipsis for item in items[:-1]):
+            return True
+        with self._index_errors():
+            return sum(map(_dimensions_taken, items)) >= len(self.shape)
+
+    @contextmanager
+    def _index_errors(self) -> Iterator[None]:
+        """Turn what numpy says of an index into our error: IndexError, ValueError (a step of zero), TypeError."""
+        try:
+            yield
+        except (IndexError, ValueError, TypeError) as error:
+            raise InvalidIndexError(f"invalid index of {quoted(self.name)}: {error}", tensor=self.name) from error
 
     def torch(self) -> Any:
         """Return a torch tensor that shares the map's memory, or a QuantizedArray of them. Never write to it.
@@ -250,16 +282,12 @@ def _numpy_view(blob: Blob, entry: TensorEntry) -> Array:
     return np.frombuffer(blob.view(entry), numpy_dtype(entry.dtype), math.prod(entry.shape)).reshape(entry.shape)
 
 
-def _reaches_columns(rows: Any, rank: int) -> bool:
-    """Return True when a numpy index says something about the last dimension of an array of that rank."""
-    items = rows if isinstance(rows, tuple) else (rows,)
-    if any(item is Ellipsis for item in items[:-1]):
-        return True
-    used = 0
-    for item in items:
-        is_mask = isinstance(item, np.ndarray | list) and np.asarray(item).dtype == bool
-        used += np.asarray(item).ndim if is_mask else item is not None and item is not Ellipsis
-    return used >= rank
+def _dimensions_taken(item: Any) -> int:
+    """Return how many dimensions of an array one item of a numpy index is about. Raises: ValueError for ragged lists."""
+    if item is None or item is Ellipsis:
+        return 0
+    is_mask = isinstance(item, bool | np.bool | np.ndarray | list) and np.asarray(item).dtype == bool
+    return np.asarray(item).ndim if is_mask else 1
 
 
 def _library(name: str, hint: str) -> Any:

@@ -137,19 +137,20 @@ def rates_of_others(codes: Any, scales: Any) -> tuple[float, float]:
 def measure_blocks(names: Iterable[str]) -> None:
     """Print the table of block FP8."""
     codes, scales = block_matrix()
+    run, flat = kernels.BlockRun(rows=SHAPE[0], cols=SHAPE[1], first=0, count=codes.size), scales.reshape(-1)
     others = rates_of_others(codes, scales)
     inputs = [codes.copy() for _ in range(INPUTS)]
     outputs = [np.zeros(codes.size, ml_dtypes.bfloat16) for _ in range(INPUTS)]
     show(BLOCK_HEADINGS)
     show("---" for _ in BLOCK_HEADINGS)
     for name in names:
-        options: dict[str, Any] = {"first": 0, "cols": SHAPE[1], "kernel": kernels.KERNELS[name]}
+        options: dict[str, Any] = {"run": run, "kernel": kernels.KERNELS[name]}
 
         def into(i: int, options: dict[str, Any] = options) -> None:
-            kernels.decode_blocks_into(inputs[i], scales, outputs[i], **options)
+            kernels.decode_blocks_into(inputs[i], flat, outputs[i], **options)
 
         memory, cached = rate_from_memory(into) / 2, rate(lambda into=into: into(0)) / 2
-        new = rate(lambda options=options: kernels.decode_blocks(codes, scales, **options)) / 2
+        new = rate(lambda options=options: kernels.decode_blocks(codes, flat, **options)) / 2
         ratios = (f"{new / other:.1f}x" for other in others)
         show((name, f"{memory:.2f}", f"{cached:.2f}", f"{new:.2f}", *ratios))
 

@@ -92,17 +92,25 @@ void add_quantized(Hash& hash, const Target& target, std::size_t format, const s
   }
 }
 
-// Runs of a matrix whose scales have any bits, from its middle to its end. NaN has bits of its own here.
-void add_decoded(Hash& hash, const Target& target, std::size_t cols, Random& random) {
-  const std::size_t rows = count / cols;
-  std::vector<std::byte> codes(rows * cols);
+// Runs of matrices whose scales have any bits, from somewhere in the first two to the end. NaN has bits of its own here.
+void add_decoded(Hash& hash, const Target& target, std::size_t rows, std::size_t cols, Random& random) {
+  const std::size_t matrices = count / (rows * cols);
+  const std::size_t blocks = (cols - 1) / fp8_block + 1, rows_of_blocks = (rows - 1) / fp8_block + 1;
+  std::vector<std::byte> codes(matrices * rows * cols);
   for (std::byte& code : codes) code = static_cast<std::byte>(random.next());
-  std::vector<float> scales((rows / fp8_block + 1) * (cols / fp8_block + 1));
-  for (float& scale : scales) scale = std::bit_cast<float>(random.next());
-  for (const std::size_t first : {std::size_t{0}, std::size_t{1}, cols - 1, 130 * cols + 7}) {
-    std::vector<std::uint16_t> values(codes.size() - first);
-    target.decode_blocks({codes.data() + first, scales.data(), values.size(), first, cols, values.data()});
-    hash.add_all(values.data(), values.size());
+  std::vector<std::uint32_t> scales(matrices * rows_of_blocks * blocks);
+  for (std::uint32_t& scale : scales) scale = random.next();
+  for (const std::size_t format : {bf16, f16, f32}) {
+    for (const std::size_t first : {std::size_t{0}, std::size_t{1}, cols - 1, rows * cols, 130 * cols + 7}) {
+      if (first >= codes.size()) continue;
+      const std::size_t row = first / cols, column = first % cols;
+      const std::size_t begin = (row / rows * rows_of_blocks + row % rows / fp8_block) * blocks + column / fp8_block;
+      const std::byte* from = reinterpret_cast<const std::byte*>(scales.data()) + begin * size_of(format);
+      std::vector<std::uint16_t> values(codes.size() - first);
+      target.decode_blocks[format]({codes.data() + first, from, column / fp8_block, values.size(), rows, cols, row % rows,
+                                    column, values.data()});
+      hash.add_all(values.data(), values.size());
+    }
   }
 }
 
@@ -118,7 +126,11 @@ int main() {
     for (const std::size_t format : {bf16, f16, f32}) {
       for (const bool alike : {true, false}) add_quantized(hash, *target, format, weights_of(format, alike, random), importance);
     }
-    for (const std::size_t cols : {100, 128, 250}) add_decoded(hash, *target, cols, random);
+    for (const std::size_t cols : {1, 2, 33, 100, 128, 250}) {
+      for (const std::size_t rows : {std::size_t{1}, std::size_t{2}, std::size_t{4}, std::size_t{130}}) {
+        add_decoded(hash, *target, rows, cols, random);
+      }
+    }
     std::printf("%s %016" PRIx64 "\n", target->name, hash.value);
   }
 }

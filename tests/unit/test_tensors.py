@@ -18,7 +18,7 @@ from support.stores import link_by_hand, stored_arrays
 
 import blobstore
 from blobstore import QuantizedArray
-from blobstore.errors import UnsupportedSourceError, UsageError
+from blobstore.errors import InvalidIndexError, UnsupportedSourceError, UsageError
 from blobstore.loader import Model
 from blobstore.quant import QuantType
 from blobstore.store import Store, open_store
@@ -279,3 +279,37 @@ def test_mlx_gives_an_array_that_lies_beside_one_it_can_not_hold(store: Store) -
     tensors = {"f32": np.arange(4, dtype=np.float32), "f64": np.arange(3.0)}
     link_by_hand(store, "m", {"both": safetensors_bytes(tensors)})
     assert blobstore.open_model("m", store=store)["f32"].mlx().tolist() == [0, 1, 2, 3]
+
+
+REFUSED = {
+    "a step of zero": np.s_[::0],
+    "beyond the end": 10**6,
+    "beyond 64 bits": 2**70,
+    "before the beginning": -(10**6),
+    "a float": 1.5,
+    "text": "rows",
+    "a slice of text": slice("rows"),
+    "a ragged list": [[0], [0, 1]],
+    "a mask of another length": np.zeros(3, bool),
+    "an object": object(),
+    "65 new axes": (None,) * 65,
+}
+
+
+@pytest.mark.parametrize("index", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("name", [UP, "model.norm.weight"])
+def test_an_index_that_numpy_refuses_is_one_error(dense: Model, name: str, index: Any) -> None:
+    with pytest.raises(InvalidIndexError, match="invalid index of") as caught:
+        dense[name][index]
+    assert isinstance(caught.value, IndexError)
+    assert isinstance(caught.value, UsageError)
+    assert caught.value.tensor == name
+
+
+@pytest.mark.parametrize("index", [np.s_[:: 2**40], np.s_[:: -(2**40)], np.s_[2**40 :], True, (True, 1), []], ids=str)
+def test_odd_indices_select_what_numpy_selects(dense: Model, index: Any) -> None:
+    np.testing.assert_array_equal(dense[UP][index], dense[UP].dequantize()[index])
+
+
+def test_rows_are_iterated_to_their_end(dense: Model) -> None:
+    assert sum(1 for _ in dense["model.norm.weight"]) == dense["model.norm.weight"].shape[0]

@@ -6,7 +6,6 @@ blocks.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -17,8 +16,10 @@ import numpy as np
 from blobstore.arrays import QuantizedArray, dtype_of, numpy_dtype
 from blobstore.dtypes import DType
 from blobstore.errors import NonFiniteWeightError, UsageError
+from blobstore.kernels.arguments import array_of, flat_parts, mapped
+from blobstore.kernels.block_runs import BlockRun
 from blobstore.kernels.blocks import decode_blocks, decode_blocks_into
-from blobstore.kernels.choice import KERNELS, Kernel, active, use
+from blobstore.kernels.choice import KERNELS, Kernel, active, chosen, use
 from blobstore.kernels.scales import (
     METHODS,
     AffineCandidates,
@@ -36,6 +37,7 @@ __all__ = [
     "KERNELS",
     "METHODS",
     "AffineCandidates",
+    "BlockRun",
     "Kernel",
     "ScaleChoice",
     "active",
@@ -97,12 +99,15 @@ def quantize(
     first). Affine scales and biases have the input's dtype. The arithmetic is docs/quantization.md's.
 
     Raises: UsageError (unknown type or method, rank under 2, a group that does not divide cols, another dtype, importance
-    of wrong length or without "search", a global scale for another type, jobs under 1); UnsupportedSourceError (a dtype
-    that safetensors has not); NonFiniteWeightError with the index of the first NaN or infinity.
+    of wrong length or without "search", a global scale for another type, jobs under 1, masked values, an argument of
+    another type); UnsupportedSourceError (a dtype that safetensors does not have); NonFiniteWeightError with the index of
+    the first NaN or infinity.
     """
     quantization = quantization_of(quant_type, group_size)
-    array = np.asarray(array)
+    array = array_of(array, "the array")
     dtype = _quantizable(array, quantization)
+    if type(global_scale) is not bool:
+        raise UsageError(f"global_scale is {global_scale!r}: it must be True or False")
     if global_scale and quantization.quant_type is not QuantType.NVFP4:
         raise UsageError(f"only nvfp4 has a global scale, not {quantization.quant_type}")
     if importance is not None and check_method(method) != "search":
@@ -116,7 +121,7 @@ def quantize(
     if global_scale:
         choice = replace(choice, global_scale=global_scale_of(largest_magnitude(weights)))
     parts = _empty_parts(weights, quantization, choice.global_scale if global_scale else None)
-    bad = _quantize_ranges(weights.reshape(-1), parts, choice, jobs, kernel)
+    bad = _quantize_ranges(weights.reshape(-1), parts, choice, jobs, chosen(kernel))
     if bad >= 0:
         index = tuple(int(i) for i in np.unravel_index(bad, array.shape))
         raise NonFiniteWeightError(f"the weight at {list(index)} is {array[index]}: it can't be quantized", index=index)
@@ -141,9 +146,7 @@ def _empty_parts(weights: Array, quantization: Quantization, global_scale: float
     return QuantizedArray(weight, scale, rest[0] if rest else None, factor, quantization)
 
 
-def _quantize_ranges(
-    weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice, jobs: int, kernel: Kernel | None
-) -> int:
+def _quantize_ranges(weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice, jobs: int, kernel: Kernel) -> int:
     """Quantize flat weights in ``jobs`` ranges of groups at the same time; return as `quantize_into`."""
     group_size = parts.group_size
     groups = weights.size // group_size
@@ -178,7 +181,7 @@ def group_range(parts: QuantizedArray[Array], start: int, stop: int) -> Quantize
 
 def matrix_of(parts: QuantizedArray[Array], number: int) -> QuantizedArray[Array]:
     """Return one matrix of a stack of any rank as views, counted through all of them."""
-    return _mapped(parts, lambda part: part.reshape(-1, *part.shape[-2:])[number])
+    return mapped(parts, lambda part: part.reshape(-1, *part.shape[-2:])[number])
 
 
 def block_of(parts: QuantizedArray[Array], rows: slice, columns: slice) -> QuantizedArray[Array]:
@@ -209,14 +212,15 @@ def dequantize(quantized: QuantizedArray[Array], dtype: str | DType = DType.F32,
     ``code * scale + bias`` for the affine types, ``code * scale`` (``* global_scale``) for the others, each operation
     rounded to float32, and the result to ``dtype``: "float32", "bfloat16" (ml_dtypes) or "float16".
 
-    Raises: UsageError when the arrays' shapes or dtypes are not those of the type, or for another dtype.
+    Raises: UsageError for anything but numpy arrays with the shapes and dtypes of the type (a scale for each whole group),
+    for masked values, or for another dtype; UnsupportedSourceError for a part's dtype that safetensors does not have.
     """
     wanted = dtype if isinstance(dtype, DType) else DType.parse_float(dtype)
     if not wanted.is_float:
         raise UsageError(f"values can be float32, bfloat16 or float16, not {wanted}")
-    _check_parts(quantized)
+    parts = flat_parts(quantized)
     out = np.empty(quantized.shape, numpy_dtype(wanted))
-    dequantize_into(_mapped(quantized, _flat), out.reshape(-1), kernel=kernel)
+    dequantize_into(parts, out.reshape(-1), kernel=chosen(kernel))
     return out
 
 
@@ -226,30 +230,3 @@ def dequantize_into(parts: QuantizedArray[Array], out: Array, *, kernel: Kernel 
     if not parts.quant_type.is_affine:
         parts = replace(parts, scale=parts.scale.view(np.uint8))
     (kernel or active()).dequantize(parts, factor, out)
-
-
-def _mapped(quantized: QuantizedArray[Array], change: Callable[[Array], Array]) -> QuantizedArray[Array]:
-    bias = None if quantized.bias is None else change(quantized.bias)
-    return replace(quantized, weight=change(quantized.weight), scale=change(quantized.scale), bias=bias)
-
-
-def _check_parts(quantized: QuantizedArray[Array]) -> None:
-    """Raise UsageError unless the arrays have the shapes and dtypes that the type says."""
-    parts = (quantized.weight, quantized.scale, quantized.bias, quantized.global_scale)
-    given = [part for part in parts if part is not None]
-    factor = quantized.global_scale if quantized.quant_type is QuantType.NVFP4 else None
-    shape = None if factor is None else (() if factor.ndim == 0 else (1,))
-    wanted = list(quantized.quantization.parts(quantized.shape, dtype_of(quantized.scale), global_scale=shape))
-    described = [(dtype_of(part), part.shape) for part in given]
-    if described != [(part.dtype, part.shape) for part in wanted] or not _scales_fit(quantized):
-        shown = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in described)
-        raise UsageError(f"no {quantized.quantization} array has the parts {shown}")
-
-
-def _scales_fit(quantized: QuantizedArray[Array]) -> bool:
-    return not quantized.quant_type.is_affine or dtype_of(quantized.scale).is_float
-
-
-def _flat(part: Array) -> Array:
-    """Return the array flat, contiguous and aligned: a copy only where a file has it at an odd address."""
-    return np.require(part, requirements=("C", "A")).reshape(-1)

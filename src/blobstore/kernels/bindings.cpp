@@ -28,7 +28,6 @@ using Out = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Octets = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Scales = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Halves = nb::ndarray<std::uint16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void require(bool condition, const char* message) {
@@ -124,24 +123,44 @@ void dequantize(std::string_view target, std::string_view quant_type, std::strin
   kernel(job);
 }
 
-void decode_blocks(std::string_view target, Octets codes, Scales scales, std::size_t first, std::size_t cols, Halves out) {
-  const std::size_t count = codes.size();
-  const auto blocks_of = [](std::size_t size) { return size / fp8_block + (size % fp8_block != 0); };
-  require(out.size() == count, "out has the wrong size");
-  require(scales.shape(1) == blocks_of(cols), "scales has the wrong size");
-  if (count > 0) {
-    require(cols > 0 && first <= SIZE_MAX - count, "the run ends after its matrix");
-    require((first + count - 1) / cols / fp8_block < scales.shape(0), "the run ends after its matrix");
+// How many scales a run of codes of consecutive matrices needs, and how many come before those in their row of scales.
+// A run within one row needs those of its blocks, any other whole rows of scales (block_runs.py says it with numbers).
+struct RunOfScales {
+  std::size_t before;
+  std::size_t count;
+};
+RunOfScales scales_of(std::size_t first, std::size_t count, std::size_t rows, std::size_t cols) {
+  const auto blocks_of = [](std::size_t size) { return (size - 1) / fp8_block + 1; };
+  const auto row_of_scales = [&](std::size_t row) { return row / rows * blocks_of(rows) + row % rows / fp8_block; };
+  const std::size_t last = first + count - 1;
+  if (first / cols == last / cols) {
+    const std::size_t before = first % cols / fp8_block;
+    return {before, last % cols / fp8_block + 1 - before};
   }
+  return {0, (row_of_scales(last / cols) + 1 - row_of_scales(first / cols)) * blocks_of(cols)};
+}
+
+void decode_blocks(std::string_view target, std::string_view scale_type, Octets codes, In scales, std::size_t first,
+                   std::size_t rows, std::size_t cols, Halves out) {
+  const std::size_t format = index_of(scale_type, float_names);
+  const auto kernel = target_of(target).decode_blocks[format];
+  const std::size_t count = codes.size();
+  require(out.size() == count, "out has the wrong size");
+  require(rows > 0 && cols > 0, "the matrices are empty");
+  require(first <= SIZE_MAX - count, "the run is too long");
+  const RunOfScales needed = count > 0 ? scales_of(first, count, rows, cols) : RunOfScales{0, 0};
+  require_items(scales, needed.count, item_size(format), "scales has the wrong size");
   const BlocksJob job{
       .codes = reinterpret_cast<const std::byte*>(codes.data()),
       .scales = scales.data(),
+      .blocks_before = needed.before,
       .count = count,
-      .first = first,
+      .rows = rows,
       .cols = cols,
+      .row = first / cols % rows,
+      .column = first % cols,
       .out = out.data(),
   };
-  const auto kernel = target_of(target).decode_blocks;
   const nb::gil_scoped_release unlocked;
   kernel(job);
 }
@@ -165,6 +184,6 @@ NB_MODULE(_native, m) {
   m.def("dequantize", &dequantize, nb::arg("target"), nb::arg("quant_type"), nb::arg("scale_type"), nb::arg("out_type"),
         nb::arg("words").noconvert(), nb::arg("scales").noconvert(), nb::arg("biases").noconvert().none(),
         nb::arg("group_size"), nb::arg("global_scale"), nb::arg("out").noconvert());
-  m.def("decode_blocks", &decode_blocks, nb::arg("target"), nb::arg("codes").noconvert(), nb::arg("scales").noconvert(),
-        nb::arg("first"), nb::arg("cols"), nb::arg("out").noconvert());
+  m.def("decode_blocks", &decode_blocks, nb::arg("target"), nb::arg("scale_type"), nb::arg("codes").noconvert(),
+        nb::arg("scales").noconvert(), nb::arg("first"), nb::arg("rows"), nb::arg("cols"), nb::arg("out").noconvert());
 }

@@ -1,4 +1,4 @@
-// Decode block FP8 weights: E4M3 codes of a row-major matrix, each block of 128 x 128 with a float32 scale.
+// Decode block FP8 weights: E4M3 codes of row-major matrices, each block of up to 128 x 128 with a scale.
 //
 // Every value is by itself, so how a run is cut, into lanes or into calls, does not show in the result.
 #pragma once
@@ -11,45 +11,81 @@
 namespace blobstore::BLOBSTORE_TARGET {
 
 // code * scale, rounded to float32, and that to BF16. NaN, wherever it comes from, is 0x7fc0; what overflows is infinite.
-template <std::size_t N>
-inline void decode_unit(const std::byte* codes, float scale, std::uint16_t* out) {
+// A Scale is one float for all codes, or a vector with one for each.
+template <std::size_t N, typename Scale>
+inline void decode_unit(const std::byte* codes, Scale even_scale, Scale odd_scale, std::uint16_t* out) {
   typename Lanes<N>::U even, odd;
   load_codes<E4M3::bits, N>(codes, even, odd);
-  store_unit<Bf16, N>(out, {E4M3::decode(even) * scale, E4M3::decode(odd) * scale});
+  store_unit<Bf16, N>(out, {E4M3::decode(even) * even_scale, E4M3::decode(odd) * odd_scale});
 }
 
-// A run of codes with one scale.
-template <std::size_t N>
-inline void decode_span(const std::byte* codes, float scale, std::size_t count, std::uint16_t* out) {
-  constexpr std::size_t size = Unit<N>::size;
-  std::size_t i = 0;
-  for (; i + size <= count; i += size) decode_unit<N>(codes + i, scale, out + i);
-  if (i == count) return;
-  std::byte rest[size] = {};  // nothing beyond the run is read or written
-  std::uint16_t values[size];
-  std::memcpy(rest, codes + i, count - i);
-  decode_unit<N>(rest, scale, values);
-  std::memcpy(out + i, values, (count - i) * sizeof values[0]);
+// The place in a run of codes, and the scale there; it moves forwards only, through rows and matrices.
+template <typename Float>
+class ScaleWalk {
+ public:
+  explicit ScaleWalk(const BlocksJob& job)
+      : scales_(static_cast<const typename Float::Bits*>(job.scales)),
+        rows_(job.rows),
+        cols_(job.cols),
+        blocks_((job.cols - 1) / fp8_block + 1),
+        row_(job.row),
+        column_(job.column),
+        row_of_scales_(std::size_t{0} - job.blocks_before) {}  // wraps around; adding a column's block wraps it back
+
+  float scale() const { return Float::decode(std::uint32_t{scales_[row_of_scales_ + column_ / fp8_block]}); }
+  // How many codes from here on are in this row of this block.
+  std::size_t left() const { return std::min(fp8_block - column_ % fp8_block, cols_ - column_); }
+  // Moves on by as many codes, `left` at most.
+  void skip(std::size_t count) {
+    column_ += count;
+    if (column_ < cols_) return;
+    column_ = 0;
+    if (++row_ == rows_) row_ = 0;
+    if (row_ % fp8_block == 0) row_of_scales_ += blocks_;
+  }
+
+ private:
+  const typename Float::Bits* scales_;
+  std::size_t rows_, cols_, blocks_, row_, column_, row_of_scales_;
+};
+
+// Codes that change their scale: up to a whole unit of them, from wherever the walk is.
+template <typename Float, std::size_t N>
+inline void decode_mixed(ScaleWalk<Float>& walk, const std::byte* codes, std::size_t count, std::uint16_t* out) {
+  std::uint32_t scales[Unit<N>::size] = {};
+  for (std::size_t i = 0; i < count;) {
+    const std::size_t size = std::min(walk.left(), count - i);
+    std::fill_n(scales + i, size, bits_of(walk.scale()));
+    walk.skip(size);
+    i += size;
+  }
+  const Unit<N> unit = load_unit<F32, N>(scales);
+  decode_unit<N>(codes, unit.even, unit.odd, out);
 }
 
-template <std::size_t N>
+template <typename Float, std::size_t N>
 void decode_blocks(const BlocksJob& job) {
   if (job.count == 0) return;
-  const std::size_t scales_per_row = (job.cols - 1) / fp8_block + 1;
-  std::size_t row = job.first / job.cols;
-  std::size_t column = job.first % job.cols;
-  for (std::size_t i = 0; i < job.count;) {
-    const float scale = job.scales[row / fp8_block * scales_per_row + column / fp8_block];
-    const std::size_t to_next_scale = std::min(fp8_block - column % fp8_block, job.cols - column);
-    const std::size_t size = std::min(to_next_scale, job.count - i);
-    decode_span<N>(job.codes + i, scale, size, job.out + i);
-    i += size;
-    column += size;
-    if (column == job.cols) {
-      column = 0;
-      ++row;
+  constexpr std::size_t size = Unit<N>::size;
+  ScaleWalk<Float> walk(job);
+  std::size_t i = 0;
+  while (job.count - i >= size) {
+    if (walk.left() < size) {
+      decode_mixed<Float, N>(walk, job.codes + i, size, job.out + i);
+      i += size;
+      continue;
     }
+    const float scale = walk.scale();
+    const std::size_t end = i + std::min(walk.left(), job.count - i) / size * size;
+    walk.skip(end - i);
+    for (; i < end; i += size) decode_unit<N>(job.codes + i, scale, scale, job.out + i);
   }
+  if (i == job.count) return;
+  std::byte rest[size] = {};  // nothing beyond the run is read or written
+  std::uint16_t values[size];
+  std::memcpy(rest, job.codes + i, job.count - i);
+  decode_mixed<Float, N>(walk, rest, job.count - i, values);
+  std::memcpy(job.out + i, values, (job.count - i) * sizeof values[0]);
 }
 
 }  // namespace blobstore::BLOBSTORE_TARGET

@@ -6,12 +6,13 @@ input. ``native`` is the best that runs here.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from blobstore.arrays import QuantizedArray
 from blobstore.errors import UsageError
+from blobstore.kernels.block_runs import BlockRun
 from blobstore.kernels.native import NativeKernel, targets
 from blobstore.kernels.reference import ReferenceKernel
 from blobstore.kernels.scales import ScaleChoice
@@ -19,8 +20,9 @@ from blobstore.kernels.scales import ScaleChoice
 Array = np.ndarray[Any, Any]
 
 
+@runtime_checkable
 class Kernel(Protocol):
-    """One implementation. All arrays are contiguous and aligned, and flat but for a matrix of scales.
+    """One implementation. All arrays are flat, contiguous and aligned.
 
     The arrays of quantized weights hold whole groups.
     """
@@ -36,10 +38,10 @@ class Kernel(Protocol):
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
         """Write the values to ``out``, which is BF16, F16 or F32, each rounded from float32."""
 
-    def decode_blocks(self, codes: Array, scales: Array, first: int, cols: int, out: Array) -> None:
-        """Write the BF16 values of a run of E4M3 codes to ``out``.
+    def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
+        """Write the BF16 values of a run of E4M3 codes, one at least, to ``out``.
 
-        ``scales`` (F32 ``[rows of blocks, blocks]``) are those of the whole matrix; the run begins at flat index ``first``.
+        ``scales`` (BF16, F16 or F32) are those of ``run.scales``.
         """
 
 
@@ -62,3 +64,10 @@ def use(name: str) -> None:
 def active() -> Kernel:
     """Return the implementation in use."""
     return _active
+
+
+def chosen(kernel: Kernel | None) -> Kernel:
+    """Return the kernel that a caller gives, or the one in use for None. Raises: UsageError for anything else."""
+    if kernel is not None and not isinstance(kernel, Kernel):
+        raise UsageError(f"{kernel!r} is not a kernel", hint="Use one of kernels.KERNELS, such as kernels.KERNELS['plain'].")
+    return kernel or active()

@@ -47,13 +47,16 @@ struct DequantizeJob {
 // A block FP8 matrix has a scale for each square of this many rows and columns; those at its edges may be cut.
 inline constexpr std::size_t fp8_block = 128;
 
-// A flat run of the E4M3 codes of a row-major matrix.
+// A flat run of the E4M3 codes of row-major matrices of one shape, which follow each other; so do their scales.
 struct BlocksJob {
   const std::byte* codes;
-  const float* scales;  // of the whole matrix, a row of scales for each 128 rows
+  const void* scales;         // those that the run needs, a row of scales for each 128 rows of a matrix
+  std::size_t blocks_before;  // how many blocks of the first row of scales come before the first of `scales`
   std::size_t count;
-  std::size_t first;  // the flat index of the first code
+  std::size_t rows;
   std::size_t cols;
+  std::size_t row;     // of the first code, in its matrix
+  std::size_t column;  // of the first code
   std::uint16_t* out;  // BF16
 };
 
@@ -69,7 +72,7 @@ struct Target {
   Quantize quantize[methods][quant_types][float_types];
   // By the format of the scales and biases (one for the fp types) and that of the output.
   Dequantize dequantize[quant_types][float_types][float_types];
-  DecodeBlocks decode_blocks;
+  DecodeBlocks decode_blocks[float_types];  // by the format of the scales
 };
 
 extern const Target plain;

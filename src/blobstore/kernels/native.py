@@ -8,6 +8,7 @@ import numpy as np
 
 from blobstore.arrays import QuantizedArray, dtype_of
 from blobstore.kernels import _native
+from blobstore.kernels.block_runs import BlockRun
 from blobstore.kernels.scales import ScaleChoice
 
 Array = np.ndarray[Any, Any]
@@ -63,9 +64,10 @@ class NativeKernel:
             _bits(out),
         )
 
-    def decode_blocks(self, codes: Array, scales: Array, first: int, cols: int, out: Array) -> None:
+    def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
         """See `blobstore.kernels.choice.Kernel`."""
-        _native.decode_blocks(self.name, codes, scales, first, cols, _bits(out))
+        scale_type = dtype_of(scales).value
+        _native.decode_blocks(self.name, scale_type, codes, _bits(scales), run.first, run.rows, run.cols, _bits(out))
 
 
 def _bits(array: Array) -> Array:

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from blobstore.arrays import QuantizedArray
+from blobstore.kernels.block_runs import BlockRun
 from blobstore.kernels.reference_search import search_affine, search_fp
 from blobstore.kernels.scales import ScaleChoice
 from blobstore.kernels.small_floats import (
@@ -54,13 +55,14 @@ class ReferenceKernel:
             values = _affine_values(codes, parts) if parts.bias is not None else _fp_values(codes, parts, global_scale)
             out[:] = values.reshape(-1).astype(out.dtype)
 
-    def decode_blocks(self, codes: Array, scales: Array, first: int, cols: int, out: Array) -> None:
+    def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
         """See `blobstore.kernels.choice.Kernel`."""
-        if not codes.size:
-            return
-        rows, columns = np.divmod(np.arange(first, first + codes.size), cols)
+        rows, columns = np.divmod(np.arange(run.first, run.first + run.count), run.cols)
+        matrices, rows = np.divmod(rows, run.rows)
+        block_rows, block_columns = run.blocks
+        of_each = (matrices * block_rows + rows // FP8_BLOCK) * block_columns + columns // FP8_BLOCK - run.scales.start
         with np.errstate(all="ignore"):
-            values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales[rows // FP8_BLOCK, columns // FP8_BLOCK]
+            values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales.astype(np.float32)[of_each]
             out[:] = values.astype(out.dtype)
         out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
 

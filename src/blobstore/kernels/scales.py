@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from blobstore.errors import UsageError
+from blobstore.kernels.arguments import array_of
 from blobstore.quant import QuantType
 
 METHODS = ("minmax", "search")
@@ -23,9 +24,9 @@ _SEARCHED_NVFP4 = 3.5 * 448
 Array = np.ndarray[Any, Any]
 
 
-def check_method(method: str) -> str:
+def check_method(method: object) -> str:
     """Return ``method`` when it is a quantization method. Raises: UsageError otherwise."""
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise UsageError(f"unknown quantization method {method!r}", hint=f"Use one of: {', '.join(METHODS)}.")
     return method
 
@@ -84,10 +85,7 @@ def checked_importance(importance: Any, cols: int | None, what: str = "importanc
 
     Raises: UsageError when it is no vector of ``cols`` (None: any number of) finite numbers >= 0.
     """
-    try:
-        values = np.asarray(importance)
-    except ValueError:  # rows of different lengths
-        raise UsageError(f"{what} is not a vector of floats") from None
+    values = array_of(importance, what)
     if values.ndim != 1 or not (values.dtype.kind in "fiu" or values.dtype == ml_dtypes.bfloat16):
         raise UsageError(f"{what} is {values.dtype} of shape {list(values.shape)}, not a vector of floats")
     if cols is not None and values.size != cols:

@@ -98,7 +98,7 @@ constinit const Target BLOBSTORE_TABLE = [] {
        {FLOATS(search_affine, 4), FLOATS(search_affine, 8), FLOATS(search_fp, Nvfp4), FLOATS(search_fp, Mxfp4),
         FLOATS(search_fp, Mxfp8)}},
       {AFFINE_TO(4), AFFINE_TO(8), FP_TO(Nvfp4), FP_TO(Mxfp4), FP_TO(Mxfp8)},
-      decode_blocks<N>,
+      FLOATS(decode_blocks, N),
   };
 }();
 

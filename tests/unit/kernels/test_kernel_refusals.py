@@ -178,7 +178,7 @@ def test_a_global_scale_for_another_type_than_nvfp4_is_a_usage_error(quant_type:
         ([None] * 64, "not a vector of floats"),
         (np.zeros(64, "V4"), "not a vector of floats"),
         (np.zeros(64, [("a", "f4")]), "not a vector of floats"),
-        ([[1.0, 2.0], [3.0]], "not a vector of floats"),
+        ([[1.0, 2.0], [3.0]], "importance is a list that numpy can't read as an array"),
         (np.zeros(64, "datetime64[s]"), "not a vector of floats"),
     ],
 )

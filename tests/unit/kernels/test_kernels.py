@@ -256,7 +256,8 @@ def test_the_interpreter_goes_on_while_a_kernel_works() -> None:
 
 
 def test_the_interpreter_goes_on_while_blocks_are_decoded() -> None:
-    codes, scales, plain = np.zeros(2**24, np.uint8), np.ones((32, 32), np.float32), kernels.KERNELS["plain"]
-    steps, values = steps_during(lambda: kernels.decode_blocks(codes, scales, first=0, cols=2**12, kernel=plain))
+    codes, scales, plain = np.zeros(2**24, np.uint8), np.ones(2**10, np.float32), kernels.KERNELS["plain"]
+    run = kernels.BlockRun(rows=2**12, cols=2**12, first=0, count=codes.size)
+    steps, values = steps_during(lambda: kernels.decode_blocks(codes, scales, run, kernel=plain))
     assert steps > 3
     assert not values.any()
