@@ -42,8 +42,16 @@ def with_floats(value: Any) -> Any:
     return [with_floats(item) for item in value] if isinstance(value, list) else value
 
 
+_MODE_DEFAULTS = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
+"""Group size and bits where settings have none. Source: mlx/nn/layers/quantized.py `_defaults_for_mode`, MLX 0.32.4."""
+
+
 class ModuleQuantization(Document):
-    """How MLX quantized a module; ``mode`` is affine when nothing says otherwise."""
+    """How MLX quantized a module; ``mode`` is affine when nothing says otherwise.
+
+    mlx-lm's ``convert`` writes what a model's predicate gives to ``to_quantized``: it may lack bits and group size (RWKV-7:
+    ``{"bits": 8}``), or have None for them (the recipes, such as mixed_4_6). They are those of the mode then.
+    """
 
     group_size: Literal[16, 32, 64, 128]
     bits: Literal[1, 2, 3, 4, 5, 6, 8]
@@ -52,9 +60,13 @@ class ModuleQuantization(Document):
     @model_validator(mode="before")
     @classmethod
     def _integers(cls, value: Any) -> Any:
-        if isinstance(value, dict) and not all(type(value.get(key, 0)) is int for key in ("bits", "group_size")):
+        if not isinstance(value, dict):
+            return value
+        defaults = dict(zip(("group_size", "bits"), _MODE_DEFAULTS.get(str(value.get("mode", "affine")), ()), strict=False))
+        filled = {**value, **{key: size for key, size in defaults.items() if value.get(key) is None}}
+        if not all(type(filled.get(key, 0)) is int for key in ("bits", "group_size")):
             raise ValueError("bits and group_size are integers")
-        return value
+        return filled
 
     @property
     def quantization(self) -> Quantization:
@@ -84,6 +96,8 @@ class QuantizationSettings(ModuleQuantization):
     def _collect_modules(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        if missing := sorted({"bits", "group_size"} - value.keys()):
+            raise ValueError(f"{missing[0]} is missing")
         modules = {key: item for key, item in value.items() if isinstance(item, dict | bool)}
         return {**{key: item for key, item in value.items() if key not in modules}, "modules": modules}
 

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from blobstore import strictjson
+from blobstore.budget import MAX_TEXT
 from blobstore.digest import Digest
 from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
 from blobstore.strictjson import parse_object
@@ -50,7 +51,7 @@ MAX_REGISTRY_MANIFEST = 4 * 2**20
 """Bytes of a manifest that a registry may send."""
 MAX_LAYERS = 110_000
 """Layers of a manifest: 100,000 tensors, and room for documents, licenses and a draft model."""
-MAX_DOCUMENT = 256 * 2**20
+MAX_DOCUMENT = MAX_TEXT
 _NO_CONFIG = {"mediaType": "", "digest": "", "size": 0}
 MAX_BLOB = 2**48
 """Bytes of one blob: a size beyond it is a mistake or an attack, and nothing is allocated for it."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import resource
+import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +22,8 @@ from blobstore.errors import CorruptDataError, ShortReadError, StorageError, fro
 
 _OTHER_FILES = 256
 _PIECE = 2**20
+_COARSE_TICK_NS = 10**7
+_LONGEST_TICK_NS = 2 * 10**9
 
 
 class RangeReader(Protocol):
@@ -81,10 +85,10 @@ class FileReader:
         try:
             status = os.fstat(self._fd)
         except OSError as error:
-            os.close(self._fd)
-            raise from_os_error(error, "look at", self.name) from error
+            close_quietly(self._fd)
+            raise from_os_error(error, "stat", self.name) from error
         if not stat.S_ISREG(status.st_mode):
-            os.close(self._fd)
+            close_quietly(self._fd)
             raise StorageError(f"{self.name} is not a regular file", path=self.name)
         self.size = status.st_size
         self.identity = FileIdentity(status)
@@ -92,6 +96,13 @@ class FileReader:
     def fileno(self) -> int:
         """Return the open file descriptor; it stays ours."""
         return self._fd
+
+    def status(self) -> os.stat_result:
+        """Return the open file's status as it is now. Raises: StorageError."""
+        try:
+            return os.fstat(self._fd)
+        except OSError as error:
+            raise from_os_error(error, "stat", self.name) from error
 
     def settle(self) -> None:
         """Let the kernel see every later write to the file: stores through a map show in its times only on a clean page.
@@ -102,8 +113,8 @@ class FileReader:
             os.fsync(self._fd)
 
     def read_ahead(self) -> None:
-        """Tell the kernel that the file will be read from its beginning to its end."""
-        if hasattr(os, "posix_fadvise"):
+        """Tell the kernel that the file will be read from its beginning to its end. Errors are ignored."""
+        with suppress(OSError, AttributeError):  # macOS has no such call
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
@@ -123,9 +134,15 @@ class FileReader:
         """Return ``length`` bytes from ``offset``."""
         if offset + length > self.size:
             raise _short(self, offset, length)
-        buffer = bytearray(length)
-        self.readinto(offset, memoryview(buffer))
-        return bytes(buffer)
+        try:
+            data = os.pread(self._fd, length, offset)  # a header may have 100 MB: it is not held twice
+        except OSError as error:
+            raise from_os_error(error, "read", self.name) from error
+        if len(data) == length:
+            return data
+        rest = bytearray(length - len(data))
+        self.readinto(offset + len(data), memoryview(rest))
+        return data + rest
 
     def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
         """Yield all bytes in order, in views of ``buffer``, each good until the next. Raises: as `readinto`."""
@@ -142,8 +159,11 @@ class FileReader:
         return Digest(hashed.hexdigest())
 
     def check_is(self, identity: FileIdentity) -> None:
-        """Raise CorruptDataError when the open file is not the one of ``identity``, or was written to since."""
-        if FileIdentity(os.fstat(self._fd)) != identity:
+        """Raise CorruptDataError when the open file is not the one of ``identity``, or was written to since.
+
+        Raises: StorageError when that can't be told.
+        """
+        if FileIdentity(self.status()) != identity:
             raise CorruptDataError(f"{self.name} changed while it was read", path=self.name)
 
     def check_unchanged(self) -> None:
@@ -160,7 +180,7 @@ class FileReader:
         """Close the file; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            close_quietly(fd)
 
     def __enter__(self) -> Self:
         return self
@@ -169,8 +189,27 @@ class FileReader:
         self.close()
 
 
+def close_quietly(fd: int) -> None:
+    """Close a file that was only read or locked. Errors are ignored: what was read stays right, and the lock is gone."""
+    with suppress(OSError):
+        os.close(fd)
+
+
+def real_path(path: str | os.PathLike[str]) -> str:
+    """Return the absolute path without links, of what need not exist.
+
+    Raises: StorageError when a link in it can't be read, there are too many of them, or the current folder is gone.
+    """
+    try:
+        return os.path.realpath(path)
+    except OSError as error:
+        raise from_os_error(error, "access", path) from error
+    except RecursionError:  # Python follows links without the system's limit of 40, by recursion
+        raise StorageError(f"can't access {path}: too many symbolic links", path=os.fspath(path)) from None
+
+
 def allow_open_files(count: int) -> None:
-    """Raise the process's soft limit of open files, where it is too low for ``count`` more, as far as the hard limit allows.
+    """Raise the process's soft limit of open files, where it is too low for ``count`` more, as far as the system allows.
 
     A dense model of 126 layers has 1,137 blobs, and checkpoints have hundreds of shards, where Linux's usual soft limit is
     1,024 files and macOS's 256.
@@ -179,13 +218,24 @@ def allow_open_files(count: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        with suppress(OSError, ValueError):  # opening one file too many is a typed error
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def is_coarse(time_ns: int) -> bool:
+    """Return True for a time of a clock of 10 ms or more: whole such ticks happen once in ten million times otherwise.
+
+    FAT's clock ticks every 2 s, exFAT's every 10 ms, and that of exfat-fuse, HFS+ and ext3 every second.
+    """
+    return time_ns % _COARSE_TICK_NS == 0
 
 
 class FileIdentity:
     """What tells one state of a file from another: device, inode, size and time of the last write.
 
-    ``key`` is that as a text, with the time of the last change of any kind: a link or a mode changes the key only.
+    ``key`` is that as a text, with the time of the last change of any kind: a link or a mode changes the key only. A file
+    that was written within the last tick of a coarse clock gets another key every time: a write in the same tick would
+    leave its times as they are.
     """
 
     __slots__ = ("_key", "key")
@@ -193,6 +243,9 @@ class FileIdentity:
     def __init__(self, status: os.stat_result) -> None:
         self._key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         self.key = " ".join(map(str, (*self._key, status.st_ctime_ns)))
+        # By the time of change, which no program sets: an archive may have set the time of writing to a whole second.
+        if is_coarse(status.st_ctime_ns) and abs(time.time_ns() - status.st_mtime_ns) < _LONGEST_TICK_NS:
+            self.key += f" {secrets.token_hex(16)}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FileIdentity) and self._key == other._key

@@ -75,6 +75,8 @@ def parse_object(raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG, n
         raise LimitExceededError(f"limit exceeded: {what} has {len(raw):,} bytes, at most {limit:,}", rule=rule)
     if not raw.strip(b" \t\r\n\0"):
         raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
+    if b"\0" in raw:  # as in a hole of a sparse file: of such a text nothing is decoded
+        raise DocumentError(f"{what}: not valid JSON: it contains a NUL byte (rule {rule})", rule=rule)
     try:
         value = parse(raw, non_finite=non_finite)
         check_depth(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blobstore import safetensors
+from blobstore.budget import Budget
 from blobstore.coverage import Coverage, Tally
 from blobstore.documents import Manifest
 from blobstore.provenance import OWN_DOCUMENT, Provenance
@@ -15,7 +16,8 @@ def stored_coverage(store: Store, manifest: Manifest) -> Coverage:
 
     Then the source's own numbers are None: Ollama does not record them.
 
-    Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says; DocumentError (rule B1).
+    Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says; DocumentError (rule B1);
+    LimitExceededError.
     """
     layer = manifest.document(OWN_DOCUMENT)
     recorded = Provenance.parse(store.blobs.read(layer)).coverage if layer is not None else None
@@ -23,9 +25,9 @@ def stored_coverage(store: Store, manifest: Manifest) -> Coverage:
 
 
 def _counted(store: Store, manifest: Manifest, *, has_own: bool) -> Coverage:
-    tensors = 0
+    tensors, budget = 0, Budget("the model")
     for layer in manifest.tensor_layers:
         with store.blobs.open(layer) as reader:
-            tensors += len(list(stored_tensors(safetensors.read_header(reader))))
+            tensors += len(list(stored_tensors(safetensors.read_header(reader, budget))))
     files = len(manifest.json_layers) + len(manifest.file_layers) - has_own
     return Coverage(Tally(None, tensors), Tally(None, files))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from blobstore import safetensors
+from blobstore.budget import Budget
 from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
@@ -58,13 +59,14 @@ class ModelDetails:
 def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary:
     """Return a model's summary, from the headers of its blobs.
 
-    Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says.
+    Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says; LimitExceededError.
     """
     settings = settings_of(store, manifest)
+    budget = Budget(f"model {name}")
     tensors: list[StoredTensor] = []
     for layer in manifest.tensor_layers:
         with store.blobs.open(layer) as reader:
-            tensors.extend(stored_tensors(safetensors.read_header(reader), settings))
+            tensors.extend(stored_tensors(safetensors.read_header(reader, budget), settings))
     return ModelSummary(
         name=name,
         id=manifest.digest,

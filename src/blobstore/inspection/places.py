@@ -10,21 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING
 
+from blobstore.budget import Budget
 from blobstore.errors import BlobStoreError, NotFoundError, quoted
 from blobstore.inspection.files import InspectedFile
-from blobstore.safetensors import read_header
+from blobstore.ranges import RangeReader
+from blobstore.safetensors import Header, read_header
 from blobstore.source.files import OTHER_WEIGHTS
 from blobstore.source.folders import Folder, LocalFolder
 from blobstore.source.shards import (
     INDEX_NAME,
     SINGLE_NAME,
     SUFFIX,
+    ShardCheck,
     ShardIndex,
     WeightSet,
     check_complete,
-    check_index,
     folder_with_weights,
     is_index,
     missing_shard,
@@ -53,16 +56,22 @@ class Files:
         return tuple(file for group in self.groups for file in group)
 
 
-def read_files(folder: Folder, names: Sequence[str]) -> tuple[InspectedFile, ...]:
-    """Return files of a folder with their headers.
+def read_files(folder: Folder, names: Sequence[str], check: ShardCheck | None = None) -> tuple[InspectedFile, ...]:
+    """Return files of a folder with their headers, each of which passes ``check`` before the next is waited for.
 
-    Raises: NotFoundError, HeaderError, LimitExceededError, StorageError, RemoteError.
+    Raises: NotFoundError, HeaderError, LimitExceededError, StorageError, RemoteError; as `ShardCheck.add`.
     """
-    with folder.opened(names) as readers:
-        return tuple(
-            InspectedFile(name, reader.name, reader.size, read_header(reader))
-            for name, reader in zip(names, readers, strict=True)
-        )
+    files = []
+    with folder.reading(names, partial(_read_file, budget=folder.budget)) as found:
+        for name, (place, size, header) in zip(names, found, strict=True):
+            if check is not None:
+                check.add(place, name, header.tensors.keys())
+            files.append(InspectedFile(name, place, size, header))
+    return tuple(files)
+
+
+def _read_file(reader: RangeReader, budget: Budget) -> tuple[str, int | None, Header]:
+    return reader.name, reader.size, read_header(reader, budget)
 
 
 def read_folder(folder: Folder, notes: list[str]) -> Files:
@@ -81,9 +90,12 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
     others = [name for name in names if name.endswith(SUFFIX)]
     if not others:
         raise NotFoundError(f"no .safetensors file in {folder.name}", path=folder.name, hint=_hint(folder, names))
-    if len(others) > 1:
-        notes.append(f"no index and no model.safetensors: {len(others):,} files are counted, each for itself")
-    return Files(tuple((file,) for file in read_files(folder, others)))
+    distinct = folder.distinct(others)
+    if len(distinct) > 1:
+        notes.append(f"no index and no model.safetensors: {len(distinct):,} files are counted, each for itself")
+    if links := sorted({*others} - {*distinct}):
+        notes.append(f"not counted, for they are links to files that are: {some(links)}")
+    return Files(tuple((file,) for file in read_files(folder, distinct)))
 
 
 def _weights_among(names: Sequence[str]) -> WeightSet | None:
@@ -103,7 +115,7 @@ def _read_set(folder: Folder, weights: WeightSet) -> Files:
     if weights.single is not None:
         return Files((read_files(folder, [weights.single]),))
     check_complete(folder, weights.shards)
-    return Files((read_files(folder, weights.shards),))
+    return Files((read_files(folder, weights.shards, ShardCheck(None)),))
 
 
 def _read_unlisted(folder: Folder) -> Files:
@@ -127,14 +139,15 @@ def read_indexed(folder: Folder, name: str) -> Files:
     Raises: NotFoundError (no index; with rule I1, a missing shard), DocumentError, CorruptDataError; as `read_files`.
     """
     index = read_index(folder, name)
+    check = ShardCheck(index)
     try:
-        files = read_files(folder, index.files)
+        files = read_files(folder, index.files, check)
     except NotFoundError as error:
         shard = next((shard for shard in index.files if folder.place(shard) == error.path), None)
         if shard is None:
             raise
         raise missing_shard(folder, name, shard) from error
-    check_index(index, [(file.place, file.name, file.header.tensors.keys()) for file in files])
+    check.finish()
     return Files((files,), index)
 
 

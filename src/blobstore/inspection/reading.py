@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blobstore.budget import Budget
 from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UnsupportedSourceError, quoted
 from blobstore.inspection.counting import LogicalTensor, count_tensors, stored_tensor
 from blobstore.inspection.files import InspectedFile
@@ -94,11 +95,11 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
         raise UnsupportedSourceError(message, model=str(name))
     from blobstore.mlx_settings import settings_of
 
-    settings = settings_of(store, manifest)
+    settings, budget = settings_of(store, manifest), Budget(f"model {name}")
     files: dict[str, InspectedFile] = {}
     tensors: list[LogicalTensor] = []
     for layer in manifest.tensor_layers:
-        file, weights = _read_blob(store, name, layer, settings)
+        file, weights = _read_blob(store, name, layer, settings, budget)
         if file.name in files:
             file = replace(file, name=str(layer.digest))
         files[file.name] = file
@@ -116,12 +117,12 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
 
 
 def _read_blob(
-    store: Store, model: ModelName, layer: Descriptor, settings: Settings
+    store: Store, model: ModelName, layer: Descriptor, settings: Settings, budget: Budget
 ) -> tuple[InspectedFile, list[StoredTensor]]:
     """Return a blob under its layer's name, and its tensors."""
     try:
         with store.blobs.open(layer) as reader:
-            header = read_header(reader)
+            header = read_header(reader, budget)
             weights = list(stored_tensors(header, settings))
             return InspectedFile(layer.name or str(layer.digest), reader.name, reader.size, header), weights
     except BlobStoreError as error:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
+from blobstore.budget import Budget
 from blobstore.errors import NotFoundError, UsageError, quoted
 from blobstore.names import relative_path
 from blobstore.transport import WebAddress
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from blobstore.remote.remote import Remote
 
 from blobstore.remote.reader import HttpReader
+
+_T = TypeVar("_T")
 
 HUB = "https://huggingface.co"
 MAIN = "main"
@@ -50,9 +54,15 @@ class RemoteFolder:
         """Return readers of several files, opened at once. Raises: as `Remote.open_all`."""
         return self._remote.open_all([self.url(name) for name in names])
 
-    def read(self, name: str, limit: int) -> bytes:
+    def reading(
+        self, names: Sequence[str], read: Callable[[HttpReader], _T], budget: Budget | None = None
+    ) -> AbstractContextManager[Iterator[_T]]:
+        """Give what ``read`` makes of each file, in the order of ``names``. As `Remote.reading`."""
+        return self._remote.reading([self.url(name) for name in names], read, budget)
+
+    def read(self, name: str, limit: int, budget: Budget | None = None) -> bytes:
         """Return all of a small file. Raises: as `Remote.read_document`."""
-        return self._remote.read_document(self.url(name), limit)
+        return self._remote.read_document(self.url(name), limit, budget)
 
     def find(self, name: str, limit: int) -> bytes | None:
         """Return all of a small file, None where there is none. Raises: as `Remote.read_document`."""

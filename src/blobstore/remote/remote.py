@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
+from contextlib import contextmanager
+from typing import Self, TypeVar
 
+from blobstore.budget import Budget
 from blobstore.errors import BlobStoreError, LimitExceededError
 from blobstore.remote.reader import FIRST_READ, HttpReader
 from blobstore.transport import Allowance, HttpClient, Patience, is_public
+
+_T = TypeVar("_T")
 
 _HEAD = 64 * 2**10
 _OK = 200
@@ -39,50 +43,65 @@ class Remote:
         )
         self._first_read = first_read
 
-    def open(self, url: str) -> HttpReader:
-        """Return a reader of the file at ``url``, with its header read. Raises: as `HttpReader`."""
-        return HttpReader(self.client, url, first_read=self._first_read)
+    def open(self, url: str, budget: Budget | None = None) -> HttpReader:
+        """Return a reader of the file at ``url``, with its header read, within ``budget``. Raises: as `HttpReader`."""
+        allowance = self.client.allowance(0, budget)
+        return HttpReader(self.client, url, first_read=self._first_read, allowance=allowance)
 
     def open_all(self, urls: Sequence[str]) -> list[HttpReader]:
-        """Return readers of all ``urls``, in their order; ``connections`` of them are opened at once.
+        """Return readers of all ``urls``, in their order, opened as in `reading`. Raises: as `reading`."""
+        with self.reading(urls, lambda reader: reader) as readers:
+            return list(readers)
 
-        Raises: as `HttpReader`, for the first that fails; the others end then, where they wait too.
+    @contextmanager
+    def reading(
+        self, urls: Sequence[str], read: Callable[[HttpReader], _T], budget: Budget | None = None
+    ) -> Iterator[Iterator[_T]]:
+        """Give what ``read`` makes of a reader of each of ``urls``, in their order; ``connections`` are read at once.
+
+        The first file that fails, in whatever order, ends the others where they wait, and so does leaving the block.
+        ``budget``: what they may take in all.
+
+        Raises: UsageError when one of them is no web address, before anything is asked; as `HttpReader` and ``read``.
         """
-        if not urls:
-            return []
         for url in urls:
             self.client.start(url)  # all addresses are looked at before anything is asked, and the token is the first one's
-        allowances = [self.client.allowance(0) for _ in urls]
+        allowances = [self.client.allowance(0, budget) for _ in urls]
         failures: list[BlobStoreError] = []
 
         def cancel() -> None:
             for allowance in allowances:
                 allowance.cancel()
 
-        def open_one(url: str, allowance: Allowance) -> HttpReader:
+        def read_one(url: str, allowance: Allowance) -> _T:
             try:
-                return HttpReader(self.client, url, first_read=self._first_read, allowance=allowance)
+                return read(HttpReader(self.client, url, first_read=self._first_read, allowance=allowance))
             except BlobStoreError as error:
                 failures.append(error)
                 cancel()
                 raise
+            finally:
+                allowance.finish()
 
-        with ThreadPoolExecutor(min(self.client.connections, len(urls)), thread_name_prefix="blobstore-remote") as pool:
+        workers = max(1, min(self.client.connections, len(urls)))
+        with ThreadPoolExecutor(workers, thread_name_prefix="blobstore-remote") as pool:
             try:
-                return list(pool.map(open_one, urls, allowances))
-            except BlobStoreError:
-                raise failures[0] from None
-            except BaseException:  # an interrupt: nobody waits for a server then
-                cancel()
+                yield pool.map(read_one, urls, allowances)
+            except BlobStoreError as error:
+                if any(error is failure for failure in failures):  # else it is the caller's own
+                    raise failures[0] from None
                 raise
+            finally:  # also after an interrupt, when nobody waits for a server
+                cancel()
+                pool.shutdown(wait=False, cancel_futures=True)
 
-    def read_document(self, url: str, limit: int) -> bytes:
-        """Return all of the small file at ``url``.
+    def read_document(self, url: str, limit: int, budget: Budget | None = None) -> bytes:
+        """Return all of the small file at ``url``, within ``budget``.
 
         Raises: LimitExceededError when it has more than ``limit`` bytes: of more than ``limit`` + 1 nothing is
         asked, and with the replies' heads at most 64 KiB more are taken. NotFoundError, RemoteError: as `HttpClient.get`.
         """
-        allowance = self.client.allowance(limit + 1 + _HEAD)
+        allowance = self.client.allowance(limit + 1 + _HEAD, budget)
         got = bytearray()
         with self.client.get(self.client.start(url), allowance, accept=(_OK,)) as (reply, _):
             if (reply.length or 0) > limit:

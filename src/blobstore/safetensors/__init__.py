@@ -22,8 +22,9 @@ Offsets in `TensorEntry` count from the start of the data region, as in the file
 
 from __future__ import annotations
 
+from blobstore.budget import MAX_TENSORS
 from blobstore.safetensors.encode import encode_header, lay_out
-from blobstore.safetensors.header import MAX_NAME_BYTES, MAX_RANK, MAX_TENSORS, Header, TensorEntry
+from blobstore.safetensors.header import MAX_NAME_BYTES, MAX_RANK, Header, TensorEntry
 from blobstore.safetensors.reading import parse_header, read_header
 from blobstore.safetensors.rules import MAX_HEADER, check_coverage
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from blobstore.budget import MAX_TENSORS
 from blobstore.dtypes import DTYPE_BY_NAME, DType
 from blobstore.errors import LimitExceededError, quoted
 from blobstore.safetensors import _native
 
-MAX_TENSORS = 1_000_000
 MAX_RANK = 64
 MAX_NAME_BYTES = 65_536
 _MAX_I64 = 2**63 - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blobstore.budget import Budget
 from blobstore.errors import HeaderError, LimitExceededError
 from blobstore.ranges import RangeReader
 from blobstore.safetensors import parse
@@ -12,18 +13,23 @@ from blobstore.safetensors.scanned import scan_header
 _GIT_LFS = b"version "
 
 
-def read_header(reader: RangeReader) -> Header:
+def read_header(reader: RangeReader, budget: Budget | None = None) -> Header:
     """Return the header of a safetensors file, read from ``reader`` in two reads and fully validated (rules F1 to F19).
 
-    Where the reader does not know its size, F3 and F17 can't be checked.
+    Where the reader does not know its size, F3 and F17 can't be checked. ``budget`` is that of the checkpoint or the stored
+    model that the file belongs to; without one the header may be as large as the format allows.
 
-    Raises: HeaderError with ``rule`` and, where there is one, ``tensor``; ShortReadError when the file shrinks meanwhile.
+    Raises: HeaderError with ``rule`` and, where there is one, ``tensor``; ShortReadError when the file shrinks meanwhile;
+    LimitExceededError when the header is more than is left of ``budget``.
     """
     try:
-        text = _header_text(reader)
-        return parse_header(text, None if reader.size is None else reader.size - PREFIX.size - len(text))
+        text = _header_text(reader, budget)
+        header = parse_header(text, None if reader.size is None else reader.size - PREFIX.size - len(text))
+        if budget is not None:
+            budget.take_tensors(len(header.tensors), "the header")
     except (HeaderError, LimitExceededError) as error:
         raise error.at(reader.name, path=reader.name) from None
+    return header
 
 
 def parse_header(text: bytes, data_size: int | None) -> Header:
@@ -37,7 +43,7 @@ def parse_header(text: bytes, data_size: int | None) -> Header:
     return parse.parse_header(text, data_size) if scanned is None else scanned
 
 
-def _header_text(reader: RangeReader) -> bytes:
+def _header_text(reader: RangeReader, budget: Budget | None) -> bytes:
     if reader.size is not None and reader.size < PREFIX.size:
         raise invalid("F1", f"not a safetensors file: it has {reader.size} bytes, a header needs 8")
     prefix = reader.read(0, PREFIX.size)
@@ -47,4 +53,9 @@ def _header_text(reader: RangeReader) -> bytes:
         raise invalid("F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}")
     if reader.size is not None and PREFIX.size + length > reader.size:
         raise invalid("F3", f"the file ends inside its header of {length:,} bytes")
-    return reader.read(PREFIX.size, length)
+    if budget is None:
+        return reader.read(PREFIX.size, length)
+    budget.take_text(length, "the header")
+    text = reader.read(PREFIX.size, length)
+    budget.give_back_text(length - text.rfind(b"}") - 1)  # padding: blobs are padded to pages by some programs
+    return text

@@ -20,7 +20,7 @@ from pathlib import Path
 from blobstore.coverage import LeftOut
 from blobstore.errors import InvalidNameError, from_os_error, quoted
 from blobstore.names import relative_path
-from blobstore.ranges import FileIdentity
+from blobstore.ranges import FileIdentity, real_path
 from blobstore.source.folders import broken_link
 
 MAX_DEPTH = 8
@@ -88,7 +88,7 @@ def other_files(folder: Path, own: Collection[str], without: Path | None = None)
 
     Raises: StorageError when the folder can't be listed; NotFoundError for a link to nothing.
     """
-    walk = _Walk(folder, frozenset(own), os.path.realpath(without) if without is not None else None)
+    walk = _Walk(folder, frozenset(own), real_path(without) if without is not None else None)
     walk.run()
     return OtherFiles(
         tuple(sorted(walk.kept, key=lambda file: file.name)), tuple(sorted(walk.left_out, key=lambda one: one.name))
@@ -119,9 +119,11 @@ class _Walk:
             prefix = waiting.popleft()
             try:
                 entries = self._listed(prefix)
-            except OSError as error:
+            except PermissionError as error:
                 self._leave(prefix, f"can't be listed ({(error.strerror or '').lower()})")
                 continue
+            except OSError as error:
+                raise from_os_error(error, "list", self.folder / prefix) from error
             if self.entries + len(entries) > MAX_ENTRIES:
                 self._leave(prefix, _BEYOND)
             else:
@@ -152,7 +154,7 @@ class _Walk:
     def _look(self, entry: os.DirEntry[str], prefix: str) -> bool:
         """Take in an entry; return True for a folder that is to be walked."""
         name = prefix + entry.name
-        if self.without is not None and os.path.realpath(entry.path) == self.without:
+        if self.without is not None and real_path(entry.path) == self.without:
             return False
         is_folder = entry.is_dir(follow_symlinks=False)
         shown = f"{name}/" if is_folder else name
@@ -188,7 +190,7 @@ class _Walk:
             return None
         if os.path.isdir(entry.path):  # noqa: PTH112  # which takes a loop of links for none
             return "a link to a folder"
-        target = os.path.realpath(entry.path)
+        target = real_path(entry.path)
         is_inside = any(target.startswith(f"{home}{os.sep}") for home in self.homes)
         return None if is_inside else "a link to a place outside of the checkpoint's folder"
 
@@ -202,7 +204,7 @@ def _homes(folder: Path) -> Iterator[str]:
 
     A snapshot is ``models--ORG--NAME/snapshots/REVISION``; its files are links into ``models--ORG--NAME/blobs``.
     """
-    real = Path(os.path.realpath(folder))
+    real = Path(real_path(folder))
     yield str(real)
     if real.parent.name == "snapshots":
         yield str(real.parent.parent)

@@ -1,22 +1,27 @@
 """Folders: where the files of a checkpoint are listed and opened by name, on a disk or behind a server.
 
 Whoever reads a checkpoint reads it through `Folder`, so that it does not matter where the files lie. A name is one plain
-file name; what an index or a listing says is checked before it becomes a name.
+file name; what an index or a listing says is checked before it becomes a name. A folder has the budget of its checkpoint,
+where every header and document is counted before it is read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from blobstore.budget import Budget
 from blobstore.errors import LimitExceededError, NotFoundError, from_os_error
 from blobstore.ranges import FileReader, RangeReader
 
 if TYPE_CHECKING:
     from blobstore.remote import RemoteFolder
+
+_T = TypeVar("_T")
 
 
 class Folder(Protocol):
@@ -26,20 +31,33 @@ class Folder(Protocol):
     def name(self) -> str:
         """Path or address of the folder, for messages."""
 
+    @property
+    def budget(self) -> Budget:
+        """What reading its files may take in all."""
+
     def place(self, name: str) -> str:
         """Return the path or address of a file, there or not."""
 
     def names(self) -> list[str] | None:
         """Return the names of its files, sorted; None where a server does not list them. Raises: StorageError."""
 
-    def opened(self, names: Sequence[str]) -> AbstractContextManager[Iterable[RangeReader]]:
-        """Give readers over files, in the order of ``names``, each to be used before the next is asked for.
+    def distinct(self, names: Sequence[str]) -> list[str]:
+        """Return the first name of each file among those that ``names`` are, in their order."""
 
-        Raises: NotFoundError when one is missing; StorageError; RemoteError.
+    def reading(self, names: Sequence[str], read: Callable[[RangeReader], _T]) -> AbstractContextManager[Iterator[_T]]:
+        """Give what ``read`` makes of a reader over each file, in the order of ``names``.
+
+        The first error ends it, and so does leaving the block: no other file is opened then.
+
+        Raises: NotFoundError when a file is missing; StorageError; RemoteError; LimitExceededError; what ``read`` raises.
         """
 
     def read(self, name: str, limit: int) -> bytes:
-        """Return a small file's bytes. Raises: as `opened`; LimitExceededError when they are more than ``limit``."""
+        """Return a small file's bytes.
+
+        Raises: NotFoundError, StorageError, RemoteError; LimitExceededError when they are more than ``limit``, or than is
+        left of the budget.
+        """
 
 
 class LocalFolder:
@@ -48,6 +66,7 @@ class LocalFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = str(path)
+        self.budget = Budget(self.name)
 
     def place(self, name: str) -> str:
         """Return the path of a file, there or not."""
@@ -69,19 +88,26 @@ class LocalFolder:
         except NotFoundError as error:
             raise broken_link(self.path / name) or error from None
 
-    @contextmanager
-    def opened(self, names: Sequence[str]) -> Iterator[Iterator[FileReader]]:
-        """Give readers over files, of which one is open at a time."""
-        readers = self._readers(names)
-        try:
-            yield readers
-        finally:
-            readers.close()
-
-    def _readers(self, names: Sequence[str]) -> Generator[FileReader]:
+    def distinct(self, names: Sequence[str]) -> list[str]:
+        """Return the first name of each file: others may be links to it."""
+        files: dict[object, str] = {}
         for name in names:
-            with self.open(name) as reader:
-                yield reader
+            try:
+                status = (self.path / name).stat()
+            except OSError:  # who opens it says what is wrong
+                files[name] = name
+            else:
+                files.setdefault((status.st_dev, status.st_ino), name)
+        return list(files.values())
+
+    @contextmanager
+    def reading(self, names: Sequence[str], read: Callable[[RangeReader], _T]) -> Iterator[Iterator[_T]]:
+        """Give what ``read`` makes of each file; one is open at a time."""
+        yield map(partial(self._read_one, read), names)
+
+    def _read_one(self, read: Callable[[RangeReader], _T], name: str) -> _T:
+        with self.open(name) as reader:
+            return read(reader)
 
     def read(self, name: str, limit: int) -> bytes:
         """Return a small file's bytes."""
@@ -89,7 +115,16 @@ class LocalFolder:
             if reader.size > limit:
                 path = self.place(name)
                 raise LimitExceededError(f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}", path=path)
+            take_text(self.budget, reader.size, reader.name)
             return reader.read(0, reader.size)
+
+
+def take_text(budget: Budget, nbytes: int, place: str) -> None:
+    """Count a document of a checkpoint. Raises: LimitExceededError with ``path``."""
+    try:
+        budget.take_text(nbytes, "the file")
+    except LimitExceededError as error:
+        raise error.at(place, path=place) from None
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -100,19 +135,22 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def broken_link(path: Path) -> NotFoundError | None:
-    """Return the error for a link to a missing file, None for any other path."""
-    if not path.is_symlink():
+    """Return the error for a link to a missing file, None for any other path and where that can't be told."""
+    try:
+        target = path.readlink()
+    except OSError:
         return None
-    message = f"{path} is a link to {path.readlink()}, which is missing"
+    message = f"{path} is a link to {target}, which is missing"
     return NotFoundError(message, path=str(path), hint="If it is in the Hugging Face cache: download the model again.")
 
 
 class WebFolder:
     """A folder behind a server, which lists nothing. Opened files have been read as far as their headers go."""
 
-    def __init__(self, folder: RemoteFolder) -> None:
+    def __init__(self, folder: RemoteFolder, budget: Budget) -> None:
         self._folder = folder
         self.name = folder.base_url
+        self.budget = budget
 
     def place(self, name: str) -> str:
         """Return the address of a file."""
@@ -121,11 +159,16 @@ class WebFolder:
     def names(self) -> None:
         """Return None: the names have to be known."""
 
-    @contextmanager
-    def opened(self, names: Sequence[str]) -> Iterator[Sequence[RangeReader]]:
-        """Give readers over files, which were opened at once."""
-        yield self._folder.open_all(names)
+    def distinct(self, names: Sequence[str]) -> list[str]:
+        """Return the names: a server does not say which of them are one file."""
+        return list(names)
+
+    def reading(self, names: Sequence[str], read: Callable[[RangeReader], _T]) -> AbstractContextManager[Iterator[_T]]:
+        """Give what ``read`` makes of each file; several are read at once."""
+        return self._folder.reading(names, read, self.budget)
 
     def read(self, name: str, limit: int) -> bytes:
         """Return a small file's bytes."""
-        return self._folder.read(name, limit)
+        data = self._folder.read(name, limit, self.budget)
+        take_text(self.budget, len(data), self.place(name))
+        return data

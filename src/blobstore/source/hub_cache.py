@@ -34,8 +34,12 @@ def snapshot_in(folder: Path) -> Path:
     UnsupportedSourceError when there are several and no ``refs/main``; StorageError.
     """
     snapshots = folder / _SNAPSHOTS
-    if not os.path.basename(os.path.abspath(folder)).startswith(_PREFIX) or not snapshots.is_dir():  # noqa: PTH100, PTH119
-        return folder
+    try:
+        is_repository = os.path.basename(os.path.abspath(folder)).startswith(_PREFIX)  # noqa: PTH100, PTH119
+        if not is_repository or not snapshots.is_dir():
+            return folder
+    except OSError as error:
+        raise from_os_error(error, "access", snapshots) from error
     present = _folders(snapshots)
     commit = _main_commit(folder)
     if commit is not None:

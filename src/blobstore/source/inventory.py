@@ -11,7 +11,7 @@ import os
 import shlex
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from blobstore.dtypes import DType
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
-    DocumentError,
     HeaderError,
     InvalidNameError,
     NotFoundError,
@@ -41,9 +40,10 @@ from blobstore.source.hub import absent, refuse_remote
 from blobstore.source.hub_cache import snapshot_in
 from blobstore.source.shards import (
     SUFFIX,
+    ShardCheck,
+    ShardIndex,
     WeightSet,
     check_complete,
-    check_index,
     folder_with_weights,
     is_index,
     read_index,
@@ -147,9 +147,8 @@ def _read_folder(folder: LocalFolder, without: Path | None, asked: WeightSet | N
     weights = asked or _choose(folder, names)
     index = read_index(folder, weights.index) if weights.index is not None else None
     chosen = index.files if index is not None else _files_without_index(folder, weights)
-    read = [_read_file(folder, name) for name in chosen]
+    read = _read_shards(folder, chosen, index)
     if index is not None:
-        check_index(index, [(file.path, file.name, file.tensor_names) for file, _ in read])
         others = [name for name in names if name.endswith(SUFFIX) and name not in chosen]
         own = {set_of(name) for name in chosen}
         _check_left_out(folder, index.weight_map, [name for name in others if set_of(name) in (None, *own)])
@@ -203,10 +202,23 @@ def _weights_hint(folder: LocalFolder, names: list[str]) -> str | None:
     return None
 
 
+def _read_shards(folder: LocalFolder, names: Iterable[str], index: ShardIndex | None) -> list[tuple[SourceFile, Header]]:
+    """Return the files with their headers; equal metadata are kept once."""
+    check, read = ShardCheck(index), []
+    known: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
+    for name in names:
+        file, header = _read_file(folder, name)
+        check.add(file.path, file.name, header.tensors.keys())
+        metadata = known.setdefault(tuple(file.metadata.items()), file.metadata)
+        read.append((replace(file, metadata=metadata), replace(header, metadata=metadata)))
+    check.finish()
+    return read
+
+
 def _read_file(folder: LocalFolder, name: str) -> tuple[SourceFile, Header]:
     _check_storable(folder, name)
     with folder.open(name) as reader:
-        header = read_header(reader)
+        header = read_header(reader, folder.budget)
         header.check_limits(reader.name)
         file = SourceFile(folder.place(name), name, reader.identity, reader.size, tuple(header.tensors), header.metadata)
     return file, header
@@ -249,10 +261,6 @@ def _tensors(read: list[tuple[SourceFile, Header]]) -> dict[str, SourceTensor]:
     tensors: dict[str, SourceTensor] = {}
     for file, header in read:
         for name, entry in header.tensors.items():
-            if name in tensors:
-                raise DocumentError(
-                    f"{tensors[name].file.path} and {file.path} both hold the tensor {name!r}", tensor=name, rule="I1"
-                )
             offset = header.data_start + entry.begin
             tensors[name] = SourceTensor(name, file, entry.dtype, entry.shape, offset, entry.nbytes)
     if not tensors:

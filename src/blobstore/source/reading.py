@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,13 +12,14 @@ from blobstore import kernels
 from blobstore.arrays import QuantizedArray, numpy_dtype
 from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, quoted
+from blobstore.kernels import BlockRun
 from blobstore.ranges import FileReader
 from blobstore.source.inventory import SourceFile, SourceTensor
 from blobstore.source.weights import Form, SourceWeight
 from blobstore.tiles import Tile, tiles_of
 
-_KEPT_SCALES = 16
-"""Weights whose block scales are remembered: those that threads are reading now."""
+_BLOCK_SCALES = 2**18
+"""Scales of FP8 blocks that are read at a time: at most 1.5 MiB for a run of 4 MiB (`BlockRun.pieces`)."""
 
 Array = np.ndarray[Any, Any]
 
@@ -45,7 +44,6 @@ class SourceReaders:
 
     def __init__(self) -> None:
         self._open: dict[str, FileReader] = {}
-        self._block_scales: OrderedDict[tuple[str, str], Array] = OrderedDict()
         self._mutex = threading.Lock()
         self._scratch = _Scratch()
 
@@ -118,25 +116,14 @@ class SourceReaders:
     def _decoded(self, weight: SourceWeight, start: int, count: int) -> Array:
         codes = self._read(weight.tensor, start, self._scratch.array("stored", count, np.dtype(np.uint8)))
         out = self._scratch.array("decoded", count, numpy_dtype(DType.BF16))
-        scales = self._scales_of_blocks(weight)
-        *_, rows, cols = weight.shape
-        for matrix, first, begin, end in _matrices(start, count, rows * cols):
-            kernels.decode_blocks_into(codes[begin:end], scales[matrix], out[begin:end], first=first, cols=cols)
-        return out
-
-    def _scales_of_blocks(self, weight: SourceWeight) -> Array:
-        """Return the scales of a weight's blocks as float32 ``[matrices, block rows, block columns]``."""
         tensor = weight.parts[".scale"]
-        key = (tensor.file.path, tensor.name)
-        scales = self._block_scales.get(key)
-        if scales is None:
-            stored = self._read(tensor, 0, np.empty(math.prod(tensor.shape), numpy_dtype(tensor.dtype)))
-            scales = stored.astype(np.float32).reshape(-1, *tensor.shape[-2:])
-            with self._mutex:
-                self._block_scales[key] = scales
-                if len(self._block_scales) > _KEPT_SCALES:
-                    self._block_scales.popitem(last=False)
-        return scales
+        *_, rows, cols = weight.shape
+        for run in BlockRun(rows=rows, cols=cols, first=start, count=count).pieces(_BLOCK_SCALES):
+            needed, place = run.scales, slice(run.first - start, run.first - start + run.count)
+            scales = self._scratch.array("scales", len(needed), numpy_dtype(tensor.dtype))
+            self._read(tensor, needed.start, scales)
+            kernels.decode_blocks_into(codes[place], scales, out[place], run)
+        return out
 
     def _dequantized(self, weight: SourceWeight, start: int, count: int) -> Array:
         quantization = weight.quantization
@@ -175,13 +162,3 @@ class SourceReaders:
         """Close all files."""
         for reader in self._open.values():
             reader.close()
-
-
-def _matrices(start: int, count: int, size: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield ``(matrix, first index in it, begin, end)`` for a run through consecutive matrices of ``size`` values."""
-    done = 0
-    while done < count:
-        matrix, first = divmod(start + done, size)
-        end = min(count, done + size - first)
-        yield matrix, first, done, end
-        done = end

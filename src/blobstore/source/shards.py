@@ -13,11 +13,12 @@ tensors that it is said to hold, and no others. Nothing is opened before the ind
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from blobstore.budget import MAX_TEXT
 from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError, NotFoundError, quoted
 from blobstore.names import file_name
 from blobstore.source.folders import Folder
@@ -26,7 +27,7 @@ from blobstore.strictjson import parse_object
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 SUFFIX = ".safetensors"
-MAX_INDEX = 256 * 2**20
+MAX_INDEX = MAX_TEXT
 MAX_SHARDS = 10_000
 """Files of an index: the largest checkpoints have some hundreds, and behind a server each is a request."""
 
@@ -54,7 +55,7 @@ class ShardIndex:
         """Return the index in ``raw``.
 
         Raises: DocumentError (rule I1) when weight_map is missing or empty, or names something else than a plain
-        ``*.safetensors`` file; LimitExceededError for more than 256 MiB or 10,000 files.
+        ``*.safetensors`` file; LimitExceededError for more than 200 MB or 10,000 files.
         """
         document = parse_object(raw, what, rule="I1", limit=MAX_INDEX)
         weight_map = document.get("weight_map")
@@ -105,28 +106,56 @@ def missing_shard(folder: Folder, index: str, shard: str) -> NotFoundError:
     )
 
 
-def check_index(index: ShardIndex, shards: Sequence[tuple[str, str, Collection[str]]]) -> None:
-    """Raise unless each tensor is in exactly the shard that the index names, and the shards hold nothing else.
+class ShardCheck:
+    """Checks a checkpoint's shards against its index and one another, one by one as they are read.
 
-    ``shards``: each one's path or address, its file name, and the names of its tensors. Raises: CorruptDataError (rule I1).
+    With an index each tensor is in exactly the shard that it names, and the shards hold nothing else; without one no two
+    shards hold a tensor of one name.
     """
-    held = 0
-    for place, file, tensors in shards:
-        held += len(tensors)
-        for name in tensors:
-            if index.weight_map.get(name) != file:
-                where = index.weight_map.get(name)
-                says = f"says it is in {where}" if where else "does not name it"
-                message = f"{place} holds the tensor {quoted(name)}, but the index {says}"
-                raise CorruptDataError(message, tensor=name, rule="I1", path=place)
-    if held != len(index.weight_map):
-        present = {name for _, _, tensors in shards for name in tensors}
-        missing = min(index.weight_map.keys() - present)
+
+    def __init__(self, index: ShardIndex | None) -> None:
+        self._index = index
+        self._held: list[Collection[str]] = []
+        self._places: dict[str, str] = {}
+
+    def add(self, place: str, file: str, tensors: Collection[str]) -> None:
+        """Take in a shard: its path or address, its file name, the names of its tensors.
+
+        Raises: CorruptDataError (rule I1) when it and the index disagree, DocumentError (rule I1) when another shard has one
+        of its tensors.
+        """
+        if self._index is None:
+            self._check_others(place, tensors)
+        else:
+            _check_shard(self._index, place, file, tensors)
+            self._held.append(tensors)
+
+    def _check_others(self, place: str, tensors: Collection[str]) -> None:
+        if twice := self._places.keys() & tensors:
+            name = min(twice)
+            message = f"{self._places[name]} and {place} both hold the tensor {quoted(name)}"
+            raise DocumentError(message, tensor=name, rule="I1", path=place)
+        self._places.update(dict.fromkeys(tensors, place))
+
+    def finish(self) -> None:
+        """Raise CorruptDataError (rule I1) when the index names a tensor that no shard holds."""
+        if self._index is None or sum(map(len, self._held)) == len(self._index.weight_map):
+            return
+        name = min(self._index.weight_map.keys() - set().union(*self._held))
         raise CorruptDataError(
-            f"the index says that {index.weight_map[missing]} holds the tensor {quoted(missing)}, but it does not",
-            tensor=missing,
+            f"the index says that {self._index.weight_map[name]} holds the tensor {quoted(name)}, but it does not",
+            tensor=name,
             rule="I1",
         )
+
+
+def _check_shard(index: ShardIndex, place: str, file: str, tensors: Collection[str]) -> None:
+    for name in tensors:
+        where = index.weight_map.get(name)
+        if where != file:
+            says = f"says it is in {where}" if where else "does not name it"
+            message = f"{place} holds the tensor {quoted(name)}, but the index {says}"
+            raise CorruptDataError(message, tensor=name, rule="I1", path=place)
 
 
 @dataclass(slots=True)

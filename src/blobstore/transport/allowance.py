@@ -1,4 +1,4 @@
-"""What may be taken from servers for one errand: so many bytes, for so long.
+"""What may be taken from servers for one errand: so many bytes, for so long; and no more than its checkpoint has left.
 
 The bytes are counted where they leave a socket, so that nothing is forgotten: heads of replies, redirects, retries, the
 framing of chunks. Time is counted for the errand as a whole beside the silence between two bytes, so that a server that
@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
 
+from blobstore.budget import Budget
 from blobstore.errors import RemoteError
 
 
@@ -34,11 +35,15 @@ class Patience:
 
 
 class Allowance:
-    """The bytes and the time of one errand. Its clock starts with its first use. One thread uses it; any may `cancel` it."""
+    """The bytes and the time of one errand. Its clock starts with its first use. One thread uses it; any may `cancel` it.
 
-    def __init__(self, patience: Patience, total: int) -> None:
+    ``budget`` is that of the checkpoint that the errand is for, None for a file by itself.
+    """
+
+    def __init__(self, patience: Patience, total: int, budget: Budget | None = None) -> None:
         self._patience = patience
         self._total = total
+        self._budget = budget
         self._taken = 0
         self._start: float | None = None
         self._cancelled = Event()
@@ -59,11 +64,16 @@ class Allowance:
         self._total = max(self._total, total)
 
     def take(self, nbytes: int) -> None:
-        """Count bytes that were taken."""
+        """Count bytes that were taken. Raises: LimitExceededError when the checkpoint has no more left."""
         self._taken += nbytes
+        if self._budget is not None:
+            self._budget.receive(nbytes)
 
     def seconds_left(self, address: object) -> float:
-        """Return how long the errand may go on. Raises: RemoteError when its time is over, or it was cancelled."""
+        """Return how long the errand may go on.
+
+        Raises: RemoteError when its time is over, or it was cancelled; LimitExceededError when its checkpoint's is over.
+        """
         if self._cancelled.is_set():
             raise RemoteError(f"{address}: cancelled", path=str(address))
         now = time.monotonic()
@@ -73,7 +83,7 @@ class Allowance:
         if left <= 0:
             what = f"{address} is too slow: it was given {allowed:.3g} seconds in all"
             raise RemoteError(what, path=str(address), temporary=True)
-        return left
+        return left if self._budget is None else min(left, self._budget.seconds_left())
 
     def sleep(self, seconds: float) -> None:
         """Wait so long, or until the errand is cancelled."""
@@ -83,10 +93,14 @@ class Allowance:
         """Remember which connection the errand waits for."""
         self._socket = connection
 
+    def finish(self) -> None:
+        """Forget the connection: it is kept alive, and may be another errand's from now on."""
+        self._socket = None
+
     def cancel(self) -> None:
         """End the errand, from any thread: a read that waits ends at once, and nothing more is asked."""
         self._cancelled.set()
-        if self._socket is not None:
+        if (connection := self._socket) is not None:
             with suppress(OSError):  # the peer was faster
                 # Of the plain socket: SSLSocket's own would pull the TLS state from under the thread that reads.
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -13,6 +13,7 @@ from functools import cache, partial
 from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Self, cast
 
+from blobstore.budget import Budget
 from blobstore.errors import BlobStoreError, RemoteError, UsageError, from_os_error
 from blobstore.transport.addresses import WebAddress, is_public
 from blobstore.transport.allowance import Allowance, Patience
@@ -85,9 +86,9 @@ class HttpClient:
             self._token_origin = self._token_origin or address.origin
         return Place(address, credentials=self._token is not None and address.origin == self._token_origin)
 
-    def allowance(self, total: int) -> Allowance:
-        """Return the allowance of a new errand: ``total`` bytes, heads of replies included."""
-        return Allowance(self.patience, total)
+    def allowance(self, total: int, budget: Budget | None = None) -> Allowance:
+        """Return the allowance of a new errand: ``total`` bytes, heads of replies included, within ``budget``."""
+        return Allowance(self.patience, total, budget)
 
     @contextmanager
     def get(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 import pytest
 from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
 from support.packed import PACKED
-from support.servers import Answer, Asked, Server, files, redirect, reply
+from support.servers import WAIT, Answer, Asked, Server, files, redirect, reply
 from support.servers import server as run_server
 from support.sparse import write_sparse_folder
 
 import blobstore
+from blobstore.budget import Budget
 from blobstore.cli import run
-from blobstore.errors import BlobStoreError, HeaderError, NotFoundError, RemoteError
+from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError, NotFoundError, RemoteError
 from blobstore.inspection import Inspection, TargetKind, inspect
 
 INDEX = "model.safetensors.index.json"
@@ -133,6 +135,17 @@ def test_what_a_server_should_not_answer(server: Server, answer: Answer, kind: t
     with pytest.raises(kind):
         inspect(server.at(""))
     assert all(".." not in asked.target for asked in script.asked)
+
+
+def test_an_index_of_shards_that_never_come(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them together get the time that one would get."""
+    monkeypatch.setitem(Budget.__init__.__kwdefaults__, "seconds", 0.5)
+    index = {"weight_map": {f"t{number}": f"model-{number:05}-of-09999.safetensors" for number in range(9999)}}
+    table = files({INDEX: json.dumps(index).encode()})
+    script = server.play(lambda asked: table(asked) if asked.target == f"/{INDEX}" else repeat(WAIT))
+    with pytest.raises(LimitExceededError, match=r"limit exceeded: servers sent [0-9,]+ bytes for http://127"):
+        inspect(server.at(""))
+    assert len(script.asked) <= 1 + 16
 
 
 def hub(folder: Path, repository: str = "org/name", revision: str = "main") -> Answer:

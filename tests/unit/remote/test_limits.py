@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
+from threading import Event
 
 import pytest
 from support.corpus import refusal
 from support.servers import KEEP_ALIVE, WAIT, Answer, Asked, Script, Server, head, part, redirect, reply
 from support.servers import server as run_server
 
-from blobstore.errors import BlobStoreError, LimitExceededError, RemoteError
-from blobstore.remote import HttpReader, Remote
+from blobstore.budget import Budget
+from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError, RemoteError
+from blobstore.remote import HttpReader, Remote, RemoteFolder
 from blobstore.safetensors import read_header
 from blobstore.transport import HttpClient, Patience
 
@@ -186,3 +188,70 @@ def test_an_endless_document(make: Make, server: Server, remote: Remote) -> None
     script = server.play(make(b"x" * 2000))
     assert isinstance(refusal(lambda: remote.read_document(server.url, 1000)), LimitExceededError | RemoteError)
     assert script.sent <= LINUX_RECEIVE_BUFFER
+
+
+# A checkpoint of many files
+
+
+def names_of(count: int) -> list[str]:
+    return [f"model-{number:05}.safetensors" for number in range(count)]
+
+
+def test_many_servers_that_fall_silent_hold_nobody_longer_than_one(server: Server) -> None:
+    """A thousand shards, each of which could be waited for for ten seconds."""
+    script = server.play(lambda _: repeat(WAIT))
+    budget = Budget("a checkpoint", seconds=0.3)
+    with Remote(connections=4, patience=Patience(silence_s=10, deadline_s=10)) as remote:
+        folder = RemoteFolder(remote, server.at(""))
+        error = refusal(lambda: read_all(folder, names_of(1000), budget))
+    assert isinstance(error, LimitExceededError)
+    assert str(error).startswith("limit exceeded: servers sent 0 bytes for a checkpoint in ")
+    assert len(script.asked) <= 4
+
+
+def test_the_bytes_of_all_files_are_counted(server: Server, remote: Remote) -> None:
+    data = safetensors_file(30_000)
+    script = server.play(lambda asked: part(asked, data))
+    error = refusal(lambda: read_all(RemoteFolder(remote, server.at("")), names_of(1000), Budget("all", received=200_000)))
+    assert isinstance(error, LimitExceededError)
+    assert "for the headers and documents of all; at most 200,000" in str(error)
+    assert len(script.asked) < 30
+
+
+def test_a_head_that_is_wrong_ends_all_before_the_others_are_there(server: Server) -> None:
+    """The first file never comes, the second is damaged: nobody waits for the first."""
+    asked_for_first = Event()
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        if asked.target.endswith("00000.safetensors"):
+            asked_for_first.set()
+            yield from repeat(WAIT)
+        asked_for_first.wait(60)
+        yield from part(asked, b"\x02" + bytes(7) + b"[]")
+
+    server.play(answer)
+    with Remote(connections=2, patience=Patience(silence_s=60, deadline_s=60)) as remote:
+        error = refusal(lambda: read_all(RemoteFolder(remote, server.at("")), names_of(100), Budget("all")))
+    assert (type(error), error.rule) == (HeaderError, "F7")
+
+
+def test_who_leaves_ends_the_others(server: Server) -> None:
+    """The caller finds that the first file does not fit to its index, say, while the others are still waited for."""
+    first = safetensors_file(100)
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        yield from part(asked, first) if asked.target.endswith("00000.safetensors") else repeat(WAIT)
+
+    script = server.play(answer)
+    with Remote(connections=3, patience=Patience(silence_s=60, deadline_s=60)) as remote:
+        folder = RemoteFolder(remote, server.at(""))
+        with pytest.raises(ZeroDivisionError), folder.reading(names_of(1000), read_header) as headers:
+            assert len(next(headers).tensors) / 0
+        assert len(script.asked) <= 4
+        assert len(list(RemoteFolder(remote, server.at("")).open_all(names_of(1)))) == 1
+
+
+def read_all(folder: RemoteFolder, names: list[str], budget: Budget) -> None:
+    with folder.reading(names, lambda reader: read_header(reader, budget), budget) as headers:
+        for _ in headers:
+            pass

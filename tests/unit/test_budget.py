@@ -1,0 +1,244 @@
+"""Budget: what reading one checkpoint or stored model may take in all, however its files are cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.checkpoints import LLAMA_CONFIG, raw_safetensors, safetensors_bytes, write_checkpoint
+from support.stores import commit_model
+
+from blobstore import budget as limits
+from blobstore import listing, open_model
+from blobstore.budget import Budget
+from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError
+from blobstore.export.stored_model import read_model
+from blobstore.importer import plan_import, read_inventory
+from blobstore.importer.planning import own_document, plan
+from blobstore.inspection import inspect
+from blobstore.inspection.covered import stored_coverage
+from blobstore.inspection.models import summarize
+from blobstore.names import ModelName
+from blobstore.ranges import BytesReader
+from blobstore.safetensors import read_header
+from blobstore.store import Store
+
+ONE = safetensors_bytes({"a": np.arange(8.0)}, {"note": "x" * 1000})
+EMPTY = raw_safetensors({"__metadata__": {"note": "x" * 1000}})
+
+
+@pytest.fixture
+def least(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that sets the limits of every budget."""
+
+    def set_limits(**values: float) -> None:
+        for name, value in values.items():
+            monkeypatch.setitem(Budget.__init__.__kwdefaults__, name, value)
+
+    return set_limits
+
+
+def refused(call: Callable[[], object]) -> LimitExceededError:
+    """Return the error of a call that goes beyond a limit."""
+    with pytest.raises(LimitExceededError) as caught:
+        call()
+    return caught.value
+
+
+# The value
+
+
+def test_text_is_refused_before_it_is_read() -> None:
+    budget = Budget("m", text=100)
+    budget.take_text(60, "a")
+    error = refused(lambda: budget.take_text(50, "the header"))
+    assert str(error) == (
+        "limit exceeded: the header has 50 bytes, which makes 110 in headers and documents of m; at most 100"
+    )
+    budget.take_text(40, "b")  # what was refused does not count
+    budget.give_back_text(10)
+    budget.take_text(10, "c")
+
+
+def test_tensors_are_counted() -> None:
+    budget = Budget("m", tensors=3)
+    budget.take_tensors(2, "a")
+    assert "has 2 tensors, which makes 4 in m; at most 3" in str(refused(lambda: budget.take_tensors(2, "the header")))
+
+
+def test_servers_get_more_time_while_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(limits.time, "monotonic", lambda: now)
+    budget = Budget("m")
+    assert budget.seconds_left() == limits.SECONDS
+    budget.receive(10_000_000)
+    now += limits.SECONDS - 1
+    assert 0 < budget.seconds_left() <= 1  # ten megabytes buy no second more
+    budget.receive(10_000_000)
+    assert budget.seconds_left() > 30
+    now += 60
+    error = refused(budget.seconds_left)
+    assert "servers sent 20,000,000 bytes for m in 119 seconds" in str(error)
+    assert "limit exceeded: servers sent" in str(refused(lambda: budget.receive(limits.MAX_RECEIVED)))
+    assert pickle.loads(pickle.dumps(error)).hint == error.hint
+
+
+def test_padding_is_not_counted() -> None:
+    text = json.dumps({"a": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    budget = Budget("m", text=9000)
+    for _ in range(20):
+        read_header(BytesReader(raw_safetensors(text + b" " * 4000)), budget)
+    error = refused(lambda: [read_header(BytesReader(raw_safetensors(text), "x"), budget) for _ in range(150)])
+    assert error.path == "x"
+    assert str(error).startswith("x: limit exceeded: the header has ")
+
+
+def test_without_a_budget_a_header_may_be_as_large_as_the_format_allows(least: Callable[..., None]) -> None:
+    least(text=10, tensors=0)
+    assert len(read_header(BytesReader(ONE)).tensors) == 1
+
+
+# Checkpoints
+
+
+def shards(folder: Path, count: int, data: bytes = EMPTY) -> Path:
+    """Write a checkpoint whose first shard has a tensor, and whose others are links to one file."""
+    folder.mkdir()
+    names = [f"model-{number + 1:05}-of-{count:05}.safetensors" for number in range(count)]
+    (folder / names[0]).write_bytes(ONE)
+    (folder / names[1]).write_bytes(data)
+    for name in names[2:]:
+        os.link(folder / names[1], folder / name)
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    return folder
+
+
+@pytest.mark.parametrize("read", [inspect, read_inventory, plan_import])
+def test_the_headers_of_a_checkpoint_together(
+    read: Callable[[Path], object], tmp_path: Path, least: Callable[..., None]
+) -> None:
+    folder = shards(tmp_path / "m", 30)
+    read(folder)
+    least(text=20_000)
+    error = refused(lambda: read(folder))
+    assert str(folder) in str(error)
+    assert str(error.path).endswith("-of-00030.safetensors")
+    assert "at most 20,000" in str(error)
+
+
+@pytest.mark.parametrize("read", [inspect, read_inventory])
+def test_the_tensors_of_a_checkpoint_together(
+    read: Callable[[Path], object], tmp_path: Path, least: Callable[..., None]
+) -> None:
+    folder = write_checkpoint(tmp_path / "m")
+    least(tensors=6)
+    read(folder)
+    least(tensors=5)
+    assert "has 6 tensors" in str(refused(lambda: read(folder)))
+
+
+def test_the_documents_of_a_checkpoint_together(tmp_path: Path) -> None:
+    """They are holes and links, so they take no space on the disk."""
+    folder = write_checkpoint(tmp_path / "m")
+    with (folder / "a.json").open("wb") as file:
+        file.truncate(150_000_000)
+    read_inventory(folder)
+    os.link(folder / "a.json", folder / "b.json")
+    error = refused(lambda: read_inventory(folder))
+    assert error.path == str(folder / "b.json")
+    assert "the file has 150,000,000 bytes" in str(error)
+
+
+def test_equal_metadata_are_kept_and_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shards(tmp_path / "m", 10)
+    inventory = read_inventory(folder)
+    assert len({id(file.metadata) for file in inventory.files}) == 1
+    encoded = []
+    real = own_document.strictjson.encode
+    monkeypatch.setattr(own_document.strictjson, "encode", lambda value: (encoded.append(value), real(value))[1])
+    document = json.loads(plan_import(folder).documents["blobstore.json"])
+    assert [source["metadata"] for source in document["sources"]] == [{"note": "x" * 1000}] * 10
+    assert encoded.count({"note": "x" * 1000}) == 1
+
+
+def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shards(tmp_path / "m", 10)
+    monkeypatch.setattr(own_document, "MAX_DOCUMENT", 10_000)
+    error = refused(lambda: plan_import(folder))
+    assert "would have a blobstore.json of" in str(error)
+    assert plan_import(folder, profile="ollama").blobs
+
+
+def test_links_to_one_file_are_counted_once(tmp_path: Path) -> None:
+    """Without an index and a usual name each file counts for itself, but no file twice."""
+    (tmp_path / "a.safetensors").write_bytes(ONE)
+    for name in ("b", "c"):
+        os.link(tmp_path / "a.safetensors", tmp_path / f"{name}.safetensors")
+    (tmp_path / "d.safetensors").symlink_to("a.safetensors")
+    (tmp_path / "e.safetensors").write_bytes(ONE)
+    found = inspect(tmp_path)
+    assert [file.name for file in found.files] == ["a.safetensors", "e.safetensors"]
+    assert found.notes[0] == "no index and no model.safetensors: 2 files are counted, each for itself"
+    assert "links to files that are: 'b.safetensors', 'c.safetensors', 'd.safetensors'" in found.notes[1]
+
+
+# The first shard that is wrong
+
+
+@pytest.mark.parametrize("read", [inspect, read_inventory])
+@pytest.mark.parametrize("indexed", [True, False])
+def test_no_shard_is_opened_after_one_that_is_wrong(read: Callable[[Path], object], indexed: bool, tmp_path: Path) -> None:
+    folder = shards(tmp_path / "m", 4, ONE)  # the second shard holds the first one's tensor
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    (folder / names[3]).unlink()
+    (folder / names[3]).write_bytes(b"no header")
+    if indexed:
+        weight_map = {"a": names[0], "b": names[1], "c": names[2], "d": names[3]}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CorruptDataError) as caught:
+        read(folder)
+    assert (caught.value.tensor, caught.value.rule) == ("a", "I1")
+    assert isinstance(caught.value, DocumentError) is not indexed
+
+
+# Stored models
+
+
+READERS: dict[str, Callable[[Store], object]] = {
+    "list": lambda store: [model.error for model in listing.list_models(store) if isinstance(model, listing.BrokenModel)],
+    "show": lambda store: summarize(store, ModelName.parse("m"), store.manifest(ModelName.parse("m"))),
+    "show --coverage": lambda store: stored_coverage(store, store.manifest(ModelName.parse("m"))),
+    "inspect": lambda store: inspect("m", store=store),
+    "open_model": lambda store: open_model("m", store=store),
+    "export": lambda store: read_model("m", store, verify=False),
+}
+
+
+@pytest.mark.parametrize("limit", ["text", "tensors"])
+@pytest.mark.parametrize("reader", READERS)
+def test_the_headers_of_a_stored_model_together(reader: str, limit: str, store: Store, least: Callable[..., None]) -> None:
+    commit_model(store, "m", *(safetensors_bytes({f"t{number}": np.arange(8.0)}) for number in range(9)))
+    least(**{limit: {"text": 500, "tensors": 8}[limit]})
+    try:
+        found = READERS[reader](store)
+    except BlobStoreError as error:
+        found = [error]
+    assert isinstance(found, list)
+    assert isinstance(found[0], LimitExceededError)
+    assert "limit exceeded" in str(found[0])
+    assert "m:latest" in str(found[0]) or reader == "show --coverage"
+
+
+def test_no_more_blobs_are_planned_than_a_manifest_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    real = plan.PlannedBlob
+    monkeypatch.setattr(plan, "MAX_LAYERS", 3)
+    monkeypatch.setattr(plan, "PlannedBlob", lambda *args: made.append(args) or real(*args))
+    error = refused(lambda: plan_import(write_checkpoint(tmp_path / "m")))
+    assert "needs more than 3 layers" in str(error)
+    assert len(made) == 4
