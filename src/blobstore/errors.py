@@ -53,6 +53,11 @@ class BlobStoreError(Exception):
         known = {key: value for key, value in self._fields().items() if value is not None}
         return type(self)(f"{place}: {self.message}", **(fields | known))
 
+    def kept(self) -> Self:
+        """Return the error for somebody who keeps it: without the frames it passed, and all that they hold in memory."""
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
+
     def _fields(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in ("message", "__notes__")}
 
@@ -86,6 +91,10 @@ class TensorNotFoundError(NotFoundError, KeyError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class InvalidIndexError(UsageError, IndexError):
+    """An index that numpy refuses for a tensor: out of bounds, a step of zero, text. An IndexError too, as for sequences."""
 
 
 class CorruptDataError(BlobStoreError):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from blobstore import safetensors
+from blobstore.budget import Budget
 from blobstore.digest import Digest
 from blobstore.documents import Descriptor, Manifest
 from blobstore.errors import BlobStoreError, NotFoundError
@@ -40,7 +41,7 @@ def list_models(store: Store) -> list[ListedModel | BrokenModel]:
         except BlobStoreError as error:
             if _is_there(store, name):  # else it has been removed meanwhile, and is not broken
                 error.model = str(name)
-                models.append(BrokenModel(name, error))
+                models.append(BrokenModel(name, error.kept()))
     store.summaries.add(work.new)
     return models
 
@@ -69,7 +70,8 @@ class _Work:
         digest = Digest(hashlib.sha256(raw).hexdigest())
         summary = self.known.get(digest.hex) or self.new.get(digest.hex)
         if summary is None:
-            summary = self.new[digest.hex] = self._summarized(Manifest.parse(raw, f"the manifest of {name}"), raw)
+            manifest = Manifest.parse(raw, f"the manifest of {name}")
+            summary = self.new[digest.hex] = self._summarized(name, manifest, raw)
         elif (missing := missing_blob(raw, self.there, is_plain=summary.is_plain)) is not None:
             raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}", model=str(name))
         return ListedModel(
@@ -81,12 +83,12 @@ class _Work:
             quant_type=summary.quant_type,
         )
 
-    def _summarized(self, manifest: Manifest, raw: bytes) -> Summary:
+    def _summarized(self, name: ModelName, manifest: Manifest, raw: bytes) -> Summary:
         counts: Counter[str] = Counter()
         quantized: set[str] = set()
-        settings = settings_of(self.store, manifest)
+        settings, budget = settings_of(self.store, manifest), Budget(f"model {name}")
         for layer in manifest.tensor_layers:
-            weights = self._weights(layer, settings)
+            weights = self._weights(layer, settings, budget)
             counts.update(weights.counts)
             quantized |= weights.quantized
         return Summary(
@@ -96,10 +98,10 @@ class _Work:
             is_plain=is_plain(raw),
         )
 
-    def _weights(self, layer: Descriptor, settings: Settings) -> _Weights:
+    def _weights(self, layer: Descriptor, settings: Settings, budget: Budget) -> _Weights:
         if layer.digest not in self.weights:
             with self.store.blobs.open(layer) as reader:
-                tensors = list(stored_tensors(safetensors.read_header(reader), settings))
+                tensors = list(stored_tensors(safetensors.read_header(reader, budget), settings))
             counts: Counter[str] = Counter()
             for tensor in tensors:
                 counts[tensor.type_name] += tensor.parameters

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from blobstore.arrays import QuantizedArray
+from blobstore.budget import Budget
 from blobstore.digest import Digest
 from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest, ModelConfig
 from blobstore.errors import (
@@ -67,17 +68,18 @@ class Model(Mapping[str, Tensor]):
             for descriptor in manifest.descriptors
             if descriptor.media_type != TENSOR_MEDIA_TYPE or descriptor is manifest.config
         }
+        budget = Budget(f"model {name}")
         for layer in manifest.tensor_layers:
-            for tensor in self._open(layer):
+            for tensor in self._open(layer, budget):
                 if tensor.name in self._tensors:
                     error = CorruptDataError(f"another blob holds the tensor {tensor.name!r} too", tensor=tensor.name)
                     raise located(error, name, layer)
                 self._tensors[tensor.name] = tensor
 
-    def _open(self, layer: Descriptor) -> list[Tensor]:
+    def _open(self, layer: Descriptor, budget: Budget) -> list[Tensor]:
         try:
             with self._store.blobs.open(layer) as reader:
-                blob = open_blob(reader, layer.digest)
+                blob = open_blob(reader, layer.digest, budget)
             self._blobs[layer.digest] = blob
             return [Tensor(stored, blob) for stored in stored_tensors(blob.header, self._settings)]
         except BlobStoreError as error:
@@ -89,7 +91,7 @@ class Model(Mapping[str, Tensor]):
             with self._store.blobs.open(descriptor) as reader:
                 return MappedFile(reader)
         except BlobStoreError as error:
-            return error
+            return error.kept()
 
     def _read(self, descriptor: Descriptor) -> bytes:
         held = self._documents[descriptor.digest]
@@ -239,12 +241,12 @@ def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> 
     return model
 
 
-def open_blob(reader: FileReader, digest: Digest) -> Blob:
-    """Return the blob of an open file, mapped, its header validated.
+def open_blob(reader: FileReader, digest: Digest, budget: Budget | None = None) -> Blob:
+    """Return the blob of an open file, mapped, its header validated; ``budget`` is that of its model.
 
     Raises: CorruptDataError, LimitExceededError, StorageError.
     """
-    header = read_header(reader)
+    header = read_header(reader, budget)
     header.check_limits(reader.name)
     return Blob(digest, reader.name, reader.identity, MappedFile(reader), header)
 

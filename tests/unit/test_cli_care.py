@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.checkpoints import write_checkpoint
+from support.checkpoints import small_tensors, write_checkpoint
 from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
 
+import blobstore
 from blobstore.cli import run
 from blobstore.store import Store
 
@@ -89,7 +90,7 @@ def test_prune_and_undo(cli: Run, store: Store) -> None:
     assert (code, "is empty" in err) == (1, True)
     assert cli("prune", "--grace", "0")[0] == 2
     assert cli("prune", "--grace", "soon")[0] == 2
-    for option in (("--grace", "2h"), ("--dry-run",), ("--sole-owner",)):
+    for option in (("--grace", "2h"), ("--dry-run",), ("--sole-owner",), ("--forget",)):
         assert cli("prune", "--undo", *option)[0] == 2
     assert document(cli("prune", "--grace", "0", "--sole-owner", "--json"))["removed"] == 2
 
@@ -100,6 +101,30 @@ def test_prune_refuses_while_a_manifest_can_not_be_read(cli: Run, store: Store) 
     code, out, err = cli("prune")
     assert (code, out) == (1, "")
     assert err.startswith("Error: nothing is removed: the manifest of m:latest can't be read\nHint: ")
+
+
+def test_prune_of_models_without_manifests_and_back(cli: Run, store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "source", small_tensors()), "m", store=store)
+    manifest_path(store, "m").unlink()
+    everything = ("prune", "--grace", "0", "--sole-owner")
+    code, out, err = cli(*everything)
+    assert (code, out) == (1, "")
+    assert "the only model that was stored here has no manifest: m:latest\nHint: Is the disk of " in err
+    assert (
+        "Would move the copies of the manifest of 1 model (m:latest) to the trash, too"
+        in cli(*everything, "--forget", "--dry-run")[1]
+    )
+    assert document(cli(*everything, "--forget", "--json"))["forgotten"] == ["m:latest"]
+    lines = cli("prune", "--undo")[1].splitlines()
+    assert lines[1] == "Still without a manifest: 1 model (m:latest)"
+    assert "blobstore repair NAME --from SOURCE" in lines[2]
+    assert cli("repair", "m", "--from", tmp_path / "source")[1].startswith("Restored the manifest of m:latest")
+    manifest_path(store, "m").unlink()
+    assert (
+        cli(*everything, "--forget")[1].splitlines()[-1]
+        == "Moved the copies of the manifest of 1 model (m:latest) to the trash, too"
+    )
+    assert document(cli("prune", "--undo", "--json"))["without_manifest"] == ["m:latest"]
 
 
 def test_du(cli: Run, store: Store) -> None:

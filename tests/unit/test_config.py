@@ -61,3 +61,29 @@ def test_a_config_is_stored_and_exported_as_it_is(limit: str, tmp_path: Path, st
     blobstore.export_model("m", tmp_path / "changed", store=store, dequantize="float32")
     changed = (tmp_path / "changed" / "config.json").read_text()
     assert json.loads(changed)["time_step_limit"] == json.loads(text)["time_step_limit"]
+
+
+@pytest.mark.parametrize(
+    ("module", "group_size", "bits"),
+    [
+        ({"bits": 8}, 64, 8),  # RWKV-7's predicate
+        ({"group_size": None, "bits": 4, "mode": "affine"}, 64, 4),  # a recipe without --q-group-size
+        ({"mode": "mxfp8"}, 32, 8),
+        ({"mode": "nvfp4", "group_size": None}, 16, 4),
+    ],
+)
+def test_settings_of_a_module_without_sizes_are_its_modes(module: dict[str, Any], group_size: int, bits: int) -> None:
+    config = {"quantization": {"group_size": 32, "bits": 4, "a": module}}
+    settings = SourceConfig.parse(json.dumps(config).encode()).mlx_quantization
+    found = settings.of("a") if settings is not None else None
+    assert found is not None
+    assert (found.group_size, found.bits) == (group_size, bits)
+
+
+@pytest.mark.parametrize(
+    "quantization", [{"bits": 4}, {"group_size": 64}, {"group_size": "64", "bits": 4}, {"a": {"bits": 4}}]
+)
+def test_settings_of_all_modules_have_sizes(quantization: dict[str, Any]) -> None:
+    with pytest.raises(DocumentError) as caught:
+        SourceConfig.parse(json.dumps({"quantization": quantization}).encode())
+    assert caught.value.rule == "Q1"

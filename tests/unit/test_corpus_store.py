@@ -77,7 +77,7 @@ def is_refused(store: Store, kind: type[BlobStoreError], *, stays: bool) -> None
     store.manifests.remove(M)
     assert [str(blob.digest) for blob in verify(store).damaged] == [digest]
     before = os.lstat(blob_path(store, BLOB))
-    prune(store, grace_s=0, sole_owner=True)
+    prune(store, grace_s=0, sole_owner=True, forget=True)
     if stays:
         assert os.lstat(blob_path(store, BLOB)).st_ino == before.st_ino
 

@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "blobstore"
 # docs/design.md, "Layers": a module may import from the rows above its own, and a package's files from one another.
 LAYERS = (
     {"errors"},
-    {"coverage", "digest", "names", "dtypes", "strictjson", "tiles"},
+    {"budget", "coverage", "digest", "names", "dtypes", "strictjson", "tiles"},
     {"quant"},
     {"documents", "arrays", "ranges", "transport", "runtimes"},
     {"kernels", "store", "safetensors", "checkpoint", "mapped", "provenance"},
@@ -30,6 +30,7 @@ LAYERS = (
 )
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2"}
 NUMPY_FREE = {
+    "budget",
     "coverage",
     "errors",
     "digest",

@@ -30,9 +30,9 @@ def headers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     read: list[str] = []
     real = listing.safetensors.read_header
 
-    def note(reader: object) -> object:
+    def note(reader: object, budget: object) -> object:
         read.append(reader.name)  # type: ignore[attr-defined]
-        return real(reader)  # type: ignore[arg-type]
+        return real(reader, budget)  # type: ignore[arg-type]
 
     monkeypatch.setattr(listing.safetensors, "read_header", note)
     return iter([read])  # type: ignore[return-value]

@@ -9,6 +9,7 @@ from support.corpus import Case, case_id, load
 
 from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError, HeaderError
+from blobstore.ranges import BytesReader
 from blobstore.safetensors import (
     MAX_NAME_BYTES,
     MAX_RANK,
@@ -19,6 +20,7 @@ from blobstore.safetensors import (
     lay_out,
     parse,
     parse_header,
+    read_header,
 )
 from blobstore.safetensors.header import DTYPES, ScannedEntries
 from blobstore.safetensors.scanned import scan_header
@@ -175,3 +177,13 @@ def assert_same(one: Header | None, other: Header | None) -> None:
     assert list(one.tensors.items()) == list(other.tensors.items())
     assert list(one.metadata.items()) == list(other.metadata.items())
     assert one.data_start == other.data_start
+
+
+@pytest.mark.parametrize("missing", [1, 7, 8, 9])
+def test_a_file_that_ends_inside_its_header_breaks_f3(missing: int) -> None:
+    text = b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+    data = len(text).to_bytes(8, "little") + text
+    assert list(read_header(BytesReader(data)).tensors) == ["a"]
+    with pytest.raises(HeaderError) as caught:
+        read_header(BytesReader(data[:-missing]))
+    assert caught.value.rule == "F3"

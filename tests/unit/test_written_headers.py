@@ -84,3 +84,16 @@ def test_rare_entries_are_left_to_the_twin(shape: tuple[int, ...]) -> None:
     entries = {"a": entry(shape, 0, 0 if 0 in shape else 1)}
     assert write_text(entries, {}) is None
     assert parse_header(encode_header(entries, {}, 8)[8:], None).tensors == entries
+
+
+@pytest.mark.parametrize("length", range(1, 18))
+@pytest.mark.parametrize("align", [8, 64, 4096])
+def test_data_start_at_a_multiple(length: int, align: int) -> None:
+    written = encode_header(lay_out([("n" * length, DType.F32, (2,))]), {}, align)
+    assert len(written) % align == 0
+    assert len(written) - len(written.rstrip(b" ")) < align
+
+
+def test_two_arrays_of_one_name_are_refused() -> None:
+    with pytest.raises(HeaderError, match="F8"):
+        lay_out([("a", DType.F32, (2,)), ("a", DType.F32, (2,))])

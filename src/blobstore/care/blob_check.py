@@ -58,9 +58,19 @@ class BlobCheck:
     identity: FileIdentity | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What is in a file: its digest if it was hashed, what is wrong with its header or document, its tensors' names."""
+
+    digest: Digest | None
+    wrong: str | None
+    tensors: tuple[str, ...]
+
+
 class BlobChecker:
     """Checks blobs; one for each thread. ``quick``: tensor blobs are not hashed, only their headers are read.
 
+    A file with several names is read once: ten thousand blobs that are hard links to one take no more space than it does.
     When ``stop`` is set, a check ends early, and what it finds means nothing.
     """
 
@@ -70,6 +80,7 @@ class BlobChecker:
         self._quick = quick
         self._progress = progress
         self._buffer = memoryview(bytearray(CHUNK))
+        self._linked: dict[tuple[object, ...], _Content] = {}
 
     def check(self, digest: Digest, uses: Sequence[Use]) -> BlobCheck:
         """Return what is wrong with the blob of that digest, which ``uses`` need. Nothing is raised for what is wrong.
@@ -88,23 +99,33 @@ class BlobChecker:
             return self._check_file(reader, digest, uses)
 
     def _check_file(self, reader: FileReader, digest: Digest, uses: Sequence[Use]) -> BlobCheck:
-        tensors: tuple[str, ...] = ()
-        hashed, reason = 0, _wrong_mode(reader)
-        is_tensor = any(use.media_type == TENSOR_MEDIA_TYPE for use in uses)
         try:
-            reads_all = not self._quick or (not is_tensor and reader.size <= MAX_CONFIG)
-            data = self._whole(reader) if reads_all and reader.size <= CHUNK else None
-            if reads_all:
-                hashed = reader.size
-                if self._digest(reader, data, uses) != digest:
-                    reason = "its bytes do not match its digest"
-            content, tensors = (
-                _tensors(reader, data, uses[0].settings) if is_tensor else (_wrong_document(reader, data, uses), ())
-            )
-            reason = reason or _wrong_size(reader.size, uses) or content
+            status = reader.status()
+            content = self._content(reader, uses) if status.st_nlink == 1 else self._content_of_links(reader, uses)
         except BlobStoreError as error:
-            reason = f"it can't be read: {error.message}"
-        return BlobCheck(reason, reader.size, hashed, tensors, reader.identity)
+            return BlobCheck(f"it can't be read: {error.message}", reader.size, identity=reader.identity)
+        hashed = reader.size if content.digest is not None else 0
+        reason = _wrong_mode(status) if content.digest in (None, digest) else "its bytes do not match its digest"
+        reason = reason or _wrong_size(reader.size, uses) or content.wrong
+        return BlobCheck(reason, reader.size, hashed, content.tensors, reader.identity)
+
+    def _content_of_links(self, reader: FileReader, uses: Sequence[Use]) -> _Content:
+        kinds = sorted({(use.media_type, use.is_config, use.name == CONFIG_NAME) for use in uses})
+        key = (reader.identity, uses[0].settings if uses else None, *kinds)
+        if key in self._linked:
+            if (content := self._linked[key]).digest is not None:
+                self._progress(reader.size, _name_of(uses))
+            return content
+        return self._linked.setdefault(key, self._content(reader, uses))
+
+    def _content(self, reader: FileReader, uses: Sequence[Use]) -> _Content:
+        is_tensor = any(use.media_type == TENSOR_MEDIA_TYPE for use in uses)
+        reads_all = not self._quick or (not is_tensor and reader.size <= MAX_CONFIG)
+        data = self._whole(reader) if reads_all and reader.size <= CHUNK else None
+        digest = self._digest(reader, data, uses) if reads_all else None
+        if is_tensor:
+            return _Content(digest, *_tensors(reader, data, uses[0].settings))
+        return _Content(digest, _wrong_document(reader, data, uses), ())
 
     def _whole(self, reader: FileReader) -> memoryview:
         data = self._buffer[: reader.size]
@@ -112,7 +133,7 @@ class BlobChecker:
         return data
 
     def _digest(self, reader: FileReader, data: memoryview | None, uses: Sequence[Use]) -> Digest:
-        name = next((use.name for use in uses if use.name), "")
+        name = _name_of(uses)
         if data is not None:
             self._progress(len(data), name)
             return Digest.of(data)
@@ -153,8 +174,12 @@ def _wrong_document(reader: FileReader, data: memoryview | None, uses: Sequence[
     return None
 
 
-def _wrong_mode(reader: FileReader) -> str | None:
-    mode = stat.S_IMODE(os.fstat(reader.fileno()).st_mode)
+def _name_of(uses: Sequence[Use]) -> str:
+    return next((use.name for use in uses if use.name), "")
+
+
+def _wrong_mode(status: os.stat_result) -> str | None:
+    mode = stat.S_IMODE(status.st_mode)
     return None if mode & stat.S_IRUSR else f"its mode is {mode:03o}: its owner may not read it"
 
 

@@ -40,6 +40,10 @@ class BlobChecks:
     damaged: dict[str, BlobCheck] = field(default_factory=dict)
     tensors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     hashed: int = 0
+    _second: BlobChecker = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._second = BlobChecker(self.store, quick=self.quick, progress=silent)
 
     def add(self, name: ModelName, manifest: Manifest) -> None:
         """Take in the blobs that a model needs."""
@@ -48,9 +52,9 @@ class BlobChecks:
             use = Use(name, blob.media_type, blob.size, blob.name, blob is manifest.config, settings)
             self.uses[blob.digest.hex].append(use)
 
-    def chosen(self, wanted: Callable[[Digest], bool]) -> list[str]:
+    def chosen(self, wanted: Callable[[str], bool]) -> list[str]:
         """Return the blobs to check, of all those that are ``wanted``, the largest first."""
-        digests = (digest for digest in self.uses.keys() | self.listing.named.keys() if wanted(Digest(digest)))
+        digests = filter(wanted, self.uses.keys() | self.listing.named.keys())
         return sorted(digests, key=lambda digest: (-self.size(digest), digest))
 
     def size(self, digest: str) -> int:
@@ -75,7 +79,7 @@ class BlobChecks:
         def work(*sources: Iterator[str]) -> None:
             checker = BlobChecker(self.store, quick=self.quick, progress=progress, stop=stop)
             while (digest := take(sources)) is not None:
-                check = checker.check(Digest(digest), self.uses.get(digest, ()))
+                check = self._checked(checker, digest, self.uses.get(digest, ()))
                 with mutex:
                     self._note(digest, check)
 
@@ -92,6 +96,11 @@ class BlobChecks:
             finally:
                 stop.set()
 
+    def _checked(self, checker: BlobChecker, digest: str, uses: Sequence[Use]) -> BlobCheck:
+        if self.store.blobs.is_missing(digest):  # a hundred thousand may be
+            return BlobCheck(MISSING)
+        return checker.check(Digest(digest), uses)
+
     def _note(self, digest: str, check: BlobCheck) -> None:
         self.hashed += check.hashed
         self.tensors[digest] = check.tensors
@@ -105,7 +114,7 @@ class BlobChecks:
             return None
         if first.identity is not None and first.identity == self._identity(digest):
             return first.reason
-        check = BlobChecker(self.store, quick=self.quick, progress=silent).check(Digest(digest), uses)
+        check = self._checked(self._second, digest, uses)
         return None if check.reason == MISSING and not uses else check.reason
 
     def _identity(self, digest: str) -> FileIdentity | None:

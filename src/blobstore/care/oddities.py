@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError, StorageError
-from blobstore.names import ModelName
 from blobstore.store import BlobListing, ManifestFolder, Store
 from blobstore.store.files import os_errors
-from blobstore.store.references import needs_of
 
 _PARTIAL = re.compile(r"sha256-[0-9a-f]{64}-partial(-[0-9]+)?", re.ASCII)
 _KINDS = (
@@ -72,28 +70,17 @@ def _ambiguous_names(manifests: ManifestFolder) -> Iterator[OddFile]:
 
 
 def _lost_models(store: Store, listing: BlobListing) -> Iterator[OddFile]:
-    """Yield the copies whose manifests are gone though blobs are there that only they need.
+    """Yield the copies of models that are lost (store/missing.py).
 
-    An ``ollama rm`` removes such blobs with the manifest, so a copy without any is what it left, and no finding (docs/
-    decisions/2026-11-22-beside-ollama.md). None where the copies may not be listed: reading needs nothing of ours.
+    None where the copies may not be listed: reading needs nothing of ours.
     """
     with suppress(StorageError):
-        lost = [copy.path for copy in store.copies.stale(set(store.manifests.names()))]
-        unneeded = listing.named.keys() - store.references().needed() if lost else set()
-        for path in lost:
-            parts = path.parts[-_MANIFEST_DEPTH:]
-            is_gone = not os.path.lexists(store.manifests.path.joinpath(*parts))
-            if is_gone and not unneeded.isdisjoint(_needs_of_copies(store, ModelName.of_path(parts))):
-                yield OddFile(path, _LOST)
-
-
-def _needs_of_copies(store: Store, name: ModelName | None) -> set[str]:
-    """Return the hex digits of the blobs that the intact copies of a model's manifest name."""
-    needs: set[str] = set()
-    for raw in store.copies.of(name) if name is not None else ():
-        with suppress(BlobStoreError):  # of a later version, perhaps
-            needs.update(needs_of(raw, f"the copy of the manifest of {name}"))
-    return needs
+        copied = store.copied(set(store.manifests.names()))
+        unneeded = listing.named.keys() - store.references().needed() if copied.missing else set()
+        for model in copied.lost(unneeded):
+            parts = model.name.path_parts
+            if not os.path.lexists(store.manifests.path.joinpath(*parts)):
+                yield OddFile(store.root.joinpath(".blobstore", "copies", *parts), _LOST)
 
 
 def odd_mode(status: os.stat_result) -> str | None:
@@ -111,7 +98,8 @@ def _odd_blob(entry: os.DirEntry[str]) -> str:
 def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
     status = path.lstat()
     depth = len(path.relative_to(manifests.path).parts)
-    if (kind := _kind(status.st_mode)) is not None:
+    kind = _kind(status.st_mode)
+    if kind is not None and depth <= _MANIFEST_DEPTH:
         return f"it is {kind}"
     if depth != _MANIFEST_DEPTH:
         return f"it lies {depth} levels deep, and manifests lie {_MANIFEST_DEPTH}"

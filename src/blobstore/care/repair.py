@@ -24,6 +24,7 @@ from blobstore.importer.planning.outputs import PlannedBlob, PlannedCopy, Planne
 from blobstore.importer.writing.copying import copy_file
 from blobstore.importer.writing.write import usual_memory, write_blobs
 from blobstore.names import ModelName
+from blobstore.ranges import real_path
 from blobstore.store import FinishedBlob, Ingest, Store
 
 
@@ -73,7 +74,7 @@ def repair_model(
     workers = threads(jobs)
     before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)
-    with store.ingest(os.path.realpath(os.fspath(source))) as ingest:
+    with store.ingest(real_path(source)) as ingest:
         checks = _checked(store, full, manifest, workers, bar)
         damaged = {blob.digest: blob for blob in manifest.descriptors if blob.digest.hex in checks.damaged}
         blobs: list[FinishedBlob] = []

@@ -21,6 +21,7 @@ from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.importer import Progress, threads
 from blobstore.names import ModelName
 from blobstore.store import Store
+from blobstore.store.references import needs_of
 
 Bar = Callable[[int], AbstractContextManager[Progress | None]]
 
@@ -110,7 +111,7 @@ def verify(
     wanted = [store.find(name) for name in names]
     checks = BlobChecks(store, NOTHING if wanted else store.blobs.listing(), quick)
     broken = _read_manifests(checks, wanted or store.manifests.names())
-    chosen = checks.chosen(sample.has if sample is not None else lambda _: True)
+    chosen = checks.chosen(lambda digest: sample is None or sample.has(Digest(digest)))
     with bar(sum(map(checks.size, chosen))) if bar is not None else nullcontext() as progress:
         checks.run(chosen, workers, progress or silent)
     odd = () if wanted else (*oddities(store, checks.listing), *_odd_blobs(checks))
@@ -165,8 +166,10 @@ def manifest_bytes(store: Store, name: ModelName) -> bytes:
 
 def _needs_of(store: Store, name: ModelName) -> set[str]:
     """Return the hex digits of the blobs that a model needs now; none when its manifest is gone or can't be read."""
-    manifest, _ = read_manifest(store, name)
-    return {blob.digest.hex for blob in manifest.descriptors} if manifest is not None else set()
+    try:
+        return set(needs_of(manifest_bytes(store, name), f"the manifest of {name}"))
+    except BlobStoreError:
+        return set()
 
 
 def _broken(checks: BlobChecks, names: Iterable[ModelName]) -> Iterator[BrokenManifest]:
@@ -183,8 +186,8 @@ def _twice(checks: BlobChecks) -> dict[ModelName, str]:
     names: dict[ModelName, set[str]] = defaultdict(set)
     twice: dict[ModelName, str] = {}
     for digest, tensors in checks.tensors.items():
-        for use in checks.uses.get(digest, ()):
-            if use.media_type == TENSOR_MEDIA_TYPE:
+        for use in checks.uses.get(digest, ()) if tensors else ():
+            if use.media_type == TENSOR_MEDIA_TYPE and use.model not in twice:
                 if common := names[use.model].intersection(tensors):
                     twice[use.model] = min(common)
                 names[use.model].update(tensors)

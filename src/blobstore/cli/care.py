@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from blobstore.care.prune import PruneResult, UndoResult, UnneededBlob
     from blobstore.care.repair import RepairResult
     from blobstore.care.verify import VerifyResult
+    from blobstore.names import ModelName
 
 EXIT_DAMAGED = 3
 _SHOWN = 20
@@ -175,6 +176,10 @@ def prune(
             help="State that neither Ollama nor another machine uses the store, which allows a grace time under 1h.",
         ),
     ] = False,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="Remove the blobs of models whose manifests are gone, however many models that are."),
+    ] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Restore what the last prune moved to the trash.")] = False,
     wait: WaitOption = None,
     store: StoreOption = None,
@@ -185,8 +190,9 @@ def prune(
 
     opened = store_at(store, wait)
     if undo:
-        if dry_run or sole_owner or grace is not None:
-            raise UsageError("--undo restores all that the last prune took: leave out --dry-run, --grace and --sole-owner")
+        if dry_run or sole_owner or forget or grace is not None:
+            others = "--dry-run, --forget, --grace and --sole-owner"
+            raise UsageError(f"--undo restores all that the last prune took: leave out {others}")
         undone = care.undo(opened)
         if as_json:
             show_json(_undo_document(undone))
@@ -194,7 +200,7 @@ def prune(
             _show_undo(undone)
         return
     grace_s = parse_duration(grace) if grace is not None else care.DAY_S
-    result = care.prune(opened, grace_s=grace_s, sole_owner=sole_owner, dry_run=dry_run)
+    result = care.prune(opened, grace_s=grace_s, sole_owner=sole_owner, forget=forget, dry_run=dry_run)
     if as_json:
         show_json(_prune_document(result, dry_run=dry_run))
     else:
@@ -210,6 +216,8 @@ def _show_prune(result: PruneResult, *, dry_run: bool) -> None:
     would = "Would move" if dry_run else "Moved"
     until = ": prune --undo brings back what is there, the next prune deletes it" if result.removed and not dry_run else ""
     emit(f"{would} {_blobs(result.removed)} to the trash{until}")
+    if result.forgotten:
+        emit(f"{would} the copies of the manifest of {_models(result.forgotten)} to the trash, too")
     if result.spared:
         emit(f"Spared {_blobs(result.spared)} within the grace time")
     if result.leftovers:
@@ -222,6 +230,11 @@ def _show_prune(result: PruneResult, *, dry_run: bool) -> None:
 
 def _blobs(blobs: tuple[UnneededBlob, ...]) -> str:
     return f"{counted(len(blobs), 'blob')} ({size(sum(blob.size for blob in blobs))})"
+
+
+def _models(names: tuple[ModelName, ...]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{counted(len(names), 'model')} ({', '.join(map(str, names[:_SHOWN]))}{more})"
 
 
 def _prune_document(result: PruneResult, *, dry_run: bool) -> dict[str, Any]:
@@ -239,6 +252,7 @@ def _prune_document(result: PruneResult, *, dry_run: bool) -> dict[str, Any]:
         "leftovers": [
             {"path": str(leftover.path), "size": leftover.nbytes, "reason": leftover.reason} for leftover in result.leftovers
         ],
+        "forgotten": [str(name) for name in result.forgotten],
     }
 
 
@@ -250,6 +264,9 @@ def _show_undo(undone: UndoResult) -> None:
     emit(f"Gave back {counted(len(undone.restored), 'blob')} ({size(sum(nbytes for _, nbytes in undone.restored))})")
     if undone.kept:
         emit(f"Left {len(undone.kept)} in the trash: the store has them again, or they are damaged")
+    if undone.without_manifest:
+        emit(f"Still without a manifest: {_models(undone.without_manifest)}")
+        emit("Mount the disk on which their manifests lie, or restore each: blobstore repair NAME --from SOURCE")
 
 
 def _undo_document(undone: UndoResult) -> dict[str, Any]:
@@ -258,4 +275,5 @@ def _undo_document(undone: UndoResult) -> dict[str, Any]:
         "bytes": sum(nbytes for _, nbytes in undone.restored),
         "kept": len(undone.kept),
         "blobs": [str(digest) for digest, _ in undone.restored],
+        "without_manifest": [str(name) for name in undone.without_manifest],
     }

@@ -90,10 +90,12 @@ def rm(
 
 
 def _parse(text: str) -> dict[str, str | None]:
+    from blobstore.store.files import os_errors
     from blobstore.strictjson import parse_object
 
     if text == _STDIN:
-        raw = sys.stdin.buffer.read(_MOST_INPUT + 1)
+        with os_errors("read", "standard input"):
+            raw = sys.stdin.buffer.read(_MOST_INPUT + 1)
     elif text.lstrip().startswith("{"):
         raw = text.encode(errors="surrogatepass")
     else:
@@ -107,13 +109,20 @@ def _parse(text: str) -> dict[str, str | None]:
 def _edit(file: str, changes: Mapping[str, str | None], *, replace: bool, in_place: bool, as_json: bool) -> None:
     from blobstore.metadata import edit_metadata
 
-    path = Path(file)
-    with progress_bar(path.stat().st_size if path.is_file() else 0) as progress:
+    with progress_bar(_size(file)) as progress:
         edit = edit_metadata(file, changes, replace=replace, in_place=in_place, progress=progress)
     if as_json:
         _show(edit.metadata, as_json=True)
     else:
         emit(_said(file, edit))
+
+
+def _size(file: str) -> int:
+    """Return a file's size for the progress bar, 0 where it can't be told: the edit says why."""
+    try:
+        return Path(file).stat().st_size
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        return 0
 
 
 def _said(file: str, edit: MetadataEdit) -> str:

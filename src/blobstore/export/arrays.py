@@ -34,7 +34,7 @@ def _arrays(weight: Weight, name: str, origin: Origin, dequantize: DType | None)
     for number, expert in enumerate(experts or [name]):
         share = (number, len(experts)) if experts else (0, 1)
         if dequantize is not None and (weight.quantization is not None or weight.dtype in _CONVERTED - {dequantize}):
-            yield _values(weight, expert, share, dequantize)
+            yield _values(weight, expert, share, origin, dequantize)
         else:
             yield from _copies(weight, expert, share)
 
@@ -48,11 +48,14 @@ def _experts(weight: Weight, name: str, origin: Origin) -> list[str]:
     return names if all(origin.place(expert) is not None for expert in names) else []
 
 
-def _values(weight: Weight, name: str, share: tuple[int, int], dtype: DType) -> OutputArray:
+def _values(weight: Weight, name: str, share: tuple[int, int], origin: Origin, dtype: DType) -> OutputArray:
     number, count = share
-    shape = weight.shape[1:] if count > 1 else weight.source_shape
-    values = math.prod(shape)
-    return OutputArray(name, dtype, shape, (Convert(weight, dtype, number * values, values),), name)
+    unpacked = origin.unpacked(name) if weight.quantization is not None else None
+    transposed = weight.stored.transposed or unpacked is not None
+    values = math.prod(weight.shape) // count
+    piece = Convert(weight, dtype, number * values, values, transposed)
+    shape = piece.shape[1:] if count > 1 else piece.shape
+    return OutputArray(unpacked or name, dtype, shape, (piece,), name)
 
 
 def _copies(weight: Weight, name: str, share: tuple[int, int]) -> Iterator[OutputArray]:

@@ -9,14 +9,24 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from blobstore.errors import BusyError, StorageError, UsageError, quoted
+from blobstore.ranges import close_quietly
 from blobstore.store import Store
-from blobstore.store.files import FOLDER_MODE, make_folder, os_errors, sync, sync_file_system, sync_folder, syncs_whole
+from blobstore.store.files import (
+    FOLDER_MODE,
+    listed,
+    make_folder,
+    os_errors,
+    sync,
+    sync_file_system,
+    sync_folder,
+    syncs_whole,
+)
+from blobstore.store.trees import remove_tree
 
 _HINT = "Name a folder that does not exist, or an empty one."
 
@@ -64,10 +74,10 @@ class Target:
             self._link(staging)
         except BaseException:
             with suppress(OSError):
-                shutil.rmtree(staging)
+                remove_tree(staging)
             raise
         finally:
-            os.close(fd)
+            close_quietly(fd)
 
     def _link(self, staging: Path) -> None:
         try:
@@ -93,10 +103,10 @@ def _take(staging: Path) -> int:
     except (BlockingIOError, FileNotFoundError):
         is_there = False
     except BaseException:
-        os.close(fd)
+        close_quietly(fd)
         raise
     if not is_there:
-        os.close(fd)
+        close_quietly(fd)
         raise BusyError(f"another export into the same folder is at work ({staging})", path=str(staging))
     return fd
 
@@ -104,7 +114,7 @@ def _take(staging: Path) -> int:
 def _clear(staging: Path) -> None:
     for path in staging.iterdir():
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            remove_tree(path)
         else:
             path.unlink()
 
@@ -114,14 +124,23 @@ def _sync_all(staging: Path, fd: int) -> None:
     if fd >= 0:
         sync_file_system(fd)
         return
-    for folder, _, names in os.walk(staging):
-        for name in names:
-            file = os.open(Path(folder, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                sync(file)
-            finally:
-                os.close(file)
-        sync_folder(Path(folder))
+    waiting = [staging]
+    while waiting:  # a stored name may have two thousand folders in it: no recursion
+        folder = waiting.pop()
+        for entry in listed(folder):
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(Path(entry.path))
+            else:
+                _sync_file(Path(entry.path))
+        sync_folder(folder)
+
+
+def _sync_file(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        sync(file)
+    finally:
+        close_quietly(file)
 
 
 def _taken(path: Path) -> StorageError:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from blobstore.provenance import Provenance, RecordedFile
 from blobstore.source.classify import FILE_TYPE, FILE_TYPES
 
+_BLOCKS = "_blocks"
 # How other programs call the codes of X.weight: compressed-tensors, gpt-oss (source/producers.py).
-_OTHER_NAMES = (("", "_packed"), (".weight", "_blocks"))
+_OTHER_NAMES = (("", "_packed"), (".weight", _BLOCKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,16 @@ class Origin:
         """Return the number of the file and the place in it of the tensor that became ``name``, or None."""
         others = (name.removesuffix(suffix) + other for suffix, other in _OTHER_NAMES if name.endswith(suffix))
         return next((self._places[one] for one in (name, *others) if one in self._places), None)
+
+    def unpacked(self, name: str) -> str | None:
+        """Return the name that a model's own code has for the values of ``name``, if the source had it in gpt-oss's blocks.
+
+        None otherwise. The blocks of ``X`` are rows of outputs; its values are called ``X`` and are ``[..., in, out]``
+        (huggingface/transformers@0189b1d0 integrations/mxfp4.py `convert_moe_packed_tensors`, modeling_gpt_oss.py
+        `GptOssExperts`, and the checkpoints that are published in BF16).
+        """
+        base = name.removesuffix(".weight")
+        return base if base != name and base + _BLOCKS in self._places and name not in self._places else None
 
     def metadata_of(self, names: Iterable[str]) -> tuple[dict[str, str], set[str]]:
         """Return the metadata of the files that the tensors come from, and the keys on which these files differ.

@@ -52,13 +52,21 @@ class Copy:
 class Convert:
     """``count`` values of a weight from index ``start`` on, dequantized or converted to ``dtype``.
 
-    They are counted in the order of the checkpoint's tensor: of a transposed weight, column by column of what is stored.
+    They are counted in the order of the exported tensor. ``transposed``: its last two axes are those of the stored one,
+    swapped; only a quantized weight can be.
     """
 
     weight: Weight
     dtype: DType
     start: int
     count: int
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor that the values are of."""
+        shape = self.weight.shape
+        return (*shape[:-2], shape[-1], shape[-2]) if self.transposed else shape
 
     @property
     def nbytes(self) -> int:

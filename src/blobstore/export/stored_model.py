@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from blobstore.budget import Budget
 from blobstore.digest import Digest
 from blobstore.documents import Descriptor, Manifest, ModelConfig
 from blobstore.dtypes import DType
@@ -87,11 +88,6 @@ class Weight:
         return self.stored.shape
 
     @property
-    def source_shape(self) -> tuple[int, ...]:
-        """The shape of the checkpoint's tensor: that of a transposed weight has the last two axes swapped."""
-        return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.stored.transposed else self.shape
-
-    @property
     def dtype(self) -> DType:
         """The stored dtype: U32 for codes."""
         return self.stored.dtype
@@ -159,10 +155,10 @@ def read_model(name: str | ModelName, store: Store, *, verify: bool) -> StoredMo
         message = f"model {full} has no tensor blobs: it is of another kind, GGUF perhaps"
         raise UnsupportedSourceError(message, model=str(full))
     weights: dict[str, Weight] = {}
-    settings = settings_of(store, manifest)
+    settings, budget = settings_of(store, manifest), Budget(f"model {full}")
     for layer in manifest.tensor_layers:
         try:
-            for weight in _weights(store, layer, settings, verify=verify):
+            for weight in _weights(store, layer, settings, budget, verify=verify):
                 if weight.name in weights:
                     raise CorruptDataError(f"another blob holds the tensor {weight.name!r} too", tensor=weight.name)
                 weights[weight.name] = weight
@@ -171,9 +167,9 @@ def read_model(name: str | ModelName, store: Store, *, verify: bool) -> StoredMo
     return StoredModel(full, manifest, store, tuple(weights.values()))
 
 
-def _weights(store: Store, layer: Descriptor, settings: Settings, *, verify: bool) -> Iterator[Weight]:
+def _weights(store: Store, layer: Descriptor, settings: Settings, budget: Budget, *, verify: bool) -> Iterator[Weight]:
     with store.blobs.open(layer) as reader:
-        header = read_header(reader)
+        header = read_header(reader, budget)
         header.check_limits(reader.name)
         if verify and reader.digest() != layer.digest:
             raise DigestMismatchError("its bytes are damaged: they do not match its digest", blob=str(layer.digest))

@@ -27,7 +27,7 @@ def fill_values(piece: Convert, reader: FileReader, out: Array) -> None:
 
     Raises: UnsupportedSourceError, with tensor and index, when a finite value is beyond what the dtype holds; as `readinto`.
     """
-    if piece.weight.stored.transposed:
+    if piece.transposed:
         _fill_transposed(piece, MappedFile(reader), out)
         return
     stored = _stored(piece, reader)
@@ -57,11 +57,11 @@ def _first_beyond(values: Array, exact: Callable[[], Array]) -> tuple[tuple[int,
 
 
 def _fill_transposed(piece: Convert, file: MappedFile, out: Array) -> None:
-    """Fill ``out`` with values of a quantized weight that is stored with its last two axes swapped.
+    """Fill ``out`` with values of a quantized weight whose last two axes are stored the other way round.
 
     They lie a row apart there, so the file is mapped and not read; memory is that of ``_AT_ONCE`` values.
     """
-    for tile in tiles_of(piece.start, piece.count, *piece.weight.source_shape[-2:]):
+    for tile in tiles_of(piece.start, piece.count, *piece.shape[-2:]):
         stored = _matrix(piece, file, tile.matrix)
         size = stored.group_size
         begin, end = tile.row // size * size, -(-tile.stop_row // size) * size

@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -25,7 +26,7 @@ from blobstore.errors import DigestMismatchError
 from blobstore.export.outputs import Convert, Copy, ExportPlan, Made, Piece, PlannedCopy, PlannedShard
 from blobstore.export.stored_model import BlobFile
 from blobstore.export.values import fill_values
-from blobstore.ranges import FileReader, allow_open_files
+from blobstore.ranges import FileReader, allow_open_files, close_quietly
 from blobstore.store.copying import copy_range
 from blobstore.store.files import PAGE, create_file, make_folder, open_direct, os_errors, write_aligned, write_all_at
 
@@ -90,8 +91,9 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
                 raise
         work.check()
     finally:
-        for file in files:
-            _close(file)
+        with ExitStack() as stack:  # each is closed, also when another can't be
+            for file in files:
+                stack.callback(_close, file)
 
 
 def _write_document(path: Path, data: bytes) -> None:
@@ -119,7 +121,8 @@ def _copy_blob(file: PlannedCopy, path: Path) -> None:
                     write_all_at(fd, done, piece)
                 done += len(piece)
     finally:
-        os.close(fd)
+        with os_errors("write", path):
+            os.close(fd)
     if hashed.hexdigest() != file.blob.digest.hex:
         message = f"{file.path}: blob {file.blob.digest} is damaged: its bytes are not its digest's"
         raise DigestMismatchError(message, blob=str(file.blob.digest))
@@ -140,9 +143,11 @@ def _create(shard: PlannedShard, path: Path) -> _File:
 
 
 def _close(file: _File) -> None:
-    for fd in (file.fd, file.direct):
-        if fd >= 0:
-            os.close(fd)
+    """Close a shard. Raises: StorageError."""
+    if file.direct >= 0:
+        close_quietly(file.direct)  # nothing that it wrote waits to be written
+    with os_errors("write", file.path):
+        os.close(file.fd)
 
 
 class _Work:
@@ -211,7 +216,8 @@ class _Buffers(threading.local):
     def memory(self) -> memoryview:
         """Return the memory: for a run of values, and a page."""
         if self._memory is None:
-            self._memory = memoryview(mmap.mmap(-1, _VALUES_AT_ONCE * _WIDEST + PAGE))
+            with os_errors("allocate", "memory"):
+                self._memory = memoryview(mmap.mmap(-1, _VALUES_AT_ONCE * _WIDEST + PAGE))
         return self._memory
 
 
@@ -275,8 +281,8 @@ def _cut(piece: Piece) -> Iterator[Piece]:
 
 def _values_at_once(piece: Convert) -> int:
     """Return how many values one thread computes at once: of a transposed weight whole rows, in whole groups of them."""
-    if not piece.weight.stored.transposed:
+    if not piece.transposed:
         return _VALUES_AT_ONCE
-    cols = piece.weight.source_shape[-1]
+    cols = piece.shape[-1]
     rows = _VALUES_AT_ONCE // cols
     return (rows - rows % _ROWS_AT_ONCE or rows) * cols or _VALUES_AT_ONCE

@@ -22,12 +22,14 @@ from blobstore.importer.targets.target import Bar, plan_for_target
 from blobstore.importer.writing.copying import copy_file
 from blobstore.importer.writing.write import Progress, least_memory, usual_memory, write_blobs
 from blobstore.names import ModelName
+from blobstore.ranges import real_path
 from blobstore.runtimes import Verdict
 from blobstore.source.assembly import source_weights
 from blobstore.source.hub_cache import repository_name
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.source.reading import SourceReaders
 from blobstore.store import FinishedBlob, Ingest, Store
+from blobstore.store.files import os_errors
 
 __all__ = [
     "DRAFT_FOLDER",
@@ -155,7 +157,8 @@ def default_name(plan: ImportPlan) -> ModelName:
 
     Raises: InvalidNameError when the stem is no model name.
     """
-    path = Path(os.path.abspath(plan.inventory.path))  # noqa: PTH100  # resolve() would follow a link to another name
+    with os_errors("access", plan.inventory.path):  # the current folder may be gone
+        path = Path(os.path.abspath(plan.inventory.path))  # noqa: PTH100  # resolve() would follow a link to another name
     stem = path.stem if path.name.endswith(".safetensors") else repository_name(path) or path.name
     try:
         return _named(stem, plan.options)
@@ -186,7 +189,7 @@ def run_plan(
     budget = _budget(memory, workers)
     started = time.monotonic()
     name = store.target(name)
-    with store.ingest(os.path.realpath(plan.inventory.path)) as ingest:
+    with store.ingest(real_path(plan.inventory.path)) as ingest:
         written = write_blobs(plan, ingest, workers, budget, progress or _silent, verify_reuse=verify_reuse)
         blobs = _with_files(plan, written.blobs, ingest)
         config = ingest.put(plan.config.encode())

@@ -20,7 +20,7 @@ from blobstore.errors import BusyError, NotFoundError, StorageError, UsageError,
 from blobstore.metadata.in_place import overwrite, record_of, restore
 from blobstore.metadata.rewriting import rewrite
 from blobstore.metadata.text import PREFIX, HeaderText, encode_metadata
-from blobstore.ranges import FileIdentity, FileReader
+from blobstore.ranges import FileIdentity, FileReader, close_quietly
 from blobstore.safetensors import Header, read_header
 from blobstore.store.files import os_errors
 
@@ -88,8 +88,10 @@ def edit_metadata(
         if changed:
             parts, value = HeaderText.parse(old), encode_metadata(metadata)
             new = parts.held(value) or parts.shifted(value, len(old))
-            if new is not None and (in_place or os.fstat(fd).st_nlink == 1):
-                reader.check_is(FileIdentity(os.fstat(fd)))
+            with os_errors("access", file):
+                now = os.fstat(fd)
+            if new is not None and (in_place or now.st_nlink == 1):
+                reader.check_is(FileIdentity(now))
                 overwrite(fd, file, old, new)
             elif in_place:
                 raise _no_room(file, parts, value, len(old))
@@ -132,7 +134,7 @@ def _opened(file: Path) -> Iterator[int]:
                 yield fd
                 return
         finally:
-            os.close(fd)
+            close_quietly(fd)
 
 
 def _lock(fd: int, file: Path, until: float) -> None:

@@ -18,10 +18,12 @@ from pathlib import Path
 
 from blobstore.errors import StorageError
 from blobstore.metadata.text import PREFIX, difference
+from blobstore.ranges import FileReader
 from blobstore.store.files import create_file, os_errors, remove_if_there, sync, sync_folder, write_all_at
 
 _SECTOR = 512
 _MOST_RECORDED = 2**28
+"""Bytes of a record behind its first line: both texts of the largest header have 200,000,000."""
 _LINE = 512
 _VERSION = 1
 
@@ -78,7 +80,9 @@ def restore(fd: int, path: Path) -> None:
 
 
 def _write_record(fd: int, path: Path, begin: int, before: bytes, after: bytes) -> None:
-    status, record = os.fstat(fd), record_of(path)
+    record = record_of(path)
+    with os_errors("access", path):
+        status = os.fstat(fd)
     described = {
         "version": _VERSION,
         "inode": status.st_ino,
@@ -104,21 +108,26 @@ def _write_record(fd: int, path: Path, begin: int, before: bytes, after: bytes) 
 
 
 def _read_record(record: Path, file: os.stat_result) -> tuple[int, bytes, bytes] | None:
-    """Return where what stood and what shall stand, or None for a record that says nothing about the file as it is."""
-    source = os.open(record, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(source, "rb") as stream:
-        owner = os.fstat(source).st_uid
-        line, data = stream.read(_LINE), stream.read(_MOST_RECORDED + 1)
+    """Return where what stood and what shall stand, or None for a record that says nothing about the file as it is.
+
+    Raises: StorageError when the record can't be read.
+    """
+    with FileReader(record, follow=False) as reader:
+        if not _LINE <= reader.size <= _LINE + _MOST_RECORDED:
+            return None
+        owner = reader.status().st_uid
+        line, data = reader.read(0, _LINE), reader.read(_LINE, reader.size - _LINE)
     try:
         described = json.loads(line)
-        begin, length = int(described["begin"]), int(described["length"])
+        begin, length = described["begin"], described["length"]
+        is_in_file = type(begin) is type(length) is int and 0 <= begin <= begin + length <= file.st_size
         is_of_file = (described["inode"], described["size"]) == (file.st_ino, file.st_size)
         # In a folder that others may write to, a record says nothing about a file that is not theirs.
         is_trusted = owner in (file.st_uid, os.geteuid())
-        is_whole = described["version"] == _VERSION and len(data) == 2 * length
+        is_whole = described["version"] == _VERSION and is_in_file and len(data) == 2 * length
         if not (is_of_file and is_whole and is_trusted) or hashlib.sha256(data).hexdigest() != described["sha256"]:
             return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return begin, data[:length], data[length:]
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from blobstore.metadata.text import PREFIX
-from blobstore.ranges import FileReader
+from blobstore.ranges import FileReader, close_quietly
 from blobstore.store.copying import copy_range
 from blobstore.store.files import create_file, os_errors, remove_if_there, sync, sync_folder, write_all_at
 
@@ -34,7 +34,7 @@ def rewrite(source: FileReader, path: Path, text: bytes, data_start: int, told: 
                 _take_attributes(source.fileno(), target)
                 sync(target)
         finally:
-            os.close(target)
+            close_quietly(target)
         source.check_unchanged()
         with os_errors("replace", path):
             new.rename(path)

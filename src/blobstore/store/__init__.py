@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from blobstore.store.journal import Journal, dead_journals
 from blobstore.store.leftovers import Leftover, Leftovers
 from blobstore.store.lock import StoreLock
 from blobstore.store.manifests import ManifestFolder
+from blobstore.store.missing import CopiedModels, MissingModel
 from blobstore.store.newer import NewerManifests
 from blobstore.store.references import Needs, References, is_plain, missing_blob
 from blobstore.store.summaries import Summary, SummaryCache
@@ -42,10 +44,12 @@ from blobstore.store.writer import BlobWriter, FinishedBlob
 __all__ = [
     "BlobListing",
     "BlobWriter",
+    "CopiedModels",
     "FinishedBlob",
     "Ingest",
     "Leftover",
     "ManifestFolder",
+    "MissingModel",
     "Needs",
     "References",
     "Removal",
@@ -98,7 +102,7 @@ class Store:
         self._private = self.root / PRIVATE
         self.copies = ManifestCopies(self._private / "copies")
         self.summaries = SummaryCache(self._private / "cache" / "summaries", self.root)
-        self.trash = Trash(self._private / "trash", self.blobs.path)
+        self.trash = Trash(self._private / "trash", self.blobs.path, self.copies)
         self._lock = StoreLock(self._private / "lock", wait_s)
         self._names = StoreLock(self._private / "names", _NAMES_WAIT_S)
 
@@ -121,7 +125,7 @@ class Store:
             names = {path.name for path in self.root.iterdir()}
         if not names or names & _FOLDERS:
             return
-        if (self.root / "models" / "manifests").exists():
+        if os.path.exists(self.root / "models" / "manifests"):  # noqa: PTH110  # which takes what can't be told for no
             hint = f"Did you mean {self.root / 'models'}?"
         raise NotFoundError(f"{message}: the folder contains neither blobs nor manifests", path=str(self.root), hint=hint)
 
@@ -152,7 +156,7 @@ class Store:
             try:
                 yield name, self.manifests.read(name)
             except BlobStoreError as error:
-                yield name, error
+                yield name, error.kept()
 
     def find(self, name: str | ModelName) -> ModelName:
         """Return the name of a model as the store spells it; case counts only between models that differ in nothing else.
@@ -266,7 +270,31 @@ class Store:
             return Removal((), candidates, obstacle.message)
         needed = references.needed()
         orphans = {blob.digest: blob for blob in candidates if blob.digest.hex not in needed}
-        return Removal(tuple(blob for digest, blob in orphans.items() if self.blobs.remove(digest)))
+        try:
+            lost = self._lost_beside(references, {digest.hex for digest in orphans})
+        except StorageError as error:
+            return Removal((), candidates, error.message)
+        saved = {digest: model for model in lost for digest in model.needs}
+        removed = tuple(blob for digest, blob in orphans.items() if digest.hex not in saved and self.blobs.remove(digest))
+        kept = tuple(blob for digest, blob in orphans.items() if digest.hex in saved)
+        if not kept:
+            return Removal(removed)
+        name = saved[kept[0].digest.hex].name
+        return Removal(removed, kept, f"{name} may need them: its manifest is gone, but blobs that only it needs are there")
+
+    def _lost_beside(self, references: References, removed: set[str]) -> list[MissingModel]:
+        """Return the lost models of a store out of which a model with the blobs ``removed`` is taken."""
+        copied = self.copied(references.names)
+        if not copied.missing:
+            return []
+        return copied.lost(self.blobs.listing().named.keys() - references.needed() - removed)
+
+    def copied(self, names: AbstractSet[ModelName]) -> CopiedModels:
+        """Return the models whose manifests have copies: those of ``names``, and those that are missing.
+
+        Raises: StorageError.
+        """
+        return CopiedModels.read(self.copies, names)
 
     @contextmanager
     def alone(self, wait_s: float = 1) -> Iterator[None]:
@@ -301,10 +329,10 @@ class Store:
             except NotFoundError:
                 continue  # it has been removed since the names were read
             except BlobStoreError as error:
-                yield name, error
+                yield name, error.kept()
 
     def leftovers(self, kept_s: float, is_there: Callable[[Digest], bool]) -> list[Leftover]:
-        """Return what is of no use any more of our own: remains of killed imports, journals that name no blob, copies.
+        """Return what is of no use any more of our own: remains of killed imports, and journals that name no blob.
 
         ``kept_s``: for how long the finished blobs of a killed import are kept for the next one. ``is_there``: whether a
         blob of that digest is in the store. Raises: StorageError.
@@ -313,7 +341,7 @@ class Store:
         stale = list(left.stale(kept_s))
         waiting = set(left.finished())
         journals = dead_journals(self._private / "journal", lambda digest: digest in waiting or is_there(digest))
-        return [*stale, *journals, *self.copies.stale(set(self.manifests.names()))]
+        return [*stale, *journals]
 
 
 def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | None = None) -> Store:

@@ -4,23 +4,27 @@ A manifest has no checksum: a bit that flips in a layer's name leaves a valid ma
 kept, at ``.blobstore/copies/HOST/NAMESPACE/MODEL/TAG/<sha256 of its bytes>``; its own name says whether it is still right.
 It is written before the manifest is linked and the older ones go afterwards, so that killed in between there is one of
 either; a repair takes the one that looks like what was there. A copy is a hint: nothing needs it, and an Ollama that
-replaces a manifest does not know of it.
+replaces or removes a manifest does not know of it. So the copies also tell which models a store should have
+(missing.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from blobstore.documents import MAX_MANIFEST
 from blobstore.errors import BlobStoreError, StorageError
 from blobstore.names import ModelName
-from blobstore.ranges import FileReader
-from blobstore.store.files import listed, make_folder, os_errors, replace_file
-from blobstore.store.leftovers import Leftover
+from blobstore.store.files import listed, make_folder, os_errors, read_own, replace_file
+from blobstore.store.references import needs_of
+from blobstore.store.trees import remove_tree
 
 _DEPTH = 4
+_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class ManifestCopies:
@@ -33,11 +37,19 @@ class ManifestCopies:
         """Return the intact copies of a model's manifest: one, rarely two, none for a model that others made."""
         found = []
         for path in self._paths(name):
-            with suppress(BlobStoreError), FileReader(path, follow=False) as reader:
-                raw = reader.read(0, reader.size)
+            with suppress(BlobStoreError):
+                raw = read_own(path, MAX_MANIFEST)
                 if _key(raw) == path.name:
                     found.append(raw)
         return found
+
+    def needs(self, name: ModelName) -> set[str]:
+        """Return the hex digits of the blobs that the intact copies of a model's manifest name."""
+        needs: set[str] = set()
+        for raw in self.of(name):
+            with suppress(BlobStoreError):  # of a later version, perhaps
+                needs.update(needs_of(raw, f"the copy of the manifest of {name}"))
+        return needs
 
     def write(self, name: ModelName, raw: bytes) -> bool:
         """Write a copy, as durable as a later sync of the file system makes it; return False when it was there.
@@ -47,8 +59,7 @@ class ManifestCopies:
         if raw in self.of(name):
             return False
         path = self._place(name) / _key(raw)
-        if (link := self._link(name)) is not None:
-            raise StorageError(f"{link} is a symbolic link, and nothing is written through one", path=str(link))
+        self._refuse_links(name)
         with os_errors("write", path):
             try:
                 _write(path, raw)
@@ -75,22 +86,36 @@ class ManifestCopies:
         """Remove the copies of a model that is gone."""
         if not self._is_ours(name):
             return
-        for path in self._paths(name):  # shutil.rmtree would open a FIFO that lies there, and wait
-            with suppress(OSError):
-                path.unlink()
         with suppress(OSError):  # folders of other models are not empty
-            for folder in (self._place(name), *list(self._place(name).parents)[: _DEPTH - 1]):
+            remove_tree(self._place(name))
+            for folder in list(self._place(name).parents)[: _DEPTH - 1]:
                 folder.rmdir()
 
-    def stale(self, names: Collection[ModelName]) -> Iterator[Leftover]:
-        """Yield the copies of models that are none of ``names``. Raises: StorageError."""
+    def names(self) -> list[ModelName]:
+        """Return the models that have a folder of copies, sorted. Raises: StorageError."""
         with os_errors("list", self._folder):
-            for folder in _folders(self._folder, _DEPTH):
-                if _name(folder) not in names:
-                    yield Leftover(folder, _nbytes(folder), "a copy of the manifest of a model that is gone")
+            return sorted(name for folder in _folders(self._folder, _DEPTH) if (name := _name(folder)) is not None)
+
+    def move(self, name: ModelName, target: ManifestCopies) -> None:
+        """Move the copies of a model's manifest to ``target``, on the same file system; what killed imports left there goes.
+
+        Raises: StorageError.
+        """
+        place = target._place(name)
+        target._refuse_links(name)
+        with os_errors("move the copies of a manifest to", place):
+            for path in self._paths(name):
+                if _KEY.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                    make_folder(place, durable=False)
+                    path.rename(place / path.name)
+        self.remove(name)
 
     def _place(self, name: ModelName) -> Path:
         return self._folder.joinpath(*name.path_parts)
+
+    def _refuse_links(self, name: ModelName) -> None:
+        if (link := self._link(name)) is not None:
+            raise StorageError(f"{link} is a symbolic link, and nothing is written through one", path=str(link))
 
     def _link(self, name: ModelName) -> Path | None:
         """Return the first folder on the way to a model's copies that is a link: what lies behind it is not ours.
@@ -126,15 +151,6 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
     for entry in listed(folder):
         if entry.is_dir(follow_symlinks=False):
             yield from _folders(Path(entry.path), depth - 1) if depth > 1 else [Path(entry.path)]
-
-
-def _nbytes(folder: Path) -> int:
-    """Return the bytes of the files in a folder; those that go meanwhile have none."""
-    nbytes = 0
-    for entry in listed(folder):
-        with suppress(FileNotFoundError):
-            nbytes += entry.stat(follow_symlinks=False).st_size
-    return nbytes
 
 
 def _key(raw: bytes) -> str:

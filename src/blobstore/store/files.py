@@ -9,16 +9,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import functools
+import itertools
 import os
 import re
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blobstore.errors import from_os_error
+from blobstore.errors import LimitExceededError, from_os_error
+from blobstore.ranges import FileReader, close_quietly
 
 PAGE = 4096
 """What offsets, lengths and addresses are multiples of in reads and writes around the page cache."""
@@ -26,13 +27,14 @@ DIRECT_FROM = 2**18
 """Bytes from which going around the page cache pays."""
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _WITH_SYNCFS = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x2FC12FC1})
 """ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ZFS (statfs(2), and OpenZFS's ZFS_SUPER_MAGIC)."""
 _REMOTE = frozenset({0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x5346414F, 0x01021997})
 """NFS, CIFS, SMB2, SMB, Ceph, AFS, 9p (statfs(2), linux/magic.h)."""
 _STATFS_BYTES = 256  # struct statfs has 120; its first member is the type
 _SYNCFS_REPORTS_ERRORS = (5, 8)
+_WRITE_AND_WAIT = 1 | 2 | 4
+"""SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER (linux/fs.h)."""
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def is_remote(folder: Path) -> bool:
     try:
         return _file_system(fd) in _REMOTE
     finally:
-        os.close(fd)
+        close_quietly(fd)
 
 
 def _file_system(fd: int) -> int | None:
@@ -86,12 +88,39 @@ def _file_system(fd: int) -> int | None:
 
 
 def sync_file_system(fd: int) -> None:
-    """Make everything written to the file system of ``fd`` durable, where it `syncs_whole`.
+    """Make everything written to the file system of ``fd`` durable, where it `syncs_whole`; elsewhere, what it can.
 
     Raises: OSError; what was written since the descriptor was opened is lost.
     """
     if _libc is not None:
         _check(_libc.syncfs(fd))
+
+
+def write_back(fd: int) -> None:
+    """Write an open file's dirty pages to the disk and drop its clean ones, so that the next read comes from the disk.
+
+    For files that another process wrote and did not sync. A write that failed since then may go unnoticed:
+
+    - An error that another descriptor was told of is not reported to a descriptor that is opened later (lib/errseq.c
+      `errseq_sample`). So our syncfs may succeed although another process's syncfs failed.
+    - The pages of a failed write are marked clean. As long as they stay in the page cache, reads and hashes see the right
+      bytes, which the disk does not have.
+
+    The kernel also keeps the error in the file's inode, apart from that of the file system (include/linux/pagemap.h
+    `mapping_set_error`), so it is asked for here. If another process asked for that before, or the inode was evicted, which
+    drops its pages too, only reading from the disk tells. sync_file_range(2) reports the inode's error as fsync does
+    (mm/filemap.c `file_fdatawait_range`), without flushing the disk's cache for every file: the import's own syncfs does
+    that. Where that is not trusted (`syncs_whole`) it is an fsync: on overlayfs sync_file_range does nothing. Pages that
+    another process has mapped are not dropped (posix_fadvise(2)). Sources: files of torvalds/linux.
+
+    Raises: OSError; the file's bytes are lost.
+    """
+    if _libc is not None and syncs_whole(fd):
+        _check(_libc.sync_file_range(fd, 0, 0, _WRITE_AND_WAIT))
+    else:
+        sync(fd)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _check(result: int) -> None:
@@ -105,9 +134,10 @@ def _find_libc() -> ctypes.CDLL | None:
     if sys.platform != "linux" or _kernel_version() < _SYNCFS_REPORTS_ERRORS:
         return None
     library = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(library, "syncfs") or not hasattr(library, "fstatfs"):
+    if not all(hasattr(library, name) for name in ("syncfs", "fstatfs", "sync_file_range")):
         return None
     library.syncfs.argtypes = (ctypes.c_int,)
+    library.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
     library.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
     return library
 
@@ -120,39 +150,34 @@ def _kernel_version() -> tuple[int, int]:
 _libc = _find_libc()
 
 
-@functools.cache
-def boot_id() -> str:
-    """Return what tells one start of the machine from another.
-
-    Source: random(4), "/proc interfaces".
-    """
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:  # no /proc: nothing is known beyond this process
-        return secrets.token_hex(16)
-
-
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable. Raises: OSError.
+
+    Some file systems can't sync folders and refuse with EINVAL (VirtualBox's shared folders: linux fs/vboxsf/dir.c has no
+    fsync). They hand each change of a name to a server at once; all that can be done beyond that is a sync of the whole.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        sync_file_system(fd)
     finally:
-        os.close(fd)
+        close_quietly(fd)
 
 
 def make_folder(path: Path, *, durable: bool = True) -> None:
-    """Make a folder and its missing ancestors, each name durable. Nothing happens when it is there."""
-    if path.is_dir():
-        return
-    make_folder(path.parent, durable=durable)
-    try:
-        path.mkdir(mode=FOLDER_MODE)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-    if durable:
-        sync_folder(path.parent)
+    """Make a folder and its missing ancestors, each name durable. Nothing happens when it is there. Raises: OSError."""
+    missing = list(itertools.takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
+    for folder in reversed(missing):
+        try:
+            folder.mkdir(mode=FOLDER_MODE)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise
+        if durable:
+            sync_folder(folder.parent)
 
 
 def listed(folder: Path) -> list[os.DirEntry[str]]:
@@ -162,6 +187,18 @@ def listed(folder: Path) -> list[os.DirEntry[str]]:
             return sorted(entries, key=lambda entry: entry.name)
     except FileNotFoundError:
         return []
+
+
+def read_own(path: Path, limit: int) -> bytes:
+    """Return the bytes of a small file that we wrote. Others may have put anything there: a link or FIFO is not opened.
+
+    Raises: NotFoundError; LimitExceededError for more than ``limit`` bytes; StorageError.
+    """
+    with FileReader(path, follow=False) as reader:
+        if reader.size > limit:
+            message = f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}"
+            raise LimitExceededError(message, path=str(path))
+        return reader.read(0, reader.size)
 
 
 def create_file(path: Path, size: int = 0) -> int:
@@ -239,10 +276,15 @@ def replace_file(path: Path, data: bytes) -> None:
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     fd = create_file(temporary)
     try:
-        write_all_at(fd, 0, memoryview(data))
-    finally:
-        os.close(fd)
-    temporary.rename(path)
+        try:
+            write_all_at(fd, 0, memoryview(data))
+        finally:
+            os.close(fd)
+        temporary.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def remove_if_there(path: Path) -> bool:

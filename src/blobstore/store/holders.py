@@ -37,7 +37,10 @@ class Holder:
 
 def holders_of(fd: int) -> list[Holder]:
     """Return the processes that hold a flock on the file that is open as ``fd``; none where the kernel does not say."""
-    inode = os.fstat(fd).st_ino
+    try:
+        inode = os.fstat(fd).st_ino
+    except OSError:
+        return []
     pids = {pid for pid, found in _locks(_PROC / "locks") if found == inode}
     return [_described(pid) for pid in sorted(pids) if _holds(pid, inode)]
 

@@ -9,28 +9,38 @@ however long an import takes: a starting Ollama deletes unreferenced files over 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.documents import Manifest
-from blobstore.errors import BlobStoreError, StorageError, UsageError
+from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UsageError
 from blobstore.names import ModelName
-from blobstore.ranges import FileReader
+from blobstore.ranges import FileReader, close_quietly
 from blobstore.store.blobs import BlobFolder
 from blobstore.store.copies import ManifestCopies
-from blobstore.store.files import boot_id, make_folder, os_errors, sync_file_system, sync_folder, syncs_whole
+from blobstore.store.files import (
+    make_folder,
+    os_errors,
+    remove_if_there,
+    sync_file_system,
+    sync_folder,
+    syncs_whole,
+    write_back,
+)
 from blobstore.store.journal import Entry, Journal
 from blobstore.store.leftovers import Leftovers, make_owned_folder
 from blobstore.store.lock import StoreLock
 from blobstore.store.manifests import ManifestFolder
+from blobstore.store.trees import remove_tree
 from blobstore.store.writer import BlobWriter, FinishedBlob, Stamp
 
 _log = logging.getLogger("blobstore.store")
@@ -38,6 +48,7 @@ _log = logging.getLogger("blobstore.store")
 _CHUNK = 2**20
 _NOTE_EVERY_S = 0.05
 _NOTED_AT_ONCE = 2**20
+_NOT_THERE = "not-there"
 _OLD_S = 30 * 60
 """Age from which a blob that is used again is made young: Ollama spares unreferenced ones for an hour."""
 
@@ -65,11 +76,12 @@ class Ingest:
             # Opened before the first write, so that syncfs on it reports every write error since.
             self._folder, self._folder_fd = make_owned_folder(temporary_folder)
             try:
-                _check_one_file_system(self._folder, blobs.path)
+                for place in (blobs.path, manifests.path):
+                    _check_one_mount(self._folder, place)
                 self._syncs_whole = syncs_whole(self._folder_fd)
             except BaseException:
+                close_quietly(self._folder_fd)
                 self._folder.rmdir()
-                os.close(self._folder_fd)
                 raise
         self._numbers = itertools.count()
         self._unnoted: list[Entry] = []
@@ -94,7 +106,7 @@ class Ingest:
     def finished(self, key: str, blob: FinishedBlob) -> None:
         """Note that the plan's entry of ``key`` became ``blob``, for the case that this import is killed."""
         with self._mutex:
-            self._unnoted.append(Entry(key, blob.digest, blob.size, blob.stamp, boot_id() if self._syncs_whole else None))
+            self._unnoted.append(Entry(key, blob.digest, blob.size, blob.stamp, is_durable=not self._syncs_whole))
             if blob.size >= _NOTED_AT_ONCE or time.monotonic() - self._noted_at > _NOTE_EVERY_S:
                 self._note()
 
@@ -103,22 +115,39 @@ class Ingest:
         self._unnoted = []
         self._noted_at = time.monotonic()
 
+    def has_leftovers(self) -> bool:
+        """Return True when killed imports left finished blobs: to recall one takes as long as to read it."""
+        return any(True for _ in self._leftovers.finished())
+
     def recall(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
         """Return the blob that an earlier import made for ``key``, or None when it is not there any more.
 
-        It is one of the store's, or one that a killed import left. Its bytes are hashed when its file was written to
-        since, or with ``verify``. Raises: StorageError.
+        It is one of the store's, or one that a killed import left. Its bytes are hashed when its file was written to since,
+        when it was not durable when it was noted, or with ``verify``. What a killed import left is written back before, and
+        hashed from the disk (`write_back`): an error of its writing may have been reported to others only, and never to us.
+        May be called from several threads. Raises: StorageError.
         """
-        entry = self._journal.find(key)
+        with self._mutex:
+            entry = self._journal.find(key)
         if entry is None or entry.size != size:
             return None
         stored = _intact(self._blobs.path / entry.digest.file_name, entry, verify=verify)
         if stored is not None and (young := _kept_young(stored)) is not None:
             return young
-        left = self._leftovers.find(entry.digest)
-        if left is None or not _intact(left, entry, verify=verify) or not self._leftovers.take(left, self._folder):
-            return None
-        return FinishedBlob(entry.digest, entry.size, self._folder, entry.stamp)
+        return self._take_over(entry, verify=verify)
+
+    def _take_over(self, entry: Entry, *, verify: bool) -> FinishedBlob | None:
+        with self._mutex:  # another thread of ours has the lock of the same folder otherwise
+            left = self._leftovers.find(entry.digest)
+            if left is None or not self._leftovers.take(left, self._folder):
+                return None
+        path = self._folder / left.name
+        blob = _intact(path, entry, verify=verify, settle=write_back)
+        if blob is None:
+            # Gone for good: the kernel tells of a lost write once, and who asks again may not be told.
+            with os_errors("remove", path):
+                remove_if_there(path)
+        return blob
 
     def _sync(self) -> None:
         with os_errors("write to the store", self._folder):
@@ -172,9 +201,13 @@ class Ingest:
         return created
 
     def _refuse_other_spelling(self, name: ModelName) -> None:
-        """Raise UsageError when the store has the name in another case, as another process may have just written it."""
+        """Raise UsageError when the store has the name in another case, as another process may have just written it.
+
+        A file system that ignores case may spell the folders that were made for the name in its own way, and finds what it
+        spells so under the name, too: that is no other model.
+        """
         spelled = self._manifests.spelled(name)
-        if spelled != name:
+        if spelled != name and self._manifests.has(spelled) and not self._manifests.has(name):
             message = f"there is a model {spelled}, and {name} differs from it only in case"
             raise UsageError(message, model=str(spelled), hint=f"Try again: it will be {spelled}.")
 
@@ -218,8 +251,9 @@ class Ingest:
         if keep_finished:
             self._remember(self._unnoted, logging.INFO)  # whether it matters is known at the end
         else:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._folder_fd)
+            with suppress(OSError):  # the next import removes it
+                remove_tree(self._folder)
+        close_quietly(self._folder_fd)
         self._leftovers.clean()
 
 
@@ -234,22 +268,48 @@ def _kept_young(blob: FinishedBlob) -> FinishedBlob | None:
         return None
 
 
-def _intact(path: Path, entry: Entry, *, verify: bool) -> FinishedBlob | None:
-    """Return the blob at ``path`` when it has the entry's bytes: by its stamp, else, or with ``verify``, by hashing it."""
+def _intact(
+    path: Path, entry: Entry, *, verify: bool, settle: Callable[[int], None] = lambda _fd: None
+) -> FinishedBlob | None:
+    """Return the blob at ``path`` when it has the entry's bytes: by its stamp, else, or with ``verify``, by hashing it.
+
+    ``settle`` is called with its open descriptor before it is hashed.
+    """
     try:
         with FileReader(path, follow=False) as reader:
-            stamp = Stamp.of(os.fstat(reader.fileno()))
+            stamp = Stamp.of(reader.status())
             if reader.size != entry.size:
                 return None
-            is_same = stamp == entry.stamp and entry.boot in (None, boot_id())
-            if (verify or not is_same) and reader.digest() != entry.digest:
-                return None
+            if verify or not entry.is_durable or stamp != entry.stamp or not stamp.is_sure:
+                with os_errors("write back", path):
+                    settle(reader.fileno())
+                reader.read_ahead()
+                if reader.digest() != entry.digest:
+                    return None
             return FinishedBlob(entry.digest, entry.size, path.parent, stamp)
-    except BlobStoreError:
+    except BlobStoreError as error:
+        if not isinstance(error, NotFoundError):
+            _log.info("a finished blob is not used: %s", error)
         return None
 
 
-def _check_one_file_system(folder: Path, blobs: Path) -> None:
-    # Blobs are renamed into place, and one syncfs is for all of them.
-    if blobs.exists() and blobs.stat().st_dev != folder.stat().st_dev:
-        raise StorageError(f"{blobs} is on another file system than {folder.parent}: they must be on one", path=str(blobs))
+def _check_one_mount(folder: Path, place: Path) -> None:
+    """Raise StorageError when files of ``folder`` can't be renamed into ``place``, where that is there. Raises: OSError.
+
+    A rename across mounts fails before either file is looked for (torvalds/linux fs/namei.c `do_renameat2`): that tells bind
+    mounts of one file system apart, too, whose device numbers are equal.
+    """
+    if not place.exists():
+        return
+    is_one = place.stat().st_dev == folder.stat().st_dev
+    try:
+        os.rename(folder / _NOT_THERE, place / _NOT_THERE)  # noqa: PTH104  # nothing is renamed
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        is_one = False
+    if not is_one:
+        message = f"{place} is on another file system than {folder.parent}: they must be on one"
+        raise StorageError(message, path=str(place))

@@ -10,7 +10,7 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.digest import Digest
+from blobstore.ranges import close_quietly
 from blobstore.store.files import FOLDER_MODE, make_folder, os_errors, remove_if_there
+from blobstore.store.trees import remove_tree
 
 _KEPT_S = 24 * 3600
 _UNOWNED = "new-"
@@ -37,7 +39,7 @@ class Leftover:
         """Remove it, with what is in it. Only for a holder of the store's exclusive lock. Raises: StorageError."""
         with os_errors("remove", self.path):
             if self.path.is_dir() and not self.path.is_symlink():
-                shutil.rmtree(self.path)
+                remove_tree(self.path)
             else:
                 remove_if_there(self.path)
 
@@ -63,7 +65,7 @@ def _make_owned(parent: Path) -> tuple[Path, int]:
         return unowned.rename(parent / f"{os.getpid()}-{suffix}"), fd
     except BaseException:
         if fd >= 0:
-            os.close(fd)
+            close_quietly(fd)
         with suppress(OSError):
             unowned.rmdir()
         raise
@@ -78,7 +80,7 @@ class Leftovers:
     def find(self, digest: Digest) -> Path | None:
         """Return a finished blob of that digest in a folder without an owner, or None."""
         found = (folder / digest.file_name for folder in self._folders())
-        return next((path for path in found if path.is_file() and not path.is_symlink()), None)
+        return next((path for path in found if _is_regular(path)), None)
 
     def take(self, path: Path, folder: Path) -> bool:
         """Move a finished blob into ``folder``, which is the caller's; return False when it is gone or another's.
@@ -121,6 +123,14 @@ class Leftovers:
             yield from sorted(path for path in self._parent.iterdir() if not path.is_symlink())
 
 
+def _is_regular(path: Path) -> bool:
+    """Return True for a regular file that is reached by no link, False where that can't be told."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
 def _stale(folder: Path, kept_s: float) -> Iterator[Leftover]:
     finished = {path for path in folder.iterdir() if Digest.from_file_name(path.name) is not None}
     others = set(folder.iterdir()) - finished
@@ -139,7 +149,7 @@ def _clean(folder: Path) -> None:
         return
     finished = [path for path in folder.iterdir() if Digest.from_file_name(path.name) is not None]
     if is_old or not finished:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         return
     for path in folder.iterdir():
         if path not in finished:
@@ -161,4 +171,4 @@ def _owned(folder: Path) -> Iterator[bool]:
     else:
         yield True
     finally:
-        os.close(fd)
+        close_quietly(fd)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from blobstore.errors import BusyError, StorageError
+from blobstore.ranges import close_quietly
 from blobstore.store.files import FILE_MODE, make_folder, os_errors
 from blobstore.store.holders import holders_of
 
@@ -34,7 +35,7 @@ class StoreLock:
 
     def make(self) -> None:
         """Make the lock file: taking the lock needs no space on the disk then. Raises: StorageError."""
-        os.close(self._open())
+        close_quietly(self._open())
 
     @contextmanager
     def shared(self, wait_s: float = 10) -> Iterator[None]:
@@ -67,7 +68,7 @@ class StoreLock:
                 is_held = False
             yield is_held
         finally:
-            os.close(fd)
+            close_quietly(fd)
 
     @contextmanager
     def _held(self, kind: int, wait_s: float) -> Iterator[None]:
@@ -81,7 +82,7 @@ class StoreLock:
                 raise self._busy(fd)
             yield
         finally:
-            os.close(fd)
+            close_quietly(fd)
 
     def _open(self) -> int:
         with os_errors("write to the store", self._path.parent):

@@ -44,13 +44,14 @@ class ManifestFolder:
         return [path for path, is_link in self._entries() if is_link or self._name(path) is None]
 
     def everything(self) -> Iterator[Path]:
-        """Yield all that is no folder below ``manifests/``, at any depth, sorted; links are not followed.
+        """Yield all that is no folder below ``manifests/``, sorted; links are not followed.
 
+        One level below the manifests folders are yielded too, for what is in them: others may nest them without an end.
         Raises: StorageError.
         """
         with os_errors("list", self.path):
             self._refuse_dangling()
-            yield from _files(self.path)
+            yield from _files(self.path, _DEPTH + 1)
 
     def is_name(self, path: Path) -> bool:
         """Return True when a path that is as deep as manifests are gives a model's name."""
@@ -128,7 +129,8 @@ class ManifestFolder:
             self._refuse_links(name)
             with FileReader(path, follow=False) as reader:
                 if reader.size > MAX_MANIFEST:
-                    raise LimitExceededError(f"limit exceeded: the manifest of {name} has {reader.size:,} bytes")
+                    message = f"limit exceeded: the manifest of {name} has {reader.size:,} bytes, at most {MAX_MANIFEST:,}"
+                    raise LimitExceededError(message, path=str(path), hint=f"Remove it: blobstore rm {name}")
                 return reader.read(0, reader.size)
         except NotFoundError:
             raise self._missing(name) from None
@@ -150,7 +152,7 @@ class ManifestFolder:
         """Write a manifest to the path ``temporary``, durably, and make its folder: all that needs space on the disk.
 
         A copy of an older manifest of that name is kept beside it, for `link`. Raises: StorageError, also when a folder has
-        the name; nothing is visible yet.
+        the name; LimitExceededError when an older file of that name is too large for a manifest; nothing is visible yet.
         """
         path = self._path(name)
         self._refuse_links(name)
@@ -159,8 +161,7 @@ class ManifestFolder:
             if stat.S_ISDIR(older):
                 raise StorageError(f"{path} is in the way: it is a folder", path=str(path))
             if stat.S_ISREG(older):
-                with FileReader(path, follow=False) as reader:
-                    _write_durably(_older(temporary), reader.read(0, reader.size))
+                _write_durably(_older(temporary), self.read_bytes(name))
             _write_durably(temporary, manifest.raw)
             make_folder(path.parent)
 
@@ -182,11 +183,15 @@ class ManifestFolder:
                     path.unlink()
                 raise
 
+    def has(self, name: ModelName) -> bool:
+        """Return True when there is something in the place of the manifest of that name. Raises: StorageError."""
+        with os_errors("access", self._path(name)):
+            return _mode(self._path(name)) != 0
+
     def require(self, name: ModelName) -> None:
         """Raise NotFoundError when there is no manifest of that name; it is not read."""
-        with os_errors("access", self._path(name)):
-            if not _mode(self._path(name)):
-                raise self._missing(name)
+        if not self.has(name):
+            raise self._missing(name)
 
     def remove(self, name: ModelName) -> None:
         """Remove a manifest, durably. Raises: NotFoundError when there is none."""
@@ -206,12 +211,12 @@ class ManifestFolder:
                 break  # not empty
 
     def remove_all_empty_folders(self) -> None:
-        """Remove every folder below that holds nothing. Only for a holder of the store's exclusive lock.
+        """Remove every folder, as deep as manifests lie, that holds nothing. Only for a holder of the exclusive lock.
 
         Raises: StorageError when they can't be listed.
         """
         with os_errors("list", self.path):
-            empty = list(_empty(self.path)) if self.path.is_dir() else []
+            empty = list(_empty(self.path, _DEPTH)) if self.path.is_dir() else []
         for folder in empty:
             with suppress(OSError):  # an Ollama has just put something there
                 folder.rmdir()
@@ -234,19 +239,21 @@ class ManifestFolder:
                 )
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _files(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield what is no folder, at most so deep below ``folder``, and the folders at that depth. Raises: OSError."""
     for entry in listed(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path))
+        if depth > 1 and entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path), depth - 1)
         else:
             yield Path(entry.path)
 
 
-def _empty(folder: Path) -> Iterator[Path]:
-    """Yield the folders below ``folder`` that hold nothing, or only such folders; none is reached through a link."""
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():
-            below = list(_empty(path))
+def _empty(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders, at most so deep below ``folder``, that hold nothing, or only such folders; no link is followed."""
+    for entry in listed(folder):
+        if entry.is_dir(follow_symlinks=False):
+            path = Path(entry.path)
+            below = list(_empty(path, depth - 1)) if depth > 1 else []
             yield from below
             if set(path.iterdir()) <= set(below):
                 yield path

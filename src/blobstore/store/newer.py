@@ -9,7 +9,6 @@ digest of its blob. A name there hides the same name under ``manifests/``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +26,9 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.names import DEFAULT_HOST, ModelName
-from blobstore.ranges import FileReader
+from blobstore.ranges import FileReader, real_path
 from blobstore.store.blobs import BlobFolder
+from blobstore.store.files import os_errors
 from blobstore.store.manifests import ManifestFolder
 from blobstore.store.references import Needs, needs_of
 from blobstore.strictjson import parse_object
@@ -62,13 +62,15 @@ class NewerManifests:
             try:
                 yield path, self._reachable(self._read(path), str(path))
             except BlobStoreError as error:
-                yield path, error
+                yield path, error.kept()
 
     def _read(self, path: Path) -> bytes:
         """Return the bytes of a manifest. Raises: StorageError, CorruptDataError, LimitExceededError."""
         if _name(path.relative_to(self._folder.path).parts) is None:
             raise StorageError(f"{path} may be a manifest, and its path is not a model's name", path=str(path))
-        if path.is_symlink():
+        with os_errors("access", path):
+            is_link = path.is_symlink()
+        if is_link:
             digest = self._linked(path)
             try:
                 return self._read_blob(digest)
@@ -80,9 +82,9 @@ class NewerManifests:
 
     def _linked(self, path: Path) -> Digest:
         """Return the digest of the blob that a link leads to; the link is not followed to read it."""
-        target = Path(os.path.realpath(path))
+        target = Path(real_path(path))
         digest = Digest.from_file_name(target.name)
-        if digest is None or target.parent != Path(os.path.realpath(self._blobs.path)):
+        if digest is None or target.parent != Path(real_path(self._blobs.path)):
             raise StorageError(f"{path} is a symbolic link to {target}, which is not a blob of this store", path=str(path))
         return digest
 

@@ -114,13 +114,18 @@ class References:
                 needs = parsed.get(key) or before.get(key) or needs_of(raw, f"the manifest of {name}")
             except BlobStoreError as error:
                 error.model = str(name)
-                broken[name] = error
+                broken[name] = error.kept()
                 continue
             models[name] = parsed[key] = needs
         others = dict(newer)
         unread = {path: found for path, found in others.items() if isinstance(found, BlobStoreError)}
         readable = tuple(found for found in others.values() if not isinstance(found, BlobStoreError))
         return cls(models, broken, tuple(strays), parsed, readable, unread)
+
+    @property
+    def names(self) -> set[ModelName]:
+        """The models that have a manifest, readable or not."""
+        return {*self.models, *self.broken}
 
     @property
     def obstacle(self) -> BlobStoreError | None:

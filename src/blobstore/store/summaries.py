@@ -17,18 +17,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from blobstore.errors import BlobStoreError
-from blobstore.ranges import FileReader
-from blobstore.store.files import append_file, make_folder, os_errors, replace_file
+from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.store.files import append_file, make_folder, os_errors, read_own, replace_file
 
 _log = logging.getLogger("blobstore.store")
 
 _VERSION = b"1"
 """Goes up when the same blobs are summarized otherwise."""
+_LARGEST = 64 * 2**20
+"""Bytes of a file that is read: 400,000 models. A larger one is not ours, and the next list starts it anew."""
 _LINE = re.compile(
-    rb"(?P<text>(?P<key>[0-9a-f]{64}) (?P<size>[0-9]{1,18}) (?P<parameters>[0-9]{1,24}) (?P<plain>[01])"
-    rb" (?P<kind>[0-9A-Za-z_]{0,32}) %b) (?P<sum>[0-9a-f]{8})" % _VERSION,
-    re.ASCII,
+    rb"^(?P<text>(?P<key>[0-9a-f]{64}) (?P<size>[0-9]{1,18}) (?P<parameters>[0-9]{1,24}) (?P<plain>[01])"
+    rb" (?P<kind>[0-9A-Za-z_]{0,32}) %b) (?P<sum>[0-9a-f]{8})$" % _VERSION,
+    re.ASCII | re.MULTILINE,
 )
 
 
@@ -58,9 +59,11 @@ class SummaryCache:
     def read(self) -> dict[str, Summary]:
         """Return the summaries by the sha256 of their manifests, in hex digits; none when the file can't be read."""
         try:
-            with FileReader(self._path, follow=False) as reader:
-                text = reader.read(0, reader.size)
-        except BlobStoreError:
+            text = read_own(self._path, _LARGEST)
+        except NotFoundError:
+            return {}
+        except BlobStoreError as error:
+            _log.info("the summaries of models can't be read: %s", error)
             return {}
         found = {}
         for match in _LINE.finditer(text):
@@ -77,17 +80,24 @@ class SummaryCache:
         try:
             with os_errors("write", self._path):
                 make_folder(self._path.parent, durable=False)
-                append_file(self._path, b"\n" + b"".join(summary.encode(key) for key, summary in fit.items()))
+                write = replace_file if self._is_too_large() else append_file
+                write(self._path, b"\n" + b"".join(summary.encode(key) for key, summary in fit.items()))
         except BlobStoreError as error:
             _log.info("the summaries of models are not remembered: %s", error)
 
     def keep(self, keys: Collection[str]) -> None:
         """Forget all but those of ``keys``. Only for a holder of the store's exclusive lock. Raises: StorageError."""
         known = self.read()
-        if known.keys() - set(keys):
+        if known.keys() - set(keys) or self._is_too_large():
             with os_errors("write", self._path):
                 lines = (summary.encode(key) for key, summary in sorted(known.items()) if key in keys)
                 replace_file(self._path, b"".join(lines))
+
+    def _is_too_large(self) -> bool:
+        try:
+            return self._path.lstat().st_size > _LARGEST
+        except OSError:
+            return False
 
     def _is_ours(self) -> bool:
         try:

@@ -1,8 +1,10 @@
-"""Trash: blobs that a clean-up took out of ``blobs/``, and gives back until the next one.
+"""Trash: what a clean-up took out of a store, and gives back until the next one.
 
-``.blobstore/trash/<random>/sha256-<hex>-<size>``: one folder a clean-up, filled by renames, so that nothing is copied and
-each blob is at every moment in one of both places. The name keeps the size that the blob had. A folder whose name begins
-with ``old-`` is being emptied. For holders of the store's exclusive lock, but for `Trash.empty`.
+``.blobstore/trash/<random>/sha256-<hex>-<size>``: a blob of the clean-up that made the folder; the name keeps the size that
+the blob had. ``.blobstore/trash/<random>/copies/HOST/NAMESPACE/MODEL/TAG/<sha256>``: copies of manifests that it took along.
+Files are moved by renames, so that nothing is copied and each is at every moment in one of both places. Folders are never
+renamed: overlayfs refuses that for one that lies in a lower layer, as everything in a container's image does (EXDEV;
+torvalds/linux fs/overlayfs/dir.c `ovl_can_move`). For holders of the store's exclusive lock.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from pathlib import Path
 
 from blobstore.digest import Digest
 from blobstore.errors import from_os_error
-from blobstore.store.files import make_folder, os_errors, remove_if_there, sync_folder
+from blobstore.names import ModelName
+from blobstore.store.copies import ManifestCopies
+from blobstore.store.files import make_folder, os_errors, sync_folder
+from blobstore.store.trees import remove_tree
 
 _NAME = re.compile(r"sha256-(?P<hex>[0-9a-f]{64})-(?P<size>[0-9]{1,15})", re.ASCII)
-_OLD = "old-"
+_COPIES = "copies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,52 +39,59 @@ class TrashedBlob:
 
 
 class Trash:
-    """The trash of a store: ``folder`` is its own, ``blobs`` where the blobs come from. Made by the first blob."""
+    """The trash of a store: ``folder`` is its own, ``blobs`` and ``copies`` are where its contents come from.
 
-    def __init__(self, folder: Path, blobs: Path) -> None:
+    Its folder is made with the first blob or copy.
+    """
+
+    def __init__(self, folder: Path, blobs: Path, copies: ManifestCopies) -> None:
         self._folder = folder
         self._blobs = blobs
+        self._copies = copies
 
     def contents(self) -> list[TrashedBlob]:
         """Return the blobs that can be given back, sorted by digest."""
-        found = (blob for folder in self._folders() if not folder.name.startswith(_OLD) for blob in _blobs_in(folder))
+        found = (blob for folder in self._folders() for blob in _blobs_in(folder))
         return sorted(found, key=lambda blob: (blob.digest, blob.path))
 
+    def models(self) -> list[ModelName]:
+        """Return the models whose manifests have copies in the trash, sorted. Raises: StorageError."""
+        return sorted({name for folder in self._folders() for name in ManifestCopies(folder / _COPIES).names()})
+
     def nbytes(self) -> int:
-        """Return the bytes of everything in the trash."""
+        """Return the bytes of the blobs in the trash."""
         return sum(blob.size for folder in self._folders() for blob in _blobs_in(folder))
 
-    def replace(self, paths: Iterable[Path | str]) -> None:
-        """Take the blobs at ``paths`` into the trash, instead of what is in it now, which `empty` removes.
-
-        Durable when it returns. Killed in between, each blob is in one place, and so it is after a power cut.
-        Raises: StorageError; what was taken by then is in the trash.
-        """
-        with os_errors("write to the trash", self._folder):
-            for folder in self._folders():
-                if not folder.name.startswith(_OLD):
-                    folder.rename(folder.with_name(_OLD + folder.name))
-            if waiting := [os.fspath(path) for path in paths]:
-                self._take(waiting)
-
-    def _take(self, paths: list[str]) -> None:
-        folder = self._folder / secrets.token_hex(8)
-        make_folder(folder)
-        for path in paths:
-            name = os.path.basename(path).replace(":", "-")  # noqa: PTH119  # hundreds of thousands of them
-            with suppress(FileNotFoundError):  # an Ollama has just removed it
-                os.rename(path, f"{folder}/{name}-{os.lstat(path).st_size}")  # noqa: PTH104
-        sync_folder(folder)
-        sync_folder(self._blobs)
-
     def empty(self) -> int:
-        """Remove what `replace` put aside; return its bytes. Needs no lock: nobody looks there. Raises: StorageError."""
+        """Remove everything in the trash for good; return the bytes of its blobs. Needs no space. Raises: StorageError."""
         nbytes = 0
         for folder in self._folders():
-            if folder.name.startswith(_OLD):
-                with os_errors("empty the trash", folder):
-                    nbytes += _remove(folder)
+            nbytes += sum(blob.size for blob in _blobs_in(folder))
+            with os_errors("empty the trash", folder):
+                remove_tree(folder)
         return nbytes
+
+    def take(self, paths: Iterable[Path | str], models: Iterable[ModelName] = ()) -> None:
+        """Move the blobs at ``paths`` into the trash, then the copies of the manifests of ``models``.
+
+        Durable when it returns. Killed in between, each file is in one place, and so it is after a power cut.
+        Raises: StorageError; what was taken by then is in the trash.
+        """
+        waiting, names = [os.fspath(path) for path in paths], list(models)
+        if not waiting and not names:
+            return
+        folder = self._folder / secrets.token_hex(8)
+        with os_errors("write to the trash", self._folder):
+            make_folder(folder)
+            for path in waiting:
+                name = os.path.basename(path).replace(":", "-")  # noqa: PTH119  # hundreds of thousands of them
+                with suppress(FileNotFoundError):  # an Ollama has just removed it
+                    os.rename(path, f"{folder}/{name}-{os.lstat(path).st_size}")  # noqa: PTH104
+            for model in names:
+                self._copies.move(model, ManifestCopies(folder / _COPIES))
+            sync_folder(folder)
+            if waiting:
+                sync_folder(self._blobs)
 
     def restore(self, blob: TrashedBlob) -> bool:
         """Move a blob back to ``blobs/``, young again; return False when it can't be: it may have to stay or is damaged.
@@ -94,14 +106,20 @@ class Trash:
             blob.path.rename(target)
         return True
 
+    def restore_copies(self) -> None:
+        """Move all copies of manifests back to where they were. Raises: StorageError."""
+        for folder in self._folders():
+            trashed = ManifestCopies(folder / _COPIES)
+            for name in trashed.names():
+                trashed.move(name, self._copies)
+
     def settle(self) -> None:
         """Make what was restored durable, and remove the folders that it left empty. Raises: StorageError."""
         with os_errors("give back to", self._blobs):
             if self._blobs.is_dir():
                 sync_folder(self._blobs)
         for folder in self._folders():
-            with suppress(OSError):  # not empty
-                folder.rmdir()
+            _remove_empty(folder)
 
     def _folders(self) -> Iterator[Path]:
         with os_errors("list", self._folder):
@@ -131,12 +149,8 @@ def _size(path: Path) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _remove(folder: Path) -> int:
-    """Remove a folder and the files in it; return their bytes. What another process removes meanwhile is no error."""
-    nbytes = 0
-    for blob in _blobs_in(folder):
-        if remove_if_there(blob.path):
-            nbytes += blob.size
-    with suppress(OSError):  # gone already, or there is something in it that is not ours
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # there is no copy in it
+        (folder / _COPIES).rmdir()
+    with suppress(OSError):  # what could not be given back, or is not ours
         folder.rmdir()
-    return nbytes

@@ -19,6 +19,7 @@ from typing import Any
 
 from blobstore.digest import Digest
 from blobstore.errors import CorruptDataError
+from blobstore.ranges import close_quietly, is_coarse
 from blobstore.store.files import DIRECT_FROM, create_file, open_direct, os_errors, sync, write_aligned, write_all_at
 
 _READ_BACK = 2**18
@@ -26,7 +27,10 @@ _READ_BACK = 2**18
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What tells that a file was not written to since: its inode and the time of the last write, in nanoseconds."""
+    """What tells whether a file was written to since: its inode and the time of the last write, in nanoseconds.
+
+    ``is_sure``: a later write would show. With a coarse clock it would not, for as long as the tick lasts.
+    """
 
     inode: int
     mtime_ns: int
@@ -35,6 +39,11 @@ class Stamp:
     def of(cls, status: os.stat_result) -> Stamp:
         """Return the stamp of a file's status."""
         return cls(status.st_ino, status.st_mtime_ns)
+
+    @property
+    def is_sure(self) -> bool:
+        """True with a clock that ticks at every write."""
+        return not is_coarse(self.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +189,12 @@ class BlobWriter:
             piece.hashed()
 
     def close(self) -> None:
-        """Close the file, when no thread writes to it any more; a second call does nothing."""
+        """Close the file, when no thread writes to it any more; a second call does nothing.
+
+        Errors are ignored: a finished blob is synced by then, or will be by `Ingest.commit`, which reports them.
+        """
         self.release()
         fds, self._fd, self._direct = (self._fd, self._direct), -1, -1
         for fd in fds:
             if fd >= 0:
-                os.close(fd)
+                close_quietly(fd)

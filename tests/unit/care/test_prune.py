@@ -56,9 +56,10 @@ def test_what_no_manifest_names_goes_to_the_trash_and_comes_back(store: Store) -
     assert [(blob.path, blob.size, blob.reason) for blob in result.removed] == [(path, 6, "no manifest names it")]
     assert contents(store) == {b"one", b"two"}
     assert trashed(store) == [b"orphan"]
+    before = time.time()
     assert [nbytes for _, nbytes in undo(store).restored] == [6]
     assert contents(store) == {b"one", b"two", b"orphan"}
-    assert time.time() - path.stat().st_mtime < 60  # a starting Ollama spares it
+    assert path.stat().st_mtime > before - 1  # a starting Ollama spares it
     assert not list(store.root.glob(".blobstore/trash/*"))
 
 
@@ -100,6 +101,7 @@ def test_a_clock_that_was_set_back_removes_nothing(store: Store) -> None:
 
 @pytest.mark.parametrize("grace_s", [0, 3599, -1, float("nan")])
 def test_a_short_grace_time_needs_a_sole_owner(store: Store, grace_s: float) -> None:
+    commit_model(store, "m", b"one")
     aged(store, b"orphan")
     with pytest.raises(UsageError):
         prune(store, grace_s=grace_s)
@@ -187,7 +189,7 @@ def test_the_first_ollamas_names_of_blobs_are_blobs(store: Store) -> None:
 def test_undo_never_replaces_what_the_store_has_again(store: Store) -> None:
     for data in (b"back", b"damaged", b"cut", b"gone"):
         aged(store, data)
-    prune(store)
+    prune(store, forget=True)
     blob_path(store, b"back").write_bytes(b"newe")  # of the right size: it may be read just now
     blob_path(store, b"damaged").write_bytes(b"short")
     (cut,) = (path for path in store.root.glob(".blobstore/trash/*/*") if path.read_bytes() == b"cut")
@@ -200,19 +202,18 @@ def test_undo_never_replaces_what_the_store_has_again(store: Store) -> None:
 
 
 def test_a_prune_that_was_killed_half_way_can_be_undone_or_repeated(store: Store) -> None:
-    """What is in the trash already comes back with the rest; what was put aside to be emptied goes."""
+    """What is in the trash already comes back; what another clean-up did not remove of an older trash goes with the next."""
     for data in (b"a", b"b", b"c"):
         aged(store, data)
-    store.trash.replace([blob_path(store, b"a")])  # as far as it came
-    old = store.root / ".blobstore/trash/old-0123456789abcdef"
-    old.mkdir()
-    (old / f"sha256-{'0' * 64}-3").write_bytes(b"old")
+    store.trash.take([blob_path(store, b"a")])  # as far as it came
     assert len(undo(store).restored) == 1
     assert contents(store) == {b"a", b"b", b"c"}
     os.utime(blob_path(store, b"a"), (0, 0))
-    result = prune(store)
-    assert (len(result.removed), result.freed) == (3, 3)
-    assert not old.exists()
+    store.trash.take([blob_path(store, b"a")])
+    store.trash.take([blob_path(store, b"b")])
+    result = prune(store, forget=True)
+    assert (len(result.removed), result.freed) == (1, 2)
+    assert [len(blobs) for blobs in (trashed(store), list(store.root.glob(".blobstore/trash/*")))] == [1, 1]
 
 
 def test_killed_imports_leave_nothing_behind_a_prune(store: Store) -> None:

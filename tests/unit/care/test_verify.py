@@ -8,6 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from support.faults import make_device
 from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, manifest_path, stored_arrays
 
 import blobstore
+from blobstore.care import blob_check
 from blobstore.care.repair import repair_model
 from blobstore.care.verify import Sample, VerifyResult, verify
 from blobstore.errors import InvalidNameError, NotFoundError, StorageError, UsageError
@@ -339,3 +341,36 @@ def test_the_config_of_the_source_is_not_mistaken(tmp_path: Path, store: Store) 
     (source / "other.json").write_text("NaN")
     blobstore.import_model(source, "m", store=store)
     assert verify(store).is_sound
+
+
+def test_a_file_with_many_names_is_read_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hard links to one blob take no space; each is damage but the one of the right name."""
+    link_by_hand(store, "m", {"a": A})
+    layers = json.loads(manifest_path(store, "m").read_text())["layers"]
+    for number in range(20):
+        digest = f"{number:064x}"
+        os.link(blob_path(store, A), store.blobs.path / f"sha256-{digest}")
+        layers.append(layers[0] | {"digest": f"sha256:{digest}"})
+    manifest_path(store, "m").write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    read: list[object] = []
+    real = blob_check.read_header
+    monkeypatch.setattr(blob_check, "read_header", lambda reader: (read.append(reader), real(reader))[1])
+    told: list[int] = []
+    with_progress = verify(store, jobs=1, bar=lambda _: nullcontext(lambda nbytes, _: told.append(nbytes)))
+    assert len(read) == 1
+    assert sum(told) == with_progress.nbytes == 21 * len(A)
+    assert [blob.reason for blob in with_progress.damaged] == ["its bytes do not match its digest"] * 20
+    assert {blob.tensors for blob in with_progress.damaged} == {("a",)}
+    quick = verify(store, jobs=1, quick=True)
+    assert (quick.damaged, len(quick.broken), len(read)) == ((), 1, 2)
+
+
+def test_missing_blobs_are_not_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest may name a hundred thousand."""
+    link_by_hand(store, "m", {f"t{number}": b"%d" % number for number in range(30)})
+    for path in store.blobs.path.iterdir():
+        path.unlink()
+    monkeypatch.setattr(type(store.blobs), "reader", None)
+    result = verify(store)
+    assert {blob.reason for blob in result.damaged} == {"it is missing"}
+    assert len(result.damaged) == 30

@@ -247,6 +247,53 @@ def test_a_source_that_may_be_another_is_read_again(source: Path, store: Store, 
     assert again.digest == import_(source, open_store(tmp_path / "fresh")).digest
 
 
+@pytest.fixture
+def tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system whose times are those of one tick of two seconds, as on FAT; the source was written in it."""
+    now_ns = time.time_ns() // (2 * 10**9) * 2 * 10**9
+
+    def coarse(call: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def status(*arguments: Any, **options: Any) -> os.stat_result:
+            real = call(*arguments, **options)
+            times = {"st_atime_ns": now_ns, "st_mtime_ns": now_ns, "st_ctime_ns": now_ns}
+            return os.stat_result(tuple(real), times)
+
+        return status
+
+    for name in ("stat", "lstat", "fstat"):
+        monkeypatch.setattr(os, name, coarse(getattr(os, name)))
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + 1)
+
+
+@pytest.mark.usefixtures("tick")
+def test_a_source_that_changes_within_a_tick_of_its_clock_is_read_again(source: Path, store: Store, tmp_path: Path) -> None:
+    import_(source, store)
+    _rewrite(source / "model.safetensors")
+    again = import_(source, store)
+    assert again.digest == import_(source, open_store(tmp_path / "fresh")).digest
+    assert again.recalled == 0
+
+
+def test_a_source_that_is_older_than_a_tick_is_not_read_again(
+    source: Path, store: Store, tick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later_ns = time.time_ns() + 3 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: later_ns)
+    import_(source, store)
+    assert import_(source, store).recalled == 6
+
+
+def test_a_blob_that_is_damaged_within_a_tick_of_its_clock_is_made_again(
+    source: Path, store: Store, tick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later_ns = time.time_ns() + 3 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: later_ns)
+    first = import_(source, store)
+    _flip(tensor_blob(store))
+    again = import_(source, store)
+    assert (again.digest, again.recalled) == (first.digest, 5)
+
+
 def test_a_source_under_another_name_is_read_again(source: Path, store: Store, tmp_path: Path) -> None:
     first = import_(source, store)
     renamed = source.rename(tmp_path / "renamed")

@@ -21,7 +21,7 @@ from blobstore.documents import Manifest
 from blobstore.errors import AmbiguousNameError, NotFoundError, StorageError, UsageError
 from blobstore.export import export_model
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.store import ManifestFolder, Store
 
 Snapshot = Callable[[Store], dict[str, str]]
 parse = ModelName.parse
@@ -182,6 +182,25 @@ def test_another_process_that_was_faster_is_not_overwritten(store: Store) -> Non
 
 PART = st.sampled_from(["a", "A", "b", "B"])
 NAMES = st.builds(lambda model, tag: ModelName(model=model, tag=tag), PART, PART)
+
+
+@pytest.fixture
+def folding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that writes every name in lower case, and finds it in any (`lowntfs-3g -o ignore_case`)."""
+
+    def path(folder: ManifestFolder, name: ModelName) -> Path:
+        return folder.path.joinpath(*(part.lower() for part in name.path_parts))
+
+    monkeypatch.setattr(ManifestFolder, "_path", path)
+
+
+@pytest.mark.usefixtures("folding")
+def test_a_file_system_may_spell_a_name_in_its_own_way(store: Store) -> None:
+    digest = commit_model(store, "hf.co/Org/Model:Q4", b"one")
+    assert names(store) == ["hf.co/org/model:q4"]
+    assert commit_model(store, "hf.co/Org/Model:Q4", b"one") == digest
+    assert store.move(store.find("hf.co/ORG/model:q4"), ModelName.parse("Other")) == ModelName.parse("Other")
+    assert names(store) == ["other:latest"]
 
 
 @given(st.lists(NAMES, max_size=4), NAMES)

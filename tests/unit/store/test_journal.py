@@ -20,10 +20,10 @@ from blobstore.store.writer import Stamp
 SOURCE = "/models/tiny"
 
 
-def entry(number: int, *, size: int = 100, boot: str | None = None) -> Entry:
+def entry(number: int, *, size: int = 100, is_durable: bool = True) -> Entry:
     """Return an entry of key ``number``."""
     key, digest = (hashlib.sha256(f"{kind} {number}".encode()).hexdigest() for kind in ("key", "bytes"))
-    return Entry(key, Digest(digest), size, Stamp(1000 + number, 2**60 + number), boot)
+    return Entry(key, Digest(digest), size, Stamp(1000 + number, 2**60 + number), is_durable)
 
 
 def path_of(folder: Path, source: str = SOURCE) -> Path:
@@ -38,7 +38,7 @@ def found(folder: Path, *entries: Entry) -> list[Entry | None]:
 
 
 def test_what_is_appended_is_found_by_the_next(tmp_path: Path) -> None:
-    entries = [entry(0), entry(1, size=0), entry(2, size=10**15 - 1, boot="0c5e-1")]
+    entries = [entry(0), entry(1, size=0), entry(2, size=10**15 - 1, is_durable=False)]
     journal = Journal(tmp_path / "journal", SOURCE)
     journal.append(entries[:2])
     journal.append(entries[2:])

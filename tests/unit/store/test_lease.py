@@ -135,8 +135,8 @@ def test_a_blob_that_is_cut_before_it_is_mapped_is_an_error(store: Store, monkey
     link_by_hand(store, "m", {"first": FIRST})
     real = blobstore.loader.read_header  # type: ignore[attr-defined]
 
-    def cut(reader: object) -> object:
-        header = real(reader)
+    def cut(reader: object, *rest: object) -> object:
+        header = real(reader, *rest)
         os.truncate(blob_path(store, FIRST), 100)
         return header
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from blobstore.store.leftovers import Leftovers, make_owned_folder
 
 DAY_S = 24 * 3600
 ONE = Digest.of(b"one")
+KEY = "0" * 64
 
 LIVE = """
 import sys
@@ -42,6 +45,15 @@ def leave(parent: Path, name: str, *, finished: bytes | None = None, age_s: floa
     then = time.time() - age_s
     os.utime(folder, (then, then))
     return folder
+
+
+def interrupted(store: Store, data: bytes) -> Path:
+    """Interrupt an import of ``source`` when it has finished a blob of key KEY; return the blob's file."""
+    with suppress(KeyboardInterrupt), store.ingest("source") as begun:
+        begun.finished(KEY, begun.put(data))
+        raise KeyboardInterrupt
+    (left,) = store.root.glob(".blobstore/tmp/*/sha256-*")
+    return left
 
 
 def names(folder: Path) -> list[str]:
@@ -223,24 +235,76 @@ def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
     assert Leftovers(parent).take(folder / ONE.file_name, store.root)
 
 
-@pytest.mark.parametrize("is_same_start", [True, False])
-def test_what_a_power_cut_may_have_changed_is_hashed_first(
-    store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch, is_same_start: bool
+def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
+    store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for one sync of all may have its name, size and times after a power cut, and other bytes."""
+    """A lost write or a power cut may leave a file its name, size and times, and other bytes, until one sync of all."""
     monkeypatch.setattr(ingest, "syncs_whole", lambda _fd: True)
-    key = "0" * 64
-    with suppress(KeyboardInterrupt), store.ingest("source") as begun:
-        begun.finished(key, begun.put(b"one"))
-        raise KeyboardInterrupt
-    (left,) = parent.glob("*/sha256-*")
+    left = interrupted(store, b"one")
     status = left.stat()
     left.write_bytes(b"eno")
     os.utime(left, ns=(status.st_atime_ns, status.st_mtime_ns))
-    if not is_same_start:
-        monkeypatch.setattr(ingest, "boot_id", lambda: "another-start")
     with store.ingest("source") as again:
-        assert (again.recall(key, 3, verify=False) is not None) == is_same_start
+        assert again.recall(KEY, 3, verify=False) is None
+    assert names(parent) == []
+
+
+def test_what_was_durable_is_taken_by_its_stamp(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file has an fsync of its own where one syncfs of all is not trusted: it is not read again."""
+    monkeypatch.setattr(ingest, "syncs_whole", lambda _fd: False)
+    monkeypatch.setattr(ingest, "write_back", lambda _fd: pytest.fail("it is on the disk already"))
+    left = interrupted(store, b"one")
+    with store.ingest("source") as again:
+        blob = again.recall(KEY, 3, verify=False)
+        assert blob is not None
+        assert blob.path.parent != left.parent
+
+
+@pytest.mark.parametrize("is_touched", [True, False])
+def test_what_can_not_be_written_back_is_never_taken(
+    store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_touched: bool
+) -> None:
+    """The kernel reports a lost write once, and the page cache may show the bytes that the disk does not have."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(ingest, "syncs_whole", lambda _fd: not is_touched)
+    left = interrupted(store, b"one")
+    if is_touched:
+        os.utime(left)  # durable when it was noted, and written to since
+
+    def lost(_fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest, "write_back", lost)
+        with store.ingest("source") as again:
+            assert again.recall(KEY, 3, verify=False) is None
+    assert "can't write back" in caplog.text
+    with store.ingest("source") as again:
+        assert again.recall(KEY, 3, verify=False) is None
+    assert names(parent) == []
+
+
+def test_a_blob_of_a_living_import_is_not_even_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second import of a source would hash all that the first one has, and get none of it."""
+    monkeypatch.setattr(ingest, "write_back", lambda _fd: pytest.fail("it was read"))
+    code = LIVE.replace(".ingest()", '.ingest("source")').replace(
+        'ingest.put(b"one")', f'ingest.finished("{KEY}", ingest.put(b"one"))'
+    )
+    with process(code, store.root), store.ingest("source") as second:
+        assert second.recall(KEY, 3, verify=True) is None
+
+
+def test_blobs_are_recalled_by_many_threads_at_once(store: Store) -> None:
+    keys = [f"{number:064x}" for number in range(50)]
+    with suppress(KeyboardInterrupt), store.ingest("source") as begun:
+        for key in keys:
+            begun.finished(key, begun.put(key.encode()))
+        raise KeyboardInterrupt
+    with store.ingest("source") as again, ThreadPoolExecutor(8) as pool:
+        assert again.has_leftovers()
+        found = list(pool.map(lambda key: again.recall(key, len(key), verify=False), keys))
+        assert [blob.path.read_text() for blob in found if blob is not None] == keys
+    assert not list(store.root.glob(".blobstore/tmp/*"))
 
 
 def test_what_can_not_be_taken_over_is_an_error_that_says_where(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_without_its_name_it_goes(store: Store) -> None:
     path = linked(store, FORMS["a list of references"](store))
     count = len(blobs(store))
     path.unlink()
-    assert len(prune(store, grace_s=0, sole_owner=True).removed) == count
+    assert len(prune(store, grace_s=0, sole_owner=True, forget=True).removed) == count
 
 
 def test_a_manifest_of_a_list_may_be_missing(store: Store) -> None:

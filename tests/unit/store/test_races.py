@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from support.stores import HOLD_LOCK, commit_model, process
+from support.stores import HOLD_LOCK, blob_path, commit_model, descriptor, process
 
 import blobstore.store
 from blobstore.documents import Manifest
@@ -166,3 +170,19 @@ def test_a_reading_of_a_vast_document_is_refused(store: Store) -> None:
     assert manifest.config is not None
     with pytest.raises(BlobStoreError, match="limit exceeded"):
         store.blobs.read(manifest.config)
+
+
+def test_a_blob_that_is_replaced_while_it_is_opened_is_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On FUSE the name is looked up, then what it led to is opened, and that has just been replaced."""
+    commit_model(store, "m", b"one")
+    real, replaced = os.open, [blob_path(store, b"one")]
+
+    def opened(path: Path | str, *arguments: Any, **options: Any) -> int:
+        if Path(path) in replaced:
+            replaced.clear()
+            raise FileNotFoundError(errno.ENOENT, "no such file or directory", path)
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", opened)
+    store.blobs.check(descriptor(b"one"))
+    assert replaced == []

@@ -274,3 +274,18 @@ def test_models_are_sorted_by_full_name(store: Store) -> None:
     for name in names:
         commit_model(store, name, b"x")
     assert [name for name, _ in store.models()] == sorted(ModelName.parse(name) for name in names)
+
+
+def test_a_file_system_that_can_not_sync_folders_is_synced_as_a_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, synced = os.fsync, []
+
+    def fsync(fd: int) -> None:
+        if Path(f"/dev/fd/{fd}").is_dir():
+            raise OSError(errno.EINVAL, "invalid argument")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr("blobstore.store.files.sync_file_system", synced.append)
+    commit_model(store, "m", b"one")
+    assert [str(name) for name, _ in store.models()] == ["m:latest"]
+    assert len(synced) >= 3  # at least blobs/, and both ends of the manifest's way

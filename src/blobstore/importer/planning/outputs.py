@@ -216,14 +216,19 @@ class ImportPlan:
         return (tensor for blob in self.blobs for tensor in blob.tensors)
 
     @property
-    def runs_in(self) -> tuple[Verdict, ...]:
-        """Where the model will run, and why not elsewhere."""
+    def facts(self) -> ModelFacts:
+        """What runtimes have to know of the model."""
         beside = (layer.name for layer in self.layers if not isinstance(layer, PlannedBlob))
         names = frozenset(name for name in beside if name)
         raw = self.documents.get(CONFIG_NAME)
         config = parse_config(raw) if raw is not None else None
         draft = self.config.draft.architecture if self.config.draft is not None else None
-        return verdicts(ModelFacts(config, names, tuple(tensor.facts for tensor in self.tensors), draft))
+        return ModelFacts(config, names, tuple(tensor.facts for tensor in self.tensors), draft)
+
+    @property
+    def runs_in(self) -> tuple[Verdict, ...]:
+        """Where the model will run, and why not elsewhere."""
+        return verdicts(self.facts)
 
     @property
     def source_bytes(self) -> int:

@@ -5,29 +5,42 @@ It is read by provenance.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from blobstore import strictjson
 from blobstore.checkpoint import SourceConfig
 from blobstore.coverage import Coverage, Tally
+from blobstore.documents import MAX_DOCUMENT
+from blobstore.errors import LimitExceededError
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.policies.runtimes import form_of_experts
-from blobstore.provenance import VERSION
+from blobstore.provenance import OWN_DOCUMENT, VERSION
 from blobstore.source.files import NOT_ITS_OWN
 from blobstore.source.inventory import Inventory
 
 
 def own_document(inventory: Inventory, options: ImportOptions, draft: Inventory | None, coverage: Coverage) -> bytes:
-    """Return the document of an import of ``inventory`` with ``options``: one line of compact JSON and a newline."""
-    document = {
-        "version": VERSION,
-        "options": _options(options, inventory.config),
-        "sources": _sources(inventory),
-        "coverage": _coverage(coverage),
-    }
+    """Return the document of an import of ``inventory`` with ``options``: one line of compact JSON and a newline.
+
+    It is put together from pieces, because the metadata of many files may be one large text that is repeated.
+    Raises: LimitExceededError when it would be more than a document of a stored model may be.
+    """
+    head = {"version": VERSION, "options": _options(options, inventory.config)}
+    pieces = [_open(head), *_sources(inventory), b',"coverage":', strictjson.encode(_coverage(coverage))]
     if draft is not None:
-        document["draft"] = {"quant": options.draft_type and options.draft_type.value, "sources": _sources(draft)}
-    return strictjson.encode(document) + b"\n"
+        pieces += (b',"draft":', _open({"quant": options.draft_type and options.draft_type.value}), *_sources(draft), b"}")
+    pieces.append(b"}\n")
+    if (size := sum(map(len, pieces))) > MAX_DOCUMENT:
+        what = f"{inventory.path} would have a {OWN_DOCUMENT} of {size:,} bytes, at most {MAX_DOCUMENT:,}"
+        hint = "It keeps the metadata of all files. Import with --profile ollama, which has no such document."
+        raise LimitExceededError(f"limit exceeded: {what}", path=inventory.path, hint=hint)
+    return b"".join(pieces)
+
+
+def _open(members: Mapping[str, Any]) -> bytes:
+    """Return a JSON object without its last brace, for more members."""
+    return strictjson.encode(members)[:-1]
 
 
 def _coverage(coverage: Coverage) -> dict[str, Any]:
@@ -68,13 +81,17 @@ def _options(options: ImportOptions, config: SourceConfig | None) -> dict[str, A
     }
 
 
-def _sources(inventory: Inventory) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": file.name,
-            "size": file.size,
-            "metadata": dict(sorted(file.metadata.items())),
-            "tensors": file.tensor_names,
-        }
-        for file in inventory.files
-    ]
+def _sources(inventory: Inventory) -> Iterator[bytes]:
+    """Yield the next member of an object, the source's files, in pieces; equal metadata are encoded once."""
+    encoded: dict[int, bytes] = {}
+    start = b',"sources":['
+    for file in inventory.files:
+        metadata = encoded.get(id(file.metadata))
+        if metadata is None:
+            metadata = encoded[id(file.metadata)] = strictjson.encode(dict(sorted(file.metadata.items())))
+        yield start + _open({"name": file.name, "size": file.size})
+        yield b',"metadata":'
+        yield metadata
+        yield b',"tensors":%b}' % strictjson.encode(file.tensor_names)
+        start = b","
+    yield b"]"

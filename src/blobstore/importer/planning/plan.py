@@ -9,6 +9,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import MappingProxyType
 
 from blobstore.checkpoint import CONFIG_NAME
@@ -99,12 +100,15 @@ def plan_blobs(
 ) -> tuple[PlannedBlob, ...]:
     """Return the tensor blobs of a model, or of a draft, whose names rules see with ``prefix``.
 
-    Raises: as `make_plan`, but for names, rules and documents.
+    Raises: as `make_plan`, but for names, rules and documents; LimitExceededError for too many blobs.
     """
     chooser = _chooser(inventory, weights, options, prefix)
     stacks = form_of_experts(inventory.config, options) is Experts.STACKED
     planner = _plan_stacked if stacks else _plan_packed
-    blobs = tuple(planner(weights, chooser))
+    blobs = tuple(islice(planner(weights, chooser), MAX_LAYERS + 1))  # of a million no more are made
+    if len(blobs) > MAX_LAYERS:
+        message = f"limit exceeded: {inventory.path} needs more than {MAX_LAYERS:,} layers, one for each of its blobs"
+        raise LimitExceededError(message, path=inventory.path)
     check_readable(blobs)
     check_quantizable(blobs, options, chooser.policies[Form.PLAIN])
     if options.importance is not None:

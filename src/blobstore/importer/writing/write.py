@@ -75,7 +75,7 @@ def write_blobs(
     allow_open_files(sum(len(inventory.files) for inventory in plan.inventories) + 2 * jobs)
     work = _Work(plan, ingest, progress)
     try:
-        work.recall(verify=verify_reuse)
+        work.recall(jobs, verify=verify_reuse)
         runs = work.most_runs()
         threads = max(1, min(jobs + _SPARE_THREADS, runs))
         buffers = _buffers(threads, runs, memory, work.largest_run())
@@ -116,16 +116,30 @@ class _Work:
         self._runs = self._all_runs()
         self._first_error: tuple[float, BaseException | None] = (math.inf, None)
 
-    def recall(self, *, verify: bool) -> None:
-        """Find the blobs that an earlier import has made."""
-        nbytes = 0
-        for number, blob in enumerate(self._blobs):
-            if found := self._ingest.recall(self._keys[number], blob.size, verify=verify):
-                self._finished[number] = found
-                nbytes += blob.source_bytes
+    def recall(self, jobs: int, *, verify: bool) -> None:
+        """Find the blobs that an earlier import has made; with ``jobs`` threads where they have to be read."""
+        threads = jobs if verify or self._ingest.has_leftovers() else 1
+        with ThreadPoolExecutor(threads, thread_name_prefix="recall") as pool:
+            try:
+                for found in pool.map(lambda first: self._recall_each(first, threads, verify=verify), range(threads)):
+                    self._finished.update(found)
+            except BaseException:
+                self.fail(-1, None)
+                raise
         self._recalled = len(self._finished)
-        if nbytes:
-            self._progress(nbytes, "")
+        if self._finished:
+            self._progress(sum(self._blobs[number].source_bytes for number in self._finished), "")
+
+    def _recall_each(self, first: int, step: int, *, verify: bool) -> dict[int, FinishedBlob]:
+        """Return every ``step``-th blob from ``first`` that an earlier import has made, by its number."""
+        found = {}
+        for number in range(first, len(self._blobs), step):
+            if self._first_error[0] != math.inf:
+                break
+            blob = self._ingest.recall(self._keys[number], self._blobs[number].size, verify=verify)
+            if blob is not None:
+                found[number] = blob
+        return found
 
     def most_runs(self) -> int:
         """Return how many runs there are to make at most: more threads have nothing to do."""

@@ -1,0 +1,234 @@
+"""A disk that is not mounted: an empty folder is not taken for models that are gone, and what prune takes comes back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.checkpoints import small_tensors, write_checkpoint
+from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, manifest_path
+
+import blobstore
+from blobstore.care.prune import PruneResult, prune, undo
+from blobstore.care.repair import repair_model
+from blobstore.care.verify import verify
+from blobstore.errors import NotFoundError, StorageError
+from blobstore.names import ModelName
+from blobstore.store import Store
+
+Snapshot = Callable[[Store], dict[str, str]]
+LIBRARY = "manifests/registry.ollama.ai"
+
+
+def fill(store: Store, *names: str) -> None:
+    """Commit a model of each name, with a blob of its own and one that all share; all blobs are old."""
+    for name in names:
+        commit_model(store, name, name.encode(), b"shared")
+    for path in (store.root / "blobs").iterdir():
+        os.utime(path, (0, 0))
+
+
+def unmount(store: Store, folder: str) -> Path:
+    """Make a folder of the store an empty one; return where it is now."""
+    aside = store.root.parent / "unmounted"
+    (store.root / folder).rename(aside)
+    (store.root / folder).mkdir()
+    return aside
+
+
+def mount(store: Store, folder: str) -> None:
+    (store.root / folder).rmdir()
+    (store.root.parent / "unmounted").rename(store.root / folder)
+
+
+def ollama_rm(store: Store, name: str) -> None:
+    """Remove a manifest and the blobs that only it needs, as Ollama does; our copy of the manifest stays."""
+    manifest_path(store, name).unlink()
+    blob_path(store, name.encode()).unlink()
+
+
+def prune_all(store: Store, *, forget: bool = False, dry_run: bool = False) -> PruneResult:
+    return prune(store, grace_s=0, sole_owner=True, forget=forget, dry_run=dry_run)
+
+
+def is_refused(store: Store, snapshot: Snapshot, *texts: str) -> None:
+    """Neither a prune nor its dry run goes on, and nothing is changed."""
+    before = snapshot(store)
+    for dry_run in (True, False):
+        with pytest.raises(StorageError, match="nothing is removed") as caught:
+            prune_all(store, dry_run=dry_run)
+        assert caught.value.path is not None
+        for text in texts:
+            assert text in f"{caught.value}\n{caught.value.hint}"
+    assert snapshot(store) == before
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b"), tuple("abcdefgh")])
+def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mounted(
+    store: Store, snapshot: Snapshot, names: tuple[str, ...]
+) -> None:
+    fill(store, *names)
+    unmount(store, "manifests")
+    is_refused(store, snapshot, "a:latest", str(store.root / "manifests"), "mounted?", "--forget", "blobstore repair")
+    mount(store, "manifests")
+    assert prune_all(store).removed == ()
+    assert [str(name) for name, _ in store.models()] == [f"{name}:latest" for name in names]
+
+
+def test_a_missing_folder_of_manifests_is_refused(store: Store, snapshot: Snapshot) -> None:
+    fill(store, *"abcdefg")
+    (store.root / "manifests").rename(store.root / "elsewhere")
+    is_refused(store, snapshot, "7 of the 7 models", "a:latest, b:latest, c:latest, d:latest, e:latest and 2 more")
+
+
+def test_manifests_of_ollama_alone_are_refused_too(store: Store, snapshot: Snapshot) -> None:
+    """Nothing of ours knows them, but a store of blobs without any manifest is not what is left of removals."""
+    link_by_hand(store, "a", {"x": b"one", "y": b"two"})
+    unmount(store, "manifests")
+    is_refused(store, snapshot, "no model has a manifest, and 2 blobs would go")
+
+
+def test_a_folder_of_one_host_is_refused(store: Store, snapshot: Snapshot) -> None:
+    fill(store, "a", *(f"example.org/team/{number}" for number in range(9)))
+    unmount(store, LIBRARY)
+    is_refused(store, snapshot, "the only model that was stored here", "a:latest", LIBRARY)
+
+
+def test_more_than_half_is_too_many(store: Store, snapshot: Snapshot) -> None:
+    fill(store, *"abcd")
+    for name in "ab":
+        manifest_path(store, name).unlink()
+    assert len(prune_all(store, dry_run=True).removed) == 2
+    manifest_path(store, "c").unlink()
+    is_refused(store, snapshot, "3 of the 4 models that were stored here have no manifest: a:latest, b:latest, c:latest")
+
+
+@pytest.mark.parametrize("gone", ["a", "ab", "abcd", "abcde"])
+def test_models_that_ollama_removed_are_no_alarm(store: Store, gone: str) -> None:
+    """It deletes the blobs that only they need with their manifests."""
+    fill(store, *"abcde")
+    for name in gone:
+        ollama_rm(store, name)
+    if gone == "abcde":
+        blob_path(store, b"shared").unlink()
+    assert [str(name) for name in prune_all(store).forgotten] == [f"{name}:latest" for name in gone]
+    assert prune_all(store).forgotten == ()
+
+
+def test_models_that_were_removed_here_are_no_alarm(store: Store) -> None:
+    fill(store, *"abc")
+    for name in "abc":
+        store.remove(ModelName.parse(name))
+    result = prune_all(store)
+    assert (result.removed, result.forgotten) == ((), ())
+
+
+def test_blobs_on_a_disk_that_is_not_mounted(store: Store, snapshot: Snapshot, tmp_path: Path) -> None:
+    """What imports made is still known when they come back, and what the trash holds is not freed."""
+    source = write_checkpoint(tmp_path / "source", small_tensors())
+    blobstore.import_model(source, "m", store=store)
+    layer_by_hand(store, "", b"orphan")
+    os.utime(blob_path(store, b"orphan"), (0, 0))
+    prune(store)
+    unmount(store, "blobs")
+    journals = list((store.root / ".blobstore/journal").iterdir())
+    is_refused(store, snapshot, "contains none of them", str(store.root / "blobs"), "mounted?")
+    assert list((store.root / ".blobstore/journal").iterdir()) == journals
+    mount(store, "blobs")
+    assert prune(store).freed == len(b"orphan")
+
+
+@pytest.mark.parametrize("forget", [True, False])
+def test_who_means_it_says_so_and_can_take_it_back(store: Store, tmp_path: Path, forget: bool) -> None:
+    """Blobs and copies come back; a repair makes the models seen again, without reading the source."""
+    source = write_checkpoint(tmp_path / "source", small_tensors())
+    for name in ("a", "b") if forget else ("a", "b", "c", "d"):
+        blobstore.import_model(source, name, store=store, quant="int4" if name == "a" else None)
+    blobs = {path.name for path in (store.root / "blobs").iterdir()}
+    raw = manifest_path(store, "a").read_bytes()
+    for name in ("a", "b") if forget else "a":
+        manifest_path(store, name).unlink()
+    result = prune_all(store, forget=forget)
+    assert [str(name) for name in result.forgotten] == (["a:latest", "b:latest"] if forget else ["a:latest"])
+    assert not list(store.root.glob(".blobstore/copies/*/*/a/*/*"))
+    undone = undo(store)
+    assert undone.without_manifest == result.forgotten
+    assert {path.name for path in (store.root / "blobs").iterdir()} == blobs
+    assert not list(store.root.glob(".blobstore/trash/*"))
+    assert repair_model("a", "no longer there", store=store).manifest_restored
+    assert manifest_path(store, "a").read_bytes() == raw
+    assert verify(store).is_sound
+
+
+def test_copies_wait_for_the_last_of_their_blobs(store: Store) -> None:
+    """An undo of the clean-up that takes the blobs has the copies, too."""
+    fill(store, *"abc")
+    manifest_path(store, "a").unlink()
+    os.utime(blob_path(store, b"a"))
+    result = prune(store)
+    assert (result.forgotten, [blob.size for blob in result.spared]) == ((), [1])
+    os.utime(blob_path(store, b"a"), (0, 0))
+    assert [str(name) for name in prune(store).forgotten] == ["a:latest"]
+    assert [str(name) for name in undo(store).without_manifest] == ["a:latest"]
+
+
+def test_the_next_prune_deletes_the_copies_in_the_trash(store: Store) -> None:
+    fill(store, *"abc")
+    ollama_rm(store, "a")
+    prune(store)
+    assert list(store.root.glob(".blobstore/trash/*/copies/*/*/a/latest/*"))
+    prune(store)
+    assert not list((store.root / ".blobstore/trash").iterdir())
+    with pytest.raises(NotFoundError, match="empty"):
+        undo(store)
+
+
+def test_copies_of_a_removed_model_come_back_quietly(store: Store) -> None:
+    """What Ollama removed has no blobs that a repair could count on."""
+    fill(store, *"abc")
+    ollama_rm(store, "a")
+    prune(store)
+    undone = undo(store)
+    assert (undone.restored, undone.without_manifest) == ((), ())
+    assert [str(name) for name in store.copies.names()] == ["a:latest", "b:latest", "c:latest"]
+
+
+def test_copies_are_not_moved_through_a_link(store: Store, tmp_path: Path) -> None:
+    fill(store, *"abc")
+    ollama_rm(store, "a")
+    prune(store)
+    (store.root / ".blobstore/copies/registry.ollama.ai").rename(tmp_path / "elsewhere")
+    (store.root / ".blobstore/copies/registry.ollama.ai").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="symbolic link"):
+        undo(store)
+    assert sorted(path.name for path in (tmp_path / "elsewhere/library").iterdir()) == ["b", "c"]
+
+
+def test_rm_spares_what_a_lost_model_needs(store: Store) -> None:
+    fill(store, "a", "example.org/team/b")
+    unmount(store, LIBRARY)
+    removal = store.remove(ModelName.parse("example.org/team/b"))
+    assert ([blob.size for blob in removal.removed], [blob.size for blob in removal.kept]) == ([18], [6])
+    assert removal.reason is not None
+    assert "a:latest" in removal.reason
+    mount(store, LIBRARY)
+    for blob in store.manifest(ModelName.parse("a")).descriptors:
+        store.blobs.check(blob)
+    assert len(store.remove(ModelName.parse("a")).removed) == 2
+
+
+def test_rm_spares_nothing_for_a_model_that_ollama_removed(store: Store) -> None:
+    fill(store, "a", "b")
+    ollama_rm(store, "a")
+    removal = store.remove(ModelName.parse("b"))
+    assert (len(removal.removed), removal.reason) == (2, None)
+
+
+def test_a_broken_copy_names_nothing(store: Store) -> None:
+    fill(store, *"abc")
+    manifest_path(store, "a").unlink()
+    (copy,) = store.root.glob(".blobstore/copies/*/*/a/latest/*")
+    copy.write_bytes(b"{")
+    assert [str(name) for name in prune_all(store).forgotten] == ["a:latest"]

@@ -1,0 +1,70 @@
+"""No folder that was there before is ever renamed: overlayfs refuses that for a store in a container's image.
+
+On a real overlayfs: tests/faults/test_overlay.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from support.checkpoints import small_tensors, write_checkpoint
+from support.stores import blob_path, commit_model, layer_by_hand
+
+import blobstore
+from blobstore.care.prune import prune, undo
+from blobstore.names import ModelName
+from blobstore.store import Store
+
+KEY = "0" * 64
+
+
+def bake(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse renames of the folders that the store has now, as overlayfs does."""
+    lower = {str(path) for path in store.root.rglob("*") if path.is_dir()}
+    real = os.rename
+
+    def rename(source: str | Path, target: str | Path) -> None:
+        if str(source) in lower:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+
+
+def age(store: Store, data: bytes) -> None:
+    layer_by_hand(store, "", data)
+    os.utime(blob_path(store, data), (0, 0))
+
+
+def test_a_trash_that_was_there_before(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_model(store, "m", b"one")
+    age(store, b"first")
+    prune(store)
+    age(store, b"orphan")
+    bake(store, monkeypatch)
+    result = prune(store)
+    assert ([blob.size for blob in result.removed], result.freed) == ([6], 5)
+    assert len(undo(store).restored) == 1
+
+
+def test_what_a_killed_import_left_and_everything_else(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_checkpoint(tmp_path / "source", small_tensors())
+    blobstore.import_model(source, "m", store=store)
+    with suppress(KeyboardInterrupt), store.ingest("source") as ingest:
+        ingest.finished(KEY, ingest.put(b"left"))
+        raise KeyboardInterrupt
+    bake(store, monkeypatch)
+    with store.ingest("source") as ingest:
+        assert ingest.recall(KEY, 4, verify=False) is not None
+    blobstore.import_model(source, "m", store=store, quant="int4")
+    store.copy(ModelName.parse("m"), ModelName.parse("n"))
+    store.move(ModelName.parse("m"), ModelName.parse("example.org/team/m"))
+    store.remove(ModelName.parse("n"))
+    prune(store, grace_s=0, sole_owner=True)
+    assert [str(name) for name, _ in store.models()] == ["example.org/team/m:latest"]

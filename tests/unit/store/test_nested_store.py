@@ -1,0 +1,89 @@
+"""A store with more nested folders than Python recurses: they are reported, nothing breaks, and what is ours is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.checkpoints import write_checkpoint
+from support.nested import nest
+from support.stores import commit_model
+
+import blobstore
+from blobstore.care.prune import prune, undo
+from blobstore.care.usage import measure_usage
+from blobstore.care.verify import verify
+from blobstore.errors import NotFoundError, StorageError
+from blobstore.listing import list_models
+from blobstore.names import ModelName
+from blobstore.store import Store
+from blobstore.store.trees import remove_tree
+
+DATA = b"\x08\0\0\0\0\0\0\0{}      "
+M = ModelName.parse("m")
+TMP = f".blobstore/tmp/1-{16 * '0'}"
+OURS = [
+    ".blobstore/tmp",
+    TMP,
+    ".blobstore/copies",
+    ".blobstore/copies/registry.ollama.ai/library/gone/latest",
+    ".blobstore/copies/registry.ollama.ai/library/m/latest",
+    ".blobstore/trash",
+    ".blobstore/trash/0123456789abcdef",
+    ".blobstore/journal",
+    ".blobstore/cache",
+]
+
+
+@pytest.fixture
+def filled(store: Store) -> Iterator[Store]:
+    """A store with a model; pytest can't remove what is nested so deep."""
+    commit_model(store, "m", DATA)
+    yield store
+    remove_tree(store.root)
+
+
+def use(store: Store, tmp_path: Path) -> None:
+    """Use a store as users do; nothing is raised."""
+    blobstore.import_model(write_checkpoint(tmp_path / "source", {"x": np.zeros(4, np.float32)}), "new", store=store, jobs=1)
+    store.copy(M, ModelName.parse("other"))
+    store.move(ModelName.parse("other"), ModelName.parse("third"))
+    store.remove(ModelName.parse("third"))
+    assert {model.name for model in list_models(store)} == {ModelName.parse("new"), M}
+    assert verify(store).is_sound
+    measure_usage(store)
+
+
+@pytest.mark.parametrize("place", ["", "h", "h/n/m", "registry.ollama.ai/library/m"])
+@pytest.mark.parametrize("tree", ["manifests", "manifests-v2"])
+def test_manifests_are_read_as_deep_as_names_go(filled: Store, tmp_path: Path, tree: str, place: str) -> None:
+    nest(filled.root / tree / place)
+    use(filled, tmp_path)
+    (odd,) = verify(filled).odd
+    depth = len(odd.path.relative_to(filled.root / tree).parts)
+    assert depth == 5
+    if tree == "manifests":
+        assert odd.reason == "it lies 5 levels deep, and manifests lie 4"
+        prune(filled)
+    else:
+        assert odd.reason.startswith("no blob is removed")
+        with pytest.raises(StorageError, match="nothing is removed"):
+            prune(filled)
+
+
+@pytest.mark.parametrize("place", OURS)
+def test_what_is_nested_in_our_folders_breaks_nothing(filled: Store, tmp_path: Path, place: str) -> None:
+    nest(filled.root / place)
+    use(filled, tmp_path)
+    with pytest.raises(NotFoundError, match="is empty"):
+        undo(filled)
+    prune(filled)
+
+
+@pytest.mark.parametrize("place", [TMP, OURS[3], OURS[6]])
+def test_leftovers_of_any_depth_are_removed(filled: Store, place: str) -> None:
+    folder = nest(filled.root / place).parent
+    prune(filled, grace_s=0, sole_owner=True)
+    assert not folder.exists()

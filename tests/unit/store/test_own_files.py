@@ -1,0 +1,147 @@
+"""Our own files are read up to a limit each: a sparse file of a terabyte is a file that says nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoint
+from support.nested import DEEP
+from support.stores import commit_model, manifest_path
+
+import blobstore
+from blobstore.care.prune import prune
+from blobstore.care.verify import verify
+from blobstore.errors import LimitExceededError, NotFoundError, StorageError
+from blobstore.listing import list_models
+from blobstore.metadata.in_place import record_of
+from blobstore.names import ModelName
+from blobstore.ranges import real_path
+from blobstore.store import Store
+from blobstore.store import journal as journal_module
+from blobstore.store.files import make_folder, read_own
+from blobstore.store.trees import remove_tree
+
+TERABYTE = 2**40
+DATA = b"\x08\0\0\0\0\0\0\0{}      "
+M = ModelName.parse("m")
+
+
+def vast(path: Path) -> Path:
+    """Make a file of a terabyte that takes no space."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.truncate(path, TERABYTE)
+    return path
+
+
+def test_what_is_read_is_a_regular_file_up_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1234")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_own(tmp_path / "file", 4) == b"1234"
+    with pytest.raises(LimitExceededError, match="has 4 bytes, at most 3"):
+        read_own(tmp_path / "file", 3)
+    with pytest.raises(NotFoundError):
+        read_own(tmp_path / "nothing", 3)
+    for name in ("link", "pipe", "."):
+        with pytest.raises(StorageError):
+            read_own(tmp_path / name, 3)
+
+
+def test_vast_files_of_ours_break_nothing(store: Store, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source")
+    journal = vast(store.root / ".blobstore/journal" / hashlib.sha256(os.fsencode(source)).hexdigest())
+    summaries = vast(store.root / ".blobstore/cache/summaries")
+    blobstore.import_model(source, "m", store=store)
+    copies = store.root / ".blobstore/copies" / "/".join(M.path_parts)
+    copy = vast(copies / ("0" * 64))
+    assert journal.stat().st_size < TERABYTE, "it is started anew"
+    assert blobstore.import_model(source, "m", store=store).recalled > 0
+    assert len(list_models(store)) == 1
+    assert summaries.stat().st_size < TERABYTE
+    assert len(store.summaries.read()) == 1
+    assert verify(store).is_sound
+    assert store.copies.of(M) == [store.manifests.read_bytes(M)]
+    vast(copy)
+    vast(summaries)
+    other = vast(store.root / ".blobstore/journal" / ("0" * 64))
+    (leftover,) = prune(store).leftovers
+    assert (leftover.path, leftover.reason) == (other, "a journal that is too large to be read")
+    assert not other.exists()
+    assert summaries.stat().st_size == 0
+
+
+def test_a_manifest_that_is_too_large_is_named_and_can_be_removed(store: Store) -> None:
+    commit_model(store, "m", DATA)
+    path = vast(manifest_path(store, "m"))
+    with pytest.raises(LimitExceededError, match="the manifest of m:latest has 1,099,511,627,776 bytes") as caught:
+        commit_model(store, "m", DATA)
+    assert caught.value.hint == "Remove it: blobstore rm m:latest"
+    assert path.stat().st_size == TERABYTE
+    store.remove(M)
+    commit_model(store, "m", DATA)
+
+
+def test_a_journal_of_empty_lines_is_read_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No object is made for a line that is no entry: 120 MB of newlines took 20 s, and take 1 s."""
+    made = []
+    monkeypatch.setattr(journal_module.Entry, "parse", made.append)
+    path = tmp_path / hashlib.sha256(b"s").hexdigest()
+    path.write_bytes(b"\n" * 100_000)
+    assert journal_module.Journal(tmp_path, "s").find("0" * 64) is None
+    assert made == []
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b'{"begin": 1e400, "length": 1e400}',
+        b'{"begin": ' + b"9" * 400 + b', "length": 0}',
+        b'{"begin": -8, "length": 0}',
+        b'{"begin": [], "length": {}}',
+        b"[" * 511,
+    ],
+    ids=["infinite", "beyond 64 bits", "negative", "other types", "nested"],
+)
+def test_an_edit_record_of_nonsense_is_removed(tmp_path: Path, record: bytes) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safetensors_bytes(small_tensors(), {"k": "v"}))
+    status = path.stat()
+    known = b', "version": 1, "inode": %d, "size": %d, "sha256": "%s"}' % (
+        status.st_ino,
+        status.st_size,
+        hashlib.sha256(b"").hexdigest().encode(),
+    )
+    record_of(path).write_bytes(record.replace(b"}", known).ljust(511) + b"\n")
+    assert blobstore.read_metadata(path) == {"k": "v"}
+    assert not record_of(path).exists()
+
+
+def test_an_edit_record_of_a_terabyte_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safetensors_bytes(small_tensors(), {"k": "v"}))
+    vast(record_of(path))
+    assert blobstore.read_metadata(path) == {"k": "v"}
+    assert not record_of(path).exists()
+
+
+def test_folders_are_made_without_recursion(tmp_path: Path) -> None:
+    path = tmp_path / "/".join("d" * 1000)
+    try:
+        make_folder(path, durable=False)
+        assert path.is_dir()
+    finally:
+        remove_tree(tmp_path / "d")  # pytest can't
+
+
+def test_a_long_chain_of_links_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "0").write_bytes(b"end")
+    for number in range(DEEP):
+        (tmp_path / f"{number + 1}").symlink_to(f"{number}")
+    with pytest.raises(StorageError, match="too many symbolic links"):
+        real_path(tmp_path / f"{DEEP}")
+    with pytest.raises(StorageError):
+        blobstore.read_metadata(tmp_path / f"{DEEP}")

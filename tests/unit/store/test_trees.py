@@ -1,0 +1,59 @@
+"""Removing trees: however deep they are, whatever lies in them, and never what links lead to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from support.nested import nest
+from support.stores import NOBODY, unprivileged
+
+from blobstore.store.trees import remove_tree
+
+
+@pytest.mark.parametrize("name", ["d", "d" * 255], ids=["beyond recursion", "beyond PATH_MAX"])
+def test_a_tree_of_any_depth_is_removed(tmp_path: Path, name: str) -> None:
+    nest(tmp_path / "tree", name=name)
+    remove_tree(tmp_path / "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_folder_is_removed_and_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_bytes(b"mine")
+    for folder in (tmp_path / "tree", tmp_path / "tree" / "in"):
+        folder.mkdir()
+        (folder / "link").symlink_to(outside)
+        (folder / "dangling").symlink_to("nowhere")
+        os.mkfifo(folder / "pipe")
+        (folder / "empty").mkdir()
+    remove_tree(tmp_path / "tree")
+    assert [path.name for path in tmp_path.rglob("*")] == ["outside", "file"]
+
+
+def test_a_link_is_no_tree_and_what_is_gone_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+        remove_tree(tmp_path / "link")
+    remove_tree(tmp_path / "nothing")
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "link"}
+
+
+def test_what_may_not_be_removed_is_an_error(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "theirs").mkdir(parents=True)
+    (tree / "theirs" / "file").write_bytes(b"x")
+    (tree / "theirs").chmod(0o555)
+    if os.geteuid() == 0:
+        for path in (tree, *tree.rglob("*")):
+            os.chown(path, NOBODY, -1)
+        for path in (tmp_path, *tmp_path.parents[:3]):
+            path.chmod(0o755)
+    with unprivileged(), pytest.raises(PermissionError):
+        remove_tree(tree)
+    assert (tree / "theirs" / "file").exists()
+    shutil.rmtree(tree)
