@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -37,7 +38,8 @@ def resume(sources: Sources, arguments: argparse.Namespace) -> None:
 class Trial:
     """One import of each sort, seconds.
 
-    ``at``: the share of the stored bytes that was there at the kill; ``left``: bytes in .blobstore after the second run.
+    ``at``: the share of the stored bytes that was there at the kill; ``left``: bytes in .blobstore after the second run;
+    ``full_work``, ``second_work``: the processor's time, which other processes of the machine change less.
     """
 
     full: float
@@ -47,6 +49,8 @@ class Trial:
     again: float
     left: int
     equal: bool
+    full_work: float
+    second_work: float
 
 
 def killed_and_again(sources: Sources, store: Path, rounds: int) -> None:
@@ -55,7 +59,18 @@ def killed_and_again(sources: Sources, store: Path, rounds: int) -> None:
     print("of the stored bytes are there: `at` says how much was. `second` is the next import, `again` one of the finished")
     print("model, unchanged; `left` is what .blobstore holds after the second.\n")
     headings = ("full", "killed after", "at", "second", "second / full", "goal", "reached")
-    table("type", *headings, "MB left", "again", "again / full", "goal", "reached", "digests")
+    table(
+        "type",
+        *headings,
+        "full, processor s",
+        "second, processor s",
+        "MB left",
+        "again",
+        "again / full",
+        "goal",
+        "reached",
+        "digests",
+    )
     for name, options in TYPES:
         try:
             show((name, *cells_of([trial(sources.shards(), store, options) for _ in range(rounds)])))
@@ -74,6 +89,8 @@ def cells_of(trials: Sequence[Trial]) -> list[str]:
         f"{second / full:.2f}",
         f"{GOAL_SECOND}",
         "yes" if second <= GOAL_SECOND * full else "no",
+        f"{min(one.full_work for one in trials):.2f}",
+        f"{min(one.second_work for one in trials):.2f}",
         f"{max(one.left for one in trials) / 1e6:.1f}",
         f"{again:.2f}",
         f"{again / full:.3f}",
@@ -87,11 +104,14 @@ def trial(source: Path, store: Path, options: Sequence[str]) -> Trial:
     """Import, import again; in a new store import, kill, import. Raises: SystemExit with what went wrong."""
     command = import_command(source, store, *options)
     prepare(store, source)
+    before = children_work()
     full = run(command)
+    full_work = children_work() - before
     stored = full.document["stored_bytes"]
     again = run(command)
     prepare(store, source)
     killed_after, there = run_until(command, store, stored // 2)
+    before = children_work()
     second = run(command)
     return Trial(
         full=full.seconds,
@@ -101,7 +121,15 @@ def trial(source: Path, store: Path, options: Sequence[str]) -> Trial:
         again=again.seconds,
         left=stored_bytes(store / ".blobstore"),
         equal=full.document["digest"] == again.document["digest"] == second.document["digest"],
+        full_work=full_work,
+        second_work=children_work() - before,
     )
+
+
+def children_work() -> float:
+    """Return the seconds of processor time that all ended child processes took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def prepare(store: Path, source: Path) -> None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from support.lab.cases import ZERO, Case, sample, standard_cases
+from support.lab.cases import ZERO, Case, standard_cases
 from support.lab.command import OUTPUT, At, Done, Fail, Half
 from support.lab.commands import as_it_is
 from support.lab.figures import Figures
 from support.lab.system_calls import SYNCING, Call
+from support.lab.task import Task
 
 SHORT = 40
 _WRITE_ERRORS = (errno.ENOSPC, errno.EIO, errno.EINTR)
@@ -42,21 +41,22 @@ class Point:
         return f"{self.call} {errno.errorcode.get(self.error, 'by half')} at call {self.number}"
 
 
-def experiment(folder: Path, count: int | None, seed: int) -> Figures:
-    """Return what came of ``count`` errors, evenly spread over all calls of all commands. None: all of them."""
+def experiment(task: Task) -> Figures:
+    """Return what came of so many errors, evenly spread over all calls of all commands; all of them in the long form."""
     figures = Figures(
         *("errors", "commands", "refused", "done all the same", "failing syncs", "failed syncs of hints"),
         zero=(*ZERO, "unclear", "said though a sync failed", "left behind"),
     )
-    cases = standard_cases(folder.parent / "cases")
-    figures.add("commands", len(cases))
+    cases = standard_cases(task.folder.parent / "cases")
+    figures.most("commands", len(cases))
     points = [point for case in cases for point in _points(case)]
-    for point in sample(points, count):
+    for point in task.pick(points):
         disturb(point, figures)
     syncs = [point for point in points if point.call.name in SYNCING and point.error == errno.EIO]
-    for point in sample(syncs, None if count is None else count // 10):
+    for point in task.pick(syncs, of=0.1):
         disturb(point, figures, on=True)
-    control(next(case for case in cases if case.command.name == "import quantized"), figures)
+    if task.is_first:
+        control(next(case for case in cases if case.command.name == "import quantized"), figures)
     return figures
 
 
@@ -114,7 +114,7 @@ def disturb(point: Point, figures: Figures, *, on: bool = False) -> None:
             figures.expect(found.models == case.start.models, "lost", f"{point}: {found.models}, {done.err}")
         figures.expect(set(found.temporary) <= set(case.start.temporary), "left behind", f"{point}: {found.temporary}")
     case.check_again(root, figures, point)
-    shutil.rmtree(root, ignore_errors=True)
+    case.remove(root)
 
 
 def _is_sync(call: Call) -> bool:

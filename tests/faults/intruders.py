@@ -17,11 +17,12 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import Case, sample, standard_cases
+from support.lab.cases import Case, standard_cases
 from support.lab.checker import look
 from support.lab.command import Done
 from support.lab.commands import Command, as_it_is, two
 from support.lab.figures import Figures, NotShownError
+from support.lab.task import Task
 
 from blobstore.store import lock
 
@@ -33,19 +34,20 @@ _MAY_BE_LINKS = ("blobs", "manifests", ".")
 _ZERO = ("written outside", "hangs", "foreign errors", "models hurt", "unclear")
 
 
-def experiment(folder: Path, count: int | None, seed: int) -> Figures:
-    """Return what ``count`` intruders could do, evenly spread over commands, paths and kinds. None: all of them."""
+def experiment(task: Task) -> Figures:
+    """Return what so many intruders could do, evenly spread over commands, paths and kinds; all of them in the long form."""
     if os.geteuid() != 0:
         raise NotShownError("being another user needs root")
     figures = Figures("intruders", "commands", "paths", "refused", "done all the same", zero=_ZERO)
-    cases = [*standard_cases(folder.parent / "cases"), *(Case(command, folder) for command in _READERS)]
+    cases = [*standard_cases(task.folder.parent / "cases"), *(Case(command, task.folder) for command in _READERS)]
     tries = [(case, path, kind, user) for case in cases for path in _paths(case) for kind in KINDS for user in (0, _NOBODY)]
-    figures.add("commands", len(cases))
-    figures.add("paths", len(tries) // len(KINDS) // 2)
-    for case, path, kind, user in sample(tries, count):
+    figures.most("commands", len(cases))
+    figures.most("paths", len(tries) // len(KINDS) // 2)
+    for case, path, kind, user in task.pick(tries):
         if not (path in _MAY_BE_LINKS and kind == "link to a folder"):
             intrude(case, path, kind, user, figures)
-    control(next(case for case in cases if case.command.name == "import quantized"), figures)
+    if task.is_first:
+        control(next(case for case in cases if case.command.name == "import quantized"), figures)
     return figures
 
 
@@ -163,14 +165,14 @@ def _check_answer(done: Done, figures: Figures, at: str) -> None:
 def _make_outside(outside: Path) -> None:
     """Make a file and a folder of another's: the folder holds what is looked for at any depth of a store."""
     folder = outside / "folder"
-    (folder / "old-0123456789abcdef").mkdir(parents=True)
+    (folder / "0123456789abcdef").mkdir(parents=True)
     tree = Path("registry.ollama.ai", "library", "old", "latest")
     for start in range(len(tree.parts) + 1):
         for name in ("old", "new", "other", "gone"):
             place = folder.joinpath(*tree.parts[start:]).as_posix().replace("/old/", f"/{name}/")
             Path(place).mkdir(parents=True, exist_ok=True)
             (Path(place) / ("0" * 64)).write_bytes(b"another's")
-    for place in (folder, folder / "old-0123456789abcdef", folder / "1-0123456789abcdef"):
+    for place in (folder, folder / "0123456789abcdef", folder / "1-0123456789abcdef"):
         place.mkdir(exist_ok=True)
         (place / f"sha256-{'0' * 64}").write_bytes(b"another's")
         (place / f"sha256-{'0' * 64}-9").write_bytes(b"another's")

@@ -7,15 +7,15 @@ at most one folder in ``.blobstore/tmp``. Run again, it succeeds.
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import ZERO, Case, check_clean, check_verify, sample, standard_cases
+from support.lab.cases import ZERO, Case, check_clean, check_verify, standard_cases
 from support.lab.command import At, Kill
 from support.lab.commands import COMMANDS, as_it_is
 from support.lab.figures import Figures
+from support.lab.task import Task
 from support.lab.wandering import Wanderer
 
 from blobstore.digest import Digest
@@ -30,17 +30,22 @@ _COUNTED = ("kills", "at calls", "at random", "random commands", "commands", "ca
 _CONTROLS = 2
 
 
-def experiment(folder: Path, count: int | None, seed: int) -> Figures:
-    """Return what kills did: two thirds of ``count`` at calls, the others at random. None: every call, 1,500 others."""
+def experiment(task: Task) -> Figures:
+    """Return what kills did: two thirds of them at calls, as far as there are so many, and the others at random.
+
+    In the long form: at every call, and 1,500 others.
+    """
     figures = Figures(*_COUNTED, zero=(*ZERO, "left behind", "left after prune", "verify disagrees"))
-    cases = standard_cases(folder.parent / "cases")
+    cases = standard_cases(task.folder.parent / "cases")
     points = [(case, number) for case in cases for number in range(1, 1 + changes(case))]
-    figures.add("commands", len(cases))
-    figures.add("calls", len(points))
-    for case, number in sample(points, None if count is None else count * 2 // 3):
+    figures.most("commands", len(cases))
+    figures.most("calls", len(points))
+    for case, number in task.pick(points, of=2 / 3):
         kill_at(case, number, figures)
-    control(folder / "control", figures)
-    at_random(folder / "random", _LONG if count is None else count - count * 2 // 3, random.Random(seed), figures)
+    if task.is_first:
+        control(task.folder / "control", figures)
+    others = _LONG if task.count is None else task.count - min(round(task.count * 2 / 3), len(points))
+    at_random(task.folder / "random", task.share(others), task.moments(), figures)
     return figures
 
 
@@ -65,7 +70,7 @@ def kill_at(case: Case, number: int, figures: Figures) -> None:
     if case.command.arguments[0] == "import":  # others may have nothing left to do
         figures.expect(not again.half_written, "left behind", f"{what}: {again.half_written}")
     check_clean(root, figures, what)
-    shutil.rmtree(root, ignore_errors=True)
+    case.remove(root)
 
 
 def control(folder: Path, figures: Figures) -> None:

@@ -7,19 +7,19 @@ What anybody can see between two calls is whole, too.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from support.checkpoints import write_checkpoint
-from support.lab.cases import Case, Models, sample
+from support.lab.cases import Case, Models
 from support.lab.checker import look
 from support.lab.command import Done, run
 from support.lab.commands import COMMANDS, Command, model, no_locks
 from support.lab.figures import Figures
 from support.lab.system_calls import Call
+from support.lab.task import Task, sample
 
 import blobstore
 from blobstore import store
@@ -33,21 +33,22 @@ _CLOCKS = {"now": 0.0, "in ten years": _YEARS_S, "ten years ago": -_YEARS_S}
 _VICTIM = "victim:latest"
 _WAIT = ("--wait", "0")
 _OTHERS: Mapping[str, tuple[str, ...]] = {
-    "import": ("import", "{work}/twin", "twin", "--quant", "int4", "--jobs", "1", *_WAIT),
+    "import": ("import", "{twin}", "twin", "--quant", "int4", "--jobs", "1", *_WAIT),
     "cp": ("cp", "victim", "twin", *_WAIT),
     "rm": ("rm", "victim", *_WAIT),
     "mv": ("mv", "victim", "twin", *_WAIT),
     "prune": ("prune", *_WAIT),
-    "prune of all": ("prune", "--grace", "0s", "--sole-owner", *_WAIT),
+    "prune of all": ("prune", "--grace", "0s", "--sole-owner", "--forget", *_WAIT),
     "verify": ("verify",),
 }
 _ZERO = ("lost", "corrupt", "dangling", "strays", "first failed", "second failed", "seen half done")
 
 
-def experiment(folder: Path, count: int | None, seed: int) -> Figures:
-    """Return what ``count`` second commands did and saw, evenly spread over calls, commands and clocks. None: 4,000."""
+def experiment(task: Task) -> Figures:
+    """Return what so many second commands did and saw, spread over calls, commands and clocks; in the long form 4,000."""
     figures = Figures("pairs", "first commands", "second commands", "clocks", "busy", zero=_ZERO)
-    cases = [Case(_beside_a_victim(command), folder) for command in (COMMANDS if count is None else COMMANDS[3::4])]
+    few = task.count is not None and task.count < _LONG
+    cases = [Case(_beside_a_victim(command), task.folder) for command in (COMMANDS[3::4] if few else COMMANDS)]
     pairs = [
         (case, number, other, clock)
         for case in cases
@@ -55,10 +56,12 @@ def experiment(folder: Path, count: int | None, seed: int) -> Figures:
         for other in _OTHERS
         for clock in _CLOCKS
     ]
-    for case, number, other, clock in sample(pairs, _LONG if count is None else count):
+    for case, number, other, clock in replace(task, count=_LONG if task.is_long else task.count).pick(pairs):
         both(case, number, other, clock, figures)
-    control(cases, figures)
-    figures.counts |= {"first commands": len(cases), "second commands": len(_OTHERS), "clocks": len(_CLOCKS)}
+    if task.is_first:
+        control(cases, figures)
+    for name, number in (("first commands", cases), ("second commands", _OTHERS), ("clocks", _CLOCKS)):
+        figures.most(name, len(number))
     return figures
 
 
@@ -78,11 +81,13 @@ def _beside_a_victim(command: Command) -> Command:
     def prepare(work: Path, opened: Store) -> None:
         blobstore.import_model(write_checkpoint(work / "victim", model("victim")), _VICTIM, store=opened, quant="int4")
         command.prepare(work, opened)
-        # The source of the first command, where it has one: both write the same blobs, and one journal.
-        source = work / "new" if (work / "new").exists() else work / "victim"
-        (work / "twin").symlink_to(source)
 
     return replace(command, prepare=prepare)
+
+
+def _twin(work: Path) -> Path:
+    """Return the source of the first command, where it has one: both write the same blobs, and one journal."""
+    return work / "new" if (work / "new").exists() else work / "victim"
 
 
 @dataclass(slots=True)
@@ -103,7 +108,7 @@ class Second:
         self.calls += 1
         if self.calls == self.number:
             self._see()
-            line = [word.format(work=self.case.work) for word in _OTHERS[self.other]]
+            line = [word.format(twin=_twin(self.case.work)) for word in _OTHERS[self.other]]
             self.done = run(*line, "--store", self.root, before=self._prepare)
             self._see()
 
@@ -144,7 +149,7 @@ def both(case: Case, number: int, other: str, clock: str, figures: Figures) -> N
     figures.expect(found.corrupt == case.end.corrupt, "corrupt", f"{at}: {found.corrupt}")
     figures.expect(found.dangling == case.end.dangling, "dangling", f"{at}: {found.dangling}")
     figures.expect(not found.strays, "strays", f"{at}: {found.strays}")
-    shutil.rmtree(root)
+    case.remove(root)
 
 
 def _wanted(end: Models, second: Second, case: Case, root: Path) -> Models:
@@ -168,5 +173,5 @@ def _digest_of_twin(case: Case) -> str:
     """Return the digest of the manifest that an import of the twin makes, done once elsewhere."""
     elsewhere = open_store(case.work / "elsewhere")
     if not elsewhere.root.exists():
-        blobstore.import_model(case.work / "twin", "twin", store=elsewhere, quant="int4")
+        blobstore.import_model(_twin(case.work), "twin", store=elsewhere, quant="int4")
     return look(elsewhere.root).models["twin:latest"]

@@ -1,10 +1,10 @@
 """Power cuts during imports, copies and removals: everything that was acknowledged is there, and nothing is half there.
 
-Commands run one after the other on an ext4 whose disk is recorded (support/lab/disk.py), slowed down and mixed with other
-programs' syncs, so that the journal is committed, and data are written back, between any two calls. Each cut is a disk as
-it may have been left: it is mounted, which replays the journal, and read. Only if the cut tore the superblock, e2fsck
-repairs the disk first, as a machine does at its start. The same with syncs that do nothing must lose
-data in some cuts, or the experiment would show nothing.
+Commands run one after the other on an ext4, XFS or Btrfs whose disk is recorded (support/lab/disk.py), slowed down and mixed
+with other programs' syncs, so that the journal is committed, and data are written back, between any two calls. Each cut is a
+disk as it may have been left: it is mounted, which replays the journal, and read. What a machine repairs at its start is
+repaired first (support/lab/formats.py). The same with syncs that do nothing must lose data in some cuts, or the experiment
+would show nothing.
 """
 
 from __future__ import annotations
@@ -21,43 +21,50 @@ from pathlib import Path
 from support.lab.cases import Models, is_between
 from support.lab.checker import Found, look
 from support.lab.command import Action, Pretend, run
-from support.lab.disk import Event, Replay, empty_image, has_torn_superblock, read_events, recorded, repair_superblock
+from support.lab.disk import Event, Replay, read_events, recorded
 from support.lab.figures import Figures, NotShownError
+from support.lab.formats import FORMATS, Format
 from support.lab.fuse import FLUSH, MARK, WRITE
 from support.lab.mounts import keep_mounts_private, mount
 from support.lab.system_calls import SYNCING, Call
+from support.lab.task import Task
 from support.lab.wandering import Choices
 
-from blobstore.store import ingest
-
-OPTIONS = ("commit=1", "commit=5", "defaults", "noauto_da_alloc,data=writeback")
 SHORT = 16
 _LONG = 1200
 _LEAST_COMMANDS = 4
 _LONGEST_S = 0.5
 _RE_RUN_EVERY = 4
 _LEAST_CONTROL = 12
+_ALL_CONTROLS = 400  # cuts; fewer might not meet the moment that each is about
 _ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "disks not mounted")
 
 
-def experiment(folder: Path, count: int | None, seed: int) -> Figures:
-    """Return what ``count`` cuts found, as many for each mount option; None: 1,200, and 300 for each control."""
+def experiment(task: Task) -> Figures:
+    """Return what so many cuts found, as many for each mount option; in the long form 1,200, and 300 for each control.
+
+    Raises: NotShownError where no disk can be recorded, and on a file system without a disk.
+    """
+    disk = FORMATS.get(task.file_system.disk)
+    if disk is None:
+        raise NotShownError(f"{task.file_system.name} has no disk of its own: its power cuts are those of what lies below")
     keep_mounts_private()
     figures = Figures(
-        *("cuts", "cuts with damage", "torn superblocks", "mount options", "commands", "writes", "flushes", "re-runs"),
+        *("cuts", "cuts with damage", "repaired at start", "mount options", "commands", "writes", "flushes", "re-runs"),
         zero=_ZERO,
     )
-    each = -(-(_LONG if count is None else count) // len(OPTIONS))
-    moments = random.Random(seed)
-    workshop = Workshop(folder, empty_image(folder / "image"), Choices(folder, moments), moments)
-    for options in OPTIONS:
+    count = task.share(_LONG if task.count is None else task.count)
+    each, moments = -(-count // len(disk.options)), task.moments()
+    image = disk.empty_image(task.folder / "image")
+    workshop = Workshop(task.folder, disk, image, Choices(task.folder, moments), moments)
+    for options in disk.options:
         recording = record(workshop, options, each)
-        figures.add("mount options")
         figures.add("commands", sum(event.kind == MARK for event in recording) // 2)
         figures.add("writes", sum(event.kind == WRITE for event in recording))
         figures.add("flushes", sum(event.kind == FLUSH for event in recording))
         cut(workshop, recording, each, figures)
-    for what, left_out in CONTROLS.items() if count is None else [*CONTROLS.items()][:1]:
+    figures.most("mount options", len(disk.options))
+    for what, left_out in [*CONTROLS.items()][: None if count >= _ALL_CONTROLS else 1]:
         control(workshop, what, left_out, max(each, _LEAST_CONTROL), figures)
     return figures
 
@@ -79,7 +86,7 @@ CONTROLS: Mapping[str, Callable[[Call], bool]] = {
     "without syncfs": _is_syncfs,
     "without fsync of the manifest's folder": _is_last,
 }
-"""Syncs that do nothing in the controls. The others are no loss on ext4, where each commits the names of all files."""
+"""Syncs that do nothing in the controls. The others are no loss on a journal that is committed whole."""
 
 
 def control(workshop: Workshop, what: str, left_out: Callable[[Call], bool], count: int, figures: Figures) -> None:
@@ -93,9 +100,10 @@ def control(workshop: Workshop, what: str, left_out: Callable[[Call], bool], cou
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """Where and with what to work: a folder, the empty file system, the commands, and what is left to chance."""
+    """Where and with what to work: a folder, the disk and its empty file system, the commands, and random choices."""
 
     folder: Path
+    disk: Format
     image: bytes
     choices: Choices
     moments: random.Random
@@ -123,7 +131,7 @@ def record(
     Calls that are ``left_out`` do nothing and say that they succeeded.
     """
     log = workshop.folder / "log"
-    with recorded(workshop.folder, workshop.image, log, options) as (target, marks):
+    with recorded(workshop.folder, workshop.image, log, workshop.disk.name, options) as (target, marks):
         models: Models = {}
         nuisance = Nuisance(target, workshop.moments, min(_LONGEST_S, cuts / 200), left_out)
         for _ in range(max(_LEAST_COMMANDS, cuts // 2)):
@@ -183,19 +191,17 @@ class Nuisance:
 
 def cut(workshop: Workshop, events: Sequence[Event], count: int, figures: Figures) -> None:
     """Cut the power ``count`` times at random places of a recording, and look at what is left."""
-    replay, moments = Replay(workshop.image, events), workshop.moments
+    replay, moments = Replay(workshop.image, events, workshop.disk.blocks), workshop.moments
     (target := workshop.folder / "after").mkdir(exist_ok=True)
     disk = workshop.folder / "disk"
     for number, position in enumerate(sorted(moments.randrange(len(events)) for _ in range(count))):
-        disk.write_bytes(data := replay.cut(position, moments))
-        if has_torn_superblock(data):
-            figures.add("torn superblocks")
-            repair_superblock(disk)
+        disk.write_bytes(replay.cut(position, moments))
+        figures.add("repaired at start", workshop.disk.start(disk))
         moment = Moment.of(replay.marks)
         figures.add("cuts")
         at = f"cut {number} at {position} of {len(events)}, {moment.command}"
         try:
-            with mount("ext4", target, "loop", disk):
+            with mount(workshop.disk.name, target, "loop", disk):
                 figures.add("cuts with damage", not _is_whole(look(target / "store"), moment, figures, at))
                 if number % _RE_RUN_EVERY == 0 and figures.is_good:
                     _run_again(target, moment, figures, at)
@@ -217,13 +223,9 @@ def _run_again(target: Path, moment: Moment, figures: Figures, at: str) -> None:
     """Run the interrupted command again, in another start of the machine."""
     if not moment.command:
         return
-    done = run(*moment.command, "--store", target / "store", before=_another_start)
+    done = run(*moment.command, "--store", target / "store")
     figures.add("re-runs")
     found = look(target / "store")
     is_done = done.code == 0 or "not found" in done.err
     is_good = is_done and found.models == moment.end and not found.corrupt and not found.dangling
     figures.expect(is_good, "re-runs failed", f"{at}: {done.code} {done.err} {found}")
-
-
-def _another_start() -> None:
-    ingest.boot_id = lambda: "another"

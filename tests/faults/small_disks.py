@@ -1,47 +1,116 @@
-"""Disks that are too small, by every number of blocks and of files from none to enough: refused, and the store as it was."""
+"""Disks that are too small, by every number of blocks and of files from none to enough: refused, and the store as it was.
+
+In memory the disk is a tmpfs of that size. Any other file system is filled up by a file; its number of files is its own.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
-from support.lab.cases import ZERO, Case, sample, standard_cases
+from support.lab.cases import ZERO, Case, standard_cases
 from support.lab.command import Done
 from support.lab.commands import as_it_is
-from support.lab.figures import Figures
+from support.lab.figures import Figures, NotShownError
+from support.lab.file_systems import MEMORY
 from support.lab.mounts import keep_mounts_private, mount
 from support.lab.system_calls import Call
+from support.lab.task import Task
 
 SHORT = 16
 _TRIED = ("import quantized", "import over an older one", "import of a large tensor", "cp over another", "rm", "prune")
 _ENOUGH = 10_000
+_BLOCK = 4096
+_STEPS = 8
 
 
-def experiment(folder: Path, count: int | None, seed: int) -> Figures:
-    """Return what became of commands on ``count`` disks of different sizes, None: of every size."""
+def experiment(task: Task) -> Figures:
+    """Return what became of commands on so many disks of different sizes; of every size in the long form."""
     keep_mounts_private()
     figures = Figures("disks", "commands", "refused", "done", zero=(*ZERO, "unclear", "left behind", "never enough"))
-    cases = [case for case in standard_cases(folder.parent / "cases") if case.command.name in _TRIED]
-    (disk := folder / "disk").mkdir()
-    with mount("tmpfs", disk, f"size={_ENOUGH * 4096},nr_inodes={_ENOUGH}"):
-        (disk / "ballast").write_bytes(b"x")  # a size of 0 would be no limit at all
+    cases = [case for case in standard_cases(task.folder.parent / "cases") if case.command.name in _TRIED]
+    with _disk(task) as disk:
         sizes = [(case, *room) for case in cases for room in _rooms(case, disk)]
-        for case, blocks, files in sample(sizes, count):
+        for case, blocks, files in task.pick(sizes):
             done = on_a_disk(case, disk, blocks, files, figures)
             is_whole = blocks >= _ENOUGH // 2 and files >= _ENOUGH // 2
             figures.expect(done.code == 0 or not is_whole, "never enough", case.command.name)
-        control(cases[0], disk, figures)
-    figures.add("commands", len(cases))
+        if task.is_first and isinstance(disk, Memory):  # elsewhere folders take blocks, too, and it is refused one
+            control(cases[0], disk, figures)
+    if not figures.counts["refused"] and len(sizes) > len(cases):
+        raise NotShownError(f"{task.file_system.name} could not be filled up: {figures}")
+    figures.most("commands", len(cases))
     return figures
 
 
-def control(case: Case, disk: Path, figures: Figures) -> None:
+class Disk(ABC):
+    """A disk whose free room can be set."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take a folder on it."""
+        self.folder = folder
+        self._ballast = folder / "ballast"
+        self._ballast.write_bytes(b"x")
+
+    @abstractmethod
+    def leave_room(self, blocks: int, files: int) -> None:
+        """Leave so many blocks of 4 KiB free, and so many files where their number is limited."""
+
+    def room(self) -> tuple[int, int]:
+        """Return the numbers of free blocks of 4 KiB and of free files."""
+        status = os.statvfs(self.folder)
+        return status.f_bfree * status.f_frsize // _BLOCK, status.f_ffree
+
+
+class Memory(Disk):
+    """A tmpfs; what it can hold is changed."""
+
+    def leave_room(self, blocks: int, files: int) -> None:
+        """Mount it anew."""
+        status = os.statvfs(self.folder)
+        size = (status.f_blocks - status.f_bfree + blocks) * status.f_frsize
+        options = f"remount,size={size},nr_inodes={status.f_files - status.f_ffree + files}"
+        subprocess.run(["mount", "-o", options, self.folder], check=True)
+
+
+class Filled(Disk):
+    """A folder on any file system, which is filled up."""
+
+    def leave_room(self, blocks: int, files: int) -> None:  # noqa: ARG002  # their number is not limited
+        """Make the ballast as large or as small as that takes: in steps, because it takes blocks for itself, too."""
+        with self._ballast.open("r+b") as file:
+            for _ in range(_STEPS):
+                os.sync()  # what was removed is free only then on some file systems
+                missing = (self.room()[0] - blocks) * _BLOCK
+                size = os.fstat(file.fileno()).st_size
+                if missing == 0:
+                    break
+                with suppress(OSError):  # the last blocks are not for everybody
+                    if missing < 0:
+                        os.ftruncate(file.fileno(), max(size + missing, 0))
+                    else:
+                        os.posix_fallocate(file.fileno(), size, missing)
+
+
+@contextmanager
+def _disk(task: Task) -> Iterator[Disk]:
+    (folder := task.folder / "disk").mkdir()
+    if task.file_system is not MEMORY:
+        yield Filled(folder)
+        shutil.rmtree(folder)  # others need the room
+        return
+    with mount("tmpfs", folder, f"size={_ENOUGH * _BLOCK},nr_inodes={_ENOUGH}"):
+        yield Memory(folder)  # with something in it: a size of 0 would be no limit at all
+
+
+def control(case: Case, disk: Disk, figures: Figures) -> None:
     """Run an import that does not look at whether it could write."""
     found = Figures(zero=(*ZERO, "unclear", "left behind"), quiet=True)
     careless = copy(case)
@@ -62,46 +131,46 @@ def _ignore_writes() -> None:
     os.pwrite = write
 
 
-def _rooms(case: Case, disk: Path) -> Iterator[tuple[int, int]]:
+def _rooms(case: Case, disk: Disk) -> Iterator[tuple[int, int]]:
     """Yield the numbers of free blocks and files to try: all that are too few, and enough."""
     left = Least(disk)
     with _store_on(case, disk) as root:
-        before = os.statvfs(disk)
+        blocks, files = disk.room()
         case.run(root, left)
-    yield from ((blocks, _ENOUGH // 2) for blocks in range(before.f_bfree - left.blocks + 1))
-    yield from ((_ENOUGH // 2, files) for files in range(before.f_ffree - left.files + 1))
+    yield from ((some, _ENOUGH // 2) for some in range(blocks - left.blocks + 1))
+    if isinstance(disk, Memory):
+        yield from ((_ENOUGH // 2, some) for some in range(files - left.files + 1))
     yield _ENOUGH // 2, _ENOUGH // 2
 
 
 class Least:
     """The least room on a disk at any call of a command."""
 
-    def __init__(self, disk: Path) -> None:
-        """Look at the file system of ``disk``."""
+    def __init__(self, disk: Disk) -> None:
+        """Look at the disk."""
         self._disk = disk
-        self.blocks = self.files = _ENOUGH
+        self.blocks, self.files = disk.room()
 
     def __call__(self, _call: Call) -> None:
         """Look before a call."""
-        status = os.statvfs(self._disk)
-        self.blocks = min(self.blocks, status.f_bfree)
-        self.files = min(self.files, status.f_ffree)
+        blocks, files = self._disk.room()
+        self.blocks, self.files = min(self.blocks, blocks), min(self.files, files)
 
 
 @contextmanager
-def _store_on(case: Case, disk: Path) -> Iterator[Path]:
-    root = case.copy(disk / "store")
+def _store_on(case: Case, disk: Disk) -> Iterator[Path]:
+    root = case.copy(disk.folder / "store")
     try:
         yield root
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        case.remove(root)
 
 
-def on_a_disk(case: Case, disk: Path, blocks: int, files: int, figures: Figures) -> Done:
+def on_a_disk(case: Case, disk: Disk, blocks: int, files: int, figures: Figures) -> Done:
     """Run a command on a disk with so much room, look, and run it again with enough."""
     what = f"{blocks} free blocks, {files} free files"
     with _store_on(case, disk) as root:
-        leave_room(disk, blocks, files)
+        disk.leave_room(blocks, files)
         done = case.run(root)
         figures.add("disks")
         figures.add("refused" if done.code else "done")
@@ -113,14 +182,6 @@ def on_a_disk(case: Case, disk: Path, blocks: int, files: int, figures: Figures)
             figures.expect(found.models == case.start.models, "lost", f"{at}: {found.models}")
             left = (set(found.temporary) - set(case.start.temporary), set(found.orphans) - set(case.start.orphans))
             figures.expect(not any(left), "left behind", f"{at}: {left}")
-        leave_room(disk, _ENOUGH, _ENOUGH)
+        disk.leave_room(_ENOUGH, _ENOUGH)
         case.check_again(root, figures, what)
     return done
-
-
-def leave_room(disk: Path, blocks: int, files: int) -> None:
-    """Make a mounted tmpfs so small that only so many blocks of 4 KiB and so many files are free."""
-    status = os.statvfs(disk)
-    size = (status.f_blocks - status.f_bfree + blocks) * status.f_frsize
-    options = f"remount,size={size},nr_inodes={status.f_files - status.f_ffree + files}"
-    subprocess.run(["mount", "-o", options, disk], check=True)

@@ -23,6 +23,7 @@ from support.lab.checker import look
 from support.lab.command import Done, run
 from support.lab.commands import no_locks
 from support.lab.figures import Figures
+from support.lab.task import Task
 from support.lab.wandering import Choices
 
 import blobstore
@@ -65,14 +66,15 @@ class Truth:
         return cls({name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in model.arrays("numpy").items()})
 
 
-def experiment(folder: Path, count: int | None, seed: int) -> Figures:
-    """Return what came of ``count`` operations of four workers. None: 22,000, and 2,000 without locks as control."""
-    moments = random.Random(seed)
+def experiment(task: Task) -> Figures:
+    """Return what came of so many operations of four workers; in the long form 22,000, and 2,000 without locks."""
+    folder, moments = task.folder, task.moments()
     choices = Choices(folder, moments)
     truths = _truths(folder / "elsewhere", choices)
     figures = Figures(*_COUNTED, zero=_ZERO)
-    soak(folder / "soak", _LONG if count is None else count, Knowledge(choices.sources, truths), moments, figures)
-    if count is None:
+    count = task.share(_LONG if task.count is None else task.count)
+    soak(folder / "soak", count, Knowledge(choices.sources, truths), moments, figures)
+    if task.is_first and (task.count is None or task.count >= _LONG):
         found = Figures(zero=_ZERO, quiet=True)
         with no_locks():
             soak(folder / "control", _CONTROL, Knowledge(choices.sources, truths), moments, found)
@@ -124,7 +126,7 @@ def _check_the_end(root: Path, known: Models, truths: Mapping[str, Truth], figur
     store = open_store(root)
     for is_clean in (False, True):
         if is_clean:
-            done = run("prune", "--grace", "0s", "--sole-owner", "--store", root)
+            done = run("prune", "--grace", "0s", "--sole-owner", "--forget", "--store", root)
             figures.expect(done.code == 0, "commands failed", done.err)
         found = look(root)
         figures.expect(not found.corrupt, "corrupt", found.corrupt)
@@ -246,7 +248,7 @@ class Worker:
             self._run("rm", name, after={name: None})
 
     def _prune(self) -> None:
-        done = self._run("prune", "--grace", "0s", "--sole-owner", "--wait", "5", after={})
+        done = self._run("prune", "--grace", "0s", "--sole-owner", "--forget", "--wait", "5", after={})
         self._figures.add("prunes", done.code == 0)
 
     def _run(self, *arguments: object, after: dict[str, str | None]) -> Done:

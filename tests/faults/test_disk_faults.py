@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
-from support.faults import file_system, remount, run
+from support.faults import cannot_run, file_system, remount, run
 
 import blobstore
 from blobstore.store import Store, open_store
@@ -38,6 +38,10 @@ def source(tmp_path: Path) -> Path:
     """A checkpoint of four weights, of different sizes, that shares no blob with the other model."""
     weights = {f"x{number}.weight": normal(str(number), 100 * number + 64, 64) for number in range(4)}
     return write_checkpoint(tmp_path / "new", weights, {**LLAMA_CONFIG, "num_hidden_layers": 4})
+
+
+def import_into_store(store: Store, source: Path) -> subprocess.CompletedProcess[str]:
+    return run("import", source, "--store", store.root)
 
 
 def import_into(mount: Path, source: Path) -> subprocess.CompletedProcess[str]:
@@ -72,12 +76,30 @@ def test_a_store_that_would_have_to_be_made_on_a_read_only_disk(disk: Path, sour
     assert not store.root.exists()
 
 
-def test_a_blobs_folder_on_another_disk_is_an_error(disk: Path, source: Path, tmp_path: Path) -> None:
-    """A rename can't cross file systems, and a copy would show half a blob under its digest."""
+@pytest.mark.parametrize("name", ["blobs", "manifests"])
+def test_a_folder_on_another_disk_is_an_error(disk: Path, source: Path, tmp_path: Path, name: str) -> None:
+    """A rename can't cross file systems, and a copy would show half a file under its name."""
     store = open_store(tmp_path / "store")
     store.root.mkdir()
-    (disk / "blobs").mkdir()
-    (store.root / "blobs").symlink_to(disk / "blobs")
-    assert_refused(run("import", source, "--store", store.root), store, "another file system")
-    assert list((disk / "blobs").iterdir()) == []
+    (disk / name).mkdir()
+    (store.root / name).symlink_to(disk / name)
+    assert_refused(import_into_store(store, source), store, "another file system")
+    assert list((disk / name).iterdir()) == []
+    assert not list(store.root.rglob("sha256-*"))
     assert list(store.models()) == []
+
+
+@pytest.mark.parametrize("name", ["blobs", "manifests"])
+def test_a_bind_mount_of_the_same_disk_is_another_one(source: Path, tmp_path: Path, name: str) -> None:
+    """As a container's volumes may be: their device numbers are equal, and no rename crosses them."""
+    store = open_store(tmp_path / "store")
+    for folder in (store.root / name, tmp_path / "volume"):
+        folder.mkdir(parents=True)
+    done = subprocess.run(["mount", "--bind", tmp_path / "volume", store.root / name], check=False)
+    if done.returncode != 0:
+        cannot_run("a bind mount needs root")
+    try:
+        assert_refused(import_into_store(store, source), store, "another file system")
+        assert list((tmp_path / "volume").iterdir()) == []
+    finally:
+        subprocess.run(["umount", "-l", store.root / name], check=True)

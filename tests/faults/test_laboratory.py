@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from faults import power_cuts
 from support.faults import cannot_run
-from support.lab.disk import Event, empty_image
+from support.lab.disk import Event
 from support.lab.figures import Figures
+from support.lab.formats import FORMATS
 from support.lab.fuse import FLUSH
 from support.lab.wandering import Choices
 
@@ -21,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(sys.platform != "linux", reason="the faults are made with calls of Linux"),
 ]
-_EXPERIMENTS = ("kills", "power_cuts", "errors", "small_disks", "soak", "pairs", "intruders")
+_EXPERIMENTS = ("kills", "power_cuts", "errors", "lookups", "small_disks", "soak", "pairs", "intruders")
 
 
 def run(*arguments: str) -> tuple[dict[str, str], str]:
@@ -63,7 +64,7 @@ def test_long_form(experiment: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "seen"),
     [
-        (slice(1024 + 0x30, 1024 + 0x34), "torn superblocks"),  # a time, in the first of the two sectors
+        (slice(1024 + 0x30, 1024 + 0x34), "repaired at start"),  # a time, in the first of the two sectors
         (slice(4096, 8192), "disks not mounted"),  # all group descriptors
     ],
 )
@@ -71,10 +72,10 @@ def test_what_a_power_cut_may_do_to_a_disk(tmp_path: Path, damage: slice, seen: 
     """A superblock that is torn is repaired, as at the start of a machine; what can't be mounted then is reported."""
     if os.geteuid() != 0:
         cannot_run("mounting needs root")
-    image = bytearray(empty_image(tmp_path / "image"))
+    image = bytearray(FORMATS["ext4"].empty_image(tmp_path / "image"))
     image[damage] = bytes(255 - byte for byte in image[damage])
     chance = random.Random(1)
-    workshop = power_cuts.Workshop(tmp_path, bytes(image), Choices(tmp_path, chance), chance)
+    workshop = power_cuts.Workshop(tmp_path, FORMATS["ext4"], bytes(image), Choices(tmp_path, chance), chance)
     figures = Figures(zero=(), quiet=True)
     power_cuts.cut(workshop, [Event(FLUSH, 0, memoryview(b""))], 1, figures)
     assert {name for name, number in figures.counts.items() if number} == {"cuts", seen}

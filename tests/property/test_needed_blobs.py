@@ -29,7 +29,8 @@ COMMANDS = st.lists(st.sampled_from(["prune", "du", "verify", "rm m", "rm M", "r
 def write_newer(store: Store, number: int, kind: str, blobs: list[bytes]) -> set[str]:
     """Write a model of a newer Ollama and return the names of the blob files that it needs."""
     before = {path.name for path in (store.root / "blobs").glob("*")}
-    document: dict[str, Any] = manifest_of(store, *blobs)
+    # A number, so that no two are one blob: a whole one would heal a damaged one.
+    document: dict[str, Any] = {**manifest_of(store, *blobs), "number": number}
     if kind == "references":
         document = list_of(reference(store, document))
     elif kind == "nested":

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar
 
 from blobstore.store import open_store
 from support.lab.checker import Found, look
 from support.lab.command import Decide, Done, run
 from support.lab.commands import COMMANDS, PRUNE_ALL, Command
 from support.lab.figures import Figures
+from support.lab.file_systems import Copied, Stores
 
 Models = Mapping[str, str]
-_Item = TypeVar("_Item")
 ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "foreign errors", "hangs")
 """What every experiment counts and must not see."""
 
 
 class Case:
-    """A command with its store: run undisturbed once, then as often as wanted on copies of the store."""
+    """A command with its store: run undisturbed once, then as often as wanted on copies of the store.
 
-    def __init__(self, command: Command, folder: Path) -> None:
-        """Make the store in ``folder`` and note what the undisturbed command does."""
+    ``stores`` makes and removes the copies, as the file system wants it.
+    """
+
+    stores: ClassVar[Stores] = Copied()
+
+    def __init__(self, command: Command, folder: Path, *, looks: bool = False) -> None:
+        """Make the store in ``folder`` and note what the undisturbed command does; ``looks`` is `run`'s."""
         self.command = command
+        self._looks = looks
         self.work = folder / command.name.replace(" ", "-")
         self.work.mkdir(parents=True)
         self._base = self.work / "base"
@@ -39,14 +44,18 @@ class Case:
             raise AssertionError(f"{command.name} fails undisturbed: {done.err}")
         self.end = look(self.watched)
         self.calls = done.calls
-        shutil.rmtree(self.watched, ignore_errors=True)
+        self.remove(self.watched)
 
     def copy(self, root: Path | None = None) -> Path:
         """Return a new copy of the store as it was before the command, at ``root`` or beside the others."""
         root = self.work / f"store{next(self._numbers)}" if root is None else root
         if self._base.exists():
-            shutil.copytree(self._base, root, symlinks=True)
+            self.stores.copy(self._base, root)
         return root
+
+    def remove(self, root: Path) -> None:
+        """Remove a copy of the store."""
+        self.stores.remove(root)
 
     def run(
         self,
@@ -67,7 +76,8 @@ class Case:
 
         arguments = [argument.format(work=self.work, store=root) for argument in self.command.arguments]
         within = [self.work, root] if watched or decide is not None else []
-        return run(*arguments, within=within, decide=decide, before=prepare)
+        program = partial(self.command.program, root) if self.command.program is not None else None
+        return run(*arguments, within=within, decide=decide, before=prepare, looks=self._looks, program=program)
 
     def check(self, root: Path, done: Done, figures: Figures, what: object) -> Found:
         """Count what is wrong with a store after a disturbed run: it is as before or as after, name by name."""
@@ -137,10 +147,3 @@ def is_between(found: Models, start: Models, end: Models, *, said: bool) -> bool
     names = set(found) | set(start) | set(end)
     one_or_the_other = all(found.get(name) in (start.get(name), end.get(name)) for name in names)
     return one_or_the_other and set(start.values()) & set(end.values()) <= set(found.values())
-
-
-def sample(items: Sequence[_Item], count: int | None) -> Sequence[_Item]:
-    """Return ``count`` of the items, evenly spread, the first and the last among them; None: all."""
-    if count is None or len(items) <= count:
-        return items
-    return [items[round(index * (len(items) - 1) / max(count - 1, 1))] for index in range(count)]

@@ -21,7 +21,7 @@ from pathlib import Path
 from support.lab.figures import NotShownError
 from support.lab.half import do_half
 from support.lab.seccomp import Listener, Stop, is_possible, stop_at
-from support.lab.system_calls import NUMBERS, READING, Call, is_creating, shape
+from support.lab.system_calls import ALL_NUMBERS, NUMBERS, READING, Call, is_creating, shape
 
 _CRASHED = 70
 _HERE = -100 & 0xFFFFFFFF
@@ -99,12 +99,15 @@ def run(
     decide: Decide | None = None,
     before: Callable[[], None] = lambda: None,
     kill_after_s: float | None = None,
+    looks: bool = False,
+    program: Callable[[], None] | None = None,
 ) -> Done:
     """Run ``blobstore ARGUMENTS…`` in a fork of this process.
 
     With ``within``, its calls on paths below those folders, and its prints, are noted, and ``decide`` is asked about each.
-    ``before`` is called in the child first. ``kill_after_s``: it is killed after so many seconds. One that takes a
-    minute is killed too, and hung.
+    ``looks``: the calls that only look at files are among them. ``before`` is called in the child first. ``program`` is run
+    instead of the command line. ``kill_after_s``: it is killed after so many seconds. One that takes a minute is killed too,
+    and hung.
     """
     if within and not is_possible():
         raise NotShownError("system calls can be stopped at on Linux only")
@@ -113,7 +116,7 @@ def run(
     pid = os.fork()
     if pid == 0:
         ours.close()
-        _be_the_command(arguments, outputs, theirs if within else None, before)
+        _be_the_command(arguments, outputs, theirs if within else None, before, ALL_NUMBERS if looks else NUMBERS, program)
     theirs.close()
     calls: list[Call] = []
     try:
@@ -147,7 +150,12 @@ def _text(fd: int) -> str:
 
 
 def _be_the_command(
-    arguments: Iterable[object], outputs: list[int], asked: socket.socket | None, before: Callable[[], None]
+    arguments: Iterable[object],
+    outputs: list[int],
+    asked: socket.socket | None,
+    before: Callable[[], None],
+    numbers: Iterable[int],
+    program: Callable[[], None] | None,
 ) -> None:
     """Be the command; this never returns."""
     code = _CRASHED
@@ -160,8 +168,9 @@ def _be_the_command(
 
         before()
         if asked is not None:
-            socket.send_fds(asked, [b"."], [stop_at(NUMBERS)])
-        main()
+            socket.send_fds(asked, [b"."], [stop_at(numbers)])
+        (program or main)()
+        code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001  # a foreign error is what the experiment wants to see
@@ -207,7 +216,7 @@ def _act(pid: int, memory: int, listener: Listener, stop: Stop, action: Action |
         case Pretend():
             listener.answer(stop, 0)
         case Half():
-            result = do_half(pid, memory, NUMBERS[stop.number], stop.arguments)
+            result = do_half(pid, memory, ALL_NUMBERS[stop.number], stop.arguments)
             if result is None:
                 listener.go_on(stop)
             else:
@@ -218,7 +227,7 @@ def _act(pid: int, memory: int, listener: Listener, stop: Stop, action: Action |
 
 def _call(pid: int, memory: int, stop: Stop, within: tuple[str, ...]) -> Call | None:
     """Return the call, when it is one of those that are noted."""
-    name = NUMBERS[stop.number]
+    name = ALL_NUMBERS[stop.number]
     try:
         paths, flags = _paths(pid, memory, shape(name), stop.arguments)
     except OSError:  # it was killed meanwhile, or names no open file
@@ -240,7 +249,7 @@ def _paths(pid: int, memory: int, letters: str, arguments: tuple[int, ...]) -> t
         elif letter == "p":
             path = os.pread(memory, _LONGEST_PATH, argument).split(b"\0", 1)[0].decode(errors="surrogateescape")
             if has_folder and folder != _HERE and not path.startswith("/"):
-                path = f"{_open_path(pid, folder)}/{path}"
+                path = f"{_open_path(pid, folder)}/{path}".removesuffix("/")  # no path: the open file itself
             paths.append(path)
         elif letter == "o":
             flags = argument

@@ -29,13 +29,15 @@ from support.lab.system_calls import Call
 class Command:
     """A command to disturb: how its store is made in a folder, its arguments, and what is changed in its process.
 
-    ``{work}`` in an argument is the folder, ``{store}`` the store in it.
+    ``{work}`` in an argument is the folder, ``{store}`` the store in it. ``program`` is run with the store's folder instead
+    of the command line.
     """
 
     name: str
     prepare: Callable[[Path, Store], None]
     arguments: tuple[str, ...]
     before: Callable[[], None] = lambda: None
+    program: Callable[[Path], None] | None = None
 
 
 def as_it_is() -> None:
@@ -116,7 +118,7 @@ def _leave(work: Path, store: Store) -> None:
     done = run(
         *("import", work / "new", "new", "--quant", "int4", "--jobs", "1", "--store", store.root),
         within=[work],
-        decide=kill_at_syncfs,
+        decide=kill_before_visible,
         before=as_it_is,
     )
     if done.code != -9:
@@ -165,7 +167,7 @@ def _unneeded(work: Path, store: Store) -> None:
 
 
 NEW = ModelName.parse("new")
-PRUNE_ALL = ("prune", "--grace", "0s", "--sole-owner")
+PRUNE_ALL = ("prune", "--grace", "0s", "--sole-owner", "--forget")
 _IMPORT = ("import", "{work}/new", "new", "--jobs", "1", "--store", "{store}")
 _REPAIR = ("repair", "new", "--from", "{work}/new", "--jobs", "1", "--store", "{store}")
 _QUANTIZED = (*_IMPORT, "--quant", "int4")
@@ -193,9 +195,9 @@ COMMANDS = (
 )
 
 
-def kill_at_syncfs(call: Call) -> Action | None:
-    """Kill at the first syncfs: all blobs of an import are made, none is visible."""
-    return Kill() if call.name == "syncfs" else None
+def kill_before_visible(call: Call) -> Action | None:
+    """Kill before the first blob is renamed into its place: all blobs of an import are made, none is visible."""
+    return Kill() if call.name.startswith("rename") and "/blobs/" in call.paths[-1] else None
 
 
 def warm_up() -> None:

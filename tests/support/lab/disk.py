@@ -3,10 +3,6 @@
 A disk with a write cache promises that what was written before a flush is there after it. Of what was written since, it
 may keep all, nothing, or any of it: block by block, in any order. So a recording gives as many cuts as one likes: the writes
 up to the last flush, and of each block written since then one of its states.
-
-Where a block is a sector of 512 bytes, ext4's own superblock may be torn: it lies in two sectors under one checksum, which
-the mount checks before it replays the journal. A machine repairs that at its start, from the superblock's backup, and so
-does `repair_superblock`.
 """
 
 from __future__ import annotations
@@ -14,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import random
-import struct
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -22,16 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.lab.figures import NotShownError
 from support.lab.fuse import FLUSH, MARK, RECORD, WRITE, serve
 from support.lab.mounts import mount
 
-_SIZE = 48 * 2**20
-_BLOCK = 4096
-_GROUP = 8192  # blocks: a second group, and with it a backup of the superblock, on a disk this small
-_SUPERBLOCK = slice(1024, 2048)
-_CRC32C = 0x82F63B78
-_BLOCKS = (4096, 4096, 4096, 512)
 _KEPT = (0.0, 1.0, 0.5, 0.1, 0.9)
 
 
@@ -44,43 +32,14 @@ class Event:
     data: memoryview
 
 
-def empty_image(path: Path) -> bytes:
-    """Return the bytes of an empty ext4 file system, made at ``path``. Raises: NotShownError without mkfs.ext4."""
-    path.write_bytes(b"")
-    os.truncate(path, _SIZE)
-    shape = ["-b", f"{_BLOCK}", "-g", f"{_GROUP}", "-O", "metadata_csum", "-J", "size=4"]
-    line = ["mkfs.ext4", "-q", "-F", *shape, "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", path]
-    try:
-        subprocess.run(line, check=True, capture_output=True)
-    except FileNotFoundError as error:
-        raise NotShownError("mkfs.ext4 is not installed") from error
-    return path.read_bytes()
-
-
-def has_torn_superblock(disk: bytes | bytearray) -> bool:
-    """Return True when the superblock is not the one of its checksum (linux fs/ext4/super.c ext4_superblock_csum)."""
-    *data, stored = struct.unpack("<1020BI", disk[_SUPERBLOCK])
-    checksum = 0xFFFFFFFF
-    for byte in data:
-        checksum ^= byte
-        for _ in range(8):
-            checksum = checksum >> 1 ^ (_CRC32C if checksum & 1 else 0)
-    return checksum != stored
-
-
-def repair_superblock(path: Path) -> None:
-    """Repair a disk by the backup of its superblock, and nothing that would need a decision (e2fsck -p)."""
-    subprocess.run(["e2fsck", "-p", "-b", f"{_GROUP}", "-B", f"{_BLOCK}", path], check=False, capture_output=True)
-
-
 @contextmanager
-def recorded(folder: Path, image: bytes, log: Path, options: str) -> Iterator[tuple[Path, Path]]:
-    """Yield a mounted file system whose disk is recorded to ``log``, and the file that takes marks."""
+def recorded(folder: Path, image: bytes, log: Path, kind: str, options: str) -> Iterator[tuple[Path, Path]]:
+    """Yield a mounted file system of that kind whose disk is recorded to ``log``, and the file that takes marks."""
     (served := folder / "served").mkdir(exist_ok=True)
     (target := folder / "mounted").mkdir(exist_ok=True)
     server = serve(image, log, served)
     try:
-        with mount("ext4", target, f"loop,{options}", served / "disk"):
+        with mount(kind, target, f"loop,{options}", served / "disk"):
             yield target, served / "marks"
     finally:
         subprocess.run(["umount", served], check=True)
@@ -104,8 +63,9 @@ def read_events(log: Path) -> list[Event]:
 class Replay:
     """The disk after so many events, moved forward only."""
 
-    def __init__(self, image: bytes, events: Sequence[Event]) -> None:
-        """Start before the first event."""
+    def __init__(self, image: bytes, events: Sequence[Event], blocks: Sequence[int]) -> None:
+        """Start before the first event. ``blocks``: what the disk writes at once or not at all, one chosen for each cut."""
+        self._blocks = blocks
         self._events = events
         self._durable = bytearray(image)
         self._flushed = 0
@@ -126,13 +86,13 @@ class Replay:
         self._marked = max(self._marked, position)
         disk = bytearray(self._durable)
         pending = [event for event in self._events[self._flushed : position] if event.kind == WRITE]
-        _write_some(disk, pending, moments)
+        _write_some(disk, pending, moments.choice(self._blocks), moments)
         return disk
 
 
-def _write_some(disk: bytearray, pending: Sequence[Event], moments: random.Random) -> None:
-    """Write of each block either nothing or one of its states, with one of several chances."""
-    size, kept = moments.choice(_BLOCKS), moments.choice(_KEPT)
+def _write_some(disk: bytearray, pending: Sequence[Event], size: int, moments: random.Random) -> None:
+    """Write of each block of that size either nothing or one of its states, with one of several chances."""
+    kept = moments.choice(_KEPT)
     states: dict[int, list[memoryview]] = defaultdict(list)
     for event in pending:
         for start in range(0, len(event.data), size):

@@ -24,13 +24,15 @@ class Figures:
         self._zero = (*zero, *([] if quiet else [_BLIND]))
         self.is_quiet = quiet
         self.counts = dict.fromkeys((*counted, *self._zero), 0)
+        self._largest: set[str] = set()
 
     def add(self, name: str, number: int = 1) -> None:
         """Count something."""
         self.counts[name] = self.counts.get(name, 0) + number
 
     def most(self, name: str, number: int) -> None:
-        """Keep the largest number."""
+        """Keep the largest number: of what differs, or is the same in all parts of an experiment."""
+        self._largest.add(name)
         self.counts[name] = max(self.counts.get(name, 0), number)
 
     def wrong(self, name: str, what: object) -> None:
@@ -49,6 +51,11 @@ class Figures:
         seen = sum(found.counts[name] for name in found._zero)
         self.add("seen in controls", seen)
         self.expect(seen > 0, _BLIND, found)
+
+    def include(self, part: Figures) -> None:
+        """Count what another part of the same experiment counted."""
+        for name, number in part.counts.items():
+            self.most(name, number) if name in part._largest else self.add(name, number)
 
     @property
     def is_good(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import subprocess
 from collections.abc import Iterator
@@ -16,8 +17,12 @@ _RECURSIVE, _PRIVATE = 1 << 14, 1 << 18
 _NO_SUID_NO_DEVICES = 2 | 4
 
 
+@functools.cache
 def keep_mounts_private() -> None:
-    """Mount nothing for others from here on. Raises: NotShownError without the right to mount."""
+    """Mount nothing for others from here on; a second call does nothing, or what was mounted by then could not be unmounted.
+
+    Raises: NotShownError without the right to mount.
+    """
     library = ctypes.CDLL(None, use_errno=True)
     if library.unshare(_NEW_MOUNTS) != 0 or library.mount(None, b"/", None, _RECURSIVE | _PRIVATE, None) != 0:
         raise NotShownError(f"mounting needs root: {os.strerror(ctypes.get_errno())}")

@@ -1,4 +1,4 @@
-"""The system calls that read and change a disk: their numbers on this machine, their paths and what they are to us.
+"""The system calls that read, change and look at a disk: their numbers on this machine, their paths and what they are to us.
 
 Sources: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (the table of arm64).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _MACHINES = ("x86_64", "aarch64")
@@ -49,11 +50,40 @@ _TABLE = {
     "syncfs": (306, 267, "f"),
     "flock": (73, 32, "f-"),
 }
-READING = frozenset({"read", "pread64", "preadv", "preadv2", "getdents64"})
+# Calls that only look: there are so many that they are stopped at only where that is asked for.
+_LOOKS = {
+    "stat": (4, -1, "p-"),
+    "lstat": (6, -1, "p-"),
+    "fstat": (5, 80, "f-"),
+    "newfstatat": (262, 79, "dp--"),
+    "statx": (332, 291, "dp---"),
+    "access": (21, -1, "p-"),
+    "faccessat": (269, 48, "dp-"),
+    "faccessat2": (439, 439, "dp--"),
+    "readlink": (89, -1, "p--"),
+    "readlinkat": (267, 78, "dp--"),
+    "statfs": (137, 43, "p-"),
+    "fstatfs": (138, 44, "f-"),
+    "lseek": (8, 62, "f--"),
+    "mmap": (9, 222, "----f-"),
+    "fadvise64": (221, 223, "f---"),
+    "flistxattr": (196, 13, "f--"),
+    "fgetxattr": (193, 10, "f---"),
+    "close": (3, 57, "f"),
+}
+READING = frozenset({"read", "pread64", "preadv", "preadv2", "getdents64", *_LOOKS})
 SYNCING = frozenset({"fsync", "fdatasync", "syncfs"})
 HERE = _MACHINES.index(platform.machine()) if platform.machine() in _MACHINES else None
-NUMBERS = {row[HERE]: name for name, row in _TABLE.items() if row[HERE] >= 0} if HERE is not None else {}
+
+
+def _numbers(table: Mapping[str, tuple[int, int, str]]) -> dict[int, str]:
+    return {row[HERE]: name for name, row in table.items() if row[HERE] >= 0} if HERE is not None else {}
+
+
+NUMBERS = _numbers(_TABLE)
 """Name of each watched call by its number on this machine; nothing where the numbers are not known."""
+ALL_NUMBERS = _numbers(_TABLE | _LOOKS)
+"""The same, with the calls that only look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +100,7 @@ class Call:
 
 def shape(name: str) -> str:
     """Return what the arguments of a call are, one letter each."""
-    return _TABLE[name][2]
+    return (_TABLE | _LOOKS)[name][2]
 
 
 def is_creating(flags: int) -> bool:

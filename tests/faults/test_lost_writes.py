@@ -1,0 +1,95 @@
+"""Writes that the kernel lost after an import was interrupted, and of which another process was told: no blob comes of them.
+
+An ext4 lies in a sparse file on a tmpfs that is full, so that writing back dirty pages fails; afterwards the tmpfs has room.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from support.faults import cannot_run, file_system
+from support.stores import blob_path
+
+from blobstore.documents import Manifest
+from blobstore.names import ModelName
+from blobstore.store import Store, files, open_store
+from blobstore.store.writer import FinishedBlob
+
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(sys.platform != "linux", reason="it is about Linux's page cache")]
+KEY = "0" * 64
+DATA = os.urandom(4 * 2**20)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[tuple[Store, Path]]:
+    """A store on an ext4 whose file has room for what is there, and the file that takes all other room."""
+    with file_system(tmp_path / "memory", "size=64m") as memory:
+        image, ballast = memory / "image", memory / "ballast"
+        image.touch()
+        os.truncate(image, 32 * 2**20)
+        make = ["mkfs.ext4", "-q", "-O", "^has_journal", "-E", "lazy_itable_init=0", str(image)]
+        (mounted := tmp_path / "disk").mkdir()
+        for line in (make, ["mount", "-o", "loop", str(image), str(mounted)]):
+            done = subprocess.run(line, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                cannot_run(f"a disk in a file needs root: {done.stderr.strip()}")
+        try:
+            store = open_store(mounted / "store")
+            with store.ingest("source") as ingest:
+                ingest.publish([ingest.put(b"first")])
+            os.sync()
+            fill(ballast)
+            yield store, ballast
+        finally:
+            subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+def fill(ballast: Path) -> None:
+    with ballast.open("wb") as file, suppress(OSError):
+        while True:
+            file.write(bytes(2**16))
+            file.flush()
+
+
+def interrupt(store: Store) -> Path:
+    """Interrupt an import that has made a blob, which is in the page cache only; return the blob's file."""
+    with suppress(KeyboardInterrupt), store.ingest("source") as ingest:
+        ingest.finished(KEY, ingest.put(DATA))
+        raise KeyboardInterrupt
+    (left,) = store.root.glob(".blobstore/tmp/*/sha256-*")
+    return left
+
+
+def is_told(fd: int, ask: str) -> None:
+    """Take note of a write error, as any other program may: new descriptors are not told of it again."""
+    with pytest.raises(OSError, match="No space"):
+        files.sync_file_system(fd) if ask == "syncfs" else os.fsync(fd)
+
+
+@pytest.mark.parametrize("others", [["syncfs"], ["syncfs", "fsync"]], ids=" and ".join)
+def test_a_lost_write_that_another_process_was_told_of(disk: tuple[Store, Path], others: list[str]) -> None:
+    """With ``fsync`` the error of the file itself was taken by another, too, and only its bytes tell."""
+    store, ballast = disk
+    other = {"syncfs": os.open(store.root, os.O_RDONLY)}
+    left = interrupt(store)
+    other["fsync"] = os.open(left, os.O_RDONLY)
+    for ask in others:
+        is_told(other[ask], ask)
+    for fd in other.values():
+        os.close(fd)
+    ballast.unlink()
+    if left.read_bytes() != DATA:
+        cannot_run("the page cache has dropped what could not be written")
+    with store.ingest("source") as ingest:
+        found = ingest.recall(KEY, len(DATA), verify=False)
+        blob: FinishedBlob = found or ingest.put(DATA)
+        assert found is None
+        ingest.commit([blob], ModelName.parse("m"), Manifest(layers=()))
+    Path("/proc/sys/vm/drop_caches").write_text("1")
+    assert blob_path(store, DATA).read_bytes() == DATA
