@@ -49,7 +49,7 @@ def test_a_write_that_fails_says_why(source: Path, store: Store, errno: str, say
 
 
 def test_a_source_that_can_not_be_read_is_an_error_that_names_it(source: Path, store: Store) -> None:
-    done = import_with(source, store, *(f"?{name}:error=EIO:when=2+" for name in READING))
+    done = import_with(source, store, *(f"?{name}:error=EIO" for name in READING))  # the header is read by pread
     assert_one_error(done, "input/output error")
     assert str(source) in done.stderr
 
