@@ -178,7 +178,9 @@ def test_a_source_that_changes_under_the_import(
 
     def progress(nbytes: int, blob: str) -> None:
         nonlocal done
-        first, done = done == 0 and nbytes > 0, done + nbytes  # a header is told of too, and has no source bytes
+        if nbytes == 0:  # a header is told of too, and has no source bytes
+            return
+        first, done = done == 0, done + nbytes
         if first if when == "first chunk" else done == sum(array.nbytes for array in BIG.values()):
             change(path)
 
