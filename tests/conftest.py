@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,27 @@ def snapshot() -> Callable[[Store], Snapshot]:
         }
 
     return take
+
+
+class _Messages(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The messages that blobstore has logged in this test; pytest's own plugin costs every test time, and is off."""
+    handler, logger = _Messages(), logging.getLogger("blobstore")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    yield handler.messages
+    logger.setLevel(level)
+    logger.removeHandler(handler)
 
 
 @pytest.fixture

@@ -102,16 +102,15 @@ def test_quantized_layers_are_as_stored(quant: str, store: Store) -> None:
             np.testing.assert_array_equal(np.array(layer.weight), tensor.numpy().weight)
 
 
-def test_run_prints_what_mlx_lm_generates(store: Store, command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_what_mlx_lm_generates(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     blobstore.import_model(PYCODE, "m", store=store, quant="int4")
     prompt = "def read_file(path):"
     model, tokenizer = blobstore.mlx_lm.load("m", store=store)
     expected = generate(model, tokenizer, prompt, max_tokens=12)
-    printed = command("run", "m", prompt, "--max-tokens", "12", "--store", store.root)
-    assert printed.returncode == 0, printed.stderr
-    assert printed.stdout == f"{prompt}{expected}\n"
-    capsys.readouterr()
-    assert run(["run", "m", prompt, "--max-tokens", "12", "--store", str(store.root), "--json"]) == 0
+    line = ["run", "m", prompt, "--max-tokens", "12", "--store", str(store.root)]
+    assert run(line) == 0
+    assert capsys.readouterr().out == f"{prompt}{expected}\n"
+    assert run([*line, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document.keys() == {"text", "tokens", "seconds"}
     assert (document["text"], document["tokens"]) == (expected, 12)

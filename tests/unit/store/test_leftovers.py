@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import threading
 import time
@@ -216,10 +215,7 @@ def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, pare
     assert names(parent) == []
 
 
-def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
-    store: Store, parent: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
+def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(store: Store, parent: Path, logged: list[str]) -> None:
     (store.root / ".blobstore").mkdir(parents=True)
     (store.root / ".blobstore/journal").write_bytes(b"in the way")
 
@@ -230,7 +226,7 @@ def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
 
     with pytest.raises(KeyboardInterrupt):
         interrupt()
-    assert "not in the journal" in caplog.text
+    assert "not in the journal" in "\n".join(logged)
     (folder,) = parent.iterdir()
     assert Leftovers(parent).take(folder / ONE.file_name, store.root)
 
@@ -262,10 +258,9 @@ def test_what_was_durable_is_taken_by_its_stamp(store: Store, monkeypatch: pytes
 
 @pytest.mark.parametrize("is_touched", [True, False])
 def test_what_can_not_be_written_back_is_never_taken(
-    store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_touched: bool
+    store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str], is_touched: bool
 ) -> None:
     """The kernel reports a lost write once, and the page cache may show the bytes that the disk does not have."""
-    caplog.set_level(logging.INFO)
     monkeypatch.setattr(ingest, "syncs_whole", lambda _fd: not is_touched)
     left = interrupted(store, b"one")
     if is_touched:
@@ -278,7 +273,7 @@ def test_what_can_not_be_written_back_is_never_taken(
         patch.setattr(ingest, "write_back", lost)
         with store.ingest("source") as again:
             assert again.recall(KEY, 3, verify=False) is None
-    assert "can't write back" in caplog.text
+    assert "can't write back" in "\n".join(logged)
     with store.ingest("source") as again:
         assert again.recall(KEY, 3, verify=False) is None
     assert names(parent) == []
