@@ -54,7 +54,7 @@ class BlobStoreError(Exception):
         return type(self)(f"{place}: {self.message}", **(fields | known))
 
     def kept(self) -> Self:
-        """Return the error for somebody who keeps it: without the frames it passed, and all that they hold in memory."""
+        """Return the error without its traceback, cause and context: a kept error would keep their memory too."""
         self.__traceback__ = self.__cause__ = self.__context__ = None
         return self
 

@@ -11,9 +11,9 @@ import errno
 import os
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from support.lab.cases import ZERO, Case, standard_cases
+from support.lab.cases import ZERO, Case, Point, standard_cases
 from support.lab.command import OUTPUT, At, Done, Fail, Half
 from support.lab.commands import as_it_is
 from support.lab.figures import Figures
@@ -26,19 +26,6 @@ _ALL_OR_NOTHING = ("import", "cp")
 """Commands that leave every model as it was when they fail."""
 _CONTROLS = 4
 _READ_ERRORS = (errno.EIO, errno.EINTR)
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Where and how a command is disturbed: at its call of that ``number``, by an error (0: half of the work)."""
-
-    case: Case
-    number: int
-    call: Call
-    error: int
-
-    def __str__(self) -> str:
-        return f"{self.call} {errno.errorcode.get(self.error, 'by half')} at call {self.number}"
 
 
 def experiment(task: Task) -> Figures:

@@ -10,9 +10,9 @@ import errno
 import re
 import shutil
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from support.lab.cases import ZERO, Case
+from support.lab.cases import ZERO, Case, Point
 from support.lab.command import OUTPUT, At, Done, Fail
 from support.lab.commands import COMMANDS, as_it_is
 from support.lab.figures import Figures
@@ -31,19 +31,6 @@ _ZERO = (*ZERO, "unclear", "left behind")
 _RANDOM = re.compile(r"[0-9a-f]{16,64}|[0-9]+", re.ASCII)
 _SAME = 3
 """How often calls of one kind on paths of one kind are disturbed in a command: a tensor is read as another."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """Where a command is disturbed, and by which error."""
-
-    case: Case
-    number: int
-    call: Call
-    error: int
-
-    def __str__(self) -> str:
-        return f"{self.call} {errno.errorcode[self.error]} at look {self.number}"
 
 
 def experiment(task: Task) -> Figures:

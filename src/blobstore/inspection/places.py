@@ -99,7 +99,7 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
 
 
 def _weights_among(names: Sequence[str]) -> WeightSet | None:
-    """Return the only set of weights; None if there is no set, or several. A single index counts, whatever its name."""
+    """Return the weight set, or None when there is none or more than one; a single index is one, whatever its name."""
     sets = weight_sets(names)
     if len(sets) == 1 and sets[0].target is not None:
         return sets[0]

@@ -62,7 +62,7 @@ class Remote:
         The first file that fails, in whatever order, ends the others where they wait, and so does leaving the block.
         ``budget``: what they may take in all.
 
-        Raises: UsageError when one of them is no web address, before anything is asked; as `HttpReader` and ``read``.
+        Raises: UsageError when one of ``urls`` is not a web address, before any request; as `HttpReader` and ``read``.
         """
         for url in urls:
             self.client.start(url)  # all addresses are looked at before anything is asked, and the token is the first one's
@@ -91,7 +91,7 @@ class Remote:
                 if any(error is failure for failure in failures):  # else it is the caller's own
                     raise failures[0] from None
                 raise
-            finally:  # also after an interrupt, when nobody waits for a server
+            finally:  # an interrupt does not wait for servers either
                 cancel()
                 pool.shutdown(wait=False, cancel_futures=True)
 

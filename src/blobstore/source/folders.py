@@ -94,7 +94,7 @@ class LocalFolder:
         for name in names:
             try:
                 status = (self.path / name).stat()
-            except OSError:  # who opens it says what is wrong
+            except OSError:  # opening it raises the error that says why
                 files[name] = name
             else:
                 files.setdefault((status.st_dev, status.st_ino), name)

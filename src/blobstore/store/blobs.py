@@ -94,7 +94,7 @@ class BlobFolder:
                 os.lstat(f"{self.path}/{start}{digest}")
             except FileNotFoundError:
                 continue
-            except OSError:  # who opens it says what is wrong
+            except OSError:  # opening it raises the error that says why
                 pass
             return False
         return True

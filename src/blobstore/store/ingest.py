@@ -203,8 +203,8 @@ class Ingest:
     def _refuse_other_spelling(self, name: ModelName) -> None:
         """Raise UsageError when the store has the name in another case, as another process may have just written it.
 
-        A file system that ignores case may spell the folders that were made for the name in its own way, and finds what it
-        spells so under the name, too: that is no other model.
+        A file system that ignores case may spell the folders of a name in its own way and still find them under the name:
+        then both spellings are the same model.
         """
         spelled = self._manifests.spelled(name)
         if spelled != name and self._manifests.has(spelled) and not self._manifests.has(name):

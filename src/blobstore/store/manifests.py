@@ -44,9 +44,9 @@ class ManifestFolder:
         return [path for path, is_link in self._entries() if is_link or self._name(path) is None]
 
     def everything(self) -> Iterator[Path]:
-        """Yield all that is no folder below ``manifests/``, sorted; links are not followed.
+        """Yield every file and link below ``manifests/``, sorted; links are not followed.
 
-        One level below the manifests folders are yielded too, for what is in them: others may nest them without an end.
+        A folder below the level of manifests is yielded instead of what it holds: nesting may have no end.
         Raises: StorageError.
         """
         with os_errors("list", self.path):
@@ -240,7 +240,7 @@ class ManifestFolder:
 
 
 def _files(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield what is no folder, at most so deep below ``folder``, and the folders at that depth. Raises: OSError."""
+    """Yield files and links up to ``depth`` levels below ``folder``, and the folders at that depth. Raises: OSError."""
     for entry in listed(folder):
         if depth > 1 and entry.is_dir(follow_symlinks=False):
             yield from _files(Path(entry.path), depth - 1)
@@ -249,7 +249,7 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _empty(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders, at most so deep below ``folder``, that hold nothing, or only such folders; no link is followed."""
+    """Yield the folders up to ``depth`` levels below ``folder`` that hold nothing but empty folders; no link is followed."""
     for entry in listed(folder):
         if entry.is_dir(follow_symlinks=False):
             path = Path(entry.path)

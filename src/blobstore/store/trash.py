@@ -150,7 +150,7 @@ def _size(path: Path) -> int | None:
 
 
 def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # there is no copy in it
+    with suppress(OSError):  # it holds copies, or is not there
         (folder / _COPIES).rmdir()
     with suppress(OSError):  # what could not be given back, or is not ours
         folder.rmdir()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar
@@ -14,6 +16,7 @@ from support.lab.command import Decide, Done, run
 from support.lab.commands import COMMANDS, PRUNE_ALL, Command
 from support.lab.figures import Figures
 from support.lab.file_systems import Copied, Stores
+from support.lab.system_calls import Call
 
 Models = Mapping[str, str]
 ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "foreign errors", "hangs")
@@ -147,3 +150,19 @@ def is_between(found: Models, start: Models, end: Models, *, said: bool) -> bool
     names = set(found) | set(start) | set(end)
     one_or_the_other = all(found.get(name) in (start.get(name), end.get(name)) for name in names)
     return one_or_the_other and set(start.values()) & set(end.values()) <= set(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where and how a command is disturbed: by an error (0: half of the work).
+
+    ``number`` counts the calls that the experiment disturbs.
+    """
+
+    case: Case
+    number: int
+    call: Call
+    error: int
+
+    def __str__(self) -> str:
+        return f"{self.call} {errno.errorcode.get(self.error, 'by half')} at call {self.number}"

@@ -110,20 +110,23 @@ def _on_a_disk(kind: str, make: tuple[str, ...], folder: Path) -> Iterator[Path]
 
 @contextmanager
 def _overlay(folder: Path) -> Iterator[Path]:
-    with _tmpfs(folder) as memory:
-        lower, upper, work = (_made(memory / name) for name in ("lower", "upper", "work"))
-        options = f"lowerdir={lower},upperdir={upper},workdir={work}"
-        with mount("overlay", _made(memory / "merged"), options) as target:
-            yield target
+    with _tmpfs(folder) as memory, mount("overlay", _made(memory / "merged"), _overlaid(memory)) as target:
+        yield target
 
 
 @contextmanager
 def _fuse_overlay(folder: Path) -> Iterator[Path]:
-    with _tmpfs(folder) as memory:
-        lower, upper, work = (_made(memory / name) for name in ("lower", "upper", "work"))
-        options = f"lowerdir={lower},upperdir={upper},workdir={work}"
-        with _by_program(_made(memory / "merged"), "fuse-overlayfs", "-o", options) as target:
-            yield target
+    with (
+        _tmpfs(folder) as memory,
+        _by_program(_made(memory / "merged"), "fuse-overlayfs", "-o", _overlaid(memory)) as target,
+    ):
+        yield target
+
+
+def _overlaid(memory: Path) -> str:
+    """Make the three folders of an overlay; return them as mount's options."""
+    lower, upper, work = (_made(memory / name) for name in ("lower", "upper", "work"))
+    return f"lowerdir={lower},upperdir={upper},workdir={work}"
 
 
 @contextmanager
