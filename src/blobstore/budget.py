@@ -85,7 +85,7 @@ class Budget:
         if left <= 0:
             raise LimitExceededError(
                 f"limit exceeded: servers sent {received:,} bytes for {self.name} in {now - self._start:,.3g} seconds;"
-                f" at most {allowed:,.3g} are allowed for so many",
+                f" at most {allowed:,.3g} seconds are allowed for that many bytes",
                 hint="Try again later, or download the checkpoint first.",
             )
         return left

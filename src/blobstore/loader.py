@@ -242,7 +242,7 @@ def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> 
 
 
 def open_blob(reader: FileReader, digest: Digest, budget: Budget | None = None) -> Blob:
-    """Return the blob of an open file, mapped, its header validated; ``budget`` is that of its model.
+    """Return the blob of an open file, mapped, its header validated; ``budget``: its model's.
 
     Raises: CorruptDataError, LimitExceededError, StorageError.
     """

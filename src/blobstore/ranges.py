@@ -225,7 +225,7 @@ def allow_open_files(count: int) -> None:
 def is_coarse(time_ns: int) -> bool:
     """Return True for a time of a clock of 10 ms or more: whole such ticks happen once in ten million times otherwise.
 
-    FAT's clock ticks every 2 s, exFAT's every 10 ms, and that of exfat-fuse, HFS+ and ext3 every second.
+    Clocks tick every 2 s on FAT, every 10 ms on exFAT, every second on exfat-fuse, HFS+ and ext3.
     """
     return time_ns % _COARSE_TICK_NS == 0
 

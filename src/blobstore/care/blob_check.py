@@ -70,7 +70,7 @@ class _Content:
 class BlobChecker:
     """Checks blobs; one for each thread. ``quick``: tensor blobs are not hashed, only their headers are read.
 
-    A file with several names is read once: ten thousand blobs that are hard links to one take no more space than it does.
+    A file with several names (hard links) is read once.
     When ``stop`` is set, a check ends early, and what it finds means nothing.
     """
 

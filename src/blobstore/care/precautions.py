@@ -6,7 +6,7 @@ models (store/missing.py) are known. A clean-up refuses when, in the whole store
 - no manifest is there at all, and at least one model is lost; or
 - at least two models are lost, and more are lost than copied models have a manifest;
 
-when there is no manifest in the whole store, and blobs would be removed; and when ``blobs/`` has no blob of any manifest.
+when the whole store has no manifest and blobs would be removed; and when ``blobs/`` has no blob of any manifest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prune: blobs that no manifest needs go to the trash, what killed imports left goes for good. Decide, then do.
 
-The decision is made twice: at leisure, which is what a dry run shows, and again by the holder of the store's exclusive lock,
-who carries it out. Nothing is removed while anything that may be a manifest can't be read, or while the store looks as if a
+The decision is made twice: without the store's exclusive lock, which is what a dry run shows, and again with it, just before
+it is carried out. Nothing is removed while anything that may be a manifest can't be read, or while the store looks as if a
 disk of it were not mounted (precautions.py). Blobs younger than the grace time are spared: an Ollama that is making a model
 does not take our lock, and links its manifest after its blobs. The copies of the manifests of models that are gone go to the
 trash with the last of their blobs.
@@ -84,8 +84,8 @@ def prune(
 
     ``grace_s``: blobs are spared that were written to in so many seconds; at least an hour, unless ``sole_owner`` says that
     no Ollama and no other machine uses the store. ``forget``: models whose manifests are gone are to go, however many.
-    ``dry_run``: nothing is changed. ``wait_s``: for how long others who use the store are waited for, unless the store says;
-    0: not at all.
+    ``dry_run``: nothing is changed. ``wait_s``: how long to wait for other processes that use the
+    store, unless the store says; 0: not at all.
 
     Raises: UsageError for a shorter grace time; BusyError; StorageError or CorruptDataError when something that may be a
     manifest can't be read, StorageError when too many manifests, or all blobs, are gone (precautions.py): nothing is removed

@@ -94,7 +94,7 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
     if len(distinct) > 1:
         notes.append(f"no index and no model.safetensors: {len(distinct):,} files are counted, each for itself")
     if links := sorted({*others} - {*distinct}):
-        notes.append(f"not counted, for they are links to files that are: {some(links)}")
+        notes.append(f"not counted, being links to files that are: {some(links)}")
     return Files(tuple((file,) for file in read_files(folder, distinct)))
 
 

@@ -144,7 +144,7 @@ class Ingest:
         path = self._folder / left.name
         blob = _intact(path, entry, verify=verify, settle=write_back)
         if blob is None:
-            # Gone for good: the kernel tells of a lost write once, and who asks again may not be told.
+            # Removed at once: the kernel reports a lost write only once, so the next import might not see it.
             with os_errors("remove", path):
                 remove_if_there(path)
         return blob

@@ -1,4 +1,4 @@
-"""What may be taken from servers for one errand: so many bytes, for so long; and no more than its checkpoint has left.
+"""Limits the bytes and seconds that one errand may take from servers, within the budget of its checkpoint.
 
 The bytes are counted where they leave a socket, so that nothing is forgotten: heads of replies, redirects, retries, the
 framing of chunks. Time is counted for the errand as a whole beside the silence between two bytes, so that a server that
@@ -64,7 +64,7 @@ class Allowance:
         self._total = max(self._total, total)
 
     def take(self, nbytes: int) -> None:
-        """Count bytes that were taken. Raises: LimitExceededError when the checkpoint has no more left."""
+        """Count bytes that were taken. Raises: LimitExceededError when the budget is spent."""
         self._taken += nbytes
         if self._budget is not None:
             self._budget.receive(nbytes)

@@ -105,7 +105,7 @@ def plan_blobs(
     chooser = _chooser(inventory, weights, options, prefix)
     stacks = form_of_experts(inventory.config, options) is Experts.STACKED
     planner = _plan_stacked if stacks else _plan_packed
-    blobs = tuple(islice(planner(weights, chooser), MAX_LAYERS + 1))  # of a million no more are made
+    blobs = tuple(islice(planner(weights, chooser), MAX_LAYERS + 1))  # a plan of a million would only be refused
     if len(blobs) > MAX_LAYERS:
         message = f"limit exceeded: {inventory.path} needs more than {MAX_LAYERS:,} layers, one for each of its blobs"
         raise LimitExceededError(message, path=inventory.path)
