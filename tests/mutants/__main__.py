@@ -56,7 +56,7 @@ def _fail_without(copies: SimpleQueue[Copy], chosen: list[Mutant]) -> str:
     """Return what the tests print when they fail on the code as it is; nothing when they pass."""
     tests = tuple(sorted({test for mutant in chosen for test in mutant.tests}))
     copy = copies.get()
-    code, printed = copy.test(tests)
+    code, printed = copy.test(tests, timeout_s=None)
     copies.put(copy)
     return "" if code == _PASSED else printed
 

@@ -18,7 +18,8 @@ _COPIED = ("src", "tests", "docs", ".ci")
 _NOT_COPIED = shutil.ignore_patterns("__pycache__", "build")
 _LINKED = ("fixtures", "README.md", "LICENSE", "pyproject.toml")
 _NEEDED_TO_BUILD = ("scikit_build_core", "nanobind")
-_TIMEOUT_S = 600
+TIMEOUT_S = 600
+"""For the tests of one mutant."""
 
 
 class Copy:
@@ -44,7 +45,7 @@ class Copy:
                 raise RuntimeError(f"blobstore.{room} is not built: install blobstore first")
             shutil.copy(spec.origin, self.root / "src/blobstore" / room)
 
-    def test(self, tests: tuple[str, ...]) -> tuple[int, str]:
+    def test(self, tests: tuple[str, ...], timeout_s: float | None = TIMEOUT_S) -> tuple[int, str]:
         """Run tests until the first fails; return pytest's exit code and what it printed. A hang is a failure."""
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib"]
         line = [str(self._python), "-m", "pytest", *options, "--timeout=120", *tests]
@@ -52,7 +53,7 @@ class Copy:
         environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a change within the same second would not be seen
         try:
             done = subprocess.run(
-                line, cwd=self.root, env=environment, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+                line, cwd=self.root, env=environment, capture_output=True, text=True, check=False, timeout=timeout_s
             )
         except subprocess.TimeoutExpired:
             return 1, "hung"

@@ -117,6 +117,23 @@ def test_a_large_file_is_not_read(tmp_path: Path, name: str) -> None:
         PolicyFile.read(path)
 
 
+@pytest.mark.parametrize("key", [".".join(["a"] * 20_000), " . ".join(['"a"', "'b'"] * 10_000)], ids=["bare", "quoted"])
+@pytest.mark.parametrize("form", ["{} = 1", "[{}]"])
+def test_a_key_of_many_parts_is_refused_before_tomllib_takes_its_square(tmp_path: Path, key: str, form: str) -> None:
+    with pytest.raises(LimitExceededError, match="dotted key of 64 parts or more"):
+        PolicyFile.read(written(tmp_path, form.format(key)))
+
+
+def test_dots_in_rules_are_not_counted(tmp_path: Path) -> None:
+    rules = [f"model.layers.{number}.mlp.down_proj.weight=int8" for number in range(100)]
+    assert len(PolicyFile.read(written(tmp_path, f"rules = {rules}")).rules) == 100
+
+
+def test_a_number_that_python_refuses_is_a_document_error(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="not a TOML document"):
+        PolicyFile.read(written(tmp_path, f"quant = {'9' * 5000}"))
+
+
 def test_a_missing_file_a_folder_and_a_pipe_are_errors(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         PolicyFile.read(tmp_path / "none.toml")

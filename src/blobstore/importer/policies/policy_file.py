@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,10 @@ from blobstore.strictjson import parse_object
 
 _LARGEST_FILE = 2**20
 _MOST_RULES = 10_000
+_MOST_DOTS = 64
+_PART = rb"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_DOTTED = re.compile(rb"(?<![\w-])(?:%b){%d}" % (_PART, _MOST_DOTS), re.ASCII)
+"""tomllib's time is quadratic in the dots of a key (CPython Lib/tomllib/_parser.py `key_value_rule`, `create_dict_rule`)."""
 
 
 class _Document(BaseModel):
@@ -72,9 +77,12 @@ class PolicyFile:
 def _parsed(text: bytes, name: str) -> dict[str, Any]:
     if name.endswith(".json"):
         return parse_object(text, name, rule="O1")
+    if _DOTTED.search(text):
+        message = f"limit exceeded: {name} has a dotted key of {_MOST_DOTS:,} parts or more"
+        raise LimitExceededError(message, path=name)
     try:
         return tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # an integer of 4,301 digits is a ValueError, too
         raise DocumentError(f"{name} is not a TOML document: {error} (rule O1)", rule="O1", path=name) from None
 
 
