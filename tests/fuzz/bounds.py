@@ -1,7 +1,8 @@
 """No small input makes a command take much: the program that looks for one that does.
 
-An input of at most 1 MiB on the disk (small_inputs.py) never takes a command more than 300 MB of memory or 60 s of
-processor time, and it ends with an exit code of ours and no traceback. What hashes or quantizes values takes time for each
+An input of at most 1 MiB on the disk (small_inputs.py) or 10 MB from a server (small_replies.py) never takes a command more
+than 300 MB of memory or 60 s of processor time, a server's not more than 60 s by the clock either; the command ends with an
+exit code of ours and no traceback. What hashes or quantizes values takes time for each
 byte of a file, also for those of a hole: so the inputs have at most 64 MiB of values.
 
 ``python tests/fuzz/bounds.py --tries 20000 --jobs 2`` looks; ``--replay SEED`` makes one input again and keeps it.
@@ -26,12 +27,17 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 
-from small_inputs import MOST_ON_DISK, build, on_disk
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from small_inputs import MOST_ON_DISK, SERVER, build, on_disk
+from small_replies import start
 
 import blobstore
 
 MOST_BYTES = 300 * 10**6
 MOST_SECONDS = 60
+_GRACE_SECONDS = 30
+"""What else the machine may be busy with."""
 _WALL_SECONDS = 600
 _STOPPED_AT_BYTES = 1500 * 10**6
 _CODES = (0, 1, 2, 3)
@@ -39,12 +45,16 @@ _CODES = (0, 1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a command took: ``seconds`` of processor time, ``nbytes`` of memory at its most; how it ended."""
+    """What a command took: ``seconds`` of processor time, ``nbytes`` of memory at its most; how it ended.
+
+    ``waited``: seconds by the clock.
+    """
 
     seed: str
     line: str
     disk: int
     seconds: float
+    waited: float
     nbytes: int
     code: int
     error: str
@@ -58,13 +68,16 @@ class Taken:
             return f"{self.nbytes / 1e6:,.0f} MB"
         if self.seconds > MOST_SECONDS:
             return f"{self.seconds:,.0f} s"
+        if "http://" in self.line and self.waited > MOST_SECONDS + _GRACE_SECONDS:
+            return f"{self.waited:,.0f} s by the clock"
         if self.code not in _CODES or "Traceback" in self.error:
             return f"code {self.code}: {self.error[-300:]}"
         return None
 
 
 def warm_up() -> None:
-    """Import all that commands import, so that a fork has it."""
+    """Import all that commands import, so that a fork has it; start a server."""
+    os.environ[SERVER] = str(start())
     for module in walk_packages(blobstore.__path__, "blobstore."):
         if module.name != "blobstore.__main__":
             import_module(module.name)
@@ -75,16 +88,22 @@ def attempt(seed: str, folder: Path) -> Taken:
     folder.mkdir(parents=True)
     line = build(seed, folder)
     disk = on_disk(folder)
-    errors = folder.with_suffix(".stderr")
+    errors = _errors_of(folder)
+    begin = time.monotonic()
     pid = os.fork()
     if pid == 0:
         _run(line, errors)
     _, status, usage = os.wait4(pid, 0)
+    waited = time.monotonic() - begin
     shown = " ".join(line).replace(str(folder), "…")
     seconds = usage.ru_utime + usage.ru_stime
     code = os.waitstatus_to_exitcode(status)
     text = errors.read_text(errors="replace") if errors.exists() else ""
-    return Taken(seed, shown, disk, seconds, usage.ru_maxrss * 1024, code, text)
+    return Taken(seed, shown, disk, seconds, waited, usage.ru_maxrss * 1024, code, text)
+
+
+def _errors_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-stderr")
 
 
 def _run(line: list[str], errors: Path) -> None:
@@ -129,7 +148,7 @@ def look(seeds: list[str], folder: Path) -> tuple[list[Taken], Counter[str]]:
 
 def remove(folder: Path) -> None:
     """Remove a folder, however deep: shutil gives up where rm does not."""
-    subprocess.run(["rm", "-rf", str(folder), str(folder.with_suffix(".stderr"))], check=True)
+    subprocess.run(["rm", "-rf", str(folder), str(_errors_of(folder))], check=True)
 
 
 def main() -> int:

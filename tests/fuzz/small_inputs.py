@@ -15,7 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 MOST_ON_DISK = 2**20
-_MOST_TEXT = 900_000
+SERVER = "BOUNDS_SERVER"
+"""The environment variable with the port of a server that sends small replies."""
+MOST_TEXT = 900_000
 _MOST_VALUES = 64 * 2**20  # what hashes or quantizes values takes time for each byte, also for those of a hole
 _TYPES = ("int4", "int8", "nvfp4", "mxfp4", "mxfp8")
 _DIGEST = "sha256:{:064x}"
@@ -42,12 +44,12 @@ def on_disk(folder: Path) -> int:
     return int(done.stdout.split()[0])
 
 
-def _log(choices: Choices, low: int, high: int) -> int:
+def log(choices: Choices, low: int, high: int) -> int:
     """Return a number whose size is chosen before its digits: 1 to 10 as often as 10,000 to 100,000."""
     return min(high, round(low * (high / low) ** choices.random()))
 
 
-def _times(pattern: Callable[[int], str], count: int, most: int = _MOST_TEXT) -> str:
+def times(pattern: Callable[[int], str], count: int, most: int = MOST_TEXT) -> str:
     """Return the texts of 0, 1, 2, …, with commas between them: ``count`` of them, or as many as fit."""
     parts, size = [], 0
     for number in range(count):
@@ -78,18 +80,18 @@ def _link(path: Path, names: list[Path]) -> None:
 # JSON
 
 
-def _document(choices: Choices, most: int = _MOST_TEXT) -> bytes:
+def document(choices: Choices, most: int = MOST_TEXT) -> bytes:
     """Return a JSON object of one of many shapes, valid mostly."""
-    count = _log(choices, 1, most)
-    depth = _log(choices, 1, 20_000)
+    count = log(choices, 1, most)
+    depth = log(choices, 1, 20_000)
     text = choices.choice(
         (
-            lambda: "[" + _times(lambda _: "[]", count, most) + "]",
-            lambda: "[" + _times(lambda _: "{}", count, most) + "]",
-            lambda: "[" + _times(str, count, most) + "]",
-            lambda: "[" + _times(lambda n: f"1e{n % 308}", count, most) + "]",
-            lambda: "{" + _times(lambda n: f'"{n:x}":{{}}', count, most) + "}",
-            lambda: "{" + _times(lambda n: f'"{n % 3}":0', count, most) + "}",
+            lambda: "[" + times(lambda _: "[]", count, most) + "]",
+            lambda: "[" + times(lambda _: "{}", count, most) + "]",
+            lambda: "[" + times(str, count, most) + "]",
+            lambda: "[" + times(lambda n: f"1e{n % 308}", count, most) + "]",
+            lambda: "{" + times(lambda n: f'"{n:x}":{{}}', count, most) + "}",
+            lambda: "{" + times(lambda n: f'"{n % 3}":0', count, most) + "}",
             lambda: "[" * depth + "]" * depth,
             lambda: '{"a":' * depth + "0" + "}" * depth,
             lambda: '"' + "x" * count + '"',
@@ -110,10 +112,10 @@ def _document(choices: Choices, most: int = _MOST_TEXT) -> bytes:
 # Headers
 
 
-def _header(choices: Choices, most: int = _MOST_TEXT) -> tuple[bytes, int]:
+def header(choices: Choices, most: int = MOST_TEXT) -> tuple[bytes, int]:
     """Return a header's text, valid mostly, and how many bytes of data it says there are."""
-    count = _log(choices, 1, most // 40)
-    values = _log(choices, 1, _MOST_VALUES)
+    count = log(choices, 1, most // 40)
+    values = log(choices, 1, _MOST_VALUES)
     name = choices.choice(
         (
             lambda n: f"{n:x}",
@@ -129,24 +131,24 @@ def _header(choices: Choices, most: int = _MOST_TEXT) -> tuple[bytes, int]:
     rows = max(1, values // 128)
     text = choices.choice(
         (
-            lambda: _times(lambda n: f'"{name(n)}":{{{empty}}}', count, most),
-            lambda: _times(lambda n: f'"{name(n)}":{{{empty.replace("[0]", shape, 1)}}}', count, most),
+            lambda: times(lambda n: f'"{name(n)}":{{{empty}}}', count, most),
+            lambda: times(lambda n: f'"{name(n)}":{{{empty.replace("[0]", shape, 1)}}}', count, most),
             lambda: f'"{name(0)}":{{"dtype":"BF16","shape":[{rows},64],"data_offsets":[0,{rows * 128}]}}',
             lambda: f'"{name(1)}":{{"dtype":"F4","shape":[{rows * 256}],"data_offsets":[0,{rows * 128}]}}',
-            lambda: f'"w":{{{empty},"x":{_document(choices, most).decode()}}}',
-            lambda: '"__metadata__":{' + _times(lambda n: f'"{n:x}":""', count, most) + "}",
+            lambda: f'"w":{{{empty},"x":{document(choices, most).decode()}}}',
+            lambda: '"__metadata__":{' + times(lambda n: f'"{n:x}":""', count, most) + "}",
             lambda: '"__metadata__":{"format":"' + "x" * most + '"}',
-            lambda: '"__metadata__":' + _document(choices, most).decode(),
+            lambda: '"__metadata__":' + document(choices, most).decode(),
         )
     )()
     return f"{{{text}}}".encode(), rows * 128 if '"data_offsets":[0,0]' not in text and "data_offsets" in text else 0
 
 
-def _safetensors(choices: Choices, path: Path, most: int = _MOST_TEXT) -> Path:
+def _safetensors(choices: Choices, path: Path, most: int = MOST_TEXT) -> Path:
     """Write a .safetensors file: mostly a whole one; its header or its data may have a hole, or be shorter than they say."""
-    text, size = _header(choices, most)
-    length = choices.choice((len(text), len(text), len(text), _log(choices, 1, 100_000_000), 2**63))
-    hole = choices.choice((0, 0, 0, _log(choices, 1, 100_000_000)))
+    text, size = header(choices, most)
+    length = choices.choice((len(text), len(text), len(text), log(choices, 1, 100_000_000), 2**63))
+    hole = choices.choice((0, 0, 0, log(choices, 1, 100_000_000)))
     return _file(path, struct.pack("<Q", length) + text, 8 + min(max(length, len(text)), 2**27) + size + hole)
 
 
@@ -172,7 +174,7 @@ def one_file(choices: Choices, folder: Path) -> Line:
     path = _safetensors(choices, folder / "model.safetensors")
     if choices.random() < 0.3:
         verb = choices.choice((["get"], ["set"], ["rm"]))
-        keys = {"get": [], "set": ["a", "b" * _log(choices, 1, 10_000)], "rm": ["format"]}[verb[0]]
+        keys = {"get": [], "set": ["a", "b" * log(choices, 1, 10_000)], "rm": ["format"]}[verb[0]]
         return ["metadata", *verb, str(path), *keys]
     return _reading(choices, path, folder)
 
@@ -180,7 +182,7 @@ def one_file(choices: Choices, folder: Path) -> Line:
 def linked_shards(choices: Choices, folder: Path) -> Line:
     """Many names of one file: shards of an index, shards without one, or files that are none."""
     source = folder / "model"
-    count = _log(choices, 2, 4000)
+    count = log(choices, 2, 4000)
     first = _safetensors(choices, source / f"model-00001-of-{count:05}.safetensors", 400_000)
     names = choices.choice(
         (
@@ -191,7 +193,7 @@ def linked_shards(choices: Choices, folder: Path) -> Line:
     )
     _link(first, [source / names(number) for number in range(1, count + 1)])
     if choices.random() < 0.5:
-        weights = _times(lambda n: f'"{n:x}":"{names(n % count + 1)}"', _log(choices, 1, 20_000), 300_000)
+        weights = times(lambda n: f'"{n:x}":"{names(n % count + 1)}"', log(choices, 1, 20_000), 300_000)
         _file(source / "model.safetensors.index.json", f'{{"weight_map":{{{weights}}}}}'.encode())
     if choices.random() < 0.7:
         _file(source / "config.json", b'{"architectures":["LlamaForCausalLM"],"model_type":"llama"}')
@@ -204,11 +206,11 @@ def documents(choices: Choices, folder: Path) -> Line:
     text = b'{"model.embed_tokens.weight":{"dtype":"BF16","shape":[64,64],"data_offsets":[0,8192]}}'
     _file(source / "model.safetensors", struct.pack("<Q", len(text)) + text, 8 + len(text) + 8192)
     for name in choices.sample(_DOCUMENTS, choices.randint(1, 3)):
-        _file(source / name, _document(choices, _MOST_TEXT // 4), choices.choice((None, None, _log(choices, 1, 2**40))))
+        _file(source / name, document(choices, MOST_TEXT // 4), choices.choice((None, None, log(choices, 1, 2**40))))
     if choices.random() < 0.5:
-        one = _file(source / "one.json", _document(choices, 200_000), choices.choice((None, 2**20, 255 * 2**20)))
+        one = _file(source / "one.json", document(choices, 200_000), choices.choice((None, 2**20, 255 * 2**20)))
         suffix = choices.choice((".json", ".txt", ".jinja", ".tiktoken"))
-        _link(one, [source / f"{number}{suffix}" for number in range(_log(choices, 1, 4000))])
+        _link(one, [source / f"{number}{suffix}" for number in range(log(choices, 1, 4000))])
     if not (source / "config.json").exists():
         _file(source / "config.json", b'{"architectures":["LlamaForCausalLM"],"model_type":"llama"}')
     return _reading(choices, source, folder)
@@ -216,7 +218,7 @@ def documents(choices: Choices, folder: Path) -> Line:
 
 def nested(choices: Choices, folder: Path) -> Line:
     """Folders in folders, of a checkpoint or of a store."""
-    depth = _log(choices, 1, 900) if choices.random() < 0.8 else 1800
+    depth = log(choices, 1, 900) if choices.random() < 0.8 else 1800
     if choices.random() < 0.3:
         documents(choices, folder)
         _deep(folder / "model", depth)
@@ -256,7 +258,7 @@ def _fill(choices: Choices, root: Path) -> None:
     sizes = []
     first = None
     most = 300_000 // choices.choice((1, 4, 16))
-    for index in range(_log(choices, 1, 3000)):
+    for index in range(log(choices, 1, 3000)):
         path = root / "blobs" / _DIGEST.format(index).replace(":", "-")
         if first is None or (index < 3 and choices.random() < 0.5):
             maker = choices.choice((_blob_of_tensors, _blob_of_text))
@@ -264,23 +266,23 @@ def _fill(choices: Choices, root: Path) -> None:
         else:
             _link(first, [path])
         sizes.append(path.stat().st_size)
-    layers = _times(lambda n: _descriptor(choices, n, sizes), _log(choices, 1, 4000), 300_000)
+    layers = times(lambda n: _descriptor(choices, n, sizes), log(choices, 1, 4000), 300_000)
     config = _descriptor(choices, 0, sizes)
     text = f'{{"schemaVersion":2,"mediaType":"x","config":{config},"layers":[{layers}]}}'.encode()
     if choices.random() < 0.1:
-        text = _document(choices, 300_000)
+        text = document(choices, 300_000)
     manifests = root / "manifests/registry.ollama.ai/library"
     one = _file(manifests / "m/latest", text, choices.choice((None, None, None, None, 2**26, 2**40)))
-    _link(one, [manifests / f"m/{number}" for number in range(_log(choices, 1, 3000))])
+    _link(one, [manifests / f"m/{number}" for number in range(log(choices, 1, 3000))])
 
 
 def _blob_of_tensors(choices: Choices, path: Path, most: int) -> Path:
-    text, size = _header(choices, most)
+    text, size = header(choices, most)
     return _file(path, struct.pack("<Q", len(text)) + text, 8 + len(text) + size)
 
 
 def _blob_of_text(choices: Choices, path: Path, most: int) -> Path:
-    return _file(path, _document(choices, most))
+    return _file(path, document(choices, most))
 
 
 def store(choices: Choices, folder: Path) -> Line:
@@ -304,7 +306,7 @@ def own_files(choices: Choices, folder: Path) -> Line:
     line = store(choices, folder)
     private = folder / "store/.blobstore"
     size = choices.choice((None, None, 2**30, 2**40))
-    lines = "\n".join(f"{n:064x} {n:064x} {n} 1 1 -" for n in range(_log(choices, 1, 4000))).encode()
+    lines = "\n".join(f"{n:064x} {n:064x} {n} 1 1 -" for n in range(log(choices, 1, 4000))).encode()
     for _ in range(choices.randint(1, 3)):
         place = choices.choice(
             (
@@ -316,7 +318,7 @@ def own_files(choices: Choices, folder: Path) -> Line:
         text = choices.choice((lines, b"\n" * len(lines), b"x" * len(lines), lines.replace(b"\n", b" ")))
         if not (private / place).exists():
             made = _file(private / place, text, size)
-            _link(made, [made.with_name(f"{n:064x}") for n in range(_log(choices, 1, 1000))])
+            _link(made, [made.with_name(f"{n:064x}") for n in range(log(choices, 1, 1000))])
     if choices.random() < 0.4:
         text = b'{"model.embed_tokens.weight":{"dtype":"BF16","shape":[64,64],"data_offsets":[0,8192]}}'
         source = _file(folder / "model.safetensors", struct.pack("<Q", len(text)) + text, 8 + len(text) + 8192)
@@ -329,13 +331,13 @@ def own_files(choices: Choices, folder: Path) -> Line:
 
 def instructions(choices: Choices, folder: Path) -> Line:
     """A Modelfile, a policy, importances or rules, for a small model."""
-    count = _log(choices, 1, 5000)
-    header = _times(lambda n: f'"model.layers.{n}.up.weight":{{"dtype":"BF16","shape":[0,64],"data_offsets":[0,0]}}', count)
-    source = _file(folder / "model.safetensors", struct.pack("<Q", len(header) + 2) + f"{{{header}}}".encode())
-    many = _log(choices, 1, 12_000)
+    count = log(choices, 1, 5000)
+    text = times(lambda n: f'"model.layers.{n}.up.weight":{{"dtype":"BF16","shape":[0,64],"data_offsets":[0,0]}}', count)
+    source = _file(folder / "model.safetensors", struct.pack("<Q", len(text) + 2) + f"{{{text}}}".encode())
+    many = log(choices, 1, 12_000)
     glob = choices.choice(("*a*a*a*a*b", "*[a-z]*{}*", "model.*.{}.*", "*" * 30 + "{}", "?" * 60 + "*{}"))
     if choices.random() < 0.4:
-        rules = _times(lambda n: json.dumps(glob.replace("{}", str(n)) + "=int8"), many, 300_000)
+        rules = times(lambda n: json.dumps(glob.replace("{}", str(n)) + "=int8"), many, 300_000)
         policy = _file(folder / "policy.json", f'{{"quant":"int4","rules":[{rules}]}}'.encode())
         return ["plan", str(source), "--policy", str(policy)]
     if choices.random() < 0.3:
@@ -356,7 +358,7 @@ def _toml(choices: Choices, count: int) -> bytes:
     text = choices.choice(
         (
             lambda: "[" + ".".join("a" for _ in range(count)) + "]",
-            lambda: "rules = [" + _times(lambda n: f'"{n}*=int4"', count, 300_000) + "]",
+            lambda: "rules = [" + times(lambda n: f'"{n}*=int4"', count, 300_000) + "]",
             lambda: "rules = " + "[" * count + "]" * count,
             lambda: "\n".join(f"a{n} = 1" for n in range(count)),
             lambda: "x = " + "9" * count,
@@ -366,4 +368,13 @@ def _toml(choices: Choices, count: int) -> bytes:
     return text[:300_000].encode()
 
 
-FAMILIES = (one_file, one_file, linked_shards, documents, nested, store, store, own_files, instructions)
+def addresses(choices: Choices, _: Path) -> Line:
+    """A checkpoint on the server of small_replies.py, whose port is in `SERVER`."""
+    folder = f"http://127.0.0.1:{os.environ[SERVER]}/{choices.getrandbits(32)}/"
+    name = choices.choice(
+        ("", "", "", "", "model.safetensors", "model.safetensors.index.json", "model.safetensors?download=true")
+    )
+    return ["inspect", folder + name, *choices.choice(((), ("--tensors", "--json"), ("--tree",)))]
+
+
+FAMILIES = (one_file, one_file, linked_shards, documents, nested, store, store, own_files, instructions, addresses)
