@@ -117,8 +117,8 @@ def test_prune_of_models_without_manifests_and_back(cli: Run, store: Store, tmp_
     assert document(cli(*everything, "--forget", "--json"))["forgotten"] == ["m:latest"]
     lines = cli("prune", "--undo")[1].splitlines()
     assert lines[1] == "Still without a manifest: 1 model (m:latest)"
-    assert "blobstore repair NAME --from SOURCE" in lines[2]
-    assert cli("repair", "m", "--from", tmp_path / "source")[1].startswith("Restored the manifest of m:latest")
+    assert "blobstore repair NAME" in lines[2]
+    assert cli("repair", "m")[1].startswith("Restored the manifest of m:latest")
     manifest_path(store, "m").unlink()
     assert (
         cli(*everything, "--forget")[1].splitlines()[-1]

@@ -79,7 +79,7 @@ def _listed(names: Sequence[ModelName]) -> str:
 
 def _refusal(place: Path, message: str) -> StorageError:
     hint = (
-        f"Is the disk of {place} mounted? A manifest that was deleted comes back by blobstore repair NAME --from SOURCE. "
+        f"Is the disk of {place} mounted? A manifest that was deleted comes back by blobstore repair NAME. "
         "If these models are to go: prune --forget."
     )
     return StorageError(f"{place}: {message}", path=str(place), hint=hint)

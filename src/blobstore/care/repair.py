@@ -18,7 +18,7 @@ from blobstore.care.replan import Files, replan
 from blobstore.care.verify import Bar, manifest_bytes, read_manifest
 from blobstore.digest import Digest
 from blobstore.documents import FILE_MEDIA_TYPE, TENSOR_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.errors import BusyError, DocumentError, UnsupportedSourceError
+from blobstore.errors import BusyError, DocumentError, UnsupportedSourceError, UsageError
 from blobstore.importer import ImportPlan, threads
 from blobstore.importer.planning.outputs import PlannedBlob, PlannedCopy, PlannedFile
 from blobstore.importer.writing.copying import copy_file
@@ -52,7 +52,7 @@ class RepairResult:
 
 def repair_model(
     name: str | ModelName,
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | None = None,
     *,
     store: Store,
     importance: str | os.PathLike[str] | Mapping[str, Any] | None = None,
@@ -65,21 +65,26 @@ def repair_model(
 
     Every blob is hashed first. ``importance``, ``draft`` and ``modelfile``: the files that the import had beside it, needed
     when what is damaged depends on them. A manifest that is damaged comes back from the store's copy of it. The source is
-    not read when no blob is damaged. ``jobs``: threads (None: one a core). ``bar``: as in `verify`.
+    not read when no blob is damaged, and may be None then. ``jobs``: threads (None: one a core). ``bar``: as in `verify`.
 
-    Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when the options of the import can't
-    be found out; UnsupportedSourceError when no damaged blob could be made from the source; BusyError; StorageError.
+    Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs are damaged and ``source``
+    is None, or when the options of the import can't be found out; UnsupportedSourceError when no damaged blob could be made
+    from the source; BusyError; StorageError.
     """
     full = store.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
     workers = threads(jobs)
     before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)
-    with store.ingest(real_path(source)) as ingest:
+    with store.ingest("" if source is None else real_path(source)) as ingest:
         checks = _checked(store, full, manifest, workers, bar)
         damaged = {blob.digest: blob for blob in manifest.descriptors if blob.digest.hex in checks.damaged}
         blobs: list[FinishedBlob] = []
         remaining: dict[Digest, str] = {}
         if damaged:
+            if source is None:
+                message = f"{len(damaged):,} of the {len(checks.uses):,} blobs of {full} are damaged or missing"
+                hint = f"Make them again from the checkpoint: blobstore repair {full} --from SOURCE"
+                raise UsageError(message, model=str(full), hint=hint)
             plan = replan(store, manifest, source, Files(importance, draft, modelfile))
             blobs, remaining = _made_again(plan, damaged, ingest, workers, bar)
             if not blobs:

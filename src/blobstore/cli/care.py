@@ -110,8 +110,11 @@ def _verify_document(result: VerifyResult) -> dict[str, Any]:
 def repair(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
     source: Annotated[
-        str, typer.Option("--from", metavar="SOURCE", help="The checkpoint that the model was imported from.")
-    ],
+        str | None,
+        typer.Option(
+            "--from", metavar="SOURCE", help="The checkpoint that the model was imported from, if blobs are damaged."
+        ),
+    ] = None,
     importance: Annotated[
         str | None, typer.Option("--importance", metavar="FILE", help="The --importance of the import.")
     ] = None,
@@ -124,7 +127,7 @@ def repair(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Rebuild the damaged blobs of a model from its source. Exits with 3 if some could not be rebuilt."""
+    """Restore a model's manifest and damaged blobs. Exits with 3 if some could not be rebuilt."""
     from blobstore.care.repair import repair_model
 
     opened = store_at(store, wait)
@@ -266,7 +269,7 @@ def _show_undo(undone: UndoResult) -> None:
         emit(f"Left {len(undone.kept)} in the trash: the store has them again, or they are damaged")
     if undone.without_manifest:
         emit(f"Still without a manifest: {_models(undone.without_manifest)}")
-        emit("Mount the disk on which their manifests lie, or restore each: blobstore repair NAME --from SOURCE")
+        emit("Mount the disk on which their manifests lie, or restore each: blobstore repair NAME")
 
 
 def _undo_document(undone: UndoResult) -> dict[str, Any]:

@@ -114,9 +114,25 @@ def test_documents_are_made_again_the_options_too(store: Store, source: Path, op
 def test_a_sound_model_needs_no_source(store: Store, source: Path, snapshot: Callable[[Store], dict[str, str]]) -> None:
     blobstore.import_model(source, M, store=store)
     before = snapshot(store)
-    result = repair_model("m", "nowhere", store=store)
-    assert (result.repaired, result.remaining, result.checked) == ((), (), len(contents(store)))
+    for nothing in ("nowhere", None):
+        result = repair_model("m", nothing, store=store)
+        assert (result.repaired, result.remaining, result.checked) == ((), (), len(contents(store)))
     assert snapshot(store) == before
+
+
+def test_without_a_source_a_manifest_comes_back_and_a_blob_does_not(store: Store, source: Path) -> None:
+    blobstore.import_model(source, M, store=store)
+    path = manifest_path(store, "m")
+    manifest = path.read_bytes()
+    path.unlink()
+    assert repair_model("m", store=store).manifest_restored
+    assert path.read_bytes() == manifest
+    path.unlink()
+    next(store.blobs.path.iterdir()).unlink()
+    with pytest.raises(UsageError, match=r"1 of the [0-9]+ blobs of m:latest are damaged or missing") as caught:
+        repair_model("m", store=store)
+    assert caught.value.hint == "Make them again from the checkpoint: blobstore repair m:latest --from SOURCE"
+    assert not path.exists()
 
 
 def test_files_that_the_import_had_beside_the_source(store: Store, source: Path, tmp_path: Path) -> None:
