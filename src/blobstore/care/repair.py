@@ -67,9 +67,9 @@ def repair_model(
     when what is damaged depends on them. A manifest that is damaged comes back from the store's copy of it. The source is
     not read when no blob is damaged, and may be None then. ``jobs``: threads (None: one a core). ``bar``: as in `verify`.
 
-    Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs are damaged and ``source``
-    is None, or when the options of the import can't be found out; UnsupportedSourceError when no damaged blob could be made
-    from the source; BusyError; StorageError.
+    Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs are damaged and there is
+    no source, or when the options of the import can't be found out; UnsupportedSourceError when no damaged blob could be
+    made from the source; BusyError; StorageError.
     """
     full = store.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
     workers = threads(jobs)
