@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.newer import linked, list_of, manifest_of, reference
 from support.stores import layer_by_hand, manifest_path
@@ -75,6 +75,7 @@ def act(store: Store, command: str) -> None:
 
 
 @settings(max_examples=60)
+@example({}, [], [b"orphan"], ["prune"])
 @given(st.dictionaries(NAMES, BLOBS), st.lists(st.tuples(KINDS, BLOBS), max_size=3), BLOBS, COMMANDS)
 def test_nothing_that_is_needed_goes(
     models: dict[str, list[bytes]], newer: list[tuple[str, list[bytes]]], orphans: list[bytes], commands: list[str]
@@ -98,7 +99,8 @@ def test_nothing_that_is_needed_goes(
             there = {path.name for path in (store.root / "blobs").iterdir()}
             assert there >= for_ever
             assert there >= set().union(*needed_by(store).values())
-            if not is_known:
+            has_manifests = bool(newer or needed_by(store))
+            if not is_known or (command == "prune" and not has_manifests):
                 assert there == before
             elif command == "prune":
                 assert there == for_ever.union(*needed_by(store).values())
