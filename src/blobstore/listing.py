@@ -66,7 +66,7 @@ class _Work:
 
     def listed(self, name: ModelName) -> ListedModel:
         """Return a model in a line. Raises: as `Store.manifest` and `BlobFolder.open`."""
-        raw = self.store.manifests.read_bytes(name)
+        raw = self.store.manifests.text(name)
         digest = Digest(hashlib.sha256(raw).hexdigest())
         summary = self.known.get(digest.hex) or self.new.get(digest.hex)
         if summary is None:

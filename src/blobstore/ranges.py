@@ -151,6 +151,10 @@ class FileReader:
             self.readinto(start, piece)
             yield piece
 
+    def has_nul(self) -> bool:
+        """Return True when the file contains a NUL byte, reading up to the first: text has none, a hole nothing else."""
+        return any(b"\0" in bytes(piece) for piece in self.pieces(memoryview(bytearray(min(_PIECE, max(self.size, 1))))))
+
     def digest(self) -> Digest:
         """Return the digest of the file's bytes, read in pieces. Raises: as `readinto`."""
         hashed = hashlib.sha256()

@@ -121,7 +121,7 @@ def verify(
 def read_manifest(store: Store, name: ModelName) -> tuple[Manifest | None, str | None]:
     """Return a model's manifest, where it can be read, and what is wrong with it; neither when there is none."""
     try:
-        raw = store.manifests.read_bytes(name)
+        raw = store.manifests.text(name)
         manifest = Manifest.parse(raw, f"the manifest of {name}")
     except NotFoundError:
         return None, None

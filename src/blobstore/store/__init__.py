@@ -325,7 +325,7 @@ class Store:
     def _manifest_bytes(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
         for name in self.manifests.names():
             try:
-                yield name, self.manifests.read_bytes(name)
+                yield name, self.manifests.text(name)
             except NotFoundError:
                 continue  # it has been removed since the names were read
             except BlobStoreError as error:

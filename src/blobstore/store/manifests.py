@@ -11,7 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from blobstore.documents import MAX_MANIFEST, Manifest
-from blobstore.errors import AmbiguousNameError, BlobStoreError, LimitExceededError, NotFoundError, StorageError
+from blobstore.errors import (
+    AmbiguousNameError,
+    BlobStoreError,
+    DocumentError,
+    LimitExceededError,
+    NotFoundError,
+    StorageError,
+)
 from blobstore.names import ModelName
 from blobstore.ranges import FileReader
 from blobstore.store.files import (
@@ -27,6 +34,7 @@ from blobstore.store.files import (
 from blobstore.store.nearby import hint_for
 
 _DEPTH = 4  # host, namespace, model, tag
+_LARGE = 2**20
 
 
 class ManifestFolder:
@@ -112,18 +120,29 @@ class ManifestFolder:
 
         Raises: NotFoundError when there is none; DocumentError when it is no manifest; StorageError; each with ``model``.
         """
-        raw = self.read_bytes(name)
+        raw = self.text(name)
         try:
             return Manifest.parse(raw, f"the manifest of {name}")
         except BlobStoreError as error:
             error.model = str(name)
             raise
 
+    def text(self, name: ModelName) -> bytes:
+        """Return the bytes of a manifest that is to be parsed.
+
+        Raises: as `read_bytes`; DocumentError (rule M1) for a large one with a NUL byte, read only up to there: a few
+        bytes and a hole behind them may be 64 MiB.
+        """
+        return self._read(name, is_text=True)
+
     def read_bytes(self, name: ModelName) -> bytes:
         """Return the bytes of a manifest, whatever is in them.
 
         Raises: NotFoundError when there is none; LimitExceededError over 64 MiB; StorageError; each with ``model``.
         """
+        return self._read(name)
+
+    def _read(self, name: ModelName, *, is_text: bool = False) -> bytes:
         path = self._path(name)
         try:
             self._refuse_links(name)
@@ -131,6 +150,9 @@ class ManifestFolder:
                 if reader.size > MAX_MANIFEST:
                     message = f"limit exceeded: the manifest of {name} has {reader.size:,} bytes, at most {MAX_MANIFEST:,}"
                     raise LimitExceededError(message, path=str(path), hint=f"Remove it: blobstore rm {name}")
+                if is_text and reader.size > _LARGE and reader.has_nul():
+                    message = f"the manifest of {name} is not valid JSON: it contains a NUL byte (rule M1)"
+                    raise DocumentError(message, rule="M1", path=str(path))
                 return reader.read(0, reader.size)
         except NotFoundError:
             raise self._missing(name) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,11 @@ from support.stores import commit_model, manifest_path
 import blobstore
 from blobstore.care.prune import prune
 from blobstore.care.verify import verify
-from blobstore.errors import LimitExceededError, NotFoundError, StorageError
+from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError, NotFoundError, StorageError
 from blobstore.listing import list_models
 from blobstore.metadata.in_place import record_of
 from blobstore.names import ModelName
-from blobstore.ranges import real_path
+from blobstore.ranges import FileReader, real_path
 from blobstore.store import Store
 from blobstore.store import journal as journal_module
 from blobstore.store.files import make_folder, read_own
@@ -83,6 +84,32 @@ def test_a_manifest_that_is_too_large_is_named_and_can_be_removed(store: Store) 
     assert path.stat().st_size == TERABYTE
     store.remove(M)
     commit_model(store, "m", DATA)
+
+
+def test_of_a_manifest_with_a_hole_only_the_beginning_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_model(store, "m", DATA)
+    path = manifest_path(store, "m")
+    os.truncate(path, 2**26)
+    readinto, read = FileReader.readinto, FileReader.read
+    pieces = []
+
+    def count_into(reader: FileReader, offset: int, buffer: memoryview) -> None:
+        pieces.append(len(buffer))
+        readinto(reader, offset, buffer)
+
+    def count(reader: FileReader, offset: int, length: int) -> bytes:
+        pieces.append(length)
+        return read(reader, offset, length)
+
+    monkeypatch.setattr(FileReader, "readinto", count_into)
+    monkeypatch.setattr(FileReader, "read", count)
+    for command in (lambda: store.manifest(M), lambda: list_models(store), lambda: verify(store), lambda: prune(store)):
+        pieces.clear()
+        with suppress(BlobStoreError):
+            command()
+        assert sum(pieces) <= 3 * 2**20
+    with pytest.raises(DocumentError, match="the manifest of m:latest is not valid JSON: it contains a NUL byte"):
+        store.manifest(M)
 
 
 def test_a_journal_of_empty_lines_is_read_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
