@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-from mutants.mutant import Mutant, mutants
+from mutants.mutant import mutants
 
 
-@pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
-def test_a_mutant_can_be_made(mutant: Mutant) -> None:
-    assert mutant.fault() is None
+def test_they_can_be_made() -> None:
+    assert [(mutant.name, fault) for mutant in mutants() if (fault := mutant.fault())] == []
 
 
 def test_there_are_enough_of_them_in_each_language() -> None:
