@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -329,13 +328,10 @@ def test_the_store_of_the_environment(
 
 def test_run_continues_a_text(cli: Cli) -> None:
     cli.text("import", PYCODE, "m", "--quant", "int8")
-    arguments = ["run", "m", "def f(", "--max-tokens", "4", "--store", str(cli.store)]
-    code = "import sys; from blobstore.cli import run; sys.exit(run(sys.argv[1:]) or run([*sys.argv[1:], '--json']))"
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
-    text, _, rest = done.stdout.partition("\n{")
-    document = json.loads("{" + rest)
+    arguments = ["run", "m", "def f(", "--max-tokens", "4"]
+    text, document = cli.text(*arguments), cli.json(*arguments)
     assert list(document) == ["text", "tokens", "seconds"]
-    assert (text, document["tokens"]) == (f"def f({document['text']}", 4)
+    assert (text, document["tokens"]) == (f"def f({document['text']}\n", 4)
 
 
 def test_version_and_help(cli: Cli) -> None:
