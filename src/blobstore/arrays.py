@@ -55,7 +55,7 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
 
 def dtype_of(array: np.ndarray[Any, Any]) -> DType:
-    """Return the safetensors dtype of a numpy array. Raises: UnsupportedSourceError when there is none."""
+    """Return the safetensors dtype of a numpy array. Raises: UnsupportedSourceError when it has none."""
     try:
         return _DTYPE[array.dtype.newbyteorder("=")]
     except (KeyError, TypeError):  # the last for dtypes without a byte order: StringDType

@@ -144,7 +144,7 @@ class SourceConfig(Document):
     def parse(cls, raw: bytes, what: str = "config.json") -> SourceConfig:
         """Return the config in ``raw``.
 
-        Raises: DocumentError (rule Q1) when it is no strict JSON object, or its quantization settings do not exist.
+        Raises: DocumentError (rule Q1) when it is not a strict JSON object, or its quantization settings do not exist.
         """
         value = parse_config(raw, what)
         if "quantization" in value and value["quantization"] is None:

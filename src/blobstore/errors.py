@@ -67,11 +67,11 @@ def _rebuild(kind: type[BlobStoreError], message: str, fields: dict[str, Any]) -
 
 
 class UsageError(BlobStoreError):
-    """The caller asked for something that can't be: a name that is no name, an unknown type, a bad option."""
+    """The caller asked for something that can't be done: an invalid name, an unknown type, a bad option."""
 
 
 class InvalidNameError(UsageError):
-    """Text that is no model name, or a file name that must not become a path."""
+    """An invalid model name, or a file name that must not become a path."""
 
 
 class AmbiguousNameError(UsageError):
@@ -134,7 +134,7 @@ class StorageError(BlobStoreError):
 
 
 class BusyError(StorageError):
-    """Somebody else holds the lock."""
+    """Another process holds the lock."""
 
 
 class RemoteError(BlobStoreError):

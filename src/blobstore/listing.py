@@ -30,7 +30,7 @@ class BrokenModel:
 def list_models(store: Store) -> list[ListedModel | BrokenModel]:
     """Return every model of the store, sorted by name; one that can't be read is there with its error.
 
-    Whether all blobs of a model are there is looked at every time; their headers only when it was never listed before
+    Whether all blobs of a model are there is checked every time; their headers only when it was never listed before
     (store/summaries.py has why, and what is written). Raises: StorageError when the folders can't be listed.
     """
     work = _Work(store, store.summaries.read(), store.blobs.digests())

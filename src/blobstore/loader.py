@@ -276,7 +276,7 @@ def _whole(name: ModelName, store: Store) -> Model:
             except NotFoundError as error:
                 model, missing = None, error
         if missing is None or last or store.manifests.read_bytes(name) == manifest.raw:
-            break  # else it was replaced meanwhile, and an older model's blobs are nobody's business
+            break  # else it was replaced meanwhile, and an older model's blobs do not matter
     if model is None:
         raise missing or AssertionError("a model that is not there has an error")
     return model
@@ -299,7 +299,7 @@ def _parts(array: Any) -> Iterator[tuple[str, Any]]:
 def _split_companion(name: str, names: Container[str]) -> tuple[str, str]:
     """Return a name that Ollama's runner takes for a companion's as (what it belongs to, suffix), else (name, "").
 
-    Source: ollama/ollama@fb307609 x/mlxrunner, where tensors are loaded: it looks at names only. Gemma 4's ``router.scale``
+    Source: ollama/ollama@fb307609 x/mlxrunner, where tensors are loaded: it reads names only. Gemma 4's ``router.scale``
     becomes ``router_scale`` (fixtures/ollama-records, h_gemma4_moe8).
     """
     stem, dot, last = name.rpartition(".")

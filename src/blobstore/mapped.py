@@ -23,7 +23,7 @@ class MappedFile:
         self.size = reader.size
         try:
             self._data = mmap.mmap(reader.fileno(), reader.size, access=mmap.ACCESS_READ) if reader.size else None
-        except ValueError:  # it looks at the size of the open file once more
+        except ValueError:  # mmap checks the size of the open file once more
             raise self._short() from None
         except OSError as error:
             raise from_os_error(error, "map", self._name) from error

@@ -167,7 +167,7 @@ def _measure(
     errors = Errors()
     for start, chunk in _chunks(made_from, readers):
         if stop.is_set():
-            break  # another tensor failed, and nobody will see this one's figures
+            break  # another tensor failed, so this one's figures are not needed
         if kept:
             _check_same(tensor, start, chunk)
         else:
@@ -246,4 +246,4 @@ def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
 
 
 def _silent(nbytes: int, blob: str) -> None:
-    """Progress for nobody."""
+    """Progress that is not shown."""

@@ -122,7 +122,7 @@ class Quantization:
 
         The weight is U32 ``[..., cols * bits / 32]``; scale (and bias) are ``[..., cols / group_size]``, in the
         source's dtype for the affine types and U8 bit patterns for the others. ``global_scale`` is the shape of the one
-        number that a double-scaled tensor has: ``[1]`` or ``[]``; None is none.
+        number that a double-scaled tensor has: ``[1]`` or ``[]``; None if it has none.
         """
         *lead, cols = shape
         groups = (*lead, cols // self.group_size)

@@ -1,1 +1,1 @@
-"""Care of a store: what is damaged, what nobody needs, who needs what, and how two models differ. One noun a file."""
+"""Care of a store: damage, blobs that no model needs, disk usage, and how two models differ. One noun a file."""

@@ -141,7 +141,7 @@ class BlobChecker:
         total = hashlib.sha256()
         for piece in reader.pieces(self._buffer):
             if self._stop.is_set():
-                break  # another thread could not go on, or somebody pressed Ctrl-C
+                break  # another thread failed, or the user pressed Ctrl-C
             total.update(piece)
             self._progress(len(piece), name)
         return Digest(total.hexdigest())

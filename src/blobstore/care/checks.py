@@ -126,4 +126,4 @@ class BlobChecks:
 
 
 def silent(nbytes: int, blob: str) -> None:
-    """Progress for nobody."""
+    """Progress that is not shown."""

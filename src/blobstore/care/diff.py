@@ -62,7 +62,7 @@ class ChangedTensor:
 
 @dataclass(frozen=True, slots=True)
 class DocumentDiff:
-    """What is no tensor and differs, by its file name or kind, sorted."""
+    """Layers other than tensors that differ, by file name or kind, sorted."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -140,7 +140,7 @@ def _opened(name: str | ModelName, store: Store, stack: ExitStack) -> _Opened:
 
 
 def _documents(manifest: Manifest, store: Store) -> Iterator[tuple[str, Digest]]:
-    """Yield what is no tensor: by its name, else by its kind and how often that was there before."""
+    """Yield the layers other than tensors: by name, else by kind and its count so far."""
     kinds: Counter[str] = Counter()
     for layer in manifest.layers:
         if layer.media_type != TENSOR_MEDIA_TYPE:

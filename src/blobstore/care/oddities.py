@@ -1,4 +1,4 @@
-"""Oddities: what lies in a store and is none of its parts, and what anybody may change. Shown, never followed or touched."""
+"""Oddities: files in a store that are not part of it, and those that any user may change. They are only shown."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Usage: what the blobs of a store take, by model: what only one model needs, what several share, what nobody needs.
+"""Usage: what the blobs of a store take, by model: what only one model needs, what several share, what none needs.
 
-The files of blobs that models need are not looked at, only their names: 600,000 sizes take longer than all the rest.
+Files of blobs that models need are not read or stat-ed, only their names are: 600,000 sizes take longer than all the rest.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Usage:
 
 
 def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
-    """Return what the blobs of a store take; of ``models`` those called ``names``, all when there are none.
+    """Return what the blobs of a store take; of ``models`` those called ``names``, all without ``names``.
 
     A blob that is there counts as manifests say, as in `list_models`; one that none names counts as long as its file is.
     What was cut or grew is for `verify` to find. Raises: NotFoundError for a name that there is not; InvalidNameError;

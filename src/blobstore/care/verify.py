@@ -1,6 +1,6 @@
 """Verify: whether every blob, manifest and document of a store is what it has to be. Nothing is written.
 
-No lock is taken: it may take hours, and others go on meanwhile. So what is found is looked at again at the end, and
+No lock is taken: it may take hours, and others go on meanwhile. So what is found is checked again at the end, and
 forgotten when its model was removed or replaced, or its blob made again.
 """
 
@@ -63,7 +63,7 @@ class VerifyResult:
 
     @property
     def is_sound(self) -> bool:
-        """True when nothing is damaged; what is only odd is no damage."""
+        """True when nothing is damaged; oddities do not count."""
         return not (self.damaged or self.broken)
 
 
@@ -104,7 +104,7 @@ def verify(
     progress.
 
     Raises: NotFoundError for a store or a name that there is not; InvalidNameError; UsageError; StorageError when folders
-    can't be listed, or there are too many open files. Damage is no error here.
+    can't be listed, or there are too many open files. Damage is a result, not an error.
     """
     workers = threads(jobs)
     store.require()  # of a disk that is not mounted, or a misspelt path, nothing would be checked
@@ -119,7 +119,7 @@ def verify(
 
 
 def read_manifest(store: Store, name: ModelName) -> tuple[Manifest | None, str | None]:
-    """Return a model's manifest, where it can be read, and what is wrong with it; neither when there is none."""
+    """Return a model's manifest, where it can be read, and what is wrong with it; neither when it is missing."""
     try:
         raw = store.manifests.text(name)
         manifest = Manifest.parse(raw, f"the manifest of {name}")

@@ -80,7 +80,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a narrow encoding is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # a narrow encoding must not fail the command
     try:
         if kernel := os.environ.get("BLOBSTORE_KERNELS"):
             from blobstore import kernels

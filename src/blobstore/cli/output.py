@@ -56,11 +56,11 @@ def store_at(folder: str | None, wait_s: float | None = None, *, may_be_new: boo
 
 
 class ReaderGoneError(Exception):
-    """The reader of our output went away, as ``head`` does: nothing is wrong, and nobody is left to tell."""
+    """The reader of our output went away, as ``head`` does, which is not an error."""
 
 
 def emit(text: str = "", end: str = "\n") -> None:
-    """Print on stdout, at once. Raises: ReaderGoneError, and what is printed then is nobody's; StorageError otherwise."""
+    """Print on stdout, at once. Raises: ReaderGoneError, after which output is dropped; StorageError otherwise."""
     try:
         print(text, end=end, flush=True)
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""One progress bar on stderr: bytes, rate, time left. None when stderr is no terminal."""
+"""One progress bar on stderr: bytes, rate, time left. None unless stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar(total: int) -> Iterator[Progress | None]:
-    """Yield what an import reports to: a bar over ``total`` source bytes, or None when nobody would see it."""
+    """Yield what an import reports to: a bar over ``total`` source bytes, or None when it would not be seen."""
     if not sys.stderr.isatty():
         yield None
         return

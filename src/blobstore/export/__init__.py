@@ -88,4 +88,4 @@ def _no_bar(_: int) -> AbstractContextManager[Progress | None]:
 
 
 def _silent(nbytes: int, name: str) -> None:
-    """Progress for nobody."""
+    """Progress that is not shown."""

@@ -41,7 +41,7 @@ class Checkpoint:
 def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPlan:
     """Return the files of a checkpoint: shards, their index when there are several, documents.
 
-    Raises: DocumentError for a config.json that is none; UnsupportedSourceError for a document whose name is no file name,
+    Raises: DocumentError for an invalid config.json; UnsupportedSourceError for a document whose name is not a file name,
     for mlx-lm without config.json, and as `mlx_arrays`; UsageError when the source's files are asked for and not known.
     """
     if options.form is Form.MLX:

@@ -35,7 +35,7 @@ class Target:
     """The folder that an export shall become."""
 
     def __init__(self, path: str | os.PathLike[str], store: Store) -> None:
-        """Look at the folder. Raises: StorageError when it is no folder or not empty; UsageError when it is in the store."""
+        """Check the folder. Raises: StorageError unless it is an empty folder; UsageError when it is in the store."""
         try:
             with os_errors("access", os.fspath(path)):
                 self.path = Path(path).expanduser().resolve()
@@ -98,7 +98,7 @@ def _take(staging: Path) -> int:
     fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The one who held the lock may have renamed or removed the folder just now.
+        # The process that held the lock may have renamed or removed the folder just now.
         is_there = os.path.samestat(os.fstat(fd), staging.stat(follow_symlinks=False))
     except (BlockingIOError, FileNotFoundError):
         is_there = False

@@ -30,7 +30,7 @@ class ExportOptions:
 
     @classmethod
     def parse(cls, form: str, dequantize: str | DType | None, max_shard_size: int | str) -> ExportOptions:
-        """Return the options that these words are. Raises: UsageError for a word or a size that is none."""
+        """Return the options that these words are. Raises: UsageError for an unknown word or an invalid size."""
         try:
             chosen = Form(form)
         except ValueError:

@@ -67,7 +67,7 @@ def modelfile(
 
 
 def _commands(layer: Layer) -> tuple[str, str | None]:
-    """Return what a layer is, for a message, and the commands that give it back; None when there are none."""
+    """Return what a layer is, for a message, and the commands that give it back, or None."""
     what = NAMES.get(layer.media_type)
     if what is None:
         return f"a layer of type {quoted(layer.media_type)}", None
@@ -97,7 +97,7 @@ def _is_same_json(one: bytes, other: bytes) -> bool:
 
 
 def _value(text: str) -> str:
-    """Return the first way to write a value that is read back as it was. Raises: ValueError when there is none."""
+    """Return the first way to write a value that is read back as it was. Raises: ValueError when no way does."""
     is_line = text and "\n" not in text and "\r" not in text
     for quotes in ("", '"', '"""') if is_line else ('"""', '"'):
         written = f"{quotes}{text}{quotes}"

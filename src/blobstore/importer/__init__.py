@@ -155,7 +155,7 @@ def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor
 def default_name(plan: ImportPlan) -> ModelName:
     """Return the source's stem (NAME for ORG/NAME in the Hugging Face cache), with the type (or ``latest``) as tag.
 
-    Raises: InvalidNameError when the stem is no model name.
+    Raises: InvalidNameError when the stem is not a model name.
     """
     with os_errors("access", plan.inventory.path):  # the current folder may be gone
         path = Path(os.path.abspath(plan.inventory.path))  # noqa: PTH100  # resolve() would follow a link to another name
@@ -264,4 +264,4 @@ def _manifest(plan: ImportPlan, blobs: list[FinishedBlob], config: FinishedBlob)
 
 
 def _silent(nbytes: int, blob: str) -> None:
-    """Progress for nobody."""
+    """Progress that is not shown."""

@@ -1,4 +1,4 @@
-"""Recorded: the options of an import, read back from the ``blobstore.json`` that it left, or guessed where there is none.
+"""Recorded: the options of an import, read back from the ``blobstore.json`` that it left, or guessed without it.
 
 Rule B1: its ``options`` are options of an import. Pure; what else it holds is read in provenance.py.
 """
@@ -70,7 +70,7 @@ def possible_options(file_type: str | None) -> Iterator[ImportOptions]:
 
 
 def _options(given: dict[str, Any]) -> ImportOptions:
-    """Return the options of a document. Raises: KeyError, TypeError, ValueError, BlobStoreError for what are none."""
+    """Return the options of a document. Raises: KeyError, TypeError, ValueError, BlobStoreError for invalid ones."""
     kind = _optional(QuantType.parse, given["quant"])
     group_size = _integer(given["group_size"]) if kind is not None else None
     groups = {QuantType.parse(name): _integer(size) for name, size in given["groups"].items()}

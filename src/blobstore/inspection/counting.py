@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # pydantic is loaded when a config.json is read
     from blobstore.checkpoint import SourceConfig
 
 Config = Callable[[], "SourceConfig | None"]
-"""Reads config.json when it is first asked for; None when there is none."""
+"""Reads config.json when it is first asked for; None if the target has none."""
 
 _PLAIN = frozenset({DType.BF16, DType.F16, DType.F32, DType.F64, DType.BOOL, DType.C64})
 _INTEGERS = frozenset({DType.U8, DType.I8, DType.U16, DType.I16, DType.U32, DType.I32, DType.F8_E8M0})

@@ -16,7 +16,7 @@ from blobstore.safetensors import Header
 def inspection_document(inspection: Inspection) -> dict[str, Any]:
     """Return the JSON document of an inspection: ``header``, or ``index`` and ``headers`` by file name; counts; notes.
 
-    Where there is no index in the target, but several files, one is made of their tensors. A stored model's files are its
+    For several files without an index, one is made of their tensors. A stored model's files are its
     blobs, by their layers' names.
     """
     document: dict[str, Any] = {"sharded": inspection.sharded}

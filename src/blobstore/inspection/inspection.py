@@ -30,7 +30,7 @@ class Inspection:
     """What a target holds. Nothing of it is a weight's value: only headers were read.
 
     ``name`` is the path, address or model's name; ``files`` are in the order of their names, a stored model's blobs in that
-    of its manifest. ``index`` is the shard index's JSON object, None where there is none. ``tensors`` are the logical ones:
+    of its manifest. ``index`` is the shard index's JSON object, None without one. ``tensors`` are the logical ones:
     packed weights with the shape that they stand for. ``metadata`` are the files' ``__metadata__`` where they do not
     contradict each other, a stored model's those of the files that it was imported from. ``notes`` are sentences: what to
     know about it.
@@ -78,7 +78,7 @@ class Inspection:
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Stored bits a weight, scales and biases included; None where there is no weight."""
+        """Stored bits a weight, scales and biases included; None without weights."""
         parameters = self.parameters
         return 8 * self.nbytes / parameters if parameters else None
 

@@ -23,7 +23,7 @@ from blobstore.stored import StoredTensor, stored_tensors
 class ListedModel:
     """A stored model in a line.
 
-    ``size`` in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None when that is no date.
+    ``size`` in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None when that is out of range.
     """
 
     name: ModelName

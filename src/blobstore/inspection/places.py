@@ -77,8 +77,8 @@ def _read_file(reader: RangeReader, budget: Budget) -> tuple[str, int | None, He
 def read_folder(folder: Folder, notes: list[str]) -> Files:
     """Return the files of a folder that count; ``notes`` says which others there are.
 
-    Raises: NotFoundError when there are none, or one is missing; as `read_files`; CorruptDataError and DocumentError when
-    index and shards disagree.
+    Raises: NotFoundError when the folder has none, or one is missing; as `read_files`; CorruptDataError and DocumentError
+    when index and shards disagree.
     """
     names = folder.names()
     if names is None:
@@ -99,7 +99,7 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
 
 
 def _weights_among(names: Sequence[str]) -> WeightSet | None:
-    """Return the weight set, or None when there is none or more than one; a single index is one, whatever its name."""
+    """Return the weight set, or None when the names form none or several; a single index is a set, whatever its name."""
     sets = weight_sets(names)
     if len(sets) == 1 and sets[0].target is not None:
         return sets[0]
@@ -182,7 +182,7 @@ class ConfigFile:
         self._is_read = False
 
     def __call__(self) -> SourceConfig | None:
-        """Return the config; None when there is none, or none that can be used."""
+        """Return the config; None when it is missing or can't be used."""
         if not self._is_read:
             self._is_read = True
             try:

@@ -62,7 +62,7 @@ Target = LocalTarget | WebTarget | HubTarget | ModelTarget
 def parse_target(text: str, endpoint: str = HUB) -> Target:
     """Return what ``text`` names; ``endpoint`` is where the Hub's pages are.
 
-    Raises: UsageError for an address that is none, or of something else than a model; NotFoundError for a path that does
+    Raises: UsageError for an invalid address, or one of something else than a model; NotFoundError for a path that does
     not exist and can't be a model's name.
     """
     if text.startswith(HUB_SCHEME):

@@ -45,7 +45,7 @@ class _Node:
 def tree_of(tensors: Iterable[LogicalTensor], depth: int | None = None) -> Iterator[Branch]:
     """Yield the branches of a tree, each after its parent, in the order of the tensors; ``depth`` levels, all for None.
 
-    A module with one child only is no branch of its own: ``model.layers``.
+    A module with only one child is shown with it on one line: ``model.layers``.
     """
     root = _Node()
     for tensor in tensors:

@@ -50,7 +50,7 @@ class NativeKernel:
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
         """See `blobstore.kernels.choice.Kernel`."""
-        scale_type = dtype_of(parts.scale).value if parts.bias is not None else "F32"  # of the fp types nobody asks
+        scale_type = dtype_of(parts.scale).value if parts.bias is not None else "F32"  # not used by the fp types
         _native.dequantize(
             self.name,
             parts.quant_type.value,

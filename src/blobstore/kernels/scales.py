@@ -83,7 +83,7 @@ def checked_importance(importance: Any, cols: int | None, what: str = "importanc
 
     Where all columns count the same, each is 1, and a search finds what it finds without importance.
 
-    Raises: UsageError when it is no vector of ``cols`` (None: any number of) finite numbers >= 0.
+    Raises: UsageError when it is not a vector of ``cols`` (None: any number of) finite numbers >= 0.
     """
     values = array_of(importance, what)
     if values.ndim != 1 or not (values.dtype.kind in "fiu" or values.dtype == ml_dtypes.bfloat16):

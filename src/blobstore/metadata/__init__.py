@@ -165,4 +165,4 @@ def _no_room(file: Path, parts: HeaderText, value: bytes, length: int) -> UsageE
 
 
 def _silent(nbytes: int, name: str) -> None:
-    """Progress for nobody."""
+    """Progress that is not shown."""

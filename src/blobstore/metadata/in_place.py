@@ -4,7 +4,7 @@ Two cases. What differs lies in one sector of 512 bytes: a disk writes a sector 
 what lies in one page without a stop, so one write is enough (PostgreSQL trusts its pg_control to the same:
 src/include/catalog/pg_control.h, ``PG_CONTROL_MAX_SAFE_SIZE``). Otherwise what stands there and what will stand there are
 written to a *record* beside the file first, durably. A process that dies, or a machine that loses its power, in the middle
-of the overwriting leaves the record, and the next command that looks at the file's metadata puts the old text back.
+of the overwriting leaves the record, and the next command that reads the file's metadata puts the old text back.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _read_record(record: Path, file: os.stat_result) -> tuple[int, bytes, bytes]
 
 
 def _is_mixed(now: bytes, before: bytes, after: bytes, begin: int) -> bool:
-    """Return True when every sector is the old or the new one's: somebody else's later change is neither."""
+    """Return True when every sector is the old or the new one's: a later change by another program is neither."""
     cuts = [0, *range(-begin % _SECTOR or _SECTOR, len(now), _SECTOR), len(now)]
     return len(now) == len(before) and all(now[a:b] in (before[a:b], after[a:b]) for a, b in pairwise(cuts))
 

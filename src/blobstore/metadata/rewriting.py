@@ -20,7 +20,7 @@ def rewrite(source: FileReader, path: Path, text: bytes, data_start: int, told: 
     Mode, owner and extended attributes are the old file's, where the system lets us. Durable. Raises: StorageError,
     CorruptDataError when the old file changes meanwhile; it stays as it is then.
     """
-    # One name, which only the holder of the file's lock uses: what a killed edit left is in nobody's way.
+    # One name, which only the holder of the file's lock uses: the next edit removes what a killed one left.
     new = path.with_name(f".{path.name}.blobstore-new")
     try:
         with os_errors("create", new):

@@ -1,6 +1,6 @@
 """The text of a safetensors header, with other metadata and everything else byte for byte as it was. Pure.
 
-A header is not decoded and encoded again: that would lose the order of its tensors, fields that nobody here knows, and how
+A header is not decoded and encoded again: that would lose the order of its tensors, fields unknown here, and how
 numbers are written. The value of ``__metadata__`` is found in the text and replaced.
 
 Spare room is kept behind that value, not at the header's end: JSON allows spaces there as well, and so the next edit leaves
@@ -88,7 +88,7 @@ class HeaderText:
 def encode_metadata(metadata: Mapping[str, str]) -> bytes:
     """Return the value of ``__metadata__``: compact JSON in the order given.
 
-    Raises: UsageError for a key or value that is no text in UTF-8.
+    Raises: UsageError for a key or value that UTF-8 can't encode.
     """
     for key, value in metadata.items():
         if not all(isinstance(text, str) for text in (key, value)):
@@ -119,7 +119,7 @@ def _equal_bytes(one: memoryview, other: memoryview) -> int:
 
 
 def _find(text: str) -> tuple[int, int] | None:
-    """Return where the value of ``__metadata__`` begins and ends, or None when there is none."""
+    """Return where the value of ``__metadata__`` begins and ends, or None if the header has none."""
     decode = JSONDecoder().raw_decode
     at = _skip(text, 1)
     while text[at] != "}":

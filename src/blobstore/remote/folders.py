@@ -35,7 +35,7 @@ class RemoteFolder:
     """Files beside each other on a web server. Nothing lists them: names have to be known."""
 
     def __init__(self, remote: Remote, base_url: str) -> None:
-        """Raises: UsageError (rule R2) when ``base_url`` is no web address, or has a query."""
+        """Raises: UsageError (rule R2) when ``base_url`` is not a web address, or has a query."""
         address = WebAddress.parse(base_url)
         if "?" in address.target:
             raise UsageError(f"a folder's address has no query: {address}", rule="R2")
@@ -65,7 +65,7 @@ class RemoteFolder:
         return self._remote.read_document(self.url(name), limit, budget)
 
     def find(self, name: str, limit: int) -> bytes | None:
-        """Return all of a small file, None where there is none. Raises: as `Remote.read_document`."""
+        """Return all of a small file, None if it does not exist. Raises: as `Remote.read_document`."""
         try:
             return self.read(name, limit)
         except NotFoundError:
@@ -77,7 +77,7 @@ def hub_folder(remote: Remote, repository: str, revision: str = MAIN, endpoint: 
 
     A token of ``remote`` is for the endpoint, when this is the first address it is used with.
 
-    Raises: UsageError (rule R2) for what is no repository's name, no revision or no web address.
+    Raises: UsageError (rule R2) for an invalid repository name, revision or web address.
     """
     if _REPOSITORY.fullmatch(repository) is None or repository.endswith(".git"):
         what = f"not a repository's name: {quoted(repository)} (rule R2)"

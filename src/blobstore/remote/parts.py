@@ -26,7 +26,7 @@ _STRONG = re.compile(r'"[!#-~]*"', re.ASCII)
 def check_part(reply: Reply, begin: int, end: int) -> tuple[int, int | None]:
     """Return the end of the range in a 206 that answers ``[begin, end)``, and the file's size, None where it is not said.
 
-    Raises: RemoteError (rule R1) for a reply that is none.
+    Raises: RemoteError (rule R1) for any other reply.
     """
     text = reply.field("content-range")
     match = _CONTENT_RANGE.fullmatch(text or "")
@@ -63,7 +63,7 @@ class Version:
         return (("If-Range", self.etag),) if self.etag is not None and _STRONG.fullmatch(self.etag) else ()
 
     def check_same(self, other: Version, name: str) -> None:
-        """Raise CorruptDataError when a later reply is of another version; what only one of two says is no difference."""
+        """Raise CorruptDataError when a later reply is of another version; fields that only one has do not count."""
         pairs = ((self.size, other.size), (self.etag, other.etag), (self.modified, other.modified))
         if any(one is not None and two is not None and one != two for one, two in pairs):
             raise changed(name)

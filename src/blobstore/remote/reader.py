@@ -5,8 +5,8 @@ rest. What was brought is kept, so `blobstore.safetensors.read_header` makes no 
 128 KiB is taken for it, heads of replies, redirects and retries included, whatever the server answers.
 
 A server may answer a request for a range with the whole file (RFC 9110 section 14.2). Then the reply is read as far as
-the header goes and the connection is closed. The size that such a reply gives is a claim about bytes that nobody read, so it
-counts only when all of them came.
+the header goes and the connection is closed. The size that such a reply gives is a claim about bytes that were not read, so
+it counts only when all of them came.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class HttpReader:
     ) -> None:
         """Open the file at ``url``, and take its header.
 
-        Raises: UsageError when ``url`` is no web address; NotFoundError; RemoteError as `HttpClient.get` does, and for a
+        Raises: UsageError when ``url`` is not a web address; NotFoundError; RemoteError as `HttpClient.get` does, and for a
         reply that breaks rule R1; CorruptDataError when the file changes twice meanwhile, ShortReadError when its server
         does not say its size and it ends inside its header.
         """

@@ -37,7 +37,7 @@ class Remote:
         ca_file: str | None = None,
         is_public: Callable[[str], bool] = is_public,
     ) -> None:
-        """Raises: UsageError when ``token`` is none; StorageError or NotFoundError when ``ca_file`` can't be read."""
+        """Raises: UsageError when ``token`` is invalid; StorageError or NotFoundError when ``ca_file`` can't be read."""
         self.client = HttpClient(
             token=token, connections=connections, patience=patience, ca_file=ca_file, is_public=is_public
         )
@@ -65,7 +65,7 @@ class Remote:
         Raises: UsageError when one of ``urls`` is not a web address, before any request; as `HttpReader` and ``read``.
         """
         for url in urls:
-            self.client.start(url)  # all addresses are looked at before anything is asked, and the token is the first one's
+            self.client.start(url)  # checks it; the first one's origin gets the token
         allowances = [self.client.allowance(0, budget) for _ in urls]
         failures: list[BlobStoreError] = []
 

@@ -16,6 +16,6 @@ __all__ = ["ModelFacts", "Runs", "TensorFacts", "Verdict", "in_one_line", "verdi
 def verdicts(model: ModelFacts) -> tuple[Verdict, ...]:
     """Return what each runtime makes of a model.
 
-    Where mlx-lm is installed, a look at the network itself could take the place of the table's word for it.
+    Where mlx-lm is installed, checking the network itself could replace the table's verdict.
     """
     return (mlx_lm.verdict(model), ollama.verdict(model))

@@ -62,7 +62,7 @@ class ScannedEntries(Mapping[str, TensorEntry]):
         return name in self._entries
 
     def keys(self) -> KeysView[str]:
-        """Return the names: a dictionary's own view, whose set operations do not look at entries."""
+        """Return the names: a dictionary's own view, whose set operations do not make entries."""
         return self._entries.keys()
 
     def __repr__(self) -> str:

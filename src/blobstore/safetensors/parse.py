@@ -21,7 +21,7 @@ _RULE_OF_REASON = {Reason.UTF8: "F4", Reason.SYNTAX: "F7", Reason.DUPLICATE: "F8
 def parse_header(text: bytes, data_size: int | None) -> Header:
     """Return the validated header of ``text`` (the bytes after the length) for a data region of ``data_size`` bytes.
 
-    None is a size that nobody knows: the last tensor's end is then the end.
+    None means unknown: the last tensor's end is then the end.
 
     Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64 levels.
     """

@@ -35,7 +35,7 @@ def read_header(reader: RangeReader, budget: Budget | None = None) -> Header:
 def parse_header(text: bytes, data_size: int | None) -> Header:
     """Return the validated header of ``text`` (the bytes after the length) for a data region of ``data_size`` bytes.
 
-    None is a size that nobody knows: the last tensor's end is then the end. The entries are made when they are asked for.
+    None means unknown: the last tensor's end is then the end. The entries are made when they are asked for.
 
     Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64 levels.
     """

@@ -42,7 +42,7 @@ def check_size(name: str, entry: TensorEntry) -> None:
 def check_coverage(tensors: Mapping[str, TensorEntry], data_size: int | None) -> None:
     """Raise HeaderError (F16, F17) unless the tensors' ranges cover ``[0, data_size)`` without hole or overlap.
 
-    None is a size that nobody knows: the last tensor's end is then the end.
+    None means unknown: the last tensor's end is then the end.
     """
     expected = 0
     for begin, end, place in sorted([(entry.begin, entry.end, place) for place, entry in enumerate(tensors.values())]):

@@ -55,7 +55,7 @@ _BY_PATTERN = (
     ("a cache", _CACHES),
 )
 _STORE = {"blobs", "manifests"}
-"""What a store has in it: a checkpoint may be imported into a store in its own folder."""
+"""The folders of a store: a checkpoint may be imported into a store in its own folder."""
 _SHOWN = ".gitattributes"
 """The hidden file that is part of a repository's content."""
 

@@ -2,7 +2,7 @@
 
 An inspection counts weights before packing, those of formats too that are not imported. Which tensors belong together is in
 producers.py; here each row has a reader, which says the shape of the values and how they are kept, or why that can't be
-told. Nothing is guessed: where several answers fit, there is none.
+told. Nothing is guessed: several answers that fit are an error.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read_packing(
 ) -> PackedWeight:
     """Return what the weight ``name`` stands for, which is of that row. ``tensors``: all that may lie beside it.
 
-    Raises: UnclearPackingError when it can't be told; DocumentError when config.json has to be read and is none.
+    Raises: UnclearPackingError when it can't be told; DocumentError when config.json has to be read and is not valid.
     """
     return _READERS[row.name](_Found(row, name, tensors, config))
 

@@ -225,7 +225,7 @@ ASIDE = (
     ".pre_quant_scale",
     ".global_scale",
 )
-"""What may lie beside the weight of a quantized module, and is no weight: suffixes of the module."""
+"""Suffixes of a quantized module's tensors other than its weight."""
 
 
 def _by_dtype(rows: Iterable[Producer]) -> Mapping[DType, tuple[Producer, ...]]:

@@ -74,7 +74,7 @@ class SourceReaders:
     def global_scale(self, weight: SourceWeight) -> np.float32:
         """Return what a double-scaled weight's values are multiplied by.
 
-        Raises: UnsupportedSourceError when it is no finite number, or can't be inverted to one.
+        Raises: UnsupportedSourceError when it, or its inverse where that is needed, is not a finite number.
         """
         tensor = weight.parts[".global_scale"]
         stored = self._read(tensor, 0, np.empty(1, np.float32))[0]

@@ -162,7 +162,7 @@ def _check_shard(index: ShardIndex, place: str, file: str, tensors: Collection[s
 class WeightSet:
     """The files of a folder that are one set of weights by their names; ``name`` is ``model``, ``model.fp16``, ….
 
-    A set may have an index, a single file and shards at once: who reads it says which of them count.
+    A set may have an index, a single file and shards at once: the reader decides which of them count.
     """
 
     name: str

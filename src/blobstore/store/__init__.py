@@ -67,7 +67,7 @@ _log = logging.getLogger("blobstore.store")
 PRIVATE = ".blobstore"
 _FOLDERS = {"blobs", "manifests", "manifests-v2", PRIVATE}
 _NAMES_WAIT_S = 60
-"""Nobody holds the lock of names for longer than a sync of one folder takes; but a busy disk may take its time for that."""
+"""The lock of names is held no longer than a sync of one folder takes; but a busy disk may take its time for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ class Store:
     def alone(self, wait_s: float = 1) -> Iterator[None]:
         """Hold the store's lock alone: no import, copy or removal of ours is at work, and no model is being opened.
 
-        Raises: BusyError, which says who is, after ``wait_s`` seconds; StorageError.
+        Raises: BusyError, which names the holders, after ``wait_s`` seconds; StorageError.
         """
         with self._lock.exclusive(wait_s):
             yield
@@ -310,7 +310,7 @@ class Store:
         """Keep blobs from being removed while a model is opened; yield whether that is so.
 
         It is not where that would need writing: in a store into which nothing of ours has written yet, or that may not be
-        written to. Who finds a blob missing then looks again whether the manifest is still the one that named it.
+        written to. A reader that misses a blob then checks whether the manifest is still the one that named it.
         """
         with self._lock.reading() as is_held:
             yield is_held

@@ -117,7 +117,7 @@ class BlobFolder:
     def reader(self, digest: Digest) -> FileReader:
         """Return a reader over the file that is named for the digest, of whatever size.
 
-        Raises: NotFoundError when it is missing, StorageError when it is no regular file or can't be opened, with ``blob``.
+        Raises: NotFoundError when it is missing, StorageError unless it is a regular file that can be opened; with ``blob``.
         """
         try:
             return self._open_file(digest)

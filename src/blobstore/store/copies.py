@@ -129,7 +129,7 @@ class ManifestCopies:
     def _is_ours(self, name: ModelName) -> bool:
         try:
             return self._link(name) is None
-        except StorageError:  # another user's, who lets nobody look
+        except StorageError:  # another user's, without rights for others
             return False
 
     def _paths(self, name: ModelName) -> list[Path]:

@@ -78,7 +78,7 @@ def is_remote(folder: Path) -> bool:
 
 
 def _file_system(fd: int) -> int | None:
-    """Return the number of the kind of file system that ``fd`` is on; None where nobody tells. Raises: OSError."""
+    """Return the number of the kind of file system that ``fd`` is on; None if unknown. Raises: OSError."""
     if _libc is None:
         return None
     status = ctypes.create_string_buffer(_STATFS_BYTES)
@@ -214,7 +214,7 @@ def create_file(path: Path, size: int = 0) -> int:
 
 
 def open_direct(path: Path) -> int:
-    """Open a file a second time, for writing around the page cache; return -1 where there is no such thing."""
+    """Open a file a second time, for writing around the page cache; return -1 where that is not supported."""
     if sys.platform != "linux":
         return -1
     try:

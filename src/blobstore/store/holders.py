@@ -1,7 +1,7 @@
 """Holders: which processes hold a file's flock, as the kernel says at the moment of asking.
 
 Nothing is written down by holders, so nothing can be stale. Linux lists every flock in /proc/locks, and again in the
-fdinfo of the descriptor that has it; elsewhere, and for a holder on another machine, nobody is found.
+fdinfo of the descriptor that has it; elsewhere, and a holder on another machine is not found.
 Source: proc_locks(5), proc_pid_fdinfo(5) ("lock:").
 """
 
@@ -55,7 +55,7 @@ def _locks(path: Path) -> list[tuple[int, int]]:
 
 
 def _holds(pid: int, inode: int) -> bool:
-    """Return True when a descriptor of the process has the lock now, or when that may not be looked at.
+    """Return True when a descriptor of the process has the lock now, or when that can't be read.
 
     A lock outlives the process that took it in a child that was forked meanwhile, and then its number may be another's.
     """

@@ -53,7 +53,7 @@ class Entry:
 
     @classmethod
     def parse(cls, line: bytes) -> Entry | None:
-        """Return the entry in a line, or None when there is none."""
+        """Return the entry in a line, or None if the line is not one."""
         if _LINE.fullmatch(line) is None:
             return None
         key, digest, size, inode, mtime_ns, state = line.decode().split(" ")

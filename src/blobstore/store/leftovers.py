@@ -55,13 +55,13 @@ def make_owned_folder(parent: Path) -> tuple[Path, int]:
 def _make_owned(parent: Path) -> tuple[Path, int]:
     make_folder(parent)
     suffix = secrets.token_hex(8)
-    # Under this name nobody takes it for a leftover before it is locked.
+    # Under this name no process takes it for a leftover before it is locked.
     unowned = parent / f"{_UNOWNED}{suffix}"
     unowned.mkdir(mode=FOLDER_MODE)
     fd = -1
     try:
         fd = os.open(unowned, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(fd, fcntl.LOCK_EX)  # not at once: another import that cleans up may look at it just now
+        fcntl.flock(fd, fcntl.LOCK_EX)  # not at once: another import that cleans up may hold it just now
         return unowned.rename(parent / f"{os.getpid()}-{suffix}"), fd
     except BaseException:
         if fd >= 0:
@@ -72,7 +72,7 @@ def _make_owned(parent: Path) -> tuple[Path, int]:
 
 
 class Leftovers:
-    """What lies under ``parent`` and is nobody's."""
+    """The folders under ``parent`` that no process owns."""
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent

@@ -1,7 +1,7 @@
 """The store's locks, which the kernel frees when their holder dies, so there is nothing stale to clean up (``flock``).
 
-``.blobstore/lock``: many writers share it, a clean-up holds it alone, and who opens a model shares it where it can.
-``.blobstore/names``: held alone for the moment in which a manifest is looked at and then linked or removed; whoever takes it
+``.blobstore/lock``: many writers share it, a clean-up holds it alone, and opening a model shares it where it can.
+``.blobstore/names``: held alone for the moment in which a manifest is checked and then linked or removed; whoever takes it
 shares the other one. Ollama takes neither.
 """
 
@@ -26,7 +26,7 @@ _NAMED = 3
 class StoreLock:
     """A lock file; made when it is first taken.
 
-    ``wait_s`` is how long all who write wait, None what each says; who says 0 never waits.
+    ``wait_s`` overrides every writer's timeout; None keeps each call's default, 0 never waits.
     """
 
     def __init__(self, path: Path, wait_s: float | None = None) -> None:
@@ -53,8 +53,8 @@ class StoreLock:
     def reading(self, wait_s: float = 2) -> Iterator[bool]:
         """Hold the lock beside other sharers where that needs no writing; yield whether it is held.
 
-        It is not while there is no lock file (nobody of ours has ever written here), where it may not be opened, and when
-        somebody holds it alone for ``wait_s``.
+        It is not when the lock file is missing (blobstore has never written here), can't be opened, or is held alone by
+        another process for ``wait_s``.
         """
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -64,7 +64,7 @@ class StoreLock:
         try:
             try:
                 is_held = _take(fd, fcntl.LOCK_SH, wait_s)
-            except OSError:  # a file system without locks: nobody can be kept away by one
+            except OSError:  # a file system without locks
                 is_held = False
             yield is_held
         finally:

@@ -44,11 +44,11 @@ class ManifestFolder:
         self.path = path
 
     def names(self) -> list[ModelName]:
-        """Return the names of all models, sorted. Links, and files at another depth or with other names, are no models."""
+        """Return the names of all models, sorted. Links, and files at another depth or with other names, are not models."""
         return sorted(name for path, is_link in self._entries() if not is_link and (name := self._name(path)) is not None)
 
     def strays(self) -> list[Path]:
-        """Return what lies where manifests lie and may be one, but is no model here: odd names, and links anywhere."""
+        """Return what may be a manifest but is not a model here: files with odd names, and links anywhere."""
         return [path for path, is_link in self._entries() if is_link or self._name(path) is None]
 
     def everything(self) -> Iterator[Path]:
@@ -161,7 +161,7 @@ class ManifestFolder:
             raise
 
     def modified(self, name: ModelName) -> datetime | None:
-        """Return when the manifest was written, UTC; None when that is no date. Raises: NotFoundError, StorageError."""
+        """Return when the manifest was written, UTC; None when that is out of range. Raises: NotFoundError, StorageError."""
         path = self._path(name)
         with os_errors("access", path):
             seconds = path.stat(follow_symlinks=False).st_mtime
@@ -211,12 +211,12 @@ class ManifestFolder:
             return _mode(self._path(name)) != 0
 
     def require(self, name: ModelName) -> None:
-        """Raise NotFoundError when there is no manifest of that name; it is not read."""
+        """Raise NotFoundError when the manifest does not exist; it is not read."""
         if not self.has(name):
             raise self._missing(name)
 
     def remove(self, name: ModelName) -> None:
-        """Remove a manifest, durably. Raises: NotFoundError when there is none."""
+        """Remove a manifest, durably. Raises: NotFoundError when it does not exist."""
         path = self._path(name)
         self._refuse_links(name)
         with os_errors("remove the manifest", path):

@@ -61,7 +61,7 @@ def missing_blob(raw: bytes, there: AbstractSet[str], *, is_plain: bool) -> str 
 
 
 def _plain_needs(raw: bytes) -> Needs | None:
-    """Return what a plain manifest needs; None when it is none."""
+    """Return what a plain manifest needs; None if it is not plain."""
     line = raw.removesuffix(b"\n")
     if len(raw) > MAX_MANIFEST or line.translate(None, _PLAIN):
         return None
@@ -81,7 +81,7 @@ def _plain_needs(raw: bytes) -> Needs | None:
 class References:
     """What the manifests of a store name: by model, and those that could not be read.
 
-    ``strays``: what may be a manifest and is no model here. ``parsed``: the needs by the sha256 of a manifest's bytes.
+    ``strays``: what may be a manifest but is not a model here. ``parsed``: the needs by the sha256 of a manifest's bytes.
     ``newer``: what the manifests of newer Ollamas need (newer.py), and ``unread`` those that could not be read, by path.
     """
 

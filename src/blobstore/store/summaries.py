@@ -4,7 +4,7 @@ A manifest names its blobs by their digests, so what follows from them never cha
 whatever becomes of the model's name. ``.blobstore/cache/summaries`` is the only thing that reading a store writes: to read
 the headers of 600,000 blobs takes a minute, and this file a fraction of a second. It is written only where the store belongs
 to the user who reads it: a ``sudo blobstore list`` must not leave folders that the owner can't write to. A line with a wrong
-checksum, torn or foreign, is passed over; a file that can't be written is none.
+checksum, torn or foreign, is ignored; so are failures to write the file.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SummaryCache:
     def _is_ours(self) -> bool:
         try:
             if any(folder.is_symlink() for folder in (self._path.parent, self._path.parent.parent)):
-                return False  # it would be written where somebody else wants it
+                return False  # it would be written where another program put something
             return self._owner.stat().st_uid == os.geteuid()
         except OSError:
             return False

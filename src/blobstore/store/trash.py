@@ -141,7 +141,7 @@ def _blobs_in(folder: Path) -> Iterator[TrashedBlob]:
 
 
 def _size(path: Path) -> int | None:
-    """Return the size of a regular file, None when there is none. Raises: OSError."""
+    """Return the size of a regular file, None for anything else. Raises: OSError."""
     try:
         status = path.lstat()
     except FileNotFoundError:

@@ -7,8 +7,8 @@ Addresses are judged after the name was resolved, and the judged address is the 
 
 *As whom.* A token is for one origin (scheme, host, port; RFC 9110 section 4.3.1), and stays behind when a redirect leads to
 another, for good. It is sent in the clear only in a private network. There are no cookies, and what a 401 says of realms
-is not read. TLS certificates and names are always checked. The environment is not looked at: no netrc, and no proxies,
-because behind a proxy nobody here knows which address is connected to.
+is not read. TLS certificates and names are always checked. The environment is not read: no netrc, and no proxies,
+because behind a proxy the address that is connected to is unknown.
 
 *How much.* Replies are asked for as they are (``Accept-Encoding: identity``) and refused when coded. What an errand
 takes is counted at the socket (`allowance`): after the last allowed byte nothing more is read, whatever a server says.

@@ -78,7 +78,7 @@ class WebAddress:
     def join(self, reference: str) -> WebAddress:
         """Return the address that ``reference``, a server's ``Location``, means seen from here (RFC 3986 section 5).
 
-        Raises: RemoteError (rule R2) when it is no reference, or leads to what is no web address.
+        Raises: RemoteError (rule R2) when it is not a reference, or does not lead to a web address.
         """
         import httpx2
 

@@ -79,7 +79,7 @@ class HttpClient:
     def start(self, url: str) -> Place:
         """Return where requests for ``url`` begin. The token is for the origin of the first address that is given here.
 
-        Raises: UsageError (rule R2) when ``url`` is no web address.
+        Raises: UsageError (rule R2) when ``url`` is not a web address.
         """
         address = WebAddress.parse(url)
         with self._lock:

@@ -135,7 +135,7 @@ class _Connection:
         if errand.allowance.left <= 0:
             what = f"{errand.address} sends more than was asked for ({errand.allowance.taken:,} bytes with its reply's head)"
             raise RemoteError(what, rule="R1", path=str(errand.address))
-        # What comes along with a head may be a body that nobody wants.
+        # What comes along with a head may be a body that is not read.
         longest = _HEAD_READ if self._framing is None or self._framing.in_head else max_bytes
         data = self._stream.read(min(longest, errand.allowance.left), self._door.seconds(timeout))
         if self._framing is None:

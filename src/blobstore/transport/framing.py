@@ -1,4 +1,4 @@
-"""Where a reply ends, and how long its chunks are, as its bytes come: what h11 reads too widely, or tells nobody.
+"""Where a reply ends, and how long its chunks are, as its bytes come: what h11 reads too widely, or does not report.
 
 h11 takes 20 hexadecimal digits for a chunk's length, and Python has integers for that. A length of 2⁶³ and more is no
 length of anything, and elsewhere it wraps around (RFC 9112 section 7.1: a recipient has to anticipate large ones and
@@ -71,7 +71,7 @@ class Framing:
 
     def _read_length(self, line: bytes) -> bool:
         digits = _LENGTH.match(line)
-        length = int(digits[0], 16) if digits else 0  # what is no length is h11's to refuse
+        length = int(digits[0], 16) if digits else 0  # h11 refuses an invalid length
         self._skip = length
         if length == 0:
             self._state = _BODY

@@ -41,7 +41,7 @@ _HINTS = {
 
 
 class Reply:
-    """One reply. Its body is read once, by the thread that made the request, and only as far as somebody asks."""
+    """One reply. Its body is read once, by the thread that made the request, and only as far as it is asked for."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Reply:
         """Close, reading a small body first: so a redirect or a "not found" does not cost a connection."""
         length = self.length
         if length is not None and length <= _SMALL_BODY:
-            with suppress(RemoteError):  # nobody wants these bytes
+            with suppress(RemoteError):  # these bytes are not needed
                 for _ in self.chunks():
                     pass
         self.close()

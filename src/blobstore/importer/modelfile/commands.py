@@ -5,8 +5,8 @@ to the first line that ends with as many, which may be its own; nothing in it is
 command could begin, and nowhere else. PARAMETER and MESSAGE have one more word before the value. A line ends with LF, CR
 or both. Source: ollama/ollama@00dc3af8 parser/parser.go `ParseFile`, read as a grammar.
 
-What differs, on purpose: bytes that are no text in the file's encoding are refused (Ollama puts U+FFFD into the prompt), and
-so is an invisible character before a command; several spaces may stand before the second word (Ollama takes it for empty).
+What differs, on purpose: bytes that are not text in the file's encoding are refused (Ollama puts U+FFFD into the prompt), as
+is an invisible character before a command; several spaces may stand before the second word (Ollama takes it for empty).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Script:
 def read_script(raw: bytes, what: str) -> Script:
     """Return the commands in ``raw``: UTF-8, or UTF-16 with a byte order mark.
 
-    Raises: LimitExceededError over 4 MiB; DocumentError (rule T1) with the line for a word that is no command, a command
-    without a value, quotes that are never closed, and for bytes that are no text.
+    Raises: LimitExceededError over 4 MiB; DocumentError (rule T1) with the line for an unknown command, a command
+    without a value, quotes that are never closed, and for bytes that are not text.
     """
     if len(raw) > MAX_MODELFILE:
         raise LimitExceededError(f"limit exceeded: {what} has {len(raw):,} bytes, at most {MAX_MODELFILE:,}", rule=RULE)

@@ -66,7 +66,7 @@ class Modelfile:
         (Ollama's import of safetensors keeps the last licence and no message).
 
         Raises: as `read_script`; DocumentError (rule T1) with the line and the command for a missing or second FROM, a
-        second DRAFT, an unknown parameter or role, a value of the wrong type, a version that is none;
+        second DRAFT, an unknown parameter or role, a value of the wrong type, an invalid version;
         UnsupportedSourceError for ADAPTER; LimitExceededError over 1000 licences.
         """
         script = read_script(raw, what)
@@ -104,7 +104,7 @@ class Modelfile:
         """Return the Modelfile with what options say in place of what it says; licences are added, after its own.
 
         A parameter of an option replaces the Modelfile's, all its stop texts too. "" removes a text.
-        Raises: UsageError for a text that UTF-8 can't hold and a version that is none; LimitExceededError over 4 MiB.
+        Raises: UsageError for a text that UTF-8 can't hold and an invalid version; LimitExceededError over 4 MiB.
         """
         named = {"template": template, "system": system, "parser": parser, "renderer": renderer}
         for name, text in (*named.items(), *(("license", text) for text in licenses)):

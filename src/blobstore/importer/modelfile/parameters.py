@@ -81,8 +81,8 @@ def parse_parameter(key: str, text: str) -> ParameterValue:
     """Return the value of a parameter: a number rounded to a 32-bit float, a text as a tuple of one.
 
     Source: ollama/ollama@b8761ab0 api/types.go `FormatParams`.
-    Raises: UsageError for an unknown key (keys are in lower case), a text that is no value of its type, and one that UTF-8
-    can't hold.
+    Raises: UsageError for an unknown key (keys are in lower case), a text that is not a value of its type, and one that
+    UTF-8 can't hold.
     """
     kind = PARAMETERS.get(key)
     if kind is None:
@@ -146,7 +146,7 @@ def _integer(text: str) -> int | None:
 
 
 def _number(text: str) -> float | None:
-    """Return the 32-bit float nearest to the decimal ``text`` (ties to even), or None when there is none.
+    """Return the 32-bit float nearest to the decimal ``text`` (ties to even), or None if it is out of range.
 
     Rounding to 64 bits first and then to 32 rounds twice, and differs from Go in one of some 2^29 texts. It does not
     when the first rounding goes to the odd neighbour.

@@ -48,7 +48,7 @@ _TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
 
 
 def family_of(config: SourceConfig | None, parser: str | None) -> Family | None:
-    """Return the family whose parser the user names, else the architecture's; None when there is none."""
+    """Return the family whose parser the user names, else the architecture's, or None."""
     if parser:
         return next((family for family in _FAMILIES if family.parser == parser), None)
     for name in (*(config.architectures or ()), config.model_type or "") if config is not None else ():

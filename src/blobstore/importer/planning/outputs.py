@@ -147,7 +147,7 @@ class PlannedBlob:
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A layer that is no tensor: its name in the manifest, if it has one, its bytes, its media type."""
+    """A layer other than a tensor: its name in the manifest, if it has one, its bytes, its media type."""
 
     name: str | None
     data: bytes

@@ -55,7 +55,7 @@ class Gemma4:
 
     @classmethod
     def of(cls, config: SourceConfig) -> Gemma4:
-        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for a number of layers that is none."""
+        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for an invalid number of layers."""
         sections = _text_sections(config)
         return cls(_count(sections, "num_hidden_layers"), _count(sections, "num_experts"))
 
@@ -84,7 +84,7 @@ class Cohere2Moe:
 
     @classmethod
     def of(cls, config: SourceConfig) -> Cohere2Moe:
-        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for a number of layers that is none."""
+        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for an invalid number of layers."""
         return cls(_count([_top(config)], "num_hidden_layers"))
 
     def types(self, name: str, asked: QuantType) -> Types | None:
@@ -114,7 +114,7 @@ class NemotronH:
 
     @classmethod
     def of(cls, config: SourceConfig) -> NemotronH:
-        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for a number of layers that is none."""
+        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for an invalid number of layers."""
         return cls(_count([_top(config), _section(config.llm_config)], "num_hidden_layers"))
 
     def types(self, name: str, asked: QuantType) -> Types | None:
@@ -144,7 +144,7 @@ class Glimmer:
 
     @classmethod
     def of(cls, config: SourceConfig) -> Glimmer:
-        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for a number of layers that is none."""
+        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for an invalid number of layers."""
         return cls(_count(_text_sections(config), "num_hidden_layers"))
 
     def types(self, name: str, asked: QuantType) -> Types | None:
@@ -180,7 +180,7 @@ class Laguna:
 
     @classmethod
     def of(cls, config: SourceConfig) -> Laguna:
-        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for numbers or kinds of layers that are none."""
+        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for invalid numbers or kinds of layers."""
         kinds = _list(config.mlp_layer_types, str, "mlp_layer_types")
         dense = {layer for layer, kind in enumerate(kinds) if kind == "dense"}
         dense |= set(_list(config.mlp_only_layers, int, "mlp_only_layers"))
@@ -250,7 +250,7 @@ _RULES: dict[str, Callable[[SourceConfig], Rule]] = {
 def policy_for(config: SourceConfig | None, asked: QuantType, options: ImportOptions) -> Policy:
     """Return the policy for a checkpoint, by its config.json; without one, the general policy.
 
-    Raises: DocumentError (rule Q1) when the number of layers or experts, which the architecture's rule needs, is none.
+    Raises: DocumentError (rule Q1) when the number of layers or experts, which the architecture's rule needs, is invalid.
     """
     roles = roles_for(config, options.profile)
     policy: Policy = GeneralPolicy(asked, options, roles)

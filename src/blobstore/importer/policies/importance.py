@@ -33,7 +33,7 @@ class Importance:
     def parse(cls, given: str | os.PathLike[str] | Mapping[str, Any]) -> Importance:
         """Return the importance that a .safetensors file of F32 vectors, or a mapping of arrays, holds.
 
-        Raises: UsageError when a value is no vector of finite numbers >= 0, or a name no text; for a file also
+        Raises: UsageError when a value is not a vector of finite numbers >= 0, or a name not text; for a file also
         NotFoundError, HeaderError, LimitExceededError (a file of more than 256 MiB), StorageError.
         """
         if not isinstance(given, Mapping | str | os.PathLike):

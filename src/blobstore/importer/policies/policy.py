@@ -46,7 +46,7 @@ class GeneralPolicy:
         self._roles = roles or NamedRoles()
 
     def wants(self, name: str, shape: tuple[int, ...]) -> bool:
-        """See `Policy`: a weight matrix that is no embedding, norm, gate or part of another modality's tower."""
+        """See `Policy`: a weight matrix other than an embedding, norm, gate or part of another modality's tower."""
         return self._roles.kept_as(name, shape) is None and is_matrix(name, shape, self._roles)
 
     def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:

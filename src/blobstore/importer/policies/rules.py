@@ -2,7 +2,7 @@
 
 ``GLOB=TYPE`` or ``GLOB=TYPE/GROUP``: the last rule whose pattern is like an output tensor's name decides its type, whatever
 the policy says; ``none`` keeps the source's dtype. A rule says nothing about tensors that can't be quantized at all: those
-of less than two dimensions, those that hold no floats, those whose rows are no whole number of groups.
+of less than two dimensions, those without floats, those whose rows are not a whole number of groups.
 
 A model may have a hundred thousand tensors, and a rule for each: whole names, and patterns that are the beginning of names
 (``PREFIX.*``), are looked up and not tried one by one.

@@ -2,7 +2,7 @@
 
 It is the multiple-choice knapsack problem. Three steps, of which each starts from the result of the one before:
 
-1. Greedy. Of each item only the choices on the lower convex hull of (bytes, error) are looked at. All items start with
+1. Greedy. Of each item only the choices on the lower convex hull of (bytes, error) are considered. All items start with
    their smallest choice; then the steps along the hulls are taken in the order of what error they save a byte, and a step
    that does not fit ends that item's. Were steps divisible this would be the optimum (Sinha and Zoltners 1979), so the error
    is above the optimum's by less than the first step that does not fit saves.

@@ -1,8 +1,8 @@
 """Candidates: the tensors of a model that types are chosen for, and the types. Pure; no weight is read.
 
 A candidate is one tensor, or all weights of a packed group of experts, which get one type together. It is what a policy
-quantizes, but for its name tests' one exception: token embeddings, which are a large part of a small model. What a user's
-rule decides is none.
+quantizes, but for its name tests' one exception: token embeddings, which are a large part of a small model. Tensors matched
+by a user's rule are excluded.
 """
 
 from __future__ import annotations

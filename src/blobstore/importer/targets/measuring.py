@@ -160,7 +160,7 @@ def _quantized(values: Array, quantization: Quantization, choice: ScaleChoice, f
 
 
 def _weighed(values: Array, choice: ScaleChoice) -> float:
-    """Return the sum of the squares, each column's times its importance; infinity or NaN where one is no number."""
+    """Return the sum of the squares, each column's times its importance; infinity or NaN if one is not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.square(values)
         if choice.importance is not None:
