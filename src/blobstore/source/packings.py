@@ -154,7 +154,7 @@ def _formats(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _gpt_oss(found: _Found) -> PackedWeight:
     if not found.shape or found.scale.shape != found.shape[:-1] or found.shape[-1] != _TILE or len(found.shape) < 2:  # noqa: PLR2004
-        raise UnclearPackingError("the blocks and scales are none that gpt-oss has")
+        raise UnclearPackingError("unknown layout: gpt-oss has other shapes of blocks and scales")
     *lead, groups, _ = found.shape
     return found.packed((*lead, groups * 32), Packing("mxfp4", 4, 32))
 
@@ -193,7 +193,7 @@ def _packed_words(found: _Found) -> PackedWeight:
     The last word of a row may be filled up. Where the scales do not say how long rows are, it is counted as if it were not.
     """
     if len(found.shape) < 2:  # noqa: PLR2004
-        raise UnclearPackingError("compressed-tensors' packed weights are no matrices")
+        raise UnclearPackingError("compressed-tensors' packed weights are not matrices")
     *lead, rows, words = found.shape
     groups = found.scale.shape[-1] if len(found.scale.shape) > 1 else 1
     zero_points = found.beside(".weight_zero_point")
@@ -255,7 +255,7 @@ def _qweight(found: _Found) -> PackedWeight:
     """Return a weight of AWQ or GPTQ: both store it transposed, AWQ with its outputs packed, GPTQ with its inputs."""
     shape, scales = found.shape, found.scale.shape
     if len(shape) < 2 or len(scales) != len(shape) or shape[:-2] != scales[:-2] or not math.prod(scales):  # noqa: PLR2004
-        raise UnclearPackingError("the scales of qweight are none that AWQ and GPTQ have")
+        raise UnclearPackingError("unknown layout: AWQ and GPTQ have other scales beside qweight")
     *lead, rows, cols = shape
     groups, out = scales[-2:]
     bits, inputs, form = _awq_or_gptq(found, rows, cols, out)
@@ -276,7 +276,7 @@ def _awq_or_gptq(found: _Found, rows: int, cols: int, out: int) -> tuple[int, in
         possible = {bits for bits in possible if rows * _WORD_BITS == order.shape[-1] * bits}
     if cols == out and len(possible) == 1 and not rows * _WORD_BITS % (bits := possible.pop()):
         return bits, rows * _WORD_BITS // bits, "GPTQ"
-    raise UnclearPackingError("the shapes of qweight are none that AWQ and GPTQ have")
+    raise UnclearPackingError("unknown layout: AWQ and GPTQ have other shapes of qweight")
 
 
 def _bitsandbytes(found: _Found) -> PackedWeight:
@@ -296,14 +296,14 @@ def _exl2(found: _Found) -> PackedWeight:
     """Return a weight of several widths; its outputs are filled up to a multiple of 32, and counted so."""
     order = found.beside(".q_invperm")
     if len(found.shape) != 2 or order is None or not math.prod(order.shape):  # noqa: PLR2004
-        raise UnclearPackingError("the codes are none that EXL2 has")
+        raise UnclearPackingError("unknown layout: EXL2 has other codes")
     inputs = math.prod(order.shape)
     return found.packed((found.shape[1], inputs), Packing("exl2", round(found.shape[0] * _WORD_BITS / inputs, 2)))
 
 
 def _exl3(found: _Found) -> PackedWeight:
     if len(found.shape) != 3:  # noqa: PLR2004
-        raise UnclearPackingError("the trellis is none that EXL3 has")
+        raise UnclearPackingError("unknown layout: EXL3 has another trellis")
     inputs, outputs, width = found.shape
     bits = width // _TILE if width % _TILE == 0 else width / _TILE
     return found.packed((outputs * _TILE, inputs * _TILE), Packing("exl3", bits))

@@ -43,7 +43,7 @@ class Sign:
 
 
 _INT8 = "weights of 8-bit integers with scales are not imported"
-_FP8_SCALE = "its scale {beside} is none that FP8 blocks have, which are BF16, F16 and F32"
+_FP8_SCALE = "its scale {beside} is of another dtype or shape than those of FP8 blocks (BF16, F16 or F32)"
 # The most telling sign first. All of these are tensors that no row of producers.py has taken.
 _SIGNS = (
     Sign("", _OTHER_FP8, "only F8_E4M3 weights are decoded"),
@@ -66,9 +66,9 @@ _SIGNS = (
     Sign("", _BYTES, "packed experts that are stacked, with {beside}, are not imported", "_weight_scale"),
     Sign(".weight", _SIGNED_BYTES, _INT8, ".weight_scale"),
     Sign(".weight", _SIGNED_BYTES, _INT8, ".SCB"),
-    Sign(".weight", _WORDS, "{beside} are none that MLX has", ".scales"),
+    Sign(".weight", _WORDS, "{beside} do not fit weights that MLX packed", ".scales"),
     Sign(".weight", _WORDS, "its scales are missing, beside {beside}", ".biases"),
-    Sign("_blocks", _BYTES, "{beside} are none that gpt-oss has", "_scales"),
+    Sign("_blocks", _BYTES, "{beside} do not fit blocks of gpt-oss", "_scales"),
 )
 _KNOWN_METHODS = frozenset({"fp8", "modelopt", "compressed-tensors", "mxfp4"})
 _CODES = _INTEGERS | _BYTES | _SIGNED_BYTES | {DType.I16, DType.U16, DType.U64} | _E4M3 | _OTHER_FP8

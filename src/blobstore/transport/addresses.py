@@ -70,7 +70,7 @@ class WebAddress:
         host = url.raw_host.decode("ascii")
         port = _DEFAULT_PORTS[url.scheme] if url.port is None else url.port
         if _HOST.fullmatch(host) is None:
-            raise _refused("its host is no name and no IP address", text)
+            raise _refused("its host is neither a name nor an IP address", text)
         if not 0 < port <= _MAX_PORT:
             raise _refused(f"{port} is not a port", text)
         return cls(url.scheme, host, port, url.raw_path.decode("ascii"))
