@@ -82,7 +82,7 @@ def repair_model(
         remaining: dict[Digest, str] = {}
         if damaged:
             if source is None:
-                message = f"{len(damaged):,} of the {len(checks.uses):,} blobs of {full} are damaged or missing"
+                message = f"damaged or missing: {len(damaged):,} of the {len(checks.uses):,} blobs of {full}"
                 hint = f"Make them again from the checkpoint: blobstore repair {full} --from SOURCE"
                 raise UsageError(message, model=str(full), hint=hint)
             plan = replan(store, manifest, source, Files(importance, draft, modelfile))

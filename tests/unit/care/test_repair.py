@@ -129,7 +129,7 @@ def test_without_a_source_a_manifest_comes_back_and_a_blob_does_not(store: Store
     assert path.read_bytes() == manifest
     path.unlink()
     next(store.blobs.path.iterdir()).unlink()
-    with pytest.raises(UsageError, match=r"1 of the [0-9]+ blobs of m:latest are damaged or missing") as caught:
+    with pytest.raises(UsageError, match=r"damaged or missing: 1 of the [0-9]+ blobs of m:latest") as caught:
         repair_model("m", store=store)
     assert caught.value.hint == "Make them again from the checkpoint: blobstore repair m:latest --from SOURCE"
     assert not path.exists()
