@@ -12,7 +12,7 @@ from threading import Event
 
 import pytest
 from support.corpus import refusal
-from support.servers import KEEP_ALIVE, WAIT, Answer, Asked, Script, Server, head, part, redirect, reply
+from support.servers import KEEP_ALIVE, WAIT, Answer, Asked, Server, head, part, redirect, reply
 from support.servers import server as run_server
 
 from blobstore.budget import Budget
@@ -107,9 +107,7 @@ HEADS = [endless_head, endless_line, interim_replies, fat_errors, fat_redirects]
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("make", ANSWERS)
 def test_endless_bodies(make: Make, size: int, server: Server, remote: Remote) -> None:
-    script = check_taken(make(safetensors_file(size)), size, server, remote)
-    if make in (whole, chunked):
-        assert script.sent <= size + 8 + 128 * KIB
+    check_taken(make(safetensors_file(size)), size, server, remote)
 
 
 @pytest.mark.parametrize("make", HEADS)
@@ -117,8 +115,8 @@ def test_endless_heads(make: Make, server: Server, remote: Remote) -> None:
     check_taken(make(b""), 0, server, remote)
 
 
-def check_taken(answer: Answer, size: int, server: Server, remote: Remote) -> Script:
-    """Open and read what ``answer`` gives, and look at both counts."""
+def check_taken(answer: Answer, size: int, server: Server, remote: Remote) -> None:
+    """Open and read what ``answer`` gives, and check both counts; the kernels may hold any part of their buffers."""
     script = server.play(answer)
     allowance = remote.client.allowance(0)
     try:
@@ -129,7 +127,6 @@ def check_taken(answer: Answer, size: int, server: Server, remote: Remote) -> Sc
         assert list(header.tensors) == ["a"]
     assert allowance.taken <= size + 8 + 128 * KIB
     assert script.sent <= size + 8 + LINUX_RECEIVE_BUFFER
-    return script
 
 
 # Time
