@@ -234,6 +234,15 @@ def test_the_headers_of_a_stored_model_together(reader: str, limit: str, store: 
     assert "m:latest" in str(found[0]) or reader == "show --coverage"
 
 
+def test_documents_count_as_layers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_checkpoint(tmp_path / "m")
+    planned = plan_import(source)
+    assert len(planned.layers) > len(planned.blobs)
+    monkeypatch.setattr(plan, "MAX_LAYERS", len(planned.layers) - 1)
+    error = refused(lambda: plan_import(source))
+    assert f"needs {len(planned.layers)} layers, at most {len(planned.layers) - 1}" in str(error)
+
+
 def test_no_more_blobs_are_planned_than_a_manifest_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     real = plan.PlannedBlob

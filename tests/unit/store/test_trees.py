@@ -36,11 +36,12 @@ def test_what_is_no_folder_is_removed_and_not_followed(tmp_path: Path) -> None:
 
 def test_a_link_is_no_tree_and_what_is_gone_is_removed(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"mine")
     (tmp_path / "link").symlink_to("folder")
     with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
         remove_tree(tmp_path / "link")
     remove_tree(tmp_path / "nothing")
-    assert {path.name for path in tmp_path.iterdir()} == {"folder", "link"}
+    assert {path.name for path in tmp_path.rglob("*")} == {"folder", "file", "link"}
 
 
 def test_what_may_not_be_removed_is_an_error(tmp_path: Path) -> None:
