@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer
 
 import blobstore
 from blobstore import cli
@@ -205,5 +204,5 @@ def warm_up() -> None:
     for module in pkgutil.walk_packages(blobstore.__path__, "blobstore."):
         if module.name.rpartition(".")[2] != "__main__":
             import_module(module.name)
-    cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]
+    cli._command()  # kept from then on
     buffers._POPULATE = 0

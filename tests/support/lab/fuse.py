@@ -149,6 +149,10 @@ def serve(image: bytes, log: Path, folder: Path) -> int:
 def _be_the_server(fd: int, image: bytes, log: Path) -> None:
     code = 1
     try:
+        # A reader of the experiment's output waits for its end, and not for this process, which a busy disk outlives.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
         with log.open("wb") as file:
             RecordedDisk(image, file).serve(fd)
         code = 0
