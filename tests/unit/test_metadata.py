@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import stat
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +26,9 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.metadata import in_place
+from blobstore.metadata.in_place import _LINE
 from blobstore.metadata.text import HeaderText, encode_metadata
+from blobstore.ranges import FileReader
 
 DATA = bytes(range(256)) * 40
 ENTRY = '"x": {"dtype":"U8", "extra": [1.50, {"deep": null}], "shape":[10240],"data_offsets":[0,10240]}'
@@ -316,6 +320,39 @@ def test_a_record_that_says_nothing_about_the_file_is_removed(torn: Torn) -> Non
         assert blobstore.edit_metadata(torn.path, {"k": "mine"}).changed
         assert blobstore.read_metadata(torn.path) == {"k": "mine"}
         assert not torn.record.exists()
+
+
+def with_fields(record: bytes, **fields: object) -> bytes:
+    """Return a record, of the same size, whose description has other fields."""
+    described = json.loads(record[:_LINE]) | fields
+    return json.dumps(described).encode().ljust(_LINE - 1) + b"\n" + record[_LINE:]
+
+
+@pytest.mark.parametrize("field", [None, "inode", "size", "begin", "sha256", "version"])
+def test_a_record_of_another_file_is_not_obeyed(torn: Torn, field: str | None) -> None:
+    record, half = torn.record.read_bytes(), torn.new[:504] + torn.old[504:]
+    others = {"inode": 1, "size": torn.path.stat().st_size + 1, "begin": 0, "sha256": "0" * 64, "version": 0}
+    torn.write(half)
+    torn.record.write_bytes(with_fields(record, **({} if field is None else {field: others[field]})))
+    blobstore.read_metadata(torn.path)
+    assert header_of(torn.path) == (torn.old if field is None else half)
+    assert not torn.record.exists()
+
+
+def test_a_record_of_another_user_is_not_obeyed(torn: Torn, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = torn.new[:504] + torn.old[504:]
+    torn.write(half)
+    status = FileReader.status
+
+    def of_another(reader: FileReader) -> os.stat_result:
+        fields = list(status(reader))
+        if Path(reader.name) == torn.record:
+            fields[stat.ST_UID] += 1
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(FileReader, "status", of_another)
+    blobstore.read_metadata(torn.path)
+    assert header_of(torn.path) == half
 
 
 def test_a_large_file_is_written_anew_with_its_data(tmp_path: Path) -> None:
