@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from blobstore.documents import Draft, ModelConfig
+from blobstore.documents import Draft, Manifest, ModelConfig
 from blobstore.errors import DocumentError
 
 PLAIN = (
@@ -51,3 +51,32 @@ def test_a_draft_is_read_leniently_and_keeps_what_it_has(draft: dict[str, str]) 
 def test_a_draft_of_another_shape_is_refused(draft: str) -> None:
     with pytest.raises(DocumentError, match="draft"):
         ModelConfig.parse(b'{"draft":%s}' % draft.encode())
+
+
+def manifest_with(**fields: object) -> dict[str, object]:
+    """Return a manifest of two layers that share a blob, with other fields."""
+    layer = {"mediaType": "x", "digest": f"sha256:{'0' * 64}", "size": 5}
+    config = {"mediaType": "y", "digest": f"sha256:{'1' * 64}", "size": 7}
+    return {"schemaVersion": 2, "mediaType": "z", "config": config, "layers": [layer, layer]} | fields
+
+
+def parsed_manifest(document: dict[str, object]) -> Manifest:
+    return Manifest.parse(json.dumps(document).encode())
+
+
+def test_a_blob_that_two_layers_share_counts_once() -> None:
+    assert parsed_manifest(manifest_with()).size == 12
+
+
+def test_a_manifest_without_its_version_is_refused() -> None:
+    document = manifest_with()
+    del document["schemaVersion"]
+    with pytest.raises(DocumentError, match="schemaVersion is missing"):
+        parsed_manifest(document)
+
+
+@pytest.mark.parametrize("size", [-1, -(2**63)])
+def test_no_blob_has_a_size_below_zero(size: int) -> None:
+    config = {"mediaType": "y", "digest": f"sha256:{'1' * 64}", "size": size}
+    with pytest.raises(DocumentError, match=r"config\.size"):
+        parsed_manifest(manifest_with(config=config))

@@ -322,6 +322,24 @@ def test_a_record_that_says_nothing_about_the_file_is_removed(torn: Torn) -> Non
         assert not torn.record.exists()
 
 
+@pytest.mark.parametrize(("first", "needs_record"), [(502, False), (503, True), (504, False), (511, False)])
+def test_a_record_is_written_where_two_sectors_of_the_file_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, needs_record: bool
+) -> None:
+    """The header's text begins at byte 8, so its byte 504 is the first of the second sector."""
+    old = b"o" * 1000
+    new = old[:first] + b"nn" + old[first + 2 :]
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8) + old)
+    written = []
+    monkeypatch.setattr(in_place, "_write_record", lambda *_: written.append(True))
+    monkeypatch.setattr(in_place, "_remove", lambda *_, **__: None)
+    with path.open("r+b") as stream:
+        in_place.overwrite(stream.fileno(), path, old, new)
+    assert path.read_bytes() == bytes(8) + new
+    assert bool(written) == needs_record
+
+
 def with_fields(record: bytes, **fields: object) -> bytes:
     """Return a record, of the same size, whose description has other fields."""
     described = json.loads(record[:_LINE]) | fields
