@@ -13,7 +13,7 @@ from time import time
 import pytest
 from support import FIXTURES
 from support.corpus import refusal
-from support.servers import Answer, Asked, Server, one_after_another, redirect, reply
+from support.servers import Answer, Asked, Server, head, one_after_another, redirect, reply
 from support.servers import server as run_server
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, StorageError
@@ -86,6 +86,15 @@ def test_the_environment_is_not_looked_at(server: Server, tmp_path: Path, monkey
         assert "authorization" not in script.asked[0].fields
         with tls_server() as secure:
             assert "certificate" in str(failure(client, secure.url))
+
+
+def test_a_reply_of_two_lengths_is_refused(server: Server, client: HttpClient) -> None:
+    """RFC 9112 section 6.3: it may be an attempt to smuggle another reply."""
+    two = head(200, "Content-Length: 1", "Transfer-Encoding: chunked") + b"1\r\nx\r\n0\r\n\r\n"
+    server.play(lambda _: [two])
+    error = failure(client, server.url)
+    assert isinstance(error, RemoteError)
+    assert "two lengths" in error.message
 
 
 # Redirects
