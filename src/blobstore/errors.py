@@ -50,8 +50,15 @@ class BlobStoreError(Exception):
 
     def at(self, place: str, **fields: Any) -> Self:
         """Return the same error with ``place`` before its message; ``fields`` fill those that it does not have yet."""
+        return self._with(f"{place}: {self.message}", fields)
+
+    def about(self, **fields: Any) -> Self:
+        """Return the same error with ``fields``, but for those that it has already."""
+        return self._with(self.message, fields)
+
+    def _with(self, message: str, fields: dict[str, Any]) -> Self:
         known = {key: value for key, value in self._fields().items() if value is not None}
-        return type(self)(f"{place}: {self.message}", **(fields | known))
+        return type(self)(message, **(fields | known))
 
     def kept(self) -> Self:
         """Return the error without its traceback, cause and context: a kept error would keep their memory too."""

@@ -40,8 +40,7 @@ def list_models(store: Store) -> list[ListedModel | BrokenModel]:
             models.append(work.listed(name))
         except BlobStoreError as error:
             if _is_there(store, name):  # else it has been removed meanwhile, and is not broken
-                error.model = str(name)
-                models.append(BrokenModel(name, error.kept()))
+                models.append(BrokenModel(name, error.about(model=str(name))))
     store.summaries.add(work.new)
     return models
 
@@ -56,24 +55,24 @@ class _Weights:
 
 @dataclass(slots=True)
 class _Work:
-    """What is known while models are listed: summaries of earlier times and new ones, the digests of all blobs."""
+    """What is known while models are listed: summaries of earlier times and new ones, the digests of all blobs.
+
+    ``sound``, ``failed``: what was found of manifests this time. Thousands of names may have the same bytes.
+    """
 
     store: Store
     known: Mapping[str, Summary]
     there: set[str]
     new: dict[str, Summary] = field(default_factory=dict)
+    sound: dict[str, Summary] = field(default_factory=dict)
+    failed: dict[str, BlobStoreError] = field(default_factory=dict)
     weights: dict[Digest, _Weights] = field(default_factory=dict)
 
     def listed(self, name: ModelName) -> ListedModel:
         """Return a model in a line. Raises: as `Store.manifest` and `BlobFolder.open`."""
         raw = self.store.manifests.text(name)
         digest = Digest(hashlib.sha256(raw).hexdigest())
-        summary = self.known.get(digest.hex) or self.new.get(digest.hex)
-        if summary is None:
-            manifest = Manifest.parse(raw, f"the manifest of {name}")
-            summary = self.new[digest.hex] = self._summarized(name, manifest, raw)
-        elif (missing := missing_blob(raw, self.there, is_plain=summary.is_plain)) is not None:
-            raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}", model=str(name))
+        summary = self._summary(digest.hex, raw)
         return ListedModel(
             name=name,
             id=digest,
@@ -83,10 +82,32 @@ class _Work:
             quant_type=summary.quant_type,
         )
 
-    def _summarized(self, name: ModelName, manifest: Manifest, raw: bytes) -> Summary:
+    def _summary(self, key: str, raw: bytes) -> Summary:
+        if key in self.failed:
+            raise self.failed[key]
+        if key not in self.sound:
+            try:
+                self.sound[key] = self._known(key, raw) or self._new(key, raw)
+            except BlobStoreError as error:
+                self.failed[key] = error.kept()
+                raise
+        return self.sound[key]
+
+    def _known(self, key: str, raw: bytes) -> Summary | None:
+        """Return the summary of an earlier time. Raises: NotFoundError when a blob is missing now."""
+        summary = self.known.get(key)
+        if summary is not None and (missing := missing_blob(raw, self.there, is_plain=summary.is_plain)) is not None:
+            raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}")
+        return summary
+
+    def _new(self, key: str, raw: bytes) -> Summary:
+        summary = self.new[key] = self._summarized(Manifest.parse(raw, "the manifest"), raw)
+        return summary
+
+    def _summarized(self, manifest: Manifest, raw: bytes) -> Summary:
         counts: Counter[str] = Counter()
         quantized: set[str] = set()
-        settings, budget = settings_of(self.store, manifest), Budget(f"model {name}")
+        settings, budget = settings_of(self.store, manifest), Budget("the model")
         for layer in manifest.tensor_layers:
             weights = self._weights(layer, settings, budget)
             counts.update(weights.counts)

@@ -274,6 +274,11 @@ def _fill(choices: Choices, root: Path) -> None:
     manifests = root / "manifests/registry.ollama.ai/library"
     one = _file(manifests / "m/latest", text, choices.choice((None, None, None, None, 2**26, 2**40)))
     _link(one, [manifests / f"m/{number}" for number in range(log(choices, 1, 3000))])
+    if choices.random() < 0.2:
+        newer = root / "manifests-v2/ollama.com/library"
+        if choices.random() < 0.3:
+            text = b'{"manifests":[%s]}' % text
+        _link(_file(newer / "n/latest", text), [newer / f"n/{number}" for number in range(log(choices, 1, 3000))])
 
 
 def _blob_of_tensors(choices: Choices, path: Path, most: int) -> Path:
@@ -292,7 +297,7 @@ def store(choices: Choices, folder: Path) -> Line:
     line = choices.choice(
         (
             ["list"], ["list", "--json"], ["show", "m"], ["show", "m", "--tensors", "--json"], ["show", "m", "--coverage"],
-            ["inspect", "m"], ["inspect", "m", "--tensors"], ["verify"], ["verify", "--quick"], ["du"], ["du", "m"],
+            ["inspect", "m"], ["inspect", "m", "--tensors"], ["verify"], ["verify", "--json"], ["verify", "--quick"], ["du"], ["du", "m"],
             ["prune", "--dry-run"], ["prune", "--grace", "0s", "--sole-owner"], ["rm", "m"], ["cp", "m", "n"],
             ["mv", "m", "n"], ["diff", "m", "m:0"], ["export", "m", str(folder / "out")],
             ["export", "m", str(folder / "out"), "--dequantize", "bfloat16"],

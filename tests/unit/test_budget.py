@@ -231,7 +231,7 @@ def test_the_headers_of_a_stored_model_together(reader: str, limit: str, store: 
     assert isinstance(found, list)
     assert isinstance(found[0], LimitExceededError)
     assert "limit exceeded" in str(found[0])
-    assert "m:latest" in str(found[0]) or reader == "show --coverage"
+    assert "m:latest" in f"{found[0]} {found[0].model}" or reader == "show --coverage"
 
 
 def test_documents_count_as_layers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import os
 import stat
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blobstore.checkpoint import CONFIG_NAME, parse_config
 from blobstore.digest import Digest
@@ -29,19 +29,32 @@ _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors that say nothing about a file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """How a model uses a blob: the media type, size and name that its manifest says, and whether it is its config.
+@dataclass(frozen=True, slots=True, eq=False)
+class Users:
+    """The models that have one manifest, all of the same bytes, whose sha256 is ``key``.
 
-    ``settings`` are those of the model's config.json.
+    ``settings`` are those of its config.json. ``names`` grows while manifests are read.
     """
 
-    model: ModelName
+    key: bytes
+    settings: Settings
+    names: list[ModelName] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How models use a blob: the media type, size and name that their manifest says, and whether it is their config."""
+
+    users: Users
     media_type: str
     size: int
     name: str | None
     is_config: bool
-    settings: Settings
+
+    @property
+    def settings(self) -> Settings:
+        """Those of the models' config.json."""
+        return self.users.settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +174,16 @@ def _tensors(reader: FileReader, data: memoryview | None, settings: Settings) ->
 
 def _wrong_document(reader: FileReader, data: memoryview | None, uses: Sequence[Use]) -> str | None:
     """Return what is wrong with a document that is read here; what others read is their business. Raises: StorageError."""
-    for use in uses:
-        if use.is_config or use.name == CONFIG_NAME:
-            raw = bytes(data) if data is not None else reader.read(0, min(reader.size, MAX_CONFIG + 1))
-            try:
-                if use.is_config:
-                    ModelConfig.parse(raw, "the config")
-                else:
-                    parse_config(raw)
-            except BlobStoreError as error:
-                return error.message
+    kinds = {use.is_config for use in uses if use.is_config or use.name == CONFIG_NAME}
+    raw = b"" if not kinds else bytes(data) if data is not None else reader.read(0, min(reader.size, MAX_CONFIG + 1))
+    for is_config in sorted(kinds):
+        try:
+            if is_config:
+                ModelConfig.parse(raw, "the config")
+            else:
+                parse_config(raw)
+        except BlobStoreError as error:
+            return error.message
     return None
 
 

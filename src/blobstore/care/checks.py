@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from blobstore.care.blob_check import MISSING, BlobCheck, BlobChecker, Use
+from blobstore.care.blob_check import MISSING, BlobCheck, BlobChecker, Use, Users
 from blobstore.digest import Digest
 from blobstore.documents import Manifest
 from blobstore.errors import BlobStoreError
 from blobstore.importer import Progress
-from blobstore.mlx_settings import settings_of
-from blobstore.names import ModelName
 from blobstore.ranges import FileIdentity
 from blobstore.store import BlobListing, Store
 
@@ -45,11 +43,10 @@ class BlobChecks:
     def __post_init__(self) -> None:
         self._second = BlobChecker(self.store, quick=self.quick, progress=silent)
 
-    def add(self, name: ModelName, manifest: Manifest) -> None:
-        """Take in the blobs that a model needs."""
-        settings = settings_of(self.store, manifest)
+    def add(self, users: Users, manifest: Manifest) -> None:
+        """Take in the blobs that models with this manifest need."""
         for blob in manifest.descriptors:
-            use = Use(name, blob.media_type, blob.size, blob.name, blob is manifest.config, settings)
+            use = Use(users, blob.media_type, blob.size, blob.name, blob is manifest.config)
             self.uses[blob.digest.hex].append(use)
 
     def chosen(self, wanted: Callable[[str], bool]) -> list[str]:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from operator import eq
 from typing import Any
 
+from blobstore.care.blob_check import Users
 from blobstore.care.checks import BlobChecks, silent
+from blobstore.care.manifests import manifest_bytes, read_manifest
 from blobstore.care.replan import Files, replan
-from blobstore.care.verify import Bar, manifest_bytes, read_manifest
+from blobstore.care.verify import Bar
 from blobstore.digest import Digest
 from blobstore.documents import FILE_MEDIA_TYPE, TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.errors import BusyError, DocumentError, UnsupportedSourceError, UsageError
@@ -23,6 +25,7 @@ from blobstore.importer import ImportPlan, threads
 from blobstore.importer.planning.outputs import PlannedBlob, PlannedCopy, PlannedFile
 from blobstore.importer.writing.copying import copy_file
 from blobstore.importer.writing.write import usual_memory, write_blobs
+from blobstore.mlx_settings import settings_of
 from blobstore.names import ModelName
 from blobstore.ranges import real_path
 from blobstore.store import FinishedBlob, Ingest, Store
@@ -136,7 +139,7 @@ def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, in
 
 def _checked(store: Store, name: ModelName, manifest: Manifest, jobs: int, bar: Bar | None) -> BlobChecks:
     checks = BlobChecks(store)
-    checks.add(name, manifest)
+    checks.add(Users(b"", settings_of(store, manifest), [name]), manifest)
     chosen = checks.chosen(lambda _: True)
     with bar(sum(map(checks.size, chosen))) if bar is not None else nullcontext() as progress:
         checks.run(chosen, jobs, progress or silent)

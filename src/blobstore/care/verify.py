@@ -13,21 +13,20 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from blobstore.care.blob_check import Users
 from blobstore.care.checks import NOTHING, BlobChecks, silent
+from blobstore.care.manifests import CurrentNeeds, ManifestReader
 from blobstore.care.oddities import OddFile, odd_mode, oddities
 from blobstore.digest import Digest
-from blobstore.documents import TENSOR_MEDIA_TYPE, Manifest
-from blobstore.errors import BlobStoreError, NotFoundError, UsageError
+from blobstore.documents import TENSOR_MEDIA_TYPE
+from blobstore.errors import UsageError
 from blobstore.importer import Progress, threads
 from blobstore.names import ModelName
 from blobstore.store import Store
-from blobstore.store.references import needs_of
 
 Bar = Callable[[int], AbstractContextManager[Progress | None]]
 
 _PART = re.compile(r"(?P<number>[0-9]{1,9})/(?P<count>[0-9]{1,9})", re.ASCII)
-_FEW_BYTES = 16
-"""A manifest that differs from its copy in so few bytes was not replaced by another program: digests alone have 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,87 +109,62 @@ def verify(
     store.require()  # of a disk that is not mounted, or a misspelt path, nothing would be checked
     wanted = [store.find(name) for name in names]
     checks = BlobChecks(store, NOTHING if wanted else store.blobs.listing(), quick)
-    broken = _read_manifests(checks, wanted or store.manifests.names())
+    manifests = ManifestReader(store)
+    for users, manifest in manifests.read(wanted or store.manifests.names()):
+        checks.add(users, manifest)
     chosen = checks.chosen(lambda digest: sample is None or sample.has(Digest(digest)))
     with bar(sum(map(checks.size, chosen))) if bar is not None else nullcontext() as progress:
         checks.run(chosen, workers, progress or silent)
     odd = () if wanted else (*oddities(store, checks.listing), *_odd_blobs(checks))
-    return VerifyResult(len(chosen), checks.hashed, tuple(_damaged(checks)), tuple(_broken(checks, broken)), odd)
-
-
-def read_manifest(store: Store, name: ModelName) -> tuple[Manifest | None, str | None]:
-    """Return a model's manifest, where it can be read, and what is wrong with it; neither when it is missing."""
-    try:
-        raw = store.manifests.text(name)
-        manifest = Manifest.parse(raw, f"the manifest of {name}")
-    except NotFoundError:
-        return None, None
-    except BlobStoreError as error:
-        return None, error.message
-    return manifest, _changed(raw, store.copies.of(name))
-
-
-def _read_manifests(checks: BlobChecks, names: Iterable[ModelName]) -> list[ModelName]:
-    """Take in the blobs of models; return those whose manifests are not what they should be."""
-    broken = []
-    for name in names:
-        manifest, reason = read_manifest(checks.store, name)
-        if manifest is not None:
-            checks.add(name, manifest)
-        if reason is not None:
-            broken.append(name)
-    return broken
+    return VerifyResult(len(chosen), checks.hashed, tuple(_damaged(checks)), tuple(_broken(checks, manifests)), odd)
 
 
 def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
     """Yield the damaged blobs that are still so, and still needed."""
-    now: dict[ModelName, set[str]] = {}
+    needs = CurrentNeeds(checks.store)
+    sets = _ModelSets()
     for digest, check in sorted(checks.damaged.items()):
-        uses = checks.uses.get(digest, ())
-        for use in uses:
-            if use.model not in now:
-                now[use.model] = _needs_of(checks.store, use.model)
-        current = [use for use in uses if digest in now[use.model]]
-        if (reason := checks.again(digest, current)) is not None:
-            names = check.tensors or tuple(dict.fromkeys(use.name for use in current if use.name is not None))
-            yield DamagedBlob(Digest(digest), reason, tuple(sorted({use.model for use in current})), names)
+        found = {use: models for use in checks.uses.get(digest, ()) if (models := needs.models(use.users, digest))}
+        if (reason := checks.again(digest, list(found))) is not None:
+            names = check.tensors or tuple(dict.fromkeys(use.name for use in found if use.name is not None))
+            yield DamagedBlob(Digest(digest), reason, sets.union(found.values()), names)
 
 
-def manifest_bytes(store: Store, name: ModelName) -> bytes:
-    """Return the bytes of a manifest; none when it is gone or can't be read."""
-    try:
-        return store.manifests.read_bytes(name)
-    except BlobStoreError:
-        return b""
+class _ModelSets:
+    """Unions of sorted tuples of models; equal ones are one tuple, because thousands of blobs may be of the same models."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[ModelName, ...], ...], tuple[ModelName, ...]] = {}
+
+    def union(self, parts: Iterable[tuple[ModelName, ...]]) -> tuple[ModelName, ...]:
+        """Return all models of ``parts``, sorted."""
+        key = tuple(dict.fromkeys(parts))
+        if len(key) == 1:
+            return key[0]
+        if key not in self._known:
+            self._known[key] = tuple(sorted({name for part in key for name in part}))
+        return self._known[key]
 
 
-def _needs_of(store: Store, name: ModelName) -> set[str]:
-    """Return the hex digits of the blobs that a model needs now; none when its manifest is gone or can't be read."""
-    try:
-        return set(needs_of(manifest_bytes(store, name), f"the manifest of {name}"))
-    except BlobStoreError:
-        return set()
-
-
-def _broken(checks: BlobChecks, names: Iterable[ModelName]) -> Iterator[BrokenManifest]:
+def _broken(checks: BlobChecks, manifests: ManifestReader) -> Iterator[BrokenManifest]:
     """Yield the models that are still broken, and those in which two blobs hold tensors of one name."""
-    reasons = {name: read_manifest(checks.store, name)[1] for name in names}
-    for name, tensor in _twice(checks).items():
-        reasons[name] = reasons.get(name) or f"two of its blobs hold the tensor {tensor!r}"
+    reasons = dict(manifests.broken())
+    for users, tensor in _twice(checks).items():
+        for name in users.names:
+            reasons.setdefault(name, f"two of its blobs hold the tensor {tensor!r}")
     for name, reason in sorted(reasons.items()):
-        if reason is not None:
-            yield BrokenManifest(name, reason)
+        yield BrokenManifest(name, reason)
 
 
-def _twice(checks: BlobChecks) -> dict[ModelName, str]:
-    names: dict[ModelName, set[str]] = defaultdict(set)
-    twice: dict[ModelName, str] = {}
+def _twice(checks: BlobChecks) -> dict[Users, str]:
+    names: dict[Users, set[str]] = defaultdict(set)
+    twice: dict[Users, str] = {}
     for digest, tensors in checks.tensors.items():
         for use in checks.uses.get(digest, ()) if tensors else ():
-            if use.media_type == TENSOR_MEDIA_TYPE and use.model not in twice:
-                if common := names[use.model].intersection(tensors):
-                    twice[use.model] = min(common)
-                names[use.model].update(tensors)
+            if use.media_type == TENSOR_MEDIA_TYPE and use.users not in twice:
+                if common := names[use.users].intersection(tensors):
+                    twice[use.users] = min(common)
+                names[use.users].update(tensors)
     return twice
 
 
@@ -200,21 +174,3 @@ def _odd_blobs(checks: BlobChecks) -> Iterator[OddFile]:
         with suppress(OSError):  # it has been removed
             if (reason := odd_mode(entry.stat(follow_symlinks=False))) is not None:
                 yield OddFile(Path(entry.path), reason)
-
-
-def _changed(raw: bytes, copies: Sequence[bytes]) -> str | None:
-    """Say that a manifest is not what was written, when it differs from a copy in a few bytes only."""
-    if not copies or raw in copies:
-        return None
-    for copy in copies:
-        if count := _differing(raw, copy):
-            return f"it differs in {count} byte{'s' if count > 1 else ''} from what was written"
-    return None  # another program has written another model there
-
-
-def _differing(raw: bytes, copy: bytes) -> int | None:
-    """Return in how many bytes a manifest differs from a copy; None when in so many that it is another model's."""
-    if len(raw) != len(copy):
-        return None
-    count = sum(a != b for a, b in zip(raw, copy, strict=True))
-    return count if count <= _FEW_BYTES else None

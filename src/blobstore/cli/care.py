@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 EXIT_DAMAGED = 3
 _SHOWN = 20
-"""Blobs, models or tensors that are listed; --json has all."""
+"""Blobs, models or tensors that are listed; --json has all, or more."""
+_TOLD = 100
+"""Models or tensors of one damaged blob in JSON: thousands of blobs may be of thousands of models."""
 
 
 def register(app: typer.Typer) -> None:
@@ -97,8 +99,10 @@ def _verify_document(result: VerifyResult) -> dict[str, Any]:
             {
                 "digest": str(blob.digest),
                 "reason": blob.reason,
-                "models": [str(name) for name in blob.models],
-                "tensors": list(blob.tensors),
+                "models": [str(name) for name in blob.models[:_TOLD]],
+                "model_count": len(blob.models),
+                "tensors": list(blob.tensors[:_TOLD]),
+                "tensor_count": len(blob.tensors),
             }
             for blob in result.damaged
         ],

@@ -34,7 +34,8 @@ from blobstore.store.files import (
 from blobstore.store.nearby import hint_for
 
 _DEPTH = 4  # host, namespace, model, tag
-_LARGE = 2**20
+LARGE = 2**20
+"""Bytes of a manifest that is searched for a NUL byte before it is read: it may be a hole of 64 MiB."""
 
 
 class ManifestFolder:
@@ -150,7 +151,7 @@ class ManifestFolder:
                 if reader.size > MAX_MANIFEST:
                     message = f"limit exceeded: the manifest of {name} has {reader.size:,} bytes, at most {MAX_MANIFEST:,}"
                     raise LimitExceededError(message, path=str(path), hint=f"Remove it: blobstore rm {name}")
-                if is_text and reader.size > _LARGE and reader.has_nul():
+                if is_text and reader.size > LARGE and reader.has_nul():
                     message = f"the manifest of {name} is not valid JSON: it contains a NUL byte (rule M1)"
                     raise DocumentError(message, rule="M1", path=str(path))
                 return reader.read(0, reader.size)

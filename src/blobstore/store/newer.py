@@ -29,7 +29,7 @@ from blobstore.names import DEFAULT_HOST, ModelName
 from blobstore.ranges import FileReader, real_path
 from blobstore.store.blobs import BlobFolder
 from blobstore.store.files import os_errors
-from blobstore.store.manifests import ManifestFolder
+from blobstore.store.manifests import LARGE, ManifestFolder
 from blobstore.store.references import Needs, needs_of
 from blobstore.strictjson import parse_object
 
@@ -58,11 +58,17 @@ class NewerManifests:
 
         A manifest's own blob is among them. Raises: StorageError when the folder can't be listed.
         """
+        found: dict[Digest, Needs | BlobStoreError] = {}
         for path in self._folder.everything():
             try:
-                yield path, self._reachable(self._read(path), str(path))
+                raw = self._read(path)
             except BlobStoreError as error:
                 yield path, error.kept()
+                continue
+            digest = Digest.of(raw)
+            if digest not in found:  # thousands of names may be links to one manifest
+                found[digest] = self._reachable_or_error(raw)
+            yield path, found[digest]
 
     def _read(self, path: Path) -> bytes:
         """Return the bytes of a manifest. Raises: StorageError, CorruptDataError, LimitExceededError."""
@@ -94,6 +100,12 @@ class NewerManifests:
         if Digest.of(raw) != digest:
             raise DigestMismatchError(f"blob {digest} is damaged: its bytes are not its digest's", blob=str(digest))
         return raw
+
+    def _reachable_or_error(self, raw: bytes) -> Needs | BlobStoreError:
+        try:
+            return self._reachable(raw, "the manifest")
+        except BlobStoreError as error:
+            return error.kept()
 
     def _reachable(self, raw: bytes, what: str) -> Needs:
         """Return every blob that can be reached from a manifest, itself included.
@@ -147,6 +159,8 @@ def _is_whole(manifest: dict[str, Any]) -> bool:
 def _whole(reader: FileReader) -> bytes:
     if reader.size > MAX_MANIFEST:
         raise LimitExceededError(f"limit exceeded: {reader.name} has {reader.size:,} bytes, too many for a manifest")
+    if reader.size > LARGE and reader.has_nul():
+        raise DocumentError(f"{reader.name} is not valid JSON: it contains a NUL byte (rule M1)", rule="M1")
     return reader.read(0, reader.size)
 
 

@@ -60,6 +60,13 @@ def missing_blob(raw: bytes, there: AbstractSet[str], *, is_plain: bool) -> str 
     return None if there >= set(digests) else next(digest for digest in digests if digest not in there)
 
 
+def _needs_or_error(raw: bytes) -> Needs | BlobStoreError:
+    try:
+        return needs_of(raw, "the manifest")
+    except BlobStoreError as error:
+        return error.kept()
+
+
 def _plain_needs(raw: bytes) -> Needs | None:
     """Return what a plain manifest needs; None if it is not plain."""
     line = raw.removesuffix(b"\n")
@@ -104,19 +111,20 @@ class References:
         models: dict[ModelName, Needs] = {}
         broken: dict[ModelName, BlobStoreError] = {}
         before = known.parsed if known is not None else {}
-        parsed: dict[bytes, Needs] = {}
+        found: dict[bytes, Needs | BlobStoreError] = {}
         for name, raw in manifests:
             if isinstance(raw, BlobStoreError):
                 broken[name] = raw
                 continue
             key = hashlib.sha256(raw).digest()
-            try:
-                needs = parsed.get(key) or before.get(key) or needs_of(raw, f"the manifest of {name}")
-            except BlobStoreError as error:
-                error.model = str(name)
-                broken[name] = error.kept()
-                continue
-            models[name] = parsed[key] = needs
+            if key not in found:  # thousands of names may have the same bytes
+                found[key] = before[key] if key in before else _needs_or_error(raw)
+            needs = found[key]
+            if isinstance(needs, BlobStoreError):
+                broken[name] = needs.about(model=str(name))
+            else:
+                models[name] = needs
+        parsed = {key: needs for key, needs in found.items() if not isinstance(needs, BlobStoreError)}
         others = dict(newer)
         unread = {path: found for path, found in others.items() if isinstance(found, BlobStoreError)}
         readable = tuple(found for found in others.values() if not isinstance(found, BlobStoreError))
