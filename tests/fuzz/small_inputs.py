@@ -297,7 +297,8 @@ def store(choices: Choices, folder: Path) -> Line:
     line = choices.choice(
         (
             ["list"], ["list", "--json"], ["show", "m"], ["show", "m", "--tensors", "--json"], ["show", "m", "--coverage"],
-            ["inspect", "m"], ["inspect", "m", "--tensors"], ["verify"], ["verify", "--json"], ["verify", "--quick"], ["du"], ["du", "m"],
+            ["inspect", "m"], ["inspect", "m", "--tensors"], ["verify"], ["verify", "--json"],
+            ["verify", "--quick"], ["du"], ["du", "m"],
             ["prune", "--dry-run"], ["prune", "--grace", "0s", "--sole-owner"], ["rm", "m"], ["cp", "m", "n"],
             ["mv", "m", "n"], ["diff", "m", "m:0"], ["export", "m", str(folder / "out")],
             ["export", "m", str(folder / "out"), "--dequantize", "bfloat16"],
