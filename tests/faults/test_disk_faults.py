@@ -5,6 +5,7 @@ On file systems of their own (tmpfs). Disks that are too small: small_disks.py.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -103,3 +104,20 @@ def test_a_bind_mount_of_the_same_disk_is_another_one(source: Path, tmp_path: Pa
         assert list((tmp_path / "volume").iterdir()) == []
     finally:
         subprocess.run(["umount", "-l", store.root / name], check=True)
+
+
+def test_prune_says_that_blobs_are_mounted_from_elsewhere(source: Path, tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    assert import_into_store(store, source).returncode == 0
+    shutil.copytree(store.blobs.path, tmp_path / "volume")
+    (tmp_path / "volume" / f"sha256-{0:064x}").write_bytes(b"of no model")
+    done = subprocess.run(["mount", "--bind", tmp_path / "volume", store.blobs.path], check=False)
+    if done.returncode != 0:
+        cannot_run("a bind mount needs root")
+    try:
+        prune = run("prune", "--grace", "0s", "--sole-owner", "--store", store.root)
+        assert_refused(prune, store, "another file system")
+        assert (store.blobs.path / f"sha256-{0:064x}").exists()
+        assert not any((store.root / ".blobstore/trash").iterdir())
+    finally:
+        subprocess.run(["umount", "-l", store.blobs.path], check=True)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blobstore.errors import LimitExceededError, from_os_error
+from blobstore.errors import LimitExceededError, StorageError, from_os_error
 from blobstore.ranges import FileReader, close_quietly
 
 PAGE = 4096
@@ -294,3 +294,26 @@ def remove_if_there(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def check_one_mount(folder: Path, place: Path) -> None:
+    """Raise StorageError when files of ``folder`` can't be renamed into ``place``, where that exists. Raises: OSError.
+
+    A rename across mounts fails before either file is looked for (torvalds/linux fs/namei.c `do_renameat2`): that tells bind
+    mounts of one file system apart, too, whose device numbers are equal.
+    """
+    if not place.exists():
+        return
+    is_one = place.stat().st_dev == folder.stat().st_dev
+    name = "not-there"
+    try:
+        os.rename(folder / name, place / name)  # noqa: PTH104  # nothing is renamed
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        is_one = False
+    if not is_one:
+        message = f"{place} is on another file system than {folder.parent}: they must be on one"
+        raise StorageError(message, path=str(place))

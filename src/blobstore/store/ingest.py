@@ -9,7 +9,6 @@ however long an import takes: a starting Ollama deletes unreferenced files over 
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import os
@@ -28,6 +27,7 @@ from blobstore.ranges import FileReader, close_quietly
 from blobstore.store.blobs import BlobFolder
 from blobstore.store.copies import ManifestCopies
 from blobstore.store.files import (
+    check_one_mount,
     make_folder,
     os_errors,
     remove_if_there,
@@ -48,7 +48,6 @@ _log = logging.getLogger("blobstore.store")
 _CHUNK = 2**20
 _NOTE_EVERY_S = 0.05
 _NOTED_AT_ONCE = 2**20
-_NOT_THERE = "not-there"
 _OLD_S = 30 * 60
 """Age from which a blob that is used again is made young: Ollama spares unreferenced ones for an hour."""
 
@@ -77,7 +76,7 @@ class Ingest:
             self._folder, self._folder_fd = make_owned_folder(temporary_folder)
             try:
                 for place in (blobs.path, manifests.path):
-                    _check_one_mount(self._folder, place)
+                    check_one_mount(self._folder, place)
                 self._syncs_whole = syncs_whole(self._folder_fd)
             except BaseException:
                 close_quietly(self._folder_fd)
@@ -291,25 +290,3 @@ def _intact(
         if not isinstance(error, NotFoundError):
             _log.info("a finished blob is not used: %s", error)
         return None
-
-
-def _check_one_mount(folder: Path, place: Path) -> None:
-    """Raise StorageError when files of ``folder`` can't be renamed into ``place``, where that is there. Raises: OSError.
-
-    A rename across mounts fails before either file is looked for (torvalds/linux fs/namei.c `do_renameat2`): that tells bind
-    mounts of one file system apart, too, whose device numbers are equal.
-    """
-    if not place.exists():
-        return
-    is_one = place.stat().st_dev == folder.stat().st_dev
-    try:
-        os.rename(folder / _NOT_THERE, place / _NOT_THERE)  # noqa: PTH104  # nothing is renamed
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        is_one = False
-    if not is_one:
-        message = f"{place} is on another file system than {folder.parent}: they must be on one"
-        raise StorageError(message, path=str(place))

@@ -22,7 +22,7 @@ from blobstore.digest import Digest
 from blobstore.errors import from_os_error
 from blobstore.names import ModelName
 from blobstore.store.copies import ManifestCopies
-from blobstore.store.files import make_folder, os_errors, sync_folder
+from blobstore.store.files import check_one_mount, make_folder, os_errors, sync_folder
 from blobstore.store.trees import remove_tree
 
 _NAME = re.compile(r"sha256-(?P<hex>[0-9a-f]{64})-(?P<size>[0-9]{1,15})", re.ASCII)
@@ -75,7 +75,8 @@ class Trash:
         """Move the blobs at ``paths`` into the trash, then the copies of the manifests of ``models``.
 
         Durable when it returns. Killed in between, each file is in one place, and so it is after a power cut.
-        Raises: StorageError; what was taken by then is in the trash.
+        Raises: StorageError, before anything is moved where ``blobs/`` is on another mount; later, what was taken by then
+        is in the trash.
         """
         waiting, names = [os.fspath(path) for path in paths], list(models)
         if not waiting and not names:
@@ -83,6 +84,11 @@ class Trash:
         folder = self._folder / secrets.token_hex(8)
         with os_errors("write to the trash", self._folder):
             make_folder(folder)
+            try:
+                check_one_mount(folder, self._blobs)
+            except BaseException:
+                _remove_empty(folder)
+                raise
             for path in waiting:
                 name = os.path.basename(path).replace(":", "-")  # noqa: PTH119  # hundreds of thousands of them
                 with suppress(FileNotFoundError):  # an Ollama has just removed it
