@@ -10,13 +10,15 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from support.checkpoints import safetensors_bytes
-from support.stores import blob_path, commit_model, manifest_path
+from support.stores import blob_path, commit_model, link_by_hand, manifest_path
 
 from blobstore import documents
+from blobstore.care import blob_check
 from blobstore.care.checks import BlobChecks
 from blobstore.care.prune import prune
 from blobstore.care.usage import measure_usage
 from blobstore.care.verify import verify
+from blobstore.documents import JSON_MEDIA_TYPE
 from blobstore.errors import DocumentError
 from blobstore.listing import BrokenModel, list_models
 from blobstore.store import Store
@@ -104,3 +106,18 @@ def test_damage_refers_only_to_models_that_were_not_replaced_meanwhile(
     counts = {str(blob.digest): len(blob.models) for blob in verify(store).damaged}
     assert sorted(counts.values()) == [COUNT - 2, COUNT - 1]
     assert parsed
+
+
+def test_a_config_that_one_manifest_names_often_is_parsed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = b'{"architectures": ["LlamaForCausalLM"]}'
+    layers = [{"mediaType": JSON_MEDIA_TYPE, "name": "config.json"}] * COUNT
+    link_by_hand(store, "m", {"config.json": config})
+    path = manifest_path(store, "m")
+    manifest = json.loads(path.read_text())
+    manifest["layers"] = [manifest["layers"][0] | layer for layer in layers]
+    path.write_text(json.dumps(manifest))
+    parsed: list[bytes] = []
+    real = blob_check.parse_config
+    monkeypatch.setattr(blob_check, "parse_config", lambda raw: (parsed.append(raw), real(raw))[1])
+    assert verify(store).is_sound
+    assert parsed == [config]
