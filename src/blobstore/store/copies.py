@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from blobstore.documents import MAX_MANIFEST
 from blobstore.errors import BlobStoreError, StorageError
 from blobstore.names import ModelName
 from blobstore.store.files import listed, make_folder, os_errors, read_own, replace_file
-from blobstore.store.references import needs_of
+from blobstore.store.references import KnownNeeds
 from blobstore.store.trees import remove_tree
 
 _DEPTH = 4
@@ -43,13 +44,14 @@ class ManifestCopies:
                     found.append(raw)
         return found
 
-    def needs(self, name: ModelName) -> set[str]:
-        """Return the hex digits of the blobs that the intact copies of a model's manifest name."""
-        needs: set[str] = set()
-        for raw in self.of(name):
-            with suppress(BlobStoreError):  # of a later version, perhaps
-                needs.update(needs_of(raw, f"the copy of the manifest of {name}"))
-        return needs
+    def needs(self, name: ModelName, known: KnownNeeds | None = None) -> AbstractSet[str]:
+        """Return the hex digits of the blobs that the intact copies of a model's manifest name.
+
+        ``known``: what was found of other models' copies, whose bytes may be the same.
+        """
+        found = [(known or KnownNeeds()).of(raw) for raw in self.of(name)]
+        needs = [each.keys() for each in found if not isinstance(each, BlobStoreError)]  # one of a later version, perhaps
+        return needs[0] if len(needs) == 1 else frozenset().union(*needs)
 
     def write(self, name: ModelName, raw: bytes) -> bool:
         """Write a copy, as durable as a later sync of the file system makes it; return False when it was there.

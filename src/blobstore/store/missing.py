@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from blobstore.names import ModelName
 from blobstore.store.copies import ManifestCopies
+from blobstore.store.references import KnownNeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class CopiedModels:
     def read(cls, copies: ManifestCopies, names: AbstractSet[ModelName]) -> CopiedModels:
         """Return the copied models of a store whose manifests have ``names``. Raises: StorageError."""
         copied = copies.names()
-        missing = (MissingModel(name, copies.needs(name)) for name in copied if name not in names)
+        known = KnownNeeds()
+        missing = (MissingModel(name, copies.needs(name, known)) for name in copied if name not in names)
         return cls(tuple(name for name in copied if name in names), tuple(missing))
 
     def lost(self, unneeded: AbstractSet[str]) -> list[MissingModel]:

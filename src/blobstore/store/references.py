@@ -60,13 +60,6 @@ def missing_blob(raw: bytes, there: AbstractSet[str], *, is_plain: bool) -> str 
     return None if there >= set(digests) else next(digest for digest in digests if digest not in there)
 
 
-def _needs_or_error(raw: bytes) -> Needs | BlobStoreError:
-    try:
-        return needs_of(raw, "the manifest")
-    except BlobStoreError as error:
-        return error.kept()
-
-
 def _plain_needs(raw: bytes) -> Needs | None:
     """Return what a plain manifest needs; None if it is not plain."""
     line = raw.removesuffix(b"\n")
@@ -82,6 +75,33 @@ def _plain_needs(raw: bytes) -> Needs | None:
     if len(needs) < len(found) and len(needs) < len(set(found)):  # one blob of two sizes: the parser decides
         return None
     return needs
+
+
+class KnownNeeds:
+    """What manifests need, by the sha256 of their bytes: thousands of names may be links to the same ones."""
+
+    def __init__(self, known: Mapping[bytes, Needs] | None = None) -> None:
+        self._known = known or {}
+        self._found: dict[bytes, Needs | BlobStoreError] = {}
+
+    def of(self, raw: bytes) -> Needs | BlobStoreError:
+        """Return the blobs that a manifest's bytes name, or the error why that can't be told."""
+        key = hashlib.sha256(raw).digest()
+        if key not in self._found:
+            self._found[key] = self._known[key] if key in self._known else _needs_or_error(raw)
+        return self._found[key]
+
+    @property
+    def parsed(self) -> dict[bytes, Needs]:
+        """What was asked for, without errors."""
+        return {key: needs for key, needs in self._found.items() if not isinstance(needs, BlobStoreError)}
+
+
+def _needs_or_error(raw: bytes) -> Needs | BlobStoreError:
+    try:
+        return needs_of(raw, "the manifest")
+    except BlobStoreError as error:
+        return error.kept()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,25 +130,17 @@ class References:
         """Return what manifests name, from their bytes; what ``known`` has of equal bytes is not parsed again."""
         models: dict[ModelName, Needs] = {}
         broken: dict[ModelName, BlobStoreError] = {}
-        before = known.parsed if known is not None else {}
-        found: dict[bytes, Needs | BlobStoreError] = {}
+        needs_of_bytes = KnownNeeds(known.parsed if known is not None else None)
         for name, raw in manifests:
-            if isinstance(raw, BlobStoreError):
-                broken[name] = raw
-                continue
-            key = hashlib.sha256(raw).digest()
-            if key not in found:  # thousands of names may have the same bytes
-                found[key] = before[key] if key in before else _needs_or_error(raw)
-            needs = found[key]
+            needs = raw if isinstance(raw, BlobStoreError) else needs_of_bytes.of(raw)
             if isinstance(needs, BlobStoreError):
                 broken[name] = needs.about(model=str(name))
             else:
                 models[name] = needs
-        parsed = {key: needs for key, needs in found.items() if not isinstance(needs, BlobStoreError)}
         others = dict(newer)
         unread = {path: found for path, found in others.items() if isinstance(found, BlobStoreError)}
         readable = tuple(found for found in others.values() if not isinstance(found, BlobStoreError))
-        return cls(models, broken, tuple(strays), parsed, readable, unread)
+        return cls(models, broken, tuple(strays), needs_of_bytes.parsed, readable, unread)
 
     @property
     def names(self) -> set[ModelName]:
