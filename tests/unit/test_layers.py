@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "blobstore"
 # docs/design.md, "Layers": a module may import from the rows above its own, and a package's files from one another.
 LAYERS = (
     {"errors"},
-    {"budget", "coverage", "digest", "names", "dtypes", "strictjson", "tiles"},
+    {"budget", "coverage", "digest", "names", "dtypes", "strictjson", "tiles", "workers"},
     {"quant"},
     {"documents", "arrays", "ranges", "transport", "runtimes"},
     {"kernels", "store", "safetensors", "checkpoint", "mapped", "provenance"},

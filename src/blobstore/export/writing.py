@@ -8,12 +8,10 @@ where arrays have to be made as a whole.
 from __future__ import annotations
 
 import hashlib
-import math
 import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from blobstore.export.values import fill_values
 from blobstore.ranges import FileReader, allow_open_files, close_quietly
 from blobstore.store.copying import copy_range
 from blobstore.store.files import PAGE, create_file, make_folder, open_direct, os_errors, write_aligned, write_all_at
+from blobstore.workers import each
 
 Progress = Callable[[int, str], object]
 
@@ -81,15 +80,8 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
         for shard in plan.shards:
             files.append(_create(shard, folder / shard.path))
             progress(len(shard.header), shard.path)
-        work = _Work(files, progress)
-        with ThreadPoolExecutor(jobs, thread_name_prefix="export") as pool:
-            try:
-                for future in [pool.submit(work.run) for _ in range(jobs)]:
-                    future.result()
-            except BaseException:
-                work.fail(-1, None)
-                raise
-        work.check()
+        batches = (batch for file in files for batch in _batches(file))
+        each(batches, _Work(progress).do, jobs, name="export")
     finally:
         with ExitStack() as stack:  # each is closed, also when another can't be
             for file in files:
@@ -153,27 +145,13 @@ def _close(file: _File) -> None:
 class _Work:
     """What the threads of one export share."""
 
-    def __init__(self, files: list[_File], progress: Progress) -> None:
-        self._batches = enumerate(batch for file in files for batch in _batches(file))
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._buffers = _Buffers()
-        self._mutex = threading.Lock()
-        self._first_error: tuple[float, BaseException | None] = (math.inf, None)
 
-    def run(self) -> None:
-        """Do batches until none is left, or one has failed."""
-        while (following := self._next()) is not None:
-            order, (file, steps) = following
-            try:
-                self._do(file, steps)
-            except BaseException as error:  # noqa: BLE001  # raised by `check`, when it is known to be the first
-                self.fail(order, error)
-
-    def _next(self) -> tuple[int, tuple[_File, list[_Step]]] | None:
-        with self._mutex:
-            return next(self._batches, None) if self._first_error[0] == math.inf else None
-
-    def _do(self, file: _File, steps: list[_Step]) -> None:
+    def do(self, batch: tuple[_File, list[_Step]]) -> None:
+        """Write the pieces of one batch."""
+        file, steps = batch
         with _Blobs() as blobs:
             for step in steps:
                 match step.piece:
@@ -194,17 +172,6 @@ class _Work:
         fill_values(piece, reader, np.frombuffer(data, kind))
         with os_errors("write", file.path):
             write_aligned(file.fd, file.direct if is_aligned else -1, at, data)
-
-    def fail(self, order: float, error: BaseException | None) -> None:
-        """Let no further batch begin, and keep the error of the first one that failed."""
-        with self._mutex:
-            if order < self._first_error[0]:
-                self._first_error = (order, error)
-
-    def check(self) -> None:
-        """Raise the first error, if there was one."""
-        if self._first_error[1] is not None:
-            raise self._first_error[1]
 
 
 class _Buffers(threading.local):

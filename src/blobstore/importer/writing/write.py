@@ -7,11 +7,8 @@ tensor as well as on many small ones, memory is that of the buffers, and the byt
 
 from __future__ import annotations
 
-import math
-import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +21,7 @@ from blobstore.ranges import allow_open_files
 from blobstore.source.reading import SourceReaders
 from blobstore.store import BlobWriter, FinishedBlob, Ingest
 from blobstore.store.files import os_errors
+from blobstore.workers import each
 
 _BUFFERS_A_THREAD = 4
 _SCRATCH = 4
@@ -79,14 +77,7 @@ def write_blobs(
         runs = work.most_runs()
         threads = max(1, min(jobs + _SPARE_THREADS, runs))
         buffers = _buffers(threads, runs, memory, work.largest_run())
-        with ThreadPoolExecutor(threads, thread_name_prefix="import") as pool:
-            try:
-                futures = [pool.submit(work.run, buffers) for _ in range(threads)]
-                for future in futures:
-                    future.result()
-            except BaseException:
-                work.fail(-1, None)
-                raise
+        each(work.runs(buffers), work.make, threads, name="import")
         return work.result()
     finally:
         work.close()
@@ -113,33 +104,20 @@ class _Work:
         self._recalled = 0
         self._writers: dict[int, BlobWriter] = {}
         self._mutex = threading.Lock()
-        self._runs = self._all_runs()
-        self._first_error: tuple[float, BaseException | None] = (math.inf, None)
 
     def recall(self, jobs: int, *, verify: bool) -> None:
         """Find the blobs that an earlier import has made; with ``jobs`` threads where they have to be read."""
+
+        def recall_one(number: int) -> None:
+            blob = self._ingest.recall(self._keys[number], self._blobs[number].size, verify=verify)
+            if blob is not None:
+                self._finished[number] = blob
+
         threads = jobs if verify or self._ingest.has_leftovers() else 1
-        with ThreadPoolExecutor(threads, thread_name_prefix="recall") as pool:
-            try:
-                for found in pool.map(lambda first: self._recall_each(first, threads, verify=verify), range(threads)):
-                    self._finished.update(found)
-            except BaseException:
-                self.fail(-1, None)
-                raise
+        each(range(len(self._blobs)), recall_one, threads, name="recall")
         self._recalled = len(self._finished)
         if self._finished:
             self._progress(sum(self._blobs[number].source_bytes for number in self._finished), "")
-
-    def _recall_each(self, first: int, step: int, *, verify: bool) -> dict[int, FinishedBlob]:
-        """Return every ``step``-th blob from ``first`` that an earlier import has made, by its number."""
-        found = {}
-        for number in range(first, len(self._blobs), step):
-            if self._first_error[0] != math.inf:
-                break
-            blob = self._ingest.recall(self._keys[number], self._blobs[number].size, verify=verify)
-            if blob is not None:
-                found[number] = blob
-        return found
 
     def most_runs(self) -> int:
         """Return how many runs there are to make at most: more threads have nothing to do."""
@@ -152,50 +130,28 @@ class _Work:
     def _to_make(self) -> list[PlannedBlob]:
         return [blob for number, blob in enumerate(self._blobs) if number not in self._finished]
 
-    def _all_runs(self) -> Iterator[tuple[int, int, Run]]:
-        order = 0
+    def runs(self, buffers: BufferPool) -> Iterator[tuple[int, Run, Buffer]]:
+        """Yield the runs of all blobs that are to be made, each with its blob's number and a buffer.
+
+        The buffer comes with the run: one that is begun must be able to end, since later ones wait to be hashed behind it.
+        """
         for number, blob in enumerate(self._blobs):
             if number in self._finished:
                 continue
             self._writers[number] = self._ingest.writer(blob.size)
             for run in runs_of(blob):
-                yield order, number, run
-                order += 1
+                yield number, run, buffers.take()
 
-    def run(self, buffers: BufferPool) -> None:
-        """Make runs until none is left, or one has failed that comes before the next."""
-        while True:
-            # The buffer first: a run that is begun must be able to end, since later ones wait to be hashed behind it.
-            buffer = buffers.take()
-            try:
-                if not self._run_next(buffer):
-                    return
-            except BaseException:
-                buffer.release()
-                raise
-
-    def _run_next(self, buffer: Buffer) -> bool:
-        following = self._next_run()
-        if following is None:
-            buffer.release()
-            return False
-        order, number, run = following
+    def make(self, item: tuple[int, Run, Buffer]) -> None:
+        """Make one run. After an error its blob's buffers are free, because whoever takes the next run waits for one."""
+        number, run, buffer = item
         try:
             self._make(number, run, buffer)
-        except BaseException as error:  # noqa: BLE001  # raised by `result`, when it is known to be the first
-            self.fail(order, error)
+        except BaseException:
             if writer := self._writers.get(number):
                 writer.release()
             buffer.release()
-        return True
-
-    def _next_run(self) -> tuple[int, int, Run] | None:
-        try:
-            with self._mutex:
-                return next(self._runs, None) if self._first_error[0] == math.inf else None
-        except Exception as error:  # noqa: BLE001  # as above; every run that has begun comes before it
-            self.fail(sys.maxsize, error)
-            return None
+            raise
 
     def _make(self, number: int, run: Run, buffer: Buffer) -> None:
         blob, writer = self._blobs[number], self._writers[number]
@@ -210,16 +166,8 @@ class _Work:
             self._ingest.finished(self._keys[number], finished)
         self._progress(run.source_bytes, blob.name)
 
-    def fail(self, order: float, error: BaseException | None) -> None:
-        """Let no further run begin, and keep the error of the first one that failed."""
-        with self._mutex:
-            if order < self._first_error[0]:
-                self._first_error = (order, error)
-
     def result(self) -> WrittenBlobs:
-        """Return the blobs. Raises: the first error; CorruptDataError when a source changed meanwhile."""
-        if self._first_error[1] is not None:
-            raise self._first_error[1]
+        """Return the blobs. Raises: CorruptDataError when a source changed meanwhile."""
         self._readers.check_unchanged()
         return WrittenBlobs([self._finished[number] for number in range(len(self._blobs))], self._keys, self._recalled)
 
