@@ -22,6 +22,7 @@ from support.stores import HOLD, HOLD_LOCK, blob_path, commit_model, layer_by_ha
 import blobstore
 from blobstore.care.prune import prune, undo
 from blobstore.care.verify import verify
+from blobstore.digest import Digest
 from blobstore.errors import BusyError
 from blobstore.names import ModelName
 from blobstore.store import Store, open_store
@@ -43,13 +44,19 @@ def layers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Pat
 
 
 def bake(root: Path, source: Path) -> Store:
-    """Make a store with models, a trash, blobs that nobody needs, and what an interrupted import left."""
+    """Make a store with models, a trash, blobs that no model needs, and what an interrupted import left.
+
+    In the trash are also copies of a manifest, which lie in folders of their own.
+    """
     store = open_store(root)
+    commit_model(store, "before", b"of before")
+    store.manifests.remove(ModelName.parse("before"))
+    store.blobs.remove(Digest.of(b"of before"))
     for name, seed in (("m", "m"), ("n", "n"), ("gone", "gone")):
         tensors = {**small_tensors(), "own.weight": normal(seed, 64, 64)}
         blobstore.import_model(write_checkpoint(source.parent / f"{name}-source", tensors), name, store=store, quant="int4")
     age(store, b"trashed")
-    prune(store)
+    assert [str(name) for name in prune(store).forgotten] == ["before:latest"]
     age(store, b"orphan")
     store.manifests.remove(ModelName.parse("gone"))
     for path in store.blobs.path.iterdir():

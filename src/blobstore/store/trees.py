@@ -1,14 +1,14 @@
 """Trees: folders of ours removed with all that is in them, however deep others made them.
 
 `shutil.rmtree` recurses (Python 3.11), so a thousand folders in one another end it with a RecursionError, and deeper ones
-have paths that the system refuses. Here nothing recurses and no path is longer than three names: what lies in a folder's
-folders is moved up into the folder itself before it is removed.
+have paths that the system refuses. Here nothing recurses, no path is longer than a name, and two folders are open at most.
+Nor is a folder renamed: overlayfs refuses that for one that lies in a lower layer (EXDEV; see trash.py).
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import secrets
 from pathlib import Path
 
 from blobstore.ranges import close_quietly
@@ -22,27 +22,38 @@ def remove_tree(path: Path) -> None:
     Nothing happens when it is gone. Raises: OSError; what could not be removed is still in the folder then.
     """
     try:
-        top = os.open(path, _FOLDER)
+        folder = os.open(path, _FOLDER)
     except FileNotFoundError:
         return
+    above: list[tuple[tuple[int, int], list[str]]] = []  # each folder on the way here, and its folders that are left
     try:
-        while folders := _remove_files(top):
-            for name in folders:
-                _remove_folder(name, top)
+        left = _remove_files(folder)
+        while left or above:
+            if left:
+                above.append((_identity(folder), left))
+                folder = _moved_to(left[-1], folder)
+                left = _remove_files(folder)
+            else:
+                identity, left = above.pop()
+                folder = _moved_to("..", folder)
+                if _identity(folder) != identity:  # else what lies elsewhere would be removed
+                    raise OSError(errno.EBUSY, "a folder in it was moved while it was removed")
+                os.rmdir(left.pop(), dir_fd=folder)
     finally:
-        close_quietly(top)
+        close_quietly(folder)
     path.rmdir()
 
 
-def _remove_folder(name: str, top: int) -> None:
-    """Remove a folder in ``top``; the folders in it are in ``top`` afterwards, under other names."""
-    folder = os.open(name, _FOLDER, dir_fd=top)
-    try:
-        for inner in _remove_files(folder):
-            os.rename(inner, secrets.token_hex(8), src_dir_fd=folder, dst_dir_fd=top)
-    finally:
-        close_quietly(folder)
-    os.rmdir(name, dir_fd=top)
+def _moved_to(name: str, folder: int) -> int:
+    """Return an open folder that is in ``folder``, which is closed then."""
+    found = os.open(name, _FOLDER, dir_fd=folder)
+    close_quietly(folder)
+    return found
+
+
+def _identity(folder: int) -> tuple[int, int]:
+    status = os.fstat(folder)
+    return status.st_dev, status.st_ino
 
 
 def _remove_files(folder: int) -> list[str]:

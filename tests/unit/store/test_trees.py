@@ -58,3 +58,34 @@ def test_what_may_not_be_removed_is_an_error(tmp_path: Path) -> None:
         remove_tree(tree)
     assert (tree / "theirs" / "file").exists()
     shutil.rmtree(tree)
+
+
+def test_no_folder_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On overlayfs that fails for one in a lower layer."""
+    monkeypatch.setattr(os, "rename", None)
+    for path in ("a/b/c", "a/d", "e/f/g/h"):
+        (tmp_path / "tree" / path).mkdir(parents=True)
+        (tmp_path / "tree" / path / "file").write_bytes(b"x")
+    remove_tree(tmp_path / "tree")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_moved_away_meanwhile_takes_nothing_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above it there is then another folder, which is not ours to empty."""
+    inner, mine = tmp_path / "tree" / "outer" / "inner", tmp_path / "mine"
+    inner.mkdir(parents=True)
+    (inner / "last").write_bytes(b"x")
+    mine.mkdir()
+    (mine / "file").write_bytes(b"mine")
+    real = os.unlink
+
+    def move(name: str, **options: int) -> None:
+        real(name, **options)
+        inner.rename(mine / "inner")
+
+    monkeypatch.setattr(os, "unlink", move)
+    with pytest.raises(OSError, match="was moved"):
+        remove_tree(tmp_path / "tree")
+    assert (mine / "file").read_bytes() == b"mine"
