@@ -16,7 +16,7 @@ from blobstore.importer.modelfile.modelfile import Modelfile, resolve_path
 from blobstore.importer.modelfile.parameters import parse_parameters
 from blobstore.importer.policies.importance import Importance
 from blobstore.importer.policies.policy_file import PolicyFile
-from blobstore.importer.policies.rules import Rule
+from blobstore.importer.policies.rules import Rule, check_count
 from blobstore.importer.profiles import PROFILES, Experts, Profile
 from blobstore.kernels import check_method
 from blobstore.quant import Quantization, QuantType
@@ -130,7 +130,8 @@ class ImportOptions:
         What is given wins over the policy file; its rules come before those that are given.
 
         Raises: UsageError for an unknown word, a group size that the type does not have, an option that says nothing
-        without another; as `PolicyFile.read`, `Importance.parse` and `Modelfile.parse`.
+        without another; LimitExceededError for over 1,000 rules with patterns; as `PolicyFile.read`, `Importance.parse` and
+        `Modelfile.parse`.
         """
         _check_arguments(given)
         policy = given.get("policy")
@@ -163,7 +164,8 @@ class ImportOptions:
         return options
 
     def _check(self) -> None:
-        """Raise UsageError when an option says nothing, or a type has no such groups."""
+        """Raise UsageError when an option says nothing, or a type has no such groups; LimitExceededError for many rules."""
+        check_count(self.rules)
         quantizes = bool(self.quant_type or self.target) or any(rule.quant_type is not None for rule in self.rules)
         if self.group_size is not None and self.quant_type is None:
             raise UsageError(

@@ -18,10 +18,10 @@ from support.inventories import inventory, source_tensor
 
 import blobstore
 from blobstore.dtypes import DType
-from blobstore.errors import UsageError
+from blobstore.errors import LimitExceededError, UsageError
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.planning.plan import ImportPlan, make_plan
-from blobstore.importer.policies.rules import NameIndex, Rule, RuleBook, escaped
+from blobstore.importer.policies.rules import MAX_PATTERNS, NameIndex, Rule, RuleBook, escaped
 from blobstore.quant import QuantType
 from blobstore.source.inventory import SourceTensor
 from blobstore.store import Store
@@ -228,3 +228,12 @@ def test_rules_are_kept_with_the_model_and_repeat_it(store: Store, tmp_path: Pat
     again = blobstore.import_model(source, "b", store=store, quant=stored["quant"], rules=stored["rules"])
     assert again.digest == first.digest
     assert again.created == 0
+
+
+def test_a_thousand_patterns_may_be_tried_on_every_name_and_any_number_be_looked_up() -> None:
+    looked_up = [f"model.layers.{number}.x.weight=int8" for number in range(MAX_PATTERNS)]
+    looked_up += [f"model.layers.{number}.*=int8" for number in range(MAX_PATTERNS)]
+    patterns = [f"*.{number}.weight=int8" for number in range(MAX_PATTERNS)]
+    ImportOptions.parse(quant="int4", rules=[*looked_up, *patterns])
+    with pytest.raises(LimitExceededError, match="1,001 rules with patterns, at most 1,000"):
+        ImportOptions.parse(quant="int4", rules=[*looked_up, *patterns, "*x*=none"])
