@@ -79,3 +79,11 @@ def test_what_a_power_cut_may_do_to_a_disk(tmp_path: Path, damage: slice, seen: 
     figures = Figures(zero=(), quiet=True)
     power_cuts.cut(workshop, [Event(FLUSH, 0, memoryview(b""))], 1, figures)
     assert {name for name, number in figures.counts.items() if number} == {"cuts", seen}
+
+
+def test_processes_share_the_faults_of_an_experiment() -> None:
+    lines, errors = run("kills", "--count", "12", "--jobs", "2")
+    line = lines.get("kills")
+    check(line, errors)
+    assert line is not None
+    assert "kills 12 · at calls 8 · at random 4 " in line
