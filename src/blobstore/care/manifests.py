@@ -135,7 +135,7 @@ class CurrentNeeds:
     def _compare(self, users: Users) -> None:
         kept: list[ModelName] = []
         replaced: list[tuple[ModelName, bytes]] = []
-        for name in users.names:
+        for name in dict.fromkeys(users.names):  # a user may have asked for one twice
             raw = manifest_bytes(self._store, name)
             key = _key(raw)
             if key == users.key:

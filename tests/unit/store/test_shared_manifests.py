@@ -87,6 +87,13 @@ def test_damage_refers_to_all_models_by_one_tuple(store: Store, parsed: list[str
     assert parsed
 
 
+def test_a_model_that_is_asked_for_twice_is_one(store: Store) -> None:
+    commit_model(store, "m", A)
+    blob_path(store, A).unlink()
+    (damaged,) = verify(store, ["m", "m:latest"]).damaged
+    assert [str(name) for name in damaged.models] == ["m:latest"]
+
+
 def test_damage_refers_only_to_models_that_were_not_replaced_meanwhile(
     store: Store, parsed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
