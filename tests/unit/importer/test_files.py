@@ -16,7 +16,11 @@ from support.checkpoints import write_checkpoint
 from support.layouts import write
 
 import blobstore
-from blobstore.errors import NotFoundError, StorageError
+from blobstore.errors import CorruptDataError, NotFoundError, StorageError
+from blobstore.importer import run_plan
+from blobstore.importer.writing import copying
+from blobstore.names import ModelName
+from blobstore.ranges import FileIdentity, FileReader
 from blobstore.source import files
 from blobstore.source.files import OtherFiles, other_files
 from blobstore.store import Store
@@ -244,3 +248,30 @@ def test_a_bare_file_has_no_folder(folder: Path) -> None:
     write(folder, {"README.md": "x"})
     coverage = blobstore.plan_import(folder / "model.safetensors").coverage
     assert (coverage.files.source, coverage.files.stored, coverage.left_out) == (1, 1, ())
+
+
+@pytest.mark.parametrize("size", [10, 2**20 + 1])
+@pytest.mark.parametrize("when", ["after the plan", "while it is copied"])
+def test_a_file_that_changes(folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, size: int, when: str) -> None:
+    path = folder / "merges.txt"
+    path.write_bytes(b"a" * size)
+    plan = blobstore.plan_import(folder)
+
+    def change() -> None:
+        path.write_bytes(b"b" * size)
+        os.utime(path, ns=(1, 1))
+
+    class Reader(FileReader):
+        def check_is(self, identity: FileIdentity) -> None:
+            """Check the file as it is before it is copied, and again afterwards."""
+            super().check_is(identity)
+            if path.read_bytes().startswith(b"a"):
+                change()
+
+    if when == "after the plan":
+        change()
+    monkeypatch.setattr(copying, "FileReader", Reader)
+    with pytest.raises(CorruptDataError, match=r"merges\.txt changed while it was read") as caught:
+        run_plan(plan, ModelName.parse("m"), store)
+    assert caught.value.path == str(path)
+    assert list(store.models()) == []
