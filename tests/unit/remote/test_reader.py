@@ -308,6 +308,15 @@ def test_ranges_that_are_none(line: str, server: Server, remote: Remote) -> None
     assert refusal(lambda: remote.open(server.url)).rule == "R1"
 
 
+def test_a_part_that_begins_elsewhere_is_refused_though_it_has_as_many_bytes(server: Server, remote: Remote) -> None:
+    """Without a Content-Length only the Content-Range says which bytes they are."""
+    lines = ("Content-Range: bytes 1-65/66", "Transfer-Encoding: chunked")
+    server.play(lambda _: [head(206, *lines) + b"42\r\n%b\r\n0\r\n\r\n" % SMALL[:66], KEEP_ALIVE])
+    error = refusal(lambda: remote.open(server.url))
+    assert error.rule == "R1"
+    assert "with the Content-Range 'bytes 1-65/66'" in str(error)
+
+
 def test_a_header_of_another_file_is_its_own_error(server: Server, remote: Remote) -> None:
     server.play(lambda asked: part(asked, b"version https://git-lfs.github.com/spec/v1\n"))
     error = refusal(lambda: read_header(remote.open(server.url)))
