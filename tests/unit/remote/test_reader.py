@@ -317,6 +317,17 @@ def test_a_part_that_begins_elsewhere_is_refused_though_it_has_as_many_bytes(ser
     assert "with the Content-Range 'bytes 1-65/66'" in str(error)
 
 
+@pytest.mark.parametrize("length", [50, 100])
+def test_a_part_of_another_content_length_than_its_range_is_refused(length: int, server: Server, remote: Remote) -> None:
+    """Of the longer one the bytes fit: the connection ends behind them, as if it had broken."""
+    server.play(
+        lambda _: [head(206, "Content-Range: bytes 0-65/66", f"Content-Length: {length}") + SMALL[: min(length, 66)]]
+    )
+    error = refusal(lambda: remote.open(server.url))
+    assert error.rule == "R1"
+    assert f"a Content-Length of {length} beside the Content-Range" in str(error)
+
+
 def test_a_header_of_another_file_is_its_own_error(server: Server, remote: Remote) -> None:
     server.play(lambda asked: part(asked, b"version https://git-lfs.github.com/spec/v1\n"))
     error = refusal(lambda: read_header(remote.open(server.url)))
