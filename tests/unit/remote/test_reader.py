@@ -328,6 +328,16 @@ def test_a_part_of_another_content_length_than_its_range_is_refused(length: int,
     assert f"a Content-Length of {length} beside the Content-Range" in str(error)
 
 
+def test_a_read_beyond_the_end_is_refused_without_a_request(server: Server, remote: Remote) -> None:
+    script = server.play(lambda asked: part(asked, LARGE))
+    reader = remote.open(server.url)
+    asked = len(script.asked)
+    error = refusal(lambda: reader.read(len(LARGE) - 1, 2))
+    assert isinstance(error, ShortReadError)
+    assert f"it has {len(LARGE):,}" in str(error)
+    assert len(script.asked) == asked
+
+
 def test_a_header_of_another_file_is_its_own_error(server: Server, remote: Remote) -> None:
     server.play(lambda asked: part(asked, b"version https://git-lfs.github.com/spec/v1\n"))
     error = refusal(lambda: read_header(remote.open(server.url)))
