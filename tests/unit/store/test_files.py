@@ -1,0 +1,58 @@
+"""Durable file operations, where a file system or the kernel does less than usual."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from support.stores import blob_path, commit_model
+
+from blobstore.errors import StorageError
+from blobstore.names import ModelName
+from blobstore.store import Store, files
+
+FUSE, NFS, EXT4 = 0x65735546, 0x6969, 0xEF53
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_trusted"), [(FUSE, False), (NFS, False), (0x12345678, False), (None, False), (EXT4, True)]
+)
+def test_syncfs_is_trusted_where_it_is_known_to_sync(
+    monkeypatch: pytest.MonkeyPatch, kind: int | None, is_trusted: bool
+) -> None:
+    """On FUSE it does nothing: then every file has to be synced by itself."""
+    monkeypatch.setattr(files, "_file_system", lambda _fd: kind)
+    assert files.syncs_whole(0) is is_trusted
+
+
+def test_a_write_of_half_the_bytes_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, bytes(data)[: max(1, len(data) // 2)], offset))
+    fd = files.create_file(tmp_path / "file")
+    files.write_all_at(fd, 3, memoryview(b"0123456789"))
+    os.close(fd)
+    assert (tmp_path / "file").read_bytes() == b"\0\0\x000123456789"
+
+
+def test_a_folder_on_another_mount_with_the_same_device_number_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a bind mount of the same file system: only a rename tells."""
+
+    def rename(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(target))
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(StorageError, match="is on another file system than"):
+        files.check_one_mount(tmp_path, tmp_path)
+
+
+def test_a_blob_of_an_old_ollama_is_removed_with_its_model(store: Store) -> None:
+    """The first Ollamas called it ``sha256:…``."""
+    commit_model(store, "m", b"one")
+    new = blob_path(store, b"one")
+    old = new.rename(new.with_name(new.name.replace("-", ":")))
+    assert [blob.size for blob in store.remove(ModelName.parse("m")).removed if blob.size == len(b"one")] == [3]
+    assert not old.exists()
