@@ -109,6 +109,12 @@ def test_rare_legal_texts_are_left_to_the_parser(text: bytes, size: int) -> None
     assert parsed(text, size) is not None
 
 
+@pytest.mark.parametrize("offsets", [b"[]", b"[0]", b"[1]", b"[0,0,1]", b"[0,1,1]", b"[0,1,0,1]", b"[[0,1]]"])
+@pytest.mark.parametrize("size", [0, 1])
+def test_offsets_that_are_not_two_are_declined(offsets: bytes, size: int) -> None:
+    assert scan_header(one(b'{"dtype":"U8","shape":[%d],"data_offsets":%b}' % (size, offsets)), size) is None
+
+
 @pytest.mark.parametrize("size", [-1, 2**64])
 def test_impossible_sizes_get_the_parsers_verdict(size: int) -> None:
     assert scan_header(b"{}", size) is None
