@@ -84,7 +84,7 @@ class _Work:
 
     def _summary(self, key: str, raw: bytes) -> Summary:
         if key in self.failed:
-            raise self.failed[key]
+            raise self.failed[key].about()  # an error of its own: a raised one keeps what its raiser held
         if key not in self.sound:
             try:
                 self.sound[key] = self._known(key, raw) or self._new(key, raw)

@@ -65,7 +65,7 @@ class ManifestReader:
         self._suspects: list[ModelName] = []
 
     def read(self, names: Iterable[ModelName]) -> Iterator[tuple[Users, Manifest]]:
-        """Yield each different manifest of these models, and who has it; more names may join them afterwards."""
+        """Yield each different manifest once, with the models that have it; ``Users.names`` is complete at the end."""
         for name in names:
             try:
                 raw = self._store.manifests.text(name)
