@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blobstore.documents import Manifest
+from blobstore.documents import MAX_LAYERS, Manifest
 from blobstore.errors import BlobStoreError
 from blobstore.store.references import is_plain, missing_blob, needs_of
 
@@ -70,3 +70,19 @@ def test_the_first_blob_that_is_missing(document: dict[str, Any], which: int) ->
     if there:
         lost = sorted(there)[which % len(there)]
         assert missing_blob(raw, there - {lost}, is_plain=is_plain(raw)) == lost
+
+
+def test_a_digest_that_is_none_is_not_passed_over() -> None:
+    raw = json.dumps({**TWO_SIZES, "layers": [{**ONE, "digest": "sha256:" + "Z" * 64}]}, **COMPACT).encode()
+    assert slow(raw) is None
+    assert fast(raw) is None
+    assert not is_plain(raw)
+
+
+def test_more_layers_than_a_manifest_may_have_are_refused_however_it_is_written() -> None:
+    layers = [{"mediaType": "m", "digest": f"sha256:{number:064x}", "size": 1} for number in range(MAX_LAYERS + 1)]
+    for count, is_valid in ((MAX_LAYERS, True), (MAX_LAYERS + 1, False)):
+        raw = json.dumps({"schemaVersion": 2, "mediaType": "m", "layers": layers[:count]}, **COMPACT).encode()
+        assert is_plain(raw) == is_valid
+        assert (slow(raw) is not None) == is_valid
+        assert fast(raw) == slow(raw)

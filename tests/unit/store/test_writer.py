@@ -16,6 +16,7 @@ from support.pieces import Piece, Putter, cut
 
 from blobstore.errors import CorruptDataError, StorageError
 from blobstore.store import BlobWriter, FinishedBlob
+from blobstore.store import writer as writer_module
 from blobstore.store.files import PAGE
 
 DIRECT = 2**18
@@ -219,3 +220,15 @@ def test_too_many_open_files_leave_none_open(tmp_path: Path, count: int) -> None
     ):
         writer.put(0, b"abc")
     assert open_files() <= files
+
+
+@pytest.mark.parametrize("size", [9, DIRECT])
+@pytest.mark.parametrize("syncs", [False, True])
+def test_a_finished_blob_is_synced_where_syncfs_would_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, *, syncs: bool
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(writer_module, "sync", synced.append)
+    with closing(BlobWriter(tmp_path, "x", size, syncs=syncs)) as writer:
+        assert writer.put(0, DATA[:size]) is not None
+    assert len(synced) == syncs
