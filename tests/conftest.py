@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from blobstore.store import Store, open_store
+from blobstore.store.local.store import Store, open_store
 
 # The machine may be small and busy: no deadlines. The same examples every time, so that a run says something of a change;
 # HYPOTHESIS_PROFILE=random looks at others, and `deep` at many, for a night.

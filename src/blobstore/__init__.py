@@ -13,59 +13,64 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from blobstore import errors as errors
     from blobstore import mlx_lm as mlx_lm
-    from blobstore import remote as remote
-    from blobstore.arrays import QuantizedArray as QuantizedArray
     from blobstore.errors import BlobStoreError as BlobStoreError
-    from blobstore.export import ExportResult as ExportResult
-    from blobstore.export import export_model as export_model
-    from blobstore.importer import ImportPlan as ImportPlan
-    from blobstore.importer import ImportResult as ImportResult
-    from blobstore.importer import import_model as import_model
-    from blobstore.importer import plan_import as plan_import
-    from blobstore.inspection import Inspection as Inspection
-    from blobstore.inspection import inspect as inspect
-    from blobstore.inspection import read_header as read_header
-    from blobstore.kernels import dequantize as dequantize
-    from blobstore.kernels import quantize as quantize
-    from blobstore.loader import Model as Model
-    from blobstore.loader import open_model as open_model
-    from blobstore.metadata import MetadataEdit as MetadataEdit
-    from blobstore.metadata import edit_metadata as edit_metadata
-    from blobstore.metadata import read_metadata as read_metadata
-    from blobstore.quality import ModelQuality as ModelQuality
-    from blobstore.quality import measure_quality as measure_quality
-    from blobstore.runtimes import Verdict as Verdict
-    from blobstore.store import Store as Store
-    from blobstore.store import open_store as open_store
-    from blobstore.tensors import Tensor as Tensor
+    from blobstore.export.run import ExportResult as ExportResult
+    from blobstore.export.run import export_model as export_model
+    from blobstore.importer.planning.outputs import ImportPlan as ImportPlan
+    from blobstore.importer.run import ImportResult as ImportResult
+    from blobstore.importer.run import import_model as import_model
+    from blobstore.importer.run import plan_import as plan_import
+    from blobstore.inspection.inspect import inspect as inspect
+    from blobstore.inspection.inspect import read_header as read_header
+    from blobstore.inspection.inspection import Inspection as Inspection
+    from blobstore.inspection.metadata import MetadataEdit as MetadataEdit
+    from blobstore.inspection.metadata import edit_metadata as edit_metadata
+    from blobstore.inspection.metadata import read_metadata as read_metadata
+    from blobstore.inspection.quality import ModelQuality as ModelQuality
+    from blobstore.inspection.quality import measure_quality as measure_quality
+    from blobstore.io.http.reader import Remote as Remote
+    from blobstore.kernels.arrays import QuantizedArray as QuantizedArray
+    from blobstore.kernels.quantize import dequantize as dequantize
+    from blobstore.kernels.quantize import quantize as quantize
+    from blobstore.model.facts import Verdict as Verdict
+    from blobstore.model.loader import Model as Model
+    from blobstore.model.loader import open_model as open_model
+    from blobstore.model.tensors import Tensor as Tensor
+    from blobstore.source.folders import RemoteFolder as RemoteFolder
+    from blobstore.source.folders import hub_folder as hub_folder
+    from blobstore.store.local.store import Store as Store
+    from blobstore.store.local.store import open_store as open_store
 
 _HOME = {
     "BlobStoreError": "errors",
-    "ExportResult": "export",
-    "ImportPlan": "importer",
-    "ImportResult": "importer",
-    "Inspection": "inspection",
-    "MetadataEdit": "metadata",
-    "Model": "loader",
-    "ModelQuality": "quality",
-    "QuantizedArray": "arrays",
-    "Store": "store",
-    "Tensor": "tensors",
-    "Verdict": "runtimes",
-    "dequantize": "kernels",
-    "edit_metadata": "metadata",
-    "export_model": "export",
-    "import_model": "importer",
-    "inspect": "inspection",
-    "measure_quality": "quality",
-    "open_model": "loader",
-    "open_store": "store",
-    "plan_import": "importer",
-    "quantize": "kernels",
-    "read_header": "inspection",
-    "read_metadata": "metadata",
+    "ExportResult": "export.run",
+    "ImportPlan": "importer.planning.outputs",
+    "ImportResult": "importer.run",
+    "Inspection": "inspection.inspection",
+    "MetadataEdit": "inspection.metadata",
+    "Model": "model.loader",
+    "ModelQuality": "inspection.quality",
+    "QuantizedArray": "kernels.arrays",
+    "Remote": "io.http.reader",
+    "RemoteFolder": "source.folders",
+    "Store": "store.local.store",
+    "Tensor": "model.tensors",
+    "Verdict": "model.facts",
+    "dequantize": "kernels.quantize",
+    "edit_metadata": "inspection.metadata",
+    "export_model": "export.run",
+    "hub_folder": "source.folders",
+    "import_model": "importer.run",
+    "inspect": "inspection.inspect",
+    "measure_quality": "inspection.quality",
+    "open_model": "model.loader",
+    "open_store": "store.local.store",
+    "plan_import": "importer.run",
+    "quantize": "kernels.quantize",
+    "read_header": "inspection.inspect",
+    "read_metadata": "inspection.metadata",
 }
-_MODULES = frozenset({"errors", "mlx_lm", "remote"})
+_MODULES = frozenset({"errors", "mlx_lm"})
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])  # noqa: PLE0605  # the table is the list
 

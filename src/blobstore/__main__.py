@@ -1,5 +1,5 @@
 """``python -m blobstore``."""
 
-from blobstore.cli import main
+from blobstore.cli.main import main
 
 main()

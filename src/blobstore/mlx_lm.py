@@ -14,27 +14,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blobstore.checkpoint import CONFIG_NAME, parse_config
-from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError, UsageError
-from blobstore.importer import ImportPlan
-from blobstore.importer.planning.outputs import OutputTensor
-from blobstore.loader import Model, open_model
-from blobstore.names import ModelName, relative_path
-from blobstore.network import (
-    LogicalTensor,
-    NetworkPlan,
-    build_network,
-    check_arrays,
-    float_dtype,
-    import_mlx_lm,
-    mlx_lm_errors,
-    plan_network,
+from blobstore.errors import (
+    DocumentError,
+    InvalidNameError,
+    UnsupportedSourceError,
+    UsageError,
 )
-from blobstore.provenance import OWN_DOCUMENT, Provenance
-from blobstore.runtimes import Runs, Verdict
-from blobstore.store import Store
-from blobstore.store.files import make_folder, os_errors
-from blobstore.store.trees import remove_tree
+from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
+from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
+from blobstore.importer.planning.outputs import ImportPlan, OutputTensor
+from blobstore.io.copying import remove_tree
+from blobstore.io.durable import make_folder, os_errors
+from blobstore.model.facts import Runs, Verdict
+from blobstore.model.loader import Model, open_model
+from blobstore.model.network.arrays import build_network, check_arrays
+from blobstore.model.network.layouts import LogicalTensor, float_dtype
+from blobstore.model.network.planning import NetworkPlan, import_mlx_lm, mlx_lm_errors, plan_network
+from blobstore.names import ModelName, relative_path
+from blobstore.store.local.store import Store
 
 _log = logging.getLogger("blobstore.mlx_lm")
 

@@ -1,18 +1,87 @@
-"""Names that users and files give: model names, and file names that may become paths.
+"""Names: of models, blobs and files, and the digests that blobs are named by.
+
+Nearby: which models a user may have meant by a name that is not in the store.
+
+A few folders are listed, none of them through a symbolic link.
+
+Names that users and files give: model names, and file names that may become paths.
 
 Rule N1 (Ollama's grammar, tightened where it would let a URL or an empty port through; types/model/name.go in
 ollama/ollama@fb307609): ``[scheme://][host[:port]/][namespace/]model[:tag]``, ASCII, matched as a whole.
 Rule P1: a name from an index or a remote list is joined to a folder only when every ``/`` segment is an ordinary name.
+
+Digest: the sha256 of a blob's bytes, and its file name.
+
+Rule D1: exactly ``sha256:`` and 64 lower-case hex digits. As a file name in ``blobs/``: ``sha256-`` and the same digits.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
-from blobstore.errors import InvalidNameError, quoted
+from blobstore.errors import InvalidDigestError, InvalidNameError, quoted
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+_HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_TEXT_LENGTH = len("sha256:") + 64
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Digest:
+    """A sha256 digest. ``hex`` is 64 lower-case hex digits: no other value can exist."""
+
+    hex: str
+
+    def __post_init__(self) -> None:
+        if _HEX.fullmatch(self.hex) is None:
+            raise InvalidDigestError(f"not a sha256 digest: {quoted(self.hex)}", rule="D1")
+
+    @classmethod
+    def parse(cls, text: object) -> Digest:
+        """Return the digest that ``sha256:<64 hex>`` names.
+
+        Raises: InvalidDigestError (rule D1) for anything else, upper case and ``sha256-`` included.
+        """
+        # The length comes first: a hostile megabyte costs nothing.
+        if not isinstance(text, str) or len(text) != _TEXT_LENGTH or not text.startswith("sha256:"):
+            raise InvalidDigestError(f"not a digest (sha256: and 64 lower-case hex digits): {quoted(text)}", rule="D1")
+        return cls(text[len("sha256:") :])
+
+    @classmethod
+    def from_file_name(cls, name: str) -> Digest | None:
+        """Return the digest that a file in ``blobs/`` is named for, or None when the name is not ``sha256-<64 hex>``."""
+        if len(name) == _TEXT_LENGTH and name.startswith("sha256-") and _HEX.fullmatch(name, len("sha256-")):
+            return cls(name[len("sha256-") :])
+        return None
+
+    @classmethod
+    def of(cls, data: ReadableBuffer) -> Digest:
+        """Return the digest of bytes in memory, of any contiguous buffer."""
+        return cls(hashlib.sha256(data).hexdigest())
+
+    @property
+    def file_name(self) -> str:
+        """The blob's name in ``blobs/``: ``sha256-<hex>``."""
+        return f"sha256-{self.hex}"
+
+    @property
+    def short(self) -> str:
+        """The first 12 hex digits, as Ollama and docker show an ID."""
+        return self.hex[:12]
+
+    def __str__(self) -> str:
+        return f"sha256:{self.hex}"
+
 
 DEFAULT_HOST = "registry.ollama.ai"
 DEFAULT_NAMESPACE = "library"
@@ -145,3 +214,58 @@ def file_name(text: object) -> str:
     if "/" in name:
         raise InvalidNameError(f"not a plain file name: {name!r}", rule="P1")
     return name
+
+
+_MOST_ENTRIES = 10_000
+_MOST_MODELS = 3
+_MOST_NAMES = 8
+
+
+def hint_for(manifests: Path, name: ModelName) -> str:
+    """Return the hint for a model that is not there: its other tags, else the tags of models with a similar name."""
+    if tags := _names(manifests, name, name.model):
+        return f"The store has {_some(tags)}."
+    models = _similar(name.model, _entries(manifests, name.host, name.namespace, folders=True))
+    if near := [found for model in models for found in _names(manifests, name, model)]:
+        return f"Did you mean {_some(near)}?"
+    return "blobstore list shows the models of the store."
+
+
+def _names(manifests: Path, name: ModelName, model: str) -> list[str]:
+    """Return what the store has of ``model`` in the host and namespace of ``name``, as a user names it."""
+    found = []
+    for tag in _entries(manifests, name.host, name.namespace, model, folders=False):
+        try:
+            found.append(str(replace(name, model=model, tag=tag)))
+        except InvalidNameError:
+            continue
+    return sorted(found)
+
+
+def _similar(model: str, others: list[str]) -> list[str]:
+    from difflib import get_close_matches
+
+    by_lower_case = {other.lower(): other for other in sorted(others)}
+    return [by_lower_case[match] for match in get_close_matches(model.lower(), by_lower_case, _MOST_MODELS)]
+
+
+def _entries(manifests: Path, *parts: str, folders: bool) -> list[str]:
+    """Return the names of the folders, or of the files, in a folder: none when it can't be listed or lies behind a link."""
+    paths = list(accumulate(parts, Path.joinpath, initial=manifests))
+    try:
+        if any(path.is_symlink() for path in paths[1:]):
+            return []
+        with os.scandir(paths[-1]) as entries:
+            some = islice(entries, _MOST_ENTRIES)
+            return [
+                entry.name
+                for entry in some
+                if (entry.is_dir(follow_symlinks=False) if folders else entry.is_file(follow_symlinks=False))
+            ]
+    except OSError:
+        return []
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -34,8 +34,7 @@ def _options(quant: str | None) -> Iterator[dict[str, Any]]:
 def _disagreement(folder: Path, options: dict[str, Any]) -> str:
     import blobstore
     from blobstore.errors import UnsupportedSourceError
-    from blobstore.runtimes.mlx_lm import module_of
-    from blobstore.runtimes.mlx_lm_values import dequantized
+    from blobstore.model.on_mlx_lm import dequantized, module_of
 
     plan = blobstore.plan_import(folder, **options)
     try:

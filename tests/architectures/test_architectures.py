@@ -11,7 +11,7 @@ from architectures.compare import Verdict, compare, source_network
 from architectures.converted import ROWS as CONVERTED_ROWS
 from architectures.converted import compare_conversion
 from architectures.rows import architectures
-from blobstore.runtimes import mlx_lm_values
+from blobstore.model import on_mlx_lm as mlx_lm_values
 
 ROWS = architectures()
 TELLING = {

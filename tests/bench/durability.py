@@ -26,11 +26,11 @@ TYPES = (("none", ()), ("int4", ("--quant", "int4")), ("mxfp8", ("--quant", "mxf
 MANY = 5_000
 _AS_IT_IS = """
 import os, sys
-from blobstore.store import ingest
-from blobstore.cli import main
+from blobstore.store.local import session
+from blobstore.cli.main import main
 """
 _WITHOUT_SYNCS = """
-os.fsync = ingest.sync_file_system = lambda fd: None
+os.fsync = session.sync_file_system = lambda fd: None
 """
 
 

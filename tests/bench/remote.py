@@ -24,8 +24,9 @@ from support.corpus import INDEX_NAME
 from support.nginx import Nginx, nginx
 from support.published import COUNTS, shards, write
 
-from blobstore.remote import Remote, hub_folder
-from blobstore.safetensors import read_header
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.io.http.reader import Remote
+from blobstore.source.folders import hub_folder
 from blobstore.source.shards import MAX_INDEX, ShardIndex
 
 ROUNDS = 5

@@ -21,8 +21,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from blobstore import kernels
-from blobstore.arrays import QuantizedArray
-from blobstore.quant import QuantType
+from blobstore.formats.quant import QuantType
+from blobstore.kernels.arrays import QuantizedArray
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 CASES = (("int4", 32), ("int4", 64), ("int8", 64), ("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32))

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from blobstore.care.verify import verify
-from blobstore.documents import Descriptor, Manifest
-from blobstore.importer import threads
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.io.workers import threads
 from blobstore.names import ModelName
-from blobstore.store import Store, open_store
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store, open_store
 
 GIB = 2**30
 MIXES = {

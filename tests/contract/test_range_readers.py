@@ -10,9 +10,14 @@ import pytest
 from support.servers import Server, part
 from support.servers import server as run_server
 
-from blobstore.errors import CorruptDataError, NotFoundError, ShortReadError, StorageError
-from blobstore.ranges import BytesReader, FileReader, RangeReader
-from blobstore.remote import Remote
+from blobstore.errors import (
+    CorruptDataError,
+    NotFoundError,
+    ShortReadError,
+    StorageError,
+)
+from blobstore.io.http.reader import Remote
+from blobstore.io.ranges import BytesReader, FileReader, RangeReader
 
 DATA = bytes(range(256)) * 40
 MakeReader = Callable[[bytes], RangeReader]

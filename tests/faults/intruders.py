@@ -25,7 +25,7 @@ from support.lab.commands import Command, as_it_is, two
 from support.lab.figures import Figures, NotShownError
 from support.lab.task import Task
 
-from blobstore.store import lock
+from blobstore.store.local import locks as lock
 
 SHORT = 60
 _NOBODY = 65534

@@ -18,10 +18,9 @@ from support.lab.figures import Figures
 from support.lab.task import Task
 from support.lab.wandering import Wanderer
 
-from blobstore.digest import Digest
-from blobstore.store import FinishedBlob
-from blobstore.store.ingest import Ingest
-from blobstore.store.writer import Stamp
+from blobstore.names import Digest
+from blobstore.store.local.session import Ingest
+from blobstore.store.local.writer import FinishedBlob, Stamp
 
 SHORT = 30
 _LONG = 1500

@@ -20,7 +20,7 @@ from support.lab.readers import READERS
 from support.lab.system_calls import SYNCING, Call
 from support.lab.task import Task
 
-from blobstore import ranges
+from blobstore.io import ranges
 
 SHORT = 80
 _ERRORS = (errno.EIO, errno.ESTALE, errno.EACCES)

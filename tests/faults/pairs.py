@@ -22,8 +22,8 @@ from support.lab.system_calls import Call
 from support.lab.task import Task, sample
 
 import blobstore
-from blobstore import store
-from blobstore.store import Store, open_store
+from blobstore.store.local import store
+from blobstore.store.local.store import Store, open_store
 
 SHORT = 24
 _LONG = 4000

@@ -28,7 +28,7 @@ from support.lab.wandering import Choices
 
 import blobstore
 from blobstore.errors import BlobStoreError, NotFoundError
-from blobstore.store import open_store
+from blobstore.store.local.store import open_store
 
 SHORT = 250
 _LONG = 22_000

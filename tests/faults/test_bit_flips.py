@@ -13,9 +13,9 @@ import pytest
 from support.checkpoints import normal, small_tensors, write_checkpoint
 
 import blobstore
-from blobstore.care.verify import verify
 from blobstore.names import ModelName
-from blobstore.store import Store, open_store
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store, open_store
 
 FORMS = pytest.mark.parametrize(
     ("flips", "clean"),

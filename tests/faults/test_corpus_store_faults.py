@@ -18,13 +18,13 @@ from support.store_faults import FAULTS
 from support.stores import blob_path, commit_model, layer_by_hand
 
 import blobstore
-from blobstore.care.prune import prune, undo
-from blobstore.care.usage import measure_usage
-from blobstore.care.verify import verify
 from blobstore.errors import StorageError
-from blobstore.listing import list_models
+from blobstore.inspection.listing import list_models
 from blobstore.names import ModelName
-from blobstore.store import Store, open_store
+from blobstore.store.care.prune import prune, undo
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store, open_store
 
 pytestmark = [
     pytest.mark.lab,

@@ -16,7 +16,7 @@ from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
 from support.faults import cannot_run, file_system, remount, run
 
 import blobstore
-from blobstore.store import Store, open_store
+from blobstore.store.local.store import Store, open_store
 
 pytestmark = [
     pytest.mark.lab,

@@ -15,7 +15,7 @@ from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.faults import run, strace
 from support.stores import commit_model, layer_by_hand
 
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux")]
 

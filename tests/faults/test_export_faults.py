@@ -15,7 +15,7 @@ from support.faults import CLEANING, MUTATING, READING, calls, file_system, leav
 
 import blobstore
 from blobstore.errors import StorageError
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 pytestmark = [
     pytest.mark.lab,

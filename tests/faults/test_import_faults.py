@@ -11,7 +11,7 @@ from support.checkpoints import normal, safetensors_bytes
 from support.faults import READING, run, strace
 
 import blobstore
-from blobstore.store import Store, open_store
+from blobstore.store.local.store import Store, open_store
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux")]
 

@@ -16,10 +16,11 @@ import pytest
 from support.faults import cannot_run, file_system
 from support.stores import blob_path
 
-from blobstore.documents import Manifest
+from blobstore.formats.documents import Manifest
+from blobstore.io import durable as files
 from blobstore.names import ModelName
-from blobstore.store import Store, files, open_store
-from blobstore.store.writer import FinishedBlob
+from blobstore.store.local.store import Store, open_store
+from blobstore.store.local.writer import FinishedBlob
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(sys.platform != "linux", reason="it is about Linux's page cache")]
 KEY = "0" * 64

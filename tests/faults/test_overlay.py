@@ -20,12 +20,11 @@ from support.faults import cannot_run, file_system
 from support.stores import HOLD, HOLD_LOCK, blob_path, commit_model, layer_by_hand, process, wrong_digests
 
 import blobstore
-from blobstore.care.prune import prune, undo
-from blobstore.care.verify import verify
-from blobstore.digest import Digest
 from blobstore.errors import BusyError
-from blobstore.names import ModelName
-from blobstore.store import Store, open_store
+from blobstore.names import Digest, ModelName
+from blobstore.store.care.prune import prune, undo
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store, open_store
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(sys.platform != "linux", reason="overlayfs is of Linux")]
 KEY = "0" * 64

@@ -117,7 +117,7 @@ def _run(line: list[str], errors: Path) -> None:
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT, 0o600), 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        from blobstore.cli import run
+        from blobstore.cli.main import run
 
         code = run(line)
         sys.stdout.flush()

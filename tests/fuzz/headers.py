@@ -34,12 +34,15 @@ from typing import Any
 import safetensors
 from header_inputs import Inputs
 
-from blobstore import strictjson
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
-from blobstore.ranges import BytesReader
-from blobstore.safetensors import Header, parse, read_header, rules, scanned
-from blobstore.safetensors.encode import encode_text, write_text
-from blobstore.safetensors.header import ScannedEntries
+from blobstore.formats import strictjson
+from blobstore.formats.safetensors import codec as parse
+from blobstore.formats.safetensors import codec as scanned
+from blobstore.formats.safetensors import header as rules
+from blobstore.formats.safetensors.codec import encode_text, write_text
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.header import Header, ScannedEntries
+from blobstore.io.ranges import BytesReader
 
 CORPUS = Path(__file__).resolve().parents[2] / "fixtures" / "corpus" / "header.jsonl"
 BATCH = 20_000

@@ -17,9 +17,9 @@ import mlx.core as mx
 import numpy as np
 
 from blobstore import read_header
-from blobstore.dtypes import fits_mlx
 from blobstore.errors import BlobStoreError
-from blobstore.safetensors import Header
+from blobstore.formats.dtypes import fits_mlx
+from blobstore.formats.safetensors.header import Header
 
 # What Python code can catch, and MLX says about arrays that are as the file has them.
 EXPECTED = ("Cannot do a non-empty take from an empty axis", "is not a valid PEP 3118 buffer format string")

@@ -17,8 +17,8 @@ from support import ROOT
 from support.corpus import load
 
 from blobstore.errors import BlobStoreError
-from blobstore.ranges import BytesReader
-from blobstore.safetensors import read_header
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.io.ranges import BytesReader
 
 PROGRAM = ROOT / "tests" / "fuzz" / "mlx_files.py"
 DIMS = (0, 1, 1, 1, 2, 2**16, 2**20, 2**30, 2**31 - 1, 2**31)

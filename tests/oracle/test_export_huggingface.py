@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from support.checkpoints import LLAMA_CONFIG
 
 import blobstore
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 NAMES = ("float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "float64", "float8_e4m3fn")
 

@@ -17,8 +17,8 @@ from support.checkpoints import normal, safetensors_bytes
 from transformers import GptOssForCausalLM, Mxfp4Config
 
 import blobstore
-from blobstore.quant import QuantType
-from blobstore.store import Store
+from blobstore.formats.quant import QuantType
+from blobstore.store.local.store import Store
 
 WIDTH, EXPERTS, WORDS, LAYERS = 64, 4, 4096, 2
 DOWN = "model.layers.0.mlp.experts.down_proj"

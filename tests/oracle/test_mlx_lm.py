@@ -18,9 +18,9 @@ from support.checkpoints import write_checkpoint
 from support.stores import blob_path, manifest_path
 
 import blobstore
-from blobstore.cli import run
+from blobstore.cli.main import run
 from blobstore.errors import DocumentError, NotFoundError, UnsupportedSourceError
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 sys.path.append(str(ROOT / "tests" / "bench"))
 from perplexity import perplexity  # a program, not a package

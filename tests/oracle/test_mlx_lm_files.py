@@ -15,7 +15,7 @@ from support import PYCODE
 from support.layouts import TEMPLATE, write
 
 import blobstore
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 MESSAGES = [{"role": "user", "content": "def f(x):\n    return"}]
 TEXT = "def f(x): return x\n"

@@ -12,7 +12,7 @@ from mlx_lm import utils
 from support import PYCODE, PYCODE_MOE
 
 import blobstore
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 TOKENS = mx.array(np.load(PYCODE / "heldout_ids.npy")[:6].astype(np.int32)[None])
 

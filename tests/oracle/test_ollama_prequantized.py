@@ -14,12 +14,12 @@ from support import QUANT_TYPES
 from support.ollama_cases import Case, contents, planned, record_of
 from support.ollama_sources import write_source
 
-from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.errors import UnsupportedSourceError
-from blobstore.importer import plan_import
-from blobstore.inspection.models import summarize
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
+from blobstore.importer.run import plan_import
+from blobstore.inspection.listing import summarize
 from blobstore.source.assembly import source_weights
-from blobstore.source.classify import classify
+from blobstore.source.weights import classify
 
 MISLABELLED = {
     # An MLX config without `mode` is affine: Ollama forgets the type, and guesses it from shapes where it can.

@@ -19,11 +19,11 @@ from support import QUANT_TYPES
 from support.ollama_cases import Case, Cases, contents, planned
 from support.ollama_sources import INDEX
 
-from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.importer.planning.outputs import PlannedBlob
-from blobstore.inspection.models import summarize
+from blobstore.inspection.listing import summarize
 from blobstore.source.assembly import source_weights
-from blobstore.source.classify import classify
+from blobstore.source.weights import classify
 
 Array = np.ndarray[Any, Any]
 

@@ -26,8 +26,8 @@ from blobstore.errors import (
     NotFoundError,
     UnsupportedSourceError,
 )
-from blobstore.importer import import_model, plan_import
-from blobstore.store import Store
+from blobstore.importer.run import import_model, plan_import
+from blobstore.store.local.store import Store
 
 TYPES = ("none", *QUANT_TYPES)
 

@@ -12,15 +12,14 @@ from support.ollama_cases import Case
 from support.stores import manifest_path
 
 import blobstore
-from blobstore.care.diff import diff_models
-from blobstore.care.verify import verify
-from blobstore.digest import Digest
 from blobstore.errors import CorruptDataError, NotFoundError
-from blobstore.export import export_model
-from blobstore.inspection.models import ListedModel, summarize
-from blobstore.listing import list_models
-from blobstore.safetensors import read_header
-from blobstore.store import Store, open_store
+from blobstore.export.run import export_model
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.inspection.diff import diff_models
+from blobstore.inspection.listing import ListedModel, list_models, summarize
+from blobstore.names import Digest
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store, open_store
 
 SOURCES = {"d_mlx_int4": "int4/64", "d_mlx_int4_g32": "int4/32"}
 NAME = "ollamas"

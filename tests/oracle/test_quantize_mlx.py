@@ -15,8 +15,8 @@ import pytest
 from support.weights import edge_weights, random_weights
 
 from blobstore import kernels
-from blobstore.arrays import QuantizedArray
-from blobstore.quant import Quantization, QuantType
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]
 

@@ -19,8 +19,8 @@ from support.producers import COPIED, DECODED, FP8_CONFIG, Kind, Stored, block_f
 import blobstore
 from blobstore import QuantizedArray
 from blobstore.errors import NonFiniteWeightError
-from blobstore.loader import Model
-from blobstore.store import Store
+from blobstore.model.loader import Model
+from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
 LAYER = "model.layers.0"

@@ -16,9 +16,9 @@ from support.producers import FP8_CONFIG, block_fp8
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
-from blobstore.inspection.models import summarize
+from blobstore.inspection.listing import summarize
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 UP = "model.layers.0.mlp.up_proj"
 every_profile = pytest.mark.parametrize("profile", ["ollama", "default"])

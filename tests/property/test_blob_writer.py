@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pieces import Putter, cut
 
-from blobstore.store import BlobWriter, files, writer
-from blobstore.store.files import PAGE
+from blobstore.io import durable as files
+from blobstore.io.durable import PAGE
+from blobstore.store.local import writer
+from blobstore.store.local.writer import BlobWriter
 
 SIZES = st.one_of(
     st.integers(1, 100),

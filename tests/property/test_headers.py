@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from safetensors import deserialize
 from support.checkpoints import raw_safetensors
 
-from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError
-from blobstore.ranges import BytesReader
-from blobstore.safetensors import encode_header, lay_out, read_header
+from blobstore.formats.dtypes import DType
+from blobstore.formats.safetensors.codec import encode_header, lay_out
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.io.ranges import BytesReader
 
 # The reference library's Python face has no FNUZ or complex types.
 COMMON = [dtype for dtype in DType if dtype.bits >= 8 and "FNUZ" not in dtype.value and dtype is not DType.C64]

@@ -14,9 +14,8 @@ from support.checkpoints import raw_safetensors
 from support.packed import PACKED
 from support.sparse import Tensors, header, write_sparse_folder
 
-from blobstore.inspection import Inspection, inspect
-from blobstore.inspection.document import inspection_document
-from blobstore.inspection.tree import tree_of
+from blobstore.inspection.inspect import inspect
+from blobstore.inspection.inspection import Inspection, inspection_document, tree_of
 from blobstore.source.producers import ASIDE, COUNTED
 
 SUFFIXES = sorted(

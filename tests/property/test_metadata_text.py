@@ -8,9 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.metadata.in_place import _is_mixed
-from blobstore.metadata.text import HeaderText, difference, encode_metadata
-from blobstore.safetensors import parse_header
+from blobstore.formats.safetensors.codec import parse_header
+from blobstore.inspection.rewriting import HeaderText, _is_mixed, difference, encode_metadata
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 MAPS = st.dictionaries(TEXT, TEXT, max_size=4)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blobstore.errors import BlobStoreError
-from blobstore.importer.modelfile.modelfile import Modelfile
-from blobstore.importer.modelfile.parameters import encode_parameters, parse_parameters
+from blobstore.formats.modelfile import Modelfile
+from blobstore.formats.modelfile_commands import encode_parameters, parse_parameters
 
 words = st.sampled_from(
     ["FROM", "system ", "PARAMETER ", "stop ", "MESSAGE ", "user ", '"', '"""', "#", "\n", "\r\n", " ", "\0", "é"]

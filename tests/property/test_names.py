@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.digest import Digest
 from blobstore.errors import InvalidDigestError, InvalidNameError
-from blobstore.names import ModelName, relative_path
+from blobstore.names import Digest, ModelName, relative_path
 
 FIRST = string.ascii_letters + string.digits + "_"
 parts = st.builds(str.__add__, st.sampled_from(FIRST), st.text(FIRST + "-.", max_size=10))

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from support.newer import linked, list_of, manifest_of, reference
 from support.stores import layer_by_hand, manifest_path
 
-from blobstore.care.prune import prune
-from blobstore.care.usage import measure_usage
-from blobstore.care.verify import verify
 from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
-from blobstore.store import Store, open_store
+from blobstore.store.care.prune import prune
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store, open_store
 
 BLOBS = st.lists(st.sampled_from([bytes([65 + number]) * number for number in range(1, 7)]), min_size=1, max_size=4)
 NAMES = st.sampled_from(["m", "M", "m:X", "m:x", "n"])

@@ -16,9 +16,9 @@ from hypothesis.extra.numpy import arrays
 from support.weights import DTYPES, F16, TARGETS, TWIN, raw_or_nan, squared_errors
 
 from blobstore import kernels
-from blobstore.arrays import QuantizedArray
 from blobstore.errors import NonFiniteWeightError
-from blobstore.quant import QuantType
+from blobstore.formats.quant import QuantType
+from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]
 

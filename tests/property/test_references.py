@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blobstore.documents import MAX_LAYERS, Manifest
 from blobstore.errors import BlobStoreError
-from blobstore.store.references import is_plain, missing_blob, needs_of
+from blobstore.formats.documents import MAX_LAYERS, Manifest
+from blobstore.store.local.references import is_plain, missing_blob, needs_of
 
 HEX = st.integers(0, 2**256 - 1).map("{:064x}".format)
 TEXT = st.text(max_size=5) | st.sampled_from(['"digest":"sha256:', 'a"b', "a\\b", "<&>", "\x7f", "é", "x" * 300])

@@ -10,13 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.inventories import inventory, source_tensor
 
-from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.planning.outputs import PlannedBlob
-from blobstore.importer.planning.plan import ImportPlan, make_plan
-from blobstore.importer.writing import runs as runs_module
-from blobstore.importer.writing.runs import Constant, Copy, GlobalScale, Run, Values, runs_of
+from blobstore.formats.dtypes import DType
+from blobstore.importer import making as runs_module
+from blobstore.importer.making import Constant, Copy, GlobalScale, Run, Values, runs_of
+from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
+from blobstore.importer.planning.plan import make_plan
+from blobstore.importer.policies.options import ImportOptions
 from blobstore.source.inventory import SourceTensor
 
 MLP = "model.layers.0.mlp"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.dtypes import DType
-from blobstore.quant import Quantization, QuantType
-from blobstore.runtimes import ModelFacts, Runs, TensorFacts, verdicts
-from blobstore.runtimes.ollama import BY_ARCHITECTURE
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.model.facts import ModelFacts, Runs, TensorFacts
+from blobstore.model.on_ollama import BY_ARCHITECTURE
+from blobstore.model.runtimes import verdicts
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from([*BY_ARCHITECTURE, "llama", "default", ""])

@@ -11,7 +11,7 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from huggingface_hub.serialization._base import parse_size_to_int
 
 from blobstore.cli.output import parse_size
-from blobstore.export.sharding import split_into_shards
+from blobstore.export.outputs import split_into_shards
 
 PATTERN = "model{suffix}.safetensors"
 

@@ -14,9 +14,8 @@ from support.sparse import write_sparse
 
 from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import read_inventory
-from blobstore.source.reading import SourceReaders
+from blobstore.source.reading import SourceReaders, tiles_of
 from blobstore.source.weights import SourceWeight
-from blobstore.tiles import tiles_of
 
 SIDES = st.integers(1, 9)
 

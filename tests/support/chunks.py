@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from blobstore.importer.writing import making, runs, write
+from blobstore.importer import making
+from blobstore.importer import making as runs
+from blobstore.importer import writing as write
 
 LEAST = 1024
 """The smallest chunk that holds whole groups of the widest values."""

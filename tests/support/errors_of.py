@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from blobstore import QuantizedArray
-from blobstore.quality import Errors
+from blobstore.inspection.diff import Errors
 
 Array = np.ndarray[Any, Any]
 _BEYOND = {"nvfp4": 7.0, "mxfp4": 7.0, "mxfp8": 464.0}

@@ -12,8 +12,8 @@ import numpy as np
 from safetensors import safe_open
 
 import blobstore
-from blobstore.documents import Manifest
-from blobstore.store import Store
+from blobstore.formats.documents import Manifest
+from blobstore.store.local.store import Store
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes
 
 Array = np.ndarray[Any, Any]

@@ -25,11 +25,11 @@ CLEANING = ("unlink", "unlinkat", "rmdir")
 _CALL = re.compile(r"(?P<thread>\d+) +(?P<name>\w+)\((?P<argument>\d*)", re.ASCII)
 _PRINTED = {("write", "1"), ("write", "2")}
 _ONE_AFTER_THE_OTHER = """
-from blobstore.importer.writing import write
-from blobstore.store import ingest
-write._SPARE_THREADS = 0
-ingest._NOTE_EVERY_S = -1
-from blobstore.cli import main
+from blobstore.importer import writing
+from blobstore.store.local import session
+writing._SPARE_THREADS = 0
+session._NOTE_EVERY_S = -1
+from blobstore.cli.main import main
 main()
 """
 """The command with as many threads as it is given and no more, which notes every finished blob: it makes the same calls

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blobstore.checkpoint import SourceConfig
-from blobstore.dtypes import DType
-from blobstore.ranges import FileIdentity
+from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.dtypes import DType
+from blobstore.io.ranges import FileIdentity
 from blobstore.source.inventory import Inventory, SourceFile, SourceTensor
 
 _FILE = SourceFile("/models/tiny/model.safetensors", "model.safetensors", FileIdentity(Path(__file__).stat()), 4096, (), {})

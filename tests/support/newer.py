@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 from support.stores import layer_by_hand
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 from support.stores import manifest_path
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.arrays import dtype_of
-from blobstore.documents import Descriptor
-from blobstore.importer import ImportPlan, ImportResult, plan_import, run_plan
-from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
-from blobstore.loader import Model, open_model
+from blobstore.formats.documents import Descriptor
+from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob
+from blobstore.importer.run import ImportResult, plan_import, run_plan
+from blobstore.kernels.arrays import dtype_of
+from blobstore.model.loader import Model, open_model
 from blobstore.names import ModelName
 from blobstore.source.weights import Form
-from blobstore.store import Store, open_store
+from blobstore.store.local.store import Store, open_store
 from support import FIXTURES
 from support.ollama_sources import write_source
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from blobstore.checkpoint import SourceConfig
-from blobstore.importer.options import ImportOptions
+from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.quant import QuantType
 from blobstore.importer.policies.architectures import draft_policy_for, policy_for
+from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.policy import Policy
-from blobstore.quant import QuantType
 
 SHAPE = (128, 128)
 

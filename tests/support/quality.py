@@ -9,7 +9,7 @@ import numpy as np
 
 import blobstore
 from blobstore import ModelQuality
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 from support.checkpoints import write_checkpoint
 
 Array = np.ndarray[Any, Any]

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 import blobstore
-from blobstore.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 NOBODY = 65534
 Arrays = dict[str, np.ndarray[Any, Any]]
 HOLD = """
 import sys
-from blobstore.store import open_store
+from blobstore import open_store
 with getattr(open_store(sys.argv[1]), sys.argv[2])():
     print("ready", flush=True)
     sys.stdin.read()
@@ -32,7 +32,7 @@ with getattr(open_store(sys.argv[1]), sys.argv[2])():
 HOLD_LOCK = """
 import sys
 from pathlib import Path
-from blobstore.store.lock import StoreLock
+from blobstore.store.local.locks import StoreLock
 with getattr(StoreLock(Path(sys.argv[1])), sys.argv[2])():
     print("ready", flush=True)
     sys.stdin.read()

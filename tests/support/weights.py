@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from blobstore import kernels
-from blobstore.arrays import QuantizedArray
+from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]
 

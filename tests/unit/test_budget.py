@@ -13,20 +13,27 @@ import pytest
 from support.checkpoints import LLAMA_CONFIG, raw_safetensors, safetensors_bytes, write_checkpoint
 from support.stores import commit_model
 
-from blobstore import budget as limits
-from blobstore import listing, open_model
-from blobstore.budget import Budget
-from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError
-from blobstore.export.stored_model import read_model
-from blobstore.importer import plan_import, read_inventory
-from blobstore.importer.planning import own_document, plan
-from blobstore.inspection import inspect
-from blobstore.inspection.covered import stored_coverage
-from blobstore.inspection.models import summarize
+from blobstore import open_model
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    DocumentError,
+    LimitExceededError,
+)
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.importer.planning import plan
+from blobstore.importer.planning import provenance as own_document
+from blobstore.importer.run import plan_import
+from blobstore.inspection import listing
+from blobstore.inspection.inspect import inspect
+from blobstore.inspection.listing import stored_coverage, summarize
+from blobstore.io import budget as limits
+from blobstore.io.budget import Budget
+from blobstore.io.ranges import BytesReader
+from blobstore.model.parts import read_model
 from blobstore.names import ModelName
-from blobstore.ranges import BytesReader
-from blobstore.safetensors import read_header
-from blobstore.store import Store
+from blobstore.source.inventory import read_inventory
+from blobstore.store.local.store import Store
 
 ONE = safetensors_bytes({"a": np.arange(8.0)}, {"note": "x" * 1000})
 EMPTY = raw_safetensors({"__metadata__": {"note": "x" * 1000}})
@@ -39,6 +46,7 @@ def least(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def set_limits(**values: float) -> None:
         for name, value in values.items():
             monkeypatch.setitem(Budget.__init__.__kwdefaults__, name, value)
+        monkeypatch.setattr(limits, "MAX_STORED_TEXT", values.get("text", limits.MAX_STORED_TEXT))
 
     return set_limits
 
@@ -63,6 +71,12 @@ def test_text_is_refused_before_it_is_read() -> None:
     budget.take_text(40, "b")  # what was refused does not count
     budget.give_back_text(10)
     budget.take_text(10, "c")
+
+
+def test_a_stored_model_has_half_the_text_of_a_checkpoint() -> None:
+    Budget.of_stored("model m").take_text(100_000_000, "the headers")
+    refused(lambda: Budget.of_stored("model m").take_text(100_000_001, "the headers"))
+    Budget("m").take_text(200_000_000, "the headers")
 
 
 def test_tensors_are_counted() -> None:

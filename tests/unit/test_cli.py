@@ -16,8 +16,8 @@ from support.checkpoints import write_checkpoint
 from support.stores import commit_model, manifest_path
 
 from blobstore import kernels
-from blobstore.cli import run
-from blobstore.store import open_store
+from blobstore.cli.main import run
+from blobstore.store.local.store import open_store
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 UP = "model.layers.0.mlp.up_proj.weight"

@@ -13,8 +13,8 @@ from support.checkpoints import small_tensors, write_checkpoint
 from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
 
 import blobstore
-from blobstore.cli import run
-from blobstore.store import Store
+from blobstore.cli.main import run
+from blobstore.store.local.store import Store
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -12,8 +12,8 @@ from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
 from support.layouts import sentence_transformer, write
 from support.prequantized_sources import fp8_model
 
-from blobstore.cli import run
-from blobstore.store import Store
+from blobstore.cli.main import run
+from blobstore.store.local.store import Store
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
 from support.stores import blob_path, commit_model, manifest_path
 
-from blobstore.cli import run
-from blobstore.store import Store
+from blobstore.cli.main import run
+from blobstore.store.local.store import Store
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Fail = Callable[..., str]

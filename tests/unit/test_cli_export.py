@@ -10,8 +10,8 @@ import pytest
 from support.checkpoints import LLAMA_CONFIG, write_checkpoint
 
 import blobstore
-from blobstore.cli import run
-from blobstore.store import Store
+from blobstore.cli.main import run
+from blobstore.store.local.store import Store
 
 
 def exported(store: Store, capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> tuple[str, str]:

@@ -17,10 +17,10 @@ from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 from support.stores import manifest_path
 
 import blobstore
-from blobstore.cli import app, run
+from blobstore.cli.main import app, run
 from blobstore.errors import NotFoundError, UsageError
-from blobstore.importer import read_inventory
-from blobstore.store import Store, open_store
+from blobstore.source.inventory import read_inventory
+from blobstore.store.local.store import Store, open_store
 
 Answer = Callable[..., tuple[int, str, str]]
 

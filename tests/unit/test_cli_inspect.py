@@ -17,8 +17,8 @@ from support.packed import PACKED
 from support.sparse import header, write_sparse, write_sparse_folder
 
 import blobstore
-from blobstore.cli import run
-from blobstore.store import Store
+from blobstore.cli.main import run
+from blobstore.store.local.store import Store
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 HOSTILE = {
@@ -259,9 +259,9 @@ def test_wrong_use(arguments: list[str], code: int, says: str, tmp_path: Path, c
 def test_inspecting_loads_neither_numpy_nor_a_web_client(tmp_path: Path) -> None:
     code = """
 import sys
-from blobstore.cli import run
+from blobstore.cli.main import run
 assert run(["inspect", sys.argv[1], "--tensors", "--tree"]) == 0
-assert not {"numpy", "mlx", "torch", "httpx2", "blobstore.documents", "blobstore.kernels"} & set(sys.modules)
+assert not {"numpy", "mlx", "torch", "httpx2", "blobstore.formats.documents", "blobstore.kernels"} & set(sys.modules)
 """
     folder = write_sparse_folder(tmp_path / "m", {f"{n}.weight": ("BF16", (8, n)) for n in range(9)}, {}, shards=3)
     subprocess.run([sys.executable, "-c", code, folder], check=True, stdout=subprocess.DEVNULL)

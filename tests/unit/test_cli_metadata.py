@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.checkpoints import safetensors_bytes
 
-from blobstore.cli import run
+from blobstore.cli.main import run
 
 
 class Cli:

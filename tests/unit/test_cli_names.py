@@ -13,8 +13,8 @@ from support.checkpoints import write_checkpoint
 from support.newer import linked, manifest_of
 
 import blobstore
-from blobstore.cli import run
-from blobstore.store import Store
+from blobstore.cli.main import run
+from blobstore.store.local.store import Store
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

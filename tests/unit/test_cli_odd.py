@@ -16,11 +16,10 @@ from support.checkpoints import safetensors_bytes, write_checkpoint
 from support.stores import manifest_path
 
 import blobstore
-from blobstore.cli import run
-from blobstore.cli.output import printable
-from blobstore.cli.progress import progress_bar
+from blobstore.cli.main import run
+from blobstore.cli.output import printable, progress_bar
 from blobstore.errors import UsageError
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -13,7 +13,7 @@ from support.checkpoints import write_checkpoint
 from support.stores import unprivileged
 
 import blobstore
-from blobstore.cli import run
+from blobstore.cli.main import run
 
 COMMANDS = {
     "import": ("import", "{closed}/source", "m", "--store", "{new}"),

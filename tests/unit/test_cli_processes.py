@@ -16,7 +16,7 @@ from support import PYCODE_MOE
 from support.checkpoints import raw_safetensors, safetensors_bytes, write_checkpoint
 
 import blobstore
-from blobstore.store import Store, open_store
+from blobstore.store.local.store import Store, open_store
 
 Snapshot = Callable[[Store], dict[str, str]]
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "numpy", "ml_dtypes"}
@@ -31,9 +31,12 @@ def line(*arguments: object) -> list[str]:
 )
 def test_what_the_light_commands_do_not_load(tmp_path: Path, arguments: list[str]) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "m"), store=open_store(tmp_path / "store"), quant="int4", name="m")
-    code = (
-        "import json, sys; from blobstore.cli import run; code = run(sys.argv[1:]); print(json.dumps([code, *sys.modules]))"
-    )
+    code = """
+import json, sys
+from blobstore.cli.main import run
+code = run(sys.argv[1:])
+print(json.dumps([code, *sys.modules]))
+"""
     store = [] if arguments == ["--help"] else ["--store", tmp_path / "store"]
     done = subprocess.run([sys.executable, "-c", code, *arguments, *store], capture_output=True, text=True, check=True)
     status, *modules = json.loads(done.stdout.splitlines()[-1])
@@ -147,8 +150,8 @@ def test_no_color_is_honoured(tmp_path: Path) -> None:
 
 INTERRUPTED = """
 import os, signal, threading, time
-from blobstore.importer.writing import write
-from blobstore.cli import main
+from blobstore.importer import writing
+from blobstore.cli.main import main
 seen, done = threading.Event(), []
 def interrupt(*_):
     seen.set()
@@ -162,7 +165,7 @@ def make(*arguments):
         time.sleep(0.1)  # the 250 parts that are left take longer than the main thread to end them, on a busy machine too
     return real(*arguments)
 signal.signal(signal.SIGINT, interrupt)
-write.RunMaker.make, real = make, write.RunMaker.make
+writing.RunMaker.make, real = make, writing.RunMaker.make
 main()
 """
 """A command line to which Ctrl-C comes when a part of its import is written."""

@@ -14,8 +14,8 @@ from support.checkpoints import BF16, normal, safetensors_bytes, small_tensors, 
 from support.stores import commit_model
 
 import blobstore
-from blobstore.cli import run
-from blobstore.store import Store
+from blobstore.cli.main import run
+from blobstore.store.local.store import Store
 
 FIGURES = ["weights", "rmse", "relative_rmse", "max_error", "cosine", "saturated"]
 UP = "model.layers.0.mlp.up_proj.weight"

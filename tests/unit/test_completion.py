@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.checkpoints import write_checkpoint
 
 import blobstore
-from blobstore.cli import app, run
 from blobstore.cli.completion import Answers, answers_for, words_of
-from blobstore.store import Store
+from blobstore.cli.main import app, run
+from blobstore.store.local.store import Store
 
 ROOT = typer.main.get_command(app)
 STORED = {None: ["qwen3:int4", "qwen3:int8", "gemma:latest"], "other": ["there:latest"]}

@@ -11,9 +11,9 @@ import pytest
 from support.checkpoints import LLAMA_CONFIG, write_checkpoint
 
 import blobstore
-from blobstore.checkpoint import SourceConfig, parse_config, with_floats
 from blobstore.errors import DocumentError
-from blobstore.store import Store
+from blobstore.formats.checkpoint import SourceConfig, parse_config, with_floats
+from blobstore.store.local.store import Store
 
 LITERAL = '{"model_type": "llama", "limits": [0.0, Infinity, -Infinity], "text_config": {"odd": NaN}}'
 TAGGED = {"time_step_limit": [0.0, {"__float__": "Infinity"}], "text_config": {"low": {"__float__": "-Infinity"}}}

@@ -8,9 +8,21 @@ from pathlib import Path
 import pytest
 from support.corpus import Case, accepted, case_id, load, refusal, rejected
 
-from blobstore.digest import Digest
-from blobstore.errors import DocumentError, InvalidDigestError, InvalidNameError, UsageError
-from blobstore.names import DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, file_name, relative_path
+from blobstore.errors import (
+    DocumentError,
+    InvalidDigestError,
+    InvalidNameError,
+    UsageError,
+)
+from blobstore.names import (
+    DEFAULT_HOST,
+    DEFAULT_NAMESPACE,
+    DEFAULT_TAG,
+    Digest,
+    ModelName,
+    file_name,
+    relative_path,
+)
 from blobstore.source.shards import ShardIndex
 
 COUNTS = {

@@ -14,14 +14,15 @@ import safetensors
 from support.checkpoints import raw_safetensors, write_checkpoint
 from support.corpus import Case, accepted, case_id, find, refusal, rejected, write_index_folder
 
-from blobstore import documents, open_model, plan_import
-from blobstore.cli import run
-from blobstore.documents import MAX_LAYERS, MAX_MANIFEST
+from blobstore import open_model, plan_import
+from blobstore.cli.main import run
 from blobstore.errors import LimitExceededError
-from blobstore.importer import import_model
+from blobstore.formats import documents
+from blobstore.formats.documents import MAX_LAYERS, MAX_MANIFEST
 from blobstore.importer.planning import plan
+from blobstore.importer.run import import_model
 from blobstore.names import ModelName
-from blobstore.store import Store, open_store
+from blobstore.store.local.store import Store, open_store
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Snapshot = Callable[[Store], dict[str, str]]

@@ -15,14 +15,19 @@ from support.checkpoints import write_checkpoint
 from support.corpus import Case, accepted, case_id, find, index_tensor, layers, load, refusal, rejected, write_index_folder
 
 from blobstore import open_model
-from blobstore.documents import MAX_LAYERS, MAX_REGISTRY_MANIFEST, Manifest
-from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, LimitExceededError, NotFoundError
-from blobstore.importer import import_model
-from blobstore.inspection.models import ListedModel, summarize
-from blobstore.listing import BrokenModel, list_models
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    DocumentError,
+    LimitExceededError,
+    NotFoundError,
+)
+from blobstore.formats.documents import MAX_LAYERS, MAX_REGISTRY_MANIFEST, Manifest
+from blobstore.importer.run import import_model
+from blobstore.inspection.listing import BrokenModel, ListedModel, list_models, summarize
 from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory
-from blobstore.store import Store, open_store
+from blobstore.store.local.store import Store, open_store
 
 # Good manifests that a store can't keep its side of: the error, and the digest that it names.
 ABOUT_A_STORE: dict[str, tuple[type[BlobStoreError], str]] = {

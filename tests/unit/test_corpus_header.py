@@ -17,9 +17,9 @@ from support.corpus import Case, accepted, case_id, find, load, refusal, rejecte
 
 from blobstore import read_header
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
-from blobstore.ranges import BytesReader, RangeReader
-from blobstore.safetensors import Header
-from blobstore.safetensors import read_header as read_header_from
+from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.safetensors.header import Header
+from blobstore.io.ranges import BytesReader, RangeReader
 
 # Inputs that break two rules, where the one that is found first is not the one that the corpus names.
 OTHER_RULE = {
@@ -106,7 +106,7 @@ def check_refusal(error: BlobStoreError, case: Case) -> None:
 @pytest.mark.parametrize("case", [case for case in SMALL if case.accepted], ids=case_id)
 def test_files(case: Case, tmp_path: Path) -> None:
     header = read_header(case.write(tmp_path / "model.safetensors"))
-    assert_same(header, read_header_from(reader(case)))
+    assert_same(header, header_of(reader(case)))
     assert header.data_start + max((entry.end for entry in header.tensors.values()), default=0) == case.size
 
 
@@ -137,14 +137,14 @@ def test_large_files_in_bounded_memory(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", rejected("header"), ids=case_id)
 def test_bytes_to_refuse(case: Case) -> None:
-    check_refusal(refusal(lambda: read_header_from(reader(case))), case)
+    check_refusal(refusal(lambda: header_of(reader(case))), case)
 
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("case", COMPARED, ids=case_id)
 def test_tensors_are_those_of_the_reference(case: Case) -> None:
     data = case.data
-    header = read_header_from(BytesReader(data))
+    header = header_of(BytesReader(data))
     reference = dict(safetensors.deserialize(data))
     assert len(header.tensors) == len(reference)
     assert [name for name in header.tensors if name not in reference][:3] == []
@@ -177,11 +177,11 @@ def test_the_table_of_other_rules_is_about_refused_files() -> None:
 
 
 def test_a_git_lfs_pointer_is_called_so() -> None:
-    assert "git-lfs pointer" in str(refusal(lambda: read_header_from(reader(find("header", "st-alien-git-lfs-pointer")))))
+    assert "git-lfs pointer" in str(refusal(lambda: header_of(reader(find("header", "st-alien-git-lfs-pointer")))))
 
 
 def test_a_rank_beyond_numpy_can_be_listed() -> None:
-    header = read_header_from(reader(find("header", "st-shape-65-dims")))
+    header = header_of(reader(find("header", "st-shape-65-dims")))
     assert [len(entry.shape) for entry in header.tensors.values()] == [65]
     assert isinstance(refusal(lambda: header.check_limits("x")), LimitExceededError)
 

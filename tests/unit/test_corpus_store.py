@@ -21,11 +21,19 @@ from support.store_faults import FAULTS
 from support.stores import blob_path, commit_model, layer_by_hand, manifest_path, process
 
 import blobstore
-from blobstore.care.prune import prune
-from blobstore.care.verify import verify
-from blobstore.errors import BlobStoreError, BusyError, CorruptDataError, DigestMismatchError, NotFoundError, StorageError
+from blobstore.errors import (
+    BlobStoreError,
+    BusyError,
+    CorruptDataError,
+    DigestMismatchError,
+    NotFoundError,
+    StorageError,
+)
+from blobstore.io import durable as files
 from blobstore.names import ModelName
-from blobstore.store import Store, files, open_store
+from blobstore.store.care.prune import prune
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store, open_store
 
 M = ModelName.parse("m")
 BLOB = safetensors_bytes({"t": np.arange(9.0)})
@@ -33,7 +41,7 @@ ORPHAN = b"a blob that nobody needs"
 NOBODY = 65534
 HOLD = """
 import sys
-from blobstore.store import open_store
+from blobstore import open_store
 with getattr(open_store(sys.argv[1]), sys.argv[2])() as held:
     if sys.argv[2] == "ingest":
         held.put(b"half of a model")

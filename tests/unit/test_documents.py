@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from blobstore.documents import Draft, Manifest, ModelConfig
 from blobstore.errors import DocumentError
+from blobstore.formats.documents import Draft, Manifest, ModelConfig
 
 PLAIN = (
     b'{"model_format":"safetensors","model_family":"","model_families":null,"model_type":"","file_type":"int4",'

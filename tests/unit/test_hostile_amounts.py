@@ -22,7 +22,7 @@ MIB = 2**20
 MOST = 300_000_000
 PROGRAM = """
 import sys
-from blobstore.cli import run
+from blobstore.cli.main import run
 code = run(sys.argv[1:])
 peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 sys.exit(print(peak, file=sys.stderr) or code)
@@ -71,6 +71,12 @@ def header_of_nothing(folder: Path) -> Path:
     return folder
 
 
+def template_of_nothing(folder: Path) -> Path:
+    write_checkpoint(folder)
+    hole(folder / "tokenizer_config.json", b'{"a":[1]}', 187_000_000)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("make", "command", "code"),
     [
@@ -78,6 +84,7 @@ def header_of_nothing(folder: Path) -> Path:
         (files_of_tensors, "inspect", 0),
         (index_of_nothing, "inspect", 1),
         (header_of_nothing, "inspect", 1),
+        (template_of_nothing, "plan", 0),
     ],
 )
 def test_memory(make: Callable[[Path], Path], command: str, code: int, tmp_path: Path) -> None:

@@ -9,10 +9,16 @@ import pytest
 from support.checkpoints import write_checkpoint
 
 import blobstore
-from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UnsupportedSourceError
-from blobstore.importer import default_name, plan_import, read_inventory
-from blobstore.source.hub_cache import snapshot_in
-from blobstore.store import Store
+from blobstore.errors import (
+    BlobStoreError,
+    NotFoundError,
+    StorageError,
+    UnsupportedSourceError,
+)
+from blobstore.importer.run import default_name, plan_import
+from blobstore.source.hub import snapshot_in
+from blobstore.source.inventory import read_inventory
+from blobstore.store.local.store import Store
 
 COMMIT, OTHER = "c1899de289a04d12100db370d81485cdf75e47ca", "1" * 40
 

@@ -19,7 +19,7 @@ from support.stores import manifest_path, wrong_digests
 import blobstore
 from blobstore.errors import InvalidNameError, NonFiniteWeightError, UsageError
 from blobstore.names import ModelName
-from blobstore.store import Store, open_store
+from blobstore.store.local.store import Store, open_store
 
 Snapshot = Callable[[Store], dict[str, str]]
 FORMS = [(PYCODE, None), (PYCODE_MOE, "packed"), (PYCODE_MOE, "stacked")]

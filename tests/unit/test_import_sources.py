@@ -13,9 +13,15 @@ from support.arrays import bits
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors, write_checkpoint
 
 import blobstore
-from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, StorageError, UnsupportedSourceError
-from blobstore.importer import default_name, run_plan
-from blobstore.store import Store
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    NotFoundError,
+    StorageError,
+    UnsupportedSourceError,
+)
+from blobstore.importer.run import default_name, run_plan
+from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
 INDEX = "model.safetensors.index.json"

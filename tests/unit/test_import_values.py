@@ -16,8 +16,8 @@ from support.checkpoints import BF16, normal, safetensors_bytes, write_checkpoin
 import blobstore
 from blobstore import QuantizedArray
 from blobstore.errors import NonFiniteWeightError, UnsupportedSourceError
-from blobstore.loader import Model
-from blobstore.store import Store
+from blobstore.model.loader import Model
+from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
 Snapshot = Callable[[Store], dict[str, str]]

@@ -1,4 +1,4 @@
-"""The house's rules: a module imports from lower layers only, heavy libraries inside functions only."""
+"""The house's rules: a file imports from lower rooms only, heavy libraries inside functions only."""
 
 from __future__ import annotations
 
@@ -12,51 +12,28 @@ from support import ROOT
 
 SOURCE = ROOT / "src" / "blobstore"
 
-# docs/design.md, "Layers": a module may import from the rows above its own, and a package's files from one another.
-LAYERS = (
+# docs/design.md, "Rooms": a file may import from the rooms above its own, and from its own.
+ROOMS = (
     {"errors"},
-    {"budget", "coverage", "digest", "names", "dtypes", "strictjson", "tiles", "workers"},
-    {"quant"},
-    {"documents", "arrays", "ranges", "transport", "runtimes"},
-    {"kernels", "store", "safetensors", "checkpoint", "mapped", "provenance"},
-    {"stored", "remote"},
-    {"mlx_settings", "source"},
-    {"tensors"},
-    {"importer", "loader", "inspection", "comparison", "metadata", "network"},
-    {"mlx_lm", "quality", "care", "listing", "export"},
+    {"names"},
+    {"io"},
+    {"formats"},
+    {"kernels", "store"},
+    {"source", "model"},
+    {"importer"},
+    {"inspection", "export"},
+    {"mlx_lm"},
     {"cli"},
     {"__init__", "__main__"},
 )
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2"}
-NUMPY_FREE = {
-    "budget",
-    "coverage",
-    "errors",
-    "digest",
-    "names",
-    "dtypes",
-    "quant",
-    "strictjson",
-    "tiles",
-    "documents",
-    "provenance",
-    "ranges",
-    "runtimes",
-    "mapped",
-    "store",
-    "safetensors",
-    "mlx_settings",
-    "stored",
-    "transport",
-    "remote",
-    "inspection",
-}
+NUMPY_FREE = {"errors", "names", "io", "formats", "store"}
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def unit_of(path: Path) -> str:
+def room_of(path: Path) -> str:
     relative = path.relative_to(SOURCE)
     return relative.parts[0].removesuffix(".py")
 
@@ -65,8 +42,8 @@ def shown(path: Path) -> str:
     return str(path.relative_to(SOURCE))
 
 
-def layer_of(unit: str) -> int:
-    return next(number for number, units in enumerate(LAYERS) if unit in units)
+def row_of(room: str) -> int:
+    return next(number for number, rooms in enumerate(ROOMS) if room in rooms)
 
 
 def imports_of(path: Path) -> list[tuple[str, bool]]:
@@ -84,23 +61,23 @@ def imports_of(path: Path) -> list[tuple[str, bool]]:
     return found
 
 
-def test_every_module_has_a_layer() -> None:
-    assert {unit_of(path) for path in FILES} == set().union(*LAYERS)
+def test_every_file_has_a_room() -> None:
+    assert {room_of(path) for path in FILES} == set().union(*ROOMS)
 
 
 def test_imports_point_down() -> None:
     wrong = [
         (shown(path), module)
         for path in FILES
-        if unit_of(path) != "__init__"
+        if room_of(path) != "__init__"
         for module, _ in imports_of(path)
-        if (unit := unit_of_module(module)) not in (None, unit_of(path)) and layer_of(unit) >= layer_of(unit_of(path))
+        if (room := room_of_module(module)) not in (None, room_of(path)) and row_of(room) >= row_of(room_of(path))
     ]
     assert wrong == []
 
 
-def unit_of_module(module: str) -> str | None:
-    """Return the unit of blobstore that a module is in; None for others' modules and for the package itself."""
+def room_of_module(module: str) -> str | None:
+    """Return the room of blobstore that a module is in; None for others' modules and for the package itself."""
     parts = module.split(".")
     return parts[1] if parts[0] == "blobstore" and parts[1:2] not in ([], ["__version__"]) else None
 
@@ -110,7 +87,7 @@ def test_heavy_libraries_are_imported_in_functions() -> None:
         (shown(path), module)
         for path in FILES
         for module, is_top in imports_of(path)
-        if is_top and module.split(".")[0] in HEAVY | ({"numpy", "ml_dtypes"} if unit_of(path) in NUMPY_FREE else set())
+        if is_top and module.split(".")[0] in HEAVY | ({"numpy", "ml_dtypes"} if room_of(path) in NUMPY_FREE else set())
     ]
     assert wrong == []
 
@@ -121,7 +98,7 @@ def test_only_the_command_line_reads_the_environment_and_prints() -> None:
         nodes = list(ast.walk(ast.parse(path.read_text())))
         attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        if unit_of(path) != "cli" and (attributes & ONLY_CLI_READS or "print" in names):
+        if room_of(path) != "cli" and (attributes & ONLY_CLI_READS or "print" in names):
             wrong.append(shown(path))
     assert wrong == []
 

@@ -24,17 +24,17 @@ from support.layouts import (
 )
 
 import blobstore
-from blobstore.care.diff import diff_models
-from blobstore.care.prune import prune
-from blobstore.care.repair import repair_model
-from blobstore.care.usage import measure_usage
-from blobstore.care.verify import verify
-from blobstore.documents import FILE_MEDIA_TYPE, Descriptor
 from blobstore.errors import DigestMismatchError, NotFoundError, UnsupportedSourceError
-from blobstore.inspection.covered import stored_coverage
-from blobstore.inspection.models import describe, summarize
+from blobstore.formats.documents import FILE_MEDIA_TYPE, Descriptor
+from blobstore.importer.repair import repair_model
+from blobstore.importer.run import run_plan
+from blobstore.inspection.diff import diff_models
+from blobstore.inspection.listing import describe, stored_coverage, summarize
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.store.care.prune import prune
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store
 
 M = ModelName.parse("m")
 Write = Callable[[Path], Path]
@@ -230,7 +230,7 @@ def test_a_file_that_changes_after_it_was_planned_is_an_error(store: Store, tmp_
     plan = blobstore.plan_import(source)
     (source / "chat_template.jinja").write_text("another")
     with pytest.raises(blobstore.BlobStoreError, match=r"chat_template\.jinja changed"):
-        blobstore.importer.run_plan(plan, M, store)
+        run_plan(plan, M, store)
     assert not (store.root / "manifests").exists()
 
 

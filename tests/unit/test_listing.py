@@ -12,13 +12,12 @@ from support.checkpoints import safetensors_bytes, write_checkpoint
 from support.stores import blob_path, commit_model, link_by_hand, manifest_path
 
 import blobstore
-from blobstore import listing
-from blobstore.care.prune import prune
-from blobstore.inspection.models import ListedModel, summarize
-from blobstore.listing import BrokenModel, list_models
+from blobstore.inspection import listing
+from blobstore.inspection.listing import BrokenModel, ListedModel, list_models, summarize
 from blobstore.names import ModelName
-from blobstore.store import Store, Summary, open_store
-from blobstore.store.summaries import SummaryCache
+from blobstore.store.care.prune import prune
+from blobstore.store.local.journal import Summary, SummaryCache
+from blobstore.store.local.store import Store, open_store
 
 A, B = (safetensors_bytes({name: np.zeros((3, number), np.float16)}) for number, name in enumerate("ab", 4))
 ONE = Summary(1234, 567, "int4", is_plain=True)
@@ -28,13 +27,13 @@ ONE = Summary(1234, 567, "int4", is_plain=True)
 def headers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the files whose headers are read."""
     read: list[str] = []
-    real = listing.safetensors.read_header
+    real = listing.safetensors.header_of
 
     def note(reader: object, budget: object) -> object:
         read.append(reader.name)  # type: ignore[attr-defined]
         return real(reader, budget)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(listing.safetensors, "read_header", note)
+    monkeypatch.setattr(listing.safetensors, "header_of", note)
     return iter([read])  # type: ignore[return-value]
 
 
@@ -99,7 +98,7 @@ def test_only_the_stores_owner_leaves_a_cache(store: Store, monkeypatch: pytest.
     """Folders that root left would be in the way of everybody else's imports."""
     link_by_hand(store, "m", {"a": A})
     real = os.geteuid()
-    monkeypatch.setattr("blobstore.store.summaries.os.geteuid", lambda: real + 1)
+    monkeypatch.setattr("blobstore.store.local.journal.os.geteuid", lambda: real + 1)
     assert isinstance(list_models(store)[0], ListedModel)
     assert not (store.root / ".blobstore").exists()
     monkeypatch.undo()

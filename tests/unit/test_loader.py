@@ -19,10 +19,10 @@ from support.stores import commit_model, link_by_hand, stored_arrays
 
 import blobstore
 from blobstore import QuantizedArray, kernels
-from blobstore.dtypes import DType
 from blobstore.errors import NotFoundError, TensorNotFoundError, UsageError
-from blobstore.loader import Model
-from blobstore.store import Store, open_store
+from blobstore.formats.dtypes import DType
+from blobstore.model.loader import Model
+from blobstore.store.local.store import Store, open_store
 
 Array = np.ndarray[Any, Any]
 UP = "model.layers.0.mlp.up_proj.weight"

@@ -21,7 +21,7 @@ from blobstore.errors import (
     StorageError,
     UnsupportedSourceError,
 )
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 NAME = "a.weight"
 
@@ -151,7 +151,7 @@ def test_a_blob_that_may_not_be_read_is_not_called_missing(store: Store, monkeyp
             raise PermissionError(13, "Permission denied")
         return real(name, flags)
 
-    monkeypatch.setattr("blobstore.ranges.os.open", refuse)
+    monkeypatch.setattr("blobstore.io.ranges.os.open", refuse)
     refused(store, path, StorageError)
 
 

@@ -9,8 +9,8 @@ from support.stores import Arrays, blob_path, link_by_hand, stored_arrays
 
 import blobstore
 from blobstore.errors import CorruptDataError, UnsupportedSourceError
-from blobstore.loader import Model
-from blobstore.store import Store
+from blobstore.model.loader import Model
+from blobstore.store.local.store import Store
 
 W = "x.weight"
 

@@ -16,7 +16,6 @@ from safetensors import safe_open
 from support.checkpoints import raw_safetensors, safetensors_bytes
 
 import blobstore
-from blobstore import metadata
 from blobstore.errors import (
     BusyError,
     HeaderError,
@@ -25,10 +24,10 @@ from blobstore.errors import (
     StorageError,
     UsageError,
 )
-from blobstore.metadata import in_place
-from blobstore.metadata.in_place import _LINE
-from blobstore.metadata.text import HeaderText, encode_metadata
-from blobstore.ranges import FileReader
+from blobstore.inspection import metadata
+from blobstore.inspection import rewriting as in_place
+from blobstore.inspection.rewriting import _LINE, HeaderText, encode_metadata
+from blobstore.io.ranges import FileReader
 
 DATA = bytes(range(256)) * 40
 ENTRY = '"x": {"dtype":"U8", "extra": [1.50, {"deep": null}], "shape":[10240],"data_offsets":[0,10240]}'
@@ -228,7 +227,7 @@ def test_broken_missing_and_strange_files(tmp_path: Path) -> None:
 
 
 def test_a_header_over_the_limit_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blobstore.metadata.text.MAX_HEADER", 10_000)
+    monkeypatch.setattr("blobstore.inspection.rewriting.MAX_HEADER", 10_000)
     blobstore.edit_metadata(file, {"k": "v" * 9_500})
     before = file.read_bytes()
     with pytest.raises(LimitExceededError, match="at most 10,000"):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from blobstore.digest import Digest
 from blobstore.errors import InvalidDigestError, InvalidNameError
-from blobstore.names import ModelName, relative_path
+from blobstore.names import Digest, ModelName, relative_path
 
 HEX = "0123456789abcdef" * 4
 

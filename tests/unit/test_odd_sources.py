@@ -21,7 +21,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.source.inventory import read_inventory
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 
 @pytest.mark.parametrize("path", ["a" * 300, "a\0b", "/proc/1/root/../../\udcff/" + "x" * 300])

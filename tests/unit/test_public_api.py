@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import blobstore
-from blobstore.importer import ImportArguments
+from blobstore.importer.policies.options import ImportArguments
 
 NAMES = [
     "BlobStoreError",
@@ -22,6 +22,8 @@ NAMES = [
     "Model",
     "ModelQuality",
     "QuantizedArray",
+    "Remote",
+    "RemoteFolder",
     "Store",
     "Tensor",
     "Verdict",
@@ -30,6 +32,7 @@ NAMES = [
     "edit_metadata",
     "errors",
     "export_model",
+    "hub_folder",
     "import_model",
     "inspect",
     "measure_quality",
@@ -40,7 +43,6 @@ NAMES = [
     "quantize",
     "read_header",
     "read_metadata",
-    "remote",
 ]
 PLAN_OPTIONS = [
     *("quant", "group_size", "method", "dtype", "profile", "experts", "alignment", "importance", "global_scale"),

@@ -27,12 +27,10 @@ from support.quality import imported, measured
 from support.stores import link_by_hand, stored_arrays
 
 import blobstore
-from blobstore.errors import (
-    CorruptDataError,
-)
+from blobstore.errors import CorruptDataError
+from blobstore.inspection.diff import Errors
 from blobstore.names import ModelName
-from blobstore.quality import Errors
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
 Snapshot = Callable[[Store], dict[str, str]]
@@ -165,7 +163,7 @@ def test_sums_of_two_runs_add_up() -> None:
 MEMORY = """
 import sys, threading, time
 from pathlib import Path
-import blobstore, blobstore.quality
+import blobstore, blobstore.inspection.quality
 def anonymous():
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line)
 store, source = blobstore.open_store(sys.argv[1]), sys.argv[2]

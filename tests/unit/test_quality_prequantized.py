@@ -14,7 +14,7 @@ from support.producers import COPIED, Kind, block_fp8, nvfp4
 import blobstore
 from blobstore import QuantizedArray
 from blobstore.errors import CorruptDataError, UnsupportedSourceError
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
 LAYER = "model.layers.0"

@@ -30,7 +30,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
 Snapshot = Callable[[Store], dict[str, str]]

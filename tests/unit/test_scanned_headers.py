@@ -7,23 +7,19 @@ import pickle
 import pytest
 from support.corpus import Case, case_id, load
 
-from blobstore.dtypes import DType
 from blobstore.errors import BlobStoreError, HeaderError
-from blobstore.ranges import BytesReader
-from blobstore.safetensors import (
-    MAX_NAME_BYTES,
-    MAX_RANK,
-    Header,
-    TensorEntry,
-    _native,
+from blobstore.formats.dtypes import DType
+from blobstore.formats.safetensors import _native
+from blobstore.formats.safetensors import codec as parse
+from blobstore.formats.safetensors.codec import (
     encode_header,
+    header_of,
     lay_out,
-    parse,
     parse_header,
-    read_header,
+    scan_header,
 )
-from blobstore.safetensors.header import DTYPES, ScannedEntries
-from blobstore.safetensors.scanned import scan_header
+from blobstore.formats.safetensors.header import DTYPES, MAX_NAME_BYTES, MAX_RANK, Header, ScannedEntries, TensorEntry
+from blobstore.io.ranges import BytesReader
 
 # Legal, and left to the parser: unknown fields, and what is beyond our limits.
 FOR_THE_PARSER = {"st-info-extra-field", "st-meta-null", "st-name-1MB", "st-shape-65-dims"}
@@ -189,7 +185,7 @@ def assert_same(one: Header | None, other: Header | None) -> None:
 def test_a_file_that_ends_inside_its_header_breaks_f3(missing: int) -> None:
     text = b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
     data = len(text).to_bytes(8, "little") + text
-    assert list(read_header(BytesReader(data)).tensors) == ["a"]
+    assert list(header_of(BytesReader(data)).tensors) == ["a"]
     with pytest.raises(HeaderError) as caught:
-        read_header(BytesReader(data[:-missing]))
+        header_of(BytesReader(data[:-missing]))
     assert caught.value.rule == "F3"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from blobstore import strictjson
-from blobstore.strictjson import Reason, StrictJsonError
+from blobstore.formats import strictjson
+from blobstore.formats.strictjson import Reason, StrictJsonError
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from support.stores import link_by_hand, stored_arrays
 import blobstore
 from blobstore import QuantizedArray
 from blobstore.errors import InvalidIndexError, UnsupportedSourceError, UsageError
-from blobstore.loader import Model
-from blobstore.quant import QuantType
-from blobstore.store import Store, open_store
+from blobstore.formats.quant import QuantType
+from blobstore.model.loader import Model
+from blobstore.store.local.store import Store, open_store
 
 Array = np.ndarray[Any, Any]
 UP = "model.layers.0.mlp.up_proj.weight"

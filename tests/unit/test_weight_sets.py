@@ -11,9 +11,9 @@ from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_t
 
 import blobstore
 from blobstore.errors import NotFoundError, UnsupportedSourceError
-from blobstore.importer import read_inventory
+from blobstore.source.inventory import read_inventory
 from blobstore.source.shards import set_of, weight_sets
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from blobstore.errors import StorageError
-from blobstore.workers import each
+from blobstore.io.workers import each
 
 JOBS = [1, 2, 3, 8]
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.dtypes import DType
 from blobstore.errors import HeaderError
-from blobstore.safetensors import MAX_RANK, TensorEntry, encode_header, lay_out, parse_header
-from blobstore.safetensors.encode import encode_text, write_text
+from blobstore.formats.dtypes import DType
+from blobstore.formats.safetensors.codec import encode_header, encode_text, lay_out, parse_header, write_text
+from blobstore.formats.safetensors.header import MAX_RANK, TensorEntry
 
 strings = st.text(max_size=8)
 names = strings.filter(lambda name: name != "__metadata__")

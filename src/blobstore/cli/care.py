@@ -18,19 +18,20 @@ from blobstore.cli.output import (
     emit,
     parse_duration,
     printable,
+    progress_bar,
     show_json,
     show_table,
     size,
     store_at,
 )
-from blobstore.cli.progress import progress_bar
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
-    from blobstore.care.prune import PruneResult, UndoResult, UnneededBlob
-    from blobstore.care.repair import RepairResult
-    from blobstore.care.verify import VerifyResult
+    from blobstore.importer.repair import RepairResult
     from blobstore.names import ModelName
+    from blobstore.store.care.prune import PruneResult, UndoResult, UnneededBlob
+    from blobstore.store.care.verify import VerifyResult
+
 
 EXIT_DAMAGED = 3
 _SHOWN = 20
@@ -61,8 +62,8 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check every blob, manifest and document for damage. Exits with 3 if something is damaged."""
-    from blobstore.care.verify import Sample
-    from blobstore.care.verify import verify as check
+    from blobstore.store.care.verify import Sample
+    from blobstore.store.care.verify import verify as check
 
     part = Sample.parse(sample) if sample is not None else None
     result = check(store_at(store), names or (), quick=quick, sample=part, jobs=jobs, bar=progress_bar)
@@ -132,7 +133,7 @@ def repair(
     as_json: JsonOption = False,
 ) -> None:
     """Restore a model's manifest and damaged blobs. Exits with 3 if some could not be rebuilt."""
-    from blobstore.care.repair import repair_model
+    from blobstore.importer.repair import repair_model
 
     opened = store_at(store, wait)
     result = repair_model(
@@ -193,7 +194,7 @@ def prune(
     as_json: JsonOption = False,
 ) -> None:
     """Move blobs that no model needs to the trash. What the previous prune put there is deleted."""
-    from blobstore.care import prune as care
+    from blobstore.store.care import prune as care
 
     opened = store_at(store, wait)
     if undo:

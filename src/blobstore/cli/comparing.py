@@ -1,4 +1,4 @@
-"""``du`` and ``diff``."""
+"""``du``, ``diff`` and ``quality``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from blobstore.cli.importing import Jobs
 from blobstore.cli.output import (
     JsonOption,
     StoreOption,
+    count,
     counted,
     emit,
     errors_document,
     printable,
+    progress_bar,
     reason,
     shape,
     show_json,
@@ -23,12 +25,87 @@ from blobstore.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from blobstore.care.diff import ChangedTensor, ModelDiff, TensorFact
-    from blobstore.care.usage import ModelUsage, Usage
+    from blobstore.inspection.diff import ChangedTensor, Errors, ModelDiff, TensorFact
+    from blobstore.inspection.quality import ModelQuality, TensorQuality
+    from blobstore.store.care.usage import ModelUsage, Usage
+
+
+_HEADINGS = ("TENSOR", "TYPE", "SHAPE", "RMSE", "RELATIVE", "LARGEST", "COSINE", "SATURATED")
+
+
+def quality(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
+    against: Annotated[
+        str, typer.Option("--against", metavar="SOURCE", help="The checkpoint that the model was imported from.")
+    ],
+    jobs: Jobs = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what quantization changed. Lists the error of each tensor, the largest first."""
+    from blobstore.inspection.quality import measure_quality
+    from blobstore.source.inventory import read_inventory
+
+    opened = store_at(store)
+    with progress_bar(read_inventory(against).nbytes) as progress:
+        report = measure_quality(name, against, store=opened, jobs=jobs, progress=progress)
+    if as_json:
+        show_json(_document(report))
+    else:
+        _show(report)
+
+
+def _show(report: ModelQuality) -> None:
+    measured = [tensor for tensor in report.tensors if not tensor.kept]
+    if measured:
+        rows = [
+            (tensor.name, tensor.type_name, shape(tensor.shape), *_quality_figures(tensor.errors)) for tensor in measured
+        ]
+        total = report.errors
+        rows.append((str(report.name), f"{len(measured)} tensors", count(total.count), *_quality_figures(total)))
+        show_table(_HEADINGS, rows)
+    kept = len(report.tensors) - len(measured)
+    if kept:
+        emit(f"{kept} {'tensor is stored as it was' if kept == 1 else 'tensors are stored as they were'}")
+
+
+def _quality_figures(errors: Errors) -> tuple[str, ...]:
+    relative = errors.relative_rmse
+    return (
+        f"{errors.rmse:.4g}",
+        "" if relative is None else f"{relative:.3%}",
+        f"{errors.max_error:.4g}",
+        f"{errors.cosine:.6f}",
+        f"{errors.saturated:.3%}",
+    )
+
+
+def _document(report: ModelQuality) -> dict[str, Any]:
+    return {
+        "name": str(report.name),
+        "tensors": [_tensor_document(tensor) for tensor in report.tensors],
+        "model": _errors_document(report.errors),
+    }
+
+
+def _tensor_document(tensor: TensorQuality) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "quant_type": tensor.type_name if tensor.quantized else None,
+        "dtype": None if tensor.quantized else tensor.type_name,
+        "kept": tensor.kept,
+        "shape": list(tensor.shape),
+        **_errors_document(tensor.errors),
+    }
+
+
+def _errors_document(errors: Errors) -> dict[str, Any]:
+    return {**errors_document(errors), "saturated": errors.saturated}
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
+    app.command("quality")(quality)
     app.command("du")(du)
     app.command("diff")(diff)
 
@@ -39,7 +116,7 @@ def du(
     as_json: JsonOption = False,
 ) -> None:
     """Show the disk space of models. UNIQUE is what rm would free, SHARED is needed by other models too."""
-    from blobstore.care.usage import measure_usage
+    from blobstore.store.care.usage import measure_usage
 
     usage = measure_usage(store_at(store), names or ())
     if as_json:
@@ -84,7 +161,7 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Show how model B differs from A. Lists tensors added, removed and changed, types, and shared bytes."""
-    from blobstore.care.diff import diff_models
+    from blobstore.inspection.diff import diff_models
 
     found = diff_models(a, b, store=store_at(store), error=error, jobs=jobs)
     if as_json:

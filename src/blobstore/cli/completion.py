@@ -17,7 +17,7 @@ import typer
 
 from blobstore.cli.output import emit, printable, store_at
 from blobstore.errors import BlobStoreError, UsageError
-from blobstore.quant import QuantType
+from blobstore.formats.quant import QuantType
 
 _FILES = ":files"
 _LONGEST_MEANING = 80

@@ -1,22 +1,63 @@
-"""``export``."""
+"""``export`` and ``run``."""
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blobstore.cli.importing import Jobs
-from blobstore.cli.output import JsonOption, StoreOption, emit, parse_size, printable, show_json, size, store_at
-from blobstore.cli.progress import progress_bar
+from blobstore.cli.output import (
+    JsonOption,
+    StoreOption,
+    emit,
+    parse_size,
+    printable,
+    progress_bar,
+    show_json,
+    size,
+    store_at,
+)
+from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from blobstore.export import ExportResult
+    from blobstore.export.run import ExportResult
+
+
+_DEFAULT_TOKENS = 128
+
+
+def run(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")],
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after this many tokens.")
+    ] = _DEFAULT_TOKENS,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a text with a stored model, using mlx-lm."""
+    from blobstore import mlx_lm
+
+    full = ModelName.parse(name)
+    model, tokenizer = mlx_lm.load(full, store=store_at(store))
+    started = time.monotonic()
+    pieces = []
+    for piece in mlx_lm.continue_text(model, tokenizer, prompt, max_tokens):
+        pieces.append(piece)
+        if not as_json:
+            emit(printable(prompt + piece if len(pieces) == 1 else piece, keep="\n\t"), end="")
+    if as_json:
+        show_json({"text": "".join(pieces), "tokens": len(pieces), "seconds": time.monotonic() - started})
+    else:
+        emit()
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
+    """Add the commands of this file."""
+    app.command("run")(run)
     app.command("export")(export)
 
 
@@ -45,7 +86,8 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a model as a checkpoint folder. It gets shards and their index, config and tokenizer."""
-    from blobstore.export import AS_SOURCE, export_model
+    from blobstore.export.options import AS_SOURCE
+    from blobstore.export.run import export_model
 
     result = export_model(
         name,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.covering import coverage_document, show_coverage
-from blobstore.cli.import_options import takes_import_options
+from blobstore.cli.import_options import coverage_document, show_coverage, takes_import_options
 from blobstore.cli.output import (
     JsonOption,
     StoreOption,
@@ -18,20 +17,22 @@ from blobstore.cli.output import (
     emit,
     parse_size,
     printable,
+    progress_bar,
     shape,
     show_json,
     show_table,
     size,
     store_at,
 )
-from blobstore.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from blobstore.importer import ImportPlan, ImportResult
+    from blobstore.importer.planning.outputs import ImportPlan
+    from blobstore.importer.run import ImportResult
+    from blobstore.model.facts import Verdict
     from blobstore.names import ModelName
-    from blobstore.runtimes import Verdict
+
 
 Source = Annotated[
     str | None,
@@ -84,7 +85,7 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
-    from blobstore.importer import check_tag, default_name, plan_import, run_plan
+    from blobstore.importer.run import check_tag, default_name, plan_import, run_plan
 
     if name is None and options["modelfile"] is not None:
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
@@ -132,7 +133,7 @@ def plan(
     source: PlanSource = None, *, options: Any, jobs: Jobs = None, check: Check = False, as_json: JsonOption = False
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
-    from blobstore.importer import plan_import
+    from blobstore.importer.run import plan_import
 
     made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
     _print_notes(made)
@@ -150,7 +151,7 @@ def _print_notes(made: ImportPlan) -> None:
 
 
 def _show_result(result: ImportResult) -> None:
-    from blobstore.runtimes import in_one_line
+    from blobstore.model.facts import in_one_line
 
     rate = result.source_bytes / max(result.seconds, 1e-3)
     emit(f"{result.name}   {result.digest.short}")

@@ -26,8 +26,9 @@ from blobstore.cli.output import (
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
-    from blobstore.inspection import Inspection, LogicalTensor
-    from blobstore.inspection.tree import Branch
+    from blobstore.inspection.counting import LogicalTensor
+    from blobstore.inspection.inspection import Branch, Inspection
+
 
 _LONGEST_NAME = 96
 _LONGEST_VALUE = 120
@@ -76,7 +77,8 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a checkpoint holds. It may be local or remote: only headers are read."""
-    from blobstore.inspection import HUB, inspect_at
+    from blobstore.inspection.inspect import inspect_at
+    from blobstore.source.hub import HUB
 
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
@@ -85,7 +87,7 @@ def inspect(
     everything = inspect_at(target, lambda: store_at(store, may_be_new=True), token=token or None, endpoint=endpoint)
     found = everything.only(filters) if filters else everything
     if as_json:
-        from blobstore.inspection.document import inspection_document
+        from blobstore.inspection.inspection import inspection_document
 
         show_json(inspection_document(found), compact=True)
         return
@@ -100,11 +102,11 @@ def inspect(
 
 def _is_of_hub(target: str, endpoint: str) -> bool:
     """Return whether the Hub's token may go to a target: it is a secret between its owner and the Hub."""
-    from blobstore.inspection.targets import is_address
+    from blobstore.inspection.places import is_address
 
     if not is_address(target):
         return target.startswith("hf://")
-    from blobstore.transport import WebAddress
+    from blobstore.io.http.addresses import WebAddress
 
     return WebAddress.parse(target).origin == WebAddress.parse(endpoint).origin
 
@@ -209,7 +211,7 @@ _ORDERS: Mapping[str, Callable[[Iterable[LogicalTensor]], Iterable[LogicalTensor
 
 
 def _show_tree(found: Inspection, depth: int | None) -> None:
-    from blobstore.inspection.tree import tree_of
+    from blobstore.inspection.inspection import tree_of
 
     rows = [_branch_row(branch) for branch in tree_of(found.tensors, depth)]
     show_table(("MODULE", "TYPE", "SHAPE", "PARAMETERS", "SIZE"), rows)

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blobstore.cli.output import JsonOption, emit, printable, show_facts, show_help_without_command, show_json, size
-from blobstore.cli.progress import progress_bar
+from blobstore.cli.output import (
+    JsonOption,
+    emit,
+    printable,
+    progress_bar,
+    show_facts,
+    show_help_without_command,
+    show_json,
+    size,
+)
 from blobstore.errors import NotFoundError, UsageError, quoted
 
 if TYPE_CHECKING:
-    from blobstore.metadata import MetadataEdit
+    from blobstore.inspection.metadata import MetadataEdit
+
 
 _STDIN = "-"
 _MOST_INPUT = 100_000_000
@@ -45,7 +54,7 @@ def get(
     as_json: JsonOption = False,
 ) -> None:
     """Show all metadata, or the value of one key."""
-    from blobstore.metadata import read_metadata
+    from blobstore.inspection.metadata import read_metadata
 
     metadata = read_metadata(file)
     if key is None:
@@ -90,8 +99,8 @@ def rm(
 
 
 def _parse(text: str) -> dict[str, str | None]:
-    from blobstore.store.files import os_errors
-    from blobstore.strictjson import parse_object
+    from blobstore.formats.strictjson import parse_object
+    from blobstore.io.durable import os_errors
 
     if text == _STDIN:
         with os_errors("read", "standard input"):
@@ -107,7 +116,7 @@ def _parse(text: str) -> dict[str, str | None]:
 
 
 def _edit(file: str, changes: Mapping[str, str | None], *, replace: bool, in_place: bool, as_json: bool) -> None:
-    from blobstore.metadata import edit_metadata
+    from blobstore.inspection.metadata import edit_metadata
 
     with progress_bar(_size(file)) as progress:
         edit = edit_metadata(file, changes, replace=replace, in_place=in_place, progress=progress)

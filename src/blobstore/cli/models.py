@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.covering import coverage_document, show_coverage
+from blobstore.cli.import_options import coverage_document, show_coverage
 from blobstore.cli.output import (
     JsonOption,
     ReaderGoneError,
@@ -34,8 +34,8 @@ from blobstore.errors import StorageError, UsageError
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from blobstore.inspection.models import ListedModel, ModelDetails, ModelSummary
-    from blobstore.listing import BrokenModel
+    from blobstore.inspection.listing import BrokenModel, ListedModel, ModelDetails, ModelSummary
+
 
 _SHOWN = 20
 """Names in a note."""
@@ -57,8 +57,7 @@ def register(app: typer.Typer) -> None:
 
 def list_(sort: Sort = "time", store: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the models of the store, the newest first."""
-    from blobstore.inspection.models import ListedModel
-    from blobstore.listing import list_models
+    from blobstore.inspection.listing import ListedModel, list_models
 
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
@@ -120,7 +119,7 @@ def _broken_row(model: BrokenModel) -> tuple[str, ...]:
 
 
 def _list_item(model: ListedModel | BrokenModel) -> dict[str, Any]:
-    from blobstore.listing import BrokenModel
+    from blobstore.inspection.listing import BrokenModel
 
     if isinstance(model, BrokenModel):
         return {
@@ -152,8 +151,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a model: its architecture, type and size."""
-    from blobstore.inspection.covered import stored_coverage
-    from blobstore.inspection.models import describe, summarize
+    from blobstore.inspection.listing import describe, stored_coverage, summarize
 
     asked = ModelName.parse(name)
     opened = store_at(store)
@@ -179,7 +177,7 @@ def show(
 
 
 def _show_summary(summary: ModelSummary, details: ModelDetails) -> None:
-    from blobstore.inspection.models import weights_by_type
+    from blobstore.inspection.listing import weights_by_type
 
     facts = {
         "name": str(summary.name),

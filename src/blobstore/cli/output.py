@@ -1,4 +1,7 @@
-"""What the commands print: JSON documents, tables, sizes, errors. Text from files is made harmless first."""
+"""What the commands print: JSON documents, tables, sizes, errors. Text from files is made harmless first.
+
+One progress bar on stderr: bytes, rate, time left. None unless stderr is a terminal.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +20,36 @@ import typer
 from blobstore.errors import BlobStoreError, UsageError, from_os_error
 
 if TYPE_CHECKING:
-    from blobstore.comparison import Errors
+    from blobstore.inspection.diff import Errors
+    from blobstore.io.workers import Progress
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[Progress | None]:
+    """Yield what an import reports to: a bar over ``total`` source bytes, or None when it would not be seen."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.table import Column
+
+    columns = (
+        BarColumn(bar_width=20, table_column=Column(no_wrap=True)),
+        DownloadColumn(table_column=Column(no_wrap=True, min_width=16)),
+        TransferSpeedColumn(table_column=Column(no_wrap=True, min_width=10)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        # What has no room is the name, not a number.
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+        task = bar.add_task("", total=total)
+
+        def advance(nbytes: int, blob: str) -> None:
+            bar.update(task, advance=nbytes, description=printable(blob))
+
+        yield advance
+
 
 StoreOption = Annotated[
     str | None, typer.Option("--store", metavar="DIR", help="The store [default: $OLLAMA_MODELS, else ~/.ollama/models].")
@@ -44,7 +77,7 @@ def store_at(folder: str | None, wait_s: float | None = None, *, may_be_new: boo
 
     Raises: NotFoundError when one that is named does not exist, and it is not ``may_be_new``: the path is misspelt.
     """
-    from blobstore.store import open_store
+    from blobstore.store.local.store import open_store
 
     if folder == "":
         raise UsageError("--store is empty", hint="Is a variable unset?")

@@ -3,6 +3,8 @@
 Every stored tensor belongs to exactly one logical tensor. Scales, biases and zero points of a quantization are part of their
 weight and count nothing; so do the scales of activations beside one. Whatever else there is counts as it is stored, buffers
 and masks too. What looks packed and can't be understood counts as it is stored, and a note says so.
+
+InspectedFile: one file of what is inspected, and its header.
 """
 
 from __future__ import annotations
@@ -12,16 +14,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from blobstore.dtypes import DType, parameters_of
 from blobstore.errors import BlobStoreError, DocumentError, quoted
-from blobstore.inspection.files import InspectedFile
-from blobstore.safetensors import Header, TensorEntry
+from blobstore.formats.dtypes import DType, parameters_of
+from blobstore.formats.safetensors.header import Header, TensorEntry
 from blobstore.source.packings import PackedWeight, Packing, UnclearPackingError, read_packing
 from blobstore.source.producers import ASIDE, QUANT_STATE, Producer, counting_row
-from blobstore.stored import StoredTensor, stored_tensors
+from blobstore.store.stored import StoredTensor, stored_tensors
 
-if TYPE_CHECKING:  # pydantic is loaded when a config.json is read
-    from blobstore.checkpoint import SourceConfig
+if TYPE_CHECKING:
+    from blobstore.formats.checkpoint import SourceConfig
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedFile:
+    """One .safetensors file, or one blob of a stored model.
+
+    ``name`` is its file name, a blob's that of its layer; ``place`` its path or address; ``nbytes`` the bytes of the whole
+    file, None where a server does not say.
+    """
+
+    name: str
+    place: str
+    nbytes: int | None
+    header: Header
+
 
 Config = Callable[[], "SourceConfig | None"]
 """Reads config.json when it is first asked for; None if the target has none."""
@@ -212,7 +228,7 @@ class _Space:
         }
         if not rest:
             return {}
-        from blobstore.source.refusals import look_packed
+        from blobstore.source.assembly import look_packed
 
         names = dict.fromkeys(name for name, _ in look_packed(rest, self.entries, self.config()))
         names |= dict.fromkeys(name for name, entry in rest.items() if entry.dtype is DType.F8_E8M0)

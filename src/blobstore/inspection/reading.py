@@ -8,27 +8,41 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blobstore.budget import Budget
-from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UnsupportedSourceError, quoted
-from blobstore.inspection.counting import LogicalTensor, count_tensors, stored_tensor
-from blobstore.inspection.files import InspectedFile
+from blobstore.errors import (
+    BlobStoreError,
+    NotFoundError,
+    StorageError,
+    UnsupportedSourceError,
+    quoted,
+)
+from blobstore.formats.safetensors.codec import header_of
+from blobstore.inspection.counting import InspectedFile, LogicalTensor, count_tensors, stored_tensor
 from blobstore.inspection.inspection import Inspection, TargetKind
-from blobstore.inspection.places import ConfigFile, Files, read_files, read_folder, read_indexed, some
-from blobstore.inspection.targets import LocalTarget, ModelTarget, missing
-from blobstore.safetensors import read_header
+from blobstore.inspection.places import (
+    ConfigFile,
+    Files,
+    LocalTarget,
+    ModelTarget,
+    missing,
+    read_files,
+    read_folder,
+    read_indexed,
+    some,
+)
+from blobstore.io.budget import Budget
 from blobstore.source.folders import Folder, LocalFolder
-from blobstore.source.hub_cache import snapshot_in
+from blobstore.source.hub import snapshot_in
 from blobstore.source.shards import ShardIndex, is_index
-from blobstore.stored import Settings, StoredTensor, stored_tensors
+from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 
-if TYPE_CHECKING:  # pydantic is loaded when a store is opened
-    from blobstore.documents import Descriptor, Manifest
+if TYPE_CHECKING:
+    from blobstore.formats.documents import Descriptor, Manifest
     from blobstore.names import ModelName
-    from blobstore.store import Store
+    from blobstore.store.local.store import Store
 
 
 def inspect_path(target: LocalTarget, store: Callable[[], Store]) -> Inspection:
-    """Return what a file, a folder or a shard index holds. Raises: as `blobstore.inspection.inspect`."""
+    """Return what a file, a folder or a shard index holds. Raises: as `blobstore.inspection.inspect.inspect`."""
     path = Path(target.path)
     notes: list[str] = []
     try:
@@ -93,9 +107,9 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
     if not manifest.tensor_layers:
         message = f"model {name} has no tensor blobs: it is of another kind, GGUF perhaps"
         raise UnsupportedSourceError(message, model=str(name))
-    from blobstore.mlx_settings import settings_of
+    from blobstore.formats.checkpoint import settings_of
 
-    settings, budget = settings_of(store, manifest), Budget(f"model {name}")
+    settings, budget = settings_of(store.blobs.read, manifest), Budget.of_stored(f"model {name}")
     files: dict[str, InspectedFile] = {}
     tensors: list[LogicalTensor] = []
     for layer in manifest.tensor_layers:
@@ -122,7 +136,7 @@ def _read_blob(
     """Return a blob under its layer's name, and its tensors."""
     try:
         with store.blobs.open(layer) as reader:
-            header = read_header(reader, budget)
+            header = header_of(reader, budget)
             weights = list(stored_tensors(header, settings))
             return InspectedFile(layer.name or str(layer.digest), reader.name, reader.size, header), weights
     except BlobStoreError as error:
@@ -132,7 +146,7 @@ def _read_blob(
 
 def _source_metadata(store: Store, manifest: Manifest) -> list[Mapping[str, str]]:
     """Return the metadata of the files that a model was imported from; none where nothing says them."""
-    from blobstore.provenance import OWN_DOCUMENT, Provenance
+    from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 
     layer = manifest.document(OWN_DOCUMENT)
     if layer is None:

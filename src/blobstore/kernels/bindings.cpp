@@ -124,7 +124,7 @@ void dequantize(std::string_view target, std::string_view quant_type, std::strin
 }
 
 // How many scales a run of codes of consecutive matrices needs, and how many come before those in their row of scales.
-// A run within one row needs those of its blocks, any other whole rows of scales (block_runs.py says it with numbers).
+// A run within one row needs those of its blocks, any other whole rows of scales (scales.py says it with numbers).
 struct RunOfScales {
   std::size_t before;
   std::size_t count;

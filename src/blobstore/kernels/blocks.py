@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 
 from blobstore.errors import UsageError
-from blobstore.kernels.block_runs import BlockRun
-from blobstore.kernels.choice import Kernel, active
+from blobstore.kernels.native import Kernel, active
+from blobstore.kernels.scales import BlockRun
 
 Array = np.ndarray[Any, Any]
 

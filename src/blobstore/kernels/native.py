@@ -1,15 +1,22 @@
-"""The C++ kernels, called with the bit patterns of the arrays."""
+"""The implementations of the kernels, and which of them runs.
+
+Native ones are C++ for a level of the processor each; ``reference`` is their NumPy twin. All give the same bits for every
+input. ``native`` is the best that runs here.
+
+The C++ kernels, called with the bit patterns of the arrays.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from blobstore.arrays import QuantizedArray, dtype_of
+from blobstore.errors import UsageError
 from blobstore.kernels import _native
-from blobstore.kernels.block_runs import BlockRun
-from blobstore.kernels.scales import ScaleChoice
+from blobstore.kernels.arrays import QuantizedArray, dtype_of
+from blobstore.kernels.reference import ReferenceKernel
+from blobstore.kernels.scales import BlockRun, ScaleChoice
 
 Array = np.ndarray[Any, Any]
 
@@ -26,7 +33,7 @@ class NativeKernel:
         self.name = target
 
     def quantize(self, weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice) -> int:
-        """See `blobstore.kernels.choice.Kernel`."""
+        """See `blobstore.kernels.native.Kernel`."""
         candidates = choice.candidates_for(parts.quant_type)
         return int(
             _native.quantize(
@@ -49,7 +56,7 @@ class NativeKernel:
         )
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
-        """See `blobstore.kernels.choice.Kernel`."""
+        """See `blobstore.kernels.native.Kernel`."""
         scale_type = dtype_of(parts.scale).value if parts.bias is not None else "F32"  # not used by the fp types
         _native.dequantize(
             self.name,
@@ -65,10 +72,63 @@ class NativeKernel:
         )
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
-        """See `blobstore.kernels.choice.Kernel`."""
+        """See `blobstore.kernels.native.Kernel`."""
         scale_type = dtype_of(scales).value
         _native.decode_blocks(self.name, scale_type, codes, _bits(scales), run.first, run.rows, run.cols, _bits(out))
 
 
 def _bits(array: Array) -> Array:
     return array.view(f"u{array.dtype.itemsize}")
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """One implementation. All arrays are flat, contiguous and aligned.
+
+    The arrays of quantized weights hold whole groups.
+    """
+
+    name: str
+
+    def quantize(self, weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice) -> int:
+        """Fill ``parts`` in place; return the index of the first non-finite weight, or -1.
+
+        ``weights`` are BF16, F16 or F32; scale and bias of an affine type have their dtype.
+        """
+
+    def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
+        """Write the values to ``out``, which is BF16, F16 or F32, each rounded from float32."""
+
+    def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
+        """Write the BF16 values of a run of E4M3 codes, one at least, to ``out``.
+
+        ``scales`` (BF16, F16 or F32) are those of ``run.scales``.
+        """
+
+
+_NATIVE: tuple[Kernel, ...] = tuple(NativeKernel(target) for target in targets())
+KERNELS: dict[str, Kernel] = {
+    "native": _NATIVE[0],
+    **{kernel.name: kernel for kernel in (*_NATIVE, ReferenceKernel())},
+}
+_active: Kernel = KERNELS["native"]
+
+
+def use(name: str) -> None:
+    """Choose the implementation for this process by its name in `KERNELS`. Raises: UsageError for another word."""
+    global _active  # noqa: PLW0603  # one choice a process, made before work starts
+    if name not in KERNELS:
+        raise UsageError(f"unknown kernel {name!r}", hint=f"Use one of: {', '.join(KERNELS)}.")
+    _active = KERNELS[name]
+
+
+def active() -> Kernel:
+    """Return the implementation in use."""
+    return _active
+
+
+def chosen(kernel: Kernel | None) -> Kernel:
+    """Return the kernel that a caller gives, or the one in use for None. Raises: UsageError for anything else."""
+    if kernel is not None and not isinstance(kernel, Kernel):
+        raise UsageError(f"{kernel!r} is not a kernel", hint="Use one of kernels.KERNELS, such as kernels.KERNELS['plain'].")
+    return kernel or active()

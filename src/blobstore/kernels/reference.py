@@ -11,21 +11,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from blobstore.arrays import QuantizedArray
-from blobstore.kernels.block_runs import BlockRun
+from blobstore.formats.quant import QuantType
+from blobstore.kernels.arrays import QuantizedArray
 from blobstore.kernels.reference_search import search_affine, search_fp
-from blobstore.kernels.scales import ScaleChoice
-from blobstore.kernels.small_floats import (
+from blobstore.kernels.scales import (
     BF16_NAN_BITS,
     E2M1_VALUES,
     FP8_BLOCK,
+    BlockRun,
+    ScaleChoice,
     code_max,
     decoded_scales,
     e2m1_codes,
     e4m3_bits,
     scale_bits,
 )
-from blobstore.quant import QuantType
 
 Array = np.ndarray[Any, Any]
 
@@ -36,7 +36,7 @@ class ReferenceKernel:
     name = "reference"
 
     def quantize(self, weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice) -> int:
-        """See `blobstore.kernels.choice.Kernel`."""
+        """See `blobstore.kernels.native.Kernel`."""
         bad = _first_non_finite(weights)
         if bad >= 0 or not weights.size:
             return bad
@@ -49,14 +49,14 @@ class ReferenceKernel:
         return -1
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
-        """See `blobstore.kernels.choice.Kernel`."""
+        """See `blobstore.kernels.native.Kernel`."""
         codes = _unpacked(parts.weight, parts.quant_type.bits).reshape(-1, parts.group_size)
         with np.errstate(all="ignore"):
             values = _affine_values(codes, parts) if parts.bias is not None else _fp_values(codes, parts, global_scale)
             out[:] = values.reshape(-1).astype(out.dtype)
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
-        """See `blobstore.kernels.choice.Kernel`."""
+        """See `blobstore.kernels.native.Kernel`."""
         rows, columns = np.divmod(np.arange(run.first, run.first + run.count), run.cols)
         matrices, rows = np.divmod(rows, run.rows)
         block_rows, block_columns = run.blocks

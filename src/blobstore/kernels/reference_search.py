@@ -7,9 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.kernels.scales import AffineCandidates
-from blobstore.kernels.small_floats import code_max, decoded_scales, e4m3_bits, e8m0_bits_up, rounded_magnitudes
-from blobstore.quant import QuantType
+from blobstore.formats.quant import QuantType
+from blobstore.kernels.scales import (
+    AffineCandidates,
+    code_max,
+    decoded_scales,
+    e4m3_bits,
+    e8m0_bits_up,
+    rounded_magnitudes,
+)
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]

@@ -1,27 +1,99 @@
-"""How the scales of a quantized array are chosen: the method, and what it is given.
+"""Scales: how they are chosen, the small floats that they are, and the scales of block FP8.
+
+BlockRun: a run of the codes of block FP8 matrices, and the scales that it needs. A value; nothing is read here.
+
+How the scales of a quantized array are chosen: the method, and what it is given.
 
 ``minmax`` takes them from each group's extremes, as MLX does. ``search`` tries candidates and keeps the one with the
 least squared error (docs/quantization.md, "search").
+
+The number formats of codes and scales in NumPy: the twin of formats.h.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from blobstore.errors import UsageError
-from blobstore.kernels.arguments import array_of
-from blobstore.quant import QuantType
+from blobstore.formats.quant import QuantType
+from blobstore.kernels.arrays import array_of
+
+Array = np.ndarray[Any, Any]
+
+FP8_BLOCK = 128
+"""Rows and columns of the square that shares a scale in a block FP8 matrix."""
+BF16_NAN_BITS = 0x7FC0
+"""What every NaN becomes in BF16."""
+E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_E2M1_MAX = np.float32(6)
+_E4M3_MAX = np.float32(448)
+_BITS_OF_2_TO_MINUS_127 = 0x400000
+# Midpoints between neighbouring E2M1 values, and whether the midpoint itself goes up (to the even code).
+_E2M1_MIDPOINTS = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
+
+
+def code_max(quant_type: QuantType) -> np.float32:
+    """Return the largest code of a type: 6 or 448."""
+    return _E4M3_MAX if quant_type is QuantType.MXFP8 else _E2M1_MAX
+
+
+def scale_bits(values: Array, quant_type: QuantType) -> Array:
+    """Return scales of a type for values >= 0: E4M3, rounded half to even, for nvfp4, else E8M0, rounded up."""
+    return e4m3_bits(values) if quant_type is QuantType.NVFP4 else e8m0_bits_up(values)
+
+
+def decoded_scales(scales: Array, quant_type: QuantType) -> Array:
+    """Return the values of stored scales (U8) as float32."""
+    kind = ml_dtypes.float8_e4m3fn if quant_type is QuantType.NVFP4 else ml_dtypes.float8_e8m0fnu
+    decoded: Array = scales.view(kind).astype(np.float32)
+    return decoded
+
+
+def e8m0_bits_up(values: Array) -> Array:
+    """Return the exponent bytes of the smallest powers of two >= ``values`` (>= 0), clamped to [2^-127, 2^127]."""
+    raw = values.view(np.uint32)
+    exponent, mantissa = raw >> 23, raw & 0x7FFFFF
+    normal = np.minimum(exponent + (mantissa != 0), 254)
+    subnormal = raw > _BITS_OF_2_TO_MINUS_127
+    scales: Array = np.where(exponent == 0, subnormal, normal).astype(np.uint8)
+    return scales
+
+
+def e4m3_bits(values: Array) -> Array:
+    """Return E4M3 bytes of ``values``, rounded half to even and saturated at 448."""
+    limited = np.clip(values, -_E4M3_MAX, _E4M3_MAX)
+    codes: Array = limited.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    return codes
+
+
+def e2m1_codes(values: Array) -> Array:
+    """Return E2M1 codes of ``values``, rounded half to even and saturated at 6; the sign of zero is kept."""
+    magnitude = np.abs(values)
+    code = np.zeros(values.shape, np.uint32)
+    for midpoint, goes_up in _E2M1_MIDPOINTS:
+        code += (magnitude >= midpoint) if goes_up else (magnitude > midpoint)
+    return np.signbit(values).astype(np.uint32) << 3 | code
+
+
+def rounded_magnitudes(values: Array, quant_type: QuantType) -> Array:
+    """Return the values of the codes of ``values`` >= 0, NaN as the largest, as float32."""
+    largest = code_max(quant_type)
+    limited = np.where(values < largest, values, largest)
+    if quant_type is QuantType.MXFP8:
+        decoded: Array = limited.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        return decoded
+    return E2M1_VALUES[e2m1_codes(limited)]
+
 
 METHODS = ("minmax", "search")
 _SEARCHED_NVFP4 = 3.5 * 448
 """Scales up to 1 / 3.5 of a group's largest magnitude are tried (search_fp.h), and 448 is the largest scale."""
-
-Array = np.ndarray[Any, Any]
 
 
 def check_method(method: object) -> str:
@@ -119,3 +191,74 @@ def largest_magnitude(array: Array) -> float:
     bits = (unsigned & unsigned.dtype.type(2 ** (8 * array.dtype.itemsize - 1) - 1)).max(initial=0)
     amax = float(np.asarray(bits, unsigned.dtype).reshape(1).view(array.dtype)[0])
     return amax if math.isfinite(amax) else math.inf
+
+
+_END = 2**63
+"""Flat indices are int64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRun:
+    """``count`` codes from flat index ``first`` on, of matrices ``[rows, cols]`` that follow each other, row-major.
+
+    It may begin and end inside a row. Each matrix has its own scales, row-major too: ``blocks`` of them, those at its edges
+    for fewer than 128 rows or columns.
+
+    Raises: UsageError unless all four are whole numbers from 0 on, matrices of a run with codes are not empty, and the run
+    ends before 2^63.
+    """
+
+    rows: int
+    cols: int
+    first: int
+    count: int
+
+    def __post_init__(self) -> None:
+        numbers = {"rows": self.rows, "cols": self.cols, "first": self.first, "count": self.count}
+        for name, number in numbers.items():
+            if type(number) is not int or not 0 <= number < _END:
+                raise UsageError(f"{name} is {number!r}: it must be a whole number from 0 to 2^63 - 1")
+        if self.first + self.count >= _END:
+            raise UsageError(f"the run ends at {self.first + self.count:,}: it must end before 2^63")
+        if self.count and not self.rows * self.cols:
+            raise UsageError(f"{self.count:,} codes can't be of matrices [{self.rows:,}, {self.cols:,}], which are empty")
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Rows and columns of a matrix's scales."""
+        return -(-self.rows // FP8_BLOCK), -(-self.cols // FP8_BLOCK)
+
+    @property
+    def scales(self) -> range:
+        """Which scales it needs, as flat indices into those of all matrices.
+
+        A run within one row of a matrix needs those of its blocks; any other whole rows of scales.
+        """
+        if not self.count:
+            return range(0)
+        last = self.first + self.count - 1
+        begin, end = self._row_of_scales(self.first), self._row_of_scales(last)
+        if self.first // self.cols == last // self.cols:
+            return range(begin + self.first % self.cols // FP8_BLOCK, end + last % self.cols // FP8_BLOCK + 1)
+        return range(begin, end + self.blocks[1])
+
+    def _row_of_scales(self, index: int) -> int:
+        """Return the first scale of the row of blocks that a code is in."""
+        matrix, row = divmod(index // self.cols, self.rows)
+        return (matrix * self.blocks[0] + row // FP8_BLOCK) * self.blocks[1]
+
+    def pieces(self, scales: int) -> Iterator[BlockRun]:
+        """Yield the run cut so that no piece needs many more than that many ``scales``, whatever the matrices' shape.
+
+        At most one more for each 16 of its codes, and 4. What needs fewer stays whole, unless its rows are longer than it:
+        then it is cut where a row ends, since a whole row of scales may be far more than the pieces need.
+        """
+        block_rows, block_columns = self.blocks
+        most = max(1, scales * self.rows * self.cols // max(1, block_rows * block_columns))
+        first, end = self.first, self.first + self.count
+        while first < end:
+            count = min(most, end - first)
+            if count < self.cols:
+                count = min(count, self.cols - first % self.cols)
+            yield replace(self, first=first, count=count)
+            first += count

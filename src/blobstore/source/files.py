@@ -17,10 +17,10 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
-from blobstore.coverage import LeftOut
 from blobstore.errors import InvalidNameError, from_os_error, quoted
+from blobstore.formats.coverage import LeftOut
+from blobstore.io.ranges import FileIdentity, real_path
 from blobstore.names import relative_path
-from blobstore.ranges import FileIdentity, real_path
 from blobstore.source.folders import broken_link
 
 MAX_DEPTH = 8

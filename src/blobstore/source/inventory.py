@@ -15,10 +15,6 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from blobstore.checkpoint import CONFIG_NAME, SourceConfig
-from blobstore.coverage import LeftOut
-from blobstore.documents import MAX_DOCUMENT
-from blobstore.dtypes import DType
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
@@ -30,19 +26,25 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
+from blobstore.formats.checkpoint import CONFIG_NAME, SourceConfig
+from blobstore.formats.coverage import LeftOut
+from blobstore.formats.documents import MAX_DOCUMENT
+from blobstore.formats.dtypes import DType
+from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.safetensors.header import Header
+from blobstore.io.ranges import FileIdentity
 from blobstore.names import file_name
-from blobstore.ranges import FileIdentity
-from blobstore.safetensors import Header, read_header
-from blobstore.source.adapters import adapter_among, adapter_error, are_adapters
 from blobstore.source.files import OTHER_WEIGHTS, KeptFile, OtherFiles, other_files
 from blobstore.source.folders import LocalFolder
-from blobstore.source.hub import absent, refuse_remote
-from blobstore.source.hub_cache import snapshot_in
+from blobstore.source.hub import absent, refuse_remote, snapshot_in
 from blobstore.source.shards import (
     SUFFIX,
     ShardCheck,
     ShardIndex,
     WeightSet,
+    adapter_among,
+    adapter_error,
+    are_adapters,
     check_complete,
     folder_with_weights,
     is_index,
@@ -218,7 +220,7 @@ def _read_shards(folder: LocalFolder, names: Iterable[str], index: ShardIndex | 
 def _read_file(folder: LocalFolder, name: str) -> tuple[SourceFile, Header]:
     _check_storable(folder, name)
     with folder.open(name) as reader:
-        header = read_header(reader, folder.budget)
+        header = header_of(reader, folder.budget)
         header.check_limits(reader.name)
         file = SourceFile(folder.place(name), name, reader.identity, reader.size, tuple(header.tensors), header.metadata)
     return file, header

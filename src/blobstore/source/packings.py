@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from blobstore.dtypes import DType
+from blobstore.formats.dtypes import DType
 from blobstore.source import producers
 from blobstore.source.producers import Producer, Stored
 
-if TYPE_CHECKING:  # pydantic is loaded when a config.json is read
-    from blobstore.checkpoint import SourceConfig
+if TYPE_CHECKING:
+    from blobstore.formats.checkpoint import SourceConfig
+
 
 _WORD_BITS = 32
 _AFFINE = tuple((f"int{bits}", bits, size) for bits in (1, 2, 3, 4, 5, 6, 8) for size in (32, 64, 128))

@@ -1,7 +1,7 @@
 """Producers: which programs store quantized weights in which tensors. A table; nothing is read here.
 
 What each producer writes is a row. An import takes the rows that are ``imported`` (assembly.py) and refuses the others
-(refusals.py); an inspection counts what all of them stand for (packings.py). Sources, by row:
+(assembly.py); an inspection counts what all of them stand for (packings.py). Sources, by row:
 
 - MLX: mlx 0.32.4 `mx.quantize`; mlx_lm 0.32.2 models/switch_layers.py (a global scale).
 - compressed-tensors: vllm-project/compressed-tensors @01dd1a58 compressors/nvfp4/base.py, pack_quantized/base.py, @54f44f2b
@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from blobstore.dtypes import DType
+from blobstore.formats.dtypes import DType
 
 
 class Stored(Protocol):

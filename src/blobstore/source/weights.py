@@ -1,4 +1,6 @@
-"""SourceWeight: one weight of a checkpoint, however many tensors it is stored as. A value; nothing is read here.
+"""Classify: which kind of checkpoint its weights make it. Pure.
+
+SourceWeight: one weight of a checkpoint, however many tensors it is stored as. A value; nothing is read here.
 
 An unquantized weight is one tensor. A quantized one has companions: scales, biases, a global scale. A weight that is
 stored as block FP8 has one scale for each block of 128 rows and 128 columns.
@@ -8,13 +10,17 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
-from blobstore.dtypes import DType
-from blobstore.errors import UnsupportedSourceError, quoted
-from blobstore.quant import Quantization
+from blobstore.errors import UnsupportedSourceError, UsageError, quoted
+from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import Quantization, QuantType
 from blobstore.source.inventory import SourceFile, SourceTensor
+from blobstore.source.producers import OWN
 
 FP8_BLOCK = 128
 """Rows and columns of the blocks that share a scale, the only size that is decoded."""
@@ -123,3 +129,47 @@ def named_twice(name: str, one: SourceWeight, other: SourceWeight) -> Unsupporte
 def is_expert(name: str) -> bool:
     """Return True for a weight of a mixture's experts, shared ones included."""
     return any(mark in name for mark in _EXPERT_MARKS) and not name.endswith(_EXPERT_COMPANIONS)
+
+
+FILE_TYPE: Final = "file_type"
+"""The metadata of an exported file that say which type was asked for: Ollama's word for it in the config blob."""
+FILE_TYPES = frozenset(kind.value for kind in QuantType)
+"""What it may be there; anything else is the source's own."""
+
+
+class SourceKind(enum.Enum):
+    """A kind of checkpoint; the value is Ollama's name for it (x/create/classify.go, ollama/ollama@fb307609)."""
+
+    FLOAT = "float"
+    PREQUANTIZED = "prequantized"
+    BLOCK_FP8 = "block-fp8"
+
+
+def classify(weights: Iterable[SourceWeight]) -> SourceKind:
+    """Return the kind: prequantized when any weight is, else block FP8 when any weight is."""
+    forms = {weight.form for weight in weights}
+    if Form.CODES in forms:
+        return SourceKind.PREQUANTIZED
+    return SourceKind.BLOCK_FP8 if Form.BLOCK_FP8 in forms else SourceKind.FLOAT
+
+
+def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) -> QuantType | None:
+    """Return the type that a source was quantized to: that of all its quantized weights, FP8 being mxfp8.
+
+    Of several types it is the one that the source says was asked for: MLX's general settings in ``config``, as Ollama has it
+    (fixtures/ollama-records, d_mlx_mixed_4_8), or `FILE_TYPE` in the metadata of an export of ours. None for no type, or
+    where that is not said.
+    """
+    types = {
+        QuantType.MXFP8 if weight.quantization is None else weight.quantization.quant_type
+        for weight in weights
+        if weight.form is not Form.PLAIN
+    }
+    if len(types) == 1:
+        return types.pop()
+    said = {weight.file.metadata.get(FILE_TYPE) for weight in weights if weight.producer == OWN.name}
+    settings = config.mlx_quantization if config is not None else None
+    with suppress(UsageError):  # a type that is not one of ours
+        said |= {settings.quantization.quant_type.value} if settings is not None else set()
+    asked = [kind for kind in types if kind.value in said]
+    return asked[0] if len(asked) == 1 else None

@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar
 
-from blobstore.store import open_store
+from blobstore.store.local.store import open_store
 from support.lab.checker import Found, look
 from support.lab.command import Decide, Done, run
 from support.lab.commands import COMMANDS, PRUNE_ALL, Command

@@ -164,7 +164,7 @@ def _be_the_command(
             os.dup2(output, fd)
         sys.stdout, sys.stderr = (io.TextIOWrapper(open(fd, "wb", closefd=False)) for fd in (1, 2))  # noqa: SIM115
         sys.argv = ["blobstore", *map(str, arguments)]
-        from blobstore.cli import main
+        from blobstore.cli.main import main
 
         before()
         if asked is not None:

@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 
 import blobstore
-from blobstore import cli
-from blobstore.care.prune import prune
-from blobstore.importer.writing import buffers, write
+from blobstore.cli.main import main as cli
+from blobstore.importer import making as buffers
+from blobstore.importer import writing as write
+from blobstore.io import durable as files
 from blobstore.names import ModelName
-from blobstore.store import Store, files, ingest
+from blobstore.store.care.prune import prune
+from blobstore.store.local import session as ingest
+from blobstore.store.local.store import Store
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors, write_checkpoint
 from support.lab.command import Action, Kill, run
 from support.lab.system_calls import Call

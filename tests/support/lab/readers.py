@@ -9,7 +9,7 @@ from pathlib import Path
 
 import blobstore
 from blobstore.errors import BlobStoreError
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
 from support.lab.commands import COMMANDS, Command, as_it_is, model, two
 

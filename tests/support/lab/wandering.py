@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import blobstore
-from blobstore.store import open_store
+from blobstore.store.local.store import open_store
 from support.checkpoints import normal, write_checkpoint
 from support.lab.cases import Models, is_between
 from support.lab.checker import look

@@ -14,11 +14,11 @@ from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 from support.stores import layer_by_hand, link_by_hand, manifest_path, stored_arrays, with_newline_config
 
 import blobstore
-from blobstore.care.diff import ModelDiff, diff_models
-from blobstore.care.verify import verify
-from blobstore.cli import run
+from blobstore.cli.main import run
 from blobstore.errors import NotFoundError, UsageError
-from blobstore.store import Store
+from blobstore.inspection.diff import ModelDiff, diff_models
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
 

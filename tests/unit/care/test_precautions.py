@@ -11,12 +11,12 @@ from support.checkpoints import small_tensors, write_checkpoint
 from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, manifest_path
 
 import blobstore
-from blobstore.care.prune import PruneResult, prune, undo
-from blobstore.care.repair import repair_model
-from blobstore.care.verify import verify
 from blobstore.errors import NotFoundError, StorageError
+from blobstore.importer.repair import repair_model
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.store.care.prune import PruneResult, prune, undo
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
 LIBRARY = "manifests/registry.ollama.ai"

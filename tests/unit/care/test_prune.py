@@ -12,19 +12,26 @@ from support.obstacles import OBSTACLES, broken_manifest
 from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
 
 import blobstore
-from blobstore.care.prune import DAY_S, prune, undo
-from blobstore.care.usage import measure_usage
-from blobstore.care.verify import verify
-from blobstore.errors import BusyError, DocumentError, NotFoundError, StorageError, UsageError
-from blobstore.listing import list_models
+from blobstore.errors import (
+    BusyError,
+    DocumentError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
+from blobstore.inspection.listing import list_models
+from blobstore.io import durable as files
 from blobstore.names import ModelName
-from blobstore.store import Store, files, open_store
+from blobstore.store.care.prune import DAY_S, prune, undo
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store, open_store
 
 Snapshot = Callable[[Store], dict[str, str]]
 M = ModelName.parse("m")
 KILLED = """
 import sys
-from blobstore.store import open_store
+from blobstore import open_store
 with open_store(sys.argv[1]).ingest() as ingest:
     ingest.put(b"finished")
     ingest.writer(10).put(0, b"half")

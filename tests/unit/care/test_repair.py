@@ -14,9 +14,6 @@ from support.checkpoints import normal, safetensors_bytes, small_tensors, write_
 from support.stores import commit_model, layer_by_hand, manifest_path, with_newline_config
 
 import blobstore
-from blobstore.care.checks import BlobChecks
-from blobstore.care.repair import RepairResult, repair_model
-from blobstore.care.verify import verify
 from blobstore.errors import (
     BlobStoreError,
     BusyError,
@@ -27,10 +24,13 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.recorded import recorded_import
+from blobstore.importer.planning.provenance import recorded_import
+from blobstore.importer.repair import RepairResult, repair_model
 from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory
-from blobstore.store import Store
+from blobstore.store.care.checks import BlobChecks
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store
 
 M = ModelName.parse("m")
 EXPERTS = {f"model.layers.0.mlp.experts.{index}.up_proj.weight": normal(str(index), 64, 64) for index in range(3)}

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from support.stores import blob_path, commit_model, layer_by_hand, manifest_path
 
-from blobstore.care.prune import prune
-from blobstore.care.usage import measure_usage
 from blobstore.errors import NotFoundError
-from blobstore.store import Store
+from blobstore.store.care.prune import prune
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.local.store import Store
 
 
 def figures(store: Store, *names: str) -> dict[str, tuple[int, int, int]]:

@@ -19,12 +19,12 @@ from support.faults import make_device
 from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, manifest_path, stored_arrays
 
 import blobstore
-from blobstore.care import blob_check
-from blobstore.care.repair import repair_model
-from blobstore.care.verify import Sample, VerifyResult, verify
 from blobstore.errors import InvalidNameError, NotFoundError, StorageError, UsageError
+from blobstore.importer.repair import repair_model
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.store.care import checks as blob_check
+from blobstore.store.care.verify import Sample, VerifyResult, verify
+from blobstore.store.local.store import Store
 
 Change = Callable[[Path], object]
 A = safetensors_bytes({"a": np.arange(9.0)})
@@ -294,7 +294,7 @@ def test_names_that_are_not_there(model: Store) -> None:
 
 def test_what_is_removed_or_made_again_meanwhile_is_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found is looked at again when everything was checked."""
-    from blobstore.care.checks import BlobChecks
+    from blobstore.store.care.checks import BlobChecks
 
     commit_model(store, "m", A)
     commit_model(store, "n", B)
@@ -353,8 +353,8 @@ def test_a_file_with_many_names_is_read_once(store: Store, monkeypatch: pytest.M
         layers.append(layers[0] | {"digest": f"sha256:{digest}"})
     manifest_path(store, "m").write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
     read: list[object] = []
-    real = blob_check.read_header
-    monkeypatch.setattr(blob_check, "read_header", lambda reader: (read.append(reader), real(reader))[1])
+    real = blob_check.header_of
+    monkeypatch.setattr(blob_check, "header_of", lambda reader: (read.append(reader), real(reader))[1])
     told: list[int] = []
     with_progress = verify(store, jobs=1, bar=lambda _: nullcontext(lambda nbytes, _: told.append(nbytes)))
     assert len(read) == 1

@@ -16,7 +16,7 @@ from support.prequantized_sources import mlx_model
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
@@ -25,7 +25,7 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 def _small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut tensors into several runs, and write every whole page of them around the page cache."""
     monkeypatch.setattr("blobstore.export.writing._VALUES_AT_ONCE", 4096)
-    monkeypatch.setattr("blobstore.store.files.DIRECT_FROM", 1)
+    monkeypatch.setattr("blobstore.io.durable.DIRECT_FROM", 1)
 
 
 def assert_dequantized(store: Store, folder: Path, dtype: str, names: set[str]) -> None:

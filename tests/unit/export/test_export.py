@@ -25,7 +25,8 @@ from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
 import blobstore
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageError
 from blobstore.export import outputs
-from blobstore.store import Store
+from blobstore.formats.dtypes import DType
+from blobstore.store.local.store import Store
 
 INDEX = "model.safetensors.index.json"
 METADATA = {"format": "pt", "note": "ä\n\x1b", "": "empty"}
@@ -275,7 +276,7 @@ def test_names_that_only_others_would_misread(store: Store, tmp_path: Path) -> N
     [
         ({"format": "gguf"}, "unknown format 'gguf'"),
         ({"dequantize": "int8"}, "unknown dtype 'int8'"),
-        ({"dequantize": blobstore.tensors.DType.U8}, "not U8"),
+        ({"dequantize": DType.U8}, "not U8"),
         ({"max_shard_size": 0}, "invalid shard size"),
         ({"max_shard_size": "5GB"}, "invalid shard size"),
         ({"max_shard_size": True}, "invalid shard size"),

@@ -23,8 +23,9 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.export import folder, writing
-from blobstore.store import Store
+from blobstore.export import run as folder
+from blobstore.export import writing
+from blobstore.store.local.store import Store
 
 STAGING = ".out.blobstore-export"
 

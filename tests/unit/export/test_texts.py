@@ -12,7 +12,9 @@ from support.exports import raw_tensors, tensor_layers
 from support.stores import commit_model
 
 import blobstore
-from blobstore.documents import (
+from blobstore.errors import CorruptDataError, DocumentError, UnsupportedSourceError
+from blobstore.export.texts import Layer, modelfile
+from blobstore.formats.documents import (
     JSON_MEDIA_TYPE,
     LICENSE_MEDIA_TYPE,
     MESSAGES_MEDIA_TYPE,
@@ -23,10 +25,8 @@ from blobstore.documents import (
     Manifest,
     ModelConfig,
 )
-from blobstore.errors import CorruptDataError, DocumentError, UnsupportedSourceError
-from blobstore.export.texts import Layer, modelfile
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 QWEN = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from blobstore.errors import UsageError
-from blobstore.importer.targets import allocation
-from blobstore.importer.targets.allocation import NEAR, Choice, Item, allocate, least_bytes
+from blobstore.importer import allocation
+from blobstore.importer.allocation import NEAR, Choice, Item, allocate, least_bytes
 
 BITS = ((4.25, 0.0120), (4.5, 0.0110), (5.0, 0.0080), (8.25, 0.00004), (8.5, 0.00003), (16.0, 0.0))
 

@@ -9,12 +9,12 @@ import pytest
 from support import QUANT_TYPES
 from support.policies import COHERE2, GEMMA4, GLIMMER, LAGUNA, NEMOTRON, QWEN, SHAPE, policy_of, promoted_layers, type_of
 
-from blobstore.checkpoint import SourceConfig
 from blobstore.errors import DocumentError
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.policies.architectures import RulePolicy, policy_for
-from blobstore.importer.policies.policy import GeneralPolicy
-from blobstore.quant import QuantType
+from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.quant import QuantType
+from blobstore.importer.policies.architectures import policy_for
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.policies.policy import GeneralPolicy, RulePolicy
 
 PROFILES = ("default", "ollama")
 TEXT = "model.language_model"

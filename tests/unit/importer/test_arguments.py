@@ -15,7 +15,9 @@ from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 
 import blobstore
 from blobstore.errors import UsageError
-from blobstore.store import Store, ingest, writer
+from blobstore.store.local import session as ingest
+from blobstore.store.local import writer
+from blobstore.store.local.store import Store
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,17 @@ from support.weights import raw
 
 import blobstore
 from blobstore import QuantizedArray
-from blobstore.importer.writing.runs import CHUNK
-from blobstore.kernels import BlockRun, active, choice, quantize
-from blobstore.ranges import FileReader
+from blobstore.importer.making import CHUNK
+from blobstore.io.ranges import FileReader
+from blobstore.kernels import native as choice
+from blobstore.kernels.native import active
+from blobstore.kernels.quantize import quantize
+from blobstore.kernels.scales import BlockRun
 from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import SourceTensor, read_inventory
 from blobstore.source.reading import SourceReaders
 from blobstore.source.weights import SourceWeight
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
 LAYER = "model.layers.0.mlp.w"

@@ -13,10 +13,10 @@ from support.chunks import LEAST, chunks_of
 
 import blobstore
 from blobstore.errors import NonFiniteWeightError
-from blobstore.importer.writing import write
-from blobstore.importer.writing.buffers import BufferPool
-from blobstore.store import Store
-from blobstore.store.files import PAGE
+from blobstore.importer import writing as write
+from blobstore.importer.making import BufferPool
+from blobstore.io.durable import PAGE
+from blobstore.store.local.store import Store
 
 
 @pytest.mark.parametrize("offset", [0, 1, 8, PAGE - 1, PAGE, 3 * PAGE + 17, 2**40 + 5])

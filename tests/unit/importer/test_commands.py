@@ -7,7 +7,7 @@ import time
 import pytest
 
 from blobstore.errors import DocumentError, LimitExceededError
-from blobstore.importer.modelfile.commands import MAX_MODELFILE, read_script
+from blobstore.formats.modelfile_commands import MAX_MODELFILE, read_script
 
 # Most of these, and 600,000 random ones, were compared with a transcription of Ollama's parser that ran in Go.
 TEXTS = {

@@ -9,9 +9,15 @@ import tracemalloc
 import pytest
 from support.inventories import source_tensor
 
-from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError
-from blobstore.importer.planning.experts import Projection, group_of, packed_order, projections, stacked_group_of
+from blobstore.formats.dtypes import DType
+from blobstore.importer.planning.experts import (
+    Projection,
+    group_of,
+    packed_order,
+    projections,
+    stacked_group_of,
+)
 from blobstore.source.weights import SourceWeight
 
 LAYER_PREFIXES = (

@@ -17,13 +17,13 @@ from support.layouts import write
 
 import blobstore
 from blobstore.errors import CorruptDataError, NotFoundError, StorageError
-from blobstore.importer import run_plan
-from blobstore.importer.writing import copying
+from blobstore.importer import writing as copying
+from blobstore.importer.run import run_plan
+from blobstore.io.ranges import FileIdentity, FileReader
 from blobstore.names import ModelName
-from blobstore.ranges import FileIdentity, FileReader
 from blobstore.source import files
 from blobstore.source.files import OtherFiles, other_files
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 OWN = {"model.safetensors", "config.json"}
 TRAINING = "training state"

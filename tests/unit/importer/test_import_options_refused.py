@@ -12,9 +12,15 @@ import pytest
 from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
 
 import blobstore
-from blobstore.cli import run
-from blobstore.errors import BlobStoreError, HeaderError, NotFoundError, StorageError, UsageError
-from blobstore.store import Store
+from blobstore.cli.main import run
+from blobstore.errors import (
+    BlobStoreError,
+    HeaderError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
+from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
 UP = "model.layers.0.mlp.up_proj.weight"

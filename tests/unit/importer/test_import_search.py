@@ -16,8 +16,8 @@ from support.weights import assert_same_parts, random_importance
 
 import blobstore
 from blobstore import QuantizedArray
-from blobstore.importer.writing.write import CHUNK
-from blobstore.store import Store, open_store
+from blobstore.importer.making import CHUNK
+from blobstore.store.local.store import Store, open_store
 
 Array = np.ndarray[Any, Any]
 Snapshot = Callable[[Store], dict[str, str]]

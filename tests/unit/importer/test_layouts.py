@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.inventories import source_tensor
 
-from blobstore.checkpoint import SourceConfig
-from blobstore.importer.policies.layouts import inputs_first
-from blobstore.importer.profiles import PROFILES
+from blobstore.formats.checkpoint import SourceConfig
+from blobstore.importer.policies.options import PROFILES
+from blobstore.importer.policies.roles import inputs_first
 from blobstore.source.weights import SourceWeight
 
 MLP = "model.layers.3.mlp.experts"

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.documents import ModelConfig
-from blobstore.errors import DocumentError, LimitExceededError, UnsupportedSourceError, UsageError
-from blobstore.importer.modelfile.commands import MAX_MODELFILE
-from blobstore.importer.modelfile.modelfile import Modelfile, check_requires, resolve_path
-from blobstore.importer.modelfile.parameters import parse_parameters
+from blobstore.errors import (
+    DocumentError,
+    LimitExceededError,
+    UnsupportedSourceError,
+    UsageError,
+)
+from blobstore.formats.documents import ModelConfig
+from blobstore.formats.modelfile import Modelfile, check_requires, resolve_path
+from blobstore.formats.modelfile_commands import MAX_MODELFILE, parse_parameters
 
 EVERYTHING = b'''# a model
 FROM ./weights

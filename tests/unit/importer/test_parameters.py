@@ -7,7 +7,7 @@ import json
 import pytest
 
 from blobstore.errors import UsageError
-from blobstore.importer.modelfile.parameters import (
+from blobstore.formats.modelfile_commands import (
     DEPRECATED,
     PARAMETERS,
     Kind,

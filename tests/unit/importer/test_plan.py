@@ -13,13 +13,14 @@ import pytest
 from support import QUANT_TYPES
 from support.inventories import inventory, source_tensor
 
-from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.planning.plan import ImportPlan, PlannedBlob, make_plan
-from blobstore.safetensors import parse_header
+from blobstore.formats.dtypes import DType
+from blobstore.formats.safetensors.codec import parse_header
+from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
+from blobstore.importer.planning.plan import make_plan
+from blobstore.importer.policies.options import ImportOptions
 from blobstore.source.inventory import SourceTensor
-from blobstore.stored import stored_tensors
+from blobstore.store.stored import stored_tensors
 
 MLP = "model.layers.0.mlp"
 EXPERTS = f"{MLP}.experts"

@@ -10,10 +10,11 @@ import pytest
 from support import QUANT_TYPES
 from support.inventories import inventory, source_tensor
 
-from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.planning.plan import ImportPlan, make_plan
+from blobstore.formats.dtypes import DType
+from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.planning.plan import make_plan
+from blobstore.importer.policies.options import ImportOptions
 from blobstore.source.inventory import Inventory, SourceTensor
 
 NORM = source_tensor("model.norm.weight", 64)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support import QUANT_TYPES
 
-from blobstore.importer.options import ImportOptions
+from blobstore.formats.quant import QuantType
+from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.policy import GeneralPolicy, Policy
-from blobstore.quant import QuantType
 from blobstore.source.weights import is_expert
 
 ATTENTION = "model.layers.0.self_attn."

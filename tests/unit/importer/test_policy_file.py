@@ -13,13 +13,18 @@ from support import PYCODE_MOE, ROOT
 from support.checkpoints import small_tensors, write_checkpoint
 
 import blobstore
-from blobstore.cli import run
-from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError, NotFoundError, UsageError
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.policies.policy_file import PolicyFile
-from blobstore.importer.policies.rules import Rule
-from blobstore.quant import QuantType
-from blobstore.store import Store
+from blobstore.cli.main import run
+from blobstore.errors import (
+    BlobStoreError,
+    DocumentError,
+    LimitExceededError,
+    NotFoundError,
+    UsageError,
+)
+from blobstore.formats.quant import QuantType
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.policies.rules import PolicyFile, Rule
+from blobstore.store.local.store import Store
 
 EXAMPLE = ROOT / "docs" / "example-policy.toml"
 TOML = 'quant = "int4"\nmethod = "search"\nrules = ["a=int8", "*=none"]\n[groups]\nint4 = 64\nq8 = 128\n'

@@ -18,9 +18,9 @@ from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_c
 from support.producers import COPIED, Kind, block_fp8, gpt_oss, mlx_affine, nvfp4
 
 import blobstore
-from blobstore.cli import run
+from blobstore.cli.main import run
 from blobstore.errors import UnsupportedSourceError
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
 E4M3, E5M2, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu

@@ -15,8 +15,8 @@ from support.weights import assert_same_parts
 import blobstore
 from blobstore import QuantizedArray
 from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.loader import Model
-from blobstore.store import Store
+from blobstore.model.loader import Model
+from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -17,9 +17,15 @@ from support.checkpoints import normal, safetensors_bytes, small_tensors, write_
 from support.stores import process, wrong_digests
 
 import blobstore
-from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, StorageError
-from blobstore.importer import ImportResult
-from blobstore.store import Store, ingest, open_store
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    NotFoundError,
+    StorageError,
+)
+from blobstore.importer.run import ImportResult
+from blobstore.store.local import session as ingest
+from blobstore.store.local.store import Store, open_store
 
 HOUR_S = 3600
 Change = Callable[[Path], None]
@@ -202,7 +208,7 @@ def test_a_store_without_its_journal_makes_all_again(source: Path, store: Store)
 def test_a_broken_journal_is_no_error_for_what_is_imported(
     source: Path, store: Store, logged: list[str], monkeypatch: pytest.MonkeyPatch, kind: str, every_s: float
 ) -> None:
-    monkeypatch.setattr("blobstore.store.ingest._NOTE_EVERY_S", every_s)  # during the import, or only at its end
+    monkeypatch.setattr("blobstore.store.local.session._NOTE_EVERY_S", every_s)  # during the import, or only at its end
     first = import_(source, store)
     (path,) = (store.root / ".blobstore/journal").iterdir()
     path.unlink()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from blobstore.checkpoint import SourceConfig
-from blobstore.importer.options import ImportOptions
+from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.quant import QuantType
 from blobstore.importer.policies.architectures import policy_for
-from blobstore.quant import QuantType
+from blobstore.importer.policies.options import ImportOptions
 
 LAYER = "model.layers.3"
 

@@ -17,14 +17,15 @@ from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.inventories import inventory, source_tensor
 
 import blobstore
-from blobstore.dtypes import DType
 from blobstore.errors import LimitExceededError, UsageError
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.planning.plan import ImportPlan, make_plan
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import QuantType
+from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.planning.plan import make_plan
+from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.rules import MAX_PATTERNS, NameIndex, Rule, RuleBook, escaped
-from blobstore.quant import QuantType
 from blobstore.source.inventory import SourceTensor
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 MLP = "model.layers.0.mlp"
 EXPERTS = f"{MLP}.experts"

@@ -15,14 +15,16 @@ from support.inventories import inventory, source_tensor
 from support.stores import wrong_digests
 
 import blobstore
-from blobstore.dtypes import DType
 from blobstore.errors import NonFiniteWeightError, StorageError, UsageError
-from blobstore.importer.options import ImportOptions
+from blobstore.formats.dtypes import DType
+from blobstore.importer.making import CHUNK, GlobalScale, Values, runs_of
 from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.writing.runs import CHUNK, GlobalScale, Values, runs_of
-from blobstore.importer.writing.write import least_memory
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.writing import least_memory
 from blobstore.source.reading import SourceReaders
-from blobstore.store import BlobWriter, Ingest, Store, open_store
+from blobstore.store.local.session import Ingest
+from blobstore.store.local.store import Store, open_store
+from blobstore.store.local.writer import BlobWriter
 
 UP = "model.layers.0.mlp.up_proj.weight"
 ODD = {

@@ -14,12 +14,18 @@ from support import PYCODE, PYCODE_MOE
 from support.checkpoints import BF16, LLAMA_CONFIG, normal, small_tensors, write_checkpoint
 
 import blobstore
-from blobstore.cli import run
-from blobstore.errors import BlobStoreError, NonFiniteWeightError, UnsupportedSourceError, UsageError
-from blobstore.importer.options import ImportOptions, Target
+from blobstore.cli.main import run
+from blobstore.errors import (
+    BlobStoreError,
+    NonFiniteWeightError,
+    UnsupportedSourceError,
+    UsageError,
+)
+from blobstore.importer import allocation as measuring
+from blobstore.importer import targets as target
 from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.targets import measuring, target
-from blobstore.store import Store
+from blobstore.importer.policies.options import ImportOptions, Target
+from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
 EXPERTS = "model.layers.{}.mlp.experts"

@@ -16,17 +16,25 @@ from support.stores import wrong_digests
 
 import blobstore
 from blobstore import QuantizedArray
-from blobstore.care.diff import diff_models
-from blobstore.care.repair import repair_model
-from blobstore.dtypes import DType
-from blobstore.errors import CorruptDataError, NonFiniteWeightError, UnsupportedSourceError, UsageError
-from blobstore.export import export_model, values, writing
-from blobstore.kernels import quantize
+from blobstore.errors import (
+    CorruptDataError,
+    NonFiniteWeightError,
+    UnsupportedSourceError,
+    UsageError,
+)
+from blobstore.export import writing
+from blobstore.export import writing as values
+from blobstore.export.run import export_model
+from blobstore.formats.dtypes import DType
+from blobstore.formats.safetensors.codec import lay_out
+from blobstore.formats.safetensors.header import Header
+from blobstore.importer.repair import repair_model
+from blobstore.inspection.diff import diff_models
+from blobstore.inspection.quality import measure_quality
+from blobstore.kernels.quantize import quantize
 from blobstore.names import ModelName
-from blobstore.quality import measure_quality
-from blobstore.safetensors import Header, lay_out
-from blobstore.store import Store, open_store
-from blobstore.stored import stored_tensors
+from blobstore.store.local.store import Store, open_store
+from blobstore.store.stored import stored_tensors
 
 Array = np.ndarray[Any, Any]
 HIDDEN, INNER = 128, 192

@@ -13,8 +13,9 @@ from support.producers import COPIED, DECODED, Kind
 from support.sparse import Tensors, write_sparse
 
 import blobstore
-from blobstore.inspection import Inspection, inspect
-from blobstore.store import Store
+from blobstore.inspection.inspect import inspect
+from blobstore.inspection.inspection import Inspection
+from blobstore.store.local.store import Store
 
 PLAIN = {"model.norm.weight": normal("norm", 64), "model.embed_tokens.weight": normal("embed", 96, 64)}
 BASE = "model.layers.0.mlp.up_proj"

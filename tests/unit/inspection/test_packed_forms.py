@@ -12,7 +12,7 @@ from support.checkpoints import BF16, safetensors_bytes, write_checkpoint
 from support.packed import COLS, PACKED, ROWS, UNCLEAR
 from support.sparse import Tensors, write_sparse, write_sparse_folder
 
-from blobstore.inspection import inspect
+from blobstore.inspection.inspect import inspect
 
 BASE = "model.layers.0.mlp.up_proj"
 

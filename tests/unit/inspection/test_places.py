@@ -22,9 +22,9 @@ from blobstore.errors import (
     NotFoundError,
     UnsupportedSourceError,
 )
-from blobstore.inspection import TargetKind, inspect
-from blobstore.inspection.document import inspection_document
-from blobstore.store import Store
+from blobstore.inspection.inspect import inspect
+from blobstore.inspection.inspection import TargetKind, inspection_document
+from blobstore.store.local.store import Store
 
 TENSORS = {f"layers.{number}.weight": ("BF16", (8, number + 1)) for number in range(10)}
 COUNT = {"BF16": 8 * 55}

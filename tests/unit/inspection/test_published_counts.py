@@ -15,7 +15,7 @@ from support.nginx import Nginx, nginx
 from support.published import COUNTS, write
 from support.sparse import Tensor, Tensors, merged, write_sparse_folder
 
-from blobstore.inspection import inspect
+from blobstore.inspection.inspect import inspect
 
 Linear = Callable[[str, int, int], Tensors]
 """A name, outputs and inputs → the tensors that store such a layer."""

@@ -12,10 +12,12 @@ from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoi
 
 import blobstore
 from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UsageError
-from blobstore.inspection import TargetKind, inspect
-from blobstore.inspection.targets import HubTarget, LocalTarget, ModelTarget, WebTarget, parse_target
+from blobstore.inspection.inspect import inspect
+from blobstore.inspection.inspection import TargetKind
+from blobstore.inspection.places import LocalTarget, ModelTarget, WebTarget, parse_target
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.source.hub import HubTarget
+from blobstore.store.local.store import Store
 
 _SEGMENT = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}[A-Za-z0-9_]", fullmatch=True).filter(
     lambda text: ".." not in text and "--" not in text and text not in ("models", "datasets", "spaces", "kernels", "buckets")

@@ -16,10 +16,17 @@ from support.servers import server as run_server
 from support.sparse import write_sparse_folder
 
 import blobstore
-from blobstore.budget import Budget
-from blobstore.cli import run
-from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError, NotFoundError, RemoteError
-from blobstore.inspection import Inspection, TargetKind, inspect
+from blobstore.cli.main import run
+from blobstore.errors import (
+    BlobStoreError,
+    HeaderError,
+    LimitExceededError,
+    NotFoundError,
+    RemoteError,
+)
+from blobstore.inspection.inspect import inspect
+from blobstore.inspection.inspection import Inspection, TargetKind
+from blobstore.io.budget import Budget
 
 INDEX = "model.safetensors.index.json"
 

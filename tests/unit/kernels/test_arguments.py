@@ -19,7 +19,7 @@ from support.weights import BF16, DTYPES, F32, assert_same_parts, random_weights
 import blobstore
 from blobstore import QuantizedArray
 from blobstore.errors import BlobStoreError, UsageError
-from blobstore.quant import Quantization, QuantType
+from blobstore.formats.quant import Quantization, QuantType
 
 Array = np.ndarray[Any, Any]
 

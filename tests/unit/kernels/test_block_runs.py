@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blobstore.errors import UsageError
-from blobstore.kernels import BlockRun
+from blobstore.kernels.scales import BlockRun
 
 sizes = st.one_of(st.integers(1, 4), st.integers(1, 400), st.sampled_from([127, 128, 129, 256, 257, 5000]))
 

@@ -13,7 +13,8 @@ from support.weights import BF16, F16, F32, TARGETS, TWIN, every_16_bit_value, r
 
 from blobstore import kernels
 from blobstore.errors import UsageError
-from blobstore.kernels import BlockRun, _native
+from blobstore.kernels import _native
+from blobstore.kernels.scales import BlockRun
 
 Array = np.ndarray[Any, Any]
 
@@ -231,7 +232,7 @@ def test_an_empty_run_has_no_values(shape: tuple[int, int], first: int, kernel: 
 def test_the_kernel_in_use_decodes_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
     monkeypatch.setattr(type(TWIN), "decode_blocks", lambda self, *_: used.append(self.name))
-    monkeypatch.setattr("blobstore.kernels.choice._active", TWIN)
+    monkeypatch.setattr("blobstore.kernels.native._active", TWIN)
     kernels.decode_blocks(np.zeros(4, np.uint8), np.ones(1, np.float32), BlockRun(rows=1, cols=4, first=0, count=4))
     assert used == ["reference"]
 

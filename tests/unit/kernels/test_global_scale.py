@@ -20,7 +20,7 @@ from support.weights import (
 )
 
 from blobstore import kernels
-from blobstore.arrays import QuantizedArray
+from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]
 

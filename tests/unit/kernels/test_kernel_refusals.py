@@ -23,8 +23,8 @@ from support.weights import (
 )
 
 from blobstore import kernels
-from blobstore.arrays import QuantizedArray
 from blobstore.errors import NonFiniteWeightError, UnsupportedSourceError, UsageError
+from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]
 

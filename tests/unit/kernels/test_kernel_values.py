@@ -9,8 +9,8 @@ import pytest
 from support.weights import BF16, DTYPES, F32, TARGETS, TWIN, raw
 
 from blobstore import kernels
-from blobstore.arrays import QuantizedArray
-from blobstore.quant import Quantization, QuantType
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]
 

@@ -27,9 +27,9 @@ from support.weights import (
 )
 
 from blobstore import kernels
-from blobstore.arrays import QuantizedArray
 from blobstore.errors import NonFiniteWeightError
-from blobstore.quant import Quantization, QuantType
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]
 

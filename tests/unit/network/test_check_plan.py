@@ -14,9 +14,9 @@ from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
 
 import blobstore
-from blobstore.cli import run
+from blobstore.cli.main import run
 from blobstore.mlx_lm import check_plan
-from blobstore.runtimes import Runs
+from blobstore.model.facts import Runs
 
 
 def test_what_fits_runs() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from support import PYCODE
 
-from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError
-from blobstore.network import LogicalTensor, plan_network
-from blobstore.network.counts import check_counts
+from blobstore.formats.dtypes import DType
+from blobstore.model.network.layouts import LogicalTensor, check_counts
+from blobstore.model.network.planning import plan_network
 
 SHAPES = [(4096, 256)] * 30
 

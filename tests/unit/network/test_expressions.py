@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blobstore import kernels
-from blobstore.arrays import QuantizedArray
-from blobstore.network.expressions import (
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.kernels.arrays import QuantizedArray
+from blobstore.model.network.expressions import (
     Computed,
     Expression,
     Joined,
@@ -28,7 +29,6 @@ from blobstore.network.expressions import (
     substituted,
     transposed,
 )
-from blobstore.quant import Quantization, QuantType
 
 Array = np.ndarray[Any, Any]
 GROUP = 32

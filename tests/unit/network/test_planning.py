@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from support import PYCODE, PYCODE_MOE
 
-from blobstore.dtypes import DType
 from blobstore.errors import UnsupportedSourceError
-from blobstore.network import LogicalTensor, NetworkPlan, float_dtype, mlx_lm_errors, plan_network, planned_arrays
-from blobstore.network.expressions import Computed, Joined, Stored
-from blobstore.quant import Quantization, QuantType
-from blobstore.ranges import FileReader
-from blobstore.safetensors import read_header
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.safetensors.codec import header_of
+from blobstore.io.ranges import FileReader
+from blobstore.model.network.arrays import planned_arrays
+from blobstore.model.network.expressions import Computed, Joined, Stored
+from blobstore.model.network.layouts import LogicalTensor, float_dtype
+from blobstore.model.network.planning import NetworkPlan, mlx_lm_errors, plan_network
 
 INT4 = Quantization(QuantType.INT4, 32)
 NVFP4 = Quantization(QuantType.NVFP4, 16)
@@ -26,7 +28,7 @@ EXPERTS = "model.layers.0.mlp.experts"
 def tensors_of(folder: Any, quantization: Quantization | None = None) -> Iterator[LogicalTensor]:
     """The tensors of a fixture; its projections as if they were quantized."""
     with FileReader(folder / "model.safetensors") as reader:
-        header = read_header(reader)
+        header = header_of(reader)
     for name, entry in header.tensors.items():
         yield LogicalTensor(name, entry.shape, entry.dtype, quantization if "_proj" in name else None)
 

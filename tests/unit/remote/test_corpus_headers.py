@@ -7,9 +7,11 @@ from support.corpus import Case, case_id, load, refusal
 from support.servers import Asked, Server, part, reply
 
 from blobstore.errors import BlobStoreError
-from blobstore.ranges import BytesReader, RangeReader
-from blobstore.remote import Remote
-from blobstore.safetensors import MAX_HEADER, Header, read_header
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.header import Header
+from blobstore.io.budget import MAX_HEADER
+from blobstore.io.http.reader import Remote
+from blobstore.io.ranges import BytesReader, RangeReader
 
 KIB = 2**10
 # Their headers take seconds to send and to parse.

@@ -15,9 +15,10 @@ from support.servers import KEEP_ALIVE, WAIT, Answer, Asked, Server, head, one_a
 from support.servers import server as run_server
 
 from blobstore.errors import BlobStoreError, CorruptDataError, HeaderError, RemoteError
-from blobstore.remote import HttpReader
-from blobstore.safetensors import read_header
-from blobstore.transport import HttpClient, Patience
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.io.budget import Patience
+from blobstore.io.http.client import HttpClient
+from blobstore.io.http.reader import HttpReader
 
 PATIENCE = Patience(attempts=3, backoff_s=0.001, longest_wait_s=0.05)
 RECIPES = [case for case in load("range") if case.by_recipe]

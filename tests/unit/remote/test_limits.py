@@ -15,11 +15,17 @@ from support.corpus import refusal
 from support.servers import KEEP_ALIVE, WAIT, Answer, Asked, Server, head, part, redirect, reply
 from support.servers import server as run_server
 
-from blobstore.budget import Budget
-from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError, RemoteError
-from blobstore.remote import HttpReader, Remote, RemoteFolder
-from blobstore.safetensors import read_header
-from blobstore.transport import HttpClient, Patience
+from blobstore.errors import (
+    BlobStoreError,
+    HeaderError,
+    LimitExceededError,
+    RemoteError,
+)
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.io.budget import Budget, Patience
+from blobstore.io.http.client import HttpClient
+from blobstore.io.http.reader import HttpReader, Remote
+from blobstore.source.folders import RemoteFolder
 
 from .test_reader import safetensors_file
 

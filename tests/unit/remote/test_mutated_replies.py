@@ -11,9 +11,10 @@ from support.corpus import load
 from support.servers import Server
 
 from blobstore.errors import BlobStoreError
-from blobstore.remote import HttpReader
-from blobstore.safetensors import read_header
-from blobstore.transport import HttpClient, Patience
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.io.budget import Patience
+from blobstore.io.http.client import HttpClient
+from blobstore.io.http.reader import HttpReader
 
 REPLIES = [case.data for case in load("range") if not case.by_recipe]
 PIECES = [

@@ -16,10 +16,13 @@ from support.nginx import nginx as run_nginx
 from support.published import COUNTS, header, index, shards, write
 
 from blobstore.errors import CorruptDataError, NotFoundError
-from blobstore.inspection import inspect
-from blobstore.ranges import FileReader
-from blobstore.remote import Remote, RemoteFolder, hub_folder
-from blobstore.safetensors import Header, parse_header, read_header
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.codec import parse_header
+from blobstore.formats.safetensors.header import Header
+from blobstore.inspection.inspect import inspect
+from blobstore.io.http.reader import Remote
+from blobstore.io.ranges import FileReader
+from blobstore.source.folders import RemoteFolder, hub_folder
 from blobstore.source.shards import MAX_INDEX, ShardIndex
 
 from .test_reader import safetensors_file

@@ -11,9 +11,15 @@ import pytest
 from support.corpus import refusal
 from support.servers import KEEP_ALIVE, Answer, Asked, Server, head, one_after_another, part, redirect, reply
 
-from blobstore.errors import CorruptDataError, HeaderError, RemoteError, ShortReadError, UnsupportedSourceError
-from blobstore.remote import Remote
-from blobstore.safetensors import read_header
+from blobstore.errors import (
+    CorruptDataError,
+    HeaderError,
+    RemoteError,
+    ShortReadError,
+    UnsupportedSourceError,
+)
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.io.http.reader import Remote
 
 KIB = 2**10
 FIRST = 64 * KIB

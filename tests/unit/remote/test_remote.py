@@ -10,9 +10,10 @@ from support.corpus import Case, accepted, case_id, load, refusal, rejected
 from support.servers import WAIT, Asked, Server, files, part, redirect, reply
 
 from blobstore.errors import InvalidNameError, NotFoundError, RemoteError, UsageError
-from blobstore.remote import Remote, RemoteFolder, hub_folder
-from blobstore.safetensors import read_header
-from blobstore.transport import Patience
+from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.io.budget import Patience
+from blobstore.io.http.reader import Remote
+from blobstore.source.folders import RemoteFolder, hub_folder
 
 from .conftest import PATIENCE
 from .test_reader import safetensors_file

@@ -8,7 +8,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from blobstore.runtimes import mlx_lm, mlx_lm_values
+from blobstore.model import on_mlx_lm as mlx_lm
+from blobstore.model import on_mlx_lm as mlx_lm_values
 
 _SPEC = importlib.util.find_spec("mlx_lm")
 assert _SPEC is not None

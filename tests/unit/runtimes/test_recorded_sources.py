@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.ollama_sources import write_source
 
-from blobstore.importer import plan_import
-from blobstore.runtimes import Runs, Verdict
+from blobstore.importer.run import plan_import
+from blobstore.model.facts import Runs, Verdict
 
 SOURCES = {
     "a_dense_bf16": "LlamaForCausalLM",

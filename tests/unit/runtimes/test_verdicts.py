@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from blobstore.documents import REQUIRED_OLLAMA
-from blobstore.dtypes import DType
-from blobstore.quant import Quantization, QuantType
-from blobstore.runtimes import ModelFacts, Runs, TensorFacts, Verdict, in_one_line, mlx_lm, ollama
-from blobstore.runtimes.facts import Layout
+from blobstore.formats.documents import REQUIRED_OLLAMA
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.model import on_mlx_lm as mlx_lm
+from blobstore.model import on_ollama as ollama
+from blobstore.model.facts import Layout, ModelFacts, Runs, TensorFacts, Verdict, in_one_line
 
 INT4, INT8 = Quantization(QuantType.INT4, 32), Quantization(QuantType.INT8, 64)
 NVFP4, MXFP8 = Quantization(QuantType.NVFP4, 16), Quantization(QuantType.MXFP8, 32)

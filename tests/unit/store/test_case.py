@@ -12,16 +12,17 @@ from support.checkpoints import safetensors_bytes, write_checkpoint
 from support.stores import blob_path, commit_model, descriptor, link_by_hand, manifest_path
 
 import blobstore
-from blobstore.care.diff import diff_models
-from blobstore.care.prune import prune
-from blobstore.care.repair import repair_model
-from blobstore.care.usage import measure_usage
-from blobstore.care.verify import verify
-from blobstore.documents import Manifest
 from blobstore.errors import AmbiguousNameError, NotFoundError, StorageError, UsageError
-from blobstore.export import export_model
+from blobstore.export.run import export_model
+from blobstore.formats.documents import Manifest
+from blobstore.importer.repair import repair_model
+from blobstore.inspection.diff import diff_models
 from blobstore.names import ModelName
-from blobstore.store import ManifestFolder, Store
+from blobstore.store.care.prune import prune
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
+from blobstore.store.local.manifests import ManifestFolder
+from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
 parse = ModelName.parse

@@ -10,8 +10,9 @@ import pytest
 from support.stores import blob_path, commit_model
 
 from blobstore.errors import StorageError
+from blobstore.io import durable as files
 from blobstore.names import ModelName
-from blobstore.store import Store, files
+from blobstore.store.local.store import Store
 
 FUSE, NFS, EXT4 = 0x65735546, 0x6969, 0xEF53
 

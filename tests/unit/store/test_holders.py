@@ -12,8 +12,7 @@ import pytest
 from support.stores import HOLD_LOCK, process
 
 from blobstore.errors import BusyError
-from blobstore.store.holders import holders_of
-from blobstore.store.lock import StoreLock
+from blobstore.store.local.locks import StoreLock, holders_of
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a lock"),
@@ -21,7 +20,7 @@ pytestmark = [
 FORKED = """
 import os, sys
 from pathlib import Path
-from blobstore.store.lock import StoreLock
+from blobstore.store.local.locks import StoreLock
 with StoreLock(Path(sys.argv[1])).shared():
     if os.fork():
         os._exit(0)  # the child has the lock now, and the kernel's list the number of a process that is gone

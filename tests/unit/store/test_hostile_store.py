@@ -11,10 +11,16 @@ import pytest
 from support.stores import blob_path, commit_model, descriptor, manifest_path, unprivileged
 
 import blobstore
-from blobstore.documents import MAX_MANIFEST, Manifest
-from blobstore.errors import BlobStoreError, InvalidNameError, LimitExceededError, NotFoundError, StorageError
+from blobstore.errors import (
+    BlobStoreError,
+    InvalidNameError,
+    LimitExceededError,
+    NotFoundError,
+    StorageError,
+)
+from blobstore.formats.documents import MAX_MANIFEST, Manifest
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 M = ModelName.parse("m")
 DATA = b"\x08\0\0\0\0\0\0\0{}      "

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.digest import Digest
 from blobstore.errors import StorageError
-from blobstore.store import journal as journal_module
-from blobstore.store.journal import Entry, Journal
-from blobstore.store.writer import Stamp
+from blobstore.names import Digest
+from blobstore.store.local import journal as journal_module
+from blobstore.store.local.journal import Entry, Journal
+from blobstore.store.local.writer import Stamp
 
 SOURCE = "/models/tiny"
 
@@ -135,9 +135,9 @@ def test_a_journal_of_many_imports_does_not_grow_for_ever(tmp_path: Path, monkey
 APPEND = """
 import sys
 from pathlib import Path
-from blobstore.digest import Digest
-from blobstore.store.journal import Entry, Journal
-from blobstore.store.writer import Stamp
+from blobstore.names import Digest
+from blobstore.store.local.journal import Entry, Journal
+from blobstore.store.local.writer import Stamp
 journal = Journal(Path(sys.argv[1]), "/models/tiny")
 for number in range(int(sys.argv[2]), int(sys.argv[2]) + 3000, 3):
     journal.append(Entry(f"{one:064x}", Digest(f"{one:064x}"), one, Stamp(one, one)) for one in range(number, number + 3))

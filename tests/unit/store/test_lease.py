@@ -13,11 +13,11 @@ from support.checkpoints import safetensors_bytes
 from support.stores import blob_path, commit_model, link_by_hand, manifest_path
 
 import blobstore
-from blobstore.care.prune import prune
 from blobstore.errors import BusyError, CorruptDataError, NotFoundError
 from blobstore.names import ModelName
-from blobstore.store import Store, open_store
-from blobstore.store.blobs import BlobFolder
+from blobstore.store.care.prune import prune
+from blobstore.store.local.blobs import BlobFolder
+from blobstore.store.local.store import Store, open_store
 
 M = ModelName.parse("m")
 FIRST, SECOND, OTHER = (safetensors_bytes({name: np.arange(9.0)}) for name in ("first", "second", "other"))
@@ -133,14 +133,14 @@ def test_a_blob_that_is_cut_under_an_open_model_is_an_error_and_no_signal(store:
 
 def test_a_blob_that_is_cut_before_it_is_mapped_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     link_by_hand(store, "m", {"first": FIRST})
-    real = blobstore.loader.read_header  # type: ignore[attr-defined]
+    real = blobstore.model.loader.header_of  # type: ignore[attr-defined]
 
     def cut(reader: object, *rest: object) -> object:
         header = real(reader, *rest)
         os.truncate(blob_path(store, FIRST), 100)
         return header
 
-    monkeypatch.setattr("blobstore.loader.read_header", cut)
+    monkeypatch.setattr("blobstore.model.loader.header_of", cut)
     with pytest.raises(CorruptDataError, match="was cut"):
         blobstore.open_model("m", store=store)
 

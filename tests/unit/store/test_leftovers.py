@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from support.stores import blob_path, commit_model, process
 
-from blobstore.digest import Digest
 from blobstore.errors import StorageError
-from blobstore.store import Store, ingest
-from blobstore.store.leftovers import Leftovers, make_owned_folder
+from blobstore.names import Digest
+from blobstore.store.local import session as ingest
+from blobstore.store.local.leftovers import Leftovers, make_owned_folder
+from blobstore.store.local.store import Store
 
 DAY_S = 24 * 3600
 ONE = Digest.of(b"one")
@@ -24,7 +25,7 @@ KEY = "0" * 64
 
 LIVE = """
 import sys
-from blobstore.store import open_store
+from blobstore import open_store
 with open_store(sys.argv[1]).ingest() as ingest:
     ingest.put(b"one")
     ingest.writer(100).put_aside(0, b"half")

@@ -12,8 +12,8 @@ from support.stores import HOLD_LOCK, commit_model, process
 
 from blobstore.errors import BusyError, StorageError
 from blobstore.names import ModelName
-from blobstore.store import Store
-from blobstore.store.lock import StoreLock
+from blobstore.store.local.locks import StoreLock
+from blobstore.store.local.store import Store
 
 FLOCK = """
 import fcntl, os, sys
@@ -105,7 +105,7 @@ def test_a_killed_writer_keeps_nobody_out(store: Store) -> None:
     commit_model(store, "m", b"one")
     code = """
 import sys
-from blobstore.store import open_store
+from blobstore import open_store
 with open_store(sys.argv[1]).ingest() as ingest:
     ingest.put(b"half")
     print("ready", flush=True)

@@ -15,9 +15,9 @@ from support.checkpoints import small_tensors, write_checkpoint
 from support.stores import blob_path, commit_model, layer_by_hand
 
 import blobstore
-from blobstore.care.prune import prune, undo
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.store.care.prune import prune, undo
+from blobstore.store.local.store import Store
 
 KEY = "0" * 64
 

@@ -12,14 +12,14 @@ from support.nested import nest
 from support.stores import commit_model
 
 import blobstore
-from blobstore.care.prune import prune, undo
-from blobstore.care.usage import measure_usage
-from blobstore.care.verify import verify
 from blobstore.errors import NotFoundError, StorageError
-from blobstore.listing import list_models
+from blobstore.inspection.listing import list_models
+from blobstore.io.copying import remove_tree
 from blobstore.names import ModelName
-from blobstore.store import Store
-from blobstore.store.trees import remove_tree
+from blobstore.store.care.prune import prune, undo
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store
 
 DATA = b"\x08\0\0\0\0\0\0\0{}      "
 M = ModelName.parse("m")

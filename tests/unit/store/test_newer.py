@@ -13,12 +13,12 @@ import pytest
 from support.newer import PLACE, linked, list_of, manifest_of, reference, written
 from support.stores import blob_path, commit_model, layer_by_hand, manifest_path
 
-from blobstore.care.prune import prune, undo
-from blobstore.care.usage import measure_usage
-from blobstore.care.verify import verify
 from blobstore.errors import BlobStoreError, NotFoundError, StorageError
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.store.care.prune import prune, undo
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store
 
 Document = dict[str, Any]
 M = ModelName.parse("m")

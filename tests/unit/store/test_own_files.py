@@ -13,17 +13,23 @@ from support.nested import DEEP
 from support.stores import commit_model, manifest_path
 
 import blobstore
-from blobstore.care.prune import prune
-from blobstore.care.verify import verify
-from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError, NotFoundError, StorageError
-from blobstore.listing import list_models
-from blobstore.metadata.in_place import record_of
+from blobstore.errors import (
+    BlobStoreError,
+    DocumentError,
+    LimitExceededError,
+    NotFoundError,
+    StorageError,
+)
+from blobstore.inspection.listing import list_models
+from blobstore.inspection.rewriting import record_of
+from blobstore.io.copying import remove_tree
+from blobstore.io.durable import make_folder, read_own
+from blobstore.io.ranges import FileReader, real_path
 from blobstore.names import ModelName
-from blobstore.ranges import FileReader, real_path
-from blobstore.store import Store
-from blobstore.store import journal as journal_module
-from blobstore.store.files import make_folder, read_own
-from blobstore.store.trees import remove_tree
+from blobstore.store.care.prune import prune
+from blobstore.store.care.verify import verify
+from blobstore.store.local import journal as journal_module
+from blobstore.store.local.store import Store
 
 TERABYTE = 2**40
 DATA = b"\x08\0\0\0\0\0\0\0{}      "

@@ -13,14 +13,14 @@ from support.checkpoints import LLAMA_CONFIG, small_tensors, write_checkpoint
 from support.stores import NOBODY, blob_path, commit_model, manifest_path, unprivileged
 
 import blobstore
-from blobstore.care.prune import prune, undo
-from blobstore.care.repair import repair_model
-from blobstore.care.usage import measure_usage
-from blobstore.care.verify import verify
 from blobstore.errors import NotFoundError, StorageError
-from blobstore.listing import list_models
+from blobstore.importer.repair import repair_model
+from blobstore.inspection.listing import list_models
 from blobstore.names import ModelName
-from blobstore.store import Store, open_store
+from blobstore.store.care.prune import prune, undo
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store, open_store
 
 Use = Callable[[Store], object]
 M = ModelName.parse("m")

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from support.stores import HOLD_LOCK, blob_path, commit_model, descriptor, process
 
-import blobstore.store
-from blobstore.documents import Manifest
 from blobstore.errors import BlobStoreError, BusyError, StorageError, UsageError
+from blobstore.formats.documents import Manifest
 from blobstore.names import ModelName
-from blobstore.store import Store, ingest, open_store
+from blobstore.store.local import session as ingest
+from blobstore.store.local.store import Store, open_store
 
 M = ModelName.parse("m")
 HOLD = """
 import sys, time
-from blobstore.store import open_store
+from blobstore import open_store
 store = open_store(sys.argv[1])
 with getattr(store._lock, sys.argv[2])():
     print("held", flush=True)
@@ -106,7 +106,7 @@ def test_names_change_one_after_the_other(
 ) -> None:
     """Who looks at a manifest, links it or removes it does so alone; nobody is waited for for ever."""
     commit_model(store, "m", b"one")
-    monkeypatch.setattr(blobstore.store, "_NAMES_WAIT_S", 0.1)
+    monkeypatch.setattr("blobstore.store.local.store._NAMES_WAIT_S", 0.1)
     with process(HOLD_LOCK, store.root / ".blobstore/names", "exclusive"):
         with pytest.raises(BusyError, match="names"):
             change(open_store(store.root))

@@ -12,7 +12,7 @@ from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifes
 
 from blobstore.errors import DocumentError, NotFoundError, StorageError
 from blobstore.names import ModelName
-from blobstore.store import Store
+from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
 M, N = ModelName.parse("m"), ModelName.parse("n")

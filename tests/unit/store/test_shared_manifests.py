@@ -12,16 +12,16 @@ import pytest
 from support.checkpoints import safetensors_bytes
 from support.stores import blob_path, commit_model, link_by_hand, manifest_path
 
-from blobstore import documents
-from blobstore.care import blob_check
-from blobstore.care.checks import BlobChecks
-from blobstore.care.prune import prune
-from blobstore.care.usage import measure_usage
-from blobstore.care.verify import verify
-from blobstore.documents import JSON_MEDIA_TYPE
 from blobstore.errors import DocumentError
-from blobstore.listing import BrokenModel, list_models
-from blobstore.store import Store
+from blobstore.formats import documents
+from blobstore.formats.documents import JSON_MEDIA_TYPE
+from blobstore.inspection.listing import BrokenModel, list_models
+from blobstore.store.care import checks as blob_check
+from blobstore.store.care.checks import BlobChecks
+from blobstore.store.care.prune import prune
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store
 
 COUNT = 12
 A, B = (safetensors_bytes({name: np.zeros((3, number), np.float16)}) for number, name in enumerate("ab", 4))

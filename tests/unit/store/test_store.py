@@ -13,10 +13,16 @@ from pathlib import Path
 import pytest
 from support.stores import blob_path, commit_model, descriptor, layer_by_hand, manifest_path, wrong_digests
 
-from blobstore.documents import Manifest
-from blobstore.errors import CorruptDataError, DocumentError, NotFoundError, StorageError
+from blobstore.errors import (
+    CorruptDataError,
+    DocumentError,
+    NotFoundError,
+    StorageError,
+)
+from blobstore.formats.documents import Manifest
 from blobstore.names import ModelName
-from blobstore.store import Store, manifests, open_store
+from blobstore.store.local import manifests
+from blobstore.store.local.store import Store, open_store
 
 Snapshot = Callable[[Store], dict[str, str]]
 NAME = ModelName.parse("m")
@@ -285,7 +291,7 @@ def test_a_file_system_that_can_not_sync_folders_is_synced_as_a_whole(store: Sto
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr("blobstore.store.files.sync_file_system", synced.append)
+    monkeypatch.setattr("blobstore.io.durable.sync_file_system", synced.append)
     commit_model(store, "m", b"one")
     assert [str(name) for name, _ in store.models()] == ["m:latest"]
     assert len(synced) >= 3  # at least blobs/, and both ends of the manifest's way

@@ -10,7 +10,7 @@ import pytest
 from support.nested import nest
 from support.stores import NOBODY, unprivileged
 
-from blobstore.store.trees import remove_tree
+from blobstore.io.copying import remove_tree
 
 
 @pytest.mark.parametrize("name", ["d", "d" * 255], ids=["beyond recursion", "beyond PATH_MAX"])

@@ -15,9 +15,9 @@ import pytest
 from support.pieces import Piece, Putter, cut
 
 from blobstore.errors import CorruptDataError, StorageError
-from blobstore.store import BlobWriter, FinishedBlob
-from blobstore.store import writer as writer_module
-from blobstore.store.files import PAGE
+from blobstore.io.durable import PAGE
+from blobstore.store.local import writer as writer_module
+from blobstore.store.local.writer import BlobWriter, FinishedBlob
 
 DIRECT = 2**18
 DATA = random.Random(1).randbytes(6 * DIRECT)

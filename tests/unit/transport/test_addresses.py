@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.corpus import refusal
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError
-from blobstore.transport import WebAddress, is_public
-from blobstore.transport.connections import _resolve
+from blobstore.io.http.addresses import WebAddress, is_public
+from blobstore.io.http.connections import _resolve
 
 HERE = WebAddress.parse("https://example.org/a/b?q=1")
 

@@ -17,8 +17,9 @@ from support.servers import Answer, Asked, Server, head, one_after_another, redi
 from support.servers import server as run_server
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, StorageError
-from blobstore.transport import HttpClient, Patience, Place, WebAddress
-from blobstore.transport.client import redirected
+from blobstore.io.budget import Patience
+from blobstore.io.http.addresses import WebAddress
+from blobstore.io.http.client import HttpClient, Place, redirected
 
 PATIENCE = Patience(connect_s=60, silence_s=60, deadline_s=240, attempts=3, backoff_s=0.001, longest_wait_s=2)
 CERTIFICATE = FIXTURES / "tls" / "certificate.pem"

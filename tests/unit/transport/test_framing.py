@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.transport.framing import Framing
+from blobstore.io.http.connections import Framing
 
 PIECES = [
     b"HTTP/1.1 200 OK\r\n",

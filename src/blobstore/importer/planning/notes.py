@@ -1,20 +1,142 @@
-"""Notes: what a user should know of a plan before it is carried out: what makes it larger than what was asked. Pure."""
+"""What a plan says of itself: coverage, notes, capabilities. Pure.
+
+Capabilities: the config blob of a model, from its architecture and its chat template. Pure.
+
+Source of the tables: ollama/ollama@fb307609 x/create/client/create.go and x/create/capabilities.go, model/parsers, and the
+recorded configs in fixtures/ollama-records.
+
+Notes: what a user should know of a plan before it is carried out: what makes it larger than what was asked. Pure.
+
+Covering: which files of a source a plan keeps, and what becomes of each of its tensors and files, counted. Pure.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from blobstore.checkpoint import SourceConfig
-from blobstore.dtypes import DType
-from blobstore.errors import quoted
-from blobstore.importer.options import ImportOptions
+from blobstore.errors import UnsupportedSourceError, quoted
+from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.coverage import DRAFT_MODEL, MTP_HEADS, Coverage, LeftOut, Tally
+from blobstore.formats.documents import REQUIRED_OLLAMA, Draft, ModelConfig
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import Quantization
 from blobstore.importer.planning.experts import stacked_group_of
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
-from blobstore.importer.policies.runtimes import needs_stacked_experts
-from blobstore.importer.profiles import Experts
-from blobstore.quant import Quantization
+from blobstore.importer.policies.options import Experts, ImportOptions, Profile
+from blobstore.importer.policies.policy import needs_stacked_experts
+from blobstore.source.files import NOT_ITS_OWN, KeptFile, OtherFiles
+from blobstore.source.inventory import Inventory
+from blobstore.source.shards import INDEX_NAME
+from blobstore.source.weights import Form, SourceWeight, quant_type_of
+
+DRAFT_FOLDER = "draft/"
+"""Where a draft model's documents and files lie beside a model's."""
+
+_STACKED = "experts that were stacked"
+_APPLIED = "scales and biases that were applied to their weights"
+_ACTIVATIONS = "activation scales, which no stored form uses"
+_UNREAD = "not part of any weight"
+_INDEX = "an export makes it again"
+_PROFILE = "the ollama profile stores only the JSON documents of the folder itself"
+_TAKEN = f"the draft model's files are called {DRAFT_FOLDER}…"
+
+_ACTIVATION_SCALE = re.compile(r".*(?P<suffix>\.input_(?:global_)?scale)", re.DOTALL)
+_MTP = re.compile(r"(?:.*\.)?mtp\..+", re.DOTALL)
+_LAYER = re.compile(
+    r"(?:model\.|language_model\.model\.|model\.language_model\.)?layers\.(?P<number>[0-9]{1,9})\..+", re.DOTALL
+)
+
+
+def storable(inventory: Inventory, profile: Profile, *, has_draft: bool) -> Inventory:
+    """Return the checkpoint with those files left out that the profile does not store, or whose names a draft's have."""
+
+    def reason(file: KeptFile) -> str | None:
+        if not profile.own_document:
+            return _INDEX if file.name == INDEX_NAME else _PROFILE
+        return _TAKEN if has_draft and file.name.startswith(DRAFT_FOLDER) else None
+
+    reasons = {file.name: found for file in inventory.kept if (found := reason(file)) is not None}
+    left_out = (*inventory.left_out, *(LeftOut(name, found) for name, found in reasons.items()))
+    kept = tuple(file for file in inventory.kept if file.name not in reasons)
+    return replace(inventory, other_files=OtherFiles(kept, tuple(sorted(left_out, key=lambda one: one.name))))
+
+
+def coverage_of(
+    inventory: Inventory, tensors: Iterable[OutputTensor], draft: Inventory | None, drafted: Iterable[OutputTensor]
+) -> Coverage:
+    """Return what output tensors and kept files hold of a checkpoint, and of its draft model."""
+    own, of_draft = tuple(tensors), tuple(drafted)
+    covered, files = _tensors(inventory, own), _files(inventory)
+    heads = {MTP_HEADS: sum(map(_is_of_mtp(inventory), _source_names(own)))}
+    whole = [file.name for file in inventory.kept if file.holds_weights]
+    if draft is not None:
+        covered += _tensors(draft, of_draft)
+        files += _files(draft, DRAFT_FOLDER)
+        heads[DRAFT_MODEL] = len(_source_names(of_draft))
+        whole += [DRAFT_FOLDER + file.name for file in draft.kept if file.holds_weights]
+    return Coverage(covered, files, {head: count for head, count in heads.items() if count}, tuple(whole))
+
+
+def _files(inventory: Inventory, folder: str = "") -> Tally:
+    stored = len(inventory.files) + len(inventory.documents) + len(inventory.kept)
+    counted = sum(one.count for one in inventory.left_out if one.reason not in NOT_ITS_OWN)
+    left_out = tuple(replace(one, name=folder + one.name) for one in inventory.left_out)
+    return Tally(stored + counted, stored, {}, left_out)
+
+
+def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
+    """Return what became of each tensor: every one is counted exactly once."""
+    derived: Counter[str] = Counter()
+    found: set[str] = set()
+    for output in outputs:
+        for source in output.sources:
+            applied = source.form is not Form.PLAIN and not output.copies_codes
+            for suffix, part in source.parts.items():
+                found.add(part.name)
+                if suffix and applied:
+                    derived[_APPLIED] += 1
+                elif len(output.sources) > 1:
+                    derived[_STACKED] += 1
+    left_out = Counter(map(_named, inventory.tensors.keys() - found))
+    return Tally(
+        len(inventory.tensors),
+        len(found) - derived.total(),
+        dict(sorted(derived.items())),
+        tuple(LeftOut(name, reason, count) for (name, reason), count in sorted(left_out.items())),
+    )
+
+
+def _named(tensor: str) -> tuple[str, str]:
+    """Return how a tensor that is left out is named, and the reason: scales of activations all together."""
+    match = _ACTIVATION_SCALE.fullmatch(tensor)
+    return (f"*{match['suffix']}", _ACTIVATIONS) if match else (tensor, _UNREAD)
+
+
+def _source_names(outputs: Iterable[OutputTensor]) -> list[str]:
+    return [part.name for output in outputs for source in output.sources for part in source.parts.values()]
+
+
+def _is_of_mtp(inventory: Inventory) -> Callable[[str], bool]:
+    """Return what tells the tensors of heads that predict more than the next token.
+
+    They are called ``mtp.…``, or are the layers beyond ``num_hidden_layers`` (DeepSeek-V3's README_WEIGHTS.md, GLM-4.5).
+    """
+    config = inventory.config
+    said = (config.num_hidden_layers, (config.text_config or {}).get("num_hidden_layers")) if config is not None else ()
+    layers = next((number for number in said if type(number) is int), None)
+
+    def is_of_mtp(name: str) -> bool:
+        if _MTP.fullmatch(name):
+            return True
+        match = _LAYER.fullmatch(name)
+        return match is not None and layers is not None and int(match["number"]) >= layers
+
+    return is_of_mtp
+
 
 _FAR = 0.5
 """A plan that misses more than this share of what the asked type could save is explained."""
@@ -94,3 +216,107 @@ def _kept(tensors: Iterable[OutputTensor]) -> Iterator[_Kind]:
             name, count, nbytes = (key[0], found.count, found.nbytes) if found is not None else (tensor.name, 0, 0)
             kinds[key] = _Kind(name, tensor.kept, count + 1, nbytes + tensor.nbytes)
     yield from kinds.values()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An architecture family: words that its names contain, and what Ollama's parser for it can do."""
+
+    words: tuple[str, ...]
+    parser: str
+    renderer: str
+    tools: bool = True
+    thinking: bool = True
+
+
+# Tried in order: the more particular name first.
+_FAMILIES = (
+    Family(("glm4", "glm-4"), "glm-4.7", "glm-4.7"),
+    Family(("deepseek",), "deepseek3", "deepseek3"),
+    Family(("qwen3_5", "qwen3next", "qwen3_next"), "qwen3.5", "qwen3.5"),
+    # Its parser can think only when the template does.
+    Family(("qwen3",), "qwen3", "qwen3-coder", thinking=False),
+    Family(("gemma4",), "gemma4", "gemma4"),
+    Family(("cohere2",), "cohere", "cohere"),
+    Family(("nemotronh", "nemotron_h"), "nemotron-3-nano", "nemotron-3-nano"),
+    Family(("laguna",), "laguna", "laguna"),
+    Family(("glimmer",), "glimmer", "glimmer"),
+)
+_THINK_TAGS = ("<think>", "</think>")
+_TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
+
+
+def family_of(config: SourceConfig | None, parser: str | None) -> Family | None:
+    """Return the family whose parser the user names, else the architecture's, or None."""
+    if parser:
+        return next((family for family in _FAMILIES if family.parser == parser), None)
+    for name in (*(config.architectures or ()), config.model_type or "") if config is not None else ():
+        for family in _FAMILIES:
+            if any(word in name.lower() for word in family.words):
+                return family
+    return None
+
+
+def describe_model(
+    inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, draft: Inventory | None = None
+) -> ModelConfig:
+    """Return the config blob of the model that an import makes; a bare weights file has no capabilities.
+
+    Raises: UnsupportedSourceError for a draft model without an architecture.
+    """
+    quant_type = options.quant_type
+    if quant_type is None and not options.requantize:
+        quant_type = quant_type_of(weights, inventory.config)
+    config, family = inventory.config, family_of(inventory.config, options.modelfile.parser)
+    described = ModelConfig(
+        model_format="safetensors",
+        file_type=quant_type.value if quant_type is not None else "",
+        renderer=family.renderer if family else None,
+        parser=family.parser if family else None,
+        requires=REQUIRED_OLLAMA,
+        capabilities=list(_capabilities(inventory, config, family)) if config is not None else [],
+        draft=_draft(draft) if draft is not None else None,
+    )
+    return options.modelfile.configure(described)
+
+
+def _draft(inventory: Inventory) -> Draft:
+    architecture = inventory.config.architecture if inventory.config is not None else ""
+    if not architecture:
+        raise UnsupportedSourceError(
+            f"the draft model {inventory.path} has no config.json that names its architecture", path=inventory.path
+        )
+    return Draft.of(architecture)
+
+
+def _capabilities(inventory: Inventory, config: SourceConfig, family: Family | None) -> Iterator[str]:
+    yield "completion"
+    if config.vision_config is not None or config.has_vision:
+        yield "vision"
+    if config.audio_config is not None or config.sound_config is not None:
+        yield "audio"
+    if family is not None and family.tools:
+        yield "tools"
+    if (family is not None and family.thinking) or _template_thinks(inventory):
+        yield "thinking"
+
+
+def _template_thinks(inventory: Inventory) -> bool:
+    return any(tag in template for template in _templates(inventory) for tag in _THINK_TAGS)
+
+
+def _templates(inventory: Inventory) -> Iterator[str]:
+    """Yield the texts of the chat templates in the tokenizer's documents; a document that is no JSON has none."""
+    for name in _TEMPLATE_DOCUMENTS:
+        text = inventory.documents.get(name, b"{}")
+        if b"\0" in text:  # no JSON: a hole of the disk is not decoded
+            continue
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        template = document.get("chat_template") if isinstance(document, dict) else None
+        if isinstance(template, str):
+            yield template
+        elif isinstance(template, list):  # transformers' form for several named templates
+            yield from (str(item.get("template")) for item in template if isinstance(item, dict))

@@ -1,4 +1,4 @@
-"""What an import writes: the values that a plan consists of. Pure; plan.py makes them, write.py carries them out."""
+"""What an import writes: the values that a plan consists of. Pure; plan.py makes them, writing.py carries them out."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from blobstore.checkpoint import CONFIG_NAME, parse_config
-from blobstore.coverage import Coverage
-from blobstore.documents import FILE_MEDIA_TYPE, JSON_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
-from blobstore.dtypes import DType, parameters_of
-from blobstore.importer.options import ImportOptions
-from blobstore.quant import Part, Quantization
-from blobstore.runtimes import ModelFacts, TensorFacts, Verdict, verdicts
-from blobstore.safetensors import TensorEntry, encode_header, lay_out
+from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
+from blobstore.formats.coverage import Coverage
+from blobstore.formats.documents import (
+    FILE_MEDIA_TYPE,
+    JSON_MEDIA_TYPE,
+    TENSOR_MEDIA_TYPE,
+    ModelConfig,
+)
+from blobstore.formats.dtypes import DType, parameters_of
+from blobstore.formats.quant import Part, Quantization
+from blobstore.formats.safetensors.codec import encode_header, lay_out
+from blobstore.formats.safetensors.header import TensorEntry
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.model.facts import ModelFacts, TensorFacts, Verdict
+from blobstore.model.runtimes import verdicts
 from blobstore.source.files import KeptFile
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import Form, SourceWeight

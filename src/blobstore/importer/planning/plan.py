@@ -1,6 +1,6 @@
 """Plan: which blobs an import writes, and what is in each. Pure functions that make values of outputs.py; no weight is read.
 
-The writer (write.py) carries a plan out and decides nothing.
+The writer (writing.py) carries a plan out and decides nothing.
 """
 
 from __future__ import annotations
@@ -12,16 +12,30 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
 
-from blobstore.checkpoint import CONFIG_NAME
-from blobstore.documents import MAX_LAYERS
-from blobstore.dtypes import DType
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, quoted
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.planning.capabilities import describe_model
-from blobstore.importer.planning.checks import check_names, check_quantizable, check_readable, check_rules
-from blobstore.importer.planning.covering import DRAFT_FOLDER, coverage_of, storable
-from blobstore.importer.planning.experts import Projection, group_of, packed_order, projections, stacked_group_of
-from blobstore.importer.planning.notes import plan_notes
+from blobstore.formats.checkpoint import CONFIG_NAME
+from blobstore.formats.documents import MAX_LAYERS
+from blobstore.formats.dtypes import DType
+from blobstore.formats.provenance import OWN_DOCUMENT
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.importer.planning.experts import (
+    Projection,
+    check_names,
+    check_quantizable,
+    check_readable,
+    check_rules,
+    group_of,
+    packed_order,
+    projections,
+    stacked_group_of,
+)
+from blobstore.importer.planning.notes import (
+    DRAFT_FOLDER,
+    coverage_of,
+    describe_model,
+    plan_notes,
+    storable,
+)
 from blobstore.importer.planning.outputs import (
     ImportPlan,
     OutputTensor,
@@ -30,20 +44,16 @@ from blobstore.importer.planning.outputs import (
     PlannedFile,
     PlannedLayer,
 )
-from blobstore.importer.planning.own_document import own_document
+from blobstore.importer.planning.provenance import own_document
 from blobstore.importer.policies.architectures import draft_policy_for, policy_for
-from blobstore.importer.policies.layouts import inputs_first
-from blobstore.importer.policies.policy import Policy
+from blobstore.importer.policies.options import Experts, ImportOptions
+from blobstore.importer.policies.policy import Policy, form_of_experts
+from blobstore.importer.policies.roles import inputs_first
 from blobstore.importer.policies.rules import Rule, RuleBook
-from blobstore.importer.policies.runtimes import form_of_experts
-from blobstore.importer.profiles import Experts
-from blobstore.provenance import OWN_DOCUMENT
-from blobstore.quant import Quantization, QuantType
 from blobstore.source.assembly import source_weights
-from blobstore.source.classify import SourceKind, classify
 from blobstore.source.inventory import Inventory
 from blobstore.source.producers import OWN
-from blobstore.source.weights import Form, SourceWeight
+from blobstore.source.weights import Form, SourceKind, SourceWeight, classify
 
 DRAFT_PREFIX = "draft."
 """What the names of a draft model's tensors begin with (x/create/manifest.go, ollama/ollama@1d7605bf)."""

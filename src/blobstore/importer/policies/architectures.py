@@ -15,14 +15,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from blobstore.checkpoint import SourceConfig
 from blobstore.errors import DocumentError, quoted
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.policies.policy import GeneralPolicy, Policy
+from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.quant import QuantType
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.policies.policy import (
+    KEEP,
+    ArchitectureRule,
+    GeneralPolicy,
+    NormalizedHead,
+    Policy,
+    RulePolicy,
+    Types,
+)
 from blobstore.importer.policies.roles import roles_for
-from blobstore.importer.policies.rule_policy import KEEP, Rule, RulePolicy, Types
-from blobstore.importer.policies.runtimes import NormalizedHead
-from blobstore.quant import QuantType
 
 _LAYER = re.compile(r"\.layers\.([0-9]{1,18})\.", re.ASCII)
 _SENSITIVE = (".v_proj", ".k_proj", "down_proj")
@@ -237,7 +243,7 @@ _GEMMA4 = [
 _NEMOTRON_H = ["NemotronHForCausalLM", "NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3"]
 
 # By the whole name, as in Ollama: an architecture that is not here has the general policy, whatever its name resembles.
-_RULES: dict[str, Callable[[SourceConfig], Rule]] = {
+_RULES: dict[str, Callable[[SourceConfig], ArchitectureRule]] = {
     **dict.fromkeys(_QWEN35, lambda _: Qwen35()),
     **dict.fromkeys(_GEMMA4, Gemma4.of),
     **dict.fromkeys(_NEMOTRON_H, NemotronH.of),

@@ -1,4 +1,8 @@
-"""Rules: which type a user wants for tensors of certain names. Pure.
+"""Importance: what each input column's error counts in a search, by source tensor. Read from a file or given as arrays.
+
+PolicyFile: rules, groups and method in a TOML or JSON file (docs/cli.md, "Policy files").
+
+Rules: which type a user wants for tensors of certain names. Pure.
 
 ``GLOB=TYPE`` or ``GLOB=TYPE/GROUP``: the last rule whose pattern is like an output tensor's name decides its type, whatever
 the policy says; ``none`` keeps the source's dtype. A rule says nothing about tensors that can't be quantized at all: those
@@ -10,14 +14,33 @@ A model may have a hundred thousand tensors, and a rule for each: whole names, a
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import tomllib
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase, translate
+from typing import Annotated, Any
 
-from blobstore.errors import LimitExceededError, UsageError
-from blobstore.quant import Quantization, QuantType
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from blobstore.errors import (
+    BlobStoreError,
+    DocumentError,
+    LimitExceededError,
+    UsageError,
+    quoted,
+)
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.strictjson import parse_object
+from blobstore.io.ranges import FileReader
+from blobstore.kernels.scales import check_method, checked_importance
+from blobstore.names import Digest
 
 MAX_PATTERNS = 1_000
 """Rules that are tried on every name: 1,000 take 8 s for names of 450 KB together."""
@@ -151,3 +174,153 @@ def _type_and_group(text: str) -> tuple[QuantType | None, int | None]:
     if not (size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS):
         raise UsageError(f"invalid group size: {size!r}")
     return quant_type, Quantization(quant_type, int(size)).group_size
+
+
+_LARGEST_FILE = 2**20
+_MOST_RULES = 10_000
+_MOST_DOTS = 64
+_PART = rb"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_DOTTED = re.compile(rb"(?<![\w-])(?:%b){%d}" % (_PART, _MOST_DOTS), re.ASCII)
+"""tomllib's time is quadratic in the dots of a key (CPython Lib/tomllib/_parser.py `key_value_rule`, `create_dict_rule`)."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    quant: str | None = None
+    method: str | None = None
+    groups: dict[str, int] = Field(default_factory=dict)
+    rules: Annotated[list[str], Field(max_length=_MOST_RULES)] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """What a policy file says; None where it says nothing. ``groups``: the group size to use for each type."""
+
+    quant: str | None = None
+    method: str | None = None
+    groups: Mapping[QuantType, int] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> PolicyFile:
+        """Return what the file says: JSON when its name ends in .json, else TOML.
+
+        Raises: NotFoundError, StorageError; LimitExceededError for over 1 MiB; DocumentError (rule O1) for what is no
+        such document, an unknown key, or a value of the wrong kind, naming the key; UsageError for an unknown word.
+        """
+        with FileReader(path) as reader:
+            if reader.size > _LARGEST_FILE:
+                message = f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most {_LARGEST_FILE:,} for a policy"
+                raise LimitExceededError(message, path=reader.name)
+            text = reader.read(0, reader.size)
+        try:
+            return cls._from(_validated(_parsed(text, reader.name), reader.name))
+        except BlobStoreError as error:
+            error.path = error.path or reader.name
+            raise error if reader.name in error.message else error.at(reader.name) from None
+
+    @classmethod
+    def _from(cls, document: _Document) -> PolicyFile:
+        groups = {QuantType.parse(kind): size for kind, size in document.groups.items()}
+        for kind, size in groups.items():
+            Quantization(kind, size)
+        if document.method is not None:
+            check_method(document.method)
+        if document.quant not in (None, "none"):
+            QuantType.parse(str(document.quant))
+        return cls(document.quant, document.method, groups, tuple(map(Rule.parse, document.rules)))
+
+
+def _parsed(text: bytes, name: str) -> dict[str, Any]:
+    if name.endswith(".json"):
+        return parse_object(text, name, rule="O1")
+    if _DOTTED.search(text):
+        message = f"limit exceeded: {name} has a dotted key of {_MOST_DOTS:,} parts or more"
+        raise LimitExceededError(message, path=name)
+    try:
+        return tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:  # an integer of 4,301 digits is a ValueError, too
+        raise DocumentError(f"{name} is not a TOML document: {error} (rule O1)", rule="O1", path=name) from None
+
+
+def _validated(value: dict[str, Any], name: str) -> _Document:
+    try:
+        return _Document.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DocumentError(f"{name}: {place}: {first['msg']} (rule O1)", rule="O1", path=name) from None
+
+
+_LARGEST_IMPORTANCE = 2**28
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Importance:
+    """Vectors of finite float32 numbers >= 0, one a source tensor. ``digest`` is that of names and values."""
+
+    vectors: Mapping[str, Array]
+    digest: Digest
+
+    @classmethod
+    def parse(cls, given: str | os.PathLike[str] | Mapping[str, Any]) -> Importance:
+        """Return the importance that a .safetensors file of F32 vectors, or a mapping of arrays, holds.
+
+        Raises: UsageError when a value is not a vector of finite numbers >= 0, or a name not text; for a file also
+        NotFoundError, HeaderError, LimitExceededError (a file of more than 256 MiB), StorageError.
+        """
+        if not isinstance(given, Mapping | str | os.PathLike):
+            raise UsageError(f"importance is a file or a mapping of vectors, not {type(given).__name__}")
+        arrays = given if isinstance(given, Mapping) else _read(given)
+        names: list[Any] = list(arrays)
+        for name in names:
+            if not isinstance(name, str) or any("\ud800" <= character <= "\udfff" for character in name):
+                raise UsageError(f"importance is given for {name!r}, which is not the name of a tensor")
+        vectors = {
+            name: checked_importance(array, None, f"the importance of {quoted(name)}")
+            for name, array in sorted(arrays.items())
+        }
+        hashed = hashlib.sha256()
+        for name, vector in vectors.items():
+            for part in (name.encode(), vector.tobytes()):
+                hashed.update(len(part).to_bytes(8, "little"))
+                hashed.update(part)
+        return cls(vectors, Digest.parse(f"sha256:{hashed.hexdigest()}"))
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise UsageError unless each vector is for one of the quantized tensors ``shapes`` and as long as its rows."""
+        for name, vector in self.vectors.items():
+            if name not in shapes:
+                raise UsageError(
+                    f"importance is given for {quoted(name)}, which is not quantized",
+                    hint="Name the source's tensors, and only those that the plan shows with a type.",
+                    tensor=name,
+                )
+            if vector.size != shapes[name][-1]:
+                message = f"the importance of {quoted(name)} has {vector.size:,} values for {shapes[name][-1]:,} columns"
+                raise UsageError(message, tensor=name)
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
+    with FileReader(path) as reader:
+        if reader.size > _LARGEST_IMPORTANCE:
+            message = (
+                f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most {_LARGEST_IMPORTANCE:,} for importance"
+            )
+            raise LimitExceededError(message, path=reader.name)
+        header = header_of(reader)
+        header.check_limits(reader.name)
+        for name, entry in header.tensors.items():
+            if entry.dtype is not DType.F32 or len(entry.shape) != 1:
+                raise UsageError(
+                    f"{reader.name}: {quoted(name)} is {entry.dtype} {list(entry.shape)}, not one F32 vector",
+                    tensor=name,
+                    path=reader.name,
+                )
+        return {
+            name: np.frombuffer(reader.read(header.data_start + entry.begin, entry.nbytes), np.float32)
+            for name, entry in header.tensors.items()
+        }

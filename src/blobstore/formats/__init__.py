@@ -1,0 +1,1 @@
+"""Formats: what others have defined, pure. Dtypes, types of quantization, documents, headers."""

@@ -1,0 +1,239 @@
+"""config.json, which others own.
+
+Rule Q1: config.json is a strict JSON object of at most 16 MiB whose quantization settings, if any, exist. Unknown keys are
+ignored, keys are compared exactly. It may have the numbers ``Infinity``, ``-Infinity`` and ``NaN``: published ones do, since
+transformers 4 and mlx-lm write them (time_step_limit of Mamba 2). The shard index is in source/shards.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+from pydantic import Field, model_validator
+
+from blobstore.errors import UsageError
+from blobstore.formats.documents import Descriptor, Document, Manifest, validated
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.strictjson import parse_object
+
+CONFIG_NAME: Final = "config.json"
+_FLOAT_TAG: Final = "__float__"
+_TAGGED_FLOATS: Final = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+
+
+def parse_config(raw: bytes, what: str = CONFIG_NAME) -> dict[str, Any]:
+    """Return the object in a config.json, as it stands there.
+
+    Raises: DocumentError (rule Q1) when it is not one; LimitExceededError over 16 MiB or 64 levels.
+    """
+    return parse_object(raw, what, rule="Q1", non_finite=True)
+
+
+def with_floats(value: Any) -> Any:
+    """Return a value of a config.json with the floats that transformers 5 writes as ``{"__float__": "Infinity"}``.
+
+    Source: transformers 5.23.0 configuration_utils.py `PreTrainedConfig._encode_special_floats`.
+    """
+    if isinstance(value, dict):
+        tagged = value.get(_FLOAT_TAG) if len(value) == 1 else None
+        if isinstance(tagged, str) and tagged in _TAGGED_FLOATS:
+            return _TAGGED_FLOATS[tagged]
+        return {key: with_floats(item) for key, item in value.items()}
+    return [with_floats(item) for item in value] if isinstance(value, list) else value
+
+
+_MODE_DEFAULTS = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
+"""Group size and bits where settings have none. Source: mlx/nn/layers/quantized.py `_defaults_for_mode`, MLX 0.32.4."""
+
+
+class ModuleQuantization(Document):
+    """How MLX quantized a module; ``mode`` is affine when nothing says otherwise.
+
+    mlx-lm's ``convert`` writes what a model's predicate gives to ``to_quantized``: it may lack bits and group size (RWKV-7:
+    ``{"bits": 8}``), or have None for them (the recipes, such as mixed_4_6). They are those of the mode then.
+    """
+
+    group_size: Literal[16, 32, 64, 128]
+    bits: Literal[1, 2, 3, 4, 5, 6, 8]
+    mode: Literal["affine", "mxfp4", "mxfp8", "nvfp4"] = "affine"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _integers(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        defaults = dict(zip(("group_size", "bits"), _MODE_DEFAULTS.get(str(value.get("mode", "affine")), ()), strict=False))
+        filled = {**value, **{key: size for key, size in defaults.items() if value.get(key) is None}}
+        if not all(type(filled.get(key, 0)) is int for key in ("bits", "group_size")):
+            raise ValueError("bits and group_size are integers")
+        return filled
+
+    @property
+    def quantization(self) -> Quantization:
+        """The same as a type and a group size. Raises: UsageError for what no type of ours is."""
+        if self.mode != "affine":
+            quantization = Quantization(QuantType(self.mode), self.group_size)
+            if quantization.quant_type.bits != self.bits:
+                raise UsageError(f"{self.mode} has not {self.bits} bits")
+            return quantization
+        affine = {4: QuantType.INT4, 8: QuantType.INT8}
+        if self.bits not in affine:
+            raise UsageError("only 4 and 8 bits are stored", hint="Quantize the original checkpoint to int4 or int8.")
+        return Quantization(affine[self.bits], self.group_size)
+
+
+class QuantizationSettings(ModuleQuantization):
+    """MLX's ``quantization`` of a config.json: the settings of all modules, and those of ``modules`` that have their own.
+
+    A module's settings replace the general ones as a whole, its mode too; False leaves it unquantized, True says nothing.
+    Source: mlx_lm/utils.py `load_model` at version 0.32.2.
+    """
+
+    modules: dict[str, ModuleQuantization | bool] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_modules(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if missing := sorted({"bits", "group_size"} - value.keys()):
+            raise ValueError(f"{missing[0]} is missing")
+        modules = {key: item for key, item in value.items() if isinstance(item, dict | bool)}
+        return {**{key: item for key, item in value.items() if key not in modules}, "modules": modules}
+
+    def of(self, module: str) -> ModuleQuantization | None:
+        """Return how the module of that path is quantized; None when it is not."""
+        own = self.modules.get(module, True)
+        if isinstance(own, bool):
+            return self if own else None
+        return own
+
+
+class SourceConfig(Document):
+    """What an import reads from a checkpoint's config.json; everything else in it is only stored."""
+
+    architectures: list[str] | None = None
+    model_type: str | None = None
+    quantization: QuantizationSettings | None = None
+    quantization_config: dict[str, Any] | None = None
+    text_config: dict[str, Any] | None = None
+    llm_config: Any = None
+    ffn_config: Any = None
+    # Checked where a quantization policy needs them, since they are in the way of no other import.
+    num_hidden_layers: Any = None
+    num_experts: Any = None
+    num_local_experts: Any = None
+    n_routed_experts: Any = None
+    moe_num_experts: Any = None
+    vocab_size: Any = None
+    max_position_embeddings: Any = None
+    n_positions: Any = None
+    n_ctx: Any = None
+    hidden_size: Any = None
+    n_embd: Any = None
+    d_model: Any = None
+    norm_head: Any = None
+    mlp_only_layers: Any = None
+    mlp_layer_types: Any = None
+    has_vision: bool | None = None
+    vision_config: Any = None
+    audio_config: Any = None
+    sound_config: Any = None
+
+    @classmethod
+    def parse(cls, raw: bytes, what: str = "config.json") -> SourceConfig:
+        """Return the config in ``raw``.
+
+        Raises: DocumentError (rule Q1) when it is not a strict JSON object, or its quantization settings do not exist.
+        """
+        value = parse_config(raw, what)
+        if "quantization" in value and value["quantization"] is None:
+            value = {key: item for key, item in value.items() if key != "quantization"}
+        return validated(cls, value, what, "Q1")
+
+    @property
+    def mlx_quantization(self) -> QuantizationSettings | None:
+        """MLX's settings: ``quantization``, else ``quantization_config`` where it is MLX's, without a method of its own.
+
+        Source: mlx_lm/utils.py `load_model` at version 0.32.2. Raises: DocumentError (rule Q1) when they do not exist.
+        """
+        settings = self.quantization_config or {}
+        if self.quantization is not None or "quant_method" in settings or "bits" not in settings:
+            return self.quantization
+        return validated(QuantizationSettings, settings, "quantization_config", "Q1")
+
+    @property
+    def quant_method(self) -> str | None:
+        """What ``quantization_config`` says quantized the checkpoint, such as "awq"."""
+        method = (self.quantization_config or {}).get("quant_method")
+        return method if isinstance(method, str) else None
+
+    @property
+    def fp8_block_size(self) -> tuple[int, int] | None:
+        """Rows and columns that share an FP8 weight's scale: ``weight_block_size``, or a ``block_structure`` of a group.
+
+        Sources: transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`; vllm-project/compressed-tensors
+        @dc235db7 quantization/quant_args.py `block_structure`.
+        """
+        settings = self.quantization_config or {}
+        groups = settings.get("config_groups")
+        found = [settings.get("weight_block_size")]
+        for group in groups.values() if isinstance(groups, dict) else ():
+            weights = group.get("weights") if isinstance(group, dict) else None
+            found.append(weights.get("block_structure") if isinstance(weights, dict) else None)
+        sizes = {tuple(size) for size in found if isinstance(size, list) and [type(n) for n in size] == [int, int]}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    @property
+    def packed_formats(self) -> frozenset[str]:
+        """The formats that ``quantization_config`` names, for all weights and for groups of them; empty for none.
+
+        Source: vllm-project/compressed-tensors@2737f885 compressors/mixfp4/base.py: a format with NVFP4's tensors, but
+        another meaning of its scales.
+        """
+        settings = self.quantization_config or {}
+        groups = settings.get("config_groups")
+        named = [settings, *(groups.values() if isinstance(groups, dict) else ())]
+        formats = (item.get("format") for item in named if isinstance(item, dict))
+        return frozenset(text for text in formats if isinstance(text, str))
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What the top level says, by its key."""
+        return dict(self)
+
+    @property
+    def width(self) -> int | None:
+        """The hidden size: the text model's where there is one; None where config.json does not say it.
+
+        Sources: the ``attribute_map`` of transformers 5.23.0 configuration_gpt2.py, configuration_dbrx.py.
+        """
+        own = (self.hidden_size, self.n_embd, self.d_model)
+        sizes = ((self.text_config or {}).get("hidden_size"), *own)
+        return next((size for size in sizes if type(size) is int and size > 0), None)
+
+    @property
+    def architecture(self) -> str:
+        """The first architecture's name, else the model type, else the text model's type, else ""."""
+        text_type = (self.text_config or {}).get("model_type")
+        named = next(iter(self.architectures or ()), None) or self.model_type
+        return named or (text_type if isinstance(text_type, str) else "")
+
+
+def settings_of(read: Callable[[Descriptor], bytes], manifest: Manifest) -> Callable[[], QuantizationSettings | None]:
+    """Return what asks ``read``, once, for a model's config.json, and returns its settings; None where it has none.
+
+    For blobs whose metadata say nothing: Ollama writes none for an MLX source whose settings have no ``mode``
+    (fixtures/ollama-records, d_mlx_int4), and the shapes of int4 in groups of 64 are those of int8 in groups of 32.
+    It raises NotFoundError, CorruptDataError (also DocumentError, rule Q1) or StorageError for a config.json that is missing
+    or damaged.
+    """
+
+    @functools.cache
+    def settings() -> QuantizationSettings | None:
+        layer = manifest.document(CONFIG_NAME)
+        return SourceConfig.parse(read(layer)).mlx_quantization if layer is not None else None
+
+    return settings

@@ -1,0 +1,141 @@
+"""QuantType and Quantization: what each quantized form stores, in one table.
+
+Facts: docs/formats.md section 3.
+Words: a *group* is ``group_size`` consecutive values of the last dimension; each group has one scale (and, for the
+affine types, one bias). *Codes* are packed into U32 words, the first code in the lowest bits.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from blobstore.errors import UsageError
+from blobstore.formats.dtypes import DType
+
+AFFINE_GROUP_SIZES = (32, 64, 128)
+_WORD_BITS = 32
+_MAX_DIGITS = 9
+
+
+class QuantType(enum.Enum):
+    """A quantized form; the value is Ollama's ``quant_type``."""
+
+    INT4 = "int4"
+    INT8 = "int8"
+    NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
+    MXFP8 = "mxfp8"
+
+    @classmethod
+    def parse(cls, text: str) -> QuantType:
+        """Return the type that a user names; ``q4``/``fp4`` mean int4 and ``q8``/``fp8`` mean int8, as in Ollama.
+
+        Raises: UsageError for any other word, and for what is not one.
+        """
+        try:
+            name = text.lower()
+            return cls(_ALIASES.get(name, name))
+        except (AttributeError, ValueError):
+            known = ", ".join(member.value for member in cls)
+            raise UsageError(f"unknown quantization type {text!r}", hint=f"Use one of: {known}.") from None
+
+    @property
+    def bits(self) -> int:
+        """Bits of one code: 4 or 8."""
+        return 8 if self in (QuantType.INT8, QuantType.MXFP8) else 4
+
+    @property
+    def is_affine(self) -> bool:
+        """True when a value is ``code * scale + bias``; False when it is a small float times a scale."""
+        return self in (QuantType.INT4, QuantType.INT8)
+
+    @property
+    def mode(self) -> str:
+        """MLX's word for it: ``affine``, ``nvfp4``, ``mxfp4`` or ``mxfp8``."""
+        return "affine" if self.is_affine else self.value
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """The group sizes that the type can have."""
+        if self.is_affine:
+            return AFFINE_GROUP_SIZES
+        return (16,) if self is QuantType.NVFP4 else (32,)
+
+    @property
+    def eight_bit(self) -> QuantType:
+        """The family's 8-bit type: int8 for the affine types, mxfp8 for the others."""
+        return QuantType.INT8 if self.is_affine else QuantType.MXFP8
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_ALIASES = {"q4": "int4", "fp4": "int4", "q8": "int8", "fp8": "int8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stored array of a tensor. ``suffix`` is added to the tensor's name: "", ".scale", ".bias", ".global_scale"."""
+
+    suffix: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+        return self.dtype.nbytes(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How one tensor is quantized: a type and a group size that the type can have."""
+
+    quant_type: QuantType
+    group_size: int
+
+    def __post_init__(self) -> None:
+        if type(self.group_size) is not int or self.group_size not in self.quant_type.group_sizes:
+            possible = ", ".join(str(size) for size in self.quant_type.group_sizes)
+            raise UsageError(
+                f"{self.quant_type} has no groups of {self.group_size!r}", hint=f"{self.quant_type} has: {possible}."
+            )
+
+    @classmethod
+    def described(cls, metadata: Mapping[str, str], prefix: str) -> Quantization:
+        """Return what metadata say under ``prefix``: its ``quant_type``, and its ``group_size`` or the type's first one.
+
+        Raises: KeyError without a type; UsageError for a type or a group size that does not exist.
+        """
+        quant_type, size = QuantType.parse(metadata[f"{prefix}quant_type"]), metadata.get(f"{prefix}group_size", "")
+        group_size = int(size) if size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS else 0
+        return cls(quant_type, group_size if size else quant_type.group_sizes[0])
+
+    def divides(self, shape: Sequence[int]) -> bool:
+        """True when the last dimension of an array of ``shape`` is a whole number of groups."""
+        return len(shape) > 0 and shape[-1] % self.group_size == 0
+
+    def parts(self, shape: Sequence[int], dtype: DType, *, global_scale: Sequence[int] | None = None) -> Iterator[Part]:
+        """Yield what is stored for a source of ``shape`` and float ``dtype``, in stored order.
+
+        The weight is U32 ``[..., cols * bits / 32]``; scale (and bias) are ``[..., cols / group_size]``, in the
+        source's dtype for the affine types and U8 bit patterns for the others. ``global_scale`` is the shape of the one
+        number that a double-scaled tensor has: ``[1]`` or ``[]``; None if it has none.
+        """
+        *lead, cols = shape
+        groups = (*lead, cols // self.group_size)
+        yield Part("", DType.U32, (*lead, cols * self.quant_type.bits // _WORD_BITS))
+        yield Part(".scale", dtype if self.quant_type.is_affine else DType.U8, groups)
+        if self.quant_type.is_affine:
+            yield Part(".bias", dtype, groups)
+        if global_scale is not None:
+            yield Part(".global_scale", DType.F32, tuple(global_scale))
+
+    def logical_shape(self, weight_shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape before packing of a U32 weight of ``weight_shape``."""
+        return (*weight_shape[:-1], weight_shape[-1] * _WORD_BITS // self.quant_type.bits)
+
+    def __str__(self) -> str:
+        return f"{self.quant_type}/{self.group_size}"

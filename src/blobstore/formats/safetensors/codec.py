@@ -1,0 +1,269 @@
+"""Headers read and written.
+
+A header from a file's first bytes: scanned, and parsed where the scanner declines it.
+
+The parser of headers: the scanner's twin in Python, and the one that says what is wrong with a header.
+
+The scanner's side of reading a header: it gives what the parser gives, or nothing.
+
+Headers written: canonical text for entries that are held to the same rules as those that are read.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from blobstore.errors import HeaderError, LimitExceededError, quoted
+from blobstore.formats import strictjson
+from blobstore.formats.dtypes import DTYPE_BY_NAME, DType
+from blobstore.formats.safetensors import _native
+from blobstore.formats.safetensors.header import (
+    DTYPES,
+    MAX_U64,
+    METADATA,
+    PREFIX,
+    Header,
+    ScannedEntries,
+    TensorEntry,
+    check_coverage,
+    check_metadata,
+    check_size,
+    invalid,
+)
+from blobstore.formats.strictjson import Reason, StrictJsonError
+from blobstore.io.budget import MAX_HEADER, Budget
+from blobstore.io.ranges import RangeReader
+
+
+def encode_header(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str], align: int) -> bytes:
+    """Return the length prefix and the canonical header text: what a file has before its data.
+
+    Compact JSON, top-level keys sorted by their UTF-8 bytes, fields in the order dtype, shape, data_offsets, metadata
+    keys sorted and ``__metadata__`` only when non-empty, Go's escapes, then spaces so that the data start at a multiple
+    of ``align`` bytes. Source: docs/formats.md section 1; the records in fixtures/ollama-records.
+
+    Raises: HeaderError when the entries would not pass `parse_header`.
+    """
+    if METADATA in tensors:
+        raise invalid("F9", "no tensor can have the name __metadata__", METADATA)
+    map_of_strings = check_metadata(dict(sorted(metadata.items())))
+    text = write_text(tensors, map_of_strings) or encode_text(tensors, map_of_strings)
+    padding = -(PREFIX.size + len(text)) % align
+    if len(text) + padding > MAX_HEADER:
+        raise LimitExceededError(f"limit exceeded: a header of {len(text):,} bytes, at most {MAX_HEADER:,}")
+    return b"".join((PREFIX.pack(len(text) + padding), text, b" " * padding))
+
+
+def write_text(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> bytes | None:
+    """Return the header's text by the native writer, or None where it declines: its twin writes or refuses it then."""
+    members: dict[str, TensorEntry | bytes] = {**tensors}
+    try:
+        if metadata:
+            members[METADATA] = strictjson.encode(metadata)
+    except UnicodeEncodeError:
+        return None
+    names = sorted(members)
+    return _native.write(names, [members[name] for name in names], DTYPES)
+
+
+def encode_text(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> bytes:
+    """Return the header's text, by the writer's twin in Python, which says what is wrong with entries.
+
+    Names are sorted by code points, which is the order of their UTF-8 bytes.
+    """
+    members = dict(_encoded_entries(tensors))
+    if metadata:
+        members[METADATA] = strictjson.compact(metadata)
+    check_coverage(tensors, None)
+    text = ",".join([f"{strictjson.compact(name)}:{members[name]}" for name in sorted(members)])
+    try:
+        return strictjson.escape(f"{{{text}}}").encode()
+    except UnicodeEncodeError:
+        raise invalid("F4", "half of a surrogate pair is in a name or in the metadata, and can't be written") from None
+
+
+def _encoded_entries(tensors: Mapping[str, TensorEntry]) -> Iterator[tuple[str, str]]:
+    """Yield each tensor's name and its entry in JSON."""
+    for name, entry in tensors.items():
+        check_size(name, entry)
+        shape = strictjson.compact(entry.shape)
+        yield name, f'{{"dtype":"{entry.dtype}","shape":{shape},"data_offsets":[{entry.begin},{entry.end}]}}'
+
+
+def lay_out(arrays: Iterable[tuple[str, DType, tuple[int, ...]]]) -> dict[str, TensorEntry]:
+    """Return entries for arrays stored one after the other from offset 0, in the order given."""
+    entries: dict[str, TensorEntry] = {}
+    begin = 0
+    for name, dtype, shape in arrays:
+        end = begin + dtype.nbytes(shape)
+        if name in entries:
+            raise invalid("F8", "two arrays of one file have the same name", name)
+        entries[name] = TensorEntry(dtype, shape, begin, end)
+        begin = end
+    return entries
+
+
+def scan_header(text: bytes, data_size: int | None) -> Header | None:
+    """Return the validated header of ``text`` as `parse.parse_header` does, or None where the scanner declines it.
+
+    It declines every header that is not valid, and of the valid ones those whose metadata are null, those with unknown
+    fields in an entry, with keys of an entry written in escapes, and beyond the limits of `Header.check_limits` on names,
+    ranks and dimensions. The interpreter lock is released while it reads the text.
+    """
+    if data_size is not None and not 0 <= data_size <= MAX_U64:
+        return None
+    try:
+        found = _native.scan(text, data_size, _unescaped)
+        if found is None:
+            return None
+        places, columns, raw_metadata = found
+        metadata = check_metadata(strictjson.parse(raw_metadata)) if raw_metadata else {}
+    except ValueError:  # strictjson's, and that of bytes which are no UTF-8
+        return None
+    if METADATA in places:  # written in escapes
+        return None
+    return Header(ScannedEntries(places, columns), metadata, PREFIX.size + len(text))
+
+
+def _unescaped(literal: bytes) -> str:
+    name: str = json.loads(literal.decode())
+    name.encode()  # half of a surrogate pair can't be, and is a ValueError too
+    return name
+
+
+_ENTRY_FIELDS = frozenset({"dtype", "shape", "data_offsets"})
+_RULE_OF_REASON = {Reason.UTF8: "F4", Reason.SYNTAX: "F7", Reason.DUPLICATE: "F8"}
+
+
+def parse_strictly(text: bytes, data_size: int | None) -> Header:
+    """Return the validated header of ``text`` (the bytes after the length) for a data region of ``data_size`` bytes.
+
+    None means unknown: the last tensor's end is then the end.
+
+    Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64 levels.
+    """
+    with _collector_paused():
+        document = _parse_json(text)
+        value = document.pop(METADATA, None)
+        metadata = {} if value is None else check_metadata(value)
+        tensors = {name: _entry(name, value) for name, value in document.items()}
+        check_coverage(tensors, data_size)
+    return Header(tensors, metadata, PREFIX.size + len(text))
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause the cyclic garbage collector: it would walk the millions of new objects of a large header again and again.
+
+    A million tensors take 5 s instead of 12 (fixtures/corpus, st-many-1e6-empty).
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _parse_json(text: bytes) -> dict[str, Any]:
+    if not text.startswith(b"{") and text.lstrip(b" \t\r\n\xef\xbb\xbf").startswith(b"{"):
+        raise invalid("F5", f"the header begins with {text[:1]!r} and not with '{{'")
+    body = text.rstrip(b" ")
+    if body and not body.endswith(b"}") and body.rstrip(b" \t\r\n\v\f\0").endswith(b"}"):
+        raise invalid("F6", "the header is padded with something else than spaces")
+    try:
+        document = strictjson.parse(body)
+    except StrictJsonError as error:
+        if error.reason == Reason.DEPTH:
+            raise LimitExceededError(f"limit exceeded: the header is {error}", rule="F10") from None
+        raise invalid(_RULE_OF_REASON[error.reason], f"the header is not valid: {error}") from None
+    if not isinstance(document, dict):
+        raise invalid("F7", "the header is not a JSON object")
+    return document
+
+
+def _entry(name: str, value: Any) -> TensorEntry:
+    if not isinstance(value, dict) or not value.keys() >= _ENTRY_FIELDS:
+        raise invalid("F10", "the entry is not an object with dtype, shape and data_offsets", name)
+    if len(value) > len(_ENTRY_FIELDS):
+        _check_unknown_fields(value, name)
+    dtype_name = value["dtype"]
+    dtype = DTYPE_BY_NAME.get(dtype_name) if isinstance(dtype_name, str) else None
+    if dtype is None:
+        raise invalid("F11", f"unknown dtype {quoted(dtype_name)}", name)
+    shape = value["shape"]
+    if not isinstance(shape, list) or not all(type(dim) is int and 0 <= dim <= MAX_U64 for dim in shape):
+        raise invalid("F12", "shape is not a list of non-negative integers", name)
+    offsets = value["data_offsets"]
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int for n in offsets):  # noqa: PLR2004
+        raise invalid("F13", "data_offsets is not [begin, end]", name)
+    begin, end = offsets
+    if not 0 <= begin <= end <= MAX_U64:
+        raise invalid("F13", f"data_offsets [{begin}, {end}] are not 0 <= begin <= end", name)
+    entry = TensorEntry(dtype, tuple(shape), begin, end)
+    check_size(name, entry)
+    return entry
+
+
+def _check_unknown_fields(value: dict[str, Any], name: str) -> None:
+    try:
+        strictjson.check_depth(value, strictjson.MAX_DEPTH - 1)
+        strictjson.check_numbers(value)
+    except StrictJsonError as error:
+        raise LimitExceededError(f"limit exceeded: a field is {error}", rule="F10", tensor=name) from None
+
+
+_GIT_LFS = b"version "
+
+
+def header_of(reader: RangeReader, budget: Budget | None = None) -> Header:
+    """Return the header of a safetensors file, read from ``reader`` in two reads and fully validated (rules F1 to F19).
+
+    Where the reader does not know its size, F3 and F17 can't be checked. ``budget`` is that of the checkpoint or the stored
+    model that the file belongs to; without one the header may be as large as the format allows.
+
+    Raises: HeaderError with ``rule`` and, where there is one, ``tensor``; ShortReadError when the file shrinks meanwhile;
+    LimitExceededError when the header is more than is left of ``budget``.
+    """
+    try:
+        text = _header_text(reader, budget)
+        header = parse_header(text, None if reader.size is None else reader.size - PREFIX.size - len(text))
+        if budget is not None:
+            budget.take_tensors(len(header.tensors), "the header")
+    except (HeaderError, LimitExceededError) as error:
+        raise error.at(reader.name, path=reader.name) from None
+    return header
+
+
+def parse_header(text: bytes, data_size: int | None) -> Header:
+    """Return the validated header of ``text`` (the bytes after the length) for a data region of ``data_size`` bytes.
+
+    None means unknown: the last tensor's end is then the end. The entries are made when they are asked for.
+
+    Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64 levels.
+    """
+    scanned = scan_header(text, data_size)
+    return parse_strictly(text, data_size) if scanned is None else scanned
+
+
+def _header_text(reader: RangeReader, budget: Budget | None) -> bytes:
+    if reader.size is not None and reader.size < PREFIX.size:
+        raise invalid("F1", f"not a safetensors file: it has {reader.size} bytes, a header needs 8")
+    prefix = reader.read(0, PREFIX.size)
+    (length,) = PREFIX.unpack(prefix)
+    if length > MAX_HEADER:
+        what = "a git-lfs pointer, not the file it stands for" if prefix == _GIT_LFS else "not a safetensors file"
+        raise invalid("F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}")
+    if reader.size is not None and PREFIX.size + length > reader.size:
+        raise invalid("F3", f"the file ends inside its header of {length:,} bytes")
+    if budget is None:
+        return reader.read(PREFIX.size, length)
+    budget.take_text(length, "the header")
+    text = reader.read(PREFIX.size, length)
+    budget.give_back_text(length - text.rfind(b"}") - 1)  # padding: blobs are padded to pages by some programs
+    return text

@@ -1,0 +1,159 @@
+"""A safetensors header as a value, and the rules that it keeps.
+
+The values that a header is read into: tensors by name, metadata, and where the data start.
+
+The rules that hold for reading and writing alike: sizes, coverage, and the error that carries a rule's number.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, KeysView, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from blobstore.errors import HeaderError, LimitExceededError, quoted
+from blobstore.formats.dtypes import DTYPE_BY_NAME, DType
+from blobstore.formats.safetensors import _native
+from blobstore.io.budget import MAX_TENSORS
+
+MAX_U64 = 2**64 - 1
+PREFIX = struct.Struct("<Q")
+METADATA = "__metadata__"
+
+
+def check_metadata(value: Any) -> dict[str, str]:
+    """Return the value of ``__metadata__``; raise HeaderError (F9) unless it maps strings to strings."""
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise invalid("F9", "__metadata__ does not map strings to strings")
+    return value
+
+
+def check_size(name: str, entry: TensorEntry) -> None:
+    """Raise HeaderError (F14, F15) unless the entry's range has the size that its dtype and shape need."""
+    elements = 1
+    for dim in entry.shape:
+        elements *= dim
+        # After every factor, as the reference library: a later 0 hides no overflow, and a file has one verdict everywhere.
+        if elements > MAX_U64:
+            break
+    bits = elements * entry.dtype.bits
+    if bits > MAX_U64:
+        raise invalid("F14", f"shape {list(entry.shape)} overflows 64 bits", name)
+    if bits % 8:
+        raise invalid("F15", f"{bits} bits of {entry.dtype} do not fill whole bytes", name)
+    if bits // 8 != entry.nbytes:
+        raise invalid("F14", f"{entry.nbytes} bytes for {entry.dtype} {list(entry.shape)}, which needs {bits // 8}", name)
+
+
+def check_coverage(tensors: Mapping[str, TensorEntry], data_size: int | None) -> None:
+    """Raise HeaderError (F16, F17) unless the tensors' ranges cover ``[0, data_size)`` without hole or overlap.
+
+    None means unknown: the last tensor's end is then the end.
+    """
+    expected = 0
+    for begin, end, place in sorted([(entry.begin, entry.end, place) for place, entry in enumerate(tensors.values())]):
+        if begin != expected:
+            kind = "overlaps" if begin < expected else "leaves a hole before"
+            raise invalid("F16", f"the range [{begin}, {end}] {kind} byte {expected} of the data", list(tensors)[place])
+        expected = end
+    if data_size is not None and expected != data_size:
+        raise invalid("F17", f"the data have {data_size} bytes, the header describes {expected}")
+
+
+def invalid(rule: str, what: str, tensor: str | None = None) -> HeaderError:
+    """Return the error of a header that breaks ``rule``."""
+    place = f"tensor {quoted(tensor)}: " if tensor is not None else ""
+    return HeaderError(f"{place}{what} (rule {rule})", rule=rule, tensor=tensor)
+
+
+MAX_RANK = 64
+MAX_NAME_BYTES = 65_536
+_MAX_I64 = 2**63 - 1
+DTYPES = tuple(DTYPE_BY_NAME[name] for name in _native.dtypes())
+"""The types by the numbers that the native module has for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a header. ``begin`` and ``end`` are byte offsets in the data region, half-open."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes."""
+        return self.end - self.begin
+
+
+class ScannedEntries(Mapping[str, TensorEntry]):
+    """The tensors of a scanned header, by name in the order of the text.
+
+    An entry is made when it is first asked for, and kept: a million tensors that are only listed take 130 MB less.
+    """
+
+    __slots__ = ("_columns", "_entries")
+
+    def __init__(self, places: dict[str, int], columns: _native.Tensors) -> None:
+        self._entries = cast("dict[str, int | TensorEntry]", places)  # taken over, not copied
+        self._columns = columns
+
+    def __getitem__(self, name: str) -> TensorEntry:
+        entry = self._entries[name]
+        if isinstance(entry, int):
+            entry = self._entries[name] = self._columns.entry(entry, TensorEntry, DTYPES)
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def keys(self) -> KeysView[str]:
+        """Return the names: a dictionary's own view, whose set operations do not make entries."""
+        return self._entries.keys()
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} tensors>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A validated header. ``tensors`` keeps the order of the JSON text; ``data_start`` is an offset in the file."""
+
+    tensors: Mapping[str, TensorEntry]
+    metadata: Mapping[str, str]
+    data_start: int
+
+    def check_limits(self, file: str) -> None:
+        """Raise LimitExceededError, naming ``file``, when the tensors could not become arrays and blobs here.
+
+        A header beyond these limits is valid and can be listed: over 1,000,000 tensors, a rank over 64 (numpy's own
+        limit) or dimensions that overflow 63 bits, a name over 64 KiB.
+        """
+        if len(self.tensors) > MAX_TENSORS:
+            raise _beyond(f"{len(self.tensors):,} tensors, at most {MAX_TENSORS:,}", file)
+        if isinstance(self.tensors, ScannedEntries):
+            return  # the scanner declines names, ranks and dimensions beyond the limits
+        for name, entry in self.tensors.items():
+            if len(entry.shape) > MAX_RANK:
+                raise _beyond(f"{quoted(name)} has rank {len(entry.shape)}, at most {MAX_RANK}", file, name)
+            if math.prod(max(dim, 1) for dim in entry.shape) * entry.dtype.bits > 8 * _MAX_I64:
+                raise _beyond(f"the dimensions of {quoted(name)} overflow 63 bits", file, name)
+            if len(name) * 4 > MAX_NAME_BYTES and len(name.encode()) > MAX_NAME_BYTES:
+                raise _beyond(f"the tensor name {quoted(name)} is over {MAX_NAME_BYTES:,} bytes", file, name)
+
+
+def _beyond(what: str, file: str, tensor: str | None = None) -> LimitExceededError:
+    return LimitExceededError(f"{file}: limit exceeded: {what}", path=file, tensor=tensor)

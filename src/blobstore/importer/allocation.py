@@ -1,0 +1,351 @@
+"""Allocation: what each type would lose is measured, and the types are chosen that lose least.
+
+Allocation: one choice for each item, with little total error in a number of bytes. Pure; it knows no tensors.
+
+It is the multiple-choice knapsack problem. Three steps, of which each starts from the result of the one before:
+
+1. Greedy. Of each item only the choices on the lower convex hull of (bytes, error) are considered. All items start with
+   their smallest choice; then the steps along the hulls are taken in the order of what error they save a byte, and a step
+   that does not fit ends that item's. Were steps divisible this would be the optimum (Sinha and Zoltners 1979), so the error
+   is above the optimum's by less than the first step that does not fit saves.
+2. Fill. What is left is given to whichever item saves most a byte with it, off the hulls too, until nothing fits.
+3. Reach. A dynamic program over all items looks for the selection with the least error between `NEAR` of the budget and the
+   budget, or under the budget when none is so near; it is taken when it is better, or nearer than `NEAR`. It keeps one
+   selection, the best, for each of `_BUCKETS` ranges of bytes, so a sum that only few selections have can be missed. It is
+   half a millisecond an item; more items than `_MOST_REACHED` are not tried: they leave no such gap unless one of them is a
+   large part of all.
+
+Time is that of sorting all choices. Ties go to the earlier item; nothing depends on the machine.
+
+Measuring: what quantizing a tensor to each of several types would lose. Weights are read; nothing is decided.
+
+The error of a type is relative: the squared errors of the weights over the squared weights, each times its column's
+importance where that is given. All sums are taken in float64, in an order that neither threads nor the machine change, and
+what comes out is rounded to `_DIGITS` significant digits.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from blobstore import kernels
+from blobstore.errors import NonFiniteWeightError, UsageError
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.importer.planning.outputs import OutputTensor
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.kernels.arrays import QuantizedArray, dtype_of, numpy_dtype
+from blobstore.kernels.scales import ScaleChoice
+from blobstore.source.reading import SourceReaders
+from blobstore.source.weights import SourceWeight
+
+SAMPLE = 2**22
+"""Weights that are measured of a tensor, or of all of a group of experts, when there are more."""
+_CHUNK = 2**18
+"""Weights that a thread works on at a time: a whole number of groups of every type."""
+_DIGITS = 6
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be measured: a tensor, the types, and how many of its weights (but at least a row of each source)."""
+
+    tensor: OutputTensor
+    types: tuple[Quantization, ...]
+    sample: int = SAMPLE
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Weights that are worked on together: runs of ``count`` from each of ``starts`` on."""
+
+    source: SourceWeight
+    starts: Sequence[int]
+    count: int
+
+    def index(self, number: int) -> tuple[int, ...]:
+        """Return the index in the source of the batch's weight ``number``."""
+        run, offset = divmod(number, self.count)
+        return self.source.stored_index(self.starts[run] + offset)
+
+
+def measure(
+    questions: Sequence[Question], options: ImportOptions, jobs: int, progress: Progress | None = None
+) -> list[dict[Quantization, float]]:
+    """Return for each question the relative squared error of each type, but for those whose scales would overflow.
+
+    ``progress`` is told the bytes of each tensor's sources when it has been measured. A thread works in 20 MB.
+
+    Raises: NonFiniteWeightError with tensor and index; as `SourceReaders.readinto`.
+    """
+    readers = SourceReaders()
+    stop = threading.Event()
+
+    def answer(question: Question) -> dict[Quantization, float]:
+        found = {} if stop.is_set() else _measure(question, options, readers)
+        if progress is not None:
+            progress(sum(source.nbytes for source in question.tensor.sources), question.tensor.name)
+        return found
+
+    try:
+        with ThreadPoolExecutor(jobs, thread_name_prefix="measure") as pool:
+            try:
+                found = list(pool.map(answer, questions))
+            except BaseException:
+                stop.set()
+                raise
+        readers.check_unchanged()
+    finally:
+        readers.close()
+    return found
+
+
+def _measure(question: Question, options: ImportOptions, readers: SourceReaders) -> dict[Quantization, float]:
+    tensor = question.tensor
+    factor = _global_scale(question, readers) if options.global_scale else None
+    errors, whole = dict.fromkeys(question.types, 0.0), 0.0
+    for batch in _batches(question):
+        values = _values(batch, tensor, readers)
+        weights = values.astype(np.float64)
+        importance = options.importance.vectors.get(batch.source.name) if options.importance is not None else None
+        choice = ScaleChoice(options.method, importance, batch.starts[0] % batch.source.shape[-1])
+        whole += _weighed(weights, choice)
+        for quantization in question.types:
+            own_factor = factor if quantization.quant_type is QuantType.NVFP4 else None
+            read = _quantized(values, quantization, choice, own_factor, batch)
+            errors[quantization] += _weighed(weights - read, choice)
+    relative = {quantization: _relative(error, whole) for quantization, error in errors.items()}
+    return {quantization: error for quantization, error in relative.items() if math.isfinite(error)}
+
+
+def _batches(question: Question) -> Iterator[_Batch]:
+    """Yield what is read of a tensor, at most a chunk at a time.
+
+    A source is read whole, or in rows as far apart as they can be: row ``i * rows // k`` for i from 0 to k - 1.
+    """
+    for source in question.tensor.sources:
+        cols = source.shape[-1]
+        rows = source.elements // cols
+        count = max(1, min(rows, question.sample // len(question.tensor.sources) // cols))
+        starts = [number * rows // count * cols for number in range(count)]
+        together = _CHUNK // cols
+        if not together:
+            yield from (
+                _Batch(source, [start + begin], min(_CHUNK, cols - begin))
+                for start in starts
+                for begin in range(0, cols, _CHUNK)
+            )
+        elif count == rows:
+            for first in range(0, rows, together):
+                yield _Batch(source, [starts[first]], min(together, rows - first) * cols)
+        else:
+            yield from (_Batch(source, starts[first : first + together], cols) for first in range(0, count, together))
+
+
+def _values(batch: _Batch, tensor: OutputTensor, readers: SourceReaders) -> Array:
+    """Return the batch's weights, flat, in the dtype that is quantized."""
+    values = np.empty((len(batch.starts), batch.count), numpy_dtype(tensor.dtype))
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit the dtype is refused as infinite
+        for row, start in zip(values, batch.starts, strict=True):
+            row[:] = readers.values(batch.source, start, batch.count)
+    return values.reshape(-1)
+
+
+def _quantized(values: Array, quantization: Quantization, choice: ScaleChoice, factor: float | None, batch: _Batch) -> Array:
+    """Return the weights as they are read back after quantization. Raises: NonFiniteWeightError."""
+    described = quantization.parts(values.shape, dtype_of(values))
+    weight, scale, *rest = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
+    scaled = None if factor is None else np.array([factor], np.float32)
+    parts = QuantizedArray(weight, scale, rest[0] if rest else None, scaled, quantization)
+    bad = kernels.quantize_into(values, parts, replace(choice, global_scale=1.0 if factor is None else factor))
+    if bad >= 0:
+        source, index = batch.source, batch.index(bad)
+        raise NonFiniteWeightError(
+            f"{source.name!r}: the weight at {list(index)} is {values[bad]}, and only finite weights can be quantized",
+            tensor=source.name,
+            index=index,
+            path=source.file.path,
+        )
+    return kernels.dequantize(parts)
+
+
+def _weighed(values: Array, choice: ScaleChoice) -> float:
+    """Return the sum of the squares, each column's times its importance; infinity or NaN if one is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.square(values)
+        if choice.importance is not None:
+            columns = choice.importance.astype(np.float64)
+            if squares.size % columns.size == 0 and choice.first_column == 0:
+                squares = squares.reshape(-1, columns.size)
+            else:
+                columns = columns[choice.first_column :][: squares.size]
+            squares = squares * columns
+        # Not BLAS, whose sums depend on the machine: numpy adds in pairs, in one order.
+        return float(np.sum(squares.reshape(-1)))
+
+
+def _relative(error: float, whole: float) -> float:
+    """Return the quotient, rounded so that no machine's last bit decides which type is better."""
+    if error == 0:
+        return 0.0
+    return float(f"{error / whole:.{_DIGITS - 1}e}") if whole else math.inf
+
+
+def _global_scale(question: Question, readers: SourceReaders) -> float:
+    """Return the global scale of the weights that are measured, for a read of them."""
+    values = (_values(batch, question.tensor, readers) for batch in _batches(question))
+    return kernels.global_scale_of(max((kernels.largest_magnitude(part) for part in values), default=0.0))
+
+
+NEAR = 0.99
+"""The part of a budget that is to be used."""
+_BUCKETS = 4096
+_MOST_REACHED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What an item may be: the bytes that it then takes, and its error, which is finite and at least 0."""
+
+    nbytes: int
+    error: float
+
+
+Item = Sequence[Choice]
+
+
+def least_bytes(items: Sequence[Item]) -> int:
+    """Return the bytes of all items' smallest choices."""
+    return sum(min(choice.nbytes for choice in item) for item in items)
+
+
+def allocate(items: Sequence[Item], budget: int) -> list[int]:
+    """Return the index of each item's choice, so that together they take at most ``budget`` bytes.
+
+    Raises: UsageError when the smallest choices take more.
+    """
+    fronts = [_front(item) for item in items]
+    chosen = [front[0] for front in fronts]
+    left = budget - sum(item[index].nbytes for item, index in zip(items, chosen, strict=True))
+    if left < 0:
+        raise UsageError(f"the smallest choices take {budget - left:,} bytes, more than {budget:,}")
+    left = _climb(items, fronts, chosen, left)
+    _fill(items, fronts, chosen, left)
+    reached = _reach(items, fronts, budget) if len(items) <= _MOST_REACHED else None
+    return min(chosen, reached or chosen, key=lambda selection: _rank(items, selection, budget))
+
+
+def _rank(items: Sequence[Item], chosen: list[int], budget: int) -> tuple[bool, float]:
+    """Return what makes one selection better than another when it is less: being near the budget, then the error."""
+    choices = [item[index] for item, index in zip(items, chosen, strict=True)]
+    return sum(choice.nbytes for choice in choices) < NEAR * budget, math.fsum(choice.error for choice in choices)
+
+
+def _front(item: Item) -> list[int]:
+    """Return the indices of the choices that no other one beats, by rising bytes and so by falling error."""
+    order = sorted(range(len(item)), key=lambda index: (item[index].nbytes, item[index].error, index))
+    front = [order[0]]
+    for index in order[1:]:
+        if item[index].error < item[front[-1]].error:
+            front.append(index)
+    return front
+
+
+def _saving(one: Choice, other: Choice) -> float:
+    """Return what error a byte saves from one choice to a larger one."""
+    return (one.error - other.error) / (other.nbytes - one.nbytes)
+
+
+def _hull(item: Item, front: list[int]) -> list[int]:
+    """Return those of a front between which each step saves less a byte than the one before."""
+    hull: list[int] = []
+    for index in front:
+        while len(hull) > 1 and _saving(item[hull[-2]], item[hull[-1]]) <= _saving(item[hull[-1]], item[index]):
+            hull.pop()
+        hull.append(index)
+    return hull
+
+
+def _climb(items: Sequence[Item], fronts: list[list[int]], chosen: list[int], left: int) -> int:
+    """Take the steps along the hulls, the most saving first, as far as bytes are left; return how many are still."""
+    steps = [
+        (-_saving(item[one], item[other]), number, one, other)
+        for number, (item, front) in enumerate(zip(items, fronts, strict=True))
+        for one, other in pairwise(_hull(item, front))
+    ]
+    steps.sort()
+    for _, number, one, other in steps:
+        more = items[number][other].nbytes - items[number][one].nbytes
+        if chosen[number] == one and more <= left:
+            chosen[number] = other
+            left -= more
+    return left
+
+
+def _fill(items: Sequence[Item], fronts: list[list[int]], chosen: list[int], left: int) -> None:
+    """Spend the rest on single items, the most saving change first, until no item can use what is left."""
+    while True:
+        changes = [
+            (-_saving(item[chosen[number]], item[index]), number, index)
+            for number, (item, front) in enumerate(zip(items, fronts, strict=True))
+            for index in front
+            if 0 < item[index].nbytes - item[chosen[number]].nbytes <= left
+        ]
+        if not changes:
+            return
+        changed = set[int]()
+        for _, number, index in sorted(changes):
+            more = items[number][index].nbytes - items[number][chosen[number]].nbytes
+            if number not in changed and more <= left:
+                changed.add(number)
+                chosen[number] = index
+                left -= more
+
+
+def _reach(items: Sequence[Item], fronts: list[list[int]], budget: int) -> list[int] | None:
+    """Return a selection of between `NEAR` of the budget and the budget; when none is found one of less, or None."""
+    width = budget // _BUCKETS + 1
+    nbytes, errors = np.full(_BUCKETS, -1, np.int64), np.full(_BUCKETS, np.inf)
+    nbytes[0], errors[0] = 0, 0.0
+    history = []
+    for item, front in zip(items, fronts, strict=True):
+        nbytes, errors, taken, before = _extended(item, front, nbytes, errors, width, budget)
+        history.append((taken, before))
+    if not np.isfinite(errors).any():
+        return None  # what was kept of each bucket was too large for the rest
+    near = np.where(nbytes >= NEAR * budget, errors, np.inf)
+    bucket = int(np.argmin(near if np.isfinite(near).any() else errors))
+    chosen = []
+    for taken, before in reversed(history):
+        chosen.append(int(taken[bucket]))
+        bucket = int(before[bucket])
+    return chosen[::-1]
+
+
+def _extended(
+    item: Item, front: list[int], nbytes: Array, errors: Array, width: int, budget: int
+) -> tuple[Array, Array, Array, Array]:
+    """Return the selections with one more item, by bucket: bytes, errors, the item's choice, the bucket without it."""
+    known = np.flatnonzero(nbytes >= 0)
+    sums = np.concatenate([nbytes[known] + item[index].nbytes for index in front])
+    totals = np.concatenate([errors[known] + item[index].error for index in front])
+    choices, origins = np.repeat(np.array(front), known.size), np.tile(known, len(front))
+    # The best of each bucket is written last, and of equal ones the largest, which is the nearest to what is wanted.
+    order = np.lexsort((sums, -totals))
+    order = order[sums[order] <= budget]
+    buckets = sums[order] // width
+    new_nbytes, new_errors = np.full(_BUCKETS, -1, np.int64), np.full(_BUCKETS, np.inf)
+    taken, before = np.zeros(_BUCKETS, np.int32), np.zeros(_BUCKETS, np.int32)
+    new_nbytes[buckets], new_errors[buckets] = sums[order], totals[order]
+    taken[buckets], before[buckets] = choices[order], origins[order]
+    return new_nbytes, new_errors, taken, before

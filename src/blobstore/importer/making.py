@@ -1,0 +1,358 @@
+"""Making: the runs of a blob, the buffers they are made in, and their bytes.
+
+Runs: a planned blob cut into consecutive ranges of bytes, each made by one thread in one buffer. Pure.
+
+A run holds whole tensors when they are small, and a part of one when it is large. The scales and biases of a large tensor
+lie behind its weight, in a gap between two runs: they are written as its weight's runs are made, and hashed later.
+
+Making: the bytes of one run, from the source's bytes. Any thread; nothing is decided or written here.
+
+Buffers: the memory that an import works in, taken once and given back. How many there are bounds an import's memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blobstore import kernels
+from blobstore.errors import (
+    BlobStoreError,
+    NonFiniteWeightError,
+    UnsupportedSourceError,
+)
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import Quantization
+from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.io.durable import PAGE
+from blobstore.kernels.arrays import QuantizedArray, dtype_of, numpy_dtype
+from blobstore.kernels.scales import ScaleChoice
+from blobstore.source.inventory import SourceTensor
+from blobstore.source.reading import SourceReaders
+from blobstore.source.weights import SourceWeight
+
+# Page-aligned; and all there from the start: an import that begins does not run out of memory later.
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+
+
+class Buffer:
+    """Memory for one run of up to ``nbytes``, placed so that it can be written around the page cache."""
+
+    def __init__(self, pool: BufferPool, nbytes: int) -> None:
+        self._pool = pool
+        self._memory = mmap.mmap(-1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE)
+
+    def at(self, offset: int, nbytes: int) -> memoryview:
+        """Return ``nbytes`` of it whose address has the same remainder by the page size as ``offset``."""
+        start = offset % PAGE
+        return memoryview(self._memory)[start : start + nbytes]
+
+    def release(self) -> None:
+        """Give it back; a second call does nothing."""
+        self._pool.take_back(self)
+
+
+class BufferPool:
+    """``count`` buffers of ``nbytes`` each."""
+
+    def __init__(self, count: int, nbytes: int) -> None:
+        self._free = [Buffer(self, nbytes) for _ in range(count)]
+        self._taken: set[Buffer] = set()
+        self._changed = threading.Condition()
+
+    def take(self) -> Buffer:
+        """Return a free buffer, when there is one."""
+        with self._changed:
+            while not self._free:
+                self._changed.wait()
+            buffer = self._free.pop()
+            self._taken.add(buffer)
+            return buffer
+
+    def take_back(self, buffer: Buffer) -> None:
+        """Make a buffer free that was taken."""
+        with self._changed:
+            if buffer in self._taken:
+                self._taken.remove(buffer)
+                self._free.append(buffer)
+                self._changed.notify()
+
+
+Array = np.ndarray[Any, Any]
+_BYTE = np.dtype(np.uint8)
+
+
+class _Place:
+    """Where a run's arrays go: into its buffer, or, what belongs elsewhere in the blob, into arrays of their own."""
+
+    def __init__(self, data: memoryview, begin: int) -> None:
+        self._data = np.frombuffer(data, np.uint8)
+        self._begin = begin
+        self._copied: list[tuple[int, Array]] = []
+        self.outside: list[tuple[int, Array]] = []
+
+    def array(self, at: int, count: int, kind: np.dtype[Any]) -> Array:
+        """Return an array to fill, for ``count`` elements at offset ``at`` of the blob."""
+        start, nbytes = at - self._begin, count * kind.itemsize
+        inside = start >= 0 and start + nbytes <= self._data.size
+        if inside and at % kind.itemsize == 0:
+            return self._data[start : start + nbytes].view(kind)
+        array = np.empty(count, kind)
+        if inside:
+            self._copied.append((start, array.view(np.uint8)))  # kernels need aligned memory
+        else:
+            self.outside.append((at, array.view(np.uint8)))
+        return array
+
+    def settle(self) -> None:
+        """Move into the buffer what could not be made there."""
+        for start, raw in self._copied:
+            self._data[start : start + raw.size] = raw
+
+
+class RunMaker:
+    """Makes runs. What it remembers of a tensor is one number, its global scale."""
+
+    def __init__(self, readers: SourceReaders) -> None:
+        self._readers = readers
+        self._global_scales: dict[str, np.float32] = {}
+        self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def make(self, run: Run, data: memoryview, options: ImportOptions) -> list[tuple[int, Array]]:
+        """Fill ``data``, the run's bytes; return ``(offset in the blob, bytes)`` of what belongs behind it.
+
+        Raises: NonFiniteWeightError, UnsupportedSourceError with tensor and index; as `SourceReaders.readinto`.
+        """
+        place = _Place(data, run.begin)
+        for step in run.steps:
+            match step:
+                case Constant(text, at):
+                    place.array(at, len(text), _BYTE)[:] = np.frombuffer(text, np.uint8)
+                case Copy(tensor, start, nbytes, at):
+                    self._readers.readinto(tensor, start, place.array(at, nbytes, _BYTE).data)
+                case GlobalScale(output, at):
+                    place.array(at, 1, np.dtype(np.float32))[0] = self._global_scale(output)
+                case Values():
+                    self._make_values(step, place, options)
+        place.settle()
+        return place.outside
+
+    def _make_values(self, step: Values, place: _Place, options: ImportOptions) -> None:
+        output, source = step.output, step.source
+        # First: finding it reads through the memory that the values will lie in.
+        factor = float(self._global_scale(output)) if output.global_scale is not None else 1.0
+        values = self._cast_values(output, source, step.start, step.count)
+        if output.quantization is None:
+            place.array(step.at[""], values.size, values.dtype)[:] = values
+            return
+        parts = (part for part in output.quantization.parts(values.shape, output.dtype))
+        arrays = [place.array(step.at[part.suffix], part.shape[0], numpy_dtype(part.dtype)) for part in parts]
+        _quantize(values, arrays, output.quantization, _choice(options, source, step.start, factor), step)
+
+    def _cast_values(self, output: OutputTensor, source: SourceWeight, start: int, count: int) -> Array:
+        values = self._readers.values(source, start, count)
+        return values if source.dtype is output.dtype else _cast(values, output.dtype, source, start)
+
+    def _global_scale(self, output: OutputTensor) -> np.float32:
+        """Return a tensor's global scale: the source's, or what its weights are divided by first, for a read of them all."""
+        if output.copies_codes:
+            return self._readers.global_scale(output.sources[0])
+        with self._locks[output.name]:
+            if output.name not in self._global_scales:
+                largest = max((self._largest(output, source) for source in output.sources), default=0.0)
+                self._global_scales[output.name] = np.float32(kernels.global_scale_of(largest))
+            return self._global_scales[output.name]
+
+    def _largest(self, output: OutputTensor, source: SourceWeight) -> float:
+        most = source.values_at_once(CHUNK // 4)
+        starts = range(0, source.elements, most)
+        chunks = (self._cast_values(output, source, start, min(most, source.elements - start)) for start in starts)
+        return max((kernels.largest_magnitude(chunk) for chunk in chunks), default=0.0)
+
+
+def _cast(values: Array, dtype: DType, source: SourceWeight, start: int) -> Array:
+    """Return ``values`` rounded to ``dtype``. Raises: UnsupportedSourceError when a finite value would become infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast: Array = values.astype(numpy_dtype(dtype))
+    overflows = np.isinf(cast) & np.isfinite(values)
+    if overflows.any():
+        first = int(np.argmax(overflows))
+        raise _error_at(UnsupportedSourceError, source, start + first, f"{values[first]}, which does not fit {dtype}")
+    return cast
+
+
+def _choice(options: ImportOptions, source: SourceWeight, start: int, global_scale: float) -> ScaleChoice:
+    importance = options.importance.vectors.get(source.name) if options.importance is not None else None
+    return ScaleChoice(options.method, importance, start % source.shape[-1], global_scale)
+
+
+def _quantize(weights: Array, arrays: list[Array], quantization: Quantization, choice: ScaleChoice, step: Values) -> None:
+    """Quantize a flat run of whole groups into its stored arrays.
+
+    Raises: NonFiniteWeightError with tensor and index; UnsupportedSourceError when a group's range overflows its scale,
+    which MLX stores as infinity, and which would come back as NaN.
+    """
+    weight, scale, *rest = arrays
+    parts = QuantizedArray(weight, scale, rest[0] if rest else None, None, quantization)
+    bad = kernels.quantize_into(weights, parts, choice)
+    if bad >= 0:
+        what = f"{weights[bad]}, and only finite weights can be quantized"
+        raise _error_at(NonFiniteWeightError, step.source, step.start + bad, what)
+    if not all(np.isfinite(part).all() for part in (scale, *rest)):
+        group = int(np.argmin(np.isfinite(scale))) * quantization.group_size
+        what = f"the first of a group that spans more than {dtype_of(weights)} can scale"
+        raise _error_at(UnsupportedSourceError, step.source, step.start + group, what)
+
+
+def _error_at(kind: type[BlobStoreError], source: SourceWeight, flat: int, what: str) -> BlobStoreError:
+    """Return the error that says ``what`` the weight of that flat index is; it names tensor, index and file."""
+    index = source.stored_index(flat)
+    message = f"{source.name!r}: the weight at {list(index)} is {what} ({source.file.path})"
+    return kind(message, tensor=source.name, index=index, path=source.file.path)
+
+
+CHUNK = 4 * 2**20
+"""Bytes of a run at most, and of source values that are read at a time."""
+_VALUE_BYTES = 2
+"""Values are not read in larger chunks than BF16's would be, however few bits they are stored in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Bytes that are known: the header. ``at`` is an offset in the blob."""
+
+    data: bytes
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes of a source tensor, from its byte ``start`` on."""
+
+    tensor: SourceTensor
+    start: int
+    nbytes: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """``count`` values of a source from index ``start`` on, decoded, cast, quantized; ``at``: offsets by array suffix."""
+
+    output: OutputTensor
+    source: SourceWeight
+    start: int
+    count: int
+    at: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalScale:
+    """The one F32 of a double-scaled tensor."""
+
+    output: OutputTensor
+    at: int
+
+
+Step = Constant | Copy | Values | GlobalScale
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The bytes from ``begin`` to ``end`` of a blob, and the ``gap`` behind them that is filled by earlier steps."""
+
+    begin: int
+    end: int
+    gap: int
+    steps: tuple[Step, ...]
+    source_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Atom:
+    """What a run can't be cut within."""
+
+    steps: tuple[Step, ...]
+    nbytes: int
+    source_bytes: int
+    gap: int = 0
+
+
+def runs_of(blob: PlannedBlob) -> Iterator[Run]:
+    """Yield the runs of a blob, in the order of their bytes; with their gaps they cover it exactly once."""
+    begin = size = source_bytes = 0
+    steps: list[Step] = []
+    for atom in _atoms(blob):
+        if steps and size + atom.nbytes > CHUNK:
+            yield Run(begin, begin + size, 0, tuple(steps), source_bytes)
+            begin, size, source_bytes, steps = begin + size, 0, 0, []
+        size += atom.nbytes
+        source_bytes += atom.source_bytes
+        steps.extend(atom.steps)
+        if atom.gap:
+            yield Run(begin, begin + size, atom.gap, tuple(steps), source_bytes)
+            begin, size, source_bytes, steps = begin + size + atom.gap, 0, 0, []
+    if steps:
+        yield Run(begin, begin + size, 0, tuple(steps), source_bytes)
+
+
+def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
+    header, entries = blob.header, blob.entries
+    for start in range(0, len(header), CHUNK):
+        part = header[start : start + CHUNK]
+        yield _Atom((Constant(part, start),), len(part), 0)
+    for tensor in blob.tensors:
+        begins = {part.suffix: len(header) + entries[tensor.name + part.suffix].begin for part in tensor.parts}
+        if tensor.copies:
+            yield from _copies(tensor, begins)
+        elif tensor.nbytes <= CHUNK:
+            steps = _values(tensor, begins)
+            scale = (GlobalScale(tensor, begins[".global_scale"]),) if ".global_scale" in begins else ()
+            yield _Atom((*steps, *scale), tensor.nbytes, sum(source.nbytes for source in tensor.sources))
+        else:
+            yield from _large(tensor, begins)
+
+
+def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
+    for suffix, begin in begins.items():
+        if suffix == ".global_scale":
+            yield _Atom((GlobalScale(tensor, begin),), 4, 4)
+            continue
+        at = begin
+        for source in tensor.sources:
+            part = source.parts[suffix]
+            for start in range(0, part.nbytes, CHUNK):
+                nbytes = min(CHUNK, part.nbytes - start)
+                yield _Atom((Copy(part, start, nbytes, at + start),), nbytes, nbytes)
+            at += part.nbytes
+
+
+def _values(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Values]:
+    at = {suffix: begin for suffix, begin in begins.items() if suffix != ".global_scale"}
+    for source in tensor.sources:
+        most = source.values_at_once(CHUNK // max(_VALUE_BYTES, source.tensor.dtype.bits // 8, tensor.dtype.bits // 8))
+        elements = source.elements
+        for start in range(0, elements, most):
+            count = min(most, elements - start)
+            yield Values(tensor, source, start, count, dict(at))
+            for suffix, nbytes in tensor.part_bytes(count).items():
+                at[suffix] += nbytes
+
+
+def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
+    """Yield a tensor that no run holds: its weight in parts, its companions in the gap behind the last of them."""
+    values = list(_values(tensor, begins))
+    gap = tensor.nbytes - sum(tensor.part_bytes(step.count)[""] for step in values)
+    for number, step in enumerate(values):
+        is_last = number == len(values) - 1
+        scale = (GlobalScale(tensor, begins[".global_scale"]),) if is_last and ".global_scale" in begins else ()
+        read, elements = step.source.nbytes, step.source.elements
+        source_bytes = read * (step.start + step.count) // elements - read * step.start // elements
+        yield _Atom((step, *scale), tensor.part_bytes(step.count)[""], source_bytes, gap if is_last else 0)

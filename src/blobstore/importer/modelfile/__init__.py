@@ -1,1 +1,0 @@
-"""Modelfile: the texts and settings that go beside a model's weights."""

@@ -1,0 +1,274 @@
+"""Import: a checkpoint becomes blobs and a manifest. Read (inventory.py), decide (plan.py), do (writing.py).
+
+Tags: what the tag of a model says of its type, and whether a plan keeps to it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+from blobstore.errors import InvalidNameError, UsageError
+from blobstore.formats.coverage import Coverage
+from blobstore.formats.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import QuantType
+from blobstore.importer.planning.outputs import (
+    ImportPlan,
+    OutputTensor,
+    PlannedBlob,
+    PlannedCopy,
+    PlannedFile,
+)
+from blobstore.importer.planning.plan import make_plan, plan_blobs
+from blobstore.importer.policies.options import Experts, ImportArguments, ImportOptions
+from blobstore.importer.targets import Bar, plan_for_target
+from blobstore.importer.writing import copy_file, least_memory, usual_memory, write_blobs
+from blobstore.io.durable import os_errors
+from blobstore.io.ranges import real_path
+from blobstore.io.workers import Progress, threads
+from blobstore.model.facts import Verdict
+from blobstore.names import Digest, ModelName
+from blobstore.source.assembly import source_weights
+from blobstore.source.hub import repository_name
+from blobstore.source.inventory import Inventory, read_inventory
+from blobstore.store.local.session import Ingest
+from blobstore.store.local.store import Store
+from blobstore.store.local.writer import FinishedBlob
+
+_SAID: dict[str, frozenset[str]] = {
+    **{kind.value: frozenset({kind.value}) for kind in QuantType},
+    "q4": frozenset({"int4"}),
+    "q8": frozenset({"int8"}),
+    # As options these two mean int4 and int8, as in Ollama; as tags people write them for the float types too.
+    "fp4": frozenset({"int4", "nvfp4", "mxfp4"}),
+    "fp8": frozenset({"int8", "mxfp8"}),
+    **dict.fromkeys(("bf16", "bfloat16"), frozenset({DType.BF16.value})),
+    **dict.fromkeys(("f16", "fp16", "float16"), frozenset({DType.F16.value})),
+    **dict.fromkeys(("f32", "fp32", "float32"), frozenset({DType.F32.value})),
+}
+
+
+def check_tag(plan: ImportPlan, name: ModelName) -> None:
+    """Raise UsageError when the tag of ``name`` says a type, and the plan makes another one: ``x:int4`` of int8 weights."""
+    said, made = _SAID.get(name.tag.lower()), _types_of(plan)
+    if said is None or said & made:
+        return
+    what = ", ".join(sorted(made))
+    raise UsageError(
+        f"the tag of {name} says {name.tag}, but the weights will be {what}",
+        model=str(name),
+        hint="Choose another tag, or keep this one with --force.",
+    )
+
+
+def _types_of(plan: ImportPlan) -> set[str]:
+    """Return the type that was asked for or that the source has, else the types of quantized tensors, else the dtypes."""
+    if plan.config.file_type:
+        return {plan.config.file_type}
+    quantized = {tensor.quantization.quant_type.value for tensor in plan.tensors if tensor.quantization is not None}
+    return quantized or {tensor.dtype.value for tensor in plan.tensors}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportResult:
+    """What an import did. ``created`` blobs are new to the store, ``reused`` ones were there; sizes are in bytes.
+
+    ``recalled`` of the tensor blobs were not even made again: an earlier import of the same bytes had made them.
+    ``runs_in``: where the model runs, and why not elsewhere. ``coverage``: what is stored of the source.
+    """
+
+    name: ModelName
+    digest: Digest
+    manifest: Manifest
+    created: int
+    reused: int
+    recalled: int
+    source_bytes: int
+    stored_bytes: int
+    new_bytes: int
+    bits_per_weight: float
+    seconds: float
+    runs_in: tuple[Verdict, ...]
+    coverage: Coverage
+
+    @property
+    def blobs(self) -> int:
+        """Number of different blobs of the model."""
+        return self.created + self.reused
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the model that the store had already."""
+        return self.stored_bytes - self.new_bytes
+
+
+def plan_import(
+    source: str | os.PathLike[str] | None = None,
+    *,
+    jobs: int | None = None,
+    bar: Bar | None = None,
+    **options: Unpack[ImportArguments],
+) -> ImportPlan:
+    """Return what an import of ``source`` would write. Only headers and JSON documents are read; nothing is written.
+
+    ``source``: a .safetensors file or a checkpoint folder; None is what the Modelfile's FROM names. ``options``:
+    `ImportArguments`, all optional. With a target (``target_size``, ``target_bpw``) weights are read too, by ``jobs``
+    threads (None: one a core); ``bar``, given their bytes, returns a context manager that gives what is told of progress.
+
+    Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError, UnsupportedSourceError,
+    LimitExceededError, StorageError: see `read_inventory` and `make_plan`.
+    """
+    parsed = ImportOptions.parse(**options)
+    chosen = parsed.source if source is None else source
+    if chosen is None:
+        raise UsageError("there is no source to import", hint="Name a checkpoint, or a Modelfile with --modelfile.")
+    draft = read_inventory(parsed.draft) if parsed.draft is not None else None
+    inventory = read_inventory(chosen, without=parsed.draft)
+    if parsed.target is not None:
+        return plan_for_target(inventory, parsed, parsed.target, draft, jobs=threads(jobs), bar=bar)
+    return make_plan(inventory, parsed, draft)
+
+
+def import_model(
+    source: str | os.PathLike[str] | None = None,
+    name: str | ModelName | None = None,
+    *,
+    store: Store,
+    jobs: int | None = None,
+    memory: int | None = None,
+    verify_reuse: bool = False,
+    progress: Progress | None = None,
+    force: bool = False,
+    **options: Unpack[ImportArguments],
+) -> ImportResult:
+    """Import a checkpoint into ``store`` under ``name`` (None: `default_name`), replacing an older model of that name.
+
+    A tag that says another type than the model gets is refused (UsageError), unless ``force`` says that it is meant.
+    ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a core). ``memory``: bytes that they work in
+    (None: 32 MiB for each and 32 MiB). ``verify_reuse``: hash what earlier imports have made before it is used again.
+    ``progress`` is told of every few megabytes. The same source and options give the same bytes and digests with any
+    number of threads.
+
+    An import that is killed goes on where it stopped when it is started again.
+
+    Raises: as `plan_import`; InvalidNameError; NonFiniteWeightError with tensor and index; CorruptDataError when the source
+    changes meanwhile; BusyError. After an error the store holds what it held before.
+    """
+    plan = plan_import(source, jobs=jobs, **options)
+    target = default_name(plan) if name is None else name
+    full = ModelName.parse(target) if isinstance(target, str) else target
+    if not force:
+        check_tag(plan, full)
+    return run_plan(plan, full, store, jobs=jobs, memory=memory, verify_reuse=verify_reuse, progress=progress)
+
+
+def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor]:
+    """Return the tensors that an import of ``inventory`` without quantization makes, by name. Raises: as `plan_import`."""
+    blobs = plan_blobs(inventory, source_weights(inventory), ImportOptions(experts=experts))
+    return {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
+
+
+def default_name(plan: ImportPlan) -> ModelName:
+    """Return the source's stem (NAME for ORG/NAME in the Hugging Face cache), with the type (or ``latest``) as tag.
+
+    Raises: InvalidNameError when the stem is not a model name.
+    """
+    with os_errors("access", plan.inventory.path):  # the current folder may be gone
+        path = Path(os.path.abspath(plan.inventory.path))  # noqa: PTH100  # resolve() would follow a link to another name
+    stem = path.stem if path.name.endswith(".safetensors") else repository_name(path) or path.name
+    try:
+        return _named(stem, plan.options)
+    except InvalidNameError as error:
+        error.hint = "Give the model a name: blobstore import SOURCE NAME."
+        raise
+
+
+def _named(stem: str, options: ImportOptions) -> ModelName:
+    return ModelName(model=stem, tag=options.quant_type.value if options.quant_type is not None else "latest")
+
+
+def run_plan(
+    plan: ImportPlan,
+    name: ModelName,
+    store: Store,
+    *,
+    jobs: int | None = None,
+    memory: int | None = None,
+    verify_reuse: bool = False,
+    progress: Progress | None = None,
+) -> ImportResult:
+    """Carry a plan out: write its blobs, then make them and the manifest visible. Raises: as `import_model`.
+
+    The model gets ``name`` as the store spells it: names that differ only in case are one.
+    """
+    workers = threads(jobs)
+    budget = _budget(memory, workers)
+    started = time.monotonic()
+    name = store.target(name)
+    with store.ingest(real_path(plan.inventory.path)) as ingest:
+        written = write_blobs(plan, ingest, workers, budget, progress or _silent, verify_reuse=verify_reuse)
+        blobs = _with_files(plan, written.blobs, ingest)
+        config = ingest.put(plan.config.encode())
+        manifest = _manifest(plan, blobs, config)
+        name = store.manifests.spelled(name)  # another import may have made a model of the name meanwhile
+        created = ingest.commit([*written.blobs, *blobs, config], name, manifest, written.keys)
+    sizes = {blob.digest: blob.size for blob in (*blobs, config)}
+    return ImportResult(
+        name=name,
+        digest=manifest.digest,
+        manifest=manifest,
+        created=len(created),
+        reused=len(sizes) - len(created),
+        recalled=written.recalled,
+        source_bytes=plan.source_bytes,
+        stored_bytes=sum(sizes.values()),
+        new_bytes=sum(sizes[digest] for digest in created),
+        bits_per_weight=plan.bits_per_weight,
+        seconds=time.monotonic() - started,
+        runs_in=plan.runs_in,
+        coverage=plan.coverage,
+    )
+
+
+def _with_files(plan: ImportPlan, tensors: list[FinishedBlob], ingest: Ingest) -> list[FinishedBlob]:
+    """Return a blob for every layer of the plan: the tensor blobs, and what is written of the others."""
+    made = iter(tensors)
+    blobs = []
+    for layer in plan.layers:
+        match layer:
+            case PlannedBlob():
+                blobs.append(next(made))
+            case PlannedFile():
+                blobs.append(ingest.put(layer.data))
+            case PlannedCopy():
+                blobs.append(copy_file(layer, ingest))
+    return blobs
+
+
+def _budget(memory: int | None, workers: int) -> int:
+    if memory is None:
+        return usual_memory(workers)
+    if memory < (least := least_memory(workers)):
+        raise UsageError(
+            f"{workers} threads can't work in {memory:,} bytes", hint=f"Give them {least:,}, or use fewer threads."
+        )
+    return memory
+
+
+def _manifest(plan: ImportPlan, blobs: list[FinishedBlob], config: FinishedBlob) -> Manifest:
+    layers = zip(plan.layers, blobs, strict=True)
+    return Manifest(
+        config=Descriptor(media_type=CONFIG_MEDIA_TYPE, digest=config.digest, size=config.size),
+        layers=tuple(
+            Descriptor(media_type=layer.media_type, digest=blob.digest, size=blob.size, name=layer.name)
+            for layer, blob in layers
+        ),
+    )
+
+
+def _silent(nbytes: int, blob: str) -> None:
+    """Progress that is not shown."""

@@ -1,0 +1,304 @@
+"""Target: types for a size. What quantizing each tensor would lose is measured, and the plan loses least of those that fit.
+
+Read (measuring.py), decide (allocation.py); the result is a plan with an explicit rule for every tensor that was chosen for,
+so that it can be repeated without measuring. What makes errors of tensors comparable is in docs/quantization.md, "Targets".
+
+Candidates: the tensors of a model that types are chosen for, and the types. Pure; no weight is read.
+
+A candidate is one tensor, or all weights of a packed group of experts, which get one type together. It is what a policy
+quantizes, but for its name tests' one exception: token embeddings, which are a large part of a small model. Tensors matched
+by a user's rule are excluded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+from blobstore.errors import UsageError
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.importer.allocation import (
+    NEAR,
+    SAMPLE,
+    Choice,
+    Progress,
+    Question,
+    allocate,
+    least_bytes,
+    measure,
+)
+from blobstore.importer.planning.experts import group_of
+from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob
+from blobstore.importer.planning.plan import make_plan, plan_blobs
+from blobstore.importer.policies.architectures import policy_for
+from blobstore.importer.policies.options import Experts, ImportOptions, Target
+from blobstore.importer.policies.policy import form_of_experts
+from blobstore.importer.policies.roles import inputs_first
+from blobstore.importer.policies.rules import Rule, RuleBook, escaped
+from blobstore.source.assembly import source_weights
+from blobstore.source.inventory import Inventory
+
+_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "tok_embeddings.weight", "wte.weight")
+_MIN_ELEMENTS = 1024
+_NO_TOKENS = ("per_layer", "vision", "visual", "audio")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Tensors that get one type together, the patterns that name them all, and what each type takes: bytes by type.
+
+    None keeps them as their sources are.
+    """
+
+    tensors: tuple[OutputTensor, ...]
+    patterns: tuple[str, ...]
+    nbytes: Mapping[Quantization | None, int]
+
+    @property
+    def types(self) -> tuple[Quantization, ...]:
+        """The types to choose from, besides keeping."""
+        return tuple(kind for kind in self.nbytes if kind is not None)
+
+    @property
+    def smallest(self) -> Quantization | None:
+        """The type that takes least."""
+        return min(self.nbytes, key=lambda kind: self.nbytes[kind])
+
+    def rules(self, quantization: Quantization | None) -> Iterator[Rule]:
+        """Yield the rules that give the tensors that type."""
+        return (Rule.of(pattern, quantization) for pattern in self.patterns)
+
+
+def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidate]:
+    """Return the candidates of a checkpoint, in the order of its blobs. Raises: as `plan_blobs`."""
+    undecided = replace(options, quant_type=None, group_size=None, rules=(), importance=None)
+    wanted = _Wanted(inventory, options)
+    types = tuple(_types(options))
+    found = []
+    weights = source_weights(inventory)
+    turned = inputs_first(weights, inventory.config, options.profile)
+    for blob in plan_blobs(inventory, weights, undecided):
+        laid_out = (tensor.laid_out(turned) for tensor in blob.tensors)
+        tensors = tuple(tensor for tensor in laid_out if wanted.includes(tensor))
+        together = form_of_experts(inventory.config, options) is Experts.PACKED
+        for members in [tensors] if together and tensors else [(tensor,) for tensor in tensors]:
+            fitting = [kind for kind in types if all(_fits(kind, tensor, options) for tensor in members)]
+            nbytes = {kind: sum(_output(tensor, kind, options).nbytes for tensor in members) for kind in (None, *fitting)}
+            found.append(Candidate(members, _patterns(blob, members), nbytes))
+    return found
+
+
+class _Wanted:
+    """Says which tensors types are chosen for."""
+
+    def __init__(self, inventory: Inventory, options: ImportOptions) -> None:
+        self._options = options
+        self._rules = RuleBook(options.rules)
+        # Without a type asked for, the general one: which tensors are wanted hardly depends on it.
+        self._policy = policy_for(inventory.config, options.quant_type or QuantType.INT4, options)
+
+    def includes(self, tensor: OutputTensor) -> bool:
+        """Return True for a float matrix that the policy quantizes, or that embeds tokens, and that no rule decides."""
+        rule = self._rules.rule_for(tensor.name)
+        if rule is not None and self._options.can_follow(rule, tensor.dtype, tensor.shape):
+            return False
+        wanted = self._policy.wants(tensor.name, tensor.shape) or _embeds_tokens(tensor.name, tensor.shape)
+        return wanted and tensor.sources[0].dtype.is_float
+
+
+def _embeds_tokens(name: str, shape: tuple[int, ...]) -> bool:
+    embeds = name.endswith(_EMBEDDINGS) and not any(word in name for word in _NO_TOKENS)
+    return embeds and len(shape) == 2 and math.prod(shape) >= _MIN_ELEMENTS  # noqa: PLR2004  # a matrix
+
+
+def _types(options: ImportOptions) -> Iterator[Quantization]:
+    """Yield the types of the asked family, or of both, in all groups that the user leaves open."""
+    asked = options.quant_type
+    for kind in QuantType:
+        if asked is None or kind.is_affine is asked.is_affine:
+            fixed = kind in options.groups or (kind is asked and options.group_size is not None)
+            sizes: Sequence[int] = (options.quantization(kind).group_size,) if fixed else kind.group_sizes
+            yield from (Quantization(kind, size) for size in sizes)
+
+
+def _fits(quantization: Quantization, tensor: OutputTensor, options: ImportOptions) -> bool:
+    if options.global_scale and quantization.quant_type is QuantType.NVFP4 and _embeds_tokens(tensor.name, tensor.shape):
+        return False  # mlx_lm.py runs no embedding that has one
+    aligned_to = options.profile.aligned_to.get(quantization.quant_type, 1)
+    return tensor.shape[-1] % math.lcm(quantization.group_size, aligned_to) == 0
+
+
+def _output(tensor: OutputTensor, quantization: Quantization | None, options: ImportOptions) -> OutputTensor:
+    """Return the tensor, which is as it is kept, quantized so."""
+    if quantization is None:
+        return tensor
+    double = options.global_scale and quantization.quant_type is QuantType.NVFP4
+    dtype = options.dtype or tensor.sources[0].dtype
+    scale = (1,) if double else None
+    return replace(tensor, quantization=quantization, dtype=dtype, global_scale=scale, copies_codes=False)
+
+
+def _patterns(blob: PlannedBlob, members: tuple[OutputTensor, ...]) -> tuple[str, ...]:
+    """Return one pattern for a whole packed group, where that names nothing else that it could quantize; else the names."""
+    names = {tensor.name for tensor in members}
+    grouped = len(members) > 1 and all(group_of(name) == blob.name for name in names)
+    if grouped and all(tensor.name in names or len(tensor.shape) < 2 for tensor in blob.tensors):  # noqa: PLR2004
+        return (f"{escaped(blob.name)}.*",)
+    return tuple(escaped(tensor.name) for tensor in members)
+
+
+_ROUNDS = 8
+_COUNTS: tuple[tuple[tuple[str, ...], float], ...] = (
+    (("lm_head", "embed"), 4.0),
+    ((".v_proj", ".k_proj", "down_proj"), 3.0),
+)
+"""How often the weights of tensors of such names count: docs/quantization.md, "Targets", has what this was taken from."""
+
+Bar = Callable[[int], AbstractContextManager[Progress | None]]
+"""Gives what is told of progress, for a number of bytes."""
+Errors = Mapping[Quantization | None, float]
+"""Relative squared errors by type; keeping has none."""
+
+
+def plan_for_target(
+    inventory: Inventory,
+    options: ImportOptions,
+    target: Target,
+    draft: Inventory | None = None,
+    *,
+    jobs: int = 1,
+    bar: Bar | None = None,
+) -> ImportPlan:
+    """Return the plan of at most ``target`` whose weights lose least; they are read for it when not all can be kept.
+
+    Raises: UsageError that says what is possible, when nothing fits; as `make_plan` and `measure`.
+    """
+    task = _Task(inventory, options, target, draft, tuple(candidates_of(inventory, options)))
+    kept = task.plan([None for _ in task.candidates])
+    budget = target.budget(kept.parameters)
+    if task.size(kept) <= budget:
+        plan = replace(kept, relative_errors={tensor.name: 0.0 for one in task.candidates for tensor in one.tensors})
+    else:
+        overhead = task.size(kept) - sum(candidate.nbytes[None] for candidate in task.candidates)
+        task.check_possible(budget, overhead)
+        plan = _chosen(task, _measured(task.candidates, options, jobs, bar), budget, overhead)
+    size = task.size(plan)
+    if size >= NEAR * budget:
+        return plan
+    what = "everything is kept, and that" if size == task.size(kept) else "no choice of types is nearer to the target: it"
+    return replace(plan, notes=(*plan.notes, f"{what} is {size:,} bytes of {budget:,}"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is planned, and for what."""
+
+    inventory: Inventory
+    options: ImportOptions
+    target: Target
+    draft: Inventory | None
+    candidates: tuple[Candidate, ...]
+
+    def plan(self, chosen: Sequence[Quantization | None]) -> ImportPlan:
+        """Return the plan with those types for the candidates."""
+        pairs = zip(self.candidates, chosen, strict=True)
+        rules = tuple(rule for candidate, kind in pairs for rule in candidate.rules(kind))
+        return make_plan(self.inventory, replace(self.options, rules=(*rules, *self.options.rules)), self.draft)
+
+    def size(self, plan: ImportPlan) -> int:
+        """Return the bytes that the target counts."""
+        return plan.stored_bytes if self.target.nbytes is not None else sum(blob.data_size for blob in plan.blobs)
+
+    def check_possible(self, budget: int, overhead: int) -> None:
+        """Raise UsageError when even the smallest types take more than the budget; ``overhead``: about what comes beside."""
+        smallest = [candidate.smallest for candidate in self.candidates]
+        nbytes = sum(candidate.nbytes[kind] for candidate, kind in zip(self.candidates, smallest, strict=True))
+        if nbytes + 2 * overhead < budget:
+            return  # planning a large model takes seconds
+        least = self.plan(smallest)
+        if self.size(least) > budget:
+            possible = f"{least.stored_bytes:,} bytes, {math.ceil(1000 * least.bits_per_weight) / 1000:.3f} bits per weight"
+            raise UsageError(
+                f"the target can't be met: with the smallest types the model has {possible}",
+                hint="Ask for that or more; --rule gives types to tensors that are kept.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A candidate and the errors of its tensors, in their order, by type: only types that all of them can have."""
+
+    candidate: Candidate
+    errors: tuple[Errors, ...]
+
+    @property
+    def types(self) -> tuple[Quantization | None, ...]:
+        """The types to choose from."""
+        return tuple(self.errors[0])
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What each type takes and loses: relative errors, times the numbers of weights, times what these count."""
+        return tuple(
+            Choice(
+                self.candidate.nbytes[kind],
+                math.fsum(
+                    errors[kind] * tensor.parameters * _count(tensor.name)
+                    for tensor, errors in zip(self.candidate.tensors, self.errors, strict=True)
+                ),
+            )
+            for kind in self.types
+        )
+
+    def relative_errors(self, kind: Quantization | None) -> dict[str, float]:
+        """Return the relative root mean square error of each tensor with that type, by name."""
+        pairs = zip(self.candidate.tensors, self.errors, strict=True)
+        return {tensor.name: math.sqrt(errors[kind]) for tensor, errors in pairs}
+
+
+def _count(name: str) -> float:
+    return next((times for words, times in _COUNTS if any(word in name for word in words)), 1.0)
+
+
+def _measured(candidates: Sequence[Candidate], options: ImportOptions, jobs: int, bar: Bar | None) -> list[_Item]:
+    questions = [
+        Question(tensor, candidate.types, max(1, SAMPLE // len(candidate.tensors)))
+        for candidate in candidates
+        for tensor in candidate.tensors
+    ]
+    total = sum(source.nbytes for question in questions for source in question.tensor.sources)
+    with bar(total) if bar is not None else nullcontext() as progress:
+        found = iter(measure(questions, options, jobs, progress))
+    items = []
+    for candidate in candidates:
+        measured = [next(found) for _ in candidate.tensors]
+        types = [kind for kind in candidate.types if all(kind in errors for errors in measured)]
+        items.append(_Item(candidate, tuple({None: 0.0, **{kind: errors[kind] for kind in types}} for errors in measured)))
+    return items
+
+
+def _chosen(task: _Task, items: Sequence[_Item], budget: int, overhead: int) -> ImportPlan:
+    """Return the plan of at most ``budget`` bytes whose weights lose least.
+
+    What a plan takes beside the candidates (kept tensors, headers, padding, our document) depends on their types, a
+    little: types are chosen for what the ``overhead`` of the plan before leaves.
+    """
+    choices = [item.choices for item in items]
+    least = least_bytes(choices)
+    best: tuple[int, ImportPlan] | None = None
+    for _ in range(_ROUNDS):
+        indices = allocate(choices, max(least, budget - overhead))
+        chosen = [item.types[index] for item, index in zip(items, indices, strict=True)]
+        plan = task.plan(chosen)
+        size = task.size(plan)
+        if size <= budget and (best is None or size > best[0]):
+            errors = [item.relative_errors(kind) for item, kind in zip(items, chosen, strict=True)]
+            best = size, replace(plan, relative_errors={name: error for one in errors for name, error in one.items()})
+        if NEAR * budget <= size <= budget:
+            break
+        overhead = size - sum(of[index].nbytes for of, index in zip(choices, indices, strict=True))
+    if best is None:
+        raise UsageError(f"the target can't be met: {budget:,} bytes are too few by what headers and padding take")
+    return best[1]

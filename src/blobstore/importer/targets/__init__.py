@@ -1,1 +1,0 @@
-"""Targets: types for a size, chosen by what each would lose."""

@@ -1,0 +1,237 @@
+"""Write: carry an import plan out. Nothing is decided here.
+
+Threads take the runs of all blobs one after the other, each with a buffer of its own: source bytes are read, decoded, cast
+and quantized into it, written to their place and hashed when everything before them is. So all threads work on one large
+tensor as well as on many small ones, memory is that of the buffers, and the bytes do not depend on the number of threads.
+
+Reuse: the key under which the journal knows a planned blob: a hash of everything that its bytes depend on. Pure.
+
+Copying: a file of the source becomes a blob, byte for byte. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from blobstore.importer.making import CHUNK, Buffer, BufferPool, Run, RunMaker, runs_of
+from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy
+from blobstore.io.durable import os_errors
+from blobstore.io.ranges import FileReader, allow_open_files
+from blobstore.io.workers import Progress, each
+from blobstore.source.reading import SourceReaders
+from blobstore.source.weights import SourceWeight
+from blobstore.store.local.session import Ingest
+from blobstore.store.local.writer import BlobWriter, FinishedBlob
+
+_PIECE = 2**20
+
+
+def copy_file(layer: PlannedCopy, ingest: Ingest) -> FinishedBlob:
+    """Return the blob of a file, written to ``ingest`` in pieces of 1 MiB; it is not yet visible.
+
+    Raises: CorruptDataError when the file is not the one any more that was planned, or changes meanwhile; NotFoundError;
+    StorageError.
+    """
+    with FileReader(layer.file.path) as reader:
+        reader.check_is(layer.file.identity)
+        is_small = reader.size <= _PIECE
+        blob = ingest.put(reader.read(0, reader.size)) if is_small else _copy_large(reader, ingest)
+        reader.check_unchanged()
+        return blob
+
+
+def _copy_large(reader: FileReader, ingest: Ingest) -> FinishedBlob:
+    writer = ingest.writer(reader.size)
+    blob, done = None, 0
+    try:
+        for piece in reader.pieces(memoryview(bytearray(_PIECE))):
+            blob = writer.put(done, piece)
+            done += len(piece)
+    finally:
+        writer.close()
+    if blob is None:
+        raise AssertionError("the last piece finishes a blob")
+    return blob
+
+
+_ARITHMETIC = 1
+"""Goes up when the same weights are quantized to other bytes than before."""
+
+
+def entry_key(blob: PlannedBlob) -> str:
+    """Return the key of a blob: its header, where its sources' bytes lie and in which state of their files, the method.
+
+    The header has names, dtypes, shapes and types. A file's state is its path, device, inode, size and times: a source
+    that is written to, replaced or moved has other keys.
+    """
+    hashed = hashlib.sha256(b"%d\n" % _ARITHMETIC)
+    hashed.update(blob.header)
+    for tensor in blob.tensors:
+        hashed.update(_made(tensor, blob).encode())
+        for source in tensor.sources:
+            hashed.update(_stored(source).encode())
+    return hashed.hexdigest()
+
+
+def _made(tensor: OutputTensor, blob: PlannedBlob) -> str:
+    """Say what the header does not say about how a tensor is made."""
+    options = blob.options
+    importance = options.importance.digest.hex if options.importance is not None else ""
+    return f"{tensor.name}\n{tensor.copies}\n{tensor.dtype}\n{options.method}\n{importance}\n"
+
+
+def _stored(source: SourceWeight) -> str:
+    parts = (
+        f"{suffix} {part.dtype} {part.offset} {part.nbytes} {part.file.identity.key} {part.file.path!r}"
+        for suffix, part in source.parts.items()
+    )
+    form = f"{source.form.value} {source.dtype} {source.quantization} {source.inverse_global_scale} {source.shape}"
+    return f"{source.name}\n{form}\n" + "\n".join(parts) + "\n"
+
+
+_BUFFERS_A_THREAD = 4
+_SCRATCH = 4
+"""What a thread needs besides its buffer, in chunks: the values it reads, decodes and casts, and their scales."""
+_SPARE_THREADS = 1
+"""More threads than asked for, so that a core has work while a thread waits for the disk."""
+
+
+def least_memory(jobs: int) -> int:
+    """Return the bytes that ``jobs`` threads work in at least."""
+    return (jobs + _SPARE_THREADS) * (1 + _SCRATCH) * CHUNK
+
+
+def usual_memory(jobs: int) -> int:
+    """Return the bytes that ``jobs`` threads work in when nothing else is said."""
+    return (jobs + _SPARE_THREADS) * (_BUFFERS_A_THREAD + _SCRATCH) * CHUNK
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBlobs:
+    """The tensor blobs of a plan, in its order, each with the journal's key; and how many earlier imports had made."""
+
+    blobs: list[FinishedBlob]
+    keys: list[str]
+    recalled: int
+
+
+def write_blobs(
+    plan: ImportPlan, ingest: Ingest, jobs: int, memory: int, progress: Progress, *, verify_reuse: bool
+) -> WrittenBlobs:
+    """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes; they are not yet visible.
+
+    A blob that an earlier import of the same bytes has made is not made again; with ``verify_reuse`` only when its bytes
+    are its digest's.
+
+    Raises: the error of the first run in plan order that fails, whatever the number of threads: it names the tensor or
+    the file; StorageError. Nothing is committed here.
+    """
+    allow_open_files(sum(len(inventory.files) for inventory in plan.inventories) + 2 * jobs)
+    work = _Work(plan, ingest, progress)
+    try:
+        work.recall(jobs, verify=verify_reuse)
+        runs = work.most_runs()
+        threads = max(1, min(jobs + _SPARE_THREADS, runs))
+        buffers = _buffers(threads, runs, memory, work.largest_run())
+        each(work.runs(buffers), work.make, threads, name="import")
+        return work.result()
+    finally:
+        work.close()
+
+
+def _buffers(threads: int, runs: int, memory: int, nbytes: int) -> BufferPool:
+    """Return as many buffers as are of use and fit the memory. Raises: StorageError when there is not so much memory."""
+    count = max(threads, min(threads + runs, memory // CHUNK - threads * _SCRATCH))
+    with os_errors("take", f"{count * nbytes:,} bytes of memory"):
+        return BufferPool(count, nbytes)
+
+
+class _Work:
+    """What the threads of one import share."""
+
+    def __init__(self, plan: ImportPlan, ingest: Ingest, progress: Progress) -> None:
+        self._blobs = plan.blobs
+        self._keys = [entry_key(blob) for blob in plan.blobs]
+        self._ingest = ingest
+        self._progress = progress
+        self._readers = SourceReaders()
+        self._maker = RunMaker(self._readers)
+        self._finished: dict[int, FinishedBlob] = {}
+        self._recalled = 0
+        self._writers: dict[int, BlobWriter] = {}
+        self._mutex = threading.Lock()
+
+    def recall(self, jobs: int, *, verify: bool) -> None:
+        """Find the blobs that an earlier import has made; with ``jobs`` threads where they have to be read."""
+
+        def recall_one(number: int) -> None:
+            blob = self._ingest.recall(self._keys[number], self._blobs[number].size, verify=verify)
+            if blob is not None:
+                self._finished[number] = blob
+
+        threads = jobs if verify or self._ingest.has_leftovers() else 1
+        each(range(len(self._blobs)), recall_one, threads, name="recall")
+        self._recalled = len(self._finished)
+        if self._finished:
+            self._progress(sum(self._blobs[number].source_bytes for number in self._finished), "")
+
+    def most_runs(self) -> int:
+        """Return how many runs there are to make at most: more threads have nothing to do."""
+        return sum(2 + 2 * max(blob.size, blob.source_bytes) // CHUNK for blob in self._to_make())
+
+    def largest_run(self) -> int:
+        """Return how many bytes a run has at most."""
+        return min(CHUNK, max((blob.size for blob in self._to_make()), default=0))
+
+    def _to_make(self) -> list[PlannedBlob]:
+        return [blob for number, blob in enumerate(self._blobs) if number not in self._finished]
+
+    def runs(self, buffers: BufferPool) -> Iterator[tuple[int, Run, Buffer]]:
+        """Yield the runs of all blobs that are to be made, each with its blob's number and a buffer.
+
+        The buffer comes with the run: one that is begun must be able to end, since later ones wait to be hashed behind it.
+        """
+        for number, blob in enumerate(self._blobs):
+            if number in self._finished:
+                continue
+            self._writers[number] = self._ingest.writer(blob.size)
+            for run in runs_of(blob):
+                yield number, run, buffers.take()
+
+    def make(self, item: tuple[int, Run, Buffer]) -> None:
+        """Make one run. After an error its blob's buffers are free, because whoever takes the next run waits for one."""
+        number, run, buffer = item
+        try:
+            self._make(number, run, buffer)
+        except BaseException:
+            if writer := self._writers.get(number):
+                writer.release()
+            buffer.release()
+            raise
+
+    def _make(self, number: int, run: Run, buffer: Buffer) -> None:
+        blob, writer = self._blobs[number], self._writers[number]
+        data = buffer.at(run.begin, run.end - run.begin)
+        for offset, companion in self._maker.make(run, data, blob.options):
+            writer.put_aside(offset, companion)
+        finished = writer.put(run.begin, data, gap=run.gap, aligned=True, hashed=buffer.release)
+        if finished is not None:
+            with self._mutex:
+                self._finished[number] = finished
+                del self._writers[number]
+            self._ingest.finished(self._keys[number], finished)
+        self._progress(run.source_bytes, blob.name)
+
+    def result(self) -> WrittenBlobs:
+        """Return the blobs. Raises: CorruptDataError when a source changed meanwhile."""
+        self._readers.check_unchanged()
+        return WrittenBlobs([self._finished[number] for number in range(len(self._blobs))], self._keys, self._recalled)
+
+    def close(self) -> None:
+        """Close all files."""
+        for writer in self._writers.values():
+            writer.close()
+        self._readers.close()

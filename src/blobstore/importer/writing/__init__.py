@@ -1,1 +1,0 @@
-"""Writing: the bytes of a plan, and the threads that make them."""

@@ -1,0 +1,349 @@
+"""Diff: how two stored models differ, tensor by tensor. Weights are read only where blobs differ.
+
+Comparison: how far two sets of values are from each other, in sums that can be added chunk by chunk. In float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blobstore import kernels
+from blobstore.errors import BlobStoreError
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
+from blobstore.formats.dtypes import DType
+from blobstore.io.workers import threads
+from blobstore.kernels.arrays import QuantizedArray
+from blobstore.model.loader import open_model
+from blobstore.model.tensors import Tensor
+from blobstore.names import Digest, ModelName
+from blobstore.store.local.store import Store
+
+CHUNK_WEIGHTS = 2**19
+"""Weights compared at a time by one thread: a whole number of groups of every type."""
+_WHOLE_GROUPS = 128
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Sums over weights ``w`` and what they are read back as, ``r``; sums of two runs can be added."""
+
+    count: int = 0
+    squared_error: float = 0.0
+    squared_weight: float = 0.0
+    squared_read: float = 0.0
+    product: float = 0.0
+    max_error: float = 0.0
+    saturated_count: int = 0
+
+    @classmethod
+    def between(cls, weights: Array, read: Array, saturated: int = 0) -> Errors:
+        """Return the sums over two flat float64 arrays of finite values; infinite, or NaN, where no float64 holds them."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = read - weights
+            return cls(
+                weights.size,
+                _dot(error, error),
+                _dot(weights, weights),
+                _dot(read, read),
+                _dot(weights, read),
+                float(np.abs(error).max(initial=0)),
+                saturated,
+            )
+
+    def __add__(self, other: Errors) -> Errors:
+        return Errors(
+            self.count + other.count,
+            self.squared_error + other.squared_error,
+            self.squared_weight + other.squared_weight,
+            self.squared_read + other.squared_read,
+            self.product + other.product,
+            max(self.max_error, other.max_error),
+            self.saturated_count + other.saturated_count,
+        )
+
+    @property
+    def rmse(self) -> float:
+        """Root of the mean squared error, in the weights' unit; 0 of no weights."""
+        return math.sqrt(self.squared_error / max(1, self.count))
+
+    @property
+    def relative_rmse(self) -> float | None:
+        """`rmse` over the root mean square of the weights: 0 when nothing is lost, None when all weights are zero."""
+        if not self.squared_error:
+            return 0.0
+        return math.sqrt(self.squared_error / self.squared_weight) if self.squared_weight else None
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between the weights and what is read back, as vectors: 1 for equal, 0 for one of zeros."""
+        if not self.squared_error:
+            return 1.0
+        lengths = math.sqrt(self.squared_weight) * math.sqrt(self.squared_read)
+        return self.product / lengths if lengths else 0.0
+
+    @property
+    def saturated(self) -> float:
+        """Share of the weights that lie half a step or more beyond the last code of their group."""
+        return self.saturated_count / max(1, self.count)
+
+
+def paired_values(one: Tensor, other: Tensor) -> Iterator[tuple[Array, Array]]:
+    """Yield the values of two tensors of one `checkpoint_shape`, chunk by chunk, in the same order.
+
+    Where one of them is transposed and the other is not, that is columns of the one and rows of the other.
+    """
+    if one.transposed is other.transposed:
+        count = math.prod(one.shape)
+        for start in range(0, count, CHUNK_WEIGHTS):
+            size = min(CHUNK_WEIGHTS, count - start)
+            yield stored_values(one, start, size), stored_values(other, start, size)
+    elif one.transposed:
+        yield from ((b, a) for a, b in paired_values(other, one))
+    else:
+        *lead, rows, cols = one.shape
+        most = max(_WHOLE_GROUPS, CHUNK_WEIGHTS // max(cols, 1) // _WHOLE_GROUPS * _WHOLE_GROUPS)
+        for matrix in range(math.prod(lead)):
+            for row in range(0, rows, most):
+                stop = min(row + most, rows)
+                yield (
+                    stored_values(one, (matrix * rows + row) * cols, (stop - row) * cols),
+                    _columns(other, matrix, row, stop),
+                )
+
+
+def checkpoint_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Return the shape of the checkpoint's tensor: that of a transposed one has the last two axes swapped."""
+    shape = tensor.shape
+    return (*shape[:-2], shape[-1], shape[-2]) if tensor.transposed else shape
+
+
+def _columns(tensor: Tensor, matrix: int, begin: int, end: int) -> Array:
+    """Return columns of one matrix of a quantized tensor, column by column, as flat float64."""
+    stored = tensor.numpy()
+    if not isinstance(stored, QuantizedArray):
+        raise AssertionError(f"{tensor.name} is transposed and not quantized")  # noqa: TRY004  # stored.py checks it
+    block = kernels.block_of(kernels.matrix_of(stored, matrix), slice(0, tensor.shape[-2]), slice(begin, end))
+    return kernels.dequantize(block).T.astype(np.float64).reshape(-1)
+
+
+def stored_values(tensor: Tensor, start: int, count: int) -> Array:
+    """Return ``count`` values of a tensor from index ``start`` on, as flat float64; of a quantized one whole groups."""
+    stored = tensor.numpy()
+    if isinstance(stored, QuantizedArray):
+        groups = kernels.group_range(stored, start // stored.group_size, (start + count) // stored.group_size)
+        return kernels.dequantize(groups).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
+        values: Array = stored.reshape(-1)[start : start + count].astype(np.float64)
+    return values
+
+
+def _dot(a: Array, b: Array) -> float:
+    # Not BLAS: its sums depend on its threads, and those would stand in the way of ours.
+    return float(np.sum(a * b))
+
+
+_CHUNK = 2**22
+_NO_NUMBERS = frozenset({DType.C64, DType.F4, DType.F6_E2M3, DType.F6_E3M2})
+"""Dtypes whose values can't be subtracted as floats here."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFact:
+    """A tensor of one of the models: its type as a person writes it, its shape before packing, its stored bytes."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorFact:
+        """Return what there is to say about a tensor."""
+        kind = f"{tensor.quant_type}/{tensor.group_size}" if tensor.quant_type is not None else str(tensor.dtype)
+        return cls(tensor.name, kind, tensor.shape, tensor.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTensor:
+    """A tensor that is not the same in both models.
+
+    ``errors``: of the values after against those before, where they were asked for and can be compared: both of one shape,
+    and of numbers. ``odd_values``: values that are infinite or NaN and not so in both, which are not counted.
+    """
+
+    before: TensorFact
+    after: TensorFact
+    errors: Errors | None = None
+    odd_values: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentDiff:
+    """Layers other than tensors that differ, by file name or kind, sorted."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDiff:
+    """How model ``b`` differs from ``a``: tensors by name, sorted, and everything else.
+
+    ``equal`` tensors are the same, bit for bit. ``shared_bytes`` are those of blobs that both have, ``nbytes`` all of each.
+    """
+
+    a: ModelName
+    b: ModelName
+    added: tuple[TensorFact, ...]
+    removed: tuple[TensorFact, ...]
+    changed: tuple[ChangedTensor, ...]
+    equal: int
+    documents: DocumentDiff
+    shared_bytes: int
+    nbytes: tuple[int, int]
+
+
+def diff_models(
+    a: str | ModelName, b: str | ModelName, *, store: Store, error: bool = False, jobs: int | None = None
+) -> ModelDiff:
+    """Return how the stored model ``b`` differs from ``a``; with ``error`` also how far the values of changed tensors are.
+
+    Values are compared in float64, in chunks, by ``jobs`` threads (None: one a core), so memory does not grow with the
+    model. A model without tensor blobs (GGUF) is compared by its blobs.
+
+    Raises: as `open_model`; UsageError for jobs under 1.
+    """
+    workers = threads(jobs)
+    with ExitStack() as stack:
+        before, after = (_opened(name, store, stack) for name in (a, b))
+        common = [
+            (before.tensors[name], after.tensors[name]) for name in sorted(before.tensors.keys() & after.tensors.keys())
+        ]
+        with ThreadPoolExecutor(min(workers, max(1, len(common))), thread_name_prefix="diff") as pool:
+            compared = list(pool.map(lambda pair: _compared(*pair, error=error), common))
+        return ModelDiff(
+            a=before.name,
+            b=after.name,
+            added=_only(after, before),
+            removed=_only(before, after),
+            changed=tuple(change for change in compared if change is not None),
+            equal=compared.count(None),
+            documents=_compared_documents(before.documents, after.documents),
+            shared_bytes=sum(before.sizes[digest] for digest in before.sizes.keys() & after.sizes.keys()),
+            nbytes=(sum(before.sizes.values()), sum(after.sizes.values())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A model: its tensors by name, the digests of its documents by what they are, the sizes of its blobs by digest."""
+
+    name: ModelName
+    tensors: Mapping[str, Tensor]
+    documents: Mapping[str, Digest]
+    sizes: Mapping[Digest, int]
+
+
+def _opened(name: str | ModelName, store: Store, stack: ExitStack) -> _Opened:
+    full = store.find(name)
+    manifest = store.manifest(full)
+    tensors: Mapping[str, Tensor] = {}
+    if manifest.tensor_layers:
+        model = stack.enter_context(open_model(full, store=store))
+        manifest, tensors = model.manifest, model
+    sizes = {blob.digest: blob.size for blob in manifest.descriptors}
+    return _Opened(full, tensors, dict(_documents(manifest, store)), sizes)
+
+
+def _documents(manifest: Manifest, store: Store) -> Iterator[tuple[str, Digest]]:
+    """Yield the layers other than tensors: by name, else by kind and its count so far."""
+    kinds: Counter[str] = Counter()
+    for layer in manifest.layers:
+        if layer.media_type != TENSOR_MEDIA_TYPE:
+            kind = layer.media_type.rpartition(".")[2]
+            kinds[kind] += 1
+            yield layer.name or (kind if kinds[kind] == 1 else f"{kind} {kinds[kind]}"), layer.digest
+    if manifest.config is not None:
+        yield "(config)", _config_digest(manifest.config, store)
+
+
+def _config_digest(config: Descriptor, store: Store) -> Digest:
+    """Return the digest of a config blob without the newline that newer Ollamas end it with: they say the same.
+
+    Source: ollama/ollama PR 14969 @ca0b86d3 x/create/manifest.go, where json.Encoder writes what json.Marshal wrote before.
+    """
+    try:
+        return Digest.of(store.blobs.read(config).removesuffix(b"\n"))
+    except BlobStoreError:  # weights can be compared without it
+        return config.digest
+
+
+def _only(one: _Opened, other: _Opened) -> tuple[TensorFact, ...]:
+    return tuple(TensorFact.of(one.tensors[name]) for name in sorted(one.tensors.keys() - other.tensors.keys()))
+
+
+def _compared_documents(before: Mapping[str, Digest], after: Mapping[str, Digest]) -> DocumentDiff:
+    common = before.keys() & after.keys()
+    return DocumentDiff(
+        added=tuple(sorted(after.keys() - common)),
+        removed=tuple(sorted(before.keys() - common)),
+        changed=tuple(sorted(name for name in common if before[name] != after[name])),
+    )
+
+
+def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | None:
+    """Return how a tensor changed, or None when it is the same, bit for bit."""
+    facts = TensorFact.of(before), TensorFact.of(after)
+    if before.blob == after.blob or (
+        facts[0] == facts[1] and before.transposed is after.transposed and _is_same(before, after)
+    ):
+        return None
+    is_comparable = checkpoint_shape(before) == checkpoint_shape(after) and not {before.dtype, after.dtype} & _NO_NUMBERS
+    if not error or not is_comparable:
+        return ChangedTensor(*facts)
+    errors, odd = Errors(), 0
+    for old, new in paired_values(before, after):
+        odd += _leave_out_odd(old, new)
+        errors += Errors.between(old, new)
+    return ChangedTensor(*facts, errors, odd)
+
+
+def _leave_out_odd(before: Array, after: Array) -> int:
+    """Set values that are infinite or NaN to 0 on both sides; return how many of them were not the same on both."""
+    odd = ~(np.isfinite(before) & np.isfinite(after))
+    same = (before == after) | (np.isnan(before) & np.isnan(after))
+    count = int(np.count_nonzero(odd & ~same))
+    before[odd] = after[odd] = 0
+    return count
+
+
+def _is_same(before: Tensor, after: Tensor) -> bool:
+    """Return True when two tensors of one type and shape have the same bytes, scales and biases included."""
+    for part, other_part in zip(_parts(before), _parts(after), strict=True):
+        if part.dtype != other_part.dtype:  # scales of the same bits may be BF16 and F16
+            return False
+        one, other = part.reshape(-1).view(np.uint8), other_part.reshape(-1).view(np.uint8)
+        for start in range(0, one.size, _CHUNK):
+            if not np.array_equal(one[start : start + _CHUNK], other[start : start + _CHUNK]):
+                return False
+    return True
+
+
+def _parts(tensor: Tensor) -> list[Array]:
+    """Return a tensor's stored arrays."""
+    arrays = tensor.numpy() if tensor.quant_type is not None else None
+    if not isinstance(arrays, QuantizedArray):
+        return [np.frombuffer(tensor.raw(), np.uint8)]
+    found = (arrays.weight, arrays.scale, arrays.bias, arrays.global_scale)
+    return [part for part in found if part is not None]

@@ -1,0 +1,246 @@
+"""Quality: the error of a stored model's weights against the checkpoint that it was made from.
+
+Both are read in chunks side by side, so memory does not grow with the model. A tensor that is stored as it was must have
+the source's bytes; one that was quantized or converted is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from blobstore import kernels
+from blobstore.errors import (
+    CorruptDataError,
+    NonFiniteWeightError,
+    TensorNotFoundError,
+    UnsupportedSourceError,
+    quoted,
+)
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import QuantType
+from blobstore.importer.planning.outputs import OutputTensor
+from blobstore.importer.planning.plan import DRAFT_PREFIX
+from blobstore.importer.policies.options import Experts
+from blobstore.importer.run import outputs_of
+from blobstore.inspection.diff import CHUNK_WEIGHTS, Errors, stored_values
+from blobstore.io.workers import Progress, threads
+from blobstore.kernels.arrays import QuantizedArray
+from blobstore.model.loader import Model, open_model
+from blobstore.model.tensors import Tensor
+from blobstore.names import ModelName
+from blobstore.source.inventory import read_inventory
+from blobstore.source.reading import SourceReaders
+from blobstore.source.weights import Form
+from blobstore.store.local.store import Store
+
+_HALF_A_STEP = 0.5
+# From these many scales on a weight would have a further code if the type went on: half-way to the next value.
+_BEYOND = {QuantType.NVFP4: 7.0, QuantType.MXFP4: 7.0, QuantType.MXFP8: 464.0}
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorQuality:
+    """One tensor of a stored model.
+
+    ``type_name``: its quantized type, else its dtype; ``kept``: it is stored as it was, and not counted.
+    """
+
+    name: str
+    type_name: str
+    quantized: bool
+    kept: bool
+    shape: tuple[int, ...]
+    errors: Errors
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQuality:
+    """A stored model against its source: ``tensors`` by damage, the largest relative rmse first, then by name."""
+
+    name: ModelName
+    tensors: tuple[TensorQuality, ...]
+
+    @property
+    def errors(self) -> Errors:
+        """The errors of all quantized and converted tensors together."""
+        return sum((tensor.errors for tensor in self.tensors), Errors())
+
+
+def measure_quality(
+    name: str | ModelName,
+    source: str | os.PathLike[str],
+    *,
+    store: Store,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> ModelQuality:
+    """Return the errors of the stored model ``name`` against the checkpoint ``source``; nothing is written.
+
+    ``jobs``: threads (None: one a core). Each reads and compares chunks of 2^19 weights in float64. Infinities and NaN of
+    a converted tensor count as no error where they come back.
+
+    The tensors of a draft model are of another checkpoint, and left out.
+
+    Raises: as `open_model` and `plan_import`; UsageError for jobs under 1; TensorNotFoundError when the source lacks a
+    tensor of the model; UnsupportedSourceError when one has another shape or dtype there than it can have been made from;
+    CorruptDataError when one that is stored as it was has other bytes there, or a value comes back infinite or NaN;
+    NonFiniteWeightError when one that is quantized is not finite there.
+    """
+    workers = threads(jobs)
+    readers = SourceReaders()
+    try:
+        with open_model(name, store=store) as model:
+            pairs = list(_pairs(model, source))
+            with ThreadPoolExecutor(workers, thread_name_prefix="quality") as pool:
+                stop = threading.Event()
+                futures = [pool.submit(_measure, *pair, readers, progress or _silent, stop) for pair in pairs]
+                try:
+                    tensors = [future.result() for future in futures]
+                except BaseException:
+                    stop.set()
+                    pool.shutdown(cancel_futures=True)
+                    raise
+            readers.check_unchanged()
+            tensors.sort(key=lambda tensor: (-_damage(tensor), tensor.name))
+            return ModelQuality(model.name, tuple(tensors))
+    finally:
+        readers.close()
+
+
+def _damage(tensor: TensorQuality) -> float:
+    relative = tensor.errors.relative_rmse
+    return math.inf if relative is None else relative
+
+
+def _pairs(model: Model, source: str | os.PathLike[str]) -> Iterator[tuple[Tensor, OutputTensor]]:
+    """Yield each tensor of the model with what it was made from: the names of packed experts, else of stacked ones."""
+    inventory = read_inventory(source)
+    outputs = outputs_of(inventory, Experts.PACKED)
+    has_draft = model.manifest.config is not None and model.config.draft is not None
+    if any(name not in outputs for name in model):
+        outputs = outputs_of(inventory, Experts.STACKED) | outputs
+    for tensor in model.values():
+        if has_draft and tensor.name.startswith(DRAFT_PREFIX):
+            continue  # of another checkpoint
+        made_from = outputs.get(tensor.name)
+        if made_from is not None and tensor.transposed and not made_from.transposed and len(made_from.shape) > 1:
+            made_from = made_from.as_transposed()
+        if made_from is None:
+            message = f"{os.fspath(source)} has no tensor {quoted(tensor.name)}: model {model.name} was not made from it"
+            raise TensorNotFoundError(message, tensor=tensor.name, model=str(model.name))
+        if not _can_be_made_from(tensor, made_from):
+            stored = f"{tensor.quant_type or tensor.dtype} {list(tensor.shape)}"
+            there = f"{made_from.dtype} {list(made_from.shape)}"
+            message = f"{quoted(tensor.name)} is {stored} in the model, which can't be made of the source's {there}"
+            raise UnsupportedSourceError(message, tensor=tensor.name, model=str(model.name))
+        yield tensor, made_from
+
+
+def _can_be_made_from(tensor: Tensor, made_from: OutputTensor) -> bool:
+    if tensor.shape != made_from.shape:
+        return False
+    from_float = made_from.dtype.is_float or made_from.dtype is DType.F64
+    return (
+        from_float
+        if tensor.quant_type is not None
+        else tensor.dtype is made_from.dtype or (tensor.dtype.is_float and from_float)
+    )
+
+
+def _measure(
+    tensor: Tensor, made_from: OutputTensor, readers: SourceReaders, progress: Progress, stop: threading.Event
+) -> TensorQuality:
+    kept = tensor.quant_type is None and made_from.copies and tensor.dtype is made_from.dtype
+    errors = Errors()
+    for start, chunk in _chunks(made_from, readers):
+        if stop.is_set():
+            break  # another tensor failed, so this one's figures are not needed
+        if kept:
+            _check_same(tensor, start, chunk)
+        else:
+            errors += _compare(tensor, start, chunk)
+        progress(chunk.nbytes, tensor.name)
+    type_name = str(tensor.quant_type if tensor.quant_type is not None else tensor.dtype)
+    return TensorQuality(tensor.name, type_name, tensor.quant_type is not None, kept, tensor.shape, errors)
+
+
+def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[int, Array]]:
+    """Yield ``(index of the first weight in the output tensor, weights)``.
+
+    Of a dtype that numpy has not, the bytes are yielded, and the index counts bytes.
+    """
+    done = 0
+    for source in made_from.sources:
+        count = source.elements if source.dtype.bits >= 8 else source.nbytes  # noqa: PLR2004
+        # What codes stand for, and not rounded to the dtype in which they would be quantized again.
+        exact = source if source.form is not Form.CODES else replace(source, dtype=DType.F32)
+        most = exact.values_at_once(CHUNK_WEIGHTS)
+        for start in range(0, count, most):
+            yield done + start, readers.values(exact, start, min(most, count - start))
+        done += count
+
+
+def _check_same(tensor: Tensor, start: int, chunk: Array) -> None:
+    begin = start * chunk.itemsize
+    if bytes(tensor.raw()[begin : begin + chunk.nbytes]) != chunk.tobytes():
+        message = f"{quoted(tensor.name)} is stored unquantized, and its bytes are not the source's"
+        raise CorruptDataError(message, tensor=tensor.name, blob=str(tensor.blob))
+
+
+def _compare(tensor: Tensor, start: int, chunk: Array) -> Errors:
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
+        weights = chunk.astype(np.float64)
+    stored, saturated = tensor.numpy(), 0
+    if isinstance(stored, QuantizedArray):
+        groups = kernels.group_range(stored, start // stored.group_size, (start + chunk.size) // stored.group_size)
+        saturated = _saturated(weights, groups)
+    read = stored_values(tensor, start, chunk.size)
+    _check_finite(tensor, start, weights, read)
+    return Errors.between(weights, read, saturated)
+
+
+def _check_finite(tensor: Tensor, start: int, weights: Array, read: Array) -> None:
+    """Set values that are infinite or NaN on both sides to 0. Raise when only one is, or a quantized one can't have been."""
+    odd = ~(np.isfinite(weights) & np.isfinite(read))
+    if not odd.any():
+        return
+    came_back = (weights == read) | (np.isnan(weights) & np.isnan(read))
+    wrong = odd & ~np.isfinite(weights) if tensor.quant_type is not None else odd & ~came_back
+    if not wrong.any():
+        wrong = odd & ~came_back
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        index = tuple(int(i) for i in np.unravel_index(start + first, tensor.shape))
+        values = f"{weights[first]} in the source and {read[first]} in the model"
+        message = f"{quoted(tensor.name)}: the value at {list(index)} is {values}"
+        kind = CorruptDataError if np.isfinite(weights[first]) else NonFiniteWeightError
+        raise kind(message, tensor=tensor.name, index=index)
+    weights[odd] = read[odd] = 0
+
+
+def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
+    rows = weights.reshape(-1, groups.group_size)
+    with np.errstate(all="ignore"):
+        if groups.bias is not None:
+            scale, bias = (part.astype(np.float64)[:, None] for part in (groups.scale, groups.bias))
+            ends = (bias - _HALF_A_STEP * scale, bias + (2**groups.quant_type.bits - _HALF_A_STEP) * scale)
+            beyond = ((rows <= np.minimum(*ends)) | (rows >= np.maximum(*ends))) & (scale != 0)
+        else:
+            scale = kernels.decoded_scales(groups.scale, groups.quant_type).astype(np.float64)
+            scale *= 1.0 if groups.global_scale is None else float(groups.global_scale.reshape(-1)[0])
+            beyond = (np.abs(rows) >= _BEYOND[groups.quant_type] * scale[:, None]) & (rows != 0)
+    return int(np.count_nonzero(beyond))
+
+
+def _silent(nbytes: int, blob: str) -> None:
+    """Progress that is not shown."""

@@ -1,0 +1,1 @@
+"""Io: bytes in and out. Ranges, durable files, copies, budgets, workers, HTTP."""

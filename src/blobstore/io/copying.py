@@ -1,0 +1,129 @@
+"""Whole files and folders: copied by the kernel, and removed.
+
+Copying: bytes of one file into another, moved by the kernel.
+
+copy_file_range(2) never brings them into the process, and a file system that can share blocks between files shares them
+where both offsets lie at the same place of a block. Where the kernel has no such thing for two files (other file systems,
+other systems than Linux) they are read and written.
+
+Trees: folders of ours removed with all that is in them, however deep others made them.
+
+`shutil.rmtree` recurses (Python 3.11), so a thousand folders in one another end it with a RecursionError, and deeper ones
+have paths that the system refuses. Here nothing recurses, no path is longer than a name, and two folders are open at most.
+Nor is a folder renamed: overlayfs refuses that for one that lies in a lower layer (EXDEV; see trash.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from blobstore.errors import ShortReadError, from_os_error
+from blobstore.io.durable import PAGE, os_errors, write_all_at
+from blobstore.io.ranges import FileReader, close_quietly
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and all that is in it. Links are removed, not followed, and nothing but folders is opened.
+
+    Nothing happens when it is gone. Raises: OSError; what could not be removed is still in the folder then.
+    """
+    try:
+        folder = os.open(path, _FOLDER)
+    except FileNotFoundError:
+        return
+    above: list[tuple[tuple[int, int], list[str]]] = []  # each folder on the way here, and its folders that are left
+    try:
+        left = _remove_files(folder)
+        while left or above:
+            if left:
+                above.append((_identity(folder), left))
+                folder = _moved_to(left[-1], folder)
+                left = _remove_files(folder)
+            else:
+                identity, left = above.pop()
+                folder = _moved_to("..", folder)
+                if _identity(folder) != identity:  # else what lies elsewhere would be removed
+                    raise OSError(errno.EBUSY, "a folder in it was moved while it was removed")
+                os.rmdir(left.pop(), dir_fd=folder)
+    finally:
+        close_quietly(folder)
+    path.rmdir()
+
+
+def _moved_to(name: str, folder: int) -> int:
+    """Return an open folder that is in ``folder``, which is closed then."""
+    found = os.open(name, _FOLDER, dir_fd=folder)
+    close_quietly(folder)
+    return found
+
+
+def _identity(folder: int) -> tuple[int, int]:
+    status = os.fstat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _remove_files(folder: int) -> list[str]:
+    """Remove all that is not a folder from an open folder; return the names of its folders."""
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in found:
+        if not is_folder:
+            os.unlink(name, dir_fd=folder)
+    return [name for name, is_folder in found if is_folder]
+
+
+Told = Callable[[int], object]
+"""Told of every few megabytes that were copied."""
+
+_STEP = 2**26
+_BUFFER = 2**20
+# Across file systems; no such call; a file system without it; a sandbox that knows it not (EPERM).
+_CAN_NOT = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
+
+
+def copy_range(
+    source: FileReader, start: int, target: int, name: object, at: int, length: int, told: Told | None = None
+) -> None:
+    """Copy ``length`` bytes of ``source`` from byte ``start`` to byte ``at`` of the open file ``target``, called ``name``.
+
+    Any number of threads may copy into one file. Raises: ShortReadError when the source ends before; StorageError.
+    """
+    done = 0
+    by_kernel = hasattr(os, "copy_file_range")
+    while done < length:
+        step = min(length - done, _STEP)
+        if (start - at) % PAGE == 0 and (odd := (start + done) % PAGE):
+            step = min(step, PAGE - odd)  # blocks can only be shared from their beginning on
+        count = _by_kernel(source, start + done, target, name, at + done, step) if by_kernel else 0
+        if count == 0:
+            by_kernel = False
+            count = _by_hand(source, start + done, target, name, at + done, min(step, _BUFFER))
+        done += count
+        if told is not None:
+            told(count)
+
+
+def _by_kernel(source: FileReader, start: int, target: int, name: object, at: int, length: int) -> int:
+    """Return the number of bytes that were copied, 0 when the kernel can't or the source has ended."""
+    try:
+        return os.copy_file_range(source.fileno(), target, length, start, at)
+    except OSError as error:
+        if error.errno not in _CAN_NOT:
+            raise from_os_error(error, f"copy {source.name} to", name) from error
+        return 0
+
+
+def _by_hand(source: FileReader, start: int, target: int, name: object, at: int, length: int) -> int:
+    buffer = memoryview(bytearray(length))
+    try:
+        source.readinto(start, buffer)
+    except ShortReadError as error:
+        raise error.at(f"can't copy to {name}") from error
+    with os_errors("write", name):
+        write_all_at(target, at, buffer)
+    return length

@@ -1,0 +1,319 @@
+"""Durable file operations: what has returned from here is on the disk, also after a power cut.
+
+Facts: fsync of a file makes its bytes durable, not its name; the name needs an fsync of its folder (fsync(2)). A failed
+fsync may have dropped the bytes, and a second one would then succeed: it is never retried ("fsyncgate", PostgreSQL 2018).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import itertools
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from blobstore.errors import LimitExceededError, StorageError, from_os_error
+from blobstore.io.ranges import FileReader, close_quietly
+
+PAGE = 4096
+"""What offsets, lengths and addresses are multiples of in reads and writes around the page cache."""
+DIRECT_FROM = 2**18
+"""Bytes from which going around the page cache pays."""
+FILE_MODE = 0o644
+FOLDER_MODE = 0o755
+_WITH_SYNCFS = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x2FC12FC1})
+"""ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ZFS (statfs(2), and OpenZFS's ZFS_SUPER_MAGIC)."""
+_REMOTE = frozenset({0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x5346414F, 0x01021997})
+"""NFS, CIFS, SMB2, SMB, Ceph, AFS, 9p (statfs(2), linux/magic.h)."""
+_STATFS_BYTES = 256  # struct statfs has 120; its first member is the type
+_SYNCFS_REPORTS_ERRORS = (5, 8)
+_WRITE_AND_WAIT = 1 | 2 | 4
+"""SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER (linux/fs.h)."""
+
+
+@contextmanager
+def os_errors(operation: str, path: object) -> Iterator[None]:
+    """Turn an OSError inside the block into our error: "can't OPERATION PATH: reason"."""
+    try:
+        yield
+    except OSError as error:
+        raise from_os_error(error, operation, path) from error
+
+
+def sync(fd: int) -> None:
+    """Make an open file's bytes (or an open folder's names) durable. Raises: OSError; the file is then lost."""
+    if sys.platform == "darwin":  # fsync there stops at the drive's cache
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fsync(fd)
+
+
+def syncs_whole(fd: int) -> bool:
+    """Return True when one syncfs makes all that was written to the file system of ``fd`` durable, and reports errors.
+
+    syncfs(2) takes one journal commit where fsync takes one a file, and since Linux 5.8 it reports the write errors that
+    happened since its descriptor was opened. On FUSE it does nothing (fs/fuse/inode.c `fuse_sync_fs`), so only file
+    systems that are known are trusted: elsewhere every file is synced when it is finished. Raises: OSError.
+    """
+    return _file_system(fd) in _WITH_SYNCFS
+
+
+def is_remote(folder: Path) -> bool:
+    """Return True when a folder is on a file system of another machine, whose locks may not be seen here. Raises: OSError.
+
+    Linux sends an flock on NFS to the server, unless it is mounted with local locks; SMB and others differ (flock(2),
+    nfs(5) "local_lock"). Elsewhere than on Linux that can't be told, and False is returned.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return _file_system(fd) in _REMOTE
+    finally:
+        close_quietly(fd)
+
+
+def _file_system(fd: int) -> int | None:
+    """Return the number of the kind of file system that ``fd`` is on; None if unknown. Raises: OSError."""
+    if _libc is None:
+        return None
+    status = ctypes.create_string_buffer(_STATFS_BYTES)
+    _check(_libc.fstatfs(fd, status))
+    kind = status.raw[: ctypes.sizeof(ctypes.c_long)]
+    return int.from_bytes(kind, sys.byteorder) & 0xFFFF_FFFF
+
+
+def sync_file_system(fd: int) -> None:
+    """Make everything written to the file system of ``fd`` durable, where it `syncs_whole`; elsewhere, what it can.
+
+    Raises: OSError; what was written since the descriptor was opened is lost.
+    """
+    if _libc is not None:
+        _check(_libc.syncfs(fd))
+
+
+def write_back(fd: int) -> None:
+    """Write an open file's dirty pages to the disk and drop its clean ones, so that the next read comes from the disk.
+
+    For files that another process wrote and did not sync. A write that failed since then may go unnoticed:
+
+    - An error that another descriptor was told of is not reported to a descriptor that is opened later (lib/errseq.c
+      `errseq_sample`). So our syncfs may succeed although another process's syncfs failed.
+    - The pages of a failed write are marked clean. As long as they stay in the page cache, reads and hashes see the right
+      bytes, which the disk does not have.
+
+    The kernel also keeps the error in the file's inode, apart from that of the file system (include/linux/pagemap.h
+    `mapping_set_error`), so it is asked for here. If another process asked for that before, or the inode was evicted, which
+    drops its pages too, only reading from the disk tells. sync_file_range(2) reports the inode's error as fsync does
+    (mm/filemap.c `file_fdatawait_range`), without flushing the disk's cache for every file: the import's own syncfs does
+    that. Where that is not trusted (`syncs_whole`) it is an fsync: on overlayfs sync_file_range does nothing. Pages that
+    another process has mapped are not dropped (posix_fadvise(2)). Sources: files of torvalds/linux.
+
+    Raises: OSError; the file's bytes are lost.
+    """
+    if _libc is not None and syncs_whole(fd):
+        _check(_libc.sync_file_range(fd, 0, 0, _WRITE_AND_WAIT))
+    else:
+        sync(fd)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _find_libc() -> ctypes.CDLL | None:
+    """Return the C library, where its syncfs reports errors."""
+    if sys.platform != "linux" or _kernel_version() < _SYNCFS_REPORTS_ERRORS:
+        return None
+    library = ctypes.CDLL(None, use_errno=True)
+    if not all(hasattr(library, name) for name in ("syncfs", "fstatfs", "sync_file_range")):
+        return None
+    library.syncfs.argtypes = (ctypes.c_int,)
+    library.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    library.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
+    return library
+
+
+def _kernel_version() -> tuple[int, int]:
+    match = re.match(r"([0-9]+)\.([0-9]+)", os.uname().release)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+_libc = _find_libc()
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable. Raises: OSError.
+
+    Some file systems can't sync folders and refuse with EINVAL (VirtualBox's shared folders: linux fs/vboxsf/dir.c has no
+    fsync). They hand each change of a name to a server at once; all that can be done beyond that is a sync of the whole.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        sync_file_system(fd)
+    finally:
+        close_quietly(fd)
+
+
+def make_folder(path: Path, *, durable: bool = True) -> None:
+    """Make a folder and its missing ancestors, each name durable. Nothing happens when it is there. Raises: OSError."""
+    missing = list(itertools.takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
+    for folder in reversed(missing):
+        try:
+            folder.mkdir(mode=FOLDER_MODE)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise
+        if durable:
+            sync_folder(folder.parent)
+
+
+def listed(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what is in a folder, by name: nothing when it is gone, as a removal may leave it. Raises: OSError."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
+
+
+def read_own(path: Path, limit: int) -> bytes:
+    """Return the bytes of a small file that we wrote. Others may have put anything there: a link or FIFO is not opened.
+
+    Raises: NotFoundError; LimitExceededError for more than ``limit`` bytes; StorageError.
+    """
+    with FileReader(path, follow=False) as reader:
+        if reader.size > limit:
+            message = f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}"
+            raise LimitExceededError(message, path=str(path))
+        return reader.read(0, reader.size)
+
+
+def create_file(path: Path, size: int = 0) -> int:
+    """Return a new open file of ``size`` zeros; a file or link that is there already is an error. Raises: OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+    try:
+        if size:
+            os.ftruncate(fd, size)  # pieces behind the end would otherwise wait for each other
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_direct(path: Path) -> int:
+    """Open a file a second time, for writing around the page cache; return -1 where that is not supported."""
+    if sys.platform != "linux":
+        return -1
+    try:
+        return os.open(path, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return -1
+
+
+def write_all_at(fd: int, offset: int, data: memoryview) -> None:
+    """Write all of ``data`` at ``offset``; interrupted and partial writes go on. Raises: OSError."""
+    while data:
+        count = os.pwrite(fd, data, offset)
+        if count == 0:
+            raise OSError(errno.EIO, "nothing was written")
+        data, offset = data[count:], offset + count
+
+
+def write_aligned(fd: int, direct: int, offset: int, data: memoryview) -> None:
+    """Write all of ``data``, whose address has the remainder of ``offset`` by the page size: much around the page cache.
+
+    ``direct`` is the same file by `open_direct`, or -1. Pages that are not whole go through the cache. Raises: OSError.
+    """
+    head = -offset % PAGE
+    tail = head + (len(data) - head) // PAGE * PAGE
+    if direct >= 0 and tail - head >= DIRECT_FROM and _write_direct(direct, offset + head, data[head:tail]):
+        write_all_at(fd, offset, data[:head])
+        write_all_at(fd, offset + tail, data[tail:])
+    else:
+        write_all_at(fd, offset, data)
+
+
+def _write_direct(fd: int, offset: int, data: memoryview) -> bool:
+    """Write around the page cache; return False where the file system turns out not to do that."""
+    try:
+        write_all_at(fd, offset, data)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
+
+
+def append_file(path: Path, data: bytes) -> None:
+    """Append to a file, which is made when it is missing; a link is an error, and so is a FIFO. Raises: OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, FILE_MODE)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file and put it in the place of the one that is there. Not durable. Raises: OSError."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    fd = create_file(temporary)
+    try:
+        try:
+            write_all_at(fd, 0, memoryview(data))
+        finally:
+            os.close(fd)
+        temporary.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def remove_if_there(path: Path) -> bool:
+    """Remove a file; return False when there was none."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def check_one_mount(folder: Path, place: Path) -> None:
+    """Raise StorageError when files of ``folder`` can't be renamed into ``place``, where that exists. Raises: OSError.
+
+    A rename across mounts fails before either file is looked for (torvalds/linux fs/namei.c `do_renameat2`): that tells bind
+    mounts of one file system apart, too, whose device numbers are equal.
+    """
+    if not place.exists():
+        return
+    is_one = place.stat().st_dev == folder.stat().st_dev
+    name = "not-there"
+    try:
+        os.rename(folder / name, place / name)  # noqa: PTH104  # nothing is renamed
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        is_one = False
+    if not is_one:
+        message = f"{place} is on another file system than {folder.parent}: they must be on one"
+        raise StorageError(message, path=str(place))

@@ -1,0 +1,266 @@
+"""Connections as httpcore2 asks for them, watched: to whom, how many bytes, for how long.
+
+httpcore2 (the lower half of httpx2: connections, their pool, HTTP/1.1 by h11) opens connections through a backend. This
+one resolves a name itself, judges every address, and connects to the address that it judged, so that a name can't
+resolve to something else a moment later (DNS rebinding). A kept-alive connection is judged again before each request.
+
+httpcore2 passes nothing of a request down to its connection, so a request's `Errand` is kept for the thread that makes
+it: with this interface a request is made, and its reply read, by one thread.
+
+Where a reply ends, and how long its chunks are, as its bytes come: what h11 reads too widely, or does not report.
+
+h11 takes 20 hexadecimal digits for a chunk's length, and Python has integers for that. A length of 2⁶³ and more is no
+length of anything, and elsewhere it wraps around (RFC 9112 section 7.1: a recipient has to anticipate large ones and
+prevent overflow), so such a reply is refused here. And bytes behind the end of a reply would be taken for the next one
+(section 9.2), so whoever keeps the connection has to know of them.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from blobstore.errors import RemoteError, UsageError
+from blobstore.io.budget import Allowance
+from blobstore.io.http.addresses import WebAddress
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpcore2
+
+
+_LENGTH = re.compile(rb"[0-9A-Fa-f]{1,20}")
+_LIMIT = 2**63
+_HEAD, _CHUNKS, _BODY = range(3)
+
+
+class Framing:
+    """Follows one reply through its bytes. ``overrun`` says that some came behind its end, where it has a Content-Length."""
+
+    def __init__(self) -> None:
+        self.overrun = False
+        self._state = _HEAD
+        self._line = b""
+        self._lines: list[bytes] = []
+        self._skip = 0
+        self._left: int | None = None
+
+    @property
+    def in_head(self) -> bool:
+        """Whether the head has not come to its end yet."""
+        return self._state == _HEAD
+
+    def feed(self, data: bytes) -> bool:
+        """Take the next bytes; return whether all lengths of chunks among them are lengths."""
+        at = 0
+        while at < len(data) and self._state != _BODY:
+            if self._skip:
+                passed = min(self._skip, len(data) - at)
+                self._skip -= passed
+                at += passed
+                continue
+            end = data.find(b"\n", at)
+            self._line += data[at : end if end >= 0 else len(data)]
+            if end < 0:
+                return True
+            at = end + 1
+            line, self._line = self._line.rstrip(b"\r"), b""
+            if self._state == _HEAD:
+                self._read_head_line(line)
+            elif line and not self._read_length(line):
+                return False
+        if self._left is not None:
+            self._left -= len(data) - at
+            self.overrun = self._left < 0
+        return True
+
+    def _read_head_line(self, line: bytes) -> None:
+        if line:
+            self._lines.append(line.lower())
+            return
+        status, *lines = self._lines or [b""]
+        self._lines = []
+        if status.partition(b" ")[2].startswith(b"1"):
+            return  # an interim reply: another head follows (RFC 9110 section 15.2)
+        fields = dict(line.partition(b":")[::2] for line in lines)
+        self._state = _CHUNKS if b"transfer-encoding" in fields else _BODY
+        length = fields.get(b"content-length", b"").strip()
+        if self._state == _BODY and length.isdigit():
+            self._left = int(length)
+
+    def _read_length(self, line: bytes) -> bool:
+        digits = _LENGTH.match(line)
+        length = int(digits[0], 16) if digits else 0  # h11 refuses an invalid length
+        self._skip = length
+        if length == 0:
+            self._state = _BODY
+        return length < _LIMIT
+
+
+_HEAD_READ = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What a connection has to know of the request that is made on it.
+
+    ``public_only`` is set behind a redirect from a public server: only public addresses are left then.
+    """
+
+    address: WebAddress
+    allowance: Allowance
+    public_only: bool
+    has_credentials: bool
+
+
+class Door:
+    """An ``httpcore2.NetworkBackend``."""
+
+    def __init__(self, is_public: Callable[[str], bool]) -> None:
+        self._is_public = is_public
+        self._local = threading.local()
+
+    @property
+    def errand(self) -> Errand:
+        """What the current thread is about."""
+        errand: Errand = self._local.errand
+        return errand
+
+    @contextmanager
+    def on(self, errand: Errand) -> Iterator[None]:
+        """Count what this thread takes, within the block, for ``errand``."""
+        self._local.errand = errand
+        try:
+            yield
+        finally:
+            del self._local.errand
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,  # noqa: ARG002  # the interface's
+        socket_options: Iterable[Any] | None = None,
+    ) -> _Connection:
+        """Connect to the first address of ``host`` that answers, of those that are allowed."""
+        import httpcore2
+
+        failure: Exception | None = None
+        for address in self._allowed(_resolve(host, port)):
+            try:
+                stream = httpcore2.SyncBackend().connect_tcp(
+                    address, port, self.seconds(timeout), None, socket_options or ()
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+            else:
+                return _Connection(self, stream, public=self._is_public(address))
+        raise failure or httpcore2.ConnectError(f"{host} has no address")
+
+    def sleep(self, seconds: float) -> None:
+        """Wait: part of the interface; retries are ours, so it is not called."""
+        self.errand.allowance.sleep(seconds)
+
+    def _allowed(self, addresses: list[str]) -> list[str]:
+        if not self.errand.public_only:
+            return addresses
+        allowed = [address for address in addresses if self._is_public(address)]
+        if not allowed:
+            raise not_public(self.errand.address)
+        return allowed
+
+    def seconds(self, timeout: float | None) -> float:
+        """Return how long to wait for the next byte: ``timeout``, or what the errand has left."""
+        left = self.errand.allowance.seconds_left(self.errand.address)
+        return left if timeout is None else min(timeout, left)
+
+
+class _Connection:
+    """An ``httpcore2.NetworkStream``: one connection, plain or TLS, that counts what is read for the errand at hand."""
+
+    def __init__(self, door: Door, stream: httpcore2.NetworkStream, *, public: bool) -> None:
+        self._door = door
+        self._stream = stream
+        self._public = public
+        self._framing: Framing | None = None
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Send a part of a request, where this peer may have it."""
+        errand = self._door.errand
+        if errand.public_only and not self._public:
+            raise not_public(errand.address)
+        if errand.has_credentials and self._public and errand.address.scheme == "http":
+            what = f"{errand.address}: a token is not sent over the public internet without TLS"
+            raise UsageError(what, path=str(errand.address), hint="Use https, or no token.")
+        errand.allowance.use(self._stream.get_extra_info("socket"))
+        self._framing = None
+        self._stream.write(buffer, self._door.seconds(timeout))
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Return up to ``max_bytes`` bytes, never more than the errand may still take; b"" at the end."""
+        import httpcore2
+
+        errand = self._door.errand
+        if errand.allowance.left <= 0:
+            what = f"{errand.address} sends more than was asked for ({errand.allowance.taken:,} bytes with its reply's head)"
+            raise RemoteError(what, rule="R1", path=str(errand.address))
+        # What comes along with a head may be a body that is not read.
+        longest = _HEAD_READ if self._framing is None or self._framing.in_head else max_bytes
+        data = self._stream.read(min(longest, errand.allowance.left), self._door.seconds(timeout))
+        if self._framing is None:
+            if not data:
+                raise httpcore2.ReadError("it closed the connection without an answer")
+            self._framing = Framing()
+        errand.allowance.take(len(data))
+        if not self._framing.feed(data):
+            raise errand.address.refuse("answers with a chunk that nothing could hold", "R1")
+        return data
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> _Connection:
+        """Return the connection with TLS on it; certificate and name are checked by ``ssl_context``."""
+        import httpcore2
+
+        try:
+            stream = self._stream.start_tls(ssl_context, server_hostname, self._door.seconds(timeout))
+        except ValueError as error:  # a name that TLS can't ask for
+            raise httpcore2.ConnectError(error) from error
+        return _Connection(self._door, stream, public=self._public)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._stream.close()
+
+    def get_extra_info(self, info: str) -> Any:
+        """Return what httpcore2 wants to know of the connection; ``public`` says whether the peer's address is.
+
+        A connection whose last reply went beyond its end is ``is_readable``, as one is on which something waits: neither is
+        used again.
+        """
+        if info == "public":
+            return self._public
+        beyond = info == "is_readable" and self._framing is not None and self._framing.overrun
+        return beyond or self._stream.get_extra_info(info)
+
+
+def not_public(address: WebAddress) -> RemoteError:
+    """Return the error of a redirect that leads from a public server into a private network."""
+    return address.refuse("is in a private network, and a public server redirected to it")
+
+
+def _resolve(host: str, port: int) -> list[str]:
+    import httpcore2
+
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise httpcore2.ConnectError(error) from error
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))

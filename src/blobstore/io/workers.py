@@ -1,0 +1,141 @@
+"""Workers: threads that share one job. None of them goes on with it when it has ended, whatever has ended it.
+
+A `ThreadPoolExecutor` does not promise that: it does not wait for a thread whose start was interrupted by Ctrl-C, because it
+notes a thread after its start only (python/cpython@3.11 Lib/concurrent/futures/thread.py `_adjust_thread_count`). Such a
+thread would write to files that its caller has closed or removed meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from blobstore.errors import StorageError, UsageError
+
+_T = TypeVar("_T")
+
+
+def each(items: Iterable[_T], do: Callable[[_T], None], jobs: int, *, name: str) -> None:
+    """Call ``do`` with each of ``items`` in ``jobs`` threads, which take them in order, one thread at a time.
+
+    After an error, or an interrupt, no other item is taken, and those that were taken are waited for.
+
+    Raises: the error of the first item, in their order, that fails, whatever the number of threads; StorageError when no
+    thread can be started.
+    """
+    job = _Job(items, do)
+    try:
+        for number in range(jobs):
+            _start(threading.Thread(target=job.work, name=f"{name}-{number}"), number)
+        job.wait()
+    finally:
+        job.end()
+    job.check()
+
+
+def _start(thread: threading.Thread, number: int) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if number == 0:  # else the others do the work
+            raise StorageError(f"can't start a thread: {error}") from error
+
+
+class _Job(Generic[_T]):
+    """What the threads of one call of `each` share."""
+
+    def __init__(self, items: Iterable[_T], do: Callable[[_T], None]) -> None:
+        self._items = enumerate(items)
+        self._do = do
+        self._taking = threading.Lock()
+        self._changed = threading.Condition()
+        self._working = 0
+        self._has_ended = False
+        self._first_error: tuple[float, BaseException | None] = (math.inf, None)
+
+    def work(self) -> None:
+        """Do items until none is left, one has failed, or the job has ended."""
+        with self._changed:
+            if self._has_ended:
+                return
+            self._working += 1
+        try:
+            while (item := self._next()) is not None:
+                self._do_one(*item)
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._has_ended = True
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[int, _T] | None:
+        with self._taking:
+            if self._has_ended:
+                return None
+            try:
+                return next(self._items, None)
+            except BaseException as error:  # noqa: BLE001  # raised by `check`; every item that was begun comes before it
+                self._fail(sys.maxsize, error)
+                return None
+
+    def _do_one(self, order: int, item: _T) -> None:
+        try:
+            self._do(item)
+        except BaseException as error:  # noqa: BLE001  # raised by `check`, when it is known to be the first
+            self._fail(order, error)
+
+    def _fail(self, order: float, error: BaseException) -> None:
+        with self._changed:
+            self._has_ended = True
+            if order < self._first_error[0]:
+                self._first_error = (order, error)
+
+    def wait(self) -> None:
+        """Return when a thread has found nothing left to do, and no other works."""
+        with self._changed:
+            while self._working or not self._has_ended:
+                self._changed.wait()
+
+    def end(self) -> None:
+        """Let no thread begin anything, and return when none works. A second Ctrl-C does not end that."""
+        while True:
+            try:
+                with self._changed:
+                    self._has_ended = True
+                    while self._working:
+                        self._changed.wait()
+            except KeyboardInterrupt:
+                continue
+            return
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self._first_error[1] is not None:
+            raise self._first_error[1]
+
+
+def threads(jobs: int | None) -> int:
+    """Return how many threads a user asks for: None is one for each core that this process may use.
+
+    Raises: UsageError for none or fewer.
+    """
+    if jobs is not None:
+        if jobs < 1:
+            raise UsageError(f"at least one thread is needed, not {jobs}")
+        return jobs
+    # A container or taskset may leave fewer than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Progress(Protocol):
+    """Told after every run: how many more source bytes are done, and of which blob or tensor. Called from any thread.
+
+    Bytes that were not read because an earlier import had made their blobs are told first, all at once.
+    """
+
+    def __call__(self, nbytes: int, blob: str) -> None:
+        """Take note of ``nbytes`` more source bytes."""

@@ -1,0 +1,206 @@
+"""Quantize and dequantize arrays: the public functions.
+
+The implementations, and which of them runs, are in native.py; how scales are chosen is in scales.py; block FP8 is in
+blocks.py.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from blobstore.errors import NonFiniteWeightError, UsageError
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.kernels.arrays import (
+    QuantizedArray,
+    array_of,
+    dtype_of,
+    flat_parts,
+    mapped,
+    numpy_dtype,
+)
+from blobstore.kernels.native import Kernel, active, chosen
+from blobstore.kernels.scales import (
+    ScaleChoice,
+    check_method,
+    checked_importance,
+    global_scale_of,
+    largest_magnitude,
+)
+
+_MOST_THREADS = 256
+
+Array = np.ndarray[Any, Any]
+
+
+def quantization_of(quant_type: str | QuantType, group_size: int | None = None) -> Quantization:
+    """Return the quantization for a type's name and a group size; None means int4/32, int8/64 or the type's only size.
+
+    Raises: UsageError for an unknown type or a group size that the type does not have.
+    """
+    kind = quant_type if isinstance(quant_type, QuantType) else QuantType.parse(quant_type)
+    if group_size is None:
+        group_size = 64 if kind is QuantType.INT8 else kind.group_sizes[0]
+    return Quantization(kind, group_size)
+
+
+def quantize(
+    array: Array,
+    quant_type: str | QuantType,
+    *,
+    group_size: int | None = None,
+    method: str = "minmax",
+    importance: Array | None = None,
+    global_scale: bool = False,
+    jobs: int = 1,
+    kernel: Kernel | None = None,
+) -> QuantizedArray[Array]:
+    """Return ``array`` quantized along its last dimension.
+
+    ``array``: BF16 (ml_dtypes), F16 or F32 of shape ``[..., rows, cols]``, rank 2 or more, cols a multiple of the group
+    size; it may be read-only or empty. ``method``: "minmax" takes each group's scale from its extremes, the same bits as
+    ``mx.quantize`` for int4 and int8; "search" finds the scale (and bias), as stored, with the least squared error, and is
+    never worse in any group. ``importance``: ``[cols]`` finite numbers >= 0, what each column's squared error counts, for
+    "search" only. ``global_scale``: divide an nvfp4 tensor by a power of two first, so that small weights do not fall
+    among E4M3's subnormals; it is stored. ``jobs``: threads, each with a range of groups; the bits do not depend on it.
+
+    The result owns new arrays; the input is read in place (a non-contiguous, misaligned or big-endian one is copied
+    first). Affine scales and biases have the input's dtype. The arithmetic is docs/quantization.md's.
+
+    Raises: UsageError (unknown type or method, rank under 2, a group that does not divide cols, another dtype, importance
+    of wrong length or without "search", a global scale for another type, jobs under 1, masked values, an argument of
+    another type); UnsupportedSourceError (a dtype that safetensors does not have); NonFiniteWeightError with the index of
+    the first NaN or infinity.
+    """
+    quantization = quantization_of(quant_type, group_size)
+    array = array_of(array, "the array")
+    dtype = _quantizable(array, quantization)
+    if type(global_scale) is not bool:
+        raise UsageError(f"global_scale is {global_scale!r}: it must be True or False")
+    if global_scale and quantization.quant_type is not QuantType.NVFP4:
+        raise UsageError(f"only nvfp4 has a global scale, not {quantization.quant_type}")
+    if importance is not None and check_method(method) != "search":
+        raise UsageError("importance needs the method search", hint='Use method="search".')
+    if type(jobs) is not int or jobs < 1:
+        raise UsageError(f"jobs is {jobs!r}: it must be a whole number of threads")
+    choice = ScaleChoice(
+        check_method(method), checked_importance(importance, array.shape[-1]) if importance is not None else None
+    )
+    weights = np.require(array, numpy_dtype(dtype), ("C", "A"))
+    if global_scale:
+        choice = replace(choice, global_scale=global_scale_of(largest_magnitude(weights)))
+    parts = _empty_parts(weights, quantization, choice.global_scale if global_scale else None)
+    bad = _quantize_ranges(weights.reshape(-1), parts, choice, jobs, chosen(kernel))
+    if bad >= 0:
+        index = tuple(int(i) for i in np.unravel_index(bad, array.shape))
+        raise NonFiniteWeightError(f"the weight at {list(index)} is {array[index]}: it can't be quantized", index=index)
+    return parts
+
+
+def _quantizable(array: Array, quantization: Quantization) -> DType:
+    dtype = dtype_of(array)
+    if not dtype.is_float:
+        raise UsageError(f"only BF16, F16 and F32 arrays can be quantized, not {dtype}")
+    if array.ndim < 2:  # noqa: PLR2004
+        raise UsageError(f"only arrays of rank 2 or more can be quantized, not shape {array.shape}")
+    if not quantization.divides(array.shape):
+        raise UsageError(f"groups of {quantization.group_size} do not divide the last dimension of shape {array.shape}")
+    return dtype
+
+
+def _empty_parts(weights: Array, quantization: Quantization, global_scale: float | None) -> QuantizedArray[Array]:
+    described = quantization.parts(weights.shape, dtype_of(weights))
+    weight, scale, *rest = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
+    factor = None if global_scale is None else np.array([global_scale], np.float32)
+    return QuantizedArray(weight, scale, rest[0] if rest else None, factor, quantization)
+
+
+def _quantize_ranges(weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice, jobs: int, kernel: Kernel) -> int:
+    """Quantize flat weights in ``jobs`` ranges of groups at the same time; return as `quantize_into`."""
+    group_size = parts.group_size
+    groups = weights.size // group_size
+    jobs = min(jobs, groups, _MOST_THREADS) or 1
+    bounds = [groups * job // jobs for job in range(jobs + 1)]
+
+    def quantize_range(start: int, stop: int) -> int:
+        first = start * group_size
+        column = first % choice.importance.size if choice.importance is not None and choice.importance.size else 0
+        part = replace(choice, first_column=column)
+        bad = quantize_into(weights[first : stop * group_size], group_range(parts, start, stop), part, kernel=kernel)
+        return bad if bad < 0 else first + bad
+
+    ranges = list(pairwise(bounds))
+    if len(ranges) <= 1:
+        return quantize_range(0, groups)
+    with ThreadPoolExecutor(len(ranges), thread_name_prefix="quantize") as pool:
+        found = list(pool.map(quantize_range, *zip(*ranges, strict=True)))
+    return next((bad for bad in found if bad >= 0), -1)
+
+
+def group_range(parts: QuantizedArray[Array], start: int, stop: int) -> QuantizedArray[Array]:
+    """Return the groups from ``start`` to ``stop``, counted through all rows, as flat views of contiguous parts."""
+    words = parts.group_size * parts.quant_type.bits // 32
+    return replace(
+        parts,
+        weight=parts.weight.reshape(-1)[start * words : stop * words],
+        scale=parts.scale.reshape(-1)[start:stop],
+        bias=None if parts.bias is None else parts.bias.reshape(-1)[start:stop],
+    )
+
+
+def matrix_of(parts: QuantizedArray[Array], number: int) -> QuantizedArray[Array]:
+    """Return one matrix of a stack of any rank as views, counted through all of them."""
+    return mapped(parts, lambda part: part.reshape(-1, *part.shape[-2:])[number])
+
+
+def block_of(parts: QuantizedArray[Array], rows: slice, columns: slice) -> QuantizedArray[Array]:
+    """Return rows and columns of a quantized matrix as views; the columns begin and end where groups do."""
+    words = slice(*(bound * parts.quant_type.bits // 32 for bound in (columns.start, columns.stop)))
+    groups = slice(columns.start // parts.group_size, columns.stop // parts.group_size)
+    return replace(
+        parts,
+        weight=parts.weight[rows, words],
+        scale=parts.scale[rows, groups],
+        bias=None if parts.bias is None else parts.bias[rows, groups],
+    )
+
+
+def quantize_into(
+    weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice | None = None, *, kernel: Kernel | None = None
+) -> int:
+    """Quantize whole groups of flat, contiguous ``weights`` into ``parts``, whose arrays are flat too.
+
+    Returns the index of the first non-finite weight, or -1; with an index, the parts are unspecified.
+    """
+    return (kernel or active()).quantize(weights, parts, choice or ScaleChoice())
+
+
+def dequantize(quantized: QuantizedArray[Array], dtype: str | DType = DType.F32, *, kernel: Kernel | None = None) -> Array:
+    """Return the values ``[..., rows, cols]`` of a quantized numpy array, as a new array.
+
+    ``code * scale + bias`` for the affine types, ``code * scale`` (``* global_scale``) for the others, each operation
+    rounded to float32, and the result to ``dtype``: "float32", "bfloat16" (ml_dtypes) or "float16".
+
+    Raises: UsageError for anything but numpy arrays with the shapes and dtypes of the type (a scale for each whole group),
+    for masked values, or for another dtype; UnsupportedSourceError for a part's dtype that safetensors does not have.
+    """
+    wanted = dtype if isinstance(dtype, DType) else DType.parse_float(dtype)
+    if not wanted.is_float:
+        raise UsageError(f"values can be float32, bfloat16 or float16, not {wanted}")
+    parts = flat_parts(quantized)
+    out = np.empty(quantized.shape, numpy_dtype(wanted))
+    dequantize_into(parts, out.reshape(-1), kernel=chosen(kernel))
+    return out
+
+
+def dequantize_into(parts: QuantizedArray[Array], out: Array, *, kernel: Kernel | None = None) -> None:
+    """Fill ``out``, flat and contiguous, with the values of ``parts``, whose arrays are so too: those of `dequantize`."""
+    factor = 1.0 if parts.global_scale is None else float(parts.global_scale.reshape(-1)[0])
+    if not parts.quant_type.is_affine:
+        parts = replace(parts, scale=parts.scale.view(np.uint8))
+    (kernel or active()).dequantize(parts, factor, out)

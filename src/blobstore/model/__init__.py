@@ -1,0 +1,1 @@
+"""A stored model, opened: its tensors by name, and where it runs."""

@@ -1,0 +1,183 @@
+"""Verdict: what a runtime says about a model.
+
+What a runtime has to know of a model to say whether it runs: values, the same for a plan and for a stored model. Pure.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from blobstore.formats.dtypes import DType, fits_mlx
+from blobstore.formats.quant import Quantization, QuantType
+
+_DRAFT = "draft."
+_EXPERT = re.compile(
+    r"(?P<group>(?:.*\.)?(?:layers|h)\.[0-9]+\.(?P<place>(?:[a-z_]+\.)*?(?:experts|switch_mlp|moe|moe\.mlp)))"
+    r"\.(?:(?P<number>[0-9]+)\.)?(?P<projection>[a-z_]*_proj|w[0-9]|fc[0-9])(?:\.weight)?",
+    re.ASCII,
+)
+_OTHER_SENSES = ("vision_config", "audio_config", "sound_config")
+
+
+class Layout(enum.Enum):
+    """How the routed experts of a layer are stored; the value says it in words."""
+
+    NUMBERED = "one by one"
+    STACKED = "stacked"
+    FUSED = "stacked with gate and up in one tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """One tensor of a model: its name, the shape before packing, its quantization, else its dtype.
+
+    ``double_scaled``: it is nvfp4 with a global scale.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    quantization: Quantization | None = None
+    double_scaled: bool = False
+
+    @property
+    def mode(self) -> str | None:
+        """MLX's word for how it is quantized; None if it is not quantized."""
+        return None if self.quantization is None else self.quantization.quant_type.mode
+
+    @property
+    def fits_mlx(self) -> bool:
+        """True if MLX has such arrays."""
+        return self.quantization is not None or fits_mlx(self.dtype, self.shape)
+
+
+def are_alike(tensors: Iterable[TensorFacts]) -> bool:
+    """Return True if all are of one type, so that their codes can be joined."""
+    return len({(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}) <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroup:
+    """The routed experts of one layer: ``name`` is the prefix of their tensors, ``place`` the part of it below the layer.
+
+    ``projections``: their tensors by the projection's name; the experts one by one are several tensors of a projection.
+    """
+
+    name: str
+    place: str
+    layout: Layout
+    projections: Mapping[str, tuple[TensorFacts, ...]]
+
+    @property
+    def tensors(self) -> tuple[TensorFacts, ...]:
+        """All tensors of the group."""
+        return tuple(tensor for tensors in self.projections.values() for tensor in tensors)
+
+    @property
+    def mixed_projection(self) -> str | None:
+        """A projection whose experts differ in type, so that their codes can't be stacked; None if all agree."""
+        return next((name for name, tensors in self.projections.items() if not are_alike(tensors)), None)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model: config.json (None if it is missing), names of documents and files, its tensors, its draft's architecture.
+
+    The tensors of a draft are left out: each runtime has its own rule for drafts.
+    """
+
+    config: Mapping[str, Any] | None
+    documents: frozenset[str]
+    tensors: tuple[TensorFacts, ...]
+    draft: str | None = None
+    experts: tuple[ExpertGroup, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        own = tuple(tensor for tensor in self.tensors if not tensor.name.startswith(_DRAFT))
+        object.__setattr__(self, "tensors", own)
+        object.__setattr__(self, "experts", _expert_groups(own))
+
+    @property
+    def architecture(self) -> str | None:
+        """The first of config.json's architectures."""
+        named = (self.config or {}).get("architectures")
+        return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+
+    @property
+    def has_other_senses(self) -> bool:
+        """True if config.json speaks of images or sound."""
+        config = self.config or {}
+        return config.get("has_vision") is True or any(config.get(key) for key in _OTHER_SENSES)
+
+    @property
+    def types(self) -> str:
+        """The quantized types of its tensors, in words."""
+        used = {tensor.quantization.quant_type for tensor in self.tensors if tensor.quantization is not None}
+        return ", ".join(one.value for one in QuantType if one in used) or "unquantized"
+
+
+def _expert_groups(tensors: tuple[TensorFacts, ...]) -> tuple[ExpertGroup, ...]:
+    groups: dict[tuple[str, str], dict[str, list[TensorFacts]]] = defaultdict(lambda: defaultdict(list))
+    numbered = set()
+    for tensor in tensors:
+        if match := _EXPERT.fullmatch(tensor.name):
+            groups[match["group"], match["place"]][match["projection"]].append(tensor)
+            if match["number"]:
+                numbered.add(match["group"])
+    return tuple(
+        ExpertGroup(
+            name, place, _layout(members, numbered=name in numbered), {key: tuple(one) for key, one in members.items()}
+        )
+        for (name, place), members in groups.items()
+    )
+
+
+def _layout(projections: Mapping[str, list[TensorFacts]], *, numbered: bool) -> Layout:
+    if numbered:
+        return Layout.NUMBERED
+    return Layout.FUSED if "gate_up_proj" in projections else Layout.STACKED
+
+
+class Runs(enum.Enum):
+    """Whether a model runs; UNKNOWN if it may not load, or may answer wrongly."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a model runs in a runtime of that version, and why: for YES what it runs as, else what is in the way."""
+
+    runtime: str
+    version: str
+    runs: Runs
+    reason: str
+
+    def document(self) -> dict[str, str]:
+        """Return the verdict for a JSON document."""
+        return {"runtime": self.runtime, "version": self.version, "runs": self.runs.value, "reason": self.reason}
+
+    @property
+    def sentence(self) -> str:
+        """The verdict as a sentence without its full stop."""
+        runtime = f"{self.runtime} {self.version}"
+        if self.runs is Runs.YES:
+            return f"Runs in {runtime} ({self.reason})"
+        return f"{'Does not run' if self.runs is Runs.NO else 'Uncertain'} in {runtime}: {self.reason}"
+
+    def __str__(self) -> str:
+        """Return the verdict as the answer to "runs in RUNTIME?"."""
+        return f"{self.runs.value}: {self.reason} ({self.version})"
+
+
+def in_one_line(verdicts: Iterable[Verdict]) -> str:
+    """Return the sentences of several verdicts as one."""
+    first, *others = [verdict.sentence for verdict in verdicts]
+    return "; ".join([first, *(sentence[0].lower() + sentence[1:] for sentence in others)])

@@ -1,0 +1,1 @@
+"""A store in a local folder, as Ollama lays it out."""
