@@ -38,8 +38,11 @@ if TYPE_CHECKING:
     from blobstore.model.tensors import Tensor as Tensor
     from blobstore.source.folders import RemoteFolder as RemoteFolder
     from blobstore.source.folders import hub_folder as hub_folder
+    from blobstore.store.layered import LayeredStore as LayeredStore
     from blobstore.store.local.store import Store as Store
     from blobstore.store.local.store import open_store as open_store
+    from blobstore.store.memory import MemoryStore as MemoryStore
+    from blobstore.store.transfer import transfer as transfer
 
 _HOME = {
     "BlobStoreError": "errors",
@@ -47,6 +50,8 @@ _HOME = {
     "ImportPlan": "importer.planning.outputs",
     "ImportResult": "importer.run",
     "Inspection": "inspection.inspection",
+    "LayeredStore": "store.layered",
+    "MemoryStore": "store.memory",
     "MetadataEdit": "inspection.metadata",
     "Model": "model.loader",
     "ModelQuality": "inspection.quality",
@@ -69,6 +74,7 @@ _HOME = {
     "quantize": "kernels.quantize",
     "read_header": "inspection.inspect",
     "read_metadata": "inspection.metadata",
+    "transfer": "store.transfer",
 }
 _MODULES = frozenset({"errors", "mlx_lm"})
 

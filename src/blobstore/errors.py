@@ -144,6 +144,10 @@ class BusyError(StorageError):
     """Another process holds the lock."""
 
 
+class ConflictError(BlobStoreError):
+    """A name has another manifest than was expected: somebody else has changed it meanwhile."""
+
+
 class RemoteError(BlobStoreError):
     """A server can't be reached, refuses, or answers what can't be used. ``path`` is its address, without a query.
 

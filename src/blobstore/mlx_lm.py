@@ -31,7 +31,7 @@ from blobstore.model.network.arrays import build_network, check_arrays
 from blobstore.model.network.layouts import LogicalTensor, float_dtype
 from blobstore.model.network.planning import NetworkPlan, import_mlx_lm, mlx_lm_errors, plan_network
 from blobstore.names import ModelName, relative_path
-from blobstore.store.local.store import Store
+from blobstore.store.ports import Home
 
 _log = logging.getLogger("blobstore.mlx_lm")
 
@@ -41,7 +41,7 @@ _NOT_FOR_TOKENIZERS = (".safetensors", ".py")
 _GENERATION_CONFIG = "generation_config.json"
 
 
-def load(name: str | ModelName, *, store: Store) -> tuple[Any, Any]:
+def load(name: str | ModelName, *, store: Home) -> tuple[Any, Any]:
     """Return ``(model, tokenizer)`` of a stored model, for ``mlx_lm.generate`` and its kin.
 
     The architecture is the one of the stored config.json, the tokenizer the one of the stored files; no code from the model
@@ -70,7 +70,7 @@ def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> I
             yield response.text
 
 
-def load_network(name: str | ModelName, *, store: Store) -> Any:
+def load_network(name: str | ModelName, *, store: Home) -> Any:
     """Return mlx-lm's network of a stored model, an ``mlx.nn.Module`` with its weights: `load` without a tokenizer.
 
     Raises: as `load`, but for the tokenizer.

@@ -141,6 +141,11 @@ class ModelName:
         return cls(**fields)  # the keys are the fields' names
 
     @classmethod
+    def of(cls, name: str | Self) -> Self:
+        """Return the name, parsed where it is text. Raises: as `parse`."""
+        return cls.parse(name) if isinstance(name, str) else name
+
+    @classmethod
     def of_path(cls, parts: Sequence[str]) -> Self | None:
         """Return the name with these `path_parts`; None if they are not those of a valid name."""
         try:

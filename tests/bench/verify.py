@@ -71,13 +71,13 @@ def check(store: Store) -> None:
 def fill(store: Store, sizes: list[int]) -> None:
     """Store blobs of so many random bytes as one model, of a kind that only has to be hashed."""
     layers = []
-    with store.ingest() as ingest:
+    with store.session() as session:
         blobs = []
         for size in sizes:
-            blob = ingest.put(os.urandom(size))
+            blob = session.put(os.urandom(size))
             blobs.append(blob)
             layers.append(Descriptor(media_type="application/vnd.ollama.image.model", digest=blob.digest, size=size))
-        ingest.commit(blobs, ModelName.parse("m"), Manifest(layers=tuple(layers)))
+        session.publish(ModelName.parse("m"), Manifest(layers=tuple(layers)))
 
 
 def read_all(store: Store) -> None:

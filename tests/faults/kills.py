@@ -19,7 +19,7 @@ from support.lab.task import Task
 from support.lab.wandering import Wanderer
 
 from blobstore.names import Digest
-from blobstore.store.local.session import Ingest
+from blobstore.store.local.session import LocalSession
 from blobstore.store.local.writer import FinishedBlob, Stamp
 
 SHORT = 30
@@ -87,12 +87,12 @@ def control(folder: Path, figures: Figures) -> None:
 def _write_in_place() -> None:
     as_it_is()
 
-    def publish(ingest: Ingest, blobs: Iterable[FinishedBlob]) -> dict[Digest, Stamp]:
+    def publish(session: LocalSession, blobs: Iterable[FinishedBlob]) -> dict[Digest, Stamp]:
         for blob in blobs:
-            (ingest._blobs.path / blob.digest.file_name).write_bytes(blob.path.read_bytes())
+            (session._blobs.path / blob.digest.file_name).write_bytes(blob.path.read_bytes())
         return {}
 
-    Ingest._publish = publish  # type: ignore[method-assign]
+    LocalSession._publish = publish  # type: ignore[method-assign]
 
 
 def at_random(folder: Path, count: int, moments: random.Random, figures: Figures) -> None:

@@ -83,7 +83,7 @@ class Memory(Disk):
 class Filled(Disk):
     """A folder on any file system, which is filled up."""
 
-    def leave_room(self, blocks: int, files: int) -> None:  # noqa: ARG002  # their number is not limited
+    def leave_room(self, blocks: int, files: int) -> None:  # their number is not limited
         """Make the ballast as large or as small as that takes: in steps, because it takes blocks for itself, too."""
         with self._ballast.open("r+b") as file:
             for _ in range(_STEPS):

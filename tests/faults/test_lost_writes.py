@@ -16,7 +16,7 @@ import pytest
 from support.faults import cannot_run, file_system
 from support.stores import blob_path
 
-from blobstore.formats.documents import Manifest
+from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io import durable as files
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store, open_store
@@ -42,8 +42,8 @@ def disk(tmp_path: Path) -> Iterator[tuple[Store, Path]]:
                 cannot_run(f"a disk in a file needs root: {done.stderr.strip()}")
         try:
             store = open_store(mounted / "store")
-            with store.ingest("source") as ingest:
-                ingest.publish([ingest.put(b"first")])
+            with store.session("source") as session:
+                session.replace([session.put(b"first")])
             os.sync()
             fill(ballast)
             yield store, ballast
@@ -60,8 +60,8 @@ def fill(ballast: Path) -> None:
 
 def interrupt(store: Store) -> Path:
     """Interrupt an import that has made a blob, which is in the page cache only; return the blob's file."""
-    with suppress(KeyboardInterrupt), store.ingest("source") as ingest:
-        ingest.finished(KEY, ingest.put(DATA))
+    with suppress(KeyboardInterrupt), store.session("source") as session:
+        session.note(KEY, session.put(DATA))
         raise KeyboardInterrupt
     (left,) = store.root.glob(".blobstore/tmp/*/sha256-*")
     return left
@@ -87,10 +87,12 @@ def test_a_lost_write_that_another_process_was_told_of(disk: tuple[Store, Path],
     ballast.unlink()
     if left.read_bytes() != DATA:
         cannot_run("the page cache has dropped what could not be written")
-    with store.ingest("source") as ingest:
-        found = ingest.recall(KEY, len(DATA), verify=False)
-        blob: FinishedBlob = found or ingest.put(DATA)
+    with store.session("source") as session:
+        found = session.find(KEY, len(DATA), verify=False)
+        blob: FinishedBlob = found or session.put(DATA)
         assert found is None
-        ingest.commit([blob], ModelName.parse("m"), Manifest(layers=()))
+        session.publish(
+            ModelName.parse("m"), Manifest(layers=(Descriptor(media_type="m", digest=blob.digest, size=blob.size),))
+        )
     Path("/proc/sys/vm/drop_caches").write_text("1")
     assert blob_path(store, DATA).read_bytes() == DATA

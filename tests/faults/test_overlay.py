@@ -60,8 +60,8 @@ def bake(root: Path, source: Path) -> Store:
     store.manifests.remove(ModelName.parse("gone"))
     for path in store.blobs.path.iterdir():
         os.utime(path, (0, 0))
-    with suppress(KeyboardInterrupt), store.ingest("source") as ingest:
-        ingest.finished(KEY, ingest.put(b"left"))
+    with suppress(KeyboardInterrupt), store.session("source") as session:
+        session.note(KEY, session.put(b"left"))
         raise KeyboardInterrupt
     return store
 
@@ -123,15 +123,15 @@ def test_imports_copies_moves_and_removals(baked: Store, tmp_path: Path) -> None
 
 
 def test_what_an_interrupted_import_left_is_taken_over(baked: Store) -> None:
-    with baked.ingest("source") as ingest:
-        blob = ingest.recall(KEY, 4, verify=False)
+    with baked.session("source") as session:
+        blob = session.find(KEY, 4, verify=False)
         assert blob is not None
         assert blob.path.read_bytes() == b"left"
     assert not list(baked.root.glob(".blobstore/tmp/*"))
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("lease", "alone"), ("ingest", "alone"), ("alone", "alone"), ("alone", "ingest")]
+    ("first", "second"), [("lease", "alone"), ("session", "alone"), ("alone", "alone"), ("alone", "session")]
 )
 def test_the_lock_excludes_across_its_copy_up(baked: Store, first: str, second: str) -> None:
     """A flock on the lower layer's file and one on its copy are one: `lease` opens to read, which copies nothing up."""

@@ -39,11 +39,11 @@ class Copy:
         self._copy_built()
 
     def _copy_built(self) -> None:
-        for room in ("kernels", "safetensors"):
+        for room in ("kernels", "formats.safetensors"):
             spec = find_spec(f"blobstore.{room}._native")
             if spec is None or spec.origin is None:
                 raise RuntimeError(f"blobstore.{room} is not built: install blobstore first")
-            shutil.copy(spec.origin, self.root / "src/blobstore" / room)
+            shutil.copy(spec.origin, self.root / "src/blobstore" / room.replace(".", "/"))
 
     def test(self, tests: tuple[str, ...], timeout_s: float | None = TIMEOUT_S) -> tuple[int, str]:
         """Run tests until the first fails; return pytest's exit code and what it printed. A hang is a failure."""

@@ -28,7 +28,7 @@ with getattr(open_store(sys.argv[1]), sys.argv[2])():
     print("ready", flush=True)
     sys.stdin.read()
 """
-"""For `process`: a store's root, and what of it is held: ``ingest``, so its lock is shared, or ``alone``."""
+"""For `process`: a store's root, and what of it is held: ``session``, so its lock is shared, or ``alone``."""
 HOLD_LOCK = """
 import sys
 from pathlib import Path
@@ -41,11 +41,12 @@ with getattr(StoreLock(Path(sys.argv[1])), sys.argv[2])():
 
 
 def commit_model(store: Store, name: str, *blobs: bytes) -> Manifest:
-    """Store ``blobs`` as a model through an ingest, as an import does, and return its manifest."""
-    with store.ingest() as ingest:
-        finished = [ingest.put(data) for data in blobs]
+    """Store ``blobs`` as a model through a session, as an import does, and return its manifest."""
+    with store.session() as session:
+        for data in blobs:
+            session.put(data)
         manifest = Manifest(layers=tuple(descriptor(data, f"layer{index}") for index, data in enumerate(blobs)))
-        ingest.commit(finished, ModelName.parse(name), manifest)
+        session.publish(ModelName.parse(name), manifest)
     return manifest
 
 

@@ -43,7 +43,7 @@ HOLD = """
 import sys
 from blobstore import open_store
 with getattr(open_store(sys.argv[1]), sys.argv[2])() as held:
-    if sys.argv[2] == "ingest":
+    if sys.argv[2] == "session":
         held.put(b"half of a model")
     print("ready", flush=True)
     sys.stdin.read()
@@ -192,7 +192,7 @@ def blobs_dir_readonly(store: Store) -> None:
 
 def leftover(store: Store, *, age_s: float) -> list[str]:
     """Return the temporary folders that are there after an import was killed so long ago, and a clean-up."""
-    with process(HOLD, store.root, "ingest") as child:
+    with process(HOLD, store.root, "session") as child:
         child.kill()
         child.wait()
     for path in store.root.glob(".blobstore/tmp/*"):
@@ -210,7 +210,7 @@ def temp_leftover_old(store: Store) -> None:
 
 
 def temp_leftover_live(store: Store) -> None:
-    with process(HOLD, store.root, "ingest"):
+    with process(HOLD, store.root, "session"):
         (folder,) = store.root.glob(".blobstore/tmp/*")
         os.utime(folder, (0, 0))
         assert list(store.leftovers(0, lambda _: True)) == []

@@ -22,7 +22,7 @@ ROOMS = (
     {"source", "model"},
     {"importer"},
     {"inspection", "export"},
-    {"mlx_lm"},
+    {"mlx_lm", "testing"},
     {"cli"},
     {"__init__", "__main__"},
 )

@@ -200,8 +200,8 @@ def test_hostile_names_of_files_are_refused(store: Store, tmp_path: Path, name: 
     some = manifest.file("chat_template.jinja")
     assert some is not None
     evil = Descriptor(media_type=FILE_MEDIA_TYPE, digest=some.digest, size=some.size, name=name)
-    with store.ingest("x") as ingest:
-        ingest.commit([], M, manifest.model_copy(update={"layers": (*manifest.layers, evil)}))
+    with store.session("x") as session:
+        session.publish(M, manifest.model_copy(update={"layers": (*manifest.layers, evil)}))
     with pytest.raises(UnsupportedSourceError, match=r"can't be a file|would be called"):
         blobstore.export_model("m", tmp_path / "out" / "deep", store=store)
     assert not (tmp_path / "x").exists()
@@ -247,11 +247,11 @@ def test_what_an_early_version_recorded_has_no_coverage(store: Store, tmp_path: 
     assert own is not None
     document = json.loads(store.blobs.read(own))
     del document["coverage"]
-    with store.ingest("x") as ingest:
-        blob = ingest.put(json.dumps(document).encode())
+    with store.session("x") as session:
+        blob = session.put(json.dumps(document).encode())
         changed = own.model_copy(update={"digest": blob.digest, "size": blob.size})
         layers = tuple(changed if layer is own else layer for layer in manifest.layers)
-        ingest.commit([blob], M, manifest.model_copy(update={"layers": layers}))
+        session.publish(M, manifest.model_copy(update={"layers": layers}))
     coverage = stored_coverage(store, store.manifest(M))
     assert (coverage.tensors.source, coverage.tensors.stored, coverage.files.stored) == (None, 3, 4)
 

@@ -18,6 +18,8 @@ NAMES = [
     "ImportPlan",
     "ImportResult",
     "Inspection",
+    "LayeredStore",
+    "MemoryStore",
     "MetadataEdit",
     "Model",
     "ModelQuality",
@@ -43,6 +45,7 @@ NAMES = [
     "quantize",
     "read_header",
     "read_metadata",
+    "transfer",
 ]
 PLAN_OPTIONS = [
     *("quant", "group_size", "method", "dtype", "profile", "experts", "alignment", "importance", "global_scale"),

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.importing import Jobs
 from blobstore.cli.output import (
+    Jobs,
     JsonOption,
+    LowerOption,
     ReaderGoneError,
     StoreOption,
     WaitOption,
@@ -23,6 +24,7 @@ from blobstore.cli.output import (
     show_table,
     size,
     store_at,
+    stores_at,
 )
 from blobstore.errors import UsageError
 
@@ -59,6 +61,7 @@ def verify(
     ] = None,
     jobs: Jobs = None,
     store: StoreOption = None,
+    lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check every blob, manifest and document for damage. Exits with 3 if something is damaged."""
@@ -66,7 +69,9 @@ def verify(
     from blobstore.store.care.verify import verify as check
 
     part = Sample.parse(sample) if sample is not None else None
-    result = check(store_at(store), names or (), quick=quick, sample=part, jobs=jobs, bar=progress_bar)
+    layers = stores_at(store, lower)
+    below = getattr(layers, "lower", ())
+    result = check(store_at(store), names or (), quick=quick, sample=part, jobs=jobs, bar=progress_bar, lower=below)
     with suppress(ReaderGoneError):  # what was found is told by the exit code too
         if as_json:
             show_json(_verify_document(result))

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.importing import Jobs
 from blobstore.cli.output import (
+    Jobs,
     JsonOption,
+    LowerOption,
     StoreOption,
     count,
     counted,
@@ -22,6 +23,7 @@ from blobstore.cli.output import (
     show_table,
     size,
     store_at,
+    stores_at,
 )
 
 if TYPE_CHECKING:
@@ -40,13 +42,14 @@ def quality(
     ],
     jobs: Jobs = None,
     store: StoreOption = None,
+    lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what quantization changed. Lists the error of each tensor, the largest first."""
     from blobstore.inspection.quality import measure_quality
     from blobstore.source.inventory import read_inventory
 
-    opened = store_at(store)
+    opened = stores_at(store, lower)
     with progress_bar(read_inventory(against).nbytes) as progress:
         report = measure_quality(name, against, store=opened, jobs=jobs, progress=progress)
     if as_json:
@@ -158,12 +161,13 @@ def diff(
     ] = False,
     jobs: Jobs = None,
     store: StoreOption = None,
+    lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show how model B differs from A. Lists tensors added, removed and changed, types, and shared bytes."""
     from blobstore.inspection.diff import diff_models
 
-    found = diff_models(a, b, store=store_at(store), error=error, jobs=jobs)
+    found = diff_models(a, b, store=stores_at(store, lower), error=error, jobs=jobs)
     if as_json:
         show_json(_diff_document(found))
     else:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.importing import Jobs
 from blobstore.cli.output import (
+    Jobs,
     JsonOption,
+    LowerOption,
     StoreOption,
     emit,
     parse_size,
@@ -18,7 +19,7 @@ from blobstore.cli.output import (
     progress_bar,
     show_json,
     size,
-    store_at,
+    stores_at,
 )
 from blobstore.names import ModelName
 
@@ -36,13 +37,14 @@ def run(
         int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after this many tokens.")
     ] = _DEFAULT_TOKENS,
     store: StoreOption = None,
+    lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a text with a stored model, using mlx-lm."""
     from blobstore import mlx_lm
 
     full = ModelName.parse(name)
-    model, tokenizer = mlx_lm.load(full, store=store_at(store))
+    model, tokenizer = mlx_lm.load(full, store=stores_at(store, lower))
     started = time.monotonic()
     pieces = []
     for piece in mlx_lm.continue_text(model, tokenizer, prompt, max_tokens):
@@ -83,6 +85,7 @@ def export(
     verify: Annotated[bool, typer.Option("--verify", help="Hash every blob before using it.")] = False,
     jobs: Jobs = None,
     store: StoreOption = None,
+    lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a model as a checkpoint folder. It gets shards and their index, config and tokenizer."""
@@ -92,7 +95,7 @@ def export(
     result = export_model(
         name,
         folder,
-        store=store_at(store),
+        store=stores_at(store, lower),
         format=form,
         dequantize=dequantize,
         max_shard_size=AS_SOURCE if max_shard_size == AS_SOURCE else parse_size(max_shard_size),

@@ -9,7 +9,9 @@ import typer
 
 from blobstore.cli.import_options import coverage_document, show_coverage, takes_import_options
 from blobstore.cli.output import (
+    Jobs,
     JsonOption,
+    LowerOption,
     StoreOption,
     WaitOption,
     count,
@@ -22,7 +24,7 @@ from blobstore.cli.output import (
     show_json,
     show_table,
     size,
-    store_at,
+    stores_at,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +51,6 @@ Name = Annotated[
     str | None,
     typer.Argument(metavar="NAME", help="Name of the model [default: the source's name, tagged with the type]."),
 ]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Number of threads [default: one per core].")]
 Memory = Annotated[
     str | None,
     typer.Option("--memory", metavar="SIZE", help="Memory for the work [default: 32MB, and 32MB per thread]."),
@@ -61,6 +62,7 @@ Check = Annotated[
     bool, typer.Option("--check", help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
+CopyUp = Annotated[bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")]
 Force = Annotated[bool, typer.Option("--force", help="Allow a tag that says another type, such as :int4 for int8 weights.")]
 
 
@@ -82,6 +84,8 @@ def import_(
     force: Force = False,
     wait: WaitOption = None,
     store: StoreOption = None,
+    lower: LowerOption = None,
+    copy_up: CopyUp = False,
     as_json: JsonOption = False,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
@@ -105,7 +109,7 @@ def import_(
         result = run_plan(
             made,
             target,
-            store_at(store, wait, may_be_new=True),
+            stores_at(store, lower, wait, may_be_new=True, copies_up=copy_up),
             jobs=jobs,
             memory=budget,
             verify_reuse=verify_reuse,

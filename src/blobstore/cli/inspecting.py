@@ -11,6 +11,7 @@ import typer
 
 from blobstore.cli.output import (
     JsonOption,
+    LowerOption,
     StoreOption,
     count,
     cut,
@@ -21,7 +22,7 @@ from blobstore.cli.output import (
     show_json,
     show_table,
     size,
-    store_at,
+    stores_at,
 )
 from blobstore.errors import UsageError
 
@@ -74,6 +75,7 @@ def inspect(
     filters: Filter = None,
     sort: Sort = "file",
     store: StoreOption = None,
+    lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a checkpoint holds. It may be local or remote: only headers are read."""
@@ -84,7 +86,7 @@ def inspect(
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     endpoint = os.environ.get("HF_ENDPOINT") or HUB
     token = os.environ.get("HF_TOKEN", "").strip() if _is_of_hub(target, endpoint) else ""
-    everything = inspect_at(target, lambda: store_at(store, may_be_new=True), token=token or None, endpoint=endpoint)
+    everything = inspect_at(target, lambda: stores_at(store, lower, may_be_new=True), token=token or None, endpoint=endpoint)
     found = everything.only(filters) if filters else everything
     if as_json:
         from blobstore.inspection.inspection import inspection_document

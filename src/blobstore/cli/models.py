@@ -11,7 +11,9 @@ import typer
 
 from blobstore.cli.import_options import coverage_document, show_coverage
 from blobstore.cli.output import (
+    Jobs,
     JsonOption,
+    LowerOption,
     ReaderGoneError,
     StoreOption,
     WaitOption,
@@ -21,6 +23,7 @@ from blobstore.cli.output import (
     emit,
     note,
     printable,
+    progress_bar,
     reason,
     rfc3339,
     shape,
@@ -29,6 +32,7 @@ from blobstore.cli.output import (
     show_table,
     size,
     store_at,
+    stores_at,
 )
 from blobstore.errors import StorageError, UsageError
 from blobstore.names import ModelName
@@ -55,25 +59,32 @@ def register(app: typer.Typer) -> None:
     app.command("mv")(mv)
 
 
-def list_(sort: Sort = "time", store: StoreOption = None, as_json: JsonOption = False) -> None:
+def list_(sort: Sort = "time", store: StoreOption = None, lower: LowerOption = None, as_json: JsonOption = False) -> None:
     """List the models of the store, the newest first."""
     from blobstore.inspection.listing import ListedModel, list_models
 
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
-    opened = store_at(store)
+    upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
     models = sorted(list_models(opened), key=_ORDERS[sort])
     if as_json:
-        show_json([_list_item(model) for model in models])
+        show_json([_list_item(model) | _place(opened, model) for model in models])
     elif not models:
-        emit(printable(f"No models in {opened.root} yet. Import one: blobstore import FOLDER"))
+        emit(printable(f"No models in {opened.address} yet. Import one: blobstore import FOLDER"))
     else:
         rows = [_list_row(model) if isinstance(model, ListedModel) else _broken_row(model) for model in models]
-        show_table(("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"), rows)
+        places = [tuple(map(printable, _place(opened, model).values())) for model in models]
+        headings = ("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED", *(("STORE",) if any(places) else ()))
+        show_table(headings, [(*row, *place) for row, place in zip(rows, places, strict=True)])
     with _unreadable_is_noted():
-        if newer := opened.newer.names():
+        if newer := upper.newer.names():
             names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
             note(f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, not listed here: {names}")
+
+
+def _place(store: Any, model: ListedModel | BrokenModel) -> dict[str, str]:
+    """Return in which of several stores a model lies; nothing where there is one."""
+    return {"store": store.home_of(model.name).address} if hasattr(store, "home_of") else {}
 
 
 @contextmanager
@@ -148,20 +159,21 @@ def show(
         bool, typer.Option("--coverage", help="Say how much of its source is stored, and what was left out, and why.")
     ] = False,
     store: StoreOption = None,
+    lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a model: its architecture, type and size."""
     from blobstore.inspection.listing import describe, stored_coverage, summarize
 
     asked = ModelName.parse(name)
-    opened = store_at(store)
+    upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
     full = opened.find(asked)
-    manifest = opened.manifest(full)
+    manifest = opened.manifests.read(full)
     summary = summarize(opened, full, manifest)
     details = describe(opened, manifest, summary.tensors)
     covered = stored_coverage(opened, manifest) if coverage else None
     with _unreadable_is_noted():
-        if opened.newer.has(full):
+        if upper.newer.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
     if as_json:
         extra = {"coverage": coverage_document(covered)} if covered is not None else {}
@@ -233,11 +245,12 @@ def rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models to remove.")],
     wait: WaitOption = None,
     store: StoreOption = None,
+    lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
     asked = list(map(ModelName.parse, names))
-    opened = store_at(store, wait)
+    opened = stores_at(store, lower, wait)
     documents = []
     wanted = list(dict.fromkeys(map(opened.find, asked)))  # all or none: a typing error must not remove half of them
     for full in wanted:
@@ -262,21 +275,47 @@ def rm(
 
 
 def cp(
-    source: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
-    target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Another name for it.")],
+    source: Name,
+    target: Annotated[
+        str | None, typer.Argument(metavar="NEW_NAME", help="Another name for it [default with --to: the same name].")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="DIR", help="Copy the model to the store DIR, which may be new.")
+    ] = None,
+    jobs: Jobs = None,
     wait: WaitOption = None,
     store: StoreOption = None,
+    lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a model a second name; its blobs are shared."""
-    asked, wanted = ModelName.parse(source), ModelName.parse(target)
-    opened = store_at(store, wait)
-    old = opened.find(asked)
-    new = opened.copy(asked, wanted)
-    if as_json:
-        show_json({"source": str(old), "name": str(new)})
+    """Give a model a second name, or copy it to another store. A second name shares its blobs."""
+    if target is None and to is None:
+        raise UsageError("cp needs a NEW_NAME, or another store", hint="blobstore cp --help shows what is possible.")
+    asked, wanted = ModelName.parse(source), ModelName.parse(source if target is None else target)
+    if to is None:
+        opened = store_at(store, wait)
+        old = opened.find(asked)
+        new = opened.copy(asked, wanted)
+        show_json({"source": str(old), "name": str(new)}) if as_json else emit(f"Copied {old} to {new}")
     else:
-        emit(f"Copied {old} to {new}")
+        _copy_to(stores_at(store, lower, wait), asked, wanted, store_at(to, wait, may_be_new=True), jobs, as_json)
+
+
+def _copy_to(source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None, as_json: bool) -> None:
+    from blobstore.io.workers import silent
+    from blobstore.store.transfer import transfer
+
+    if source.address == target.address:
+        raise UsageError(f"{target.address} is the store that the model is in", hint="Leave --to out, and give a NEW_NAME.")
+    manifest = source.manifests.read(source.find(name))
+    with progress_bar(sum(blob.size for blob in target.blobs.missing(manifest.descriptors))) as progress:
+        (done,) = transfer({str(name): str(wanted)}, source, target, jobs=jobs, progress=progress or silent)
+    if as_json:
+        ways = {how.value: {"blobs": done.blobs[how], "bytes": done.nbytes[how]} for how in done.blobs}
+        show_json({"source": str(done.source), "name": str(done.name), "store": target.address, **ways})
+    else:
+        told = ", ".join(f"{done.blobs[how]:,} {how.value} ({size(done.nbytes[how])})" for how in done.blobs)
+        emit(f"Copied {done.source} to {done.name} in {printable(target.address)}: {told or 'no blobs'}")
 
 
 def mv(

@@ -54,6 +54,14 @@ def progress_bar(total: int) -> Iterator[Progress | None]:
 StoreOption = Annotated[
     str | None, typer.Option("--store", metavar="DIR", help="The store [default: $OLLAMA_MODELS, else ~/.ollama/models].")
 ]
+LowerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lower",
+        metavar="DIR",
+        help="A store that is only read, for what the store lacks; repeatable [default: $BLOBSTORE_LOWER].",
+    ),
+]
 WaitOption = Annotated[
     float | None,
     typer.Option(
@@ -63,6 +71,7 @@ WaitOption = Annotated[
         help="How long to wait while another process uses the store [default: 10, or 1 to remove blobs].",
     ),
 ]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Number of threads [default: one per core].")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 _LONGEST_MESSAGE = 1000
@@ -86,6 +95,24 @@ def store_at(folder: str | None, wait_s: float | None = None, *, may_be_new: boo
     if named is not None and not may_be_new:
         store.require()
     return store
+
+
+def stores_at(
+    folder: str | None,
+    lower: Sequence[str] | None,
+    wait_s: float | None = None,
+    *,
+    may_be_new: bool = False,
+    copies_up: bool = False,
+) -> Any:
+    """Return the store of `store_at`, over those that ``--lower`` or the environment names. Raises: as `store_at`."""
+    folders = lower or [part for part in os.environ.get("BLOBSTORE_LOWER", "").split(os.pathsep) if part]
+    upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders))
+    if not folders:
+        return upper
+    from blobstore.store.layered import LayeredStore
+
+    return LayeredStore(upper, [store_at(below) for below in folders], copies_up=copies_up)
 
 
 class ReaderGoneError(Exception):

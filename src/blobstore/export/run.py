@@ -39,10 +39,10 @@ from blobstore.io.durable import (
     syncs_whole,
 )
 from blobstore.io.ranges import close_quietly
-from blobstore.io.workers import threads
+from blobstore.io.workers import silent, threads
 from blobstore.model.parts import read_model
 from blobstore.names import ModelName
-from blobstore.store.local.store import Store
+from blobstore.store.ports import Home
 
 _HINT = "Name a folder that does not exist, or an empty one."
 
@@ -50,7 +50,7 @@ _HINT = "Name a folder that does not exist, or an empty one."
 class Target:
     """The folder that an export shall become."""
 
-    def __init__(self, path: str | os.PathLike[str], store: Store) -> None:
+    def __init__(self, path: str | os.PathLike[str], store: Home) -> None:
         """Check the folder. Raises: StorageError unless it is an empty folder; UsageError when it is in the store."""
         try:
             with os_errors("access", os.fspath(path)):
@@ -59,8 +59,8 @@ class Target:
                 is_mount = self.path.is_mount()
         except (ValueError, RuntimeError) as error:  # a NUL in the path, an unknown ~user, a loop of links
             raise StorageError(f"can't write to {quoted(os.fspath(path))}: {error}", path=os.fspath(path)) from error
-        if self.path == store.root or store.root in self.path.parents:
-            message = f"{self.path} is in the store {store.root}, where only blobs and manifests may be"
+        if Path(store.address) in (self.path, *self.path.parents):
+            message = f"{self.path} is in the store {store.address}, where only blobs and manifests may be"
             raise UsageError(message, path=str(self.path))
         if is_mount:
             hint = f"Export into a folder of it, such as {self.path / 'model'}."
@@ -190,7 +190,7 @@ def export_model(
     name: str | ModelName,
     folder: str | os.PathLike[str],
     *,
-    store: Store,
+    store: Home,
     format: str = "safetensors",  # noqa: A002  # the option's name
     dequantize: str | DType | None = None,
     max_shard_size: int | str = DEFAULT_SHARD,
@@ -220,14 +220,10 @@ def export_model(
         plan = make_plan(model, options)
         started = time.monotonic()
         with target.staged() as staging, (bar or _no_bar)(plan.nbytes) as progress:
-            write_files(plan, staging, workers, progress or _silent)
+            write_files(plan, staging, workers, progress or silent)
     files = {file.path: file.size for file in sorted(plan.files, key=lambda file: file.path)}
     return ExportResult(model.name, target.path, files, plan.notes, time.monotonic() - started)
 
 
 def _no_bar(_: int) -> AbstractContextManager[Progress | None]:
     return nullcontext()
-
-
-def _silent(nbytes: int, name: str) -> None:
-    """Progress that is not shown."""

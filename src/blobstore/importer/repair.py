@@ -20,6 +20,7 @@ from typing import Any
 from blobstore.errors import (
     BlobStoreError,
     BusyError,
+    ConflictError,
     DocumentError,
     UnsupportedSourceError,
     UsageError,
@@ -42,14 +43,14 @@ from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.rules import Importance
 from blobstore.importer.writing import copy_file, usual_memory, write_blobs
 from blobstore.io.ranges import real_path
-from blobstore.io.workers import threads
+from blobstore.io.workers import silent, threads
 from blobstore.names import Digest, ModelName
 from blobstore.source.inventory import Inventory, read_inventory
-from blobstore.store.care.checks import BlobChecks, Users, silent
+from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.care.verify import Bar, manifest_bytes, read_manifest
-from blobstore.store.local.session import Ingest
+from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store import Store
-from blobstore.store.local.writer import FinishedBlob
+from blobstore.store.ports import Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +189,14 @@ def repair_model(
     no source, or when the options of the import can't be found out; UnsupportedSourceError when no damaged blob could be
     made from the source; BusyError; StorageError.
     """
-    full = store.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
+    full = store.manifests.spelled(ModelName.of(name))
     workers = threads(jobs)
     before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)
-    with store.ingest("" if source is None else real_path(source)) as ingest:
+    with store.session("" if source is None else real_path(source)) as session:
         checks = _checked(store, full, manifest, workers, bar)
         damaged = {blob.digest: blob for blob in manifest.descriptors if blob.digest.hex in checks.damaged}
-        blobs: list[FinishedBlob] = []
+        blobs: list[Finished] = []
         remaining: dict[Digest, str] = {}
         if damaged:
             if source is None:
@@ -203,7 +204,7 @@ def repair_model(
                 hint = f"Make them again from the checkpoint: blobstore repair {full} --from SOURCE"
                 raise UsageError(message, model=str(full), hint=hint)
             plan = replan(store, manifest, source, Files(importance, draft, modelfile))
-            blobs, remaining = _made_again(plan, damaged, ingest, workers, bar)
+            blobs, remaining = _made_again(plan, damaged, session, workers, bar)
             if not blobs:
                 digest, reason = next(iter(remaining.items()))
                 message = f"nothing of {full} could be made again from {os.fspath(source)}: blob {digest}: {reason}"
@@ -211,9 +212,9 @@ def repair_model(
         is_restored = is_restored and not remaining
         if is_restored:
             # It takes its time: what another has put there or removed meanwhile stays as it is now.
-            ingest.commit(blobs, full, manifest, check=lambda: _refuse_change(store, full, before))
+            _restore(session, full, manifest, before)
         elif blobs:
-            ingest.publish(blobs)
+            session.replace(blobs)
     return RepairResult(
         name=full,
         checked=len(checks.uses),
@@ -239,10 +240,12 @@ def _manifest(store: Store, name: ModelName) -> tuple[Manifest, bool]:
     )
 
 
-def _refuse_change(store: Store, name: ModelName, before: bytes) -> None:
-    if manifest_bytes(store, name) != before:
+def _restore(session: LocalSession, name: ModelName, manifest: Manifest, before: bytes) -> None:
+    try:
+        session.publish(name, manifest, expected=(before,) if before else (None, before))
+    except ConflictError as error:
         message = f"the manifest of {name} has been replaced or removed during the repair, or could not be read"
-        raise BusyError(message, model=str(name), hint="Repair it again.")
+        raise BusyError(message, model=str(name), hint="Repair it again.") from error
 
 
 def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, int]:
@@ -261,29 +264,29 @@ def _checked(store: Store, name: ModelName, manifest: Manifest, jobs: int, bar: 
 
 
 def _made_again(
-    plan: ImportPlan, damaged: Mapping[Digest, Descriptor], ingest: Ingest, jobs: int, bar: Bar | None
-) -> tuple[list[FinishedBlob], dict[Digest, str]]:
+    plan: ImportPlan, damaged: Mapping[Digest, Descriptor], session: LocalSession, jobs: int, bar: Bar | None
+) -> tuple[list[Finished], dict[Digest, str]]:
     """Return what was made of the damaged blobs, not yet visible, and why the others could not be made."""
     texts = [layer.data for layer in plan.layers if isinstance(layer, PlannedFile)]
     config = plan.config.encode()
     by_digest = {Digest.of(data): data for data in (*texts, config, config + b"\n")}  # newer Ollamas end it with a newline
-    made = [ingest.put(by_digest[digest]) for digest in damaged if digest in by_digest]
+    made: list[Finished] = [session.put(by_digest[digest]) for digest in damaged if digest in by_digest]
     lost = {(blob.name, blob.size) for blob in damaged.values() if blob.media_type == FILE_MEDIA_TYPE}
     copies = (layer for layer in plan.layers if isinstance(layer, PlannedCopy) and (layer.name, layer.size) in lost)
-    made += [copy_file(layer, ingest) for layer in copies]
+    made += [copy_file(layer, session) for layer in copies]
     wanted = {blob.name: blob for blob in damaged.values() if blob.media_type == TENSOR_MEDIA_TYPE}
     chosen = [layer for layer in plan.blobs if layer.name in wanted and layer.size == wanted[layer.name].size]
-    made += _written(replace(plan, layers=tuple(chosen)), ingest, jobs, bar) if chosen else []
+    made += _written(replace(plan, layers=tuple(chosen)), session, jobs, bar) if chosen else []
     right = [blob for blob in made if blob.digest in damaged]
     found = {blob.digest for blob in right}
     return right, {digest: _reason(blob, plan, chosen) for digest, blob in damaged.items() if digest not in found}
 
 
-def _written(plan: ImportPlan, ingest: Ingest, jobs: int, bar: Bar | None) -> list[FinishedBlob]:
+def _written(plan: ImportPlan, session: LocalSession, jobs: int, bar: Bar | None) -> list[Finished]:
     total = sum(blob.source_bytes for blob in plan.blobs)
     with bar(total) if bar is not None else nullcontext() as progress:
         # The journal would say that the damaged blob is what is wanted: so it is hashed first.
-        written = write_blobs(plan, ingest, jobs, usual_memory(jobs), progress or silent, verify_reuse=True)
+        written = write_blobs(plan, session, jobs, usual_memory(jobs), progress or silent, verify_reuse=True)
     return written.blobs
 
 

@@ -29,15 +29,13 @@ from blobstore.importer.targets import Bar, plan_for_target
 from blobstore.importer.writing import copy_file, least_memory, usual_memory, write_blobs
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import real_path
-from blobstore.io.workers import Progress, threads
+from blobstore.io.workers import Progress, silent, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
 from blobstore.source.assembly import source_weights
 from blobstore.source.hub import repository_name
 from blobstore.source.inventory import Inventory, read_inventory
-from blobstore.store.local.session import Ingest
-from blobstore.store.local.store import Store
-from blobstore.store.local.writer import FinishedBlob
+from blobstore.store.ports import Finished, Home, Session
 
 _SAID: dict[str, frozenset[str]] = {
     **{kind.value: frozenset({kind.value}) for kind in QuantType},
@@ -137,7 +135,7 @@ def import_model(
     source: str | os.PathLike[str] | None = None,
     name: str | ModelName | None = None,
     *,
-    store: Store,
+    store: Home,
     jobs: int | None = None,
     memory: int | None = None,
     verify_reuse: bool = False,
@@ -160,7 +158,7 @@ def import_model(
     """
     plan = plan_import(source, jobs=jobs, **options)
     target = default_name(plan) if name is None else name
-    full = ModelName.parse(target) if isinstance(target, str) else target
+    full = ModelName.of(target)
     if not force:
         check_tag(plan, full)
     return run_plan(plan, full, store, jobs=jobs, memory=memory, verify_reuse=verify_reuse, progress=progress)
@@ -194,7 +192,7 @@ def _named(stem: str, options: ImportOptions) -> ModelName:
 def run_plan(
     plan: ImportPlan,
     name: ModelName,
-    store: Store,
+    store: Home,
     *,
     jobs: int | None = None,
     memory: int | None = None,
@@ -209,13 +207,13 @@ def run_plan(
     budget = _budget(memory, workers)
     started = time.monotonic()
     name = store.target(name)
-    with store.ingest(real_path(plan.inventory.path)) as ingest:
-        written = write_blobs(plan, ingest, workers, budget, progress or _silent, verify_reuse=verify_reuse)
-        blobs = _with_files(plan, written.blobs, ingest)
-        config = ingest.put(plan.config.encode())
+    with store.session(real_path(plan.inventory.path)) as session:
+        written = write_blobs(plan, session, workers, budget, progress or silent, verify_reuse=verify_reuse)
+        blobs = _with_files(plan, written.blobs, session)
+        config = session.put(plan.config.encode())
         manifest = _manifest(plan, blobs, config)
         name = store.manifests.spelled(name)  # another import may have made a model of the name meanwhile
-        created = ingest.commit([*written.blobs, *blobs, config], name, manifest, written.keys)
+        created = session.publish(name, manifest)
     sizes = {blob.digest: blob.size for blob in (*blobs, config)}
     return ImportResult(
         name=name,
@@ -234,7 +232,7 @@ def run_plan(
     )
 
 
-def _with_files(plan: ImportPlan, tensors: list[FinishedBlob], ingest: Ingest) -> list[FinishedBlob]:
+def _with_files(plan: ImportPlan, tensors: list[Finished], session: Session) -> list[Finished]:
     """Return a blob for every layer of the plan: the tensor blobs, and what is written of the others."""
     made = iter(tensors)
     blobs = []
@@ -243,9 +241,9 @@ def _with_files(plan: ImportPlan, tensors: list[FinishedBlob], ingest: Ingest) -
             case PlannedBlob():
                 blobs.append(next(made))
             case PlannedFile():
-                blobs.append(ingest.put(layer.data))
+                blobs.append(session.put(layer.data))
             case PlannedCopy():
-                blobs.append(copy_file(layer, ingest))
+                blobs.append(copy_file(layer, session))
     return blobs
 
 
@@ -259,7 +257,7 @@ def _budget(memory: int | None, workers: int) -> int:
     return memory
 
 
-def _manifest(plan: ImportPlan, blobs: list[FinishedBlob], config: FinishedBlob) -> Manifest:
+def _manifest(plan: ImportPlan, blobs: list[Finished], config: Finished) -> Manifest:
     layers = zip(plan.layers, blobs, strict=True)
     return Manifest(
         config=Descriptor(media_type=CONFIG_MEDIA_TYPE, digest=config.digest, size=config.size),
@@ -268,7 +266,3 @@ def _manifest(plan: ImportPlan, blobs: list[FinishedBlob], config: FinishedBlob)
             for layer, blob in layers
         ),
     )
-
-
-def _silent(nbytes: int, blob: str) -> None:
-    """Progress that is not shown."""

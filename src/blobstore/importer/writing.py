@@ -23,14 +23,13 @@ from blobstore.io.ranges import FileReader, allow_open_files
 from blobstore.io.workers import Progress, each
 from blobstore.source.reading import SourceReaders
 from blobstore.source.weights import SourceWeight
-from blobstore.store.local.session import Ingest
-from blobstore.store.local.writer import BlobWriter, FinishedBlob
+from blobstore.store.ports import Finished, Session, Writer
 
 _PIECE = 2**20
 
 
-def copy_file(layer: PlannedCopy, ingest: Ingest) -> FinishedBlob:
-    """Return the blob of a file, written to ``ingest`` in pieces of 1 MiB; it is not yet visible.
+def copy_file(layer: PlannedCopy, session: Session) -> Finished:
+    """Return the blob of a file, written to ``session`` in pieces of 1 MiB; it is not yet visible.
 
     Raises: CorruptDataError when the file is not the one any more that was planned, or changes meanwhile; NotFoundError;
     StorageError.
@@ -38,13 +37,13 @@ def copy_file(layer: PlannedCopy, ingest: Ingest) -> FinishedBlob:
     with FileReader(layer.file.path) as reader:
         reader.check_is(layer.file.identity)
         is_small = reader.size <= _PIECE
-        blob = ingest.put(reader.read(0, reader.size)) if is_small else _copy_large(reader, ingest)
+        blob = session.put(reader.read(0, reader.size)) if is_small else _copy_large(reader, session)
         reader.check_unchanged()
         return blob
 
 
-def _copy_large(reader: FileReader, ingest: Ingest) -> FinishedBlob:
-    writer = ingest.writer(reader.size)
+def _copy_large(reader: FileReader, session: Session) -> Finished:
+    writer = session.writer(reader.size)
     blob, done = None, 0
     try:
         for piece in reader.pieces(memoryview(bytearray(_PIECE))):
@@ -111,15 +110,14 @@ def usual_memory(jobs: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WrittenBlobs:
-    """The tensor blobs of a plan, in its order, each with the journal's key; and how many earlier imports had made."""
+    """The tensor blobs of a plan, in its order; and how many earlier imports had made."""
 
-    blobs: list[FinishedBlob]
-    keys: list[str]
+    blobs: list[Finished]
     recalled: int
 
 
 def write_blobs(
-    plan: ImportPlan, ingest: Ingest, jobs: int, memory: int, progress: Progress, *, verify_reuse: bool
+    plan: ImportPlan, session: Session, jobs: int, memory: int, progress: Progress, *, verify_reuse: bool
 ) -> WrittenBlobs:
     """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes; they are not yet visible.
 
@@ -130,7 +128,7 @@ def write_blobs(
     the file; StorageError. Nothing is committed here.
     """
     allow_open_files(sum(len(inventory.files) for inventory in plan.inventories) + 2 * jobs)
-    work = _Work(plan, ingest, progress)
+    work = _Work(plan, session, progress)
     try:
         work.recall(jobs, verify=verify_reuse)
         runs = work.most_runs()
@@ -152,28 +150,31 @@ def _buffers(threads: int, runs: int, memory: int, nbytes: int) -> BufferPool:
 class _Work:
     """What the threads of one import share."""
 
-    def __init__(self, plan: ImportPlan, ingest: Ingest, progress: Progress) -> None:
+    def __init__(self, plan: ImportPlan, session: Session, progress: Progress) -> None:
         self._blobs = plan.blobs
         self._keys = [entry_key(blob) for blob in plan.blobs]
-        self._ingest = ingest
+        self._session = session
         self._progress = progress
         self._readers = SourceReaders()
         self._maker = RunMaker(self._readers)
-        self._finished: dict[int, FinishedBlob] = {}
+        self._finished: dict[int, Finished] = {}
         self._recalled = 0
-        self._writers: dict[int, BlobWriter] = {}
+        self._writers: dict[int, Writer] = {}
         self._mutex = threading.Lock()
 
     def recall(self, jobs: int, *, verify: bool) -> None:
         """Find the blobs that an earlier import has made; with ``jobs`` threads where they have to be read."""
+        earlier = self._session.earlier
+        if earlier is None:
+            return
 
-        def recall_one(number: int) -> None:
-            blob = self._ingest.recall(self._keys[number], self._blobs[number].size, verify=verify)
+        def find_one(number: int) -> None:
+            blob = earlier.find(self._keys[number], self._blobs[number].size, verify=verify)
             if blob is not None:
                 self._finished[number] = blob
 
-        threads = jobs if verify or self._ingest.has_leftovers() else 1
-        each(range(len(self._blobs)), recall_one, threads, name="recall")
+        threads = jobs if verify or earlier.takes_time() else 1
+        each(range(len(self._blobs)), find_one, threads, name="recall")
         self._recalled = len(self._finished)
         if self._finished:
             self._progress(sum(self._blobs[number].source_bytes for number in self._finished), "")
@@ -197,7 +198,7 @@ class _Work:
         for number, blob in enumerate(self._blobs):
             if number in self._finished:
                 continue
-            self._writers[number] = self._ingest.writer(blob.size)
+            self._writers[number] = self._session.writer(blob.size)
             for run in runs_of(blob):
                 yield number, run, buffers.take()
 
@@ -222,13 +223,14 @@ class _Work:
             with self._mutex:
                 self._finished[number] = finished
                 del self._writers[number]
-            self._ingest.finished(self._keys[number], finished)
+            if self._session.earlier is not None:
+                self._session.earlier.note(self._keys[number], finished)
         self._progress(run.source_bytes, blob.name)
 
     def result(self) -> WrittenBlobs:
         """Return the blobs. Raises: CorruptDataError when a source changed meanwhile."""
         self._readers.check_unchanged()
-        return WrittenBlobs([self._finished[number] for number in range(len(self._blobs))], self._keys, self._recalled)
+        return WrittenBlobs([self._finished[number] for number in range(len(self._blobs))], self._recalled)
 
     def close(self) -> None:
         """Close all files."""

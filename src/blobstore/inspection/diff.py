@@ -24,7 +24,7 @@ from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.loader import open_model
 from blobstore.model.tensors import Tensor
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.store import Store
+from blobstore.store.ports import Home
 
 CHUNK_WEIGHTS = 2**19
 """Weights compared at a time by one thread: a whole number of groups of every type."""
@@ -215,7 +215,7 @@ class ModelDiff:
 
 
 def diff_models(
-    a: str | ModelName, b: str | ModelName, *, store: Store, error: bool = False, jobs: int | None = None
+    a: str | ModelName, b: str | ModelName, *, store: Home, error: bool = False, jobs: int | None = None
 ) -> ModelDiff:
     """Return how the stored model ``b`` differs from ``a``; with ``error`` also how far the values of changed tensors are.
 
@@ -255,9 +255,9 @@ class _Opened:
     sizes: Mapping[Digest, int]
 
 
-def _opened(name: str | ModelName, store: Store, stack: ExitStack) -> _Opened:
+def _opened(name: str | ModelName, store: Home, stack: ExitStack) -> _Opened:
     full = store.find(name)
-    manifest = store.manifest(full)
+    manifest = store.manifests.read(full)
     tensors: Mapping[str, Tensor] = {}
     if manifest.tensor_layers:
         model = stack.enter_context(open_model(full, store=store))
@@ -266,7 +266,7 @@ def _opened(name: str | ModelName, store: Store, stack: ExitStack) -> _Opened:
     return _Opened(full, tensors, dict(_documents(manifest, store)), sizes)
 
 
-def _documents(manifest: Manifest, store: Store) -> Iterator[tuple[str, Digest]]:
+def _documents(manifest: Manifest, store: Home) -> Iterator[tuple[str, Digest]]:
     """Yield the layers other than tensors: by name, else by kind and its count so far."""
     kinds: Counter[str] = Counter()
     for layer in manifest.layers:
@@ -278,7 +278,7 @@ def _documents(manifest: Manifest, store: Store) -> Iterator[tuple[str, Digest]]
         yield "(config)", _config_digest(manifest.config, store)
 
 
-def _config_digest(config: Descriptor, store: Store) -> Digest:
+def _config_digest(config: Descriptor, store: Home) -> Digest:
     """Return the digest of a config blob without the newline that newer Ollamas end it with: they say the same.
 
     Source: ollama/ollama PR 14969 @ca0b86d3 x/create/manifest.go, where json.Encoder writes what json.Marshal wrote before.

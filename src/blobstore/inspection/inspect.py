@@ -38,7 +38,7 @@ from blobstore.source.shards import SUFFIX, is_index
 
 if TYPE_CHECKING:
     from blobstore.io.http.reader import Remote
-    from blobstore.store.local.store import Store
+    from blobstore.store.ports import Home
 
 
 def inspect_address(target: WebTarget | HubTarget, token: str | None, endpoint: str) -> Inspection:
@@ -104,7 +104,7 @@ def _file(remote: Remote, target: WebTarget, budget: Budget) -> Inspection:
 
 
 def inspect(
-    target: str | os.PathLike[str], *, store: Store | None = None, token: str | None = None, endpoint: str | None = None
+    target: str | os.PathLike[str], *, store: Home | None = None, token: str | None = None, endpoint: str | None = None
 ) -> Inspection:
     """Return what a target holds: its files, headers, logical tensors and counts. Headers are read, and no weight.
 
@@ -118,7 +118,7 @@ def inspect(
     tensors), LimitExceededError, StorageError, RemoteError.
     """
 
-    def stored() -> Store:
+    def stored() -> Home:
         from blobstore.store.local.store import open_store
 
         return open_store() if store is None else store
@@ -127,7 +127,7 @@ def inspect(
 
 
 def inspect_at(
-    target: str | os.PathLike[str], store: Callable[[], Store], *, token: str | None = None, endpoint: str | None = None
+    target: str | os.PathLike[str], store: Callable[[], Home], *, token: str | None = None, endpoint: str | None = None
 ) -> Inspection:
     """Return what `inspect` returns; ``store`` gives the store when a name has to be looked up in it."""
     found = parse_target(target, endpoint or HUB) if isinstance(target, str) else LocalTarget(os.fspath(target), None)

@@ -23,9 +23,8 @@ from blobstore.io.budget import Budget
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict
 from blobstore.model.runtimes import verdicts
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.journal import Summary
 from blobstore.store.local.references import is_plain, missing_blob
-from blobstore.store.local.store import Store
+from blobstore.store.ports import Home, Summary
 from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 
 
@@ -66,7 +65,7 @@ class ModelDetails:
     runs_in: tuple[Verdict, ...]
 
 
-def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary:
+def summarize(store: Home, name: ModelName, manifest: Manifest) -> ModelSummary:
     """Return a model's summary, from the headers of its blobs.
 
     Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says; LimitExceededError.
@@ -93,7 +92,7 @@ def summarize(store: Store, name: ModelName, manifest: Manifest) -> ModelSummary
     )
 
 
-def describe(store: Store, manifest: Manifest, tensors: tuple[StoredTensor, ...]) -> ModelDetails:
+def describe(store: Home, manifest: Manifest, tensors: tuple[StoredTensor, ...]) -> ModelDetails:
     """Return what a model's documents say about it, and where it runs with its ``tensors``.
 
     Raises: NotFoundError or CorruptDataError for a damaged document.
@@ -116,7 +115,7 @@ def _facts(tensor: StoredTensor) -> TensorFacts:
     return TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.quantization, double_scaled=scaled)
 
 
-def config_of(store: Store, manifest: Manifest) -> ModelConfig:
+def config_of(store: Home, manifest: Manifest) -> ModelConfig:
     """Return a model's config, an empty one where it has none. Raises: as `BlobFolder.read` and `ModelConfig.parse`."""
     return ModelConfig.parse(store.blobs.read(manifest.config)) if manifest.config is not None else ModelConfig()
 
@@ -152,7 +151,7 @@ def _integer(config: dict[str, object], key: str) -> int | None:
     return value if type(value) is int else None
 
 
-def stored_coverage(store: Store, manifest: Manifest) -> Coverage:
+def stored_coverage(store: Home, manifest: Manifest) -> Coverage:
     """Return the coverage that was recorded when a model was imported; where none was, what is stored is counted.
 
     Then the source's own numbers are None: Ollama does not record them.
@@ -165,7 +164,7 @@ def stored_coverage(store: Store, manifest: Manifest) -> Coverage:
     return recorded if recorded is not None else _counted(store, manifest, has_own=layer is not None)
 
 
-def _counted(store: Store, manifest: Manifest, *, has_own: bool) -> Coverage:
+def _counted(store: Home, manifest: Manifest, *, has_own: bool) -> Coverage:
     tensors, budget = 0, Budget.of_stored("the model")
     for layer in manifest.tensor_layers:
         with store.blobs.open(layer) as reader:
@@ -182,13 +181,14 @@ class BrokenModel:
     error: BlobStoreError
 
 
-def list_models(store: Store) -> list[ListedModel | BrokenModel]:
+def list_models(store: Home) -> list[ListedModel | BrokenModel]:
     """Return every model of the store, sorted by name; one that can't be read is there with its error.
 
     Whether all blobs of a model are there is checked every time; their headers only when it was never listed before
     (store/local/journal.py has why, and what is written). Raises: StorageError when the folders can't be listed.
     """
-    work = _Work(store, store.summaries.read(), store.blobs.digests())
+    known = store.summaries.read() if store.summaries is not None else {}
+    work = _Work(store, known, store.blobs.digests())
     models: list[ListedModel | BrokenModel] = []
     for name in store.manifests.names():
         try:
@@ -196,7 +196,8 @@ def list_models(store: Store) -> list[ListedModel | BrokenModel]:
         except BlobStoreError as error:
             if _is_there(store, name):  # else it has been removed meanwhile, and is not broken
                 models.append(BrokenModel(name, error.about(model=str(name))))
-    store.summaries.add(work.new)
+    if store.summaries is not None:
+        store.summaries.add(work.new)
     return models
 
 
@@ -215,7 +216,7 @@ class _Work:
     ``sound``, ``failed``: what was found of manifests this time. Thousands of names may have the same bytes.
     """
 
-    store: Store
+    store: Home
     known: Mapping[str, Summary]
     there: set[str]
     new: dict[str, Summary] = field(default_factory=dict)
@@ -286,9 +287,9 @@ class _Work:
         return self.weights[layer.digest]
 
 
-def _is_there(store: Store, name: ModelName) -> bool:
+def _is_there(store: Home, name: ModelName) -> bool:
     try:
-        store.manifests.require(name)
+        store.find(name)
     except NotFoundError:
         return False
     return True

@@ -29,6 +29,7 @@ from blobstore.inspection.rewriting import (
 )
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import FileIdentity, FileReader, close_quietly
+from blobstore.io.workers import silent
 from blobstore.names import Digest
 
 _WAIT_S = 10
@@ -102,7 +103,7 @@ def edit_metadata(
                 raise _no_room(file, parts, value, len(old))
             else:
                 text = parts.grown(value, header.data_start)
-                tell = progress or _silent
+                tell = progress or silent
                 copied = rewrite(reader, file, text, header.data_start, lambda nbytes: tell(nbytes, file.name))
     return MetadataEdit(metadata, changed, copied, time.monotonic() - started)
 
@@ -167,7 +168,3 @@ def _no_room(file: Path, parts: HeaderText, value: bytes, length: int) -> UsageE
     needed = len(parts.before) + len(value) + len(parts.after)
     message = f"the new header of {file} needs {needed:,} bytes, and the old one has {length:,}"
     return UsageError(message, path=str(file), hint="Leave out --in-place, and a new file is written.")
-
-
-def _silent(nbytes: int, name: str) -> None:
-    """Progress that is not shown."""

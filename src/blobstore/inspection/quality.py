@@ -31,7 +31,7 @@ from blobstore.importer.planning.plan import DRAFT_PREFIX
 from blobstore.importer.policies.options import Experts
 from blobstore.importer.run import outputs_of
 from blobstore.inspection.diff import CHUNK_WEIGHTS, Errors, stored_values
-from blobstore.io.workers import Progress, threads
+from blobstore.io.workers import Progress, silent, threads
 from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.loader import Model, open_model
 from blobstore.model.tensors import Tensor
@@ -39,7 +39,7 @@ from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory
 from blobstore.source.reading import SourceReaders
 from blobstore.source.weights import Form
-from blobstore.store.local.store import Store
+from blobstore.store.ports import Home
 
 _HALF_A_STEP = 0.5
 # From these many scales on a weight would have a further code if the type went on: half-way to the next value.
@@ -80,7 +80,7 @@ def measure_quality(
     name: str | ModelName,
     source: str | os.PathLike[str],
     *,
-    store: Store,
+    store: Home,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> ModelQuality:
@@ -103,7 +103,7 @@ def measure_quality(
             pairs = list(_pairs(model, source))
             with ThreadPoolExecutor(workers, thread_name_prefix="quality") as pool:
                 stop = threading.Event()
-                futures = [pool.submit(_measure, *pair, readers, progress or _silent, stop) for pair in pairs]
+                futures = [pool.submit(_measure, *pair, readers, progress or silent, stop) for pair in pairs]
                 try:
                     tensors = [future.result() for future in futures]
                 except BaseException:
@@ -240,7 +240,3 @@ def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
             scale *= 1.0 if groups.global_scale is None else float(groups.global_scale.reshape(-1)[0])
             beyond = (np.abs(rows) >= _BEYOND[groups.quant_type] * scale[:, None]) & (rows != 0)
     return int(np.count_nonzero(beyond))
-
-
-def _silent(nbytes: int, blob: str) -> None:
-    """Progress that is not shown."""

@@ -38,10 +38,10 @@ from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 if TYPE_CHECKING:
     from blobstore.formats.documents import Descriptor, Manifest
     from blobstore.names import ModelName
-    from blobstore.store.local.store import Store
+    from blobstore.store.ports import Home
 
 
-def inspect_path(target: LocalTarget, store: Callable[[], Store]) -> Inspection:
+def inspect_path(target: LocalTarget, store: Callable[[], Home]) -> Inspection:
     """Return what a file, a folder or a shard index holds. Raises: as `blobstore.inspection.inspect.inspect`."""
     path = Path(target.path)
     notes: list[str] = []
@@ -92,7 +92,7 @@ def _note_size(index: ShardIndex, held: int, notes: list[str]) -> None:
         notes.append(f"the index says that the tensors have {said:,} bytes (total_size); they have {held:,}")
 
 
-def inspect_model(target: ModelTarget, store: Store) -> Inspection:
+def inspect_model(target: ModelTarget, store: Home) -> Inspection:
     """Return what a stored model holds.
 
     Raises: NotFoundError (no such model, a missing blob); UnsupportedSourceError (no tensors: a GGUF model);
@@ -101,7 +101,7 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
     name = target.name
     try:
         name = store.find(name)
-        manifest = store.manifest(name)
+        manifest = store.manifests.read(name)
     except NotFoundError as error:
         raise missing(target.text, name, error.hint) from None
     if not manifest.tensor_layers:
@@ -131,7 +131,7 @@ def inspect_model(target: ModelTarget, store: Store) -> Inspection:
 
 
 def _read_blob(
-    store: Store, model: ModelName, layer: Descriptor, settings: Settings, budget: Budget
+    store: Home, model: ModelName, layer: Descriptor, settings: Settings, budget: Budget
 ) -> tuple[InspectedFile, list[StoredTensor]]:
     """Return a blob under its layer's name, and its tensors."""
     try:
@@ -144,7 +144,7 @@ def _read_blob(
         raise error.at(place, model=str(model), blob=str(layer.digest), tensor=layer.name) from error
 
 
-def _source_metadata(store: Store, manifest: Manifest) -> list[Mapping[str, str]]:
+def _source_metadata(store: Home, manifest: Manifest) -> list[Mapping[str, str]]:
     """Return the metadata of the files that a model was imported from; none where nothing says them."""
     from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 
@@ -167,7 +167,7 @@ def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, st
     return {key: value for key, value in common.items() if key not in differing}
 
 
-def _has_model(store: Callable[[], Store], name: ModelName) -> bool:
+def _has_model(store: Callable[[], Home], name: ModelName) -> bool:
     try:
         store().find(name)
     except BlobStoreError:

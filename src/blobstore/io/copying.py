@@ -1,4 +1,4 @@
-"""Whole files and folders: copied by the kernel, and removed.
+"""Whole files and folders: copied or shared by the kernel, and removed.
 
 Copying: bytes of one file into another, moved by the kernel.
 
@@ -16,13 +16,15 @@ Nor is a folder renamed: overlayfs refuses that for one that lies in a lower lay
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from blobstore.errors import ShortReadError, from_os_error
-from blobstore.io.durable import PAGE, os_errors, write_all_at
-from blobstore.io.ranges import FileReader, close_quietly
+from blobstore.io.durable import PAGE, create_file, os_errors, write_all_at
+from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -80,10 +82,44 @@ def _remove_files(folder: int) -> list[str]:
 Told = Callable[[int], object]
 """Told of every few megabytes that were copied."""
 
+_FICLONE = 0x40049409
 _STEP = 2**26
 _BUFFER = 2**20
 # Across file systems; no such call; a file system without it; a sandbox that knows it not (EPERM).
 _CAN_NOT = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
+
+
+def clone(source: OpenReader, target: Path) -> bool:
+    """Make ``target`` a new file that shares the blocks of ``source``; return False where that is impossible.
+
+    Source of the number: linux/fs.h ``FICLONE``, ioctl_ficlone(2).
+    """
+    shared = source.fileno()
+    if shared is None or not sys.platform.startswith("linux"):
+        return False
+    with os_errors("create", target):
+        fd = create_file(target)
+    try:
+        fcntl.ioctl(fd, _FICLONE, shared)
+    except OSError:  # another file system, or one that shares nothing
+        target.unlink(missing_ok=True)
+        return False
+    finally:
+        close_quietly(fd)
+    return True
+
+
+def link(source: OpenReader, target: Path) -> bool:
+    """Make ``target`` another name of the file that ``source`` has open; return False where that is impossible."""
+    shared = source.fileno()
+    try:
+        os.link(source.name, target, follow_symlinks=False)
+        if shared is not None and os.path.samestat(target.lstat(), os.fstat(shared)):
+            return True
+        target.unlink()  # the path has another file now
+    except OSError:
+        pass
+    return False
 
 
 def copy_range(

@@ -57,13 +57,64 @@ class RangeReader(Protocol):
         """Return exactly ``length`` bytes from ``offset``. Raises: ShortReadError when there are fewer."""
 
 
+class OpenReader(RangeReader, Protocol):
+    """A reader of bytes that are near, to be closed."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole."""
+
+    @property
+    def identity(self) -> FileIdentity | None:
+        """What tells one state of the file from another; None where there is no file."""
+
+    def fileno(self) -> int | None:
+        """Return the open file's descriptor, None where there is no file: a file can be mapped, linked and cloned."""
+
+    def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield all bytes in order, in views of ``buffer``, each good until the next. Raises: as `readinto`."""
+
+    def digest(self) -> Digest:
+        """Return the digest of the bytes. Raises: as `readinto`."""
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class BytesReader:
     """A reader over bytes in memory."""
+
+    identity = None
 
     def __init__(self, data: bytes, name: str = "bytes") -> None:
         self.name = name
         self.size = len(data)
         self._data = memoryview(data)
+
+    def fileno(self) -> None:
+        """Return None: there is no file."""
+
+    def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield all bytes; nothing is copied, and ``buffer`` is only a measure."""
+        for start in range(0, self.size, len(buffer)):
+            yield self._data[start : start + len(buffer)]
+
+    def digest(self) -> Digest:
+        """Return the digest of the bytes."""
+        return Digest.of(self._data)
+
+    def close(self) -> None:
+        """Do nothing: memory is given back with the last view of it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Copy ``len(buffer)`` bytes from ``offset``."""
@@ -279,16 +330,21 @@ def _short(reader: BytesReader | FileReader, offset: int, length: int) -> ShortR
 
 
 class MappedFile:
-    """The bytes of an open file, read-only and private to the process. It lives as long as a view of it does."""
+    """The bytes of an open file, read-only and private to the process. It lives as long as a view of it does.
 
-    __slots__ = ("_data", "_name", "size")
+    Of a reader without a file they are its bytes in memory.
+    """
 
-    def __init__(self, reader: FileReader) -> None:
+    __slots__ = ("_data", "_memory", "_name", "size")
+
+    def __init__(self, reader: OpenReader) -> None:
         """Map the file that ``reader`` has open; it may be closed then. Raises: CorruptDataError, StorageError."""
         self._name = reader.name
         self.size = reader.size
+        fd = reader.fileno() if reader.size else None
+        self._memory = memoryview(reader.read(0, reader.size)) if fd is None else memoryview(b"")
         try:
-            self._data = mmap.mmap(reader.fileno(), reader.size, access=mmap.ACCESS_READ) if reader.size else None
+            self._data = mmap.mmap(fd, reader.size, access=mmap.ACCESS_READ) if fd is not None else None
         except ValueError:  # mmap checks the size of the open file once more
             raise self._short() from None
         except OSError as error:
@@ -297,7 +353,7 @@ class MappedFile:
     def view(self, begin: int = 0, end: int | None = None) -> memoryview:
         """Return the bytes from ``begin`` to ``end`` without a copy. Raises: CorruptDataError when the file was cut."""
         if self._data is None:
-            return memoryview(b"")
+            return self._memory[begin:end]
         try:
             now = self._data.size()
         except OSError as error:

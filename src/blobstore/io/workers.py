@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
 from blobstore.errors import StorageError, UsageError
@@ -139,3 +140,11 @@ class Progress(Protocol):
 
     def __call__(self, nbytes: int, blob: str) -> None:
         """Take note of ``nbytes`` more source bytes."""
+
+
+def silent(nbytes: int, blob: str) -> None:
+    """Progress that is not shown."""
+
+
+Bar = Callable[[int], AbstractContextManager[Progress | None]]
+"""Given the bytes that there are in all, returns a context manager that gives what is told of them."""

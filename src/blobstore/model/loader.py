@@ -28,12 +28,12 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest,
 from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.io.budget import Budget
-from blobstore.io.ranges import FileReader, MappedFile, allow_open_files
+from blobstore.io.ranges import MappedFile, OpenReader, allow_open_files
 from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.tensors import Blob, Library, Tensor
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.blobs import check_document_size, checked_bytes
-from blobstore.store.local.store import Store
+from blobstore.store.ports import Home
 from blobstore.store.stored import stored_tensors
 
 Names = Literal["ollama", "mlx"]
@@ -48,7 +48,7 @@ class Model(Mapping[str, Tensor]):
     Use it as a context manager, or call `close`: arrays taken from it stay valid, new ones can't be taken.
     """
 
-    def __init__(self, name: ModelName, manifest: Manifest, store: Store) -> None:
+    def __init__(self, name: ModelName, manifest: Manifest, store: Home) -> None:
         self.name = name
         self.manifest = manifest
         self._store = store
@@ -223,7 +223,7 @@ class Model(Mapping[str, Tensor]):
         self.close()
 
 
-def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> Model:
+def open_model(name: str | ModelName, *, store: Home, verify: bool = False) -> Model:
     """Return a stored model, every blob of it validated and mapped. ``verify`` also reads and hashes every blob.
 
     A soft limit of open files that is too low for the model is raised, as far as the hard limit allows.
@@ -239,7 +239,7 @@ def open_model(name: str | ModelName, *, store: Store, verify: bool = False) -> 
     return model
 
 
-def open_blob(reader: FileReader, digest: Digest, budget: Budget | None = None) -> Blob:
+def open_blob(reader: OpenReader, digest: Digest, budget: Budget | None = None) -> Blob:
     """Return the blob of an open file, mapped, its header validated; ``budget``: its model's.
 
     Raises: CorruptDataError, LimitExceededError, StorageError.
@@ -249,7 +249,7 @@ def open_blob(reader: FileReader, digest: Digest, budget: Budget | None = None) 
     return Blob(digest, reader.name, reader.identity, MappedFile(reader), header)
 
 
-def read_document(store: Store, name: ModelName, manifest: Manifest, document: str) -> bytes:
+def read_document(store: Home, name: ModelName, manifest: Manifest, document: str) -> bytes:
     """Return a JSON document of a model. Raises: NotFoundError when it has none of that name; CorruptDataError."""
     layer = manifest.document(document)
     if layer is None:
@@ -260,20 +260,20 @@ def read_document(store: Store, name: ModelName, manifest: Manifest, document: s
         raise located(error, name, layer) from error
 
 
-def _whole(name: ModelName, store: Store) -> Model:
+def _whole(name: ModelName, store: Home) -> Model:
     """Return the model, opened while its manifest stayed the same: a blob that is missing then is missing.
 
     Raises: as `open_model`.
     """
     for last in (*[False] * (_LOOKS - 1), True):
         with store.lease():
-            manifest = store.manifest(name)
+            manifest = store.manifests.read(name)
             try:
                 model = Model(name, manifest, store)
                 missing = model.missing
             except NotFoundError as error:
                 model, missing = None, error
-        if missing is None or last or store.manifests.read_bytes(name) == manifest.raw:
+        if missing is None or last or store.manifests.read(name).raw == manifest.raw:
             break  # else it was replaced meanwhile, and an older model's blobs do not matter
     if model is None:
         raise missing or AssertionError("a model that is not there has an error")

@@ -21,10 +21,10 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.io.budget import Budget
-from blobstore.io.ranges import FileIdentity, FileReader
+from blobstore.io.ranges import FileIdentity, FileReader, OpenReader
 from blobstore.model.loader import located, read_document
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.store import Store
+from blobstore.store.ports import Home
 from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 
 _CHUNK = 2**20
@@ -125,7 +125,7 @@ class StoredModel:
 
     name: ModelName
     manifest: Manifest
-    store: Store
+    store: Home
     weights: tuple[Weight, ...]
 
     @cached_property
@@ -141,7 +141,7 @@ class StoredModel:
             if layer.name is not None:
                 try:
                     with self.store.blobs.open(layer) as reader:
-                        yield StoredFile(layer.name, BlobFile(layer.digest, reader.name, reader.identity), reader.size)
+                        yield StoredFile(layer.name, _file(layer.digest, reader), reader.size)
                 except BlobStoreError as error:
                     raise located(error, self.name, layer) from error
 
@@ -151,10 +151,10 @@ class StoredModel:
         return {name: read_document(self.store, self.name, self.manifest, name) for name in names}
 
 
-def read_model(name: str | ModelName, store: Store, *, verify: bool) -> StoredModel:
+def read_model(name: str | ModelName, store: Home, *, verify: bool) -> StoredModel:
     """Return a stored model, every header of it validated; ``verify`` also hashes every blob. Raises: as `open_model`."""
     full = store.find(name)
-    manifest = store.manifest(full)
+    manifest = store.manifests.read(full)
     if not manifest.tensor_layers:
         message = f"model {full} has no tensor blobs: it is of another kind, GGUF perhaps"
         raise UnsupportedSourceError(message, model=str(full))
@@ -171,11 +171,19 @@ def read_model(name: str | ModelName, store: Store, *, verify: bool) -> StoredMo
     return StoredModel(full, manifest, store, tuple(weights.values()))
 
 
-def _weights(store: Store, layer: Descriptor, settings: Settings, budget: Budget, *, verify: bool) -> Iterator[Weight]:
+def _file(digest: Digest, reader: OpenReader) -> BlobFile:
+    if reader.identity is None:
+        raise UnsupportedSourceError(
+            f"blob {digest} is in no file", blob=str(digest), hint="Transfer the model to a folder."
+        )
+    return BlobFile(digest, reader.name, reader.identity)
+
+
+def _weights(store: Home, layer: Descriptor, settings: Settings, budget: Budget, *, verify: bool) -> Iterator[Weight]:
     with store.blobs.open(layer) as reader:
         header = header_of(reader, budget)
         header.check_limits(reader.name)
         if verify and reader.digest() != layer.digest:
             raise DigestMismatchError("its bytes are damaged: they do not match its digest", blob=str(layer.digest))
-        blob = BlobFile(layer.digest, reader.name, reader.identity)
+        blob = _file(layer.digest, reader)
     yield from (Weight(stored, blob, header.data_start) for stored in stored_tensors(header, settings))

@@ -48,7 +48,7 @@ class Blob:
 
     digest: Digest
     path: str
-    identity: FileIdentity
+    identity: FileIdentity | None
     data: MappedFile
     header: Header
     mlx_arrays: dict[str, Any] = field(default_factory=dict)
@@ -334,7 +334,7 @@ def _mlx_loaded(blob: Blob) -> dict[str, Any]:
             return {}
         except OSError as error:
             raise from_os_error(error, "load", blob.path) from error
-        if now != blob.identity:
+        if now != blob.identity:  # nor when it is no file
             return {}
         try:
             blob.mlx_arrays = mx.load(blob.path, format="safetensors")

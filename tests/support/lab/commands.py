@@ -20,7 +20,7 @@ from blobstore.importer import writing as write
 from blobstore.io import durable as files
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
-from blobstore.store.local import session as ingest
+from blobstore.store.local import session
 from blobstore.store.local.store import Store
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors, write_checkpoint
 from support.lab.command import Action, Kill, run
@@ -45,7 +45,7 @@ class Command:
 def as_it_is() -> None:
     """Make a command do the same calls in the same order every time: one thread, and every finished blob is noted."""
     write._SPARE_THREADS = 0
-    ingest._NOTE_EVERY_S = -1
+    session._NOTE_EVERY_S = -1
 
 
 def without_syncfs() -> None:

@@ -32,9 +32,9 @@ M = ModelName.parse("m")
 KILLED = """
 import sys
 from blobstore import open_store
-with open_store(sys.argv[1]).ingest() as ingest:
-    ingest.put(b"finished")
-    ingest.writer(10).put(0, b"half")
+with open_store(sys.argv[1]).session() as session:
+    session.put(b"finished")
+    session.writer(10).put(0, b"half")
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -267,7 +267,7 @@ def test_empty_folders_of_manifests_go(store: Store) -> None:
 def test_others_who_use_the_store_are_named(store: Store) -> None:
     commit_model(store, "m", b"one")
     aged(store, b"orphan")
-    with process(HOLD, store.root, "ingest") as child:
+    with process(HOLD, store.root, "session") as child:
         with pytest.raises(BusyError, match=rf"process {child.pid} \(python") as caught:
             prune(open_store(store.root, wait_s=0.1))
         assert "--wait" in str(caught.value.hint)

@@ -137,13 +137,13 @@ def with_documents(store: Store, tmp_path: Path, documents: dict[str | None, byt
     """Commit a model ``m`` with one tensor blob and these JSON layers."""
     blob = next(iter(write_checkpoint(tmp_path / "in").glob("*.safetensors"))).read_bytes()
     (layer,) = commit_model(store, "other", blob).layers
-    with store.ingest() as ingest:
-        blobs = [ingest.put(data) for data in documents.values()]
+    with store.session() as session:
+        blobs = [session.put(data) for data in documents.values()]
         layers = [
             Descriptor(media_type=JSON_MEDIA_TYPE, digest=blob.digest, size=blob.size, name=name)
             for name, blob in zip(documents, blobs, strict=True)
         ]
-        ingest.commit(blobs, ModelName.parse("m"), Manifest(layers=(layer, *layers)))
+        session.publish(ModelName.parse("m"), Manifest(layers=(layer, *layers)))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 
 import blobstore
 from blobstore.errors import UsageError
-from blobstore.store.local import session as ingest
-from blobstore.store.local import writer
+from blobstore.store.local import session, writer
 from blobstore.store.local.store import Store
 
 
@@ -62,8 +61,8 @@ def test_rules_say_what_is_wrong_with_them() -> None:
 
 def test_every_file_is_synced_where_the_file_system_can_not_be(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(ingest, "syncs_whole", lambda _: False)
-    monkeypatch.setattr(ingest, "sync_file_system", lambda _: pytest.fail("it would do nothing there"))
+    monkeypatch.setattr(session, "syncs_whole", lambda _: False)
+    monkeypatch.setattr(session, "sync_file_system", lambda _: pytest.fail("it would do nothing there"))
     monkeypatch.setattr(writer, "sync", lambda fd: synced.append(os.fstat(fd).st_size))
     result = blobstore.import_model(PYCODE, "m", store=store, quant="int4")
     sizes = [layer.size for layer in result.manifest.descriptors]

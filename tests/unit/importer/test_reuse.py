@@ -24,7 +24,7 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.importer.run import ImportResult
-from blobstore.store.local import session as ingest
+from blobstore.store.local import session
 from blobstore.store.local.store import Store, open_store
 
 HOUR_S = 3600
@@ -180,7 +180,7 @@ def test_a_blob_that_can_not_be_made_young_is_made_again(
             raise PermissionError(1, "Operation not permitted")
         real(which, *arguments)
 
-    monkeypatch.setattr(ingest.os, "utime", refuse)
+    monkeypatch.setattr(session.os, "utime", refuse)
     again = import_(source, store)
     assert (again.digest, again.recalled) == (first.digest, 5)
 

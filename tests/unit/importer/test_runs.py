@@ -22,7 +22,7 @@ from blobstore.importer.planning.plan import make_plan
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.writing import least_memory
 from blobstore.source.reading import SourceReaders
-from blobstore.store.local.session import Ingest
+from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.local.writer import BlobWriter
 
@@ -173,7 +173,7 @@ def test_an_error_in_noting_a_finished_blob_is_that_error(
     def refuse(*_: object) -> None:
         raise StorageError("the disk is full")
 
-    monkeypatch.setattr(Ingest, "finished", refuse)
+    monkeypatch.setattr(LocalSession, "note", refuse)
     with chunks_of(LEAST), pytest.raises(StorageError, match="the disk is full"):
         blobstore.import_model(source, store=store, jobs=jobs)
     assert list(store.root.glob(".blobstore/tmp/*")) == []
@@ -186,16 +186,16 @@ def test_a_blob_that_can_not_be_begun_is_an_error_after_those_of_the_blobs_befor
     """The first weight is slow and bad; meanwhile no further file can be made."""
     tensors = {"0.weight": np.full((64, 64), np.nan, np.float32), "1.weight": normal("1", 64, 64)}
     (tmp_path / "m.safetensors").write_bytes(safetensors_bytes(tensors))
-    real = Ingest.writer
+    real = LocalSession.writer
     begun: list[int] = []
 
-    def writer(ingest: Ingest, size: int) -> BlobWriter:
+    def writer(session: LocalSession, size: int) -> BlobWriter:
         begun.append(size)
         if len(begun) == 2:
             raise StorageError("no room for another file")
-        return real(ingest, size)
+        return real(session, size)
 
-    monkeypatch.setattr(Ingest, "writer", writer)
+    monkeypatch.setattr(LocalSession, "writer", writer)
     read = SourceReaders.readinto
 
     def slow(*arguments: Any) -> None:

@@ -172,12 +172,12 @@ def test_a_letter_that_is_no_ascii_is_no_other_case(store: Store) -> None:
 
 def test_another_process_that_was_faster_is_not_overwritten(store: Store) -> None:
     """It made the name in another case after this one had asked how to spell it."""
-    with store.ingest() as ingest:
-        finished = ingest.put(b"one")
+    with store.session() as session:
+        session.put(b"one")
         name = store.target("qwen")
         by_hand(store, "Qwen")
         with pytest.raises(UsageError, match="there is a model Qwen:latest"):
-            ingest.commit([finished], name, Manifest(layers=(descriptor(b"one"),)))
+            session.publish(name, Manifest(layers=(descriptor(b"one"),)))
     assert names(store) == ["Qwen:latest"]
 
 

@@ -15,7 +15,7 @@ from support.stores import blob_path, commit_model, process
 
 from blobstore.errors import StorageError
 from blobstore.names import Digest
-from blobstore.store.local import session as ingest
+from blobstore.store.local import session
 from blobstore.store.local.leftovers import Leftovers, make_owned_folder
 from blobstore.store.local.store import Store
 
@@ -26,9 +26,9 @@ KEY = "0" * 64
 LIVE = """
 import sys
 from blobstore import open_store
-with open_store(sys.argv[1]).ingest() as ingest:
-    ingest.put(b"one")
-    ingest.writer(100).put_aside(0, b"half")
+with open_store(sys.argv[1]).session() as session:
+    session.put(b"one")
+    session.writer(100).put_aside(0, b"half")
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -49,8 +49,8 @@ def leave(parent: Path, name: str, *, finished: bytes | None = None, age_s: floa
 
 def interrupted(store: Store, data: bytes) -> Path:
     """Interrupt an import of ``source`` when it has finished a blob of key KEY; return the blob's file."""
-    with suppress(KeyboardInterrupt), store.ingest("source") as begun:
-        begun.finished(KEY, begun.put(data))
+    with suppress(KeyboardInterrupt), store.session("source") as begun:
+        begun.note(KEY, begun.put(data))
         raise KeyboardInterrupt
     (left,) = store.root.glob(".blobstore/tmp/*/sha256-*")
     return left
@@ -194,9 +194,9 @@ def test_imports_begin_and_clean_up_at_once(tmp_path: Path) -> None:
 
 def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, parent: Path) -> None:
     def interrupt() -> None:
-        with store.ingest("source") as ingest:
-            ingest.finished("0" * 64, ingest.put(b"one"))
-            with closing(ingest.writer(10)) as writer:
+        with store.session("source") as session:
+            session.note("0" * 64, session.put(b"one"))
+            with closing(session.writer(10)) as writer:
                 writer.put(0, b"half")
             raise KeyboardInterrupt
 
@@ -204,12 +204,12 @@ def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, pare
         interrupt()
     (folder,) = parent.iterdir()
     assert names(folder) == [ONE.file_name]
-    with store.ingest("other") as ingest:
-        assert ingest.recall("0" * 64, 3, verify=False) is None
-    with store.ingest("source") as ingest:
-        assert ingest.recall("0" * 64, 4, verify=False) is None
-        assert ingest.recall("1" * 64, 3, verify=False) is None
-        blob = ingest.recall("0" * 64, 3, verify=True)
+    with store.session("other") as session:
+        assert session.find("0" * 64, 3, verify=False) is None
+    with store.session("source") as session:
+        assert session.find("0" * 64, 4, verify=False) is None
+        assert session.find("1" * 64, 3, verify=False) is None
+        blob = session.find("0" * 64, 3, verify=True)
         assert blob is not None
         assert blob.path.read_bytes() == b"one"
         assert names(folder) == []
@@ -221,8 +221,8 @@ def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(store: Stor
     (store.root / ".blobstore/journal").write_bytes(b"in the way")
 
     def interrupt() -> None:
-        with store.ingest("source") as ingest:
-            ingest.finished("0" * 64, ingest.put(b"one"))
+        with store.session("source") as session:
+            session.note("0" * 64, session.put(b"one"))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -236,23 +236,23 @@ def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
     store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lost write or a power cut may leave a file its name, size and times, and other bytes, until one sync of all."""
-    monkeypatch.setattr(ingest, "syncs_whole", lambda _fd: True)
+    monkeypatch.setattr(session, "syncs_whole", lambda _fd: True)
     left = interrupted(store, b"one")
     status = left.stat()
     left.write_bytes(b"eno")
     os.utime(left, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with store.ingest("source") as again:
-        assert again.recall(KEY, 3, verify=False) is None
+    with store.session("source") as again:
+        assert again.find(KEY, 3, verify=False) is None
     assert names(parent) == []
 
 
 def test_what_was_durable_is_taken_by_its_stamp(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file has an fsync of its own where one syncfs of all is not trusted: it is not read again."""
-    monkeypatch.setattr(ingest, "syncs_whole", lambda _fd: False)
-    monkeypatch.setattr(ingest, "write_back", lambda _fd: pytest.fail("it is on the disk already"))
+    monkeypatch.setattr(session, "syncs_whole", lambda _fd: False)
+    monkeypatch.setattr(session, "write_back", lambda _fd: pytest.fail("it is on the disk already"))
     left = interrupted(store, b"one")
-    with store.ingest("source") as again:
-        blob = again.recall(KEY, 3, verify=False)
+    with store.session("source") as again:
+        blob = again.find(KEY, 3, verify=False)
         assert blob is not None
         assert blob.path.parent != left.parent
 
@@ -262,7 +262,7 @@ def test_what_can_not_be_written_back_is_never_taken(
     store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str], is_touched: bool
 ) -> None:
     """The kernel reports a lost write once, and the page cache may show the bytes that the disk does not have."""
-    monkeypatch.setattr(ingest, "syncs_whole", lambda _fd: not is_touched)
+    monkeypatch.setattr(session, "syncs_whole", lambda _fd: not is_touched)
     left = interrupted(store, b"one")
     if is_touched:
         os.utime(left)  # durable when it was noted, and written to since
@@ -271,34 +271,34 @@ def test_what_can_not_be_written_back_is_never_taken(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(ingest, "write_back", lost)
-        with store.ingest("source") as again:
-            assert again.recall(KEY, 3, verify=False) is None
+        patch.setattr(session, "write_back", lost)
+        with store.session("source") as again:
+            assert again.find(KEY, 3, verify=False) is None
     assert "can't write back" in "\n".join(logged)
-    with store.ingest("source") as again:
-        assert again.recall(KEY, 3, verify=False) is None
+    with store.session("source") as again:
+        assert again.find(KEY, 3, verify=False) is None
     assert names(parent) == []
 
 
 def test_a_blob_of_a_living_import_is_not_even_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second import of a source would hash all that the first one has, and get none of it."""
-    monkeypatch.setattr(ingest, "write_back", lambda _fd: pytest.fail("it was read"))
-    code = LIVE.replace(".ingest()", '.ingest("source")').replace(
-        'ingest.put(b"one")', f'ingest.finished("{KEY}", ingest.put(b"one"))'
+    monkeypatch.setattr(session, "write_back", lambda _fd: pytest.fail("it was read"))
+    code = LIVE.replace(".session()", '.session("source")').replace(
+        'session.put(b"one")', f'session.note("{KEY}", session.put(b"one"))'
     )
-    with process(code, store.root), store.ingest("source") as second:
-        assert second.recall(KEY, 3, verify=True) is None
+    with process(code, store.root), store.session("source") as second:
+        assert second.find(KEY, 3, verify=True) is None
 
 
 def test_blobs_are_recalled_by_many_threads_at_once(store: Store) -> None:
     keys = [f"{number:064x}" for number in range(50)]
-    with suppress(KeyboardInterrupt), store.ingest("source") as begun:
+    with suppress(KeyboardInterrupt), store.session("source") as begun:
         for key in keys:
-            begun.finished(key, begun.put(key.encode()))
+            begun.note(key, begun.put(key.encode()))
         raise KeyboardInterrupt
-    with store.ingest("source") as again, ThreadPoolExecutor(8) as pool:
-        assert again.has_leftovers()
-        found = list(pool.map(lambda key: again.recall(key, len(key), verify=False), keys))
+    with store.session("source") as again, ThreadPoolExecutor(8) as pool:
+        assert again.takes_time()
+        found = list(pool.map(lambda key: again.find(key, len(key), verify=False), keys))
         assert [blob.path.read_text() for blob in found if blob is not None] == keys
     assert not list(store.root.glob(".blobstore/tmp/*"))
 

@@ -106,8 +106,8 @@ def test_a_killed_writer_keeps_nobody_out(store: Store) -> None:
     code = """
 import sys
 from blobstore import open_store
-with open_store(sys.argv[1]).ingest() as ingest:
-    ingest.put(b"half")
+with open_store(sys.argv[1]).session() as session:
+    session.put(b"half")
     print("ready", flush=True)
     sys.stdin.read()
 """

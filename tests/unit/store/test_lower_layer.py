@@ -58,12 +58,12 @@ def test_what_a_killed_import_left_and_everything_else(
 ) -> None:
     source = write_checkpoint(tmp_path / "source", small_tensors())
     blobstore.import_model(source, "m", store=store)
-    with suppress(KeyboardInterrupt), store.ingest("source") as ingest:
-        ingest.finished(KEY, ingest.put(b"left"))
+    with suppress(KeyboardInterrupt), store.session("source") as session:
+        session.note(KEY, session.put(b"left"))
         raise KeyboardInterrupt
     bake(store, monkeypatch)
-    with store.ingest("source") as ingest:
-        assert ingest.recall(KEY, 4, verify=False) is not None
+    with store.session("source") as session:
+        assert session.find(KEY, 4, verify=False) is not None
     blobstore.import_model(source, "m", store=store, quant="int4")
     store.copy(ModelName.parse("m"), ModelName.parse("n"))
     store.move(ModelName.parse("m"), ModelName.parse("example.org/team/m"))

@@ -17,7 +17,7 @@ from support.stores import HOLD_LOCK, blob_path, commit_model, descriptor, proce
 from blobstore.errors import BlobStoreError, BusyError, StorageError, UsageError
 from blobstore.formats.documents import Manifest
 from blobstore.names import ModelName
-from blobstore.store.local import session as ingest
+from blobstore.store.local import session
 from blobstore.store.local.store import Store, open_store
 
 M = ModelName.parse("m")
@@ -42,25 +42,25 @@ def holder(store: Store, kind: str, seconds: float) -> subprocess.Popen[str]:
 
 def commit_in_mid_commit(store: Store, name: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let another commit of one blob happen in the middle of the next one."""
-    real, waiting = ingest.sync_file_system, [name]
+    real, waiting = session.sync_file_system, [name]
 
     def sync(fd: int) -> None:
         if waiting:
             commit_model(store, waiting.pop(), data)
         real(fd)
 
-    monkeypatch.setattr(ingest, "sync_file_system", sync)
+    monkeypatch.setattr(session, "sync_file_system", sync)
 
 
 def test_a_sibling_removed_in_mid_commit_takes_nothing_along(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     commit_model(store, "x:old", b"old")
-    real = ingest.sync_file_system
+    real = session.sync_file_system
 
     def remove_meanwhile(fd: int) -> None:
         store.remove(ModelName.parse("x:old"))
         real(fd)
 
-    monkeypatch.setattr(ingest, "sync_file_system", remove_meanwhile)
+    monkeypatch.setattr(session, "sync_file_system", remove_meanwhile)
     commit_model(store, "x:new", b"new")
     assert [str(name) for name, _ in store.models()] == ["x:new"]
 
@@ -76,7 +76,7 @@ def test_a_model_that_is_replaced_while_it_is_moved_is_not_removed(store: Store,
 def test_a_move_waits_for_nobody_when_it_is_done(store: Store) -> None:
     """However long others are waited for: what is left to do is to remove empty folders."""
     commit_model(store, "m", b"one")
-    with store.ingest():
+    with store.session():
         open_store(store.root, wait_s=3600).move(ModelName.parse("m"), ModelName.parse("n"))
     assert [str(name) for name, _ in store.models()] == ["n:latest"]
 

@@ -142,7 +142,7 @@ def test_blobs_stay_while_something_that_may_need_them_can_not_be_read(
 
 def test_blobs_stay_while_another_process_holds_the_store(store: Store) -> None:
     commit_model(store, "m", b"one")
-    with process(HOLD, store.root, "ingest"):
+    with process(HOLD, store.root, "session"):
         removal = store.remove(M)
     assert removal.removed == ()
     assert len(removal.kept) == 1

@@ -1,4 +1,4 @@
-"""Store: what lies where and with which mode; an ingest shows nothing before its commit, and nothing after an error."""
+"""Store: what lies where and with which mode; a session shows nothing before it publishes, and nothing after an error."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_the_manifest_is_one_line_in_ollamas_key_order(store: Store) -> None:
 )
 def test_modes_respect_the_umask(store: Store, umask: int, file_mode: int, folder_mode: int) -> None:
     commit_model(store, "m", b"one")
-    with store.ingest() as ingest:
-        ingest.put(b"waiting")
+    with store.session() as session:
+        session.put(b"waiting")
         for path in [store.root, *store.root.rglob("*")]:
             assert path.stat().st_mode & 0o7777 == (folder_mode if path.is_dir() else file_mode), path
 
@@ -114,12 +114,12 @@ def test_a_root_that_is_a_file_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_nothing_is_visible_before_the_commit(store: Store) -> None:
-    with store.ingest() as ingest:
-        blob = ingest.put(b"one")
-        with closing(ingest.writer(3)) as writer:
+    with store.session() as session:
+        session.put(b"one")
+        with closing(session.writer(3)) as writer:
             writer.put(0, b"two")
         assert all(path.startswith(".blobstore/") for path in files(store.root))
-        ingest.commit([blob], NAME, Manifest(layers=(descriptor(b"one"),)))
+        session.publish(NAME, Manifest(layers=(descriptor(b"one"),)))
         assert blob_path(store, b"one").read_bytes() == b"one"
     assert not blob_path(store, b"two").exists()
     assert {path.split("/")[0] for path in files(store.root / ".blobstore")} == {"copies", "lock", "names"}
@@ -131,9 +131,9 @@ def test_an_ingest_that_fails_leaves_nothing(store: Store, snapshot: Snapshot, e
     before = snapshot(store)
 
     def fail() -> None:
-        with store.ingest() as ingest:
-            ingest.put(b"two")
-            with closing(ingest.writer(100)) as writer:
+        with store.session() as session:
+            session.put(b"two")
+            with closing(session.writer(100)) as writer:
                 writer.put(0, b"three")
             raise error("in the middle")
 
@@ -146,8 +146,10 @@ def test_an_ingest_that_fails_leaves_nothing(store: Store, snapshot: Snapshot, e
 def test_a_manifest_that_names_a_missing_blob_is_refused_and_the_old_one_stays(store: Store) -> None:
     commit_model(store, "m", b"one")
     before = manifest_path(store, "m").read_bytes()
-    with store.ingest() as ingest, pytest.raises(NotFoundError) as caught:
-        ingest.commit([ingest.put(b"two")], NAME, Manifest(layers=(descriptor(b"two"), descriptor(b"three"))))
+    with store.session() as session:
+        session.put(b"two")
+        with pytest.raises(NotFoundError) as caught:
+            session.publish(NAME, Manifest(layers=(descriptor(b"two"), descriptor(b"three"))))
     assert caught.value.blob == str(descriptor(b"three").digest)
     assert manifest_path(store, "m").read_bytes() == before
 
@@ -157,15 +159,17 @@ def test_a_manifest_that_names_a_blob_of_another_size_is_refused(store: Store, f
     commit_model(store, "m", b"one")
     before = manifest_path(store, "m").read_bytes()
     blob_path(store, b"three").write_bytes(found)
-    with store.ingest() as ingest, pytest.raises(CorruptDataError) as caught:
-        ingest.commit([], NAME, Manifest(layers=(descriptor(b"three"),)))
+    with store.session() as session, pytest.raises(CorruptDataError) as caught:
+        session.publish(NAME, Manifest(layers=(descriptor(b"three"),)))
     assert caught.value.blob == str(descriptor(b"three").digest)
     assert manifest_path(store, "m").read_bytes() == before
 
 
 def test_a_missing_config_blob_is_refused_too(store: Store) -> None:
-    with store.ingest() as ingest, pytest.raises(NotFoundError):
-        ingest.commit([ingest.put(b"one")], NAME, Manifest(config=descriptor(b"config"), layers=(descriptor(b"one"),)))
+    with store.session() as session:
+        session.put(b"one")
+        with pytest.raises(NotFoundError):
+            session.publish(NAME, Manifest(config=descriptor(b"config"), layers=(descriptor(b"one"),)))
     assert not manifest_path(store, "m").exists()
 
 
@@ -187,12 +191,12 @@ def test_a_commit_replaces_a_link_that_lies_where_a_blob_goes(store: Store, tmp_
     assert outside.read_bytes() == b"eno"
 
 
-def test_commit_tells_new_blobs_from_those_that_were_there(store: Store) -> None:
+def test_publish_tells_new_blobs_from_those_that_were_there(store: Store) -> None:
     def created(*blobs: bytes) -> set[str]:
-        with store.ingest() as ingest:
-            digests = ingest.commit(
-                [ingest.put(data) for data in blobs], NAME, Manifest(layers=tuple(descriptor(data) for data in blobs))
-            )
+        with store.session() as session:
+            for data in blobs:
+                session.put(data)
+            digests = session.publish(NAME, Manifest(layers=tuple(map(descriptor, blobs))))
             return {digest.file_name for digest in digests}
 
     assert created(b"one", b"two", b"one") == {blob_path(store, b"one").name, blob_path(store, b"two").name}

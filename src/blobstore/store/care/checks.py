@@ -23,10 +23,11 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.strictjson import MAX_CONFIG
 from blobstore.io.ranges import BytesReader, FileIdentity, FileReader
-from blobstore.io.workers import Progress
+from blobstore.io.workers import Progress, silent
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.blobs import BlobListing
 from blobstore.store.local.store import Store
+from blobstore.store.ports import Home
 from blobstore.store.stored import Settings, stored_tensors
 
 CHUNK = 2**20
@@ -232,11 +233,21 @@ class BlobChecks:
     def __post_init__(self) -> None:
         self._second = BlobChecker(self.store, quick=self.quick, progress=silent)
 
-    def add(self, users: Users, manifest: Manifest) -> None:
-        """Take in the blobs that models with this manifest need."""
+    def add(self, users: Users, manifest: Manifest, lower: Sequence[Home] = ()) -> None:
+        """Take in the blobs that models with this manifest need, but for those that only a home of ``lower`` has."""
+        below = self._below(manifest, lower) if lower else set()
         for blob in manifest.descriptors:
+            if blob.digest in below:
+                continue
             use = Use(users, blob.media_type, blob.size, blob.name, blob is manifest.config)
             self.uses[blob.digest.hex].append(use)
+
+    def _below(self, manifest: Manifest, lower: Sequence[Home]) -> set[Digest]:
+        gone = [blob for blob in manifest.descriptors if self.store.blobs.is_missing(blob.digest.hex)]
+        nowhere = gone
+        for home in lower:
+            nowhere = home.blobs.missing(nowhere)
+        return {blob.digest for blob in gone} - {blob.digest for blob in nowhere}
 
     def chosen(self, wanted: Callable[[str], bool]) -> list[str]:
         """Return the blobs to check, of all those that are ``wanted``, the largest first."""
@@ -309,7 +320,3 @@ class BlobChecks:
                 return reader.identity
         except BlobStoreError:
             return None
-
-
-def silent(nbytes: int, blob: str) -> None:
-    """Progress that is not shown."""

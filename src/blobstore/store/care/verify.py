@@ -19,12 +19,13 @@ from pathlib import Path
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.formats.checkpoint import settings_of
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
-from blobstore.io.workers import Progress, threads
+from blobstore.io.workers import Progress, silent, threads
 from blobstore.names import Digest, ModelName
-from blobstore.store.care.checks import NOTHING, BlobChecks, Users, silent
+from blobstore.store.care.checks import NOTHING, BlobChecks, Users
 from blobstore.store.care.usage import OddFile, odd_mode, oddities
 from blobstore.store.local.references import needs_of
 from blobstore.store.local.store import Store
+from blobstore.store.ports import Home
 
 _FEW_BYTES = 16
 """A manifest that differs from its copy in so few bytes was not replaced by another program: digests alone have 64."""
@@ -243,12 +244,14 @@ def verify(
     sample: Sample | None = None,
     jobs: int | None = None,
     bar: Bar | None = None,
+    lower: Sequence[Home] = (),
 ) -> VerifyResult:
     """Return what is damaged in a store, or in the models ``names`` only; by ``jobs`` threads (None: one a core).
 
     Every blob is hashed, the headers and companions of tensor blobs are checked, and the documents that are read here; so
     are blobs that no model needs, when no names are given. ``quick``: of tensor blobs presence, size and header only.
-    ``sample``: only a part of the blobs. ``bar``, given their bytes, returns a context manager that gives what is told of
+    ``sample``: only a part of the blobs. ``lower``: homes below this one (layered.py); what lies there alone is not damage,
+    and is not read. ``bar``, given their bytes, returns a context manager that gives what is told of
     progress.
 
     Raises: NotFoundError for a store or a name that there is not; InvalidNameError; UsageError; StorageError when folders
@@ -260,7 +263,7 @@ def verify(
     checks = BlobChecks(store, NOTHING if wanted else store.blobs.listing(), quick)
     manifests = ManifestReader(store)
     for users, manifest in manifests.read(wanted or store.manifests.names()):
-        checks.add(users, manifest)
+        checks.add(users, manifest, lower)
     chosen = checks.chosen(lambda digest: sample is None or sample.has(Digest(digest)))
     with bar(sum(map(checks.size, chosen))) if bar is not None else nullcontext() as progress:
         checks.run(chosen, workers, progress or silent)

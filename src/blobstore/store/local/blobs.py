@@ -105,6 +105,11 @@ class BlobFolder:
             return False
         return True
 
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        """Return those of ``descriptors``, each digest once, that no blob of that size is there for."""
+        by_digest = {descriptor.digest: descriptor for descriptor in descriptors}
+        return [blob for blob in by_digest.values() if not self.has(blob.digest, blob.size)]
+
     def open(self, descriptor: Descriptor) -> FileReader:
         """Return a reader over a blob that has the descriptor's size; its bytes are not checked here.
 

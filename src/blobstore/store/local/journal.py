@@ -10,10 +10,10 @@ checksum, torn or foreign, is ignored; so are failures to write the file.
 
 Journal: which blob each entry of an earlier import's plan became, so that nothing is made twice.
 
-One file a source in ``.blobstore/journal/``, appended to; one line an entry: its key (importer/reuse.py), the blob's digest,
-size and stamp, and whether the blob was durable then. A line is a hint and never trusted over the bytes: a blob is taken for
-what its line says only if it was durable and while its file has that stamp; otherwise it is hashed (`Ingest.recall`). A
-torn or foreign line is passed over.
+One file a source in ``.blobstore/journal/``, appended to; one line an entry: its key (importer/writing.py), the blob's
+digest, size and stamp, and whether the blob was durable then. A line is a hint and never trusted over the bytes: a blob is
+taken for what its line says only if it was durable and while its file has that stamp; otherwise it is hashed
+(`LocalSession.find`). A torn or foreign line is passed over.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from blobstore.io.durable import append_file, make_folder, os_errors, read_own, 
 from blobstore.names import Digest
 from blobstore.store.local.leftovers import Leftover
 from blobstore.store.local.writer import Stamp
+from blobstore.store.ports import Summary
 
 _log = logging.getLogger("blobstore.store.local.store")
 
@@ -163,22 +164,6 @@ _SUMMARY_LINE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A model in short: bytes of its blobs, each counted once, parameters, type; whether its manifest is a plain one."""
-
-    size: int
-    parameters: int
-    quant_type: str
-    is_plain: bool
-
-    def encode(self, key: str) -> bytes:
-        """Return the line for a manifest whose sha256 is ``key``."""
-        numbers = b"%d %d %d" % (self.size, self.parameters, self.is_plain)
-        text = b"%b %b %b %b" % (key.encode(), numbers, self.quant_type.encode(), _VERSION)
-        return b"%b %08x\n" % (text, zlib.crc32(text))
-
-
 class SummaryCache:
     """The summaries of a store. ``owner``: the folder whose owner may write them."""
 
@@ -204,14 +189,14 @@ class SummaryCache:
 
     def add(self, summaries: Mapping[str, Summary]) -> None:
         """Remember summaries, where that is ours to do. Nothing is raised: the next reader has more to do, that is all."""
-        fit = {key: summary for key, summary in summaries.items() if _SUMMARY_LINE.fullmatch(summary.encode(key)[:-1])}
+        fit = {key: summary for key, summary in summaries.items() if _SUMMARY_LINE.fullmatch(_encoded(key, summary)[:-1])}
         if not fit or not self._is_ours():
             return
         try:
             with os_errors("write", self._path):
                 make_folder(self._path.parent, durable=False)
                 write = replace_file if self._is_too_large() else append_file
-                write(self._path, b"\n" + b"".join(summary.encode(key) for key, summary in fit.items()))
+                write(self._path, b"\n" + b"".join(_encoded(key, summary) for key, summary in fit.items()))
         except BlobStoreError as error:
             _log.info("the summaries of models are not remembered: %s", error)
 
@@ -220,7 +205,7 @@ class SummaryCache:
         known = self.read()
         if known.keys() - set(keys) or self._is_too_large():
             with os_errors("write", self._path):
-                lines = (summary.encode(key) for key, summary in sorted(known.items()) if key in keys)
+                lines = (_encoded(key, summary) for key, summary in sorted(known.items()) if key in keys)
                 replace_file(self._path, b"".join(lines))
 
     def _is_too_large(self) -> bool:
@@ -236,3 +221,10 @@ class SummaryCache:
             return self._owner.stat().st_uid == os.geteuid()
         except OSError:
             return False
+
+
+def _encoded(key: str, summary: Summary) -> bytes:
+    """Return the line for a manifest whose sha256 is ``key``."""
+    numbers = b"%d %d %d" % (summary.size, summary.parameters, summary.is_plain)
+    text = b"%b %b %b %b" % (key.encode(), numbers, summary.quant_type.encode(), _VERSION)
+    return b"%b %08x\n" % (text, zlib.crc32(text))

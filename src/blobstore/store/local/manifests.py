@@ -142,6 +142,15 @@ class ManifestFolder:
         """
         return self._read(name)
 
+    def raw(self, name: ModelName) -> bytes | None:
+        """Return the bytes of a model's manifest: None where there is none, empty ones where they can't be read."""
+        try:
+            return self.read_bytes(name)
+        except NotFoundError:
+            return None
+        except BlobStoreError:
+            return b""
+
     def _read(self, name: ModelName, *, is_text: bool = False) -> bytes:
         path = self._path(name)
         try:

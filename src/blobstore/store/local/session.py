@@ -1,7 +1,7 @@
-"""Ingest: everything that one import writes, invisible until it is all there.
+"""Session: everything that one import writes, invisible until it is all there.
 
-Blobs are written to a folder of the ingest's own under ``.blobstore/tmp/``; `Ingest.commit` makes them durable, moves
-them to ``blobs/``, and links the manifest last. A failed ingest leaves the store as it was. A killed one leaves its folder,
+Blobs are written to a folder of the session's own under ``.blobstore/tmp/``; `publish` makes them durable, moves them
+to ``blobs/``, and links the manifest last. A failed session leaves the store as it was. A killed one leaves its folder,
 whose finished blobs the next import of the same source takes over (leftovers.py). Temporary blobs are out of Ollama's sight,
 however long an import takes: a starting Ollama deletes unreferenced files over an hour old from ``blobs/`` (server/images.go
 `PruneLayers`, ollama/ollama@fb307609).
@@ -14,25 +14,35 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
-from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UsageError
-from blobstore.formats.documents import Manifest
-from blobstore.io.copying import remove_tree
+from blobstore.errors import (
+    BlobStoreError,
+    ConflictError,
+    CorruptDataError,
+    DigestMismatchError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.io.copying import clone, link, remove_tree
 from blobstore.io.durable import (
     check_one_mount,
     make_folder,
     os_errors,
     remove_if_there,
+    sync,
     sync_file_system,
     sync_folder,
     syncs_whole,
     write_back,
 )
-from blobstore.io.ranges import FileReader, close_quietly
+from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.blobs import BlobFolder
 from blobstore.store.local.copies import ManifestCopies
@@ -41,6 +51,7 @@ from blobstore.store.local.leftovers import Leftovers, make_owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.writer import BlobWriter, FinishedBlob, Stamp
+from blobstore.store.ports import Expected, Finished, How
 
 _log = logging.getLogger("blobstore.store.local.store")
 
@@ -51,8 +62,11 @@ _OLD_S = 30 * 60
 """Age from which a blob that is used again is made young: Ollama spares unreferenced ones for an hour."""
 
 
-class Ingest:
-    """One import's private folder. Use it by `Store.ingest`: what was not committed is gone at the end."""
+class LocalSession:
+    """One import's private folder. Use it by `Store.session`: what was not published is gone at the end.
+
+    See `Session` in ports.py. It is its own `Earlier`: the journal knows what earlier sessions made for a key.
+    """
 
     def __init__(
         self,
@@ -82,13 +96,18 @@ class Ingest:
                 self._folder.rmdir()
                 raise
         self._numbers = itertools.count()
+        self._made: dict[Digest, FinishedBlob] = {}
+        self._keyed: dict[str, FinishedBlob] = {}
         self._unnoted: list[Entry] = []
         self._noted_at = time.monotonic()
         self._mutex = threading.Lock()
 
     def writer(self, size: int) -> BlobWriter:
         """Return a writer for one blob of ``size`` bytes. May be called from several threads."""
-        return BlobWriter(self._folder, str(next(self._numbers)), size, syncs=not self._syncs_whole)
+        return BlobWriter(self._folder, str(next(self._numbers)), size, self._finished, syncs=not self._syncs_whole)
+
+    def _finished(self, blob: FinishedBlob) -> None:
+        self._made[blob.digest] = blob
 
     def put(self, data: bytes) -> FinishedBlob:
         """Write bytes in memory as one blob. Raises: StorageError."""
@@ -101,9 +120,64 @@ class Ingest:
             raise AssertionError("a blob of one piece is finished by it")
         return blob
 
-    def finished(self, key: str, blob: FinishedBlob) -> None:
+    def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
+        """See `Session`: shared with a file's file system where it can be, else copied. Hashed in any case."""
+        key = f"{descriptor.digest}"
+        if self.find(key, descriptor.size, verify=False) is not None:
+            return How.THERE
+        how, blob = self._taken(descriptor, reader)
+        if blob.digest != descriptor.digest:
+            message = f"{reader.name}: its bytes are not those of {descriptor.digest}"
+            raise DigestMismatchError(message, blob=str(descriptor.digest), path=reader.name)
+        self.note(key, blob)
+        return how
+
+    def _taken(self, descriptor: Descriptor, reader: OpenReader) -> tuple[How, FinishedBlob]:
+        if reader.size != descriptor.size:
+            message = f"{reader.name} has {reader.size:,} bytes, and {descriptor.digest} {descriptor.size:,}"
+            raise CorruptDataError(message, blob=str(descriptor.digest), path=reader.name)
+        place = self._folder / str(next(self._numbers))
+        for how, share in ((How.CLONED, clone), (How.LINKED, link)):
+            if reader.fileno() is not None and share(reader, place):
+                return how, self._shared(place, descriptor)
+        return How.COPIED, self._copied(reader)
+
+    def _shared(self, place: Path, descriptor: Descriptor) -> FinishedBlob:
+        """Return the blob of a file that shares another's blocks, named for the digest of its bytes."""
+        with FileReader(place, follow=False) as reader:
+            reader.read_ahead()
+            digest = reader.digest()
+            with os_errors("write", place):
+                if not self._syncs_whole:
+                    sync(reader.fileno())
+                blob = FinishedBlob(digest, descriptor.size, self._folder, Stamp.of(reader.status()))
+                place.rename(blob.path)
+        self._finished(blob)
+        return blob
+
+    def _copied(self, reader: OpenReader) -> FinishedBlob:
+        writer = self.writer(reader.size)
+        blob = writer.put(0, b"") if reader.size == 0 else None
+        done = 0
+        try:
+            for piece in reader.pieces(memoryview(bytearray(_CHUNK))):
+                blob = writer.put(done, piece)
+                done += len(piece)
+        finally:
+            writer.close()
+        if blob is None:
+            raise AssertionError("the last piece finishes a blob")
+        return blob
+
+    @property
+    def earlier(self) -> Self:
+        """What earlier sessions made (`Earlier`)."""
+        return self
+
+    def note(self, key: str, blob: FinishedBlob) -> None:
         """Note that the plan's entry of ``key`` became ``blob``, for the case that this import is killed."""
         with self._mutex:
+            self._keyed[key] = blob
             self._unnoted.append(Entry(key, blob.digest, blob.size, blob.stamp, is_durable=not self._syncs_whole))
             if blob.size >= _NOTED_AT_ONCE or time.monotonic() - self._noted_at > _NOTE_EVERY_S:
                 self._note()
@@ -113,11 +187,11 @@ class Ingest:
         self._unnoted = []
         self._noted_at = time.monotonic()
 
-    def has_leftovers(self) -> bool:
-        """Return True when killed imports left finished blobs: to recall one takes as long as to read it."""
+    def takes_time(self) -> bool:
+        """Return True when killed imports left finished blobs: to find one takes as long as to read it."""
         return any(True for _ in self._leftovers.finished())
 
-    def recall(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
+    def find(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
         """Return the blob that an earlier import made for ``key``, or None when it is not there any more.
 
         It is one of the store's, or one that a killed import left. Its bytes are hashed when its file was written to since,
@@ -130,9 +204,13 @@ class Ingest:
         if entry is None or entry.size != size:
             return None
         stored = _intact(self._blobs.path / entry.digest.file_name, entry, verify=verify)
-        if stored is not None and (young := _kept_young(stored)) is not None:
-            return young
-        return self._take_over(entry, verify=verify)
+        blob = _kept_young(stored) if stored is not None else None
+        if blob is None and (blob := self._take_over(entry, verify=verify)) is not None:
+            self._finished(blob)
+        if blob is not None:
+            with self._mutex:
+                self._keyed[key] = blob
+        return blob
 
     def _take_over(self, entry: Entry, *, verify: bool) -> FinishedBlob | None:
         with self._mutex:  # another thread of ours has the lock of the same folder otherwise
@@ -152,38 +230,32 @@ class Ingest:
             if self._syncs_whole:
                 sync_file_system(self._folder_fd)
 
-    def commit(
-        self,
-        blobs: list[FinishedBlob],
-        name: ModelName,
-        manifest: Manifest,
-        keys: Iterable[str] = (),
-        *,
-        check: Callable[[], None] = lambda: None,
+    def publish(
+        self, name: ModelName, manifest: Manifest, *, expected: Expected = None, below: Collection[Digest] = ()
     ) -> set[Digest]:
-        """Make ``blobs`` and then the model ``name`` visible; return the digests that the store did not have before.
+        """Make the manifest's blobs and then the model ``name`` visible; return the digests that were not there before.
 
         Order: manifest and bytes durable, blobs renamed, their names durable, every blob of the manifest checked for
         presence and size, manifest renamed, its name durable. All space is taken before anything is visible. A blob or
-        manifest that was there is replaced: what has just been computed heals what lies there. Then the journal is told:
-        ``keys`` are those of the first blobs. ``check`` is called while no other of ours can change what has the name, just
-        before the manifest gets it, and may raise.
+        manifest that was there is replaced: what has just been computed heals what lies there. Then the journal is told.
+        What the name has is looked at while no other of ours can change it. ``expected`` and ``below``: see `Session`.
 
         Raises: StorageError; NotFoundError or CorruptDataError when the manifest names a blob that is not in the store
-        with its size; LimitExceededError for a manifest that could not be read back; UsageError when the store has the name
-        in another case (`Store.target` gives the one to use). The old manifest stays then.
+        with its size; LimitExceededError for a manifest that could not be read back; ConflictError; UsageError when the
+        store has the name in another case (`Store.target` gives the one to use). The old manifest stays then.
         """
         manifest.check_limits()
-        created = {blob.digest for blob in blobs if not self._blobs.has(blob.digest, blob.size)}
+        named = [blob for blob in manifest.descriptors if blob.digest not in below]
+        created = {blob.digest for blob in self._blobs.missing(named)}
         prepared = self._folder / "manifest"
         self._manifests.prepare(name, manifest, prepared)
         is_new = self._copies.write(name, manifest.raw)
         try:
-            stamps = self.publish(blobs)
-            for descriptor in manifest.descriptors:
+            stamps = self.replace(named)
+            for descriptor in named:
                 self._blobs.check(descriptor)
             with self._names.exclusive():
-                check()
+                self._refuse_conflict(name, expected)
                 self._refuse_other_spelling(name)
                 self._copies.write(name, manifest.raw)  # another import of the name may have just removed it
                 self._manifests.link(name, prepared)
@@ -193,10 +265,14 @@ class Ingest:
                 self._copies.forget(name, manifest.raw)
             raise
         self._remember(
-            Entry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp))
-            for key, blob in zip(keys, blobs, strict=False)
+            Entry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp)) for key, blob in self._keyed.items()
         )
         return created
+
+    def _refuse_conflict(self, name: ModelName, expected: Expected) -> None:
+        if expected is not None and self._manifests.raw(name) not in expected:
+            message = f"{name} was changed by another meanwhile"
+            raise ConflictError(message, model=str(name), hint="Look at it, and try again.")
 
     def _refuse_other_spelling(self, name: ModelName) -> None:
         """Raise UsageError when the store has the name in another case, as another process may have just written it.
@@ -209,16 +285,19 @@ class Ingest:
             message = f"there is a model {spelled}, and {name} differs from it only in case"
             raise UsageError(message, model=str(spelled), hint=f"Try again: it will be {spelled}.")
 
-    def publish(self, blobs: list[FinishedBlob]) -> dict[Digest, Stamp]:
-        """Make ``blobs`` visible, durably, in the place of what has their names; return their stamps there.
+    def replace(self, blobs: Iterable[Finished | Descriptor]) -> dict[Digest, Stamp]:
+        """Make ``blobs`` of this session visible, durably, in the place of what has their names; return their stamps there.
 
         Raises: StorageError.
         """
+        made = [self._made[digest] for digest in {blob.digest: None for blob in blobs} if digest in self._made]
         with os_errors("write blobs to", self._blobs.path):
             self._sync()
             make_folder(self._blobs.path)
-            stamps = self._publish(blobs)
+            stamps = self._publish(made)
             sync_folder(self._blobs.path)
+        for digest in stamps:
+            self._made.pop(digest, None)
         return stamps
 
     def _remember(self, entries: Iterable[Entry], level: int = logging.WARNING) -> None:
@@ -235,8 +314,11 @@ class Ingest:
         for blob in blobs:
             if blob.digest not in stamps and blob.folder == self._folder:
                 path = f"{ours}/{blob.digest.file_name}"
-                os.utime(path)  # young again: a starting Ollama spares it until its manifest is there
-                stamps[blob.digest] = Stamp.of(os.stat(path))  # noqa: PTH116  # a hundred thousand of them
+                status = os.stat(path)  # noqa: PTH116  # a hundred thousand of them
+                if status.st_nlink == 1:  # else it is another store's file too, whose times are not ours to change
+                    os.utime(path)  # young again: a starting Ollama spares it until its manifest is there
+                    status = os.stat(path)  # noqa: PTH116
+                stamps[blob.digest] = Stamp.of(status)
                 try:
                     os.rename(path, f"{theirs}/{blob.digest.file_name}")  # noqa: PTH104
                 except IsADirectoryError:

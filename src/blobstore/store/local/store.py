@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.errors import (
     BlobStoreError,
     BusyError,
+    ConflictError,
     CorruptDataError,
     LimitExceededError,
     NotFoundError,
@@ -34,8 +34,9 @@ from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.newer import NewerManifests
 from blobstore.store.local.references import References
-from blobstore.store.local.session import Ingest
+from blobstore.store.local.session import LocalSession
 from blobstore.store.local.trash import Trash
+from blobstore.store.ports import Removal
 
 _log = logging.getLogger("blobstore.store.local.store")
 
@@ -43,15 +44,6 @@ PRIVATE = ".blobstore"
 _FOLDERS = {"blobs", "manifests", "manifests-v2", PRIVATE}
 _NAMES_WAIT_S = 60
 """The lock of names is held no longer than a sync of one folder takes; but a busy disk may take its time for that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """What a removal did: the blobs that are gone, those that had to stay, and why they had to."""
-
-    removed: tuple[Descriptor, ...]
-    kept: tuple[Descriptor, ...] = ()
-    reason: str | None = None
 
 
 class Store:
@@ -87,6 +79,11 @@ class Store:
         with os_errors("access", self._private):
             return is_remote(self._private)
 
+    @property
+    def address(self) -> str:
+        """Its folder."""
+        return str(self.root)
+
     def require(self) -> None:
         """Raise NotFoundError when the store's folder does not exist, or contains only files and folders of something else.
 
@@ -105,8 +102,8 @@ class Store:
         raise NotFoundError(f"{message}: the folder contains neither blobs nor manifests", path=str(self.root), hint=hint)
 
     @contextmanager
-    def ingest(self, source: str = "") -> Iterator[Ingest]:
-        """Yield an ingest: what it commits is in the store, what it does not commit is gone afterwards.
+    def session(self, source: str = "") -> Iterator[LocalSession]:
+        """Yield a session: what it publishes is in the store, what it does not publish is gone afterwards.
 
         ``source`` names what is imported, for the journal. The store's lock is held shared meanwhile. After a
         KeyboardInterrupt finished blobs stay, for the next import of the source. Raises: BusyError while a clean-up holds
@@ -115,15 +112,15 @@ class Store:
         with self._lock.shared():
             self._names.make()
             journal = Journal(self._private / "journal", source)
-            ingest = Ingest(self.blobs, self.manifests, self.copies, self._private / "tmp", journal, self._names)
+            session = LocalSession(self.blobs, self.manifests, self.copies, self._private / "tmp", journal, self._names)
             interrupted = False
             try:
-                yield ingest
+                yield session
             except KeyboardInterrupt:
                 interrupted = True
                 raise
             finally:
-                ingest.close(keep_finished=interrupted)
+                session.close(keep_finished=interrupted)
 
     def models(self) -> Iterator[tuple[ModelName, Manifest | BlobStoreError]]:
         """Yield every model by name, sorted, with its manifest, or with the error that reading it gave."""
@@ -139,7 +136,7 @@ class Store:
         Raises: InvalidNameError; NotFoundError; AmbiguousNameError when several spellings are there, but not this one;
         StorageError.
         """
-        found = self.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
+        found = self.manifests.spelled(ModelName.of(name))
         try:
             self.manifests.require(found)
         except NotFoundError as error:
@@ -154,7 +151,7 @@ class Store:
         A name that hides it from newer Ollamas is logged as a warning, and so are names that can't be listed there: nothing
         is lost by a write. Raises: InvalidNameError; AmbiguousNameError; StorageError.
         """
-        found = self.manifests.spelled(ModelName.parse(name) if isinstance(name, str) else name)
+        found = self.manifests.spelled(ModelName.of(name))
         try:
             if self.newer.has(found):
                 _log.warning("a newer Ollama has its own %s, in manifests-v2/: it will not read this one", found)
@@ -162,11 +159,11 @@ class Store:
             _log.warning("a newer Ollama may have its own %s: %s", found, error)
         return found
 
-    def manifest(self, name: ModelName) -> Manifest:
+    def manifest(self, name: str | ModelName) -> Manifest:
         """Return a model's manifest. Raises: NotFoundError; DocumentError when it is damaged; StorageError."""
-        return self.manifests.read(name)
+        return self.manifests.read(ModelName.of(name))
 
-    def copy(self, source: ModelName, target: ModelName) -> ModelName:
+    def copy(self, source: str | ModelName, target: str | ModelName) -> ModelName:
         """Give a model a second name, and return it as the store spells it; no blob is copied.
 
         An older model of that name is replaced. Raises: NotFoundError when there is no such model, or a blob of it is
@@ -174,11 +171,11 @@ class Store:
         """
         old, new = self._pair(source, target)
         manifest = self.manifest(old)
-        with self.ingest() as ingest:
-            ingest.commit([], new, manifest)
+        with self.session() as session:
+            session.publish(new, manifest)
         return new
 
-    def move(self, source: ModelName, target: ModelName, *, replace: bool = False) -> ModelName:
+    def move(self, source: str | ModelName, target: str | ModelName, *, replace: bool = False) -> ModelName:
         """Rename a model, and return its new name as the store spells it: that first, durably, then the old one goes.
 
         Killed in between, the model has both names, and the same again ends it. Raises: as `copy`; UsageError when there is
@@ -188,36 +185,31 @@ class Store:
         manifest = self.manifest(old)
         if old == new:
             return new
-        with self.ingest() as ingest:
-            ingest.commit([], new, manifest, check=lambda: None if replace else self._refuse_other(new, manifest))
+        with self.session() as session:
+            try:
+                session.publish(new, manifest, expected=None if replace else (None, manifest.raw))
+            except ConflictError as error:
+                message = f"model {new} already exists"
+                raise UsageError(message, model=str(new), hint="Remove it first, or replace it: --force.") from error
             with self._names.exclusive():
                 # Another may have removed the old name meanwhile, or given it to another model, which is not ours to remove.
-                if self._bytes_of(old) == manifest.raw:
+                if self.manifests.raw(old) == manifest.raw:
                     self.manifests.remove(old)
                     self.copies.remove(old)
         with suppress(BusyError), self.alone(wait_s=0):
             self.manifests.remove_empty_folders(old)
         return new
 
-    def _pair(self, source: ModelName, target: ModelName) -> tuple[ModelName, ModelName]:
+    def _pair(self, source: str | ModelName, target: str | ModelName) -> tuple[ModelName, ModelName]:
         """Return an old and a new name as the store spells them. Raises: UsageError when they differ only in case."""
+        source, target = ModelName.of(source), ModelName.of(target)
         old, new = self.find(source), self.target(target)
         if old == new and source.path_parts != target.path_parts:
             message = f"{target} is {old}: names that differ only in case are one model"
             raise UsageError(message, model=str(old), hint="To change the case, move it to another name first.")
         return old, new
 
-    def _refuse_other(self, name: ModelName, manifest: Manifest) -> None:
-        if self._bytes_of(name) not in (None, manifest.raw):
-            raise UsageError(f"model {name} already exists", hint="Remove it first, or replace it: --force.")
-
-    def _bytes_of(self, name: ModelName) -> bytes | None:
-        try:
-            return self.manifests.read_bytes(name)
-        except NotFoundError:
-            return None
-
-    def remove(self, name: ModelName) -> Removal:
+    def remove(self, name: str | ModelName) -> Removal:
         """Remove a model: its manifest first, then those of its blobs that no other model needs.
 
         Blobs stay when another process uses the store (an import may be about to use them) or when any manifest can't be

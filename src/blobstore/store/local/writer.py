@@ -65,7 +65,7 @@ class FinishedBlob:
 
     @property
     def path(self) -> Path:
-        """Its file, which waits in an ingest's folder or lies in the store's already."""
+        """Its file, which waits in a session's folder or lies in the store's already."""
         return self.folder / self.digest.file_name
 
 
@@ -79,9 +79,21 @@ class _Piece:
 
 
 class BlobWriter:
-    """Writes and hashes one blob of ``size`` bytes into ``folder``; the last byte finishes it, with ``syncs`` durably."""
+    """Writes and hashes one blob of ``size`` bytes into ``folder``; the last byte finishes it, with ``syncs`` durably.
 
-    def __init__(self, folder: Path, name: str, size: int, *, syncs: bool = False) -> None:
+    ``finished`` is given the blob then.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        size: int,
+        finished: Callable[[FinishedBlob], None] = lambda _blob: None,
+        *,
+        syncs: bool = False,
+    ) -> None:
+        self._finished = finished
         self._syncs = syncs
         self._folder = folder
         self._path = folder / name
@@ -187,7 +199,9 @@ class BlobWriter:
             if self._path.name != digest.file_name:
                 self._path.rename(self._folder / digest.file_name)
         self.close()
-        return FinishedBlob(digest, self._size, self._folder, stamp)
+        blob = FinishedBlob(digest, self._size, self._folder, stamp)
+        self._finished(blob)
+        return blob
 
     def release(self) -> None:
         """Give back the buffers that wait, when the blob will not be finished."""
@@ -199,7 +213,7 @@ class BlobWriter:
     def close(self) -> None:
         """Close the file, when no thread writes to it any more; a second call does nothing.
 
-        Errors are ignored: a finished blob is synced by then, or will be by `Ingest.commit`, which reports them.
+        Errors are ignored: a finished blob is synced by then, or will be by `LocalSession.publish`, which reports them.
         """
         self.release()
         fds, self._fd, self._direct = (self._fd, self._direct), -1, -1

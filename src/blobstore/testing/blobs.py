@@ -1,0 +1,151 @@
+"""Tests of what a home does with blobs."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import pairwise
+
+import pytest
+
+from blobstore.errors import (
+    CorruptDataError,
+    DigestMismatchError,
+    NotFoundError,
+)
+from blobstore.formats.documents import Manifest
+from blobstore.io.ranges import BytesReader
+from blobstore.names import Digest
+from blobstore.store.ports import Home, How, Session
+from blobstore.testing.homes import SIZES, HomeTests, M, blobs_of, commit, data_of, descriptor_of, manifest_of
+
+
+class BlobTests(HomeTests):
+    """Blobs: written in pieces, taken from elsewhere, read, found missing."""
+
+    # Empty
+
+    def test_an_empty_home(self, home: Home) -> None:
+        assert home.manifests.names() == []
+        assert home.blobs.digests() == set()
+        assert home.address
+
+    def test_what_is_not_there(self, home: Home) -> None:
+        with pytest.raises(NotFoundError) as caught:
+            home.find("m")
+        assert caught.value.model is not None
+        with pytest.raises(NotFoundError):
+            home.manifests.read(M)
+        with pytest.raises(NotFoundError) as caught:
+            home.blobs.open(descriptor_of(b"one"))
+        assert caught.value.blob == str(Digest.of(b"one"))
+        with pytest.raises(NotFoundError):
+            home.remove("m")
+
+    # Blobs
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_a_blob_of_one_piece(self, home: Home, size: int) -> None:
+        data = data_of(size)
+        assert commit(home, "m", data) == {Digest.of(data)}
+        with self.other_reader(home).blobs.open(descriptor_of(data)) as reader:
+            assert (reader.size, reader.read(0, size)) == (size, data)
+            assert b"".join(bytes(piece) for piece in reader.pieces(memoryview(bytearray(1000)))) == data
+
+    @pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
+    def test_pieces_in_any_order(self, home: Home, session: Session, size: int) -> None:
+        data = data_of(size)
+        cuts = sorted({0, size, *(random.Random(size).randrange(1, size) for _ in range(5))})
+        pieces = list(pairwise(cuts))
+        random.Random(size).shuffle(pieces)
+        told: list[int] = []
+        with closing(session.writer(size)) as writer:
+            *others, last = [writer.put(a, data[a:b], hashed=lambda: told.append(1)) for a, b in pieces]
+        assert last is not None
+        assert others == [None] * len(others)
+        assert (last.digest, last.size, len(told)) == (Digest.of(data), size, len(pieces))
+        session.publish(M, manifest_of(data))
+        assert blobs_of(home, "m") == [data]
+
+    @pytest.mark.parametrize("gap", [1, 4096, 100_000])
+    def test_a_gap_is_written_before_the_piece_before_it(self, home: Home, session: Session, gap: int) -> None:
+        data = data_of(8192 + gap)
+        with closing(session.writer(len(data))) as writer:
+            writer.put(4096 + gap, data[4096 + gap :])
+            writer.put_aside(4096, data[4096 : 4096 + gap])
+            blob = writer.put(0, data[:4096], gap=gap)
+        assert blob is not None
+        assert blob.digest == Digest.of(data)
+        session.publish(M, manifest_of(data))
+        assert blobs_of(home, "m") == [data]
+
+    def test_a_blob_by_many_threads(self, home: Home, session: Session) -> None:
+        data = data_of(2**20)
+        with closing(session.writer(len(data))) as writer, ThreadPoolExecutor(8) as pool:
+            put = [pool.submit(writer.put, at, data[at : at + 1024]) for at in range(0, len(data), 1024)]
+            (blob,) = [done for one in put if (done := one.result()) is not None]
+        assert blob.digest == Digest.of(data)
+        session.publish(M, manifest_of(data))
+        assert blobs_of(home, "m") == [data]
+
+    def test_what_is_missing(self, home: Home) -> None:
+        commit(home, "m", b"one")
+        one, two = descriptor_of(b"one"), descriptor_of(b"two")
+        longer = one.model_copy(update={"size": 4})
+        assert home.blobs.missing([one, two, two, one]) == [two]
+        assert home.blobs.missing([longer]) == [longer]
+        assert home.blobs.missing([]) == []
+        assert home.blobs.digests() == {one.digest.hex}
+
+    def test_an_empty_blob_may_be_missing_too(self, home: Home) -> None:
+        empty = descriptor_of(b"")
+        assert home.blobs.missing([empty]) == [empty]
+        commit(home, "m", b"")
+        assert home.blobs.missing([empty]) == []
+
+    def test_a_blob_of_another_size_is_refused(self, home: Home) -> None:
+        commit(home, "m", b"one")
+        with pytest.raises(CorruptDataError):
+            home.blobs.open(descriptor_of(b"one").model_copy(update={"size": 4}))
+
+    @pytest.mark.parametrize(("offset", "length"), [(0, 4), (3, 1), (2, 2), (100, 1)])
+    def test_reading_beyond_the_end(self, home: Home, offset: int, length: int) -> None:
+        commit(home, "m", b"one")
+        with home.blobs.open(descriptor_of(b"one")) as reader, pytest.raises(CorruptDataError):
+            reader.read(offset, length)
+
+    def test_a_reader_outlives_its_blob(self, home: Home) -> None:
+        data = data_of(2**20)
+        commit(home, "m", data)
+        with home.blobs.open(descriptor_of(data)) as reader:
+            first = reader.read(0, 10)
+            home.remove("m")
+            assert first + reader.read(10, len(data) - 10) == data
+
+    # A blob from elsewhere
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_a_blob_from_elsewhere(self, home: Home, session: Session, size: int) -> None:
+        data = data_of(size)
+        assert session.add(descriptor_of(data), BytesReader(data)) is How.COPIED
+        assert session.publish(M, manifest_of(data)) == {Digest.of(data)}
+        assert blobs_of(home, "m") == [data]
+
+    @pytest.mark.parametrize("size", [0, 5, 70_000])
+    def test_other_bytes_from_elsewhere(self, home: Home, session: Session, size: int) -> None:
+        wrong = bytes(size) if size else b""
+        said = descriptor_of(data_of(max(size, 1))).model_copy(update={"size": size})
+        with pytest.raises(DigestMismatchError):
+            session.add(said, BytesReader(wrong))
+        with pytest.raises(NotFoundError):
+            session.publish(M, Manifest(layers=(said,)))
+        assert home.manifests.names() == []
+        assert home.blobs.digests() == set()
+
+    @pytest.mark.parametrize("more", [-1, 1])
+    def test_another_size_from_elsewhere(self, session: Session, more: int) -> None:
+        data = data_of(1000)
+        said = descriptor_of(data).model_copy(update={"size": len(data) + more})
+        with pytest.raises(CorruptDataError):
+            session.add(said, BytesReader(data))

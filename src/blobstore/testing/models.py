@@ -1,0 +1,233 @@
+"""Tests of what a home does with models: publishing, names, who was faster, removal."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from blobstore.errors import (
+    AmbiguousNameError,
+    ConflictError,
+    CorruptDataError,
+    InvalidNameError,
+    NotFoundError,
+)
+from blobstore.formats.documents import Manifest
+from blobstore.io.ranges import BytesReader
+from blobstore.names import Digest, ModelName
+from blobstore.store.ports import Home, Session
+from blobstore.testing.homes import HOSTILE, NAMES, HomeTests, M, N, blobs_of, commit, data_of, descriptor_of, manifest_of
+
+
+class ModelTests(HomeTests):
+    """Models: visible at once or not at all, under one name."""
+
+    # Publishing
+
+    def test_nothing_is_visible_before(self, home: Home, session: Session) -> None:
+        session.put(b"one")
+        session.add(descriptor_of(b"two"), BytesReader(b"two"))
+        seen = self.other_reader(home)
+        assert seen.manifests.names() == []
+        assert seen.blobs.digests() == set()
+        session.publish(M, manifest_of(b"one", b"two"))
+        assert seen.manifests.names() == [M]
+        assert blobs_of(seen, "m") == [b"one", b"two"]
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_a_session_that_fails_leaves_nothing(self, home: Home, error: type[BaseException]) -> None:
+        with suppress(error), home.session() as session:
+            session.put(b"one")
+            raise error
+        assert home.manifests.names() == []
+        assert home.blobs.digests() == set()
+
+    def test_what_no_manifest_names_stays_invisible(self, home: Home) -> None:
+        with home.session() as session:
+            session.put(b"one")
+            session.put(b"two")
+            session.publish(M, manifest_of(b"one"))
+        assert home.blobs.digests() == {Digest.of(b"one").hex}
+
+    def test_a_manifest_of_missing_blobs_is_refused(self, home: Home) -> None:
+        commit(home, "m", b"one")
+        with home.session() as session:
+            session.put(b"two")
+            with pytest.raises(NotFoundError) as caught:
+                session.publish(M, manifest_of(b"two", b"three"))
+        assert caught.value.blob == str(Digest.of(b"three"))
+        assert blobs_of(home, "m") == [b"one"]
+
+    def test_a_manifest_with_another_size_is_refused(self, home: Home) -> None:
+        wrong = Manifest(layers=(descriptor_of(b"one").model_copy(update={"size": 4}),))
+        with home.session() as session:
+            session.put(b"one")
+            with pytest.raises(CorruptDataError):
+                session.publish(M, wrong)
+        assert home.manifests.names() == []
+
+    def test_publishing_tells_what_is_new(self, home: Home) -> None:
+        assert commit(home, "m", b"one", b"two", b"one") == {Digest.of(b"one"), Digest.of(b"two")}
+        assert commit(home, "n", b"one", b"three") == {Digest.of(b"three")}
+        assert commit(home, "n", b"one", b"three") == set()
+
+    def test_a_session_may_publish_twice(self, home: Home) -> None:
+        with home.session() as session:
+            session.put(b"one")
+            assert session.publish(M, manifest_of(b"one")) == {Digest.of(b"one")}
+            session.put(b"two")
+            assert session.publish(N, manifest_of(b"one", b"two")) == {Digest.of(b"two")}
+        assert home.manifests.names() == [M, N]
+
+    def test_the_raw_bytes_of_a_manifest_are_kept(self, home: Home) -> None:
+        raw = b'{ "schemaVersion": 2,\n "layers": [], "later": {"a": 1} }\n'
+        with home.session() as session:
+            session.publish(M, Manifest.parse(raw, "raw"))
+        assert self.other_reader(home).manifests.read(M).raw == raw
+
+    def test_a_model_of_no_blobs(self, home: Home) -> None:
+        assert commit(home, "m") == set()
+        assert home.manifests.read(M).layers == ()
+
+    def test_a_model_is_replaced(self, home: Home) -> None:
+        commit(home, "m", b"one")
+        commit(home, "m", b"two")
+        assert blobs_of(home, "m") == [b"two"]
+        assert home.manifests.names() == [M]
+
+    # Who was faster
+
+    def test_a_name_that_is_expected_to_be_free(self, home: Home) -> None:
+        commit(home, "m", b"one", expected=(None,))
+        with pytest.raises(ConflictError) as caught:
+            commit(home, "m", b"two", expected=(None,))
+        assert caught.value.model is not None
+        assert blobs_of(home, "m") == [b"one"]
+
+    def test_a_name_that_is_expected_to_have_a_model(self, home: Home) -> None:
+        with pytest.raises(ConflictError):
+            commit(home, "m", b"two", expected=(manifest_of(b"one").raw,))
+        commit(home, "m", b"one")
+        commit(home, "m", b"two", expected=(b"", manifest_of(b"one").raw))
+        with pytest.raises(ConflictError):
+            commit(home, "m", b"three", expected=(manifest_of(b"one").raw,))
+        assert blobs_of(home, "m") == [b"two"]
+
+    def test_one_of_many_is_first(self, home: Home) -> None:
+        def one(number: int) -> bool:
+            try:
+                commit(home, "m", data_of(100, number), expected=(None,))
+            except ConflictError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            won = list(pool.map(one, range(8)))
+        assert sum(won) == 1
+        assert blobs_of(home, "m") == [data_of(100, won.index(True))]
+
+    def test_no_update_is_lost(self, home: Home) -> None:
+        """Each adds a layer to what it has read; who was too slow reads again."""
+        commit(home, "m")
+
+        def add(number: int) -> None:
+            while True:
+                before = home.manifests.read(M)
+                layer = descriptor_of(b"%d" % number, f"layer{number}")
+                with suppress(ConflictError), home.session() as session:
+                    session.put(b"%d" % number)
+                    session.publish(M, Manifest(layers=(*before.layers, layer)), expected=(before.raw,))
+                    return
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(add, range(8)))
+        assert {layer.name for layer in home.manifests.read(M).layers} == {f"layer{number}" for number in range(8)}
+
+    def test_sessions_at_once(self, home: Home) -> None:
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(lambda number: commit(home, f"m{number}", b"shared", data_of(5000, number)), range(12)))
+        assert len(home.manifests.names()) == 12
+        for number in range(12):
+            assert blobs_of(home, f"m{number}") == [b"shared", data_of(5000, number)]
+
+    def test_readers_see_one_model_or_the_other(self, home: Home) -> None:
+        commit(home, "m", b"a" * 5000)
+        other = self.other_reader(home)
+
+        def write(number: int) -> None:
+            commit(home, "m", (b"a" if number % 2 else b"b") * 5000)
+
+        with ThreadPoolExecutor(2) as pool:
+            writing = [pool.submit(write, number) for number in range(10)]
+            while not all(one.done() for one in writing):
+                assert blobs_of(other, "m") in ([b"a" * 5000], [b"b" * 5000])
+            for one in writing:
+                one.result()
+
+    # Names
+
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_hostile_names(self, home: Home, tmp_path: Path, name: str) -> None:
+        before = sorted(tmp_path.rglob("*"))
+        for ask in (home.find, home.target, home.remove):
+            with pytest.raises(InvalidNameError):
+                ask(name)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_names(self, home: Home, name: str) -> None:
+        commit(home, name, b"one")
+        assert home.manifests.names() == [ModelName.parse(name)]
+        assert home.find(name) == ModelName.parse(name)
+        assert blobs_of(self.other_reader(home), name) == [b"one"]
+
+    def test_names_are_sorted(self, home: Home) -> None:
+        for name in ("b", "a:2", "a:1", "z/a"):
+            commit(home, name, b"one")
+        assert home.manifests.names() == sorted(home.manifests.names())
+        assert len(home.manifests.names()) == 4
+
+    def test_case_tells_no_models_apart(self, home: Home) -> None:
+        commit(home, "Qwen:Q4", b"one")
+        assert home.find("qwen:q4") == home.target("QWEN:q4") == ModelName.parse("Qwen:Q4")
+        commit(home, "qwen:q4", b"two")
+        assert home.manifests.names() == [ModelName.parse("Qwen:Q4")]
+        assert blobs_of(home, "QWEN:Q4") == [b"two"]
+        with suppress(AmbiguousNameError):
+            assert home.manifests.spelled(ModelName.parse("other")) == ModelName.parse("other")
+
+    # Removal
+
+    def test_a_removed_model_is_gone(self, home: Home) -> None:
+        commit(home, "m", b"one", b"two")
+        removal = home.remove("m")
+        assert {blob.digest for blob in removal.removed} | {blob.digest for blob in removal.kept} == {
+            Digest.of(b"one"),
+            Digest.of(b"two"),
+        }
+        assert self.other_reader(home).manifests.names() == []
+        with pytest.raises(NotFoundError):
+            home.find("m")
+
+    def test_shared_blobs_stay(self, home: Home) -> None:
+        commit(home, "m", b"one", b"two")
+        commit(home, "n", b"one")
+        home.remove("m")
+        assert Digest.of(b"one").hex in home.blobs.digests()
+        assert blobs_of(home, "n") == [b"one"]
+
+    def test_a_removed_model_can_come_again(self, home: Home) -> None:
+        commit(home, "m", b"one")
+        home.remove("m")
+        commit(home, "m", b"one")
+        assert blobs_of(home, "m") == [b"one"]
+
+    def test_a_lease_can_be_held_while_another_reads(self, home: Home) -> None:
+        commit(home, "m", b"one")
+        with home.lease() as first, home.lease() as second:
+            assert isinstance(first, bool)
+            assert isinstance(second, bool)
+            assert blobs_of(home, "m") == [b"one"]

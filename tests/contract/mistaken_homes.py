@@ -1,0 +1,162 @@
+"""Homes in memory, each with one mistake that a home may have. test_mistaken_homes.py runs `StoreTests` on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blobstore.errors import InvalidNameError
+from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.names import Digest, ModelName
+from blobstore.store import memory
+from blobstore.store.memory import MemoryBlobs, MemoryManifests, MemorySession, MemoryStore
+from blobstore.store.ports import Expected, How, Removal
+from blobstore.testing import StoreTests
+
+
+class Mistaken(MemoryStore):
+    """A home whose session is another one."""
+
+    session_class: type[MemorySession] = MemorySession
+
+    @contextmanager
+    def session(self, source: str = "") -> Iterator[MemorySession]:
+        yield self.session_class(self.blobs, self.manifests, self._mutex)
+
+
+class ManifestFirst(MemorySession):
+    def publish(self, name: ModelName, manifest: Manifest, *, expected: Expected = None) -> set[Digest]:
+        if expected is None:
+            self._manifests.link(name, manifest.raw)
+        return super().publish(name, manifest, expected=expected)
+
+
+class NoSizeCheck(MemorySession):
+    def publish(self, name: ModelName, manifest: Manifest, *, expected: Expected = None) -> set[Digest]:
+        check, memory._check = memory._check, lambda *_: None
+        try:
+            return super().publish(name, manifest, expected=expected)
+        finally:
+            memory._check = check
+
+
+class BelievesDigests(MemorySession):
+    def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
+        if not self._blobs.missing([descriptor]):
+            return How.THERE
+        self._made[descriptor.digest] = reader.read(0, reader.size)
+        return How.COPIED
+
+
+class LosesUpdates(MemorySession):
+    def publish(self, name: ModelName, manifest: Manifest, *, expected: Expected = None) -> set[Digest]:
+        return super().publish(name, manifest)
+
+
+class EncodesAgain(MemorySession):
+    def publish(self, name: ModelName, manifest: Manifest, *, expected: Expected = None) -> set[Digest]:
+        return super().publish(name, Manifest(config=manifest.config, layers=manifest.layers), expected=expected)
+
+
+class VisibleAtOnce(MemorySession):
+    def put(self, data: bytes) -> Descriptor:
+        descriptor = super().put(data)
+        self._blobs.keep({descriptor.digest: data})
+        return descriptor
+
+
+class PublishesAll(MemorySession):
+    def publish(self, name: ModelName, manifest: Manifest, *, expected: Expected = None) -> set[Digest]:
+        created = super().publish(name, manifest, expected=expected)
+        self._blobs.keep(self._made)
+        return created
+
+
+class TellsCase(MemoryManifests):
+    def spelled(self, name: ModelName) -> ModelName:
+        return name
+
+
+class ForgetsEmptyBlobs(MemoryBlobs):
+    def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+        by_digest = {descriptor.digest: descriptor for descriptor in descriptors}
+        return [blob for digest, blob in by_digest.items() if not self._blobs.get(digest)]
+
+
+class AnswersShort(MemoryBlobs):
+    def open(self, descriptor: Descriptor) -> BytesReader:
+        reader = super().open(descriptor)
+        reader.read = lambda offset, length: bytes(reader._data[offset : offset + length])  # type: ignore[method-assign]
+        return reader
+
+
+class RemovesShared(MemoryStore):
+    def remove(self, name: str | ModelName) -> Removal:
+        found = self.find(name)
+        removed = self.manifests.read(found).descriptors
+        self.manifests.remove(found)
+        for blob in removed:
+            self.blobs.drop(blob.digest)
+        return Removal(removed)
+
+
+class NamesAreFiles(MemoryStore):
+    """It writes names to a folder, before they are checked."""
+
+    folder: Path
+
+    def find(self, name: str | ModelName) -> ModelName:
+        if isinstance(name, str):
+            try:
+                ModelName.parse(name)
+            except InvalidNameError:
+                (self.folder / "escaped").write_text(name)
+        return super().find(name)
+
+
+def _with_session(session: type[MemorySession]) -> MemoryStore:
+    home = Mistaken()
+    home.session_class = session
+    return home
+
+
+def _with(**parts: object) -> MemoryStore:
+    home = MemoryStore()
+    for name, part in parts.items():
+        setattr(home, name, part)
+    return home
+
+
+def _names_are_files(folder: Path) -> MemoryStore:
+    home = NamesAreFiles()
+    home.folder = folder
+    return home
+
+
+MISTAKES = {
+    "a manifest before its blobs": lambda _: _with_session(ManifestFirst),
+    "no size check": lambda _: _with_session(NoSizeCheck),
+    "bytes from elsewhere are believed": lambda _: _with_session(BelievesDigests),
+    "a lost update": lambda _: _with_session(LosesUpdates),
+    "a manifest is encoded again": lambda _: _with_session(EncodesAgain),
+    "blobs are visible at once": lambda _: _with_session(VisibleAtOnce),
+    "what no manifest names becomes visible": lambda _: _with_session(PublishesAll),
+    "names differ in case": lambda _: _with(manifests=TellsCase()),
+    "an empty blob is never there": lambda _: _with(blobs=ForgetsEmptyBlobs()),
+    "a read answers short": lambda _: _with(blobs=AnswersShort()),
+    "removal takes shared blobs": lambda _: RemovesShared(),
+    "a name escapes": _names_are_files,
+}
+
+
+def _class_of(mistake: str) -> type[StoreTests]:
+    def new_home(self: StoreTests, folder: Path) -> MemoryStore:
+        return MISTAKES[mistake](folder)
+
+    return type("Test" + mistake.title().replace(" ", ""), (StoreTests,), {"new_home": new_home, "__doc__": mistake})
+
+
+for _number, _mistake in enumerate(MISTAKES):
+    globals()[f"TestMistake{_number}"] = _class_of(_mistake)

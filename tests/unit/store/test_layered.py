@@ -1,0 +1,216 @@
+"""A layered store: lower stores are read and never written; what they have is not written again."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.checkpoints import write_checkpoint
+
+import blobstore
+from blobstore.cli.main import run
+from blobstore.errors import NotFoundError, UsageError
+from blobstore.names import Digest, ModelName
+from blobstore.store.care.verify import verify
+from blobstore.store.layered import LayeredStore
+from blobstore.store.local.store import Store
+from blobstore.store.memory import MemoryStore
+from blobstore.store.transfer import transfer
+from blobstore.testing.homes import blobs_of, commit, manifest_of
+
+M = ModelName.parse("m")
+
+
+def files_below(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return every file with its size and time, to see that nothing changed."""
+    return {
+        str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+@pytest.fixture
+def lower(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "lower")
+    commit(store, "m", b"one", b"two")
+    return store
+
+
+@pytest.fixture
+def upper(tmp_path: Path) -> Store:
+    return Store(tmp_path / "upper")
+
+
+def test_what_lies_below_is_found_and_not_written(lower: Store, upper: Store) -> None:
+    before = files_below(lower.root)
+    layers = LayeredStore(upper, [lower])
+    assert layers.manifests.names() == [M]
+    assert blobs_of(layers, "m") == [b"one", b"two"]
+    assert layers.home_of("m") is lower
+    assert commit(layers, "n", b"one", b"three") == {Digest.of(b"three")}
+    assert upper.blobs.digests() == {Digest.of(b"three").hex}
+    assert blobs_of(layers, "n") == [b"one", b"three"]
+    assert layers.home_of("n") is upper
+    assert files_below(lower.root) == before
+
+
+def test_what_is_copied_up_is_whole_above(lower: Store, upper: Store) -> None:
+    layers = LayeredStore(upper, [lower], copies_up=True)
+    commit(layers, "n", b"one", b"three")
+    assert blobs_of(upper, "n") == [b"one", b"three"]
+
+
+def test_a_transfer_over_a_lower_store_writes_what_it_lacks(lower: Store, upper: Store) -> None:
+    source = MemoryStore()
+    commit(source, "n", b"one", b"three")
+    transfer(["n"], source, LayeredStore(upper, [lower]))
+    assert upper.blobs.digests() == {Digest.of(b"three").hex}
+    transfer({"n": "whole"}, source, LayeredStore(upper, [lower], copies_up=True))
+    assert blobs_of(upper, "whole") == [b"one", b"three"]
+
+
+def test_the_upper_model_hides_the_lower_one(lower: Store, upper: Store) -> None:
+    layers = LayeredStore(upper, [lower])
+    commit(layers, "M", b"four")
+    assert layers.manifests.names() == [M]
+    assert blobs_of(layers, "m") == [b"four"]
+    assert blobs_of(lower, "m") == [b"one", b"two"]
+    layers.remove("m")
+    assert blobs_of(layers, "m") == [b"one", b"two"]
+
+
+def test_what_lies_below_is_not_removed(lower: Store, upper: Store) -> None:
+    before = files_below(lower.root)
+    with pytest.raises(UsageError, match="only read"):
+        LayeredStore(upper, [lower]).remove("m")
+    with pytest.raises(NotFoundError):
+        LayeredStore(upper, [lower]).remove("other")
+    assert files_below(lower.root) == before
+
+
+def test_the_first_of_several_wins_and_damage_above_is_passed_by(lower: Store, upper: Store, tmp_path: Path) -> None:
+    third = Store(tmp_path / "third")
+    commit(third, "m", b"five")
+    assert blobs_of(LayeredStore(upper, [third, lower]), "m") == [b"five"]
+    assert blobs_of(LayeredStore(upper, [lower, third]), "m") == [b"one", b"two"]
+    (lower.blobs.path / Digest.of(b"one").file_name).write_bytes(b"short!")
+    commit(third, "n", b"one")
+    assert blobs_of(LayeredStore(upper, [lower, third]), "m") == [b"one", b"two"]
+
+
+def test_a_store_twice_is_refused(lower: Store, upper: Store) -> None:
+    with pytest.raises(UsageError, match="twice"):
+        LayeredStore(upper, [lower, Store(lower.root)])
+
+
+def test_verify_does_not_miss_what_lies_below(lower: Store, upper: Store) -> None:
+    commit(LayeredStore(upper, [lower]), "n", b"one", b"three")
+    assert verify(upper, lower=[lower]).is_sound
+    assert [str(blob.digest) for blob in verify(upper).damaged] == [str(Digest.of(b"one"))]
+    lower.remove("m")
+    assert not verify(upper, lower=[lower]).is_sound
+
+
+def test_a_read_only_store_is_used(lower: Store, upper: Store) -> None:
+    folders = [lower.root, *(path for path in lower.root.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        layers = LayeredStore(upper, [lower])
+        assert blobs_of(layers, "m") == [b"one", b"two"]
+        commit(layers, "n", b"two")
+        assert upper.blobs.digests() == set()
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
+
+# The command line
+
+
+def cli(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
+    assert run([*map(str, arguments), "--json"]) == code
+    output = capsys.readouterr()
+    return json.loads(output.out) if code == 0 else output.err
+
+
+def test_commands_over_a_lower_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, low, up = write_checkpoint(tmp_path / "tiny"), tmp_path / "low", tmp_path / "up"
+    made = cli(capsys, "import", source, "a", "--quant", "int8", "--store", low)
+    before = files_below(low / "blobs") | files_below(low / "manifests")
+    layers = ("--store", up, "--lower", low)
+    again = cli(capsys, "import", source, "b", "--quant", "int8", *layers)
+    assert (again["digest"], again["created"], made["created"] > 0) == (made["digest"], 0, True)
+    assert [(item["name"], item["store"]) for item in cli(capsys, "list", "--sort", "name", *layers)] == [
+        ("a:latest", str(low)),
+        ("b:latest", str(up)),
+    ]
+    assert cli(capsys, "show", "b", *layers)["size"] == made["stored_bytes"]
+    cli(capsys, "export", "b", tmp_path / "out", *layers)
+    assert cli(capsys, "verify", *layers)["damaged"] == []
+    assert "only read" in cli(capsys, "rm", "a", *layers, code=2)
+    monkeypatch.setenv("BLOBSTORE_LOWER", f"{low}{os.pathsep}")
+    assert [item["name"] for item in cli(capsys, "list", "--store", up)] == ["b:latest", "a:latest"]
+    monkeypatch.setenv("BLOBSTORE_LOWER", str(tmp_path / "missing"))
+    assert "there is no store" in cli(capsys, "list", "--store", up, code=1)
+    monkeypatch.delenv("BLOBSTORE_LOWER")
+    whole = cli(capsys, "import", source, "c", "--quant", "int8", "--copy-up", *layers)
+    assert whole["created"] > 0
+    assert cli(capsys, "verify", "--store", up, "c")["damaged"] == []
+    assert files_below(low / "blobs") | files_below(low / "manifests") == before
+
+
+def test_a_copy_to_another_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, here, there = write_checkpoint(tmp_path / "tiny"), tmp_path / "here", tmp_path / "there"
+    made = cli(capsys, "import", source, "a", "--store", here)
+    copied = cli(capsys, "cp", "a", "--to", there, "--store", here)
+    ways = {way: copied[way] for way in ("cloned", "linked", "copied") if way in copied}
+    assert sum(way["bytes"] for way in ways.values()) == made["stored_bytes"]
+    assert (copied["name"], copied["store"]) == ("a:latest", str(there))
+    again = cli(capsys, "cp", "a", "b:v2", "--to", there, "--store", here)
+    assert again["there"]["bytes"] == made["stored_bytes"]
+    assert cli(capsys, "verify", "--store", there)["damaged"] == []
+    with blobstore.open_model("b:v2", store=Store(there), verify=True) as model:
+        assert len(model) > 0
+    assert "is the store" in cli(capsys, "cp", "a", "--to", here, "--store", here, code=2)
+    assert "needs a NEW_NAME" in cli(capsys, "cp", "a", "--store", here, code=2)
+    assert "not found" in cli(capsys, "cp", "x", "--to", there, "--store", here, code=1)
+
+
+def test_a_linked_blob_survives_its_first_store(tmp_path: Path) -> None:
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    commit(here, "m", b"x" * 5000, b"y")
+    transfer(["m"], here, there)
+    here.remove("m")
+    assert blobs_of(there, "m") == [b"x" * 5000, b"y"]
+    assert verify(there).is_sound
+
+
+def test_damage_is_not_copied(tmp_path: Path) -> None:
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    commit(here, "m", b"one", b"two")
+    (here.blobs.path / Digest.of(b"two").file_name).write_bytes(b"owt")
+    with pytest.raises(blobstore.errors.DigestMismatchError):
+        transfer(["m"], here, there)
+    assert there.manifests.names() == []
+    assert there.blobs.digests() == set()
+
+
+# In memory
+
+
+def test_an_import_into_memory_is_the_same_model(tmp_path: Path) -> None:
+    source, local, memory = write_checkpoint(tmp_path / "tiny"), Store(tmp_path / "store"), MemoryStore()
+    on_disk = blobstore.import_model(source, "m", store=local, quant="int4")
+    in_memory = blobstore.import_model(source, "m", store=memory, quant="int4")
+    assert in_memory.digest == on_disk.digest
+    assert memory.blobs.digests() == local.blobs.digests()
+    with blobstore.open_model("m", store=local) as one, blobstore.open_model("m", store=memory, verify=True) as other:
+        assert list(one) == list(other)
+        for name in one:
+            assert (one[name].dequantize() == other[name].dequantize()).all()
+    assert manifest_of().raw != memory.manifests.text(M) == local.manifests.text(M)
