@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from blobstore.errors import BlobStoreError as BlobStoreError
     from blobstore.export.run import ExportResult as ExportResult
     from blobstore.export.run import export_model as export_model
+    from blobstore.importer.planning.document import write_plan as write_plan
     from blobstore.importer.planning.outputs import ImportPlan as ImportPlan
+    from blobstore.importer.planning.travel import read_plan as read_plan
     from blobstore.importer.run import ImportResult as ImportResult
     from blobstore.importer.run import import_model as import_model
+    from blobstore.importer.run import make_blob as make_blob
     from blobstore.importer.run import plan_import as plan_import
+    from blobstore.importer.run import run_plan as run_plan
     from blobstore.inspection.inspect import inspect as inspect
     from blobstore.inspection.inspect import read_header as read_header
     from blobstore.inspection.inspection import Inspection as Inspection
@@ -67,6 +71,7 @@ _HOME = {
     "hub_folder": "source.folders",
     "import_model": "importer.run",
     "inspect": "inspection.inspect",
+    "make_blob": "importer.run",
     "measure_quality": "inspection.quality",
     "open_model": "model.loader",
     "open_store": "store.local.store",
@@ -74,7 +79,10 @@ _HOME = {
     "quantize": "kernels.quantize",
     "read_header": "inspection.inspect",
     "read_metadata": "inspection.metadata",
+    "read_plan": "importer.planning.travel",
+    "run_plan": "importer.run",
     "transfer": "store.transfer",
+    "write_plan": "importer.planning.document",
 }
 _MODULES = frozenset({"errors", "mlx_lm"})
 

@@ -37,6 +37,7 @@ NAMES = [
     "hub_folder",
     "import_model",
     "inspect",
+    "make_blob",
     "measure_quality",
     "mlx_lm",
     "open_model",
@@ -45,7 +46,10 @@ NAMES = [
     "quantize",
     "read_header",
     "read_metadata",
+    "read_plan",
+    "run_plan",
     "transfer",
+    "write_plan",
 ]
 PLAN_OPTIONS = [
     *("quant", "group_size", "method", "dtype", "profile", "experts", "alignment", "importance", "global_scale"),

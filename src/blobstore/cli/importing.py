@@ -26,6 +26,7 @@ from blobstore.cli.output import (
     size,
     stores_at,
 )
+from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,6 +62,13 @@ VerifyReuse = Annotated[
 Check = Annotated[
     bool, typer.Option("--check", help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).")
 ]
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the plan to a file, for import --plan.")
+]
+Planned = Annotated[
+    str | None,
+    typer.Option("--plan", metavar="FILE", help="Carry out a plan that plan -o wrote; SOURCE is where it is now."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
 CopyUp = Annotated[bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")]
 Force = Annotated[bool, typer.Option("--force", help="Allow a tag that says another type, such as :int4 for int8 weights.")]
@@ -82,6 +90,7 @@ def import_(
     verify_reuse: VerifyReuse = False,
     dry_run: DryRun = False,
     force: Force = False,
+    planned: Planned = None,
     wait: WaitOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
@@ -91,11 +100,15 @@ def import_(
     """Import a checkpoint into the store, quantized on the way."""
     from blobstore.importer.run import check_tag, default_name, plan_import, run_plan
 
-    if name is None and options["modelfile"] is not None:
+    if name is None and (options["modelfile"] is not None or planned is not None):
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
     target = _model_name(name, options["modelfile"]) if name is not None else None
     budget = parse_size(memory) if memory is not None else None
-    made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
+    made = (
+        plan_import(source, jobs=jobs, bar=progress_bar, **options)
+        if planned is None
+        else _travelled(planned, source, options)
+    )
     target = target or default_name(made)
     if not force:
         check_tag(made, target)
@@ -121,6 +134,15 @@ def import_(
         _show_result(result)
 
 
+def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
+    from blobstore.importer.planning.travel import read_plan
+
+    if given := [name for name, value in options.items() if value not in (None, (), False, "default")]:
+        flag = "--" + given[0].replace("_", "-")
+        raise UsageError(f"{flag} can't be used with --plan, which has decided everything", hint="Make the plan with it.")
+    return read_plan(planned, source=source)
+
+
 def _model_name(text: str, modelfile: str | None) -> ModelName:
     from blobstore.errors import InvalidNameError
     from blobstore.names import ModelName
@@ -134,7 +156,13 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
 
 
 def plan(
-    source: PlanSource = None, *, options: Any, jobs: Jobs = None, check: Check = False, as_json: JsonOption = False
+    source: PlanSource = None,
+    *,
+    options: Any,
+    output: Output = None,
+    jobs: Jobs = None,
+    check: Check = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     from blobstore.importer.run import plan_import
@@ -146,6 +174,10 @@ def plan(
         from blobstore.mlx_lm import check_plan
 
         runs_in = (check_plan(made), *runs_in[1:])
+    if output is not None:
+        from blobstore.importer.planning.document import write_plan
+
+        write_plan(made, output)
     _show_plan(made, runs_in, as_json=as_json)
 
 

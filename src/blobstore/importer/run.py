@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-from blobstore.errors import InvalidNameError, UsageError
+from blobstore.errors import InvalidNameError, NotFoundError, UsageError
 from blobstore.formats.coverage import Coverage
 from blobstore.formats.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.formats.dtypes import DType
@@ -189,9 +189,30 @@ def _named(stem: str, options: ImportOptions) -> ModelName:
     return ModelName(model=stem, tag=options.quant_type.value if options.quant_type is not None else "latest")
 
 
+def make_blob(plan: ImportPlan, name: str, store: Home, *, jobs: int = 1, memory: int | None = None) -> Digest:
+    """Make one tensor blob of a plan, called ``name`` in it, and leave it for `run_plan`, which publishes it.
+
+    Any process may do that that sees the source and the store, and several at once: a plan's blobs do not depend on each
+    other. Nothing becomes visible. What no `run_plan` of the same source takes up goes with the store's next clean-up.
+
+    Raises: NotFoundError when the plan has no such blob; UsageError for a store that does not remember what was made; as
+    `import_model`.
+    """
+    chosen = tuple(blob for blob in plan.blobs if blob.name == name)
+    if not chosen:
+        raise NotFoundError(f"the plan has no blob {name!r}", blob=name)
+    with store.session(real_path(plan.inventory.path)) as session:
+        if session.earlier is None:
+            raise UsageError(f"{store.address} does not remember what was made", hint="Import into a store in a folder.")
+        only = replace(plan, layers=chosen)
+        (blob,) = write_blobs(only, session, jobs, _budget(memory, jobs), silent, verify_reuse=False).blobs
+        session.earlier.keep()
+    return blob.digest
+
+
 def run_plan(
     plan: ImportPlan,
-    name: ModelName,
+    name: str | ModelName,
     store: Home,
     *,
     jobs: int | None = None,

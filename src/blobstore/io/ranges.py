@@ -315,6 +315,11 @@ class FileIdentity:
         if is_coarse(status.st_ctime_ns) and abs(time.time_ns() - status.st_mtime_ns) < _LONGEST_TICK_NS:
             self.key += f" {secrets.token_hex(16)}"
 
+    @property
+    def mtime_ns(self) -> int:
+        """Time of the last write, which a copy may keep."""
+        return self._key[3]
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FileIdentity) and self._key == other._key
 

@@ -101,6 +101,9 @@ class Earlier(Protocol):
     def note(self, key: str, blob: Any) -> None:
         """Note what was made for ``key``, for the case that this session does not end."""
 
+    def keep(self) -> None:
+        """Let what was made and noted outlast this session, though nothing of it is published: another one finds it."""
+
     def takes_time(self) -> bool:
         """Return True when finding takes as long as reading the blobs."""
 

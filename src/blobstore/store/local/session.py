@@ -99,6 +99,7 @@ class LocalSession:
         self._made: dict[Digest, FinishedBlob] = {}
         self._keyed: dict[str, FinishedBlob] = {}
         self._unnoted: list[Entry] = []
+        self._is_kept = False
         self._noted_at = time.monotonic()
         self._mutex = threading.Lock()
 
@@ -186,6 +187,10 @@ class LocalSession:
         self._remember(self._unnoted, logging.INFO)  # whether it matters is known at the end
         self._unnoted = []
         self._noted_at = time.monotonic()
+
+    def keep(self) -> None:
+        """See `Earlier`."""
+        self._is_kept = True
 
     def takes_time(self) -> bool:
         """Return True when killed imports left finished blobs: to find one takes as long as to read it."""
@@ -327,8 +332,8 @@ class LocalSession:
         return stamps
 
     def close(self, *, keep_finished: bool) -> None:
-        """Remove what was not committed; ``keep_finished``: but for finished blobs that the journal knows."""
-        if keep_finished:
+        """Remove what was not published; ``keep_finished``, or after `keep`: but for what the journal knows."""
+        if keep_finished or self._is_kept:
             self._remember(self._unnoted, logging.INFO)  # whether it matters is known at the end
         else:
             with suppress(OSError):  # the next import removes it

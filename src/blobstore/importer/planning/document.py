@@ -1,0 +1,315 @@
+"""A plan that travels, as a document: what an `ImportPlan` is in JSON, and how it is written. travel.py reads it."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from blobstore.errors import BlobStoreError, UsageError
+from blobstore.formats import strictjson
+from blobstore.formats.coverage import Coverage, Tally
+from blobstore.formats.documents import MAX_BLOB
+from blobstore.formats.quant import Quantization
+from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy, PlannedFile
+from blobstore.io.durable import os_errors, replace_file
+from blobstore.io.ranges import FileIdentity
+from blobstore.names import relative_path
+from blobstore.source.weights import SourceWeight
+
+VERSION: Final = 1
+RULE: Final = "P2"
+MAX_PLAN: Final = 512 * 2**20
+_MAX_RANK = 64
+_Size = Annotated[int, Field(ge=0, le=MAX_BLOB)]
+_Shape = Annotated[list[_Size], Field(max_length=_MAX_RANK)]
+
+
+class PlanPart(BaseModel):
+    """Base of everything in the document: strict, immutable, without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
+
+
+class PlanFile(PlanPart):
+    """A file, by its path below the source, its size in bytes and the time of its last write."""
+
+    path: str
+    size: _Size
+    mtime_ns: int
+
+
+class PlanTensor(PlanPart):
+    """A tensor of a source: the number of its file, and where its bytes begin in it."""
+
+    name: str
+    file: Annotated[int, Field(ge=0)]
+    dtype: str
+    shape: _Shape
+    offset: _Size
+
+
+class PlanQuantization(PlanPart):
+    """A type and its group size."""
+
+    type: str
+    group_size: int
+
+
+class PlanInventory(PlanPart):
+    """A source: its path, its files of weights, all of their tensors. Other files stand where they are copied."""
+
+    source: str
+    files: list[PlanFile]
+    tensors: list[PlanTensor]
+
+
+class PlanWeight(PlanPart):
+    """A `SourceWeight`: ``parts`` are the numbers of its tensors by suffix; ``inventory`` 0 is the model, 1 the draft."""
+
+    name: str
+    inventory: Annotated[int, Field(ge=0, le=1)]
+    dtype: str
+    shape: _Shape
+    parts: dict[str, Annotated[int, Field(ge=0)]]
+    form: str
+    producer: str
+    quantization: PlanQuantization | None
+    inverse_global_scale: bool
+    transposed: bool
+
+
+class PlanOutput(PlanPart):
+    """An `OutputTensor`: ``weights`` are numbers."""
+
+    name: str
+    weights: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    dtype: str
+    shape: _Shape
+    quantization: PlanQuantization | None
+    global_scale: _Shape | None
+    copies_codes: bool
+    kept: str | None
+
+
+class PlanBlob(PlanPart):
+    """A `PlannedBlob`. ``size``: what it will have, in bytes; ``is_weighed``: the plan's importance counts for it."""
+
+    kind: Literal["blob"]
+    name: str
+    tensors: Annotated[list[PlanOutput], Field(min_length=1)]
+    metadata: dict[str, str]
+    alignment: Annotated[int, Field(ge=1, le=2**20)]
+    method: str
+    is_weighed: bool
+    size: _Size
+
+
+class PlanText(PlanPart):
+    """A `PlannedFile`: ``data`` in base64."""
+
+    kind: Literal["text"]
+    name: str | None
+    media_type: Annotated[str, Field(max_length=255)]
+    data: str
+
+
+class PlanCopy(PlanPart):
+    """A `PlannedCopy`: a file of a source."""
+
+    kind: Literal["copy"]
+    name: str
+    inventory: Annotated[int, Field(ge=0, le=1)]
+    file: PlanFile
+
+
+class PlanLeftOut(PlanPart):
+    """What is not stored, and why."""
+
+    name: str
+    reason: str
+    count: int
+
+
+class PlanTally(PlanPart):
+    """How many tensors, or files, and what becomes of them."""
+
+    source: int | None
+    stored: int
+    derived: dict[str, int]
+    left_out: list[PlanLeftOut]
+
+
+class PlanCoverage(PlanPart):
+    """What is stored of the source."""
+
+    tensors: PlanTally
+    files: PlanTally
+    heads: dict[str, int]
+    kept_whole: list[str]
+
+
+class PlanDocument(PlanPart):
+    """The document. ``importance``: float32 vectors in base64, little-endian, by the name of a source's weight."""
+
+    version: Literal[1]
+    quant_type: str | None
+    inventories: Annotated[list[PlanInventory], Field(min_length=1, max_length=2)]
+    weights: list[PlanWeight]
+    layers: list[Annotated[PlanBlob | PlanText | PlanCopy, Field(discriminator="kind")]]
+    config: str
+    coverage: PlanCoverage
+    relative_errors: dict[str, float]
+    notes: list[str]
+    importance: dict[str, str] | None
+
+
+def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:
+    """Write a plan to a file, in the place of one that is there.
+
+    Raises: UsageError for a source with files that lie outside its folder; StorageError.
+    """
+    data = strictjson.encode(_Writer(plan).document()) + b"\n"
+    with os_errors("write", path):
+        replace_file(Path(path), data)
+
+
+class _Writer:
+    """Turns a plan into a document. Tensors and weights are numbered in the order in which they are met."""
+
+    def __init__(self, plan: ImportPlan) -> None:
+        self._plan = plan
+        self._roots = [root_of(inventory.path) for inventory in plan.inventories]
+        self._files = [{file.path: number for number, file in enumerate(one.files)} for one in plan.inventories]
+        self._tensors = [{name: number for number, name in enumerate(one.tensors)} for one in plan.inventories]
+        self._weights: list[dict[str, Any]] = []
+
+    def document(self) -> dict[str, Any]:
+        plan = self._plan
+        layers = [self._layer(layer) for layer in plan.layers]
+        vectors = plan.options.importance.vectors if plan.options.importance is not None else None
+        return {
+            "version": VERSION,
+            "quant_type": plan.options.quant_type.value if plan.options.quant_type is not None else None,
+            "inventories": [self._inventory(number) for number in range(len(plan.inventories))],
+            "weights": self._weights,
+            "layers": layers,
+            "config": plan.config.encode().decode(),
+            "coverage": _coverage_document(plan.coverage),
+            "relative_errors": dict(plan.relative_errors),
+            "notes": list(plan.notes),
+            "importance": None if vectors is None else {name: _encoded(vector) for name, vector in vectors.items()},
+        }
+
+    def _inventory(self, number: int) -> dict[str, Any]:
+        inventory = self._plan.inventories[number]
+        files, root = self._files[number], self._roots[number]
+        return {
+            "source": os.path.abspath(inventory.path),  # noqa: PTH100  # resolve() would follow a link to another name
+            "files": [_file(file.path, root, file.size, file.identity) for file in inventory.files],
+            "tensors": [
+                {
+                    "name": tensor.name,
+                    "file": files[tensor.file.path],
+                    "dtype": tensor.dtype.value,
+                    "shape": list(tensor.shape),
+                    "offset": tensor.offset,
+                }
+                for tensor in inventory.tensors.values()
+            ],
+        }
+
+    def _layer(self, layer: PlannedBlob | PlannedFile | PlannedCopy) -> dict[str, Any]:
+        match layer:
+            case PlannedBlob():
+                return {
+                    "kind": "blob",
+                    "name": layer.name,
+                    "tensors": [self._output(tensor) for tensor in layer.tensors],
+                    "metadata": dict(layer.metadata),
+                    "alignment": layer.options.header_alignment(layer.data_size),
+                    "method": layer.options.method,
+                    "is_weighed": layer.options.importance is not None,
+                    "size": layer.size,
+                }
+            case PlannedFile():
+                data = base64.b64encode(layer.data).decode()
+                return {"kind": "text", "name": layer.name, "media_type": layer.media_type, "data": data}
+            case PlannedCopy():
+                number = next(n for n, one in enumerate(self._plan.inventories) if layer.file in one.kept)
+                file = _file(layer.file.path, self._roots[number], layer.file.size, layer.file.identity)
+                return {"kind": "copy", "name": layer.name, "inventory": number, "file": file}
+
+    def _output(self, output: OutputTensor) -> dict[str, Any]:
+        return {
+            "name": output.name,
+            "weights": [self._weight(source) for source in output.sources],
+            "dtype": output.dtype.value,
+            "shape": list(output.shape),
+            "quantization": _quantization_document(output.quantization),
+            "global_scale": None if output.global_scale is None else list(output.global_scale),
+            "copies_codes": output.copies_codes,
+            "kept": output.kept,
+        }
+
+    def _weight(self, weight: SourceWeight) -> int:
+        number = next(n for n, files in enumerate(self._files) if weight.file.path in files)
+        tensors = self._tensors[number]
+        self._weights.append(
+            {
+                "name": weight.name,
+                "inventory": number,
+                "dtype": weight.dtype.value,
+                "shape": list(weight.shape),
+                "parts": {suffix: tensors[part.name] for suffix, part in weight.parts.items()},
+                "form": weight.form.value,
+                "producer": weight.producer,
+                "quantization": _quantization_document(weight.quantization),
+                "inverse_global_scale": weight.inverse_global_scale,
+                "transposed": weight.transposed,
+            }
+        )
+        return len(self._weights) - 1
+
+
+def root_of(source: str) -> str:
+    """Return the folder that a source's files are named from: itself, or where a single file lies."""
+    path = os.path.abspath(source)  # noqa: PTH100  # resolve() would follow a link to another name
+    return os.path.dirname(path) if path.endswith((".safetensors", ".json")) else path  # noqa: PTH120
+
+
+def _file(path: str, root: str, size: int, identity: FileIdentity) -> dict[str, Any]:
+    name = os.path.relpath(path, root)
+    try:
+        relative_path(name)
+    except BlobStoreError:
+        raise UsageError(f"{path} is outside of {root}: such a plan can't travel", path=path) from None
+    return {"path": name, "size": size, "mtime_ns": identity.mtime_ns}
+
+
+def _quantization_document(quantization: Quantization | None) -> dict[str, Any] | None:
+    if quantization is None:
+        return None
+    return {"type": quantization.quant_type.value, "group_size": quantization.group_size}
+
+
+def _coverage_document(coverage: Coverage) -> dict[str, Any]:
+    def tally(one: Tally) -> dict[str, Any]:
+        left_out = [{"name": left.name, "reason": left.reason, "count": left.count} for left in one.left_out]
+        return {"source": one.source, "stored": one.stored, "derived": dict(one.derived), "left_out": left_out}
+
+    whole = list(coverage.kept_whole)
+    return {
+        "tensors": tally(coverage.tensors),
+        "files": tally(coverage.files),
+        "heads": dict(coverage.heads),
+        "kept_whole": whole,
+    }
+
+
+def _encoded(vector: Any) -> str:
+    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()

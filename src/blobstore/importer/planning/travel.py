@@ -1,0 +1,275 @@
+"""A plan that travels: an `ImportPlan` as a JSON document, and back.
+
+Written by ``plan -o plan.json``, carried out by ``import --plan plan.json``, on this machine or on another one that sees the
+source. It gives the same bytes as an import from the source, and needs neither its options nor, for a target, the weights
+to be measured again.
+
+Rule P2: a strict JSON object of version 1 without unknown keys, at most 512 MiB. Files are named by plain relative paths
+below ``source``. Sizes, dtypes and shapes fit each other, as a plan that was made here has them: what would be read lies in
+its file, every blob has the size that its header says. Before anything is made, each file of weights has the size, the time
+of its last write and the tensors that it had, and each other file the size and the time.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blobstore.errors import CorruptDataError, DocumentError, UsageError, quoted
+from blobstore.formats import strictjson
+from blobstore.formats.coverage import Coverage, LeftOut, Tally
+from blobstore.formats.documents import ModelConfig, validated
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.safetensors.header import Header
+from blobstore.importer.planning.document import (
+    MAX_PLAN,
+    RULE,
+    PlanBlob,
+    PlanCopy,
+    PlanDocument,
+    PlanFile,
+    PlanInventory,
+    PlanOutput,
+    PlanQuantization,
+    PlanTally,
+    PlanTensor,
+    PlanText,
+    PlanWeight,
+    root_of,
+)
+from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy, PlannedFile
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.policies.rules import Importance
+from blobstore.io.budget import Budget
+from blobstore.io.ranges import FileReader
+from blobstore.kernels.scales import check_method
+from blobstore.names import relative_path
+from blobstore.source.files import KeptFile
+from blobstore.source.inventory import Inventory, SourceFile, SourceTensor
+from blobstore.source.weights import FP8_BLOCK, Form, SourceWeight
+
+
+def read_plan(path: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None) -> ImportPlan:
+    """Return the plan in a file, to be carried out from its source, or from ``source``: the same files elsewhere.
+
+    Raises: DocumentError (rule P2); LimitExceededError; CorruptDataError when a file of the source is not the one that was
+    planned; NotFoundError when one is missing; as `header_of`; StorageError.
+    """
+    with FileReader(path) as reader:
+        raw = reader.read(0, min(reader.size, MAX_PLAN + 1))
+    what = f"the plan {os.fspath(path)}"
+    value = strictjson.parse_object(raw, what, rule=RULE, limit=MAX_PLAN)
+    document = validated(PlanDocument, value, what, RULE)
+    try:
+        return _Reader(document, None if source is None else os.fspath(source)).plan()
+    except (UsageError, ValueError, KeyError, IndexError) as error:
+        raise DocumentError(f"{what}: {error} (rule {RULE})", rule=RULE, path=os.fspath(path)) from None
+
+
+@dataclass
+class _Reader:
+    """Turns a document into a plan, and checks that it is one."""
+
+    document: PlanDocument
+    elsewhere: str | None
+    inventories: list[Inventory] = field(default_factory=list)
+    weights: list[SourceWeight] = field(default_factory=list)
+
+    def plan(self) -> ImportPlan:
+        document = self.document
+        kept = self._kept()
+        for number, one in enumerate(document.inventories):
+            source = one.source if number or self.elsewhere is None else self.elsewhere
+            self.inventories.append(_inventory(one, source, kept[number]))
+        self.weights = [self._weight(one) for one in document.weights]
+        options = self._options()
+        layers = tuple(self._layer(layer, options) for layer in document.layers)
+        coverage = document.coverage
+        return ImportPlan(
+            tuple(self.inventories),
+            options,
+            layers,
+            ModelConfig.parse(document.config.encode(), "the config of the plan"),
+            Coverage(_tally(coverage.tensors), _tally(coverage.files), coverage.heads, tuple(coverage.kept_whole)),
+            document.relative_errors,
+            tuple(document.notes),
+        )
+
+    def _options(self) -> ImportOptions:
+        given = self.document.importance
+        importance = None if given is None else Importance.parse({name: _decoded(text) for name, text in given.items()})
+        quant = self.document.quant_type
+        return ImportOptions(quant_type=None if quant is None else QuantType.parse(quant), importance=importance)
+
+    def _kept(self) -> list[list[PlanFile]]:
+        copies = [layer for layer in self.document.layers if isinstance(layer, PlanCopy)]
+        return [[copy.file for copy in copies if copy.inventory == number] for number in range(2)]
+
+    def _weight(self, one: PlanWeight) -> SourceWeight:
+        tensors = list(self.inventories[one.inventory].tensors.values())
+        weight = SourceWeight(
+            one.name,
+            DType.parse_float(one.dtype) if one.form != Form.PLAIN.value else DType(one.dtype),
+            tuple(one.shape),
+            {suffix: tensors[number] for suffix, number in one.parts.items()},
+            Form(one.form),
+            one.producer,
+            _quantization(one.quantization),
+            one.inverse_global_scale,
+            one.transposed,
+        )
+        _check_weight(weight)
+        return weight
+
+    def _layer(
+        self, layer: PlanBlob | PlanText | PlanCopy, options: ImportOptions
+    ) -> PlannedBlob | PlannedFile | PlannedCopy:
+        match layer:
+            case PlanText():
+                return PlannedFile(layer.name, base64.b64decode(layer.data, validate=True), layer.media_type)
+            case PlanCopy():
+                path = _place(root_of(self.inventories[layer.inventory].path), layer.file.path)
+                kept = next(file for file in self.inventories[layer.inventory].kept if file.path == path)
+                return PlannedCopy(relative_path(layer.name), kept)
+            case PlanBlob():
+                importance = options.importance if layer.is_weighed else None
+                method = check_method(layer.method)
+                own = replace(options, alignment=layer.alignment, method=method, importance=importance)
+                outputs = tuple(map(self._output, layer.tensors))
+                blob = PlannedBlob(layer.name, outputs, layer.metadata, own)
+                if blob.size != layer.size:
+                    raise ValueError(f"the blob {quoted(layer.name)} has {blob.size:,} bytes, not {layer.size:,}")
+                return blob
+
+    def _output(self, one: PlanOutput) -> OutputTensor:
+        output = OutputTensor(
+            one.name,
+            tuple(self.weights[number] for number in one.weights),
+            DType(one.dtype),
+            tuple(one.shape),
+            _quantization(one.quantization),
+            None if one.global_scale is None else tuple(one.global_scale),
+            one.copies_codes,
+            one.kept,
+        )
+        _check_output(output)
+        return output
+
+
+def _check_weight(weight: SourceWeight) -> None:
+    """Raise ValueError unless a weight's tensors are what its form, dtype and shape say."""
+    held = {suffix: (part.dtype, math.prod(part.shape)) for suffix, part in weight.parts.items()}
+    main = held.pop("", None)
+    if main is None:
+        raise ValueError(f"the weight {quoted(weight.name)} has no tensor")
+    rows, cols = (1, 1, *weight.shape)[-2:]
+    match weight.form:
+        case Form.PLAIN:
+            shape = weight.tensor.shape
+            swapped = (*shape[:-2], *reversed(shape[-2:]))
+            fits = main[0] is weight.dtype and weight.shape == (swapped if weight.transposed else shape) and not held
+        case Form.BLOCK_FP8:
+            blocks = weight.elements // max(1, rows * cols) * math.ceil(rows / FP8_BLOCK) * math.ceil(cols / FP8_BLOCK)
+            scale = held.pop(".scale", (None, 0))
+            fits = main[0].bits == 8 and main[1] == weight.elements and scale[1] == blocks and not held  # noqa: PLR2004
+        case Form.CODES:
+            quantization = weight.quantization
+            fits = quantization is not None and quantization.divides(weight.shape)
+            wanted = list(quantization.parts(weight.shape, weight.dtype)) if quantization is not None and fits else []
+            for part in wanted:
+                dtype, count = main if part.suffix == "" else held.pop(part.suffix, (None, -1))
+                nbytes = dtype.nbytes((count,)) if dtype is not None else -1
+                fits = fits and (nbytes == part.nbytes or (part.suffix != "" and count == math.prod(part.shape)))
+            fits = fits and held.pop(".global_scale", (None, 1))[1] == 1 and not held
+    if not fits:
+        raise ValueError(f"the tensors of the weight {quoted(weight.name)} do not fit it")
+
+
+def _check_output(output: OutputTensor) -> None:
+    """Raise ValueError unless an output's weights are what its dtype, shape and type say."""
+    first, *others = output.sources
+    shapes = {source.shape for source in output.sources}
+    stacked = (len(output.sources), *first.shape)
+    fits = len(shapes) == 1 and output.shape == (stacked if others or output.shape != first.shape else first.shape)
+    fits = fits and all(source.transposed == first.transposed for source in others)
+    if output.quantization is not None:
+        fits = fits and output.quantization.divides(output.shape) and output.dtype.is_float
+    elif any(source.form is not Form.PLAIN or source.dtype is not output.dtype for source in output.sources):
+        fits = fits and output.dtype.is_float and first.dtype.is_float
+    if output.copies_codes:
+        same = all(source.form is Form.CODES and source.quantization == output.quantization for source in output.sources)
+        fits = fits and same and all(source.dtype is output.dtype for source in output.sources)
+    if output.global_scale not in (None, (), (1,)):
+        fits = False
+    if not fits:
+        raise ValueError(f"the weights of the tensor {quoted(output.name)} do not fit it")
+
+
+def _inventory(one: PlanInventory, source: str, kept: Sequence[PlanFile]) -> Inventory:
+    """Return the source as it is now. Raises: CorruptDataError unless it is what it was."""
+    root, budget = root_of(source), Budget(source)
+    files, headers = [], []
+    for file in one.files:
+        path = _place(root, file.path)
+        with FileReader(path) as reader:
+            _check_unchanged(reader.status(), path, file)
+            header = header_of(reader, budget)
+            files.append(
+                SourceFile(path, Path(path).name, reader.identity, reader.size, tuple(header.tensors), header.metadata)
+            )
+            headers.append(header)
+    tensors = {}
+    for tensor in one.tensors:
+        file_of, header = files[tensor.file], headers[tensor.file]
+        tensors[tensor.name] = _tensor(tensor, file_of, header)
+    others = [_kept_file(_place(root, file.path), file) for file in kept]
+    inventory = Inventory(source, tuple(files), tensors, {}, None)
+    return replace(inventory, other_files=replace(inventory.other_files, kept=tuple(others)))
+
+
+def _tensor(tensor: PlanTensor, file: SourceFile, header: Header) -> SourceTensor:
+    entry = header.tensors.get(tensor.name)
+    there = (entry.dtype.value, list(entry.shape), header.data_start + entry.begin) if entry is not None else None
+    if entry is None or there != (tensor.dtype, tensor.shape, tensor.offset):
+        message = f"{file.path}: the tensor {quoted(tensor.name)} is not what was planned"
+        raise CorruptDataError(message, tensor=tensor.name, path=file.path, hint="Make the plan again.")
+    return SourceTensor(tensor.name, file, entry.dtype, entry.shape, tensor.offset, entry.nbytes)
+
+
+def _kept_file(path: str, file: PlanFile) -> KeptFile:
+    with FileReader(path) as reader:
+        _check_unchanged(reader.status(), path, file)
+        return KeptFile(file.path, path, reader.identity, reader.size)
+
+
+def _check_unchanged(status: os.stat_result, path: str, file: PlanFile) -> None:
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+        message = f"{path} was written to since the plan was made"
+        raise CorruptDataError(message, path=path, hint="Make the plan again.")
+
+
+def _place(root: str, name: str) -> str:
+    return os.path.join(root, relative_path(name))  # noqa: PTH118  # a hundred thousand of them
+
+
+def _quantization(given: PlanQuantization | None) -> Quantization | None:
+    return None if given is None else Quantization(QuantType.parse(given.type), given.group_size)
+
+
+def _tally(one: PlanTally) -> Tally:
+    return Tally(
+        one.source, one.stored, one.derived, tuple(LeftOut(left.name, left.reason, left.count) for left in one.left_out)
+    )
+
+
+def _decoded(text: str) -> Any:
+    return np.frombuffer(base64.b64decode(text, validate=True), "<f4")

@@ -1,0 +1,317 @@
+"""A plan that travels gives the bytes of an import from the source, wherever it is carried out; a hostile one is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import FIXTURES, PYCODE, PYCODE_MOE, QUANT_TYPES
+from support.checkpoints import small_tensors, write_checkpoint
+from support.ollama_cases import record_of
+from support.ollama_sources import write_source
+
+import blobstore
+from blobstore.cli.main import run
+from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, NotFoundError, UsageError
+from blobstore.importer.planning.document import write_plan
+from blobstore.importer.planning.outputs import ImportPlan
+from blobstore.importer.planning.travel import read_plan
+from blobstore.importer.run import make_blob, plan_import, run_plan
+from blobstore.importer.writing import entry_key
+from blobstore.names import ModelName
+from blobstore.store.local.store import Store, open_store
+from blobstore.store.memory import MemoryStore
+
+M = ModelName.parse("m")
+RECORDS = sorted(path.stem for path in (FIXTURES / "ollama-records").glob("*.json"))
+
+
+def travelled(plan: ImportPlan, folder: Path) -> ImportPlan:
+    write_plan(plan, folder / "plan.json")
+    return read_plan(folder / "plan.json")
+
+
+def assert_same(one: ImportPlan, other: ImportPlan) -> None:
+    """Check that two plans make the same bytes, and say the same of them."""
+    assert [entry_key(blob) for blob in one.blobs] == [entry_key(blob) for blob in other.blobs]
+    texts = [
+        [(layer.name, layer.media_type, getattr(layer, "data", layer.size)) for layer in plan.layers]
+        for plan in (one, other)
+    ]
+    assert texts[0] == texts[1]
+    assert one.config.encode() == other.config.encode()
+    assert (one.coverage, one.notes, one.relative_errors) == (other.coverage, other.notes, other.relative_errors)
+    assert (one.source_bytes, one.stored_bytes, one.runs_in) == (other.source_bytes, other.stored_bytes, other.runs_in)
+
+
+# Every plan that is tested elsewhere
+
+
+@pytest.mark.parametrize("source", RECORDS)
+def test_every_recorded_source(source: str, tmp_path: Path) -> None:
+    folder = write_source(tmp_path / "sources", source)
+    planned = 0
+    for quant in record_of(source):
+        for profile in ("ollama", "default"):
+            try:
+                plan = plan_import(folder, quant=quant, profile=profile)
+            except BlobStoreError:
+                continue  # what is refused has no plan
+            assert_same(travelled(plan, tmp_path), plan)
+            planned += 1
+    assert (planned > 0) != source.startswith("x_")  # what Ollama refuses, and so do we
+
+
+@pytest.mark.parametrize("quant", [None, *QUANT_TYPES])
+@pytest.mark.parametrize("source", [PYCODE, PYCODE_MOE])
+def test_every_fixture_is_the_same_model(source: Path, quant: str | None, tmp_path: Path) -> None:
+    plan = plan_import(source, quant=quant)
+    by_hand, far = MemoryStore(), MemoryStore()
+    digest = run_plan(plan, M, by_hand).digest
+    assert run_plan(travelled(plan, tmp_path), M, far).digest == digest
+    assert far.blobs.digests() == by_hand.blobs.digests()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"quant": "int4", "method": "search", "rules": ["*.up_proj.weight=int8/64"]},
+        {"quant": "nvfp4", "global_scale": True},
+        {"target_bpw": 6.0},
+        {"dtype": "float16", "experts": "stacked", "alignment": 4096},
+        {"profile": "ollama", "quant": "mxfp4", "system": "be brief", "parameters": ["temperature=0.5"]},
+    ],
+)
+def test_every_option(options: dict[str, Any], tmp_path: Path) -> None:
+    plan = plan_import(PYCODE_MOE, **options)
+    again = travelled(plan, tmp_path)
+    assert_same(again, plan)
+    assert run_plan(again, M, MemoryStore()).digest == run_plan(plan, M, MemoryStore()).digest
+
+
+def test_importance_and_a_draft(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m")
+    draft = write_checkpoint(tmp_path / "draft")
+    name, array = next((name, array) for name, array in small_tensors().items() if array.ndim == 2)
+    importance = {name: np.linspace(0.5, 2, array.shape[1], dtype=np.float32)}
+    plan = plan_import(folder, quant="int8", method="search", importance=importance, draft=draft)
+    again = travelled(plan, tmp_path)
+    assert_same(again, plan)
+    assert run_plan(again, M, MemoryStore()).digest == run_plan(plan, M, MemoryStore()).digest
+
+
+def test_the_same_plan_is_the_same_text(tmp_path: Path) -> None:
+    for number in range(2):
+        write_plan(plan_import(PYCODE, quant="int4"), tmp_path / str(number))
+    assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes()
+    write_plan(travelled(plan_import(PYCODE, quant="int4"), tmp_path), tmp_path / "2")
+    assert json.loads((tmp_path / "2").read_bytes())["layers"] == json.loads((tmp_path / "0").read_bytes())["layers"]
+
+
+# Elsewhere, and by others
+
+
+def test_a_source_that_lies_elsewhere(tmp_path: Path) -> None:
+    here = write_checkpoint(tmp_path / "here")
+    (here / "notes.txt").write_text("kept")
+    plan = plan_import(here, quant="int8")
+    digest = run_plan(plan, M, MemoryStore()).digest
+    write_plan(plan, tmp_path / "plan.json")
+    shutil.copytree(here, tmp_path / "there")  # times stay
+    shutil.rmtree(here)
+    assert run_plan(read_plan(tmp_path / "plan.json", source=tmp_path / "there"), M, MemoryStore()).digest == digest
+    with pytest.raises(NotFoundError):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_a_single_file_and_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_checkpoint(tmp_path / "m")
+    plan = plan_import(folder / "model.safetensors", quant="int8")
+    assert_same(travelled(plan, tmp_path), plan)
+    monkeypatch.chdir(tmp_path)
+    relative = plan_import("m", quant="int8")
+    again = travelled(relative, tmp_path)
+    monkeypatch.chdir("/")
+    assert run_plan(again, M, MemoryStore()).digest == run_plan(plan_import(folder, quant="int8"), M, MemoryStore()).digest
+
+
+def _make(plan: str, store: str, names: list[str]) -> list[str]:
+    read = read_plan(plan)
+    return [str(make_blob(read, name, open_store(store))) for name in names]
+
+
+def test_blobs_made_by_other_processes_are_published_once(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    plan = plan_import(PYCODE_MOE, quant="int4")
+    expected = run_plan(plan, M, MemoryStore())
+    write_plan(plan, tmp_path / "plan.json")
+    names = [blob.name for blob in plan.blobs]
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        shares = [(str(tmp_path / "plan.json"), str(store.root), names[number::4]) for number in range(4)]
+        made = {digest for digests in pool.starmap(_make, shares) for digest in digests}
+    assert store.manifests.names() == []
+    assert store.blobs.digests() == set()
+    result = run_plan(read_plan(tmp_path / "plan.json"), M, store)
+    assert (result.digest, result.recalled) == (expected.digest, len(names))
+    assert made == {str(layer.digest) for layer in result.manifest.tensor_layers}
+    with blobstore.open_model("m", store=store, verify=True) as model:
+        assert len(model) > 0
+
+
+def test_what_can_not_be_made(tmp_path: Path) -> None:
+    plan = plan_import(write_checkpoint(tmp_path / "m"))
+    with pytest.raises(NotFoundError, match="no blob 'x'"):
+        make_blob(plan, "x", Store(tmp_path / "store"))
+    with pytest.raises(UsageError, match="does not remember"):
+        make_blob(plan, plan.blobs[0].name, MemoryStore())
+
+
+# What has changed
+
+
+def _touched(folder: Path) -> None:
+    os.utime(folder / "model.safetensors", (1, 1))
+
+
+def _rewritten(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    status = path.stat()
+    data = path.read_bytes().replace(b'"BF16"', b'"F16" ', 1)
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _longer(folder: Path) -> None:
+    with (folder / "notes.txt").open("a") as file:
+        file.write("more")
+
+
+@pytest.mark.parametrize("change", [_touched, _rewritten, _longer])
+def test_a_source_that_has_changed(change: Callable[[Path], None], tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m")
+    (folder / "notes.txt").write_text("kept")
+    write_plan(plan_import(folder), tmp_path / "plan.json")
+    change(folder)
+    with pytest.raises(CorruptDataError) as caught:
+        read_plan(tmp_path / "plan.json")
+    assert caught.value.path is not None
+    assert caught.value.hint == "Make the plan again."
+
+
+# Hostile plans
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A small plan with everything in it, as JSON."""
+    folder = tmp_path_factory.mktemp("hostile")
+    source = write_checkpoint(folder / "m")
+    (source / "notes.txt").write_text("kept")
+    write_plan(plan_import(source, quant="int8"), folder / "plan.json")
+    loaded: dict[str, Any] = json.loads((folder / "plan.json").read_bytes())
+    kept = {name for layer in loaded["layers"][:2] for name in [layer["name"]]}
+    loaded["layers"] = [layer for layer in loaded["layers"] if layer["name"] in kept or layer["kind"] != "blob"]
+    return loaded
+
+
+def read(document: Any, folder: Path) -> ImportPlan:
+    (folder / "hostile.json").write_text(json.dumps(document))
+    return read_plan(folder / "hostile.json")
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the way to every value in a document."""
+    yield path
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in children:
+        yield from places(child, (*path, key))
+
+
+EVIL = (None, True, -1, 0, 2**63, 1.5, "", "x", "../../../../etc/passwd", "/etc/passwd", "F64", [], [1], {}, {"x": 1})
+
+
+def test_whatever_is_changed_ends_in_a_typed_error_or_in_a_plan_that_can_be_carried_out(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    refused = accepted = 0
+    for path in list(places(document))[1:]:
+        if path[:1] in (("weights",), ("inventories",)) and len(path) > 2 and isinstance(path[-1], int) and path[-1] > 3:
+            continue  # more of the same
+        for evil in EVIL:
+            changed = copy.deepcopy(document)
+            parent: Any = changed
+            for key in path[:-1]:
+                parent = parent[key]
+            if type(parent[path[-1]]) is type(evil) and parent[path[-1]] == evil:
+                continue
+            parent[path[-1]] = evil
+            try:
+                run_plan(read(changed, tmp_path), M, MemoryStore())
+            except BlobStoreError:
+                refused += 1
+            else:
+                accepted += 1
+    assert refused > 2000
+    assert accepted < refused / 4  # names, notes and counts of coverage may be anything
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("version",), 2, "version"),
+        (("inventories", 0, "files", 0, "path"), "../m/model.safetensors", "rule P"),
+        (("inventories", 0, "files", 0, "path"), "/etc/passwd", "rule P"),
+        (("inventories", 0, "tensors", 0, "file"), 7, "rule P2"),
+        (("weights", 0, "parts"), {"": 10**6}, "rule P2"),
+        (("weights", 0, "dtype"), "F32", "do not fit"),
+        (("weights", 0, "shape"), [1, 1], "do not fit"),
+        (("layers", 0, "tensors", 0, "shape"), [2**40, 2**40], "rule P2"),
+        (("layers", 0, "size"), 1, "not 1"),
+        (("layers", 0, "alignment"), 0, "alignment"),
+        (("layers", 0, "method"), "magic", "magic"),
+        (("more",), 1, "more"),
+        (("config",), "{", "config"),
+    ],
+)
+def test_what_a_refusal_says(document: dict[str, Any], path: tuple[Any, ...], value: Any, says: str, tmp_path: Path) -> None:
+    changed = copy.deepcopy(document)
+    parent: Any = changed
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
+    with pytest.raises(DocumentError) as caught:
+        read(changed, tmp_path)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"version": 1, "version": 1}', '{"version": NaN}', "\0" * 50])
+def test_what_is_no_plan(text: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(DocumentError, match="P2"):
+        read_plan(tmp_path / "plan.json")
+
+
+# The command line
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, plan, store = write_checkpoint(tmp_path / "tiny"), tmp_path / "plan.json", tmp_path / "store"
+    assert run(["plan", str(source), "--quant", "int8", "-o", str(plan), "--json"]) == 0
+    assert run(["import", str(source), "one", "--quant", "int8", "--store", str(store), "--json"]) == 0
+    assert run(["import", "--plan", str(plan), "two", "--store", str(store), "--json"]) == 0
+    assert run(["import", "--plan", str(plan), "--store", str(store), "--json"]) == 0
+    _, *results = [json.loads(text) for text in capsys.readouterr().out.replace("}\n{", "}\n\0{").split("\0")]
+    assert [result["name"] for result in results] == ["one:latest", "two:latest", "tiny:int8"]
+    assert len({result["digest"] for result in results}) == 1
+    assert run(["import", "--plan", str(plan), "x", "--quant", "int4", "--store", str(store)]) == 2
+    assert "--quant can't be used with --plan" in capsys.readouterr().err
+    assert run(["import", "--plan", str(tmp_path / "none.json"), "x", "--store", str(store)]) == 1
+    assert run(["import", str(tmp_path / "other"), "x", "--plan", str(plan), "--store", str(store)]) == 1
