@@ -2,7 +2,7 @@
 
 Source: mlx-lm 0.32.2. `MODULES` are the modules of mlx_lm/models that have a ``Model`` and its ``ModelArgs``; `REMAPPED` and
 `REMAPPED_ARCHITECTURES` are ``MODEL_REMAPPING`` and ``MODEL_ARCHITECTURE_REMAPPING`` of mlx_lm/utils.py.
-tests/unit/runtimes/test_mlx_lm_table.py compares them with the installed mlx-lm, and prints them anew where they differ.
+tests/unit/model/test_mlx_lm_table.py compares them with the installed mlx-lm, and prints them anew where they differ.
 
 mlx-lm: which quantized weights its networks hold as values, as tables and a function. Pure.
 

@@ -1,79 +1,292 @@
-"""Layouts: which tensors of which models are stored as ``[..., in, out]``, from lines of config.json and names."""
+"""Layouts of real checkpoints: every file comes back, byte for byte, and a coverage says so."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.inventories import source_tensor
+from support import ROOT
+from support.layouts import (
+    BINARY,
+    LAYOUTS,
+    documented,
+    instruct,
+    model,
+    save,
+    sentence_transformer,
+    sentencepiece,
+    tiktoken,
+    with_draft,
+    write,
+)
 
-from blobstore.formats.checkpoint import SourceConfig
-from blobstore.importer.policies.options import PROFILES
-from blobstore.importer.policies.roles import inputs_first
-from blobstore.source.weights import SourceWeight
+import blobstore
+from blobstore.errors import DigestMismatchError, NotFoundError, UnsupportedSourceError
+from blobstore.formats.documents import FILE_MEDIA_TYPE, Descriptor
+from blobstore.importer.repair import repair_model
+from blobstore.importer.run import run_plan
+from blobstore.inspection.diff import diff_models
+from blobstore.inspection.listing import describe, stored_coverage, summarize
+from blobstore.names import ModelName
+from blobstore.store.care.prune import prune
+from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
+from blobstore.store.local.store import Store
 
-MLP = "model.layers.3.mlp.experts"
-LANGUAGE = "model.language_model.layers.3.mlp.experts"
-LLAMA4 = "language_model.model.layers.1.feed_forward.experts"
+M = ModelName.parse("m")
+Write = Callable[[Path], Path]
+FIXTURES = [ROOT / "fixtures" / name for name in ("pycode-5m", "pycode-moe-5m")]
 
 
-def turned(model_type: str, tensors: dict[str, tuple[int, ...]], profile: str = "default", **config: Any) -> set[str]:
-    """Return the names of the tensors that are transposed in a checkpoint of that model type."""
-    weights = [SourceWeight.plain(source_tensor(name, *shape)) for name, shape in tensors.items()]
-    parsed = SourceConfig.parse(json.dumps({"model_type": model_type, **config}).encode())
-    return set(inputs_first(weights, parsed, PROFILES[profile]))
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def draft_of(source: Path) -> dict[str, Any]:
+    return {"draft": source / "draft"} if (source / "draft").is_dir() else {}
+
+
+def expect_back(store: Store, source: Path, folder: Path, **options: Any) -> None:
+    result = blobstore.import_model(source, M, store=store, **options)
+    blobstore.export_model("m", folder, store=store, max_shard_size="source")
+    files = files_of(source)
+    assert files_of(folder) == files
+    assert result.coverage.files.covered == result.coverage.files.source == len(files)
+    assert result.coverage.tensors.covered == result.coverage.tensors.source
+    assert result.coverage.left_out == ()
+    assert stored_coverage(store, result.manifest) == result.coverage
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_every_file_of_a_layout_comes_back(store: Store, tmp_path: Path, layout: Write) -> None:
+    source = layout(tmp_path / "in")
+    expect_back(store, source, tmp_path / "out", **draft_of(source))
+    assert not verify(store).damaged
+    blobstore.import_model(tmp_path / "out", "again", store=store, **draft_of(tmp_path / "out"))
+    assert store.manifest(ModelName.parse("again")).raw == store.manifest(M).raw
+
+
+@pytest.mark.parametrize("source", FIXTURES, ids=lambda path: path.name)
+def test_every_file_of_a_fixture_comes_back(store: Store, tmp_path: Path, source: Path) -> None:
+    expect_back(store, source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_quantized_all_but_the_weights_comes_back(store: Store, tmp_path: Path, layout: Write) -> None:
+    source = layout(tmp_path / "in")
+    blobstore.import_model(source, "m", store=store, quant="int4", **draft_of(source))
+    blobstore.export_model("m", tmp_path / "out", store=store)
+    left = {"model.safetensors.index.json"} | {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    made = {"model.safetensors", "draft/model.safetensors"}
+    found, files = files_of(tmp_path / "out"), files_of(source)
+    assert {name: found[name] for name in files.keys() - left - made} == {
+        name: data for name, data in files.items() if name not in left | made
+    }
+    assert found.keys() - files.keys() <= made
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_the_ollama_profile_stores_documents_only_and_says_so(store: Store, tmp_path: Path, layout: Write) -> None:
+    source = layout(tmp_path / "in")
+    result = blobstore.import_model(source, "m", store=store, profile="ollama", **draft_of(source))
+    assert not any(layer.media_type == FILE_MEDIA_TYPE for layer in result.manifest.layers)
+    with blobstore.open_model("m", store=store) as opened:
+        stored = {*opened.files(), "model.safetensors", "draft/model.safetensors"}
+    left_out = {one.name for one in result.coverage.left_out}
+    files = {name for name in files_of(source) if not name.startswith("model-0")}
+    assert files - stored == left_out
+    assert result.coverage.files.source == len(files_of(source))
+
+
+def test_the_files_of_a_model_are_read_by_name(store: Store, tmp_path: Path) -> None:
+    source = with_draft(tmp_path / "in")
+    blobstore.import_model(source, M, store=store, draft=source / "draft")
+    weights = {"model.safetensors", "draft/model.safetensors"}
+    with blobstore.open_model("m", store=store, verify=True) as opened:
+        assert {name: opened.file(name) for name in opened.files()} == {
+            name: data for name, data in files_of(source).items() if name not in weights
+        }
+        assert "blobstore.json" in opened.documents()
+        with pytest.raises(NotFoundError, match="has no file 'x'"):
+            opened.file("x")
+        with pytest.raises(NotFoundError):
+            opened.document("chat_template.jinja")
+
+
+def test_layers_are_in_one_order(store: Store, tmp_path: Path) -> None:
+    source = with_draft(tmp_path / "in")
+    manifest = blobstore.import_model(source, M, store=store, draft=source / "draft").manifest
+    assert [layer.name for layer in manifest.layers] == [
+        *("lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"),
+        *("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja", "blobstore.json"),
+        *("draft.fc.weight", "draft/config.json", "draft/chat_templates/a.jinja", "draft/tokenizer.model"),
+    ]
+
+
+def test_a_draft_folder_that_is_not_the_draft_is_left_out_and_said(store: Store, tmp_path: Path) -> None:
+    source, draft = with_draft(tmp_path / "in"), with_draft(tmp_path / "other") / "draft"
+    coverage = blobstore.import_model(source, M, store=store, draft=draft).coverage
+    assert {one.name for one in coverage.left_out} == {name for name in files_of(source) if name.startswith("draft/")}
+    assert {one.reason for one in coverage.left_out} == {"the draft model's files are called draft/…"}
+
+
+def test_without_a_draft_a_folder_of_that_name_is_kept_as_files(store: Store, tmp_path: Path) -> None:
+    source = with_draft(tmp_path / "in")
+    expect_back(store, source, tmp_path / "out")
+    assert blobstore.plan_import(source).coverage.kept_whole == ("draft/model.safetensors",)
+
+
+def test_a_modelfile_of_the_source_keeps_its_name(store: Store, tmp_path: Path) -> None:
+    source = documented(tmp_path / "in")
+    blobstore.import_model(source, "m", store=store, system="Be brief.")
+    result = blobstore.export_model("m", tmp_path / "out", store=store)
+    assert (tmp_path / "out" / "Modelfile").read_bytes() == (source / "Modelfile").read_bytes()
+    assert "SYSTEM Be brief." in (tmp_path / "out" / "Modelfile.blobstore").read_text()
+    assert result.notes == ("Modelfile is the source's; what the model has beside its weights is in 'Modelfile.blobstore'",)
+
+
+def test_the_modelfiles_of_exports_do_not_meet(store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(documented(tmp_path / "in"), "m", store=store, system="Be brief.")
+    blobstore.export_model("m", tmp_path / "one", store=store)
+    blobstore.import_model(tmp_path / "one", "n", store=store, modelfile=tmp_path / "one" / "Modelfile.blobstore")
+    blobstore.export_model("n", tmp_path / "two", store=store)
+    assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
+    blobstore.import_model(tmp_path / "two", "o", store=store, system="Be long.")
+    result = blobstore.export_model("o", tmp_path / "three", store=store)
+    assert "SYSTEM Be long." in (tmp_path / "three" / "Modelfile.blobstore-2").read_text()
+    assert result.notes[0].endswith("'Modelfile.blobstore-2'")
+
+
+@pytest.mark.parametrize("layout", [instruct, sentencepiece, tiktoken])
+def test_an_import_and_show_agree_on_where_a_model_runs(
+    store: Store, tmp_path: Path, layout: Callable[[Path], Path]
+) -> None:
+    result = blobstore.import_model(layout(tmp_path / "in"), M, store=store)
+    manifest = store.manifest(M)
+    assert describe(store, manifest, summarize(store, M, manifest).tensors).runs_in == result.runs_in
+
+
+def test_a_modelfile_that_an_export_made_is_not_made_twice(store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(instruct(tmp_path / "in"), "m", store=store, system="Be brief.")
+    blobstore.export_model("m", tmp_path / "one", store=store)
+    blobstore.import_model(tmp_path / "one", "m", store=store, modelfile=tmp_path / "one" / "Modelfile")
+    assert blobstore.export_model("m", tmp_path / "two", store=store).notes == ()
+    assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
+
+
+def test_mlx_gets_every_file_too(store: Store, tmp_path: Path) -> None:
+    source = sentence_transformer(tmp_path / "in")
+    blobstore.import_model(source, "m", store=store)
+    blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16")
+    found, files = files_of(tmp_path / "out"), files_of(source)
+    changed = {"model.safetensors", "config.json"}
+    assert {name: found[name] for name in files.keys() - changed} == {
+        name: data for name, data in files.items() if name not in changed
+    }
 
 
 @pytest.mark.parametrize(
-    ("model_type", "tensors", "others"),
+    "name",
     [
-        (
-            "gpt_oss",
-            {f"{MLP}.gate_up_proj": (4, 64, 192), f"{MLP}.down_proj": (4, 96, 64)},
-            {f"{MLP}.gate_up_proj_bias": (4, 192), "model.layers.3.self_attn.o_proj.weight": (64, 64)},
-        ),
-        ("qwen3_vl_moe", {f"{LANGUAGE}.gate_up_proj": (4, 64, 192), f"{LANGUAGE}.down_proj": (4, 96, 64)}, {}),
-        (
-            "llama4",
-            {f"{LLAMA4}.gate_up_proj": (4, 64, 192), f"{LLAMA4}.down_proj": (4, 96, 64)},
-            {"language_model.model.layers.1.feed_forward.shared_expert.down_proj.weight": (64, 96)},
-        ),
-        ("aria", {"language_model.model.layers.0.mlp.experts.fc2.weight": (4, 96, 64)}, {}),
-        (
-            "gpt2",
-            {f"h.0.{name}.weight": (64, 64) for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
-            | {"transformer.h.11.crossattention.q_attn.weight": (64, 64)},
-            {"wte.weight": (64, 64), "h.0.attn.bias": (64, 64), "model.h.0.attn.c_attn.weight": (192, 64)},
-        ),
-        ("decision_transformer", {"encoder.h.0.mlp.c_fc.weight": (64, 256)}, {"embed_return.weight": (64, 1)}),
-        (
-            "dbrx",
-            {"transformer.blocks.0.ffn.experts.mlp.w2": (256, 64)},
-            {f"transformer.blocks.0.ffn.experts.mlp.{name}": (256, 64) for name in ("w1", "v1")},
-        ),
-        ("gpt_bigcode", {}, {"transformer.h.0.attn.c_attn.weight": (96, 64)}),  # nn.Linear, whatever its name
-        ("qwen3_5_moe", {}, {f"{MLP}.gate_up_proj": (4, 192, 64)}),
+        *("../x", "/etc/x", "a/../../x", "a\\b", "C:x", "x\0", "..", ".", "", "a//b", ".git/config", "A/.GIT/x"),
+        *("model.safetensors", "config.json", "config.json/x", "chat_template.jinja/x"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_names_by_model_type(
-    model_type: str, tensors: dict[str, tuple[int, ...]], others: dict[str, tuple[int, ...]]
-) -> None:
-    assert turned(model_type, tensors | others) == set(tensors)
-    assert turned(model_type, tensors | others, "ollama") == set()
+def test_hostile_names_of_files_are_refused(store: Store, tmp_path: Path, name: str) -> None:
+    manifest = blobstore.import_model(instruct(tmp_path / "in"), M, store=store).manifest
+    some = manifest.file("chat_template.jinja")
+    assert some is not None
+    evil = Descriptor(media_type=FILE_MEDIA_TYPE, digest=some.digest, size=some.size, name=name)
+    with store.session("x") as session:
+        session.publish(M, manifest.model_copy(update={"layers": (*manifest.layers, evil)}))
+    with pytest.raises(UnsupportedSourceError, match=r"can't be a file|would be called"):
+        blobstore.export_model("m", tmp_path / "out" / "deep", store=store)
+    assert not (tmp_path / "x").exists()
+    assert not any((tmp_path / "out").rglob("*"))
 
 
-def test_a_shape_that_says_otherwise_counts_for_the_whole_checkpoint() -> None:
-    config = {"text_config": {"hidden_size": 64}}
-    published = {f"{LANGUAGE}.gate_up_proj": (4, 64, 128), f"{LANGUAGE}.down_proj": (4, 64, 64)}
-    assert turned("qwen3_vl_moe", published, **config) == set(published)
-    newer = {f"{LANGUAGE}.gate_up_proj": (4, 128, 64), f"{LANGUAGE}.down_proj": (4, 64, 64)}
-    assert turned("qwen3_vl_moe", newer, **config) == set()
-    assert turned("qwen3_vl_moe", {f"{LANGUAGE}.down_proj": (4, 64, 96)}, **config) == set()
+def test_a_damaged_file_is_no_part_of_an_export_and_is_repaired(store: Store, tmp_path: Path) -> None:
+    source = write(instruct(tmp_path / "in"), {"large.txt": BINARY * 2000, "tokenizer.model": BINARY})
+    manifest = blobstore.import_model(source, M, store=store).manifest
+    damaged = [layer for layer in manifest.file_layers if layer.name in ("large.txt", "tokenizer.model")]
+    for layer in damaged:
+        path = store.root / "blobs" / layer.digest.file_name
+        path.write_bytes(b"X" + path.read_bytes()[1:])
+    with pytest.raises(DigestMismatchError, match="is damaged"):
+        blobstore.export_model("m", tmp_path / "out", store=store)
+    assert not (tmp_path / "out").exists()
+    assert {one.tensors for one in verify(store).damaged} == {("large.txt",), ("tokenizer.model",)}
+    assert set(repair_model("m", source, store=store).repaired) == set(damaged)
+    assert not verify(store).damaged
+    blobstore.export_model("m", tmp_path / "out", store=store)
+    assert files_of(tmp_path / "out") == files_of(source)
 
 
-def test_nothing_is_known_without_a_model_type() -> None:
-    weights = [SourceWeight.plain(source_tensor("h.0.mlp.c_fc.weight", 64, 256))]
-    assert inputs_first(weights, None, PROFILES["default"]) == frozenset()
-    assert inputs_first(weights, SourceConfig.parse(b'{"architectures": ["GPT2LMHeadModel"]}'), PROFILES["default"]) == set()
+def test_a_file_that_changes_after_it_was_planned_is_an_error(store: Store, tmp_path: Path) -> None:
+    source = instruct(tmp_path / "in")
+    plan = blobstore.plan_import(source)
+    (source / "chat_template.jinja").write_text("another")
+    with pytest.raises(blobstore.BlobStoreError, match=r"chat_template\.jinja changed"):
+        run_plan(plan, M, store)
+    assert not (store.root / "manifests").exists()
+
+
+def test_ollamas_models_have_a_coverage_too(store: Store, tmp_path: Path) -> None:
+    manifest = blobstore.import_model(model(tmp_path / "in"), M, store=store, profile="ollama").manifest
+    coverage = stored_coverage(store, manifest)
+    assert (coverage.tensors.source, coverage.tensors.stored) == (None, 3)
+    assert (coverage.files.source, coverage.files.stored) == (None, 2)
+
+
+def test_what_an_early_version_recorded_has_no_coverage(store: Store, tmp_path: Path) -> None:
+    manifest = blobstore.import_model(instruct(tmp_path / "in"), M, store=store).manifest
+    own = manifest.document("blobstore.json")
+    assert own is not None
+    document = json.loads(store.blobs.read(own))
+    del document["coverage"]
+    with store.session("x") as session:
+        blob = session.put(json.dumps(document).encode())
+        changed = own.model_copy(update={"digest": blob.digest, "size": blob.size})
+        layers = tuple(changed if layer is own else layer for layer in manifest.layers)
+        session.publish(M, manifest.model_copy(update={"layers": layers}))
+    coverage = stored_coverage(store, store.manifest(M))
+    assert (coverage.tensors.source, coverage.tensors.stored, coverage.files.stored) == (None, 3, 4)
+
+
+def test_links_and_hidden_files_do_not_change_a_models_id(store: Store, tmp_path: Path) -> None:
+    source = instruct(tmp_path / "in")
+    one = blobstore.import_model(source, "one", store=store)
+    write(source, {".cache/huggingface/x.lock": "", ".DS_Store": BINARY, ".env": "SECRET=1", ".git/config": ""})
+    other = blobstore.import_model(source, "other", store=store)
+    assert one.digest == other.digest
+    assert [left.name for left in other.coverage.left_out] == [".DS_Store", ".cache/", ".env", ".git/"]
+    assert other.coverage.files.source == one.coverage.files.source == len(list(source.iterdir())) - 4
+
+
+def test_weights_of_folders_that_are_too_large_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blobstore.source.files.MAX_FILE", 2**20)
+    source = model(tmp_path / "in")
+    save(source / "vision" / "model.safetensors", "a")
+    with (source / "vision" / "model.safetensors").open("ab") as file:
+        file.truncate(2**20 + 1)
+    (left,) = blobstore.plan_import(source).coverage.left_out
+    assert (left.name, left.reason) == ("vision/model.safetensors", "larger than 1 MiB")
+
+
+def test_care_counts_files_as_it_counts_documents(store: Store, tmp_path: Path) -> None:
+    source = sentence_transformer(tmp_path / "in")
+    blobstore.import_model(source, "one", store=store)
+    write(source, {"2_Dense/config.json": {"in_features": 32}})
+    blobstore.import_model(source, "two", store=store)
+    assert diff_models("one", "two", store=store).documents.changed == ("2_Dense/config.json",)
+    usage = measure_usage(store)
+    assert (usage.blobs, usage.reclaimable) == (len(list((store.root / "blobs").iterdir())), 0)
+    assert not prune(store, grace_s=0, sole_owner=True).removed
+    store.remove(ModelName.parse("one"))
+    blobstore.export_model("two", tmp_path / "out", store=store)
+    assert files_of(tmp_path / "out") == files_of(source)
+    store.remove(ModelName.parse("two"))
+    assert not list((store.root / "blobs").iterdir())
