@@ -22,8 +22,57 @@ settings.register_profile("same", settings.get_profile("random"), derandomize=Tr
 settings.register_profile("deep", settings.get_profile("random"), max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
+_TESTS = Path(__file__).parent
+_NOT_QUICK = frozenset(
+    {
+        *(
+            "cli/test_completion.py",
+            "cli/test_corpus.py",
+            "cli/test_processes.py",
+            "formats/safetensors/test_corpus_header.py",
+        ),
+        *("formats/test_corpus_documents.py", "importer/planning/test_travel.py", "importer/test_import.py"),
+        *(
+            "importer/test_import_sources.py",
+            "importer/test_reuse.py",
+            "importer/test_target.py",
+            "importer/test_transposed.py",
+        ),
+        *(
+            "inspection/test_quality.py",
+            "inspection/test_web.py",
+            "io/test_hostile_amounts.py",
+            "kernels/test_decode_blocks.py",
+        ),
+        *(
+            "kernels/test_kernel_refusals.py",
+            "kernels/test_search.py",
+            "kernels/test_targets.py",
+            "store/local/test_journal.py",
+        ),
+        *("store/local/test_lock.py", "store/local/test_nested_store.py", "store/local/test_races.py", "test_readme.py"),
+    }
+)
+"""Files of tests/unit that take more than 2.5 s of processor time each (docs/development.md)."""
 Snapshot = dict[str, str]
 _HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/journal/")
+
+
+def _is_quick(path: Path) -> bool:
+    """Return True for tests of single files that take little time: ``-m quick`` runs these, and collects no others."""
+    if not path.is_relative_to(_TESTS / "unit"):
+        return (_TESTS / "unit").is_relative_to(path)
+    return str(path.relative_to(_TESTS / "unit")) not in _NOT_QUICK
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.option.markexpr == "quick" and not _is_quick(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _is_quick(item.path) and not {"long", "lab"} & {mark.name for mark in item.iter_markers()}:
+            item.add_marker("quick")
 
 
 @pytest.fixture

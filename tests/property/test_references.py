@@ -84,5 +84,4 @@ def test_more_layers_than_a_manifest_may_have_are_refused_however_it_is_written(
     for count, is_valid in ((MAX_LAYERS, True), (MAX_LAYERS + 1, False)):
         raw = json.dumps({"schemaVersion": 2, "mediaType": "m", "layers": layers[:count]}, **COMPACT).encode()
         assert is_plain(raw) == is_valid
-        assert (slow(raw) is not None) == is_valid
-        assert fast(raw) == slow(raw)
+        assert (fast(raw) is not None) == is_valid
