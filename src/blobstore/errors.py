@@ -66,15 +66,19 @@ class BlobStoreError(Exception):
         return self
 
     def _fields(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("message", "__notes__")}
+        fields = {key: value for key, value in self.__dict__.items() if key not in ("message", "__notes__")}
+        return fields | {"errno": self.errno}  # of errors that are OSErrors too it is not in the dictionary
 
 
 def _rebuild(kind: type[BlobStoreError], message: str, fields: dict[str, Any]) -> BlobStoreError:
     return kind(message, **fields)
 
 
-class UsageError(BlobStoreError):
-    """The caller asked for something that can't be done: an invalid name, an unknown type, a bad option."""
+class UsageError(BlobStoreError, ValueError):
+    """The caller asked for something that can't be done: an invalid name, an unknown type, a bad option.
+
+    A ValueError too.
+    """
 
 
 class InvalidNameError(UsageError):
@@ -91,6 +95,17 @@ class InvalidDigestError(UsageError):
 
 class NotFoundError(BlobStoreError):
     """A model, tensor, blob, file or folder that was named does not exist."""
+
+
+class MissingFileError(NotFoundError, FileNotFoundError):
+    """A file or folder that was named does not exist. A FileNotFoundError too."""
+
+
+class ModelNotFoundError(NotFoundError, KeyError):
+    """A store has no model of that name. A KeyError too, as stores are looked up by names."""
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class TensorNotFoundError(NotFoundError, KeyError):
@@ -124,8 +139,8 @@ class ShortReadError(CorruptDataError):
     """A file ended before the bytes that its header or manifest promises."""
 
 
-class UnsupportedSourceError(BlobStoreError):
-    """A checkpoint is well-formed, but of a kind that is not imported, or not as asked."""
+class UnsupportedSourceError(BlobStoreError, ValueError):
+    """A checkpoint is well-formed, but of a kind that is not imported, or not as asked. A ValueError too."""
 
 
 class NonFiniteWeightError(UnsupportedSourceError):
@@ -138,6 +153,10 @@ class LimitExceededError(BlobStoreError):
 
 class StorageError(BlobStoreError):
     """The operating system refused: no space, no permission, an I/O error."""
+
+
+class AccessError(StorageError, PermissionError):
+    """The operating system allows it not. A PermissionError too."""
 
 
 class BusyError(StorageError):
@@ -170,8 +189,14 @@ def quoted(value: object) -> str:
 def from_os_error(error: OSError, operation: str, path: object) -> BlobStoreError:
     """Return our error for an operating system's error: what was tried, on what, and why it failed.
 
-    A missing file becomes `NotFoundError`, everything else `StorageError` with ``errno``.
+    A missing file becomes `MissingFileError`, what is not allowed `AccessError`, everything else `StorageError`, each with
+    ``errno``. One that is ours already stays as it is.
     """
+    if isinstance(error, BlobStoreError):
+        return error
     reason = (error.strerror or str(error)).lower()
-    kind = NotFoundError if isinstance(error, FileNotFoundError) else StorageError
+    kind: type[BlobStoreError] = StorageError
+    for builtin, ours in ((FileNotFoundError, MissingFileError), (PermissionError, AccessError)):
+        if isinstance(error, builtin):
+            kind = ours
     return kind(f"can't {operation} {path}: {reason}", path=str(path), errno=error.errno)

@@ -23,6 +23,7 @@ from blobstore.errors import (
     CorruptDataError,
     DocumentError,
     HeaderError,
+    MissingFileError,
     NotFoundError,
     UnsupportedSourceError,
 )
@@ -73,7 +74,7 @@ REFUSALS = {
     ),
     "x_index_badpath": Refusal(DocumentError, ("'../evil.safetensors'", "model.embed_tokens.weight"), rule="I1"),
     "x_index_missing_shard": Refusal(
-        NotFoundError, ("model-00002-of-00002.safetensors",), rule="I1", path="model-00002-of-00002.safetensors"
+        MissingFileError, ("model-00002-of-00002.safetensors",), rule="I1", path="model-00002-of-00002.safetensors"
     ),
     "x_no_tensors": Refusal(NotFoundError, ("no tensors", "model.safetensors")),
     "x_truncated_data": Refusal(HeaderError, ("3178336 bytes", "3278336"), rule="F17", path="model.safetensors"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
@@ -24,7 +25,8 @@ from blobstore.importer.planning.outputs import (
     PlannedFile,
 )
 from blobstore.importer.planning.plan import make_plan, plan_blobs
-from blobstore.importer.policies.options import Experts, ImportArguments, ImportOptions
+from blobstore.importer.policies.options import Experts, ImportArguments, ImportOptions, PolicyFunction
+from blobstore.importer.policies.rules import Rule, escaped
 from blobstore.importer.targets import Bar, plan_for_target
 from blobstore.importer.writing import copy_file, least_memory, usual_memory, write_blobs
 from blobstore.io.durable import os_errors
@@ -126,9 +128,26 @@ def plan_import(
         raise UsageError("there is no source to import", hint="Name a checkpoint, or a Modelfile with --modelfile.")
     draft = read_inventory(parsed.draft) if parsed.draft is not None else None
     inventory = read_inventory(chosen, without=parsed.draft)
+    if parsed.decide is not None:
+        parsed = replace(parsed, rules=(*_decided(inventory, parsed, draft, parsed.decide), *parsed.rules))
     if parsed.target is not None:
         return plan_for_target(inventory, parsed, parsed.target, draft, jobs=threads(jobs), bar=bar)
     return make_plan(inventory, parsed, draft)
+
+
+def _decided(
+    inventory: Inventory, options: ImportOptions, draft: Inventory | None, decide: PolicyFunction
+) -> Iterator[Rule]:
+    """Yield a rule for each tensor that a user's function decides of: so the import can be repeated without it."""
+    for tensor in make_plan(inventory, options, draft).tensors:
+        dtype = tensor.sources[0].dtype
+        is_matrix = len(tensor.shape) > 1 and dtype.is_float  # nothing else can be quantized at all
+        kind = decide(tensor.name, tensor.shape, dtype.value) if is_matrix else None
+        if kind is None:
+            continue
+        if not isinstance(kind, str):
+            raise UsageError(f"the policy gives {tensor.name!r} {kind!r}, and not the name of a type", tensor=tensor.name)
+        yield Rule.parse(f"{escaped(tensor.name)}={kind}")
 
 
 def import_model(

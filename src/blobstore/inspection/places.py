@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from blobstore.errors import BlobStoreError, InvalidNameError, NotFoundError, quoted
+from blobstore.errors import BlobStoreError, InvalidNameError, MissingFileError, NotFoundError, quoted
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
 from blobstore.formats.strictjson import MAX_CONFIG
@@ -138,8 +138,8 @@ def _model(text: str) -> ModelName | None:
 def missing(text: str, model: ModelName | None, near: str | None = None) -> NotFoundError:
     """Return the error for a text that names neither a path nor a stored model; ``near``: the store's hint about it."""
     if model is None or text.endswith(_PATH_ENDS):
-        return NotFoundError(f"no file or folder at {quoted(text)}", path=text)
-    return NotFoundError(
+        return MissingFileError(f"no file or folder at {quoted(text)}", path=text)
+    return MissingFileError(
         f"no file or folder at {quoted(text)}, and no stored model {str(model)!r}",
         path=text,
         model=str(model),

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blobstore.errors import LimitExceededError, StorageError, from_os_error
+from blobstore.errors import BlobStoreError, LimitExceededError, StorageError, from_os_error
 from blobstore.io.ranges import FileReader, close_quietly
 
 PAGE = 4096
@@ -42,6 +42,8 @@ def os_errors(operation: str, path: object) -> Iterator[None]:
     """Turn an OSError inside the block into our error: "can't OPERATION PATH: reason"."""
     try:
         yield
+    except BlobStoreError:  # some are OSErrors too
+        raise
     except OSError as error:
         raise from_os_error(error, operation, path) from error
 

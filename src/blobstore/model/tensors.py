@@ -130,6 +130,18 @@ class Tensor:
         array: Array | QuantizedArray[Array] = self._assemble(self._numpy_part)
         return array
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  # as NumPy calls it
+        """Return the values for ``numpy.asarray``: a read-only view, or, of a quantized tensor, new float32 values.
+
+        Raises: ValueError when ``copy`` is False and a copy is needed; as `numpy` and `dequantize`.
+        """
+        stored = self.numpy()
+        values = self.dequantize() if isinstance(stored, QuantizedArray) else stored
+        wanted = values.dtype if dtype is None else np.dtype(dtype)
+        if copy is False and (values is not stored or wanted != values.dtype):
+            raise UsageError(f"{self.name!r} can't be given without a copy", tensor=self.name)
+        return values.astype(wanted, copy=bool(copy) and values is stored)
+
     def dequantize(self, dtype: str | DType = DType.F32) -> Array:
         """Return the values as a new array of `shape`, each computed in float32 and rounded to ``dtype``.
 

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from blobstore.errors import (
     LimitExceededError,
+    MissingFileError,
     NotFoundError,
     UsageError,
     from_os_error,
@@ -151,7 +152,7 @@ def broken_link(path: Path) -> NotFoundError | None:
     except OSError:
         return None
     message = f"{path} is a link to {target}, which is missing"
-    return NotFoundError(message, path=str(path), hint="If it is in the Hugging Face cache: download the model again.")
+    return MissingFileError(message, path=str(path), hint="If it is in the Hugging Face cache: download the model again.")
 
 
 class WebFolder:

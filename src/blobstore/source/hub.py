@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 from blobstore.errors import (
     BlobStoreError,
     InvalidNameError,
+    MissingFileError,
     NotFoundError,
     UnsupportedSourceError,
     UsageError,
@@ -127,7 +128,7 @@ def absent(source: str) -> NotFoundError:
     is_near = os.path.isdir(os.path.dirname(source))  # noqa: PTH112, PTH120  # then it is a misspelt path
     if _REPOSITORY.fullmatch(repository) and not is_near and not source.endswith(_FILE_ENDS):
         hint = f"If that is a model on Hugging Face: {_download(HubTarget(repository, MAIN, ''))}"
-    return NotFoundError(f"no file or folder at {source}", path=source, hint=hint)
+    return MissingFileError(f"no file or folder at {source}", path=source, hint=hint)
 
 
 def _how_to_get(source: str, scheme: str, rest: str) -> str:

@@ -20,6 +20,7 @@ from blobstore.errors import (
     CorruptDataError,
     HeaderError,
     InvalidNameError,
+    MissingFileError,
     NotFoundError,
     StorageError,
     UnsupportedSourceError,
@@ -167,7 +168,7 @@ def _choose(folder: LocalFolder, names: list[str]) -> WeightSet:
         if adapter := adapter_among(names):
             raise adapter_error(folder.place(adapter))
         message = f"no weights in {folder.name}: no model.safetensors"
-        raise NotFoundError(message, path=folder.name, hint=_weights_hint(folder, names))
+        raise MissingFileError(message, path=folder.name, hint=_weights_hint(folder, names))
     if len(sets) > 1:
         raise UnsupportedSourceError(
             f"{folder.name} has several sets of weights: {', '.join(found.name for found in sets)}",

@@ -29,6 +29,7 @@ from blobstore.errors import (
     CorruptDataError,
     DocumentError,
     LimitExceededError,
+    MissingFileError,
     NotFoundError,
     UnsupportedSourceError,
     quoted,
@@ -143,7 +144,7 @@ def read_index(folder: Folder, name: str = INDEX_NAME) -> ShardIndex:
 
 def missing_shard(folder: Folder, index: str, shard: str) -> NotFoundError:
     """Return the error for a shard that an index names, and that is not there."""
-    return NotFoundError(
+    return MissingFileError(
         f"{folder.place(index)} names the shard {shard}, which is missing", path=folder.place(shard), rule="I1"
     )
 
@@ -272,4 +273,4 @@ def check_complete(folder: Folder, shards: Iterable[str]) -> None:
         wanted = (f"{before}{number:0{width}}-of-{total}{after}" for number in range(1, int(total) + 1))
         if missing := next((name for name in wanted if name not in present), None):
             path = folder.place(missing)
-            raise NotFoundError(f"{folder.name} has {match[0]}, but {missing} is missing", path=path)
+            raise MissingFileError(f"{folder.name} has {match[0]}, but {missing} is missing", path=path)

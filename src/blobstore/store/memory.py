@@ -13,6 +13,7 @@ from blobstore.errors import (
     CorruptDataError,
     DigestMismatchError,
     LimitExceededError,
+    ModelNotFoundError,
     NotFoundError,
 )
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor, Manifest
@@ -93,7 +94,7 @@ class MemoryManifests:
         """See `Manifests`."""
         raw = self.raw(name)
         if raw is None:
-            raise NotFoundError(f"no model {name}", model=str(name))
+            raise ModelNotFoundError(f"model {str(name)!r} not found", model=str(name))
         return Manifest.parse(raw, f"the manifest of {name}")
 
     def text(self, name: ModelName) -> bytes:

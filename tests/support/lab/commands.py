@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import blobstore
-from blobstore.cli.main import main as cli
+from blobstore.cli import main as cli
 from blobstore.importer import making as buffers
 from blobstore.importer import writing as write
 from blobstore.io import durable as files

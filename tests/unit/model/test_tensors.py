@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import PYCODE, PYCODE_MOE
 from support.arrays import bits, bits_of_parts
-from support.checkpoints import normal, raw_safetensors, safetensors_bytes
+from support.checkpoints import normal, raw_safetensors, safetensors_bytes, write_checkpoint
 from support.stores import link_by_hand, stored_arrays
 
 import blobstore
@@ -313,3 +313,21 @@ def test_odd_indices_select_what_numpy_selects(dense: Model, index: Any) -> None
 
 def test_rows_are_iterated_to_their_end(dense: Model) -> None:
     assert sum(1 for _ in dense["model.norm.weight"]) == dense["model.norm.weight"].shape[0]
+
+
+@pytest.mark.parametrize("quant", [None, "int8"])
+def test_numpy_asarray(quant: str | None, store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "m"), "m", store=store, quant=quant)
+    with blobstore.open_model("m", store=store) as model:
+        for tensor in model.values():
+            values = np.asarray(tensor)
+            assert values.shape == tensor.shape
+            assert (values.astype(np.float32) == tensor.dequantize()).all()
+            assert np.asarray(tensor, np.float64).dtype == np.float64
+            assert np.array(tensor).flags.writeable
+            if tensor.quant_type is None:
+                assert not values.flags.writeable
+                assert np.shares_memory(values, tensor.numpy())
+            else:
+                with pytest.raises(ValueError, match="without a copy"):
+                    tensor.__array__(copy=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -85,6 +85,10 @@ _MAX_ALIGNMENT = 2**20
 _MATRIX_RANK = 2
 
 
+PolicyFunction = Callable[[str, tuple[int, ...], str], str | None]
+"""Decides of an output tensor by its name, shape and dtype."""
+
+
 class ImportArguments(TypedDict, total=False):
     """What `plan_import` and `import_model` take, all optional; ``blobstore import --help`` says the same.
 
@@ -92,7 +96,9 @@ class ImportArguments(TypedDict, total=False):
     profile's. ``method``: how scales are chosen, "minmax" or "search". ``importance``, for "search": what each input
     column's squared error counts; a .safetensors file, or a mapping, with one vector a tensor, by the source's names.
     ``global_scale``: nvfp4 weights get one, a power of two a tensor. ``rules``: texts GLOB=TYPE that decide for output
-    tensors of such names, the last one first; ``policy``: a TOML or JSON file of rules, groups and method (docs/cli.md).
+    tensors of such names, the last one first; ``policy``: a TOML or JSON file of rules, groups and method (docs/cli.md), or
+    a function that is asked for each matrix, by name, shape and dtype (``"BF16"``), and returns a type, or None to leave it
+    to the rest.
     ``target_size``: the stored bytes, or ``target_bpw``: the bits of tensor data a parameter, that the model is to have at
     most; each tensor gets the type that loses least of what fits (docs/quantization.md, "Targets").
     ``requantize``: dequantize weights that are quantized in the source, and quantize them again. ``dtype``: bfloat16,
@@ -109,7 +115,7 @@ class ImportArguments(TypedDict, total=False):
     importance: str | os.PathLike[str] | Mapping[str, Any] | None
     global_scale: bool
     rules: Sequence[str]
-    policy: str | os.PathLike[str] | None
+    policy: str | os.PathLike[str] | PolicyFunction | None
     target_size: int | None
     target_bpw: float | None
     requantize: bool
@@ -167,6 +173,7 @@ class ImportOptions:
     importance: Importance | None = None
     global_scale: bool = False
     rules: tuple[Rule, ...] = ()
+    decide: PolicyFunction | None = None
     target: Target | None = None
     requantize: bool = False
     dtype: DType | None = None
@@ -190,7 +197,8 @@ class ImportOptions:
         """
         _check_arguments(given)
         policy = given.get("policy")
-        file = PolicyFile.read(policy) if policy is not None else PolicyFile()
+        decide = policy if callable(policy) else None
+        file = PolicyFile() if policy is None or callable(policy) else PolicyFile.read(policy)
         preset = _profile(given.get("profile", "default"))
         quant = given.get("quant") if given.get("quant") is not None else file.quant
         importance, dtype, experts = given.get("importance"), given.get("dtype"), given.get("experts")
@@ -204,6 +212,7 @@ class ImportOptions:
             importance=None if importance is None else Importance.parse(importance),
             global_scale=given.get("global_scale", False),
             rules=(*file.rules, *map(Rule.parse, given.get("rules", ()))),
+            decide=decide,
             target=Target.parse(given.get("target_size"), given.get("target_bpw")),
             requantize=given.get("requantize", False),
             dtype=None if dtype is None else DType.parse_float(dtype),

@@ -15,6 +15,7 @@ from blobstore.errors import (
     BlobStoreError,
     DocumentError,
     LimitExceededError,
+    ModelNotFoundError,
     NotFoundError,
     StorageError,
 )
@@ -253,7 +254,7 @@ class ManifestFolder:
                 folder.rmdir()
 
     def _missing(self, name: ModelName) -> NotFoundError:
-        return NotFoundError(f"model {str(name)!r} not found", model=str(name), hint=hint_for(self.path, name))
+        return ModelNotFoundError(f"model {str(name)!r} not found", model=str(name), hint=hint_for(self.path, name))
 
     def _path(self, name: ModelName) -> Path:
         return self.path.joinpath(*name.path_parts)

@@ -19,6 +19,7 @@ from blobstore.errors import (
     ConflictError,
     CorruptDataError,
     LimitExceededError,
+    MissingFileError,
     NotFoundError,
     StorageError,
     UsageError,
@@ -93,7 +94,7 @@ class Store:
         hint = "Is the path right, and the disk mounted? An import makes a new store."
         with os_errors("list", self.root):
             if not self.root.exists():
-                raise NotFoundError(message, path=str(self.root), hint=hint)
+                raise MissingFileError(message, path=str(self.root), hint=hint)
             names = {path.name for path in self.root.iterdir()}
         if not names or names & _FOLDERS:
             return

@@ -1,0 +1,88 @@
+"""Errors are also those of Python that a programmer expects, and keep what they say in any case."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from support.checkpoints import write_checkpoint
+
+import blobstore
+from blobstore.errors import (
+    AccessError,
+    BlobStoreError,
+    MissingFileError,
+    ModelNotFoundError,
+    NotFoundError,
+    StorageError,
+    TensorNotFoundError,
+    UnsupportedSourceError,
+    UsageError,
+    from_os_error,
+)
+from blobstore.io.durable import os_errors
+from blobstore.store.local.store import Store
+from blobstore.store.memory import MemoryStore
+
+
+@pytest.mark.parametrize(
+    ("ours", "general", "builtin"),
+    [
+        (UsageError, BlobStoreError, ValueError),
+        (UnsupportedSourceError, BlobStoreError, ValueError),
+        (MissingFileError, NotFoundError, FileNotFoundError),
+        (AccessError, StorageError, PermissionError),
+        (ModelNotFoundError, NotFoundError, KeyError),
+        (TensorNotFoundError, NotFoundError, KeyError),
+    ],
+)
+def test_both_are_caught(ours: type[BlobStoreError], general: type[BlobStoreError], builtin: type[Exception]) -> None:
+    for kind in (general, builtin):
+        with pytest.raises(kind) as caught:
+            raise ours("it is gone", path="/x", errno=errno.ENOENT, hint="look")
+        error = caught.value
+        assert isinstance(error, BlobStoreError)
+        again = pickle.loads(pickle.dumps(error))
+        for one in (error, again, error.about(model="m"), error.kept()):
+            assert (str(one), one.message, one.path, one.errno, one.hint) == (
+                "it is gone",
+                "it is gone",
+                "/x",
+                errno.ENOENT,
+                "look",
+            )
+        assert str(error.at("there")) == "there: it is gone"
+        assert error.at("there").errno == errno.ENOENT
+
+
+def test_what_the_system_refuses() -> None:
+    missing = from_os_error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), "open", "x")
+    denied = from_os_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), "open", "x")
+    full = from_os_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "write", "x")
+    assert (type(missing), type(denied), type(full)) == (MissingFileError, AccessError, StorageError)
+    assert [error.errno for error in (missing, denied, full)] == [errno.ENOENT, errno.EACCES, errno.ENOSPC]
+
+
+def test_an_error_of_ours_is_not_wrapped_again() -> None:
+    with pytest.raises(MissingFileError, match=r"^mine$"), os_errors("write", "y"):
+        raise MissingFileError("mine")
+
+
+def test_what_a_programmer_expects(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    with pytest.raises(FileNotFoundError):
+        blobstore.import_model(tmp_path / "missing", store=store)
+    with pytest.raises(FileNotFoundError):
+        blobstore.read_header(tmp_path / "missing.safetensors")
+    with pytest.raises(ValueError, match="int5"):
+        blobstore.import_model(write_checkpoint(tmp_path / "m"), store=store, quant="int5")
+    for home in (store, MemoryStore()):
+        with pytest.raises(KeyError) as caught:
+            blobstore.open_model("m", store=home)
+        assert str(caught.value) == "model 'm:latest' not found"
+    blobstore.import_model(tmp_path / "m", "m", store=store)
+    with blobstore.open_model("m", store=store) as model, pytest.raises(KeyError):
+        model["missing"]
