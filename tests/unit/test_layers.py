@@ -22,7 +22,7 @@ ROOMS = (
     {"source", "model"},
     {"importer"},
     {"inspection", "export"},
-    {"mlx_lm", "testing"},
+    {"mlx_lm", "testing", "views"},
     {"cli"},
     {"__init__", "__main__"},
 )

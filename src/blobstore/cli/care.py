@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -74,7 +74,9 @@ def verify(
     result = check(store_at(store), names or (), quick=quick, sample=part, jobs=jobs, bar=progress_bar, lower=below)
     with suppress(ReaderGoneError):  # what was found is told by the exit code too
         if as_json:
-            show_json(_verify_document(result))
+            from blobstore.views.care import VerifyView
+
+            show_json(VerifyView.of(result))
         else:
             _show_verify(result)
     if not result.is_sound:
@@ -95,26 +97,6 @@ def _show_verify(result: VerifyResult) -> None:
     damage = len(result.damaged) + len(result.broken)
     verdict = f"{damage} damaged" if damage else "all sound"
     emit(f"Checked {counted(result.checked, 'blob')}, hashed {size(result.nbytes)}: {verdict}")
-
-
-def _verify_document(result: VerifyResult) -> dict[str, Any]:
-    return {
-        "checked": result.checked,
-        "bytes": result.nbytes,
-        "damaged": [
-            {
-                "digest": str(blob.digest),
-                "reason": blob.reason,
-                "models": [str(name) for name in blob.models[:_TOLD]],
-                "model_count": len(blob.models),
-                "tensors": list(blob.tensors[:_TOLD]),
-                "tensor_count": len(blob.tensors),
-            }
-            for blob in result.damaged
-        ],
-        "broken": [{"name": str(broken.name), "reason": broken.reason} for broken in result.broken],
-        "odd": [{"path": str(odd.path), "reason": odd.reason} for odd in result.odd],
-    }
 
 
 def repair(
@@ -146,7 +128,9 @@ def repair(
     )
     with suppress(ReaderGoneError):
         if as_json:
-            show_json(_repair_document(result))
+            from blobstore.views.care import RepairView
+
+            show_json(RepairView.of(result))
         else:
             _show_repair(result)
     if result.remaining:
@@ -161,19 +145,6 @@ def _show_repair(result: RepairResult) -> None:
     repaired = f"{len(result.repaired)} made again ({size(sum(blob.size for blob in result.repaired))})"
     verdict = f"{repaired}, {len(result.remaining)} still damaged" if result.repaired or result.remaining else "all sound"
     emit(f"Checked {counted(result.checked, 'blob')} of {result.name}: {verdict}")
-
-
-def _repair_document(result: RepairResult) -> dict[str, Any]:
-    return {
-        "name": str(result.name),
-        "checked": result.checked,
-        "repaired": [str(blob.digest) for blob in result.repaired],
-        "bytes": sum(blob.size for blob in result.repaired),
-        "manifest_restored": result.manifest_restored,
-        "remaining": [
-            {"digest": str(left.blob.digest), "name": left.blob.name, "reason": left.reason} for left in result.remaining
-        ],
-    }
 
 
 def prune(
@@ -208,14 +179,18 @@ def prune(
             raise UsageError(f"--undo restores all that the last prune took: leave out {others}")
         undone = care.undo(opened)
         if as_json:
-            show_json(_undo_document(undone))
+            from blobstore.views.care import UndoView
+
+            show_json(UndoView.of(undone))
         else:
             _show_undo(undone)
         return
     grace_s = parse_duration(grace) if grace is not None else care.DAY_S
     result = care.prune(opened, grace_s=grace_s, sole_owner=sole_owner, forget=forget, dry_run=dry_run)
     if as_json:
-        show_json(_prune_document(result, dry_run=dry_run))
+        from blobstore.views.care import PruneView
+
+        show_json(PruneView.of(result, dry_run=dry_run))
     else:
         _show_prune(result, dry_run=dry_run)
 
@@ -250,29 +225,6 @@ def _models(names: tuple[ModelName, ...]) -> str:
     return f"{counted(len(names), 'model')} ({', '.join(map(str, names[:_SHOWN]))}{more})"
 
 
-def _prune_document(result: PruneResult, *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "dry_run": dry_run,
-        "removed": len(result.removed),
-        "bytes": sum(blob.size for blob in result.removed),
-        "kept": len(result.spared),
-        "kept_bytes": sum(blob.size for blob in result.spared),
-        "freed": result.freed,
-        "blobs": [
-            *(_blob_item(blob, blob.reason, kept=False) for blob in result.removed),
-            *(_blob_item(blob, "it is within the grace time", kept=True) for blob in result.spared),
-        ],
-        "leftovers": [
-            {"path": str(leftover.path), "size": leftover.nbytes, "reason": leftover.reason} for leftover in result.leftovers
-        ],
-        "forgotten": [str(name) for name in result.forgotten],
-    }
-
-
-def _blob_item(blob: UnneededBlob, reason: str, *, kept: bool) -> dict[str, Any]:
-    return {"digest": str(blob.digest), "size": blob.size, "age": int(blob.age_s), "reason": reason, "kept": kept}
-
-
 def _show_undo(undone: UndoResult) -> None:
     emit(f"Gave back {counted(len(undone.restored), 'blob')} ({size(sum(nbytes for _, nbytes in undone.restored))})")
     if undone.kept:
@@ -280,13 +232,3 @@ def _show_undo(undone: UndoResult) -> None:
     if undone.without_manifest:
         emit(f"Still without a manifest: {_models(undone.without_manifest)}")
         emit("Mount the disk on which their manifests lie, or restore each: blobstore repair NAME")
-
-
-def _undo_document(undone: UndoResult) -> dict[str, Any]:
-    return {
-        "restored": len(undone.restored),
-        "bytes": sum(nbytes for _, nbytes in undone.restored),
-        "kept": len(undone.kept),
-        "blobs": [str(digest) for digest, _ in undone.restored],
-        "without_manifest": [str(name) for name in undone.without_manifest],
-    }

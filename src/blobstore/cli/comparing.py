@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +14,6 @@ from blobstore.cli.output import (
     count,
     counted,
     emit,
-    errors_document,
     printable,
     progress_bar,
     reason,
@@ -28,8 +27,8 @@ from blobstore.cli.output import (
 
 if TYPE_CHECKING:
     from blobstore.inspection.diff import ChangedTensor, Errors, ModelDiff, TensorFact
-    from blobstore.inspection.quality import ModelQuality, TensorQuality
-    from blobstore.store.care.usage import ModelUsage, Usage
+    from blobstore.inspection.quality import ModelQuality
+    from blobstore.store.care.usage import ModelUsage
 
 
 _HEADINGS = ("TENSOR", "TYPE", "SHAPE", "RMSE", "RELATIVE", "LARGEST", "COSINE", "SATURATED")
@@ -53,7 +52,9 @@ def quality(
     with progress_bar(read_inventory(against).nbytes) as progress:
         report = measure_quality(name, against, store=opened, jobs=jobs, progress=progress)
     if as_json:
-        show_json(_document(report))
+        from blobstore.views.comparing import QualityView
+
+        show_json(QualityView.of(report))
     else:
         _show(report)
 
@@ -83,29 +84,6 @@ def _quality_figures(errors: Errors) -> tuple[str, ...]:
     )
 
 
-def _document(report: ModelQuality) -> dict[str, Any]:
-    return {
-        "name": str(report.name),
-        "tensors": [_tensor_document(tensor) for tensor in report.tensors],
-        "model": _errors_document(report.errors),
-    }
-
-
-def _tensor_document(tensor: TensorQuality) -> dict[str, Any]:
-    return {
-        "name": tensor.name,
-        "quant_type": tensor.type_name if tensor.quantized else None,
-        "dtype": None if tensor.quantized else tensor.type_name,
-        "kept": tensor.kept,
-        "shape": list(tensor.shape),
-        **_errors_document(tensor.errors),
-    }
-
-
-def _errors_document(errors: Errors) -> dict[str, Any]:
-    return {**errors_document(errors), "saturated": errors.saturated}
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("quality")(quality)
@@ -123,7 +101,9 @@ def du(
 
     usage = measure_usage(store_at(store), names or ())
     if as_json:
-        show_json(_usage_document(usage))
+        from blobstore.views.care import UsageView
+
+        show_json(UsageView.of(usage))
         return
     show_table(("NAME", "SIZE", "UNIQUE", "SHARED"), [_usage_row(model) for model in usage.models])
     emit(f"{counted(usage.blobs, 'blob')}, {size(usage.nbytes)}; {size(usage.reclaimable)} needed by no model")
@@ -135,22 +115,6 @@ def _usage_row(model: ModelUsage) -> tuple[str, ...]:
     if model.error is not None:
         return (str(model.name), "broken", "", reason(model.error))
     return (str(model.name), size(model.nbytes), size(model.unique), size(model.shared))
-
-
-def _usage_document(usage: Usage) -> dict[str, Any]:
-    return {
-        "blobs": usage.blobs,
-        "bytes": usage.nbytes,
-        "models": [_usage_item(model) for model in usage.models],
-        "reclaimable": usage.reclaimable,
-        "trash": usage.trash,
-    }
-
-
-def _usage_item(model: ModelUsage) -> dict[str, Any]:
-    if model.error is not None:
-        return {"name": str(model.name), "bytes": None, "unique": None, "shared": None, "error": model.error.message}
-    return {"name": str(model.name), "bytes": model.nbytes, "unique": model.unique, "shared": model.shared}
 
 
 def diff(
@@ -169,7 +133,9 @@ def diff(
 
     found = diff_models(a, b, store=stores_at(store, lower), error=error, jobs=jobs)
     if as_json:
-        show_json(_diff_document(found))
+        from blobstore.views.comparing import DiffView
+
+        show_json(DiffView.of(found))
     else:
         _show_diff(found, error=error)
 
@@ -206,37 +172,3 @@ def _figures(change: ChangedTensor) -> str:
     relative = "" if errors.relative_rmse is None else f"{errors.relative_rmse:.3%}"
     odd = f", {change.odd_values} infinite or NaN on one side" if change.odd_values else ""
     return f"{errors.rmse:.4g}, {relative}, {errors.max_error:.4g}, {errors.cosine:.6f}{odd}"
-
-
-def _diff_document(found: ModelDiff) -> dict[str, Any]:
-    return {
-        "a": str(found.a),
-        "b": str(found.b),
-        "added": [_fact_document(fact) for fact in found.added],
-        "removed": [_fact_document(fact) for fact in found.removed],
-        "changed": [
-            {
-                "name": change.before.name,
-                "before": _fact_document(change.before),
-                "after": _fact_document(change.after),
-                "error": _change_errors(change),
-            }
-            for change in found.changed
-        ],
-        "equal": found.equal,
-        "documents": {
-            "added": list(found.documents.added),
-            "removed": list(found.documents.removed),
-            "changed": list(found.documents.changed),
-        },
-        "shared_bytes": found.shared_bytes,
-        "bytes": {"a": found.nbytes[0], "b": found.nbytes[1]},
-    }
-
-
-def _fact_document(fact: TensorFact) -> dict[str, Any]:
-    return {"name": fact.name, "type": fact.type_name, "shape": list(fact.shape), "bytes": fact.nbytes}
-
-
-def _change_errors(change: ChangedTensor) -> dict[str, Any] | None:
-    return None if change.errors is None else {**errors_document(change.errors), "odd_values": change.odd_values}

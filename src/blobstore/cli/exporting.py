@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,10 +22,6 @@ from blobstore.cli.output import (
     stores_at,
 )
 from blobstore.names import ModelName
-
-if TYPE_CHECKING:
-    from blobstore.export.run import ExportResult
-
 
 _DEFAULT_TOKENS = 128
 
@@ -52,7 +48,9 @@ def run(
         if not as_json:
             emit(printable(prompt + piece if len(pieces) == 1 else piece, keep="\n\t"), end="")
     if as_json:
-        show_json({"text": "".join(pieces), "tokens": len(pieces), "seconds": time.monotonic() - started})
+        from blobstore.views.importing import RunView
+
+        show_json(RunView(text="".join(pieces), tokens=len(pieces), seconds=time.monotonic() - started))
     else:
         emit()
 
@@ -106,19 +104,10 @@ def export(
     for note in result.notes:
         print(f"Note: {printable(note)}", file=sys.stderr)
     if as_json:
-        show_json(_document(result))
+        from blobstore.views.importing import ExportView
+
+        show_json(ExportView.of(result))
     else:
         rate = result.nbytes / max(result.seconds, 1e-3)
         emit(f"{result.name} in {printable(str(result.folder))}: {len(result.files)} files")
         emit(f"{size(result.nbytes)} in {result.seconds:.2f} s, {size(int(rate))}/s")
-
-
-def _document(result: ExportResult) -> dict[str, Any]:
-    return {
-        "name": str(result.name),
-        "folder": str(result.folder),
-        "files": [{"name": name, "size": nbytes} for name, nbytes in result.files.items()],
-        "bytes": result.nbytes,
-        "notes": list(result.notes),
-        "seconds": result.seconds,
-    }

@@ -61,25 +61,6 @@ def _names(names: list[str] | tuple[str, ...]) -> str:
     return shown if len(names) <= _MOST_NAMES else f"{shown} and {len(names) - _MOST_NAMES:,} more"
 
 
-def coverage_document(coverage: Coverage) -> dict[str, Any]:
-    """Return a coverage for a JSON document."""
-    return {
-        "tensors": _tally(coverage.tensors),
-        "files": _tally(coverage.files),
-        "heads": dict(coverage.heads),
-        "kept_whole": list(coverage.kept_whole),
-    }
-
-
-def _tally(tally: Tally) -> dict[str, Any]:
-    return {
-        "source": tally.source,
-        "stored": tally.stored,
-        "derived": dict(tally.derived),
-        "left_out": [{"name": one.name, "reason": one.reason, "count": one.count} for one in tally.left_out],
-    }
-
-
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "quant": (
         Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.import_options import coverage_document, show_coverage, takes_import_options
+from blobstore.cli.import_options import show_coverage, takes_import_options
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -129,7 +129,9 @@ def import_(
             progress=progress,
         )
     if as_json:
-        show_json(_result_document(result))
+        from blobstore.views.importing import ImportView
+
+        show_json(ImportView.of(result))
     else:
         _show_result(result)
 
@@ -203,28 +205,11 @@ def _show_result(result: ImportResult) -> None:
     show_coverage(result.coverage)
 
 
-def _result_document(result: ImportResult) -> dict[str, Any]:
-    return {
-        "name": str(result.name),
-        "digest": str(result.digest),
-        "blobs": result.blobs,
-        "created": result.created,
-        "reused": result.reused,
-        "recalled": result.recalled,
-        "source_bytes": result.source_bytes,
-        "stored_bytes": result.stored_bytes,
-        "new_bytes": result.new_bytes,
-        "saved_bytes": result.saved_bytes,
-        "bits_per_weight": result.bits_per_weight,
-        "seconds": result.seconds,
-        "runs_in": [verdict.document() for verdict in result.runs_in],
-        "coverage": coverage_document(result.coverage),
-    }
-
-
 def _show_plan(made: ImportPlan, runs_in: Iterable[Verdict], *, as_json: bool) -> None:
     if as_json:
-        show_json(_plan_document(made) | {"runs_in": [verdict.document() for verdict in runs_in]})
+        from blobstore.views.importing import PlanView
+
+        show_json(PlanView.of(made, runs_in))
         return
     _show_tensors(made)
     for verdict in runs_in:
@@ -250,37 +235,3 @@ def _show_tensors(made: ImportPlan) -> None:
 def _type(tensor: Any) -> str:
     kind = str(tensor.quantization if tensor.quantization is not None else tensor.dtype)
     return f"{kind} transposed" if tensor.transposed else kind
-
-
-def _measured(name: str, made: ImportPlan) -> dict[str, float | None]:
-    return {} if made.options.target is None else {"relative_error": made.relative_errors.get(name)}
-
-
-def _plan_document(made: ImportPlan) -> dict[str, Any]:
-    return {
-        "blobs": [
-            {
-                "name": blob.name,
-                "size": blob.size,
-                "metadata": dict(blob.metadata),
-                "tensors": [
-                    {
-                        "name": tensor.name,
-                        "dtype": tensor.dtype.value,
-                        "shape": list(tensor.shape),
-                        "quant_type": tensor.quantization.quant_type.value if tensor.quantization else None,
-                        "group_size": tensor.quantization.group_size if tensor.quantization else None,
-                        "transposed": tensor.transposed,
-                        "kept": tensor.kept,
-                        "sources": tensor.source_names,
-                        **_measured(tensor.name, made),
-                    }
-                    for tensor in blob.tensors
-                ],
-            }
-            for blob in made.blobs
-        ],
-        "stored_bytes": made.stored_bytes,
-        "bits_per_weight": made.bits_per_weight,
-        "coverage": coverage_document(made.coverage),
-    }

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import blobstore
-from blobstore.cli import care, comparing, completion, exporting, importing, inspecting, metadata, models
+from blobstore.cli import care, comparing, completion, exporting, importing, inspecting, metadata, models, schema
 from blobstore.cli.output import ReaderGoneError, emit, fail, show_help_without_command
 from blobstore.errors import BlobStoreError, UsageError
 
@@ -32,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (importing, models, inspecting, exporting, care, comparing, metadata, completion):
+for group in (importing, models, inspecting, exporting, care, comparing, metadata, schema, completion):
     group.register(app)
 
 

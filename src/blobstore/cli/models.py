@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.import_options import coverage_document, show_coverage
+from blobstore.cli.import_options import show_coverage
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -25,7 +25,6 @@ from blobstore.cli.output import (
     printable,
     progress_bar,
     reason,
-    rfc3339,
     shape,
     show_facts,
     show_json,
@@ -68,12 +67,14 @@ def list_(sort: Sort = "time", store: StoreOption = None, lower: LowerOption = N
     upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
     models = sorted(list_models(opened), key=_ORDERS[sort])
     if as_json:
-        show_json([_list_item(model) | _place(opened, model) for model in models])
+        from blobstore.views.models import ListItemView
+
+        show_json([ListItemView.of(model, _place(opened, model)) for model in models])
     elif not models:
         emit(printable(f"No models in {opened.address} yet. Import one: blobstore import FOLDER"))
     else:
         rows = [_list_row(model) if isinstance(model, ListedModel) else _broken_row(model) for model in models]
-        places = [tuple(map(printable, _place(opened, model).values())) for model in models]
+        places = [() if (place := _place(opened, model)) is None else (printable(place),) for model in models]
         headings = ("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED", *(("STORE",) if any(places) else ()))
         show_table(headings, [(*row, *place) for row, place in zip(rows, places, strict=True)])
     with _unreadable_is_noted():
@@ -82,9 +83,9 @@ def list_(sort: Sort = "time", store: StoreOption = None, lower: LowerOption = N
             note(f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, not listed here: {names}")
 
 
-def _place(store: Any, model: ListedModel | BrokenModel) -> dict[str, str]:
-    """Return in which of several stores a model lies; nothing where there is one."""
-    return {"store": store.home_of(model.name).address} if hasattr(store, "home_of") else {}
+def _place(store: Any, model: ListedModel | BrokenModel) -> str | None:
+    """Return in which of several stores a model lies; None where there is one."""
+    return store.home_of(model.name).address if hasattr(store, "home_of") else None
 
 
 @contextmanager
@@ -129,29 +130,6 @@ def _broken_row(model: BrokenModel) -> tuple[str, ...]:
     return (str(model.name), "", "", "broken", "", reason(model.error))
 
 
-def _list_item(model: ListedModel | BrokenModel) -> dict[str, Any]:
-    from blobstore.inspection.listing import BrokenModel
-
-    if isinstance(model, BrokenModel):
-        return {
-            "name": str(model.name),
-            "id": None,
-            "size": None,
-            "modified": None,
-            "quant_type": None,
-            "parameters": None,
-            "error": model.error.message,
-        }
-    return {
-        "name": str(model.name),
-        "id": str(model.id),
-        "size": model.size,
-        "modified": rfc3339(model.modified),
-        "quant_type": model.quant_type,
-        "parameters": model.parameters,
-    }
-
-
 def show(
     name: Name,
     tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors as well.")] = False,
@@ -176,8 +154,9 @@ def show(
         if upper.newer.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
     if as_json:
-        extra = {"coverage": coverage_document(covered)} if covered is not None else {}
-        show_json({**_show_document(summary, details), **extra})
+        from blobstore.views.models import ModelView
+
+        show_json(ModelView.of(summary, details, covered))
         return
     _show_summary(summary, details)
     if covered is not None:
@@ -214,33 +193,6 @@ def _tensor_row(tensor: Any) -> tuple[str, ...]:
     return (tensor.name, str(kind), shape(tensor.shape), size(tensor.nbytes))
 
 
-def _show_document(summary: ModelSummary, details: ModelDetails) -> dict[str, Any]:
-    return {
-        "name": str(summary.name),
-        "id": str(summary.id),
-        "architecture": details.architecture,
-        "parameters": summary.parameters,
-        "quant_type": summary.quant_type,
-        "context_length": details.context_length,
-        "embedding_length": details.embedding_length,
-        "capabilities": list(details.capabilities),
-        "size": summary.size,
-        "layers": summary.layers,
-        "runs_in": [verdict.document() for verdict in details.runs_in],
-        "tensors": [
-            {
-                "name": tensor.name,
-                "dtype": tensor.dtype.value,
-                "shape": list(tensor.shape),
-                "quant_type": tensor.quantization.quant_type.value if tensor.quantization else None,
-                "group_size": tensor.quantization.group_size if tensor.quantization else None,
-                "size": tensor.nbytes,
-            }
-            for tensor in summary.tensors
-        ],
-    }
-
-
 def rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models to remove.")],
     wait: WaitOption = None,
@@ -251,27 +203,21 @@ def rm(
     """Remove models, and the blobs that no other model needs."""
     asked = list(map(ModelName.parse, names))
     opened = stores_at(store, lower, wait)
-    documents = []
+    removals = []
     wanted = list(dict.fromkeys(map(opened.find, asked)))  # all or none: a typing error must not remove half of them
     for full in wanted:
         removal = opened.remove(full)
         freed, kept = (sum(blob.size for blob in blobs) for blobs in (removal.removed, removal.kept))
-        documents.append(
-            {
-                "name": str(full),
-                "removed": len(removal.removed),
-                "bytes": freed,
-                "kept": len(removal.kept),
-                "reason": removal.reason,
-            }
-        )
+        removals.append((full, removal))
         if not as_json:
             with suppress(ReaderGoneError):  # the other models were to be removed all the same
                 emit(f"Removed {full}: {counted(len(removal.removed), 'blob')}, {size(freed)}")
                 if removal.reason is not None:
                     emit(f"Kept {counted(len(removal.kept), 'blob')} ({size(kept)}): {removal.reason}")
     if as_json:
-        show_json(documents)
+        from blobstore.views.models import RemovalView
+
+        show_json([RemovalView.of(full, removal) for full, removal in removals])
 
 
 def cp(
@@ -296,7 +242,7 @@ def cp(
         opened = store_at(store, wait)
         old = opened.find(asked)
         new = opened.copy(asked, wanted)
-        show_json({"source": str(old), "name": str(new)}) if as_json else emit(f"Copied {old} to {new}")
+        _show_new_name(old, new, "Copied", as_json)
     else:
         _copy_to(stores_at(store, lower, wait), asked, wanted, store_at(to, wait, may_be_new=True), jobs, as_json)
 
@@ -311,8 +257,9 @@ def _copy_to(source: Any, name: ModelName, wanted: ModelName, target: Any, jobs:
     with progress_bar(sum(blob.size for blob in target.blobs.missing(manifest.descriptors))) as progress:
         (done,) = transfer({str(name): str(wanted)}, source, target, jobs=jobs, progress=progress or silent)
     if as_json:
-        ways = {how.value: {"blobs": done.blobs[how], "bytes": done.nbytes[how]} for how in done.blobs}
-        show_json({"source": str(done.source), "name": str(done.name), "store": target.address, **ways})
+        from blobstore.views.models import CopyView
+
+        show_json(CopyView.of(done, target.address))
     else:
         told = ", ".join(f"{done.blobs[how]:,} {how.value} ({size(done.nbytes[how])})" for how in done.blobs)
         emit(f"Copied {done.source} to {done.name} in {printable(target.address)}: {told or 'no blobs'}")
@@ -330,8 +277,13 @@ def mv(
     asked, wanted = ModelName.parse(source), ModelName.parse(target)
     opened = store_at(store, wait)
     old = opened.find(asked)
-    new = opened.move(asked, wanted, replace=force)
+    _show_new_name(old, opened.move(asked, wanted, replace=force), "Moved", as_json)
+
+
+def _show_new_name(old: ModelName, new: ModelName, done: str, as_json: bool) -> None:
     if as_json:
-        show_json({"source": str(old), "name": str(new)})
+        from blobstore.views.models import NewNameView
+
+        show_json(NewNameView(source=str(old), name=str(new)))
     else:
-        emit(f"Moved {old} to {new}")
+        emit(f"{done} {old} to {new}")

@@ -6,7 +6,6 @@ One progress bar on stderr: bytes, rate, time left. None unless stderr is a term
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -20,7 +19,6 @@ import typer
 from blobstore.errors import BlobStoreError, UsageError, from_os_error
 
 if TYPE_CHECKING:
-    from blobstore.inspection.diff import Errors
     from blobstore.io.workers import Progress
 
 
@@ -151,20 +149,11 @@ def note(text: str) -> None:
 
 
 def show_json(document: Any, *, compact: bool = False) -> None:
-    """Print one JSON document on stdout; ``compact`` on one line: a large one takes a tenth of the time."""
-    emit(json.dumps(document, indent=None if compact else 2, ensure_ascii=True))
-
-
-def errors_document(errors: Errors) -> dict[str, Any]:
-    """Return the figures of errors for a JSON document: None for infinity and NaN, which JSON does not have."""
-    figures = {
-        "rmse": errors.rmse,
-        "relative_rmse": errors.relative_rmse,
-        "max_error": errors.max_error,
-        "cosine": errors.cosine,
-    }
-    finite = {name: value if value is not None and math.isfinite(value) else None for name, value in figures.items()}
-    return {"weights": errors.count, **finite}
+    """Print one JSON document, or views, on stdout; ``compact`` on one line: a large one takes a tenth of the time."""
+    if isinstance(document, list):
+        document = [part.document() if hasattr(part, "document") else part for part in document]
+    plain = document.document() if hasattr(document, "document") else document
+    emit(json.dumps(plain, indent=None if compact else 2, ensure_ascii=True))
 
 
 def reason(error: BlobStoreError) -> str:
@@ -241,11 +230,6 @@ def age(moment: datetime | None) -> str:
         return "unknown"
     seconds = (datetime.now(UTC) - moment).total_seconds()
     return f"{duration(seconds)} ago" if seconds >= 60 else "just now"  # noqa: PLR2004  # less than a minute
-
-
-def rfc3339(moment: datetime | None) -> str | None:
-    """Return a UTC moment in RFC 3339, whole seconds."""
-    return None if moment is None else moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def duration(seconds: float) -> str:

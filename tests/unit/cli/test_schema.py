@@ -1,0 +1,94 @@
+"""What ``--json`` prints is what the views say: their schemas, and the page that lists them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from pydantic import TypeAdapter
+from support import PYCODE, ROOT
+from support.checkpoints import write_checkpoint
+
+from blobstore.cli.main import app, run
+from blobstore.views.commands import VIEWS, page, schema
+
+ONLY_WITH_MLX = {"run"}
+
+
+def commands_with_json(group: Any, prefix: str = "") -> set[str]:
+    """Return the commands that have ``--json``."""
+    found = set()
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            found |= commands_with_json(command, f"{name} ")
+        elif any("--json" in getattr(parameter, "opts", ()) for parameter in command.params):
+            found.add(f"{prefix}{name}")
+    return found
+
+
+def test_every_command_with_json_has_a_view() -> None:
+    assert commands_with_json(typer.main.get_command(app)) - {"ls"} == {name for name in VIEWS if "--" not in name}
+
+
+def test_the_page_is_made_of_them() -> None:
+    assert (ROOT / "docs" / "json.md").read_text() == page(), "blobstore schema --page > docs/json.md"
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """A line for each command, all in the order in which they are run."""
+    folder = tmp_path_factory.mktemp("schema")
+    source, store = str(write_checkpoint(folder / "tiny")), ["--store", str(folder / "store")]
+    file = str(folder / "tiny" / "model.safetensors")
+    return {
+        "import": ["import", source, "m", "--quant", "int8", *store],
+        "plan": ["plan", source, "--quant", "int8", "--target-bpw", "12"],
+        "list": ["list", *store],
+        "show": ["show", "m", "--coverage", *store],
+        "inspect": ["inspect", str(PYCODE)],
+        "cp": ["cp", "m", "n", *store],
+        "cp --to": ["cp", "m", "--to", str(folder / "other"), *store],
+        "mv": ["mv", "n", "o", *store],
+        "diff": ["diff", "m", "o", "--error", *store],
+        "quality": ["quality", "m", "--against", source, *store],
+        "export": ["export", "m", str(folder / "out"), *store],
+        "verify": ["verify", *store],
+        "repair": ["repair", "m", *store],
+        "du": ["du", *store],
+        "rm": ["rm", "m", "o", *store],
+        "prune": ["prune", *store, "--grace", "0s", "--sole-owner"],
+        "metadata set": ["metadata", "set", file, "key", "value"],
+        "metadata get": ["metadata", "get", file],
+        "metadata rm": ["metadata", "rm", file, "key"],
+    }
+
+
+def test_what_is_printed_fits(lines: dict[str, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    for command, line in lines.items():
+        assert run([*line, "--json"]) == 0, capsys.readouterr().err
+        printed = json.loads(capsys.readouterr().out)
+        adapter = TypeAdapter(VIEWS[command.partition(" --")[0]])
+        adapter.validate_python(printed)
+    assert {command.partition(" --")[0] for command in lines} == {name for name in VIEWS if "--" not in name} - ONLY_WITH_MLX
+
+
+@pytest.mark.parametrize("command", VIEWS)
+def test_the_command_prints_a_schema(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema", *command.replace("--undo", "").split()]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["type"] in ("object", "array")
+    assert schema(command)["type"] in ("object", "array")
+
+
+@pytest.mark.parametrize(("line", "says"), [(["schema"], "needs a COMMAND"), (["schema", "bake"], "no command 'bake'")])
+def test_what_has_none(line: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_page_can_be_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["schema", "--page"]) == 0
+    assert capsys.readouterr().out == page()
