@@ -27,9 +27,7 @@ what comes out is rounded to `_DIGITS` significant digits.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -41,6 +39,7 @@ from blobstore.errors import NonFiniteWeightError, UsageError
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.importer.policies.options import ImportOptions
+from blobstore.io.workers import results_of
 from blobstore.kernels.arrays import QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
 from blobstore.source.reading import SourceReaders
@@ -89,21 +88,15 @@ def measure(
     Raises: NonFiniteWeightError with tensor and index; as `SourceReaders.readinto`.
     """
     readers = SourceReaders()
-    stop = threading.Event()
 
     def answer(question: Question) -> dict[Quantization, float]:
-        found = {} if stop.is_set() else _measure(question, options, readers)
+        found = _measure(question, options, readers)
         if progress is not None:
             progress(sum(source.nbytes for source in question.tensor.sources), question.tensor.name)
         return found
 
     try:
-        with ThreadPoolExecutor(jobs, thread_name_prefix="measure") as pool:
-            try:
-                found = list(pool.map(answer, questions))
-            except BaseException:
-                stop.set()
-                raise
+        found = results_of(questions, answer, jobs, name="measure")
         readers.check_unchanged()
     finally:
         readers.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from blobstore import kernels
 from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.formats.dtypes import DType
-from blobstore.io.workers import threads
+from blobstore.io.workers import results_of, threads
 from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.loader import open_model
 from blobstore.model.tensors import Tensor
@@ -230,8 +229,7 @@ def diff_models(
         common = [
             (before.tensors[name], after.tensors[name]) for name in sorted(before.tensors.keys() & after.tensors.keys())
         ]
-        with ThreadPoolExecutor(min(workers, max(1, len(common))), thread_name_prefix="diff") as pool:
-            compared = list(pool.map(lambda pair: _compared(*pair, error=error), common))
+        compared = results_of(common, lambda pair: _compared(*pair, error=error), workers, name="diff")
         return ModelDiff(
             a=before.name,
             b=after.name,

@@ -11,13 +11,14 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
 from blobstore.errors import StorageError, UsageError
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 def each(items: Iterable[_T], do: Callable[[_T], None], jobs: int, *, name: str) -> None:
@@ -36,6 +37,17 @@ def each(items: Iterable[_T], do: Callable[[_T], None], jobs: int, *, name: str)
     finally:
         job.end()
     job.check()
+
+
+def results_of(items: Sequence[_T], do: Callable[[_T], _R], jobs: int, *, name: str) -> list[_R]:
+    """Return what ``do`` gives for each of ``items``, in their order. As `each`."""
+    found: dict[int, _R] = {}
+
+    def work(number: int) -> None:
+        found[number] = do(items[number])
+
+    each(range(len(items)), work, max(1, min(jobs, len(items))), name=name)
+    return [found[number] for number in range(len(items))]
 
 
 def _start(thread: threading.Thread, number: int) -> None:

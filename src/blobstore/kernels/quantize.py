@@ -6,7 +6,6 @@ blocks.py.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from blobstore.errors import NonFiniteWeightError, UsageError
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
+from blobstore.io.workers import results_of
 from blobstore.kernels.arrays import (
     QuantizedArray,
     array_of,
@@ -137,8 +137,7 @@ def _quantize_ranges(weights: Array, parts: QuantizedArray[Array], choice: Scale
     ranges = list(pairwise(bounds))
     if len(ranges) <= 1:
         return quantize_range(0, groups)
-    with ThreadPoolExecutor(len(ranges), thread_name_prefix="quantize") as pool:
-        found = list(pool.map(quantize_range, *zip(*ranges, strict=True)))
+    found = results_of(ranges, lambda bounds: quantize_range(*bounds), len(ranges), name="quantize")
     return next((bad for bad in found if bad >= 0), -1)
 
 
