@@ -10,7 +10,8 @@ import pytest
 from support.nested import nest
 from support.stores import NOBODY, unprivileged
 
-from blobstore.io.copying import remove_tree
+from blobstore.io.copying import clone, link, remove_tree
+from blobstore.io.ranges import BytesReader, FileReader
 
 
 @pytest.mark.parametrize("name", ["d", "d" * 255], ids=["beyond recursion", "beyond PATH_MAX"])
@@ -89,3 +90,18 @@ def test_a_folder_that_is_moved_away_meanwhile_takes_nothing_with_it(
     with pytest.raises(OSError, match="was moved"):
         remove_tree(tmp_path / "tree")
     assert (mine / "file").read_bytes() == b"mine"
+
+
+def test_a_link_to_what_has_replaced_the_file_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one")
+    with FileReader(tmp_path / "a") as reader:
+        assert link(reader, tmp_path / "b")
+        (tmp_path / "b").unlink()
+        (tmp_path / "c").write_bytes(b"two")
+        (tmp_path / "c").rename(tmp_path / "a")
+        assert not link(reader, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    with BytesReader(b"one", str(tmp_path / "a")) as memory:
+        assert not link(memory, tmp_path / "b")
+        assert not clone(memory, tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
