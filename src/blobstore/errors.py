@@ -44,6 +44,9 @@ class BlobStoreError(Exception):
         self.path = path
         self.errno = errno
 
+    def __str__(self) -> str:
+        return self.message
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with all fields, so that an error survives a process boundary."""
         return (_rebuild, (type(self), self.message, self._fields()))
@@ -100,19 +103,18 @@ class NotFoundError(BlobStoreError):
 class MissingFileError(NotFoundError, FileNotFoundError):
     """A file or folder that was named does not exist. A FileNotFoundError too."""
 
+    @property
+    def filename(self) -> str | None:
+        """Its path."""
+        return self.path
+
 
 class ModelNotFoundError(NotFoundError, KeyError):
     """A store has no model of that name. A KeyError too, as stores are looked up by names."""
 
-    def __str__(self) -> str:
-        return self.message
-
 
 class TensorNotFoundError(NotFoundError, KeyError):
     """A model has no tensor of that name. A KeyError too, as a mapping has to raise."""
-
-    def __str__(self) -> str:
-        return self.message
 
 
 class InvalidIndexError(UsageError, IndexError):
@@ -158,6 +160,11 @@ class StorageError(BlobStoreError):
 class AccessError(StorageError, PermissionError):
     """The operating system allows it not. A PermissionError too."""
 
+    @property
+    def filename(self) -> str | None:
+        """The path."""
+        return self.path
+
 
 class BusyError(StorageError):
     """Another process holds the lock."""
@@ -186,7 +193,7 @@ def quoted(value: object) -> str:
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}…"
 
 
-def from_os_error(error: OSError, operation: str, path: object) -> BlobStoreError:
+def from_os_error(error: OSError | BlobStoreError, operation: str, path: object) -> BlobStoreError:
     """Return our error for an operating system's error: what was tried, on what, and why it failed.
 
     A missing file becomes `MissingFileError`, what is not allowed `AccessError`, everything else `StorageError`, each with

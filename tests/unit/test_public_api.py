@@ -69,7 +69,7 @@ PARAMETERS = {
     "edit_metadata": (["path", "changes"], ["replace", "in_place", "progress"]),
     "export_model": (
         ["name", "folder"],
-        ["store", "format", "dequantize", "max_shard_size", "jobs", "verify", "bar"],
+        ["store", "format", "dequantize", "max_shard_size", "jobs", "verify", "progress"],
     ),
 }
 

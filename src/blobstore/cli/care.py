@@ -71,7 +71,8 @@ def verify(
     part = Sample.parse(sample) if sample is not None else None
     layers = stores_at(store, lower)
     below = getattr(layers, "lower", ())
-    result = check(store_at(store), names or (), quick=quick, sample=part, jobs=jobs, bar=progress_bar, lower=below)
+    with progress_bar() as progress:
+        result = check(store_at(store), names or (), quick=quick, sample=part, jobs=jobs, progress=progress, lower=below)
     with suppress(ReaderGoneError):  # what was found is told by the exit code too
         if as_json:
             from blobstore.views.care import VerifyView
@@ -123,9 +124,9 @@ def repair(
     from blobstore.importer.repair import repair_model
 
     opened = store_at(store, wait)
-    result = repair_model(
-        name, source, store=opened, importance=importance, draft=draft, modelfile=modelfile, jobs=jobs, bar=progress_bar
-    )
+    beside = {"importance": importance, "draft": draft, "modelfile": modelfile}
+    with progress_bar() as progress:
+        result = repair_model(name, source, store=opened, **beside, jobs=jobs, progress=progress)
     with suppress(ReaderGoneError):
         if as_json:
             from blobstore.views.care import RepairView

@@ -46,10 +46,9 @@ def quality(
 ) -> None:
     """Show what quantization changed. Lists the error of each tensor, the largest first."""
     from blobstore.inspection.quality import measure_quality
-    from blobstore.source.inventory import read_inventory
 
     opened = stores_at(store, lower)
-    with progress_bar(read_inventory(against).nbytes) as progress:
+    with progress_bar() as progress:
         report = measure_quality(name, against, store=opened, jobs=jobs, progress=progress)
     if as_json:
         from blobstore.views.comparing import QualityView

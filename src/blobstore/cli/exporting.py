@@ -90,17 +90,18 @@ def export(
     from blobstore.export.options import AS_SOURCE
     from blobstore.export.run import export_model
 
-    result = export_model(
-        name,
-        folder,
-        store=stores_at(store, lower),
-        format=form,
-        dequantize=dequantize,
-        max_shard_size=AS_SOURCE if max_shard_size == AS_SOURCE else parse_size(max_shard_size),
-        jobs=jobs,
-        verify=verify,
-        bar=progress_bar,
-    )
+    with progress_bar() as progress:
+        result = export_model(
+            name,
+            folder,
+            store=stores_at(store, lower),
+            format=form,
+            dequantize=dequantize,
+            max_shard_size=AS_SOURCE if max_shard_size == AS_SOURCE else parse_size(max_shard_size),
+            jobs=jobs,
+            verify=verify,
+            progress=progress,
+        )
     for note in result.notes:
         print(f"Note: {printable(note)}", file=sys.stderr)
     if as_json:

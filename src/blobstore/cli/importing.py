@@ -104,11 +104,12 @@ def import_(
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
     target = _model_name(name, options["modelfile"]) if name is not None else None
     budget = parse_size(memory) if memory is not None else None
-    made = (
-        plan_import(source, jobs=jobs, bar=progress_bar, **options)
-        if planned is None
-        else _travelled(planned, source, options)
-    )
+    with progress_bar() as progress:
+        made = (
+            plan_import(source, jobs=jobs, progress=progress, **options)
+            if planned is None
+            else _travelled(planned, source, options)
+        )
     target = target or default_name(made)
     if not force:
         check_tag(made, target)
@@ -118,7 +119,7 @@ def import_(
         return
     if made.options.target is not None and not as_json:
         _show_tensors(made)
-    with progress_bar(made.source_bytes) as progress:
+    with progress_bar() as progress:
         result = run_plan(
             made,
             target,
@@ -169,7 +170,8 @@ def plan(
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     from blobstore.importer.run import plan_import
 
-    made = plan_import(source, jobs=jobs, bar=progress_bar, **options)
+    with progress_bar() as progress:
+        made = plan_import(source, jobs=jobs, progress=progress, **options)
     _print_notes(made)
     runs_in = made.runs_in
     if check:

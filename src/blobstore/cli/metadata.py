@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -118,20 +117,12 @@ def _parse(text: str) -> dict[str, str | None]:
 def _edit(file: str, changes: Mapping[str, str | None], *, replace: bool, in_place: bool, as_json: bool) -> None:
     from blobstore.inspection.metadata import edit_metadata
 
-    with progress_bar(_size(file)) as progress:
+    with progress_bar() as progress:
         edit = edit_metadata(file, changes, replace=replace, in_place=in_place, progress=progress)
     if as_json:
         _show(edit.metadata, as_json=True)
     else:
         emit(_said(file, edit))
-
-
-def _size(file: str) -> int:
-    """Return a file's size for the progress bar, 0 where it can't be told: the edit says why."""
-    try:
-        return Path(file).stat().st_size
-    except (OSError, ValueError):  # ValueError: a NUL in the path
-        return 0
 
 
 def _said(file: str, edit: MetadataEdit) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -239,7 +240,7 @@ def cp(
         raise UsageError("cp needs a NEW_NAME, or another store", hint="blobstore cp --help shows what is possible.")
     asked, wanted = ModelName.parse(source), ModelName.parse(source if target is None else target)
     if to is None:
-        opened = store_at(store, wait)
+        opened = stores_at(store, lower, wait)
         old = opened.find(asked)
         new = opened.copy(asked, wanted)
         _show_new_name(old, new, "Copied", as_json)
@@ -248,14 +249,14 @@ def cp(
 
 
 def _copy_to(source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None, as_json: bool) -> None:
-    from blobstore.io.workers import silent
     from blobstore.store.transfer import transfer
 
-    if source.address == target.address:
-        raise UsageError(f"{target.address} is the store that the model is in", hint="Leave --to out, and give a NEW_NAME.")
-    manifest = source.manifests.read(source.find(name))
-    with progress_bar(sum(blob.size for blob in target.blobs.missing(manifest.descriptors))) as progress:
-        (done,) = transfer({str(name): str(wanted)}, source, target, jobs=jobs, progress=progress or silent)
+    if Path(source.address) in (Path(target.address), *Path(target.address).parents):
+        what = "is" if source.address == target.address else "lies in"
+        message = f"{target.address} {what} the store that the model is in"
+        raise UsageError(message, hint="Leave --to out, and give a NEW_NAME.")
+    with progress_bar() as progress:
+        (done,) = transfer({str(name): str(wanted)}, source, target, jobs=jobs, progress=progress)
     if as_json:
         from blobstore.views.models import CopyView
 
@@ -271,11 +272,12 @@ def mv(
     force: Annotated[bool, typer.Option("--force", help="Replace a model that already has this name.")] = False,
     wait: WaitOption = None,
     store: StoreOption = None,
+    lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give a model another name."""
     asked, wanted = ModelName.parse(source), ModelName.parse(target)
-    opened = store_at(store, wait)
+    opened = stores_at(store, lower, wait)
     old = opened.find(asked)
     _show_new_name(old, opened.move(asked, wanted, replace=force), "Moved", as_json)
 

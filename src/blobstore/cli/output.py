@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def progress_bar(total: int) -> Iterator[Progress | None]:
-    """Yield what an import reports to: a bar over ``total`` source bytes, or None when it would not be seen."""
+def progress_bar() -> Iterator[Progress | None]:
+    """Yield what is told of progress: a bar, shown from its ``begin`` on; None when it would not be seen."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -40,13 +40,23 @@ def progress_bar(total: int) -> Iterator[Progress | None]:
         # What has no room is the name, not a number.
         TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
-        task = bar.add_task("", total=total)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
+    task = bar.add_task("", total=None)
 
-        def advance(nbytes: int, blob: str) -> None:
-            bar.update(task, advance=nbytes, description=printable(blob))
+    class Shown:
+        """A bar over as many bytes as it is told."""
 
-        yield advance
+        def begin(self, total: int) -> None:
+            bar.start()
+            bar.reset(task, total=total)
+
+        def __call__(self, nbytes: int, name: str, /) -> None:
+            bar.update(task, advance=nbytes, description=printable(name))
+
+    try:
+        yield Shown()
+    finally:
+        bar.stop()
 
 
 StoreOption = Annotated[
@@ -104,13 +114,18 @@ def stores_at(
     copies_up: bool = False,
 ) -> Any:
     """Return the store of `store_at`, over those that ``--lower`` or the environment names. Raises: as `store_at`."""
+    if lower is not None and "" in lower:
+        raise UsageError("--lower is empty", hint="Is a variable unset?")
     folders = lower or [part for part in os.environ.get("BLOBSTORE_LOWER", "").split(os.pathsep) if part]
     upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders))
-    if not folders:
+    below = [store_at(one) for one in folders]
+    if lower is None:  # an exported variable may name the store itself
+        below = [store for store in below if store.address != upper.address]
+    if not below:
         return upper
     from blobstore.store.layered import LayeredStore
 
-    return LayeredStore(upper, [store_at(below) for below in folders], copies_up=copies_up)
+    return LayeredStore(upper, below, copies_up=copies_up)
 
 
 class ReaderGoneError(Exception):

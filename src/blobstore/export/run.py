@@ -12,11 +12,9 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import (
-    AbstractContextManager,
     contextmanager,
-    nullcontext,
     suppress,
 )
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from pathlib import Path
 from blobstore.errors import BusyError, StorageError, UsageError, quoted
 from blobstore.export.options import DEFAULT_SHARD, ExportOptions
 from blobstore.export.plan import make_plan
-from blobstore.export.writing import Progress, write_files
+from blobstore.export.writing import write_files
 from blobstore.formats.dtypes import DType
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import (
@@ -39,7 +37,7 @@ from blobstore.io.durable import (
     syncs_whole,
 )
 from blobstore.io.ranges import close_quietly
-from blobstore.io.workers import silent, threads
+from blobstore.io.workers import Progress, begun, threads
 from blobstore.model.parts import read_model
 from blobstore.names import ModelName
 from blobstore.store.ports import Home
@@ -163,7 +161,6 @@ def _taken(path: Path) -> StorageError:
     return StorageError(f"{path} already exists and is not an empty folder", path=str(path), hint=_HINT)
 
 
-Bar = Callable[[int], AbstractContextManager[Progress | None]]
 """Gives what is told of progress, for a number of bytes."""
 
 
@@ -196,15 +193,15 @@ def export_model(
     max_shard_size: int | str = DEFAULT_SHARD,
     jobs: int | None = None,
     verify: bool = False,
-    bar: Bar | None = None,
+    progress: Progress | None = None,
 ) -> ExportResult:
     """Write a stored model into a new ``folder`` as a checkpoint: shards and their index, JSON documents, maybe a Modelfile.
 
     ``format``: "safetensors" keeps names and stored arrays, so that an import of the folder stores the same; "mlx" gives
     what ``mlx_lm.load`` opens. ``dequantize``: "bfloat16", "float16" or "float32" for all quantized weights and floats.
     ``max_shard_size``: bytes of a file at most, by huggingface_hub's rule, or "source" for the files that were imported.
-    ``jobs``: threads (None: one a core). ``verify``: hash every blob first. ``bar``: given the bytes to write, returns a
-    context manager that gives what is told of progress.
+    ``jobs``: threads (None: one a core). ``verify``: hash every blob first. ``progress`` is told of the bytes that are
+    written.
 
     The folder appears when all of it is on the disk, or not at all. A draft model becomes a checkpoint in ``draft/``.
 
@@ -219,11 +216,7 @@ def export_model(
         model = read_model(name, store, verify=verify)
         plan = make_plan(model, options)
         started = time.monotonic()
-        with target.staged() as staging, (bar or _no_bar)(plan.nbytes) as progress:
-            write_files(plan, staging, workers, progress or silent)
+        with target.staged() as staging:
+            write_files(plan, staging, workers, begun(progress, plan.nbytes))
     files = {file.path: file.size for file in sorted(plan.files, key=lambda file: file.path)}
     return ExportResult(model.name, target.path, files, plan.notes, time.monotonic() - started)
-
-
-def _no_bar(_: int) -> AbstractContextManager[Progress | None]:
-    return nullcontext()

@@ -44,7 +44,7 @@ from blobstore.io.durable import (
     write_all_at,
 )
 from blobstore.io.ranges import FileReader, MappedFile, allow_open_files, close_quietly
-from blobstore.io.workers import each
+from blobstore.io.workers import Progress, each
 from blobstore.kernels.arrays import QuantizedArray, numpy_dtype
 from blobstore.model.parts import BlobFile, StoredPart
 from blobstore.source.reading import tiles_of
@@ -153,8 +153,6 @@ def _too_large(piece: Convert, index: tuple[int, ...], exact: Any) -> Unsupporte
     hint = "Dequantize to bfloat16 or float32."
     return UnsupportedSourceError(message, tensor=name, index=index, hint=hint)
 
-
-Progress = Callable[[int, str], object]
 
 _COPIED_AT_ONCE = 2**26
 _HASHED_AT_ONCE = 2**20

@@ -27,7 +27,7 @@ what comes out is rounded to `_DIGITS` significant digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -39,7 +39,7 @@ from blobstore.errors import NonFiniteWeightError, UsageError
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.importer.policies.options import ImportOptions
-from blobstore.io.workers import results_of
+from blobstore.io.workers import Progress, results_of
 from blobstore.kernels.arrays import QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
 from blobstore.source.reading import SourceReaders
@@ -52,7 +52,6 @@ _CHUNK = 2**18
 _DIGITS = 6
 
 Array = np.ndarray[Any, Any]
-Progress = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True)

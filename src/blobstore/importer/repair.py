@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from operator import eq
@@ -43,11 +43,11 @@ from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.rules import Importance
 from blobstore.importer.writing import copy_file, usual_memory, write_blobs
 from blobstore.io.ranges import real_path
-from blobstore.io.workers import silent, threads
+from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.store.care.checks import BlobChecks, Users
-from blobstore.store.care.verify import Bar, manifest_bytes, read_manifest
+from blobstore.store.care.verify import manifest_bytes, read_manifest
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store import Store
 from blobstore.store.ports import Finished
@@ -177,13 +177,14 @@ def repair_model(
     draft: str | os.PathLike[str] | None = None,
     modelfile: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
-    bar: Bar | None = None,
+    progress: Progress | None = None,
 ) -> RepairResult:
     """Make the damaged and missing blobs of a stored model again from the checkpoint ``source``; nothing else is written.
 
     Every blob is hashed first. ``importance``, ``draft`` and ``modelfile``: the files that the import had beside it, needed
     when what is damaged depends on them. A manifest that is damaged comes back from the store's copy of it. The source is
-    not read when no blob is damaged, and may be None then. ``jobs``: threads (None: one a core). ``bar``: as in `verify`.
+    not read when no blob is damaged, and may be None then. ``jobs``: threads (None: one a core). ``progress`` is told of
+    what is hashed, and then of what is read of the source.
 
     Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs are damaged and there is
     no source, or when the options of the import can't be found out; UnsupportedSourceError when no damaged blob could be
@@ -194,7 +195,7 @@ def repair_model(
     before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)
     with store.session("" if source is None else real_path(source)) as session:
-        checks = _checked(store, full, manifest, workers, bar)
+        checks = _checked(store, full, manifest, workers, progress)
         damaged = {blob.digest: blob for blob in manifest.descriptors if blob.digest.hex in checks.damaged}
         blobs: list[Finished] = []
         remaining: dict[Digest, str] = {}
@@ -204,7 +205,7 @@ def repair_model(
                 hint = f"Make them again from the checkpoint: blobstore repair {full} --from SOURCE"
                 raise UsageError(message, model=str(full), hint=hint)
             plan = replan(store, manifest, source, Files(importance, draft, modelfile))
-            blobs, remaining = _made_again(plan, damaged, session, workers, bar)
+            blobs, remaining = _made_again(plan, damaged, session, workers, progress)
             if not blobs:
                 digest, reason = next(iter(remaining.items()))
                 message = f"nothing of {full} could be made again from {os.fspath(source)}: blob {digest}: {reason}"
@@ -254,17 +255,16 @@ def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, in
     return -sum(map(eq, copy.raw, manifest_bytes(store, name))), missing
 
 
-def _checked(store: Store, name: ModelName, manifest: Manifest, jobs: int, bar: Bar | None) -> BlobChecks:
+def _checked(store: Store, name: ModelName, manifest: Manifest, jobs: int, progress: Progress | None) -> BlobChecks:
     checks = BlobChecks(store)
     checks.add(Users(b"", settings_of(store.blobs.read, manifest), [name]), manifest)
     chosen = checks.chosen(lambda _: True)
-    with bar(sum(map(checks.size, chosen))) if bar is not None else nullcontext() as progress:
-        checks.run(chosen, jobs, progress or silent)
+    checks.run(chosen, jobs, begun(progress, sum(map(checks.size, chosen))))
     return checks
 
 
 def _made_again(
-    plan: ImportPlan, damaged: Mapping[Digest, Descriptor], session: LocalSession, jobs: int, bar: Bar | None
+    plan: ImportPlan, damaged: Mapping[Digest, Descriptor], session: LocalSession, jobs: int, progress: Progress | None
 ) -> tuple[list[Finished], dict[Digest, str]]:
     """Return what was made of the damaged blobs, not yet visible, and why the others could not be made."""
     texts = [layer.data for layer in plan.layers if isinstance(layer, PlannedFile)]
@@ -276,18 +276,16 @@ def _made_again(
     made += [copy_file(layer, session) for layer in copies]
     wanted = {blob.name: blob for blob in damaged.values() if blob.media_type == TENSOR_MEDIA_TYPE}
     chosen = [layer for layer in plan.blobs if layer.name in wanted and layer.size == wanted[layer.name].size]
-    made += _written(replace(plan, layers=tuple(chosen)), session, jobs, bar) if chosen else []
+    made += _written(replace(plan, layers=tuple(chosen)), session, jobs, progress) if chosen else []
     right = [blob for blob in made if blob.digest in damaged]
     found = {blob.digest for blob in right}
     return right, {digest: _reason(blob, plan, chosen) for digest, blob in damaged.items() if digest not in found}
 
 
-def _written(plan: ImportPlan, session: LocalSession, jobs: int, bar: Bar | None) -> list[Finished]:
+def _written(plan: ImportPlan, session: LocalSession, jobs: int, progress: Progress | None) -> list[Finished]:
     total = sum(blob.source_bytes for blob in plan.blobs)
-    with bar(total) if bar is not None else nullcontext() as progress:
-        # The journal would say that the damaged blob is what is wanted: so it is hashed first.
-        written = write_blobs(plan, session, jobs, usual_memory(jobs), progress or silent, verify_reuse=True)
-    return written.blobs
+    # The journal would say that the damaged blob is what is wanted: so it is hashed first.
+    return write_blobs(plan, session, jobs, usual_memory(jobs), begun(progress, total), verify_reuse=True).blobs
 
 
 def _reason(blob: Descriptor, plan: ImportPlan, chosen: list[PlannedBlob]) -> str:

@@ -27,11 +27,11 @@ from blobstore.importer.planning.outputs import (
 from blobstore.importer.planning.plan import make_plan, plan_blobs
 from blobstore.importer.policies.options import Experts, ImportArguments, ImportOptions, PolicyFunction
 from blobstore.importer.policies.rules import Rule, escaped
-from blobstore.importer.targets import Bar, plan_for_target
+from blobstore.importer.targets import plan_for_target
 from blobstore.importer.writing import copy_file, least_memory, usual_memory, write_blobs
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import real_path
-from blobstore.io.workers import Progress, silent, threads
+from blobstore.io.workers import Progress, begun, silent, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
 from blobstore.source.assembly import source_weights
@@ -110,14 +110,14 @@ def plan_import(
     source: str | os.PathLike[str] | None = None,
     *,
     jobs: int | None = None,
-    bar: Bar | None = None,
+    progress: Progress | None = None,
     **options: Unpack[ImportArguments],
 ) -> ImportPlan:
     """Return what an import of ``source`` would write. Only headers and JSON documents are read; nothing is written.
 
     ``source``: a .safetensors file or a checkpoint folder; None is what the Modelfile's FROM names. ``options``:
     `ImportArguments`, all optional. With a target (``target_size``, ``target_bpw``) weights are read too, by ``jobs``
-    threads (None: one a core); ``bar``, given their bytes, returns a context manager that gives what is told of progress.
+    threads (None: one a core), of which ``progress`` is told.
 
     Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError, UnsupportedSourceError,
     LimitExceededError, StorageError: see `read_inventory` and `make_plan`.
@@ -131,7 +131,7 @@ def plan_import(
     if parsed.decide is not None:
         parsed = replace(parsed, rules=(*_decided(inventory, parsed, draft, parsed.decide), *parsed.rules))
     if parsed.target is not None:
-        return plan_for_target(inventory, parsed, parsed.target, draft, jobs=threads(jobs), bar=bar)
+        return plan_for_target(inventory, parsed, parsed.target, draft, jobs=threads(jobs), progress=progress)
     return make_plan(inventory, parsed, draft)
 
 
@@ -175,7 +175,7 @@ def import_model(
     Raises: as `plan_import`; InvalidNameError; NonFiniteWeightError with tensor and index; CorruptDataError when the source
     changes meanwhile; BusyError. After an error the store holds what it held before.
     """
-    plan = plan_import(source, jobs=jobs, **options)
+    plan = plan_import(source, jobs=jobs, progress=progress, **options)
     target = default_name(plan) if name is None else name
     full = ModelName.of(target)
     if not force:
@@ -248,7 +248,7 @@ def run_plan(
     started = time.monotonic()
     name = store.target(name)
     with store.session(real_path(plan.inventory.path)) as session:
-        written = write_blobs(plan, session, workers, budget, progress or silent, verify_reuse=verify_reuse)
+        written = write_blobs(plan, session, workers, budget, begun(progress, plan.source_bytes), verify_reuse=verify_reuse)
         blobs = _with_files(plan, written.blobs, session)
         config = session.put(plan.config.encode())
         manifest = _manifest(plan, blobs, config)

@@ -13,8 +13,7 @@ by a user's rule are excluded.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blobstore.errors import UsageError
@@ -23,7 +22,6 @@ from blobstore.importer.allocation import (
     NEAR,
     SAMPLE,
     Choice,
-    Progress,
     Question,
     allocate,
     least_bytes,
@@ -37,6 +35,7 @@ from blobstore.importer.policies.options import Experts, ImportOptions, Target
 from blobstore.importer.policies.policy import form_of_experts
 from blobstore.importer.policies.roles import inputs_first
 from blobstore.importer.policies.rules import Rule, RuleBook, escaped
+from blobstore.io.workers import Progress, begun
 from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import Inventory
 
@@ -156,8 +155,6 @@ _COUNTS: tuple[tuple[tuple[str, ...], float], ...] = (
 )
 """How often the weights of tensors of such names count: docs/quantization.md, "Targets", has what this was taken from."""
 
-Bar = Callable[[int], AbstractContextManager[Progress | None]]
-"""Gives what is told of progress, for a number of bytes."""
 Errors = Mapping[Quantization | None, float]
 """Relative squared errors by type; keeping has none."""
 
@@ -169,7 +166,7 @@ def plan_for_target(
     draft: Inventory | None = None,
     *,
     jobs: int = 1,
-    bar: Bar | None = None,
+    progress: Progress | None = None,
 ) -> ImportPlan:
     """Return the plan of at most ``target`` whose weights lose least; they are read for it when not all can be kept.
 
@@ -183,7 +180,7 @@ def plan_for_target(
     else:
         overhead = task.size(kept) - sum(candidate.nbytes[None] for candidate in task.candidates)
         task.check_possible(budget, overhead)
-        plan = _chosen(task, _measured(task.candidates, options, jobs, bar), budget, overhead)
+        plan = _chosen(task, _measured(task.candidates, options, jobs, progress), budget, overhead)
     size = task.size(plan)
     if size >= NEAR * budget:
         return plan
@@ -262,15 +259,14 @@ def _count(name: str) -> float:
     return next((times for words, times in _COUNTS if any(word in name for word in words)), 1.0)
 
 
-def _measured(candidates: Sequence[Candidate], options: ImportOptions, jobs: int, bar: Bar | None) -> list[_Item]:
+def _measured(candidates: Sequence[Candidate], options: ImportOptions, jobs: int, progress: Progress | None) -> list[_Item]:
     questions = [
         Question(tensor, candidate.types, max(1, SAMPLE // len(candidate.tensors)))
         for candidate in candidates
         for tensor in candidate.tensors
     ]
     total = sum(source.nbytes for question in questions for source in question.tensor.sources)
-    with bar(total) if bar is not None else nullcontext() as progress:
-        found = iter(measure(questions, options, jobs, progress))
+    found = iter(measure(questions, options, jobs, begun(progress, total)))
     items = []
     for candidate in candidates:
         measured = [next(found) for _ in candidate.tensors]

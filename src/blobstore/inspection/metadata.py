@@ -29,7 +29,7 @@ from blobstore.inspection.rewriting import (
 )
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import FileIdentity, FileReader, close_quietly
-from blobstore.io.workers import silent
+from blobstore.io.workers import begun
 from blobstore.names import Digest
 
 _WAIT_S = 10
@@ -103,7 +103,7 @@ def edit_metadata(
                 raise _no_room(file, parts, value, len(old))
             else:
                 text = parts.grown(value, header.data_start)
-                tell = progress or silent
+                tell = begun(progress, reader.size)
                 copied = rewrite(reader, file, text, header.data_start, lambda nbytes: tell(nbytes, file.name))
     return MetadataEdit(metadata, changed, copied, time.monotonic() - started)
 

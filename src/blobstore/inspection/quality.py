@@ -31,7 +31,7 @@ from blobstore.importer.planning.plan import DRAFT_PREFIX
 from blobstore.importer.policies.options import Experts
 from blobstore.importer.run import outputs_of
 from blobstore.inspection.diff import CHUNK_WEIGHTS, Errors, stored_values
-from blobstore.io.workers import Progress, silent, threads
+from blobstore.io.workers import Progress, begun, threads
 from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.loader import Model, open_model
 from blobstore.model.tensors import Tensor
@@ -101,9 +101,10 @@ def measure_quality(
     try:
         with open_model(name, store=store) as model:
             pairs = list(_pairs(model, source))
+            told = begun(progress, sum(source.nbytes for _, output in pairs for source in output.sources))
             with ThreadPoolExecutor(workers, thread_name_prefix="quality") as pool:
                 stop = threading.Event()
-                futures = [pool.submit(_measure, *pair, readers, progress or silent, stop) for pair in pairs]
+                futures = [pool.submit(_measure, *pair, readers, told, stop) for pair in pairs]
                 try:
                     tensors = [future.result() for future in futures]
                 except BaseException:

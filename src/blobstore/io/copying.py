@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -110,11 +111,17 @@ def clone(source: OpenReader, target: Path) -> bool:
 
 
 def link(source: OpenReader, target: Path) -> bool:
-    """Make ``target`` another name of the file that ``source`` has open; return False where that is impossible."""
+    """Make ``target`` another name of the file that ``source`` has open; return False where that is impossible.
+
+    Nor is a file linked that is another user's, or that others may write: they could change it later.
+    """
     shared = source.fileno()
     try:
+        status = os.fstat(shared) if shared is not None else None
+        if status is None or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o622 != 0o600:  # noqa: PLR2004
+            return False
         os.link(source.name, target, follow_symlinks=False)
-        if shared is not None and os.path.samestat(target.lstat(), os.fstat(shared)):
+        if os.path.samestat(target.lstat(), status):
             return True
         target.unlink()  # the path has another file now
     except OSError:

@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Generic, Protocol, TypeVar
 
 from blobstore.errors import StorageError, UsageError
@@ -145,18 +144,25 @@ def threads(jobs: int | None) -> int:
 
 
 class Progress(Protocol):
-    """Told after every run: how many more source bytes are done, and of which blob or tensor. Called from any thread.
+    """What a function of ours is given to tell how far it is. Any function of two arguments will do.
 
-    Bytes that were not read because an earlier import had made their blobs are told first, all at once.
+    Told after every few megabytes how many more bytes are done, and of which blob, tensor or file; from any thread. What
+    need not be read, because an earlier import has made its blobs, is told first, all at once. If it has a method
+    ``begin``, that is told before how many bytes there are in all, and again when something else begins.
     """
 
-    def __call__(self, nbytes: int, blob: str) -> None:
-        """Take note of ``nbytes`` more source bytes."""
+    def __call__(self, nbytes: int, name: str, /) -> object:
+        """Take note of ``nbytes`` more bytes."""
 
 
-def silent(nbytes: int, blob: str) -> None:
+def begun(progress: Progress | None, total: int) -> Progress:
+    """Return what to tell of ``total`` bytes: ``progress``, which hears of them first; nobody, where it is None."""
+    if progress is None:
+        return silent
+    if (begin := getattr(progress, "begin", None)) is not None:
+        begin(total)
+    return progress
+
+
+def silent(_nbytes: int, _name: str, /) -> None:
     """Progress that is not shown."""
-
-
-Bar = Callable[[int], AbstractContextManager[Progress | None]]
-"""Given the bytes that there are in all, returns a context manager that gives what is told of them."""

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime
 from typing import TypeVar
 
-from blobstore.errors import BlobStoreError, NotFoundError, UsageError
+from blobstore.errors import BlobStoreError, ConflictError, NotFoundError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
@@ -22,10 +22,14 @@ _T = TypeVar("_T")
 
 
 class LayeredBlobs:
-    """The blobs of several homes, each found in the first that has it. See `Blobs`."""
+    """The blobs of several homes, each found in the first that has it. See `Blobs`.
 
-    def __init__(self, homes: Sequence[Home]) -> None:
+    ``counted``: the homes whose blobs are not missing (None: all).
+    """
+
+    def __init__(self, homes: Sequence[Home], counted: Sequence[Home] | None = None) -> None:
         self._homes = homes
+        self._counted = homes if counted is None else counted
 
     def open(self, descriptor: Descriptor) -> OpenReader:
         """See `Blobs`: the first home that has the blob whole."""
@@ -36,9 +40,9 @@ class LayeredBlobs:
         return _first([(home.blobs.read, descriptor) for home in self._homes])
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """See `Blobs`: what no home has."""
-        left = list(descriptors)
-        for home in self._homes:
+        """See `Blobs`: what no home has that counts."""
+        left = list({descriptor.digest: descriptor for descriptor in descriptors}.values())
+        for home in self._counted:
             left = home.blobs.missing(left)
         return left
 
@@ -142,7 +146,7 @@ class LayeredStore:
         homes = (upper, *self.lower)
         if len({home.address for home in homes}) < len(homes) and not any(home.address == "memory" for home in homes):
             raise UsageError(f"a store is given twice: {', '.join(home.address for home in homes)}")
-        self.blobs = LayeredBlobs(homes)
+        self.blobs = LayeredBlobs(homes, [upper] if copies_up else None)
         self.manifests = LayeredManifests(homes)
         self._copies_up = copies_up
 
@@ -188,11 +192,41 @@ class LayeredStore:
 
     def remove(self, name: str | ModelName) -> Removal:
         """See `Home`. Raises: UsageError for a model that only a lower home has."""
+        return self.upper.remove(self._own(name))
+
+    def copy(self, source: str | ModelName, target: str | ModelName) -> ModelName:
+        """Give a model, wherever it lies, a name in the upper home. Raises: as `find`; UsageError when that is its own."""
+        old, new = self.find(source), self.target(target)
+        if old == new and self.manifests.home_of(old) is self.upper:
+            raise UsageError(f"{old} is its own copy", model=str(old))
+        with self.session() as session:
+            session.publish(new, self.manifests.read(old))
+        return new
+
+    def move(self, source: str | ModelName, target: str | ModelName, *, replace: bool = False) -> ModelName:
+        """Rename a model of the upper home: the new name comes first, then the old one goes.
+
+        Raises: as `copy`; UsageError for a model that only a lower home has, and when there is another model of that name
+        and not ``replace``.
+        """
+        old, new = self._own(source), self.target(target)
+        manifest = self.manifests.read(old)
+        with self.session() as session:
+            try:
+                session.publish(new, manifest, expected=None if replace else (None, manifest.raw))
+            except ConflictError as error:
+                hint = "Remove it first, or replace it: --force."
+                raise UsageError(f"model {new} already exists", model=str(new), hint=hint) from error
+        if old != new:
+            self.upper.remove(old)
+        return new
+
+    def _own(self, name: str | ModelName) -> ModelName:
         found = self.find(name)
         if (home := self.manifests.home_of(found)) is not self.upper:
             message = f"{found} lies in {home.address}, which is only read"
-            raise UsageError(message, model=str(found), hint="Remove it there.")
-        return self.upper.remove(found)
+            raise UsageError(message, model=str(found), hint="Change it there.")
+        return found
 
 
 def _first(asked: list[tuple[Callable[[Descriptor], _T], Descriptor]]) -> _T:

@@ -15,6 +15,7 @@ from blobstore.errors import (
     LimitExceededError,
     ModelNotFoundError,
     NotFoundError,
+    UsageError,
 )
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor, Manifest
 from blobstore.io.ranges import BytesReader, OpenReader
@@ -179,7 +180,7 @@ class MemorySession:
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         """See `Session`."""
-        if not self._blobs.missing([descriptor]):
+        if descriptor.digest in self._made or not self._blobs.missing([descriptor]):
             return How.THERE
         if reader.size != descriptor.size:
             message = f"{reader.name} has {reader.size:,} bytes, and {descriptor.digest} {descriptor.size:,}"
@@ -198,6 +199,9 @@ class MemorySession:
         manifest.check_limits()
         named = [blob for blob in manifest.descriptors if blob.digest not in below]
         with self._mutex:
+            if (spelled := self._manifests.spelled(name)) != name:
+                message = f"there is a model {spelled}, and {name} differs from it only in case"
+                raise UsageError(message, model=str(spelled), hint=f"Try again: it will be {spelled}.")
             if expected is not None and self._manifests.raw(name) not in expected:
                 raise ConflictError(f"{name} was changed by another meanwhile", model=str(name), hint="Try again.")
             created = {blob.digest for blob in self._blobs.missing(named)}

@@ -7,14 +7,16 @@ So a transfer that ends early leaves no half model, and the next one does not be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from blobstore.errors import StorageError, UsageError
 from blobstore.formats.documents import Descriptor
 from blobstore.io.ranges import allow_open_files
-from blobstore.io.workers import Progress, each, silent, threads
+from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import ModelName
-from blobstore.store.ports import Home, How
+from blobstore.store.ports import Home, How, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,42 +33,52 @@ class Transferred:
 
 
 def transfer(
-    names: Iterable[str | ModelName] | Mapping[str, str],
+    names: str | ModelName | Iterable[str | ModelName] | Mapping[str, str],
     source: Home,
     target: Home,
     *,
     jobs: int | None = None,
-    progress: Progress = silent,
+    progress: Progress | None = None,
 ) -> list[Transferred]:
     """Copy models from ``source`` to ``target``, with their raw manifests; return what became of each.
 
-    ``names``: those in the source, which they get in the target too; a mapping gives them others. A model of that name is
-    replaced. ``jobs``: threads (None: one a core). ``progress`` is told of the bytes of each blob that has come.
+    ``names``: one or several of those in the source, which they get in the target too; a mapping gives them others. A model
+    of that name is replaced. ``jobs``: threads (None: one a core). ``progress`` is told of the bytes of each blob that has
+    come. A blob of the target is taken for what its name and size say, and is not read.
 
-    Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError before anything is written; for a blob that is
-    missing or damaged in the source NotFoundError, CorruptDataError or DigestMismatchError; StorageError. Models before the
-    one that fails are in the target, and what has come of it is used again by the next transfer.
+    Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError, UsageError (one name for two) before anything
+    is written; for a blob that is missing or damaged in the source NotFoundError, CorruptDataError or DigestMismatchError;
+    StorageError. Models before the one that fails are in the target. What has come of it, a home that remembers uses
+    again, but after a StorageError: the disk may be full.
     """
+    if isinstance(names, str | ModelName):
+        names = [names]
     pairs = names.items() if isinstance(names, Mapping) else ((name, name) for name in names)
     planned = [(source.find(old), target.target(new)) for old, new in pairs]
+    if len({new.folded for _, new in planned}) < len(planned):
+        raise UsageError(f"two models would get one name: {', '.join(str(new) for _, new in planned)}")
     return [_transfer(old, new, source, target, threads(jobs), progress) for old, new in planned]
 
 
-def _transfer(old: ModelName, new: ModelName, source: Home, target: Home, jobs: int, progress: Progress) -> Transferred:
+def _transfer(
+    old: ModelName, new: ModelName, source: Home, target: Home, jobs: int, progress: Progress | None
+) -> Transferred:
     allow_open_files(2 * jobs)
     took: list[tuple[How, Descriptor]] = []
     with source.lease(), target.session(source.address) as session:
         manifest = source.manifests.read(old)
+        missing = target.blobs.missing(manifest.descriptors)
+        told = begun(progress, sum(blob.size for blob in missing))
 
         def take(descriptor: Descriptor) -> None:
             with source.blobs.open(descriptor) as reader:
                 how = session.add(descriptor, reader)
             took.append((how, descriptor))
-            progress(descriptor.size, descriptor.name or str(descriptor.digest))
+            told(descriptor.size, descriptor.name or str(descriptor.digest))
 
-        missing = target.blobs.missing(manifest.descriptors)
-        each(missing, take, jobs, name="transfer")
-        session.publish(new, manifest)
+        with _kept(session):
+            each(missing, take, jobs, name="transfer")
+            session.publish(new, manifest)
     came = {blob.digest for blob in missing}
     took += (
         (How.THERE, blob)
@@ -78,3 +90,16 @@ def _transfer(old: ModelName, new: ModelName, source: Home, target: Home, jobs: 
         blobs[how] += 1
         nbytes[how] += blob.size
     return Transferred(old, new, blobs, nbytes)
+
+
+@contextmanager
+def _kept(session: Session) -> Iterator[None]:
+    """Keep what has come for the next transfer when this one fails; but not on a disk that may be full."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except BaseException:
+        if session.earlier is not None:
+            session.earlier.keep()
+        raise

@@ -14,6 +14,7 @@ from blobstore.errors import (
     CorruptDataError,
     InvalidNameError,
     NotFoundError,
+    UsageError,
 )
 from blobstore.formats.documents import Manifest
 from blobstore.io.ranges import BytesReader
@@ -198,6 +199,12 @@ class ModelTests(HomeTests):
         assert blobs_of(home, "QWEN:Q4") == [b"two"]
         with suppress(AmbiguousNameError):
             assert home.manifests.spelled(ModelName.parse("other")) == ModelName.parse("other")
+
+    def test_two_spellings_are_not_written(self, home: Home) -> None:
+        commit(home, "Qwen", b"one")
+        with home.session() as session, pytest.raises(UsageError):
+            session.publish(ModelName.parse("qwen"), manifest_of(b"one"))
+        assert home.manifests.names() == [ModelName.parse("Qwen")]
 
     # Removal
 

@@ -19,6 +19,7 @@ import blobstore
 from blobstore.cli.main import run
 from blobstore.cli.output import printable, progress_bar
 from blobstore.errors import UsageError
+from blobstore.io.workers import begun
 from blobstore.store.local.store import Store
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -26,8 +27,9 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 def test_a_tensor_name_is_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress_bar(10) as progress:
+    with progress_bar() as progress:
         assert progress is not None
+        begun(progress, 10)
         for name in ("\\[/foo]", "[bold]", "[/]", "\x1b[2J"):
             progress(2, name)
 

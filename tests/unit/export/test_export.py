@@ -41,20 +41,20 @@ def test_what_came_in_goes_out_byte_for_byte(store: Store, tmp_path: Path) -> No
     told: list[int] = []
 
     class Bar:
-        def __init__(self, nbytes: int) -> None:
-            self.nbytes = nbytes
+        nbytes = 0
 
-        def __enter__(self) -> Any:
-            return lambda nbytes, _: told.append(nbytes)
+        def begin(self, total: int) -> None:
+            self.nbytes = total
 
-        def __exit__(self, *_: object) -> None:
-            assert sum(told) == self.nbytes
+        def __call__(self, nbytes: int, name: str) -> None:
+            told.append(nbytes)
 
-    result = blobstore.export_model("m", tmp_path / "new" / "out", store=store, bar=Bar)
+    bar = Bar()
+    result = blobstore.export_model("m", tmp_path / "new" / "out", store=store, progress=bar)
     found = files_of(tmp_path / "new" / "out")
     assert found == files_of(PYCODE)
     assert result.files == {name: len(data) for name, data in sorted(found.items())}
-    assert result.nbytes == sum(told) == sum(map(len, found.values()))
+    assert result.nbytes == bar.nbytes == sum(told) == sum(map(len, found.values()))
     assert (result.notes, result.folder) == ((), tmp_path / "new" / "out")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
 

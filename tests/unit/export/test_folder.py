@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoint
@@ -89,25 +88,9 @@ def test_a_folder_that_was_filled_meanwhile_stays(model: Path, store: Store, tmp
         (tmp_path / "out" / "mine").write_text("x")
 
     with pytest.raises(StorageError, match="already exists"):
-        blobstore.export_model("m", tmp_path / "out", store=store, bar=bar_of(fill))
+        blobstore.export_model("m", tmp_path / "out", store=store, progress=fill)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
     assert names(tmp_path) == ["out"]
-
-
-def bar_of(progress: Any) -> Any:
-    """Return a bar that gives ``progress``."""
-
-    class Bar:
-        def __init__(self, nbytes: int) -> None:
-            pass
-
-        def __enter__(self) -> Any:
-            return progress
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    return Bar
 
 
 def test_of_two_exports_at_once_one_is_refused(model: Path, store: Store, tmp_path: Path) -> None:
@@ -118,7 +101,7 @@ def test_of_two_exports_at_once_one_is_refused(model: Path, store: Store, tmp_pa
         assert refused.wait(60)
 
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(blobstore.export_model, "m", tmp_path / "out", store=store, bar=bar_of(wait))
+        first = pool.submit(blobstore.export_model, "m", tmp_path / "out", store=store, progress=wait)
         assert begun.wait(60)
         try:
             with pytest.raises(BusyError, match="another export into the same folder"):
@@ -169,7 +152,7 @@ def test_an_interrupted_export_leaves_nothing(model: Path, store: Store, tmp_pat
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        blobstore.export_model("m", tmp_path / "out", store=store, bar=bar_of(interrupt))
+        blobstore.export_model("m", tmp_path / "out", store=store, progress=interrupt)
     assert names(tmp_path) == []
 
 
@@ -216,7 +199,7 @@ def test_a_blob_that_is_replaced_while_it_is_copied(
             path.write_bytes(raw)
 
     with pytest.raises(CorruptDataError, match="changed while") as caught:
-        blobstore.export_model("m", tmp_path / "out", store=store, bar=bar_of(replace), jobs=jobs)
+        blobstore.export_model("m", tmp_path / "out", store=store, progress=replace, jobs=jobs)
     assert path.name in str(caught.value)
     assert names(tmp_path) == []
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -334,12 +333,14 @@ def test_the_bar_is_given_what_is_read() -> None:
     totals: list[int] = []
     told: list[int] = []
 
-    @contextmanager
-    def bar(total: int) -> Iterator[Any]:
-        totals.append(total)
-        yield lambda nbytes, _: told.append(nbytes)
+    class Bar:
+        def begin(self, total: int) -> None:
+            totals.append(total)
 
-    blobstore.plan_import(PYCODE, target_bpw=5.0, bar=bar)
+        def __call__(self, nbytes: int, name: str) -> None:
+            told.append(nbytes)
+
+    blobstore.plan_import(PYCODE, target_bpw=5.0, progress=Bar())
     assert totals == [sum(told)]
-    blobstore.plan_import(PYCODE, bar=bar)
+    blobstore.plan_import(PYCODE, progress=Bar())
     assert len(totals) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from blobstore.store.care.verify import verify
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
+from blobstore.store.ports import How
 from blobstore.store.transfer import transfer
 from blobstore.testing.homes import blobs_of, commit, manifest_of
 
@@ -198,6 +201,108 @@ def test_damage_is_not_copied(tmp_path: Path) -> None:
         transfer(["m"], here, there)
     assert there.manifests.names() == []
     assert there.blobs.digests() == set()
+
+
+def test_a_transfer_that_fails_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    blobs = [bytes([number]) * 5000 for number in range(8)]
+    commit(here, "m", *blobs)
+    bad = here.blobs.path / Digest.of(blobs[-1]).file_name
+    bad.write_bytes(b"!" * 5000)
+    with pytest.raises(blobstore.errors.DigestMismatchError):
+        transfer("m", here, there, jobs=1)
+    assert there.blobs.digests() == set()
+    bad.write_bytes(blobs[-1])
+    (done,) = transfer("m", here, there)
+    assert dict(done.blobs) == {How.THERE: 7, How.LINKED: 1} or done.blobs[How.THERE] == 7
+    assert verify(there).is_sound
+    assert list((there.root / ".blobstore" / "tmp").iterdir()) == []
+
+
+KILLED = """
+import os, sys
+from blobstore import open_store, transfer
+told = []
+def progress(nbytes, name):
+    told.append(name)
+    if len(told) == 5:
+        os.kill(os.getpid(), 9)
+transfer("m", open_store(sys.argv[1]), open_store(sys.argv[2]), jobs=1, progress=progress)
+"""
+
+
+def test_a_killed_transfer_goes_on_too(tmp_path: Path) -> None:
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    commit(here, "m", *(bytes([number]) * 2_000_000 for number in range(8)))
+    done = subprocess.run([sys.executable, "-c", KILLED, str(here.root), str(there.root)], check=False)
+    assert done.returncode == -9
+    (again,) = transfer("m", here, there)
+    assert again.blobs[How.THERE] >= 4
+    assert verify(there).is_sound
+
+
+def test_names_that_would_be_one_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    commit(here, "m", b"one")
+    commit(here, "n", b"two")
+    with pytest.raises(UsageError, match="one name"):
+        transfer({"m": "q", "n": "Q"}, here, there)
+    assert there.manifests.names() == []
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o000])
+def test_a_file_that_others_may_write_is_not_linked(tmp_path: Path, mode: int) -> None:
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    commit(here, "m", b"x" * 5000)
+    (here.blobs.path / Digest.of(b"x" * 5000).file_name).chmod(mode)
+    try:
+        (done,) = transfer("m", here, there)
+    except blobstore.errors.AccessError:
+        assert mode == 0  # root reads it all the same
+        return
+    assert done.blobs[How.LINKED] == 0
+    assert verify(there).is_sound
+
+
+def test_a_linked_blob_that_is_used_again_keeps_its_times(lower: Store, upper: Store) -> None:
+    for path in lower.blobs.path.iterdir():
+        os.utime(path, (1, 1))
+    layers = LayeredStore(upper, [lower], copies_up=True)
+    for name in ("n", "o", "p"):
+        transfer({"m": name}, lower, layers)
+        with layers.session("again") as session:
+            session.earlier and session.earlier.find(Digest.of(b"one").hex, 3, verify=False)
+    assert {path.stat().st_mtime for path in lower.blobs.path.iterdir()} == {1}
+
+
+def test_what_was_made_is_not_taken_from_below(lower: Store, upper: Store) -> None:
+    """Nor does damage below matter to it."""
+    (lower.blobs.path / Digest.of(b"one").file_name).write_bytes(b"eno")
+    commit(LayeredStore(upper, [lower], copies_up=True), "n", b"one")
+    assert blobs_of(upper, "n") == [b"one"]
+
+
+def test_a_copy_up_says_what_it_copied(lower: Store, upper: Store) -> None:
+    told: list[int] = []
+    layers = LayeredStore(upper, [lower], copies_up=True)
+    (done,) = transfer({"m": "n"}, lower, layers, progress=lambda nbytes, _: told.append(nbytes))
+    assert (done.blobs[How.THERE], sum(done.blobs.values()), sum(told)) == (0, 2, 6)
+
+
+def test_second_and_new_names_over_a_lower_store(lower: Store, upper: Store) -> None:
+    layers = LayeredStore(upper, [lower])
+    commit(layers, "n", b"one", b"three")
+    assert str(layers.copy("n", "o")) == "o:latest"
+    assert str(layers.copy("m", "mine")) == "mine:latest"
+    assert str(layers.move("o", "p")) == "p:latest"
+    with pytest.raises(UsageError, match="only read"):
+        layers.move("m", "q")
+    with pytest.raises(UsageError, match="already exists"):
+        layers.move("p", "mine")
+    layers.move("p", "mine", replace=True)
+    assert [str(name) for name in layers.manifests.names()] == ["m:latest", "mine:latest", "n:latest"]
+    assert blobs_of(layers, "mine") == [b"one", b"three"]
+    assert upper.blobs.digests() == {Digest.of(b"three").hex}
 
 
 # In memory

@@ -132,15 +132,15 @@ class PlanLeftOut(PlanPart):
 
     name: str
     reason: str
-    count: int
+    count: _Size
 
 
 class PlanTally(PlanPart):
     """How many tensors, or files, and what becomes of them."""
 
-    source: int | None
-    stored: int
-    derived: dict[str, int]
+    source: _Size | None
+    stored: _Size
+    derived: dict[str, _Size]
     left_out: list[PlanLeftOut]
 
 
@@ -149,7 +149,7 @@ class PlanCoverage(PlanPart):
 
     tensors: PlanTally
     files: PlanTally
-    heads: dict[str, int]
+    heads: dict[str, _Size]
     kept_whole: list[str]
 
 

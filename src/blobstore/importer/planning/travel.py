@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ import numpy as np
 from blobstore.errors import CorruptDataError, DocumentError, UsageError, quoted
 from blobstore.formats import strictjson
 from blobstore.formats.coverage import Coverage, LeftOut, Tally
-from blobstore.formats.documents import ModelConfig, validated
+from blobstore.formats.documents import FILE_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig, validated
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.codec import header_of
@@ -46,6 +47,7 @@ from blobstore.importer.planning.document import (
     PlanWeight,
     root_of,
 )
+from blobstore.importer.planning.experts import check_names, check_readable
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy, PlannedFile
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.rules import Importance
@@ -56,6 +58,8 @@ from blobstore.names import relative_path
 from blobstore.source.files import KeptFile
 from blobstore.source.inventory import Inventory, SourceFile, SourceTensor
 from blobstore.source.weights import FP8_BLOCK, Form, SourceWeight
+
+_MEDIA_TYPE = re.compile(r"[!-~]{1,255}", re.ASCII)
 
 
 def read_plan(path: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None) -> ImportPlan:
@@ -83,6 +87,10 @@ class _Reader:
     elsewhere: str | None
     inventories: list[Inventory] = field(default_factory=list)
     weights: list[SourceWeight] = field(default_factory=list)
+    _tensors: list[list[SourceTensor]] = field(default_factory=list)
+    _copies: list[dict[str, KeptFile]] = field(default_factory=list)
+    _used: list[int] = field(default_factory=list)
+    _parts: list[tuple[int, int]] = field(default_factory=list)
 
     def plan(self) -> ImportPlan:
         document = self.document
@@ -90,9 +98,12 @@ class _Reader:
         for number, one in enumerate(document.inventories):
             source = one.source if number or self.elsewhere is None else self.elsewhere
             self.inventories.append(_inventory(one, source, kept[number]))
+        self._tensors = [list(inventory.tensors.values()) for inventory in self.inventories]
+        self._copies = [{file.path: file for file in inventory.kept} for inventory in self.inventories]
         self.weights = [self._weight(one) for one in document.weights]
         options = self._options()
         layers = tuple(self._layer(layer, options) for layer in document.layers)
+        self._check(layers, options)
         coverage = document.coverage
         return ImportPlan(
             tuple(self.inventories),
@@ -103,6 +114,20 @@ class _Reader:
             document.relative_errors,
             tuple(document.notes),
         )
+
+    def _check(self, layers: Sequence[PlannedBlob | PlannedFile | PlannedCopy], options: ImportOptions) -> None:
+        """Raise, as a plan that is made here is checked, unless the model can be read again."""
+        blobs = [layer for layer in layers if isinstance(layer, PlannedBlob)]
+        if not blobs:
+            raise ValueError("there are no blobs of tensors")
+        check_names(blobs)
+        check_readable(blobs)
+        if options.importance is not None:
+            weighed = (blob for blob in blobs if blob.options.importance is not None)
+            options.importance.check({source.name: source.shape for blob in weighed for source in blob.sources})
+        for use, kind in ((self._used, "weight"), (self._parts, "tensor")):
+            if len(set(use)) < len(use):
+                raise ValueError(f"a {kind} is used twice")
 
     def _options(self) -> ImportOptions:
         given = self.document.importance
@@ -115,7 +140,8 @@ class _Reader:
         return [[copy.file for copy in copies if copy.inventory == number] for number in range(2)]
 
     def _weight(self, one: PlanWeight) -> SourceWeight:
-        tensors = list(self.inventories[one.inventory].tensors.values())
+        tensors = self._tensors[one.inventory]
+        self._parts += ((one.inventory, number) for suffix, number in one.parts.items() if suffix == "")
         weight = SourceWeight(
             one.name,
             DType.parse_float(one.dtype) if one.form != Form.PLAIN.value else DType(one.dtype),
@@ -135,11 +161,13 @@ class _Reader:
     ) -> PlannedBlob | PlannedFile | PlannedCopy:
         match layer:
             case PlanText():
-                return PlannedFile(layer.name, base64.b64decode(layer.data, validate=True), layer.media_type)
+                if layer.media_type in (TENSOR_MEDIA_TYPE, FILE_MEDIA_TYPE) or not _MEDIA_TYPE.fullmatch(layer.media_type):
+                    raise ValueError(f"a text can't be of the type {quoted(layer.media_type)}")
+                name = None if layer.name is None else relative_path(layer.name)
+                return PlannedFile(name, base64.b64decode(layer.data, validate=True), layer.media_type)
             case PlanCopy():
                 path = _place(root_of(self.inventories[layer.inventory].path), layer.file.path)
-                kept = next(file for file in self.inventories[layer.inventory].kept if file.path == path)
-                return PlannedCopy(relative_path(layer.name), kept)
+                return PlannedCopy(relative_path(layer.name), self._copies[layer.inventory][path])
             case PlanBlob():
                 importance = options.importance if layer.is_weighed else None
                 method = check_method(layer.method)
@@ -151,6 +179,7 @@ class _Reader:
                 return blob
 
     def _output(self, one: PlanOutput) -> OutputTensor:
+        self._used += one.weights
         output = OutputTensor(
             one.name,
             tuple(self.weights[number] for number in one.weights),
@@ -168,6 +197,8 @@ class _Reader:
 def _check_weight(weight: SourceWeight) -> None:
     """Raise ValueError unless a weight's tensors are what its form, dtype and shape say."""
     held = {suffix: (part.dtype, math.prod(part.shape)) for suffix, part in weight.parts.items()}
+    if weight.transposed and len(weight.shape) < 2:  # noqa: PLR2004  # rows and columns
+        raise ValueError(f"the weight {quoted(weight.name)} has no two axes to swap")
     main = held.pop("", None)
     if main is None:
         raise ValueError(f"the weight {quoted(weight.name)} has no tensor")
@@ -208,8 +239,9 @@ def _check_output(output: OutputTensor) -> None:
     if output.copies_codes:
         same = all(source.form is Form.CODES and source.quantization == output.quantization for source in output.sources)
         fits = fits and same and all(source.dtype is output.dtype for source in output.sources)
-    if output.global_scale not in (None, (), (1,)):
-        fits = False
+    if output.global_scale is not None:
+        is_nvfp4 = output.quantization is not None and output.quantization.quant_type is QuantType.NVFP4
+        fits = fits and is_nvfp4 and output.global_scale in ((), (1,))
     if not fits:
         raise ValueError(f"the weights of the tensor {quoted(output.name)} do not fit it")
 
@@ -218,6 +250,8 @@ def _inventory(one: PlanInventory, source: str, kept: Sequence[PlanFile]) -> Inv
     """Return the source as it is now. Raises: CorruptDataError unless it is what it was."""
     root, budget = root_of(source), Budget(source)
     files, headers = [], []
+    if len({file.path for file in one.files}) < len(one.files):
+        raise ValueError("a file is named twice")
     for file in one.files:
         path = _place(root, file.path)
         with FileReader(path) as reader:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.formats.checkpoint import settings_of
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
-from blobstore.io.workers import Progress, silent, threads
+from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.checks import NOTHING, BlobChecks, Users
 from blobstore.store.care.usage import OddFile, odd_mode, oddities
@@ -174,8 +174,6 @@ def _key(raw: bytes) -> bytes:
     return hashlib.sha256(raw).digest()
 
 
-Bar = Callable[[int], AbstractContextManager[Progress | None]]
-
 _PART = re.compile(r"(?P<number>[0-9]{1,9})/(?P<count>[0-9]{1,9})", re.ASCII)
 
 
@@ -243,7 +241,7 @@ def verify(
     quick: bool = False,
     sample: Sample | None = None,
     jobs: int | None = None,
-    bar: Bar | None = None,
+    progress: Progress | None = None,
     lower: Sequence[Home] = (),
 ) -> VerifyResult:
     """Return what is damaged in a store, or in the models ``names`` only; by ``jobs`` threads (None: one a core).
@@ -251,8 +249,7 @@ def verify(
     Every blob is hashed, the headers and companions of tensor blobs are checked, and the documents that are read here; so
     are blobs that no model needs, when no names are given. ``quick``: of tensor blobs presence, size and header only.
     ``sample``: only a part of the blobs. ``lower``: homes below this one (layered.py); what lies there alone is not damage,
-    and is not read. ``bar``, given their bytes, returns a context manager that gives what is told of
-    progress.
+    and is not read. ``progress`` is told of their bytes.
 
     Raises: NotFoundError for a store or a name that there is not; InvalidNameError; UsageError; StorageError when folders
     can't be listed, or there are too many open files. Damage is a result, not an error.
@@ -265,8 +262,7 @@ def verify(
     for users, manifest in manifests.read(wanted or store.manifests.names()):
         checks.add(users, manifest, lower)
     chosen = checks.chosen(lambda digest: sample is None or sample.has(Digest(digest)))
-    with bar(sum(map(checks.size, chosen))) if bar is not None else nullcontext() as progress:
-        checks.run(chosen, workers, progress or silent)
+    checks.run(chosen, workers, begun(progress, sum(map(checks.size, chosen))))
     odd = () if wanted else (*oddities(store, checks.listing), *_odd_blobs(checks))
     return VerifyResult(len(chosen), checks.hashed, tuple(_damaged(checks)), tuple(_broken(checks, manifests)), odd)
 

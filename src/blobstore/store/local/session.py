@@ -123,11 +123,14 @@ class LocalSession:
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         """See `Session`: shared with a file's file system where it can be, else copied. Hashed in any case."""
-        key = f"{descriptor.digest}"
-        if self.find(key, descriptor.size, verify=False) is not None:
+        key = descriptor.digest.hex
+        if descriptor.digest in self._made or self.find(key, descriptor.size, verify=False) is not None:
             return How.THERE
         how, blob = self._taken(descriptor, reader)
         if blob.digest != descriptor.digest:
+            del self._made[blob.digest]
+            with os_errors("remove", blob.path):
+                remove_if_there(blob.path)
             message = f"{reader.name}: its bytes are not those of {descriptor.digest}"
             raise DigestMismatchError(message, blob=str(descriptor.digest), path=reader.name)
         self.note(key, blob)
@@ -346,6 +349,9 @@ def _kept_young(blob: FinishedBlob) -> FinishedBlob | None:
     """Return a blob of the store, young enough to be spared by a starting Ollama; None when it can't be made so."""
     if blob.stamp.mtime_ns > (time.time() - _OLD_S) * 1e9:
         return blob
+    with suppress(OSError):
+        if blob.path.lstat().st_nlink > 1:  # another store's file too, whose times are not ours to change
+            return blob
     try:
         os.utime(blob.path)
         return replace(blob, stamp=Stamp.of(blob.path.lstat()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import multiprocessing
@@ -21,6 +22,7 @@ from support.ollama_sources import write_source
 import blobstore
 from blobstore.cli.main import run
 from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, NotFoundError, UsageError
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE
 from blobstore.importer.planning.document import write_plan
 from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.importer.planning.travel import read_plan
@@ -288,6 +290,69 @@ def test_what_a_refusal_says(document: dict[str, Any], path: tuple[Any, ...], va
     with pytest.raises(DocumentError) as caught:
         read(changed, tmp_path)
     assert says in str(caught.value)
+
+
+def _twice(document: dict[str, Any]) -> None:
+    document["layers"].append(next(layer for layer in document["layers"] if layer["kind"] == "blob"))
+
+
+def _same_weights(document: dict[str, Any]) -> None:
+    output = next(layer for layer in document["layers"] if layer["kind"] == "blob")["tensors"][0]
+    output["shape"] = [100, *output["shape"]]
+    output["weights"] *= 100
+
+
+def _rank_one_transposed(document: dict[str, Any]) -> None:
+    next(weight for weight in document["weights"] if len(weight["shape"]) == 1)["transposed"] = True
+
+
+def _short_importance(document: dict[str, Any]) -> None:
+    blob = next(layer for layer in document["layers"] if layer["kind"] == "blob" and len(layer["tensors"][0]["shape"]) > 1)
+    blob["is_weighed"] = True
+    name = document["weights"][blob["tensors"][0]["weights"][0]]["name"]
+    document["importance"] = {name: base64.b64encode(np.ones(3, "<f4").tobytes()).decode()}
+
+
+def _other_metadata(document: dict[str, Any]) -> None:
+    for layer in document["layers"]:
+        if layer["kind"] == "blob" and layer["metadata"]:
+            layer["metadata"] = {key: "int4" if "type" in key else value for key, value in layer["metadata"].items()}
+
+
+def _no_blobs(document: dict[str, Any]) -> None:
+    document["layers"] = [layer for layer in document["layers"] if layer["kind"] != "blob"]
+
+
+def _text_as_tensor(document: dict[str, Any]) -> None:
+    document["layers"].append({"kind": "text", "name": "w", "media_type": TENSOR_MEDIA_TYPE, "data": "AAAA"})
+
+
+def _global_scale(document: dict[str, Any]) -> None:
+    for layer in document["layers"]:
+        for output in layer.get("tensors", ()):
+            output["global_scale"] = []
+
+
+def _file_twice(document: dict[str, Any]) -> None:
+    document["inventories"][0]["files"] *= 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(_twice, _same_weights, _rank_one_transposed, _short_importance, _other_metadata, _no_blobs, _text_as_tensor),
+        *(_global_scale, _file_twice),
+    ],
+)
+def test_a_model_that_could_not_be_read_again(
+    change: Callable[[dict[str, Any]], None], document: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each was accepted once, and made a model that verify or open_model then refused, or a blob of any size."""
+    changed = copy.deepcopy(document)
+    change(changed)
+    assert changed != document
+    with pytest.raises(DocumentError, match="P2"):
+        read(changed, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"version": 1, "version": 1}', '{"version": NaN}', "\0" * 50])

@@ -8,7 +8,6 @@ import os
 import re
 import socket
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -356,7 +355,7 @@ def test_a_file_with_many_names_is_read_once(store: Store, monkeypatch: pytest.M
     real = blob_check.header_of
     monkeypatch.setattr(blob_check, "header_of", lambda reader: (read.append(reader), real(reader))[1])
     told: list[int] = []
-    with_progress = verify(store, jobs=1, bar=lambda _: nullcontext(lambda nbytes, _: told.append(nbytes)))
+    with_progress = verify(store, jobs=1, progress=lambda nbytes, _: told.append(nbytes))
     assert len(read) == 1
     assert sum(told) == with_progress.nbytes == 21 * len(A)
     assert [blob.reason for blob in with_progress.damaged] == ["its bytes do not match its digest"] * 20
