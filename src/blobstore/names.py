@@ -1,18 +1,12 @@
-"""Names: of models, blobs and files, and the digests that blobs are named by.
-
-Nearby: which models a user may have meant by a name that is not in the store.
-
-A few folders are listed, none of them through a symbolic link.
-
-Names that users and files give: model names, and file names that may become paths.
+"""Names: of models, blobs and files, and the digests that blobs are named by. Values that can't be wrong.
 
 Rule N1 (Ollama's grammar, tightened where it would let a URL or an empty port through; types/model/name.go in
-ollama/ollama@fb307609): ``[scheme://][host[:port]/][namespace/]model[:tag]``, ASCII, matched as a whole.
-Rule P1: a name from an index or a remote list is joined to a folder only when every ``/`` segment is an ordinary name.
+ollama/ollama@fb307609): ``[scheme://][host[:port]/][namespace/]model[:tag]``, ASCII, matched as a whole. Rule P1: a name
+from an index or a remote list is joined to a folder only when every ``/`` segment is an ordinary name. Rule D1: a digest
+is exactly ``sha256:`` and 64 lower-case hex digits. As a file name in ``blobs/``: ``sha256-`` and the same.
 
-Digest: the sha256 of a blob's bytes, and its file name.
-
-Rule D1: exactly ``sha256:`` and 64 lower-case hex digits. As a file name in ``blobs/``: ``sha256-`` and the same digits.
+`hint_for` says which models a user may have meant by a name that is not there: a few folders are listed, none of them
+through a symbolic link.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Import: a checkpoint becomes blobs and a manifest. Read (inventory.py), decide (plan.py), do (writing.py).
+"""Import: a checkpoint becomes blobs and a manifest. Read (source/inventory.py), decide (planning/plan.py), do (writing.py).
 
-Tags: what the tag of a model says of its type, and whether a plan keeps to it.
+Before that it is checked that the tag of the model does not say another type than the model gets.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ Threads take the runs of all blobs one after the other, each with a buffer of it
 and quantized into it, written to their place and hashed when everything before them is. So all threads work on one large
 tensor as well as on many small ones, memory is that of the buffers, and the bytes do not depend on the number of threads.
 
-Reuse: the key under which the journal knows a planned blob: a hash of everything that its bytes depend on. Pure.
-
-Copying: a file of the source becomes a blob, byte for byte. Nothing is decided here.
+What an earlier session has made is not made again: its key is a hash of everything that a planned blob's bytes depend on.
+Files of the source that are kept become blobs byte for byte.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""Budgets: what reading a checkpoint may take in all, and what one request may take of that.
-
-Limits the bytes and seconds that one errand may take from servers, within the budget of its checkpoint.
-
-The bytes are counted where they leave a socket, so that nothing is forgotten: heads of replies, redirects, retries, the
-framing of chunks. Time is counted for the errand as a whole beside the silence between two bytes, so that a server that
-sends a byte every ten seconds does not hold anybody for a day.
-
-Budget: what reading one checkpoint, or one stored model, may take in all, however many files it has.
+"""Budgets: what reading a checkpoint, or a stored model, may take in all; and what one request may take of that.
 
 Limits of single files do not add up to a limit: ten thousand hard links to one file take no space on a disk, and a shard
 index may name as many files on a server. So what is read of a checkpoint is counted in one place, before memory is taken
 for it: the length of a header is in its first 8 bytes, that of a document in its directory entry. docs/formats.md has the
 largest published checkpoints beside these limits.
+
+What a request takes (`Allowance`) is counted where bytes leave a socket, so that nothing is forgotten: heads of replies,
+redirects, retries, the framing of chunks. Time is counted for it as a whole beside the silence between two bytes, so that a
+server that sends a byte every ten seconds does not hold anybody for a day.
 """
 
 from __future__ import annotations

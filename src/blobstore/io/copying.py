@@ -1,16 +1,13 @@
-"""Whole files and folders: copied or shared by the kernel, and removed.
+"""Whole files and folders: copied, cloned and linked by the kernel, and removed.
 
-Copying: bytes of one file into another, moved by the kernel.
-
-copy_file_range(2) never brings them into the process, and a file system that can share blocks between files shares them
+copy_file_range(2) never brings bytes into the process, and a file system that can share blocks between files shares them
 where both offsets lie at the same place of a block. Where the kernel has no such thing for two files (other file systems,
 other systems than Linux) they are read and written.
 
-Trees: folders of ours removed with all that is in them, however deep others made them.
-
-`shutil.rmtree` recurses (Python 3.11), so a thousand folders in one another end it with a RecursionError, and deeper ones
-have paths that the system refuses. Here nothing recurses, no path is longer than a name, and two folders are open at most.
-Nor is a folder renamed: overlayfs refuses that for one that lies in a lower layer (EXDEV; see trash.py).
+Folders of ours are removed with all that is in them, however deep others made them. `shutil.rmtree` recurses (Python
+3.11), so a thousand folders in one another end it with a RecursionError, and deeper ones have paths that the system
+refuses. Here nothing recurses, no path is longer than a name, and two folders are open at most. Nor is a folder renamed:
+overlayfs refuses that for one that lies in a lower layer (EXDEV; see trash.py).
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Readers of ranges, and mapped files.
+"""Readers of ranges, the only way to bytes that we did not make; and files as memory.
 
-MappedFile: a file's bytes as memory, and the checks that keep a file which shrinks from ending the process.
+A reader knows its size and reads ranges; where the bytes lie (memory, a file, a server) is its own business. Formats are
+parsed from readers, so a parser does no I/O of its own. Offsets count from the first byte of the file.
 
 Reading a page beyond the end of a mapped file raises SIGBUS, which Python can't catch. A file that is shorter than it was is
 noticed before it is mapped, and whenever a view is asked for; what is truncated while a view is being read is not.
-
-RangeReader: the only door to bytes that we did not make.
-
-A reader knows its size and reads ranges; where the bytes lie (memory, a file, later HTTP) is its own business. Formats
-are parsed from readers, so a parser does no I/O of its own. Offsets count from the first byte of the file.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Scales: how they are chosen, the small floats that they are, and the scales of block FP8.
 
-BlockRun: a run of the codes of block FP8 matrices, and the scales that it needs. A value; nothing is read here.
-
-How the scales of a quantized array are chosen: the method, and what it is given.
-
 ``minmax`` takes them from each group's extremes, as MLX does. ``search`` tries candidates and keeps the one with the
-least squared error (docs/quantization.md, "search").
-
-The number formats of codes and scales in NumPy: the twin of formats.h.
+least squared error (docs/quantization.md, "search"). The number formats of codes and scales are the twin of formats.h. A
+`BlockRun` is a run of the codes of block FP8 matrices, with the scales that it needs; nothing is read here.
 """
 
 from __future__ import annotations

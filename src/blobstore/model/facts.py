@@ -1,6 +1,6 @@
-"""Verdict: what a runtime says about a model.
+"""What a runtime has to know of a model to say whether it runs, and what it says: values. Pure.
 
-What a runtime has to know of a model to say whether it runs: values, the same for a plan and for a stored model. Pure.
+The facts are the same for a plan and for a stored model.
 """
 
 from __future__ import annotations

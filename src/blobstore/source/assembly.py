@@ -1,7 +1,7 @@
 """Assembly: the weights of a checkpoint, put together from their tensors, for an import. Pure.
 
 Which tensors are a quantized weight is in producers.py; whatever looks packed and is in no row that is imported is refused
-by name (assembly.py).
+by name.
 
 Refusals: tensors that look packed and are in no format that is imported: refused by name, none is guessed. Pure.
 

@@ -1,6 +1,6 @@
 """Reading: the values of source weights, decoded, from files that are checked to be those of the inventory.
 
-Tiles: a range of consecutive values of matrices, cut where rows begin and end. Pure.
+A tile is a range of consecutive values of matrices, cut where rows begin and end.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Headers read and written.
 
-A header from a file's first bytes: scanned, and parsed where the scanner declines it.
-
-The parser of headers: the scanner's twin in Python, and the one that says what is wrong with a header.
-
-The scanner's side of reading a header: it gives what the parser gives, or nothing.
-
-Headers written: canonical text for entries that are held to the same rules as those that are read.
+A header is read from a file's first bytes by the scanner, which gives what the parser gives, or nothing; what it declines
+is read again by the parser, its twin in Python, which says what is wrong. Headers are written as canonical text, for
+entries that are held to the same rules as those that are read.
 """
 
 from __future__ import annotations

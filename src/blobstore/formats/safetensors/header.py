@@ -1,8 +1,7 @@
-"""A safetensors header as a value, and the rules that it keeps.
+"""A safetensors header as a value, and the rules that hold for reading and writing alike.
 
-The values that a header is read into: tensors by name, metadata, and where the data start.
-
-The rules that hold for reading and writing alike: sizes, coverage, and the error that carries a rule's number.
+The values: tensors by name, metadata, and where the data start. The rules: sizes, coverage, and the error that carries a
+rule's number.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""``blobstore.json``: written for an import, and read back as options. Pure.
+"""``blobstore.json``: what is needed to repeat an import and to give the source's files back; and its options, read back. Pure.
 
-Recorded: the options of an import, read back from the ``blobstore.json`` that it left, or guessed without it.
-
-Rule B1: its ``options`` are options of an import. Pure; what else it holds is read in provenance.py.
-
-``blobstore.json``: what is needed to repeat an import and to give the source's files back. No times, no paths. Pure.
-
-It is read by provenance.py.
+No times and no paths are written. The document itself is read in formats/provenance.py; here its options are read as those
+of an import (rule B1), or guessed where an early version left none.
 """
 
 from __future__ import annotations

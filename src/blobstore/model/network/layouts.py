@@ -1,21 +1,15 @@
-"""Counts: what config.json says of how many layers and experts there are, against the tensors of the model. Pure.
-
-mlx-lm makes a Python object for each layer that config.json counts, before it sees a weight: of a billion layers it would
-fill all memory. So counts are checked first.
-
-Global scales: double-scaled nvfp4 in mlx-lm's modules, with a forward pass of their own.
-
-MLX multiplies by no global scale on a CPU (0.32.4), so the products are multiplied here.
-
-Layouts: the names and shapes under which stored tensors are offered to mlx-lm. Pure.
+"""Layouts: the names and shapes under which stored tensors are offered to mlx-lm, and what is checked of them first.
 
 mlx-lm's ``sanitize`` knows the layout of an architecture's published checkpoints. An import may have stacked numbered
 experts, or transposed a weight so that its groups run along the inputs; a layout takes that back, as expressions.
 
-Factors: weights that ``sanitize`` multiplies, row by row, so that affine codes can keep their place under other scales.
+mlx-lm makes a Python object for each layer that config.json counts, before it sees a weight: of a billion layers it would
+fill all memory. So the counts of config.json are checked against the tensors first.
 
-Falcon-H1 folds multipliers into most of its weights (mlx_lm 0.32.2 models/falcon_h1.py `sanitize`). ``sanitize`` is run on
-probes instead of weights; where it is a product with one number a row, that number is read off.
+Some weights ``sanitize`` multiplies, row by row: Falcon-H1 folds multipliers into most of its weights (mlx_lm 0.32.2
+models/falcon_h1.py `sanitize`). It is run on probes instead of weights; where it is a product with one number a row, that
+number is read off, so that affine codes can keep their place under other scales. Double-scaled nvfp4 has a forward pass of
+its own in mlx-lm's modules: MLX multiplies by no global scale on a CPU (0.32.4), so the products are multiplied here.
 """
 
 from __future__ import annotations

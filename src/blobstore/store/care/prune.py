@@ -2,14 +2,13 @@
 
 The decision is made twice: without the store's exclusive lock, which is what a dry run shows, and again with it, just before
 it is carried out. Nothing is removed while anything that may be a manifest can't be read, or while the store looks as if a
-disk of it were not mounted (prune.py). Blobs younger than the grace time are spared: an Ollama that is making a model
+disk of it were not mounted (below). Blobs younger than the grace time are spared: an Ollama that is making a model
 does not take our lock, and links its manifest after its blobs. The copies of the manifests of models that are gone go to the
 trash with the last of their blobs.
 
-Precautions: what keeps a clean-up from taking an unmounted disk for models that are gone.
-
-An unmounted disk, bind mount or volume is an empty folder. What was committed here left copies of its manifests, so the lost
-models (store/local/copies.py) are known. A clean-up refuses when, in the whole store or below one host's folder,
+What keeps a clean-up from taking an unmounted disk for models that are gone: an unmounted disk, bind mount or volume is
+an empty folder. What was committed here left copies of its manifests, so the lost models (store/local/copies.py) are
+known. A clean-up refuses when, in the whole store or below one host's folder,
 
 - no manifest is there at all, and at least one model is lost; or
 - at least two models are lost, and more are lost than copied models have a manifest;

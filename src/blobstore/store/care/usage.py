@@ -1,8 +1,7 @@
 """Usage: what the blobs of a store take, by model: what only one model needs, what several share, what none needs.
 
 Files of blobs that models need are not read or stat-ed, only their names are: 600,000 sizes take longer than all the rest.
-
-Oddities: files in a store that are not part of it, and those that any user may change. They are only shown.
+What is odd (files in a store that are not part of it, and those that any user may change) is only shown.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """Copies of manifests, and the models of which only copies are left.
 
-Missing models: those whose manifests are gone, though copies of the manifests are kept (copies.py).
-
-Another program may have removed such a model, or the disk that its manifest lies on is not mounted: an unmounted disk looks
-like an empty folder. An ``ollama rm`` deletes the blobs that only this model needs, together with its manifest. So a missing
-model whose own blobs are still there is called *lost*: something other than a removal took its manifest.
-
-Copies: the bytes of every manifest that was written here, beside the manifest itself.
+The manifest of a *missing* model is gone, though copies of it are kept. Another program may have removed the model, or
+the disk that its manifest lies on is not mounted: an unmounted disk looks like an empty folder. An ``ollama rm`` deletes
+the blobs that only this model needs, together with its manifest. So a missing model whose own blobs are still there is
+called *lost*: something other than a removal took its manifest.
 
 A manifest has no checksum: a bit that flips in a layer's name leaves a valid manifest of another model. So a copy of each is
 kept, at ``.blobstore/copies/HOST/NAMESPACE/MODEL/TAG/<sha256 of its bytes>``; its own name says whether it is still right.
 It is written before the manifest is linked and the older ones go afterwards, so that killed in between there is one of
 either; a repair takes the one that looks like what was there. A copy is a hint: nothing needs it, and an Ollama that
-replaces or removes a manifest does not know of it. So the copies also tell which models a store should have
-(copies.py).
+replaces or removes a manifest does not know of it. So the copies also tell which models a store should have.
 """
 
 from __future__ import annotations
