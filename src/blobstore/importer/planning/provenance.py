@@ -1,4 +1,4 @@
-"""``blobstore.json``: what is needed to repeat an import and to give the source's files back; and its options, read back. Pure.
+"""``blobstore.json``: what repeats an import and gives the source's files back, written; and its options, read back. Pure.
 
 No times and no paths are written. The document itself is read in formats/provenance.py; here its options are read as those
 of an import (rule B1), or guessed where an early version left none.
