@@ -21,7 +21,7 @@ from blobstore.io import durable as files
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.local import session
-from blobstore.store.local.store import Store
+from blobstore.store.local.store import Store, open_store
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors, write_checkpoint
 from support.lab.command import Action, Kill, run
 from support.lab.system_calls import Call
@@ -168,6 +168,12 @@ def _unneeded(work: Path, store: Store) -> None:
             _leave(work, store)
 
 
+def _elsewhere(work: Path, store: Store) -> None:
+    """Two models, and a third in another store."""
+    two(work, store)
+    _add(work, open_store(work / "elsewhere"), "new", model("new"), quant="int4")
+
+
 NEW = ModelName.parse("new")
 PRUNE_ALL = ("prune", "--grace", "0s", "--sole-owner", "--forget")
 _IMPORT = ("import", "{work}/new", "new", "--jobs", "1", "--store", "{store}")
@@ -190,6 +196,12 @@ COMMANDS = (
     Command("rm of the only one", _one, ("rm", "old", "--store", "{store}")),
     Command("cp", two, ("cp", "old", "third", "--store", "{store}")),
     Command("cp over another", two, ("cp", "old", "other", "--store", "{store}")),
+    Command(
+        "cp from another store",
+        _elsewhere,
+        ("cp", "new", "--jobs", "1", "--to", "{store}", "--store", "{work}/elsewhere"),
+        as_it_is,
+    ),
     Command("mv", two, ("mv", "old", "third", "--store", "{store}")),
     Command("mv over another", two, ("mv", "old", "other", "--force", "--store", "{store}")),
     Command("prune", _unneeded, (*PRUNE_ALL, "--store", "{store}")),
