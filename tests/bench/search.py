@@ -115,6 +115,11 @@ def efforts(kind: QuantType) -> Iterable[tuple[str, kernels.AffineCandidates]]:
         yield f"{scales} scales x {shifts} shifts", kernels.AffineCandidates(factors, moved, neighbours)
 
 
+def evaluations(candidates: kernels.AffineCandidates) -> int:
+    """Return how often a group's codes are computed."""
+    return 1 + len(candidates.shifts) * (len(candidates.factors) + 2) + 1 + 3 * (3 if candidates.neighbours else 1)
+
+
 def effort() -> None:
     """Print error against speed for growing numbers of candidates."""
     weights = weights_of(encoder_path())
@@ -131,7 +136,7 @@ def effort() -> None:
             speed = weights.nbytes / 1e9 / (time.perf_counter() - started)
             cells = (
                 "yes" if candidates.neighbours else "no",
-                f"{candidates.evaluations}",
+                f"{evaluations(candidates)}",
                 f"{rmse(weights, parts) / base:.4f}",
             )
             show((f"{quant_type}/{group_size}", what, *cells, f"{speed:.2f}"))

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 EXIT_DAMAGED = 3
 _SHOWN = 20
 """Blobs, models or tensors that are shown; --json shows more."""
-_TOLD = 100
-"""Models or tensors of one damaged blob that JSON shows: thousands of blobs may belong to thousands of models."""
 
 
 def register(app: typer.Typer) -> None:

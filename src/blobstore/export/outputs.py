@@ -9,7 +9,7 @@ of the index ``save_torch_state_dict`` in serialization/_torch.py. A property te
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ INDEX_NAME = f"{STEM}.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """File name → the names of its tensors in order. ``total_size`` is the bytes of all, what is shared counted once."""
+    """File name → the names of its tensors in order. ``total_size`` is the bytes of all."""
 
     files: Mapping[str, list[str]]
     total_size: int
@@ -41,22 +41,17 @@ class Split:
         return json.dumps(document, indent=2).encode()
 
 
-def split_into_shards(sizes: Mapping[str, int], limit: int, storages: Mapping[str, Hashable] | None = None) -> Split:
+def split_into_shards(sizes: Mapping[str, int], limit: int) -> Split:
     """Return the shards for tensors of ``sizes`` bytes, in their order, each of at most ``limit`` bytes.
 
     One after the other they fill a shard until the next does not fit. A tensor over the limit gets a shard of its own, which
-    comes before the one that is being filled. ``storages``: what tensors share; such tensors go into the shard of the first
-    of them and are counted once. A single file is ``model.safetensors``, several ``model-00001-of-00003.safetensors``.
+    comes before the one that is being filled. A single file is ``model.safetensors``, several
+    ``model-00001-of-00003.safetensors``.
     """
-    sharing = _sharing(storages or {}, sizes)
-    later = {name for group in sharing.values() for name in group}
     shards: list[list[str]] = []
     current: list[str] = []
-    filled = total = 0
+    filled = 0
     for name, size in sizes.items():
-        if name in later:
-            continue
-        total += size
         if size > limit:
             shards.append([name])
             continue
@@ -67,27 +62,7 @@ def split_into_shards(sizes: Mapping[str, int], limit: int, storages: Mapping[st
         filled += size
     if current:
         shards.append(current)
-    # Those that share come last in their shard, by the order in which their storages were met.
-    complete = [[*shard, *_followers(shard, sharing)] for shard in shards]
-    return Split({_name(number, len(complete)): names for number, names in enumerate(complete, 1)}, total)
-
-
-def _sharing(storages: Mapping[str, Hashable], sizes: Mapping[str, int]) -> dict[str, list[str]]:
-    """Return, by the first tensor of a storage, the others that share it, storages in the order they are met."""
-    first: dict[Hashable, str] = {}
-    sharing: dict[str, list[str]] = {}
-    for name in sizes:
-        if (storage := storages.get(name)) is not None:
-            if storage in first:
-                sharing[first[storage]].append(name)
-            else:
-                first[storage] = name
-                sharing[name] = []
-    return sharing
-
-
-def _followers(shard: list[str], sharing: Mapping[str, list[str]]) -> list[str]:
-    return [follower for name in shard for follower in sharing.get(name, ())]
+    return Split({_name(number, len(shards)): names for number, names in enumerate(shards, 1)}, sum(sizes.values()))
 
 
 def _name(number: int, count: int) -> str:

@@ -111,11 +111,6 @@ class AffineCandidates:
     shifts: tuple[float, ...] = (-0.5, -0.25, 0.0, 0.25, 0.5)
     neighbours: bool = True
 
-    @property
-    def evaluations(self) -> int:
-        """How often a group's codes are computed."""
-        return 1 + len(self.shifts) * (len(self.factors) + 2) + 1 + 3 * (3 if self.neighbours else 1)
-
 
 # Few levels are worth more when the range is cut; many lose nothing when it is a little too wide, and each stored scale
 # that is tried rounds differently.

@@ -150,12 +150,6 @@ FAMILIES: Final = (
 BY_ARCHITECTURE: Final = {name: family for family in FAMILIES for name in family.architectures}
 
 
-def reads_only_stacked(architecture: str) -> bool:
-    """Return True if the runner of an architecture reads routed experts, but not one tensor for each of them."""
-    family = BY_ARCHITECTURE.get(architecture)
-    return family is not None and bool(family.experts) and all(layout is not Layout.NUMBERED for _, layout in family.experts)
-
-
 def verdict(model: ModelFacts) -> Verdict:
     """Return what Ollama's MLX runner makes of a model."""
     family = BY_ARCHITECTURE.get(model.architecture or "")

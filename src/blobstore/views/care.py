@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from blobstore.store.care.verify import VerifyResult
 
 MOST_NAMES = 100
-"""Names of models, or tensors, that are listed of one damaged blob."""
+"""Names of models, or tensors, that are listed of one damaged blob: it may belong to thousands."""
 
 
 class DamagedBlobView(View):

@@ -178,11 +178,6 @@ def test_cohere2_moe_needs_its_experts_stacked() -> None:
     assert _yes(ollama.verdict(_model(*COHERE, *older))) == "Cohere2MoeForCausalLM, int4, from version 0.30.10"
 
 
-def test_who_reads_stacked_experts_only() -> None:
-    assert [name for name in ollama.BY_ARCHITECTURE if ollama.reads_only_stacked(name)] == ["Cohere2MoeForCausalLM"]
-    assert not ollama.reads_only_stacked("Qwen3MoeForCausalLM")
-
-
 @pytest.mark.parametrize(
     ("architecture", "tensors", "reason"),
     [
