@@ -10,7 +10,6 @@ import math
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +30,7 @@ from blobstore.importer.planning.plan import DRAFT_PREFIX
 from blobstore.importer.policies.options import Experts
 from blobstore.importer.run import outputs_of
 from blobstore.inspection.diff import CHUNK_WEIGHTS, Errors, stored_values
-from blobstore.io.workers import Progress, begun, threads
+from blobstore.io.workers import Progress, begun, results_of, threads
 from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.loader import Model, open_model
 from blobstore.model.tensors import Tensor
@@ -102,15 +101,10 @@ def measure_quality(
         with open_model(name, store=store) as model:
             pairs = list(_pairs(model, source))
             told = begun(progress, sum(source.nbytes for _, output in pairs for source in output.sources))
-            with ThreadPoolExecutor(workers, thread_name_prefix="quality") as pool:
-                stop = threading.Event()
-                futures = [pool.submit(_measure, *pair, readers, told, stop) for pair in pairs]
-                try:
-                    tensors = [future.result() for future in futures]
-                except BaseException:
-                    stop.set()
-                    pool.shutdown(cancel_futures=True)
-                    raise
+            stop = threading.Event()
+            tensors = results_of(
+                pairs, lambda pair: _measure(*pair, readers, told, stop), workers, name="quality", stop=stop
+            )
             readers.check_unchanged()
             tensors.sort(key=lambda tensor: (-_damage(tensor), tensor.name))
             return ModelQuality(model.name, tuple(tensors))

@@ -20,15 +20,18 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-def each(items: Iterable[_T], do: Callable[[_T], None], jobs: int, *, name: str) -> None:
+def each(
+    items: Iterable[_T], do: Callable[[_T], None], jobs: int, *, name: str, stop: threading.Event | None = None
+) -> None:
     """Call ``do`` with each of ``items`` in ``jobs`` threads, which take them in order, one thread at a time.
 
-    After an error, or an interrupt, no other item is taken, and those that were taken are waited for.
+    After an error, or an interrupt, no other item is taken, and those that were taken are waited for. ``stop`` is set then:
+    what takes its time may look at it, and end early.
 
     Raises: the error of the first item, in their order, that fails, whatever the number of threads; StorageError when no
     thread can be started.
     """
-    job = _Job(items, do)
+    job = _Job(items, do, stop or threading.Event())
     try:
         for number in range(jobs):
             _start(threading.Thread(target=job.work, name=f"{name}-{number}"), number)
@@ -38,14 +41,16 @@ def each(items: Iterable[_T], do: Callable[[_T], None], jobs: int, *, name: str)
     job.check()
 
 
-def results_of(items: Sequence[_T], do: Callable[[_T], _R], jobs: int, *, name: str) -> list[_R]:
+def results_of(
+    items: Sequence[_T], do: Callable[[_T], _R], jobs: int, *, name: str, stop: threading.Event | None = None
+) -> list[_R]:
     """Return what ``do`` gives for each of ``items``, in their order. As `each`."""
     found: dict[int, _R] = {}
 
     def work(number: int) -> None:
         found[number] = do(items[number])
 
-    each(range(len(items)), work, max(1, min(jobs, len(items))), name=name)
+    each(range(len(items)), work, max(1, min(jobs, len(items))), name=name, stop=stop)
     return [found[number] for number in range(len(items))]
 
 
@@ -60,7 +65,8 @@ def _start(thread: threading.Thread, number: int) -> None:
 class _Job(Generic[_T]):
     """What the threads of one call of `each` share."""
 
-    def __init__(self, items: Iterable[_T], do: Callable[[_T], None]) -> None:
+    def __init__(self, items: Iterable[_T], do: Callable[[_T], None], stop: threading.Event) -> None:
+        self._stop = stop
         self._items = enumerate(items)
         self._do = do
         self._taking = threading.Lock()
@@ -101,6 +107,7 @@ class _Job(Generic[_T]):
             self._fail(order, error)
 
     def _fail(self, order: float, error: BaseException) -> None:
+        self._stop.set()
         with self._changed:
             self._has_ended = True
             if order < self._first_error[0]:
@@ -114,6 +121,7 @@ class _Job(Generic[_T]):
 
     def end(self) -> None:
         """Let no thread begin anything, and return when none works. A second Ctrl-C does not end that."""
+        self._stop.set()
         while True:
             try:
                 with self._changed:

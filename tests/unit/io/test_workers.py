@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from blobstore.errors import StorageError
-from blobstore.io.workers import each
+from blobstore.io.workers import each, results_of
 
 JOBS = [1, 2, 3, 8]
 
@@ -146,3 +146,24 @@ def test_no_thread_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(StorageError, match="can't start a thread"):
         each(range(20), pytest.fail, 4, name="t")
+
+
+def test_what_takes_its_time_is_told_to_stop() -> None:
+    stop, began = threading.Event(), threading.Event()
+
+    def work(item: str) -> str:
+        if item == "long":
+            began.set()
+            assert stop.wait(60)
+            return "ended"
+        assert began.wait(60)
+        raise ValueError(item)
+
+    with pytest.raises(ValueError, match="short"):
+        results_of(["long", "short"], work, 2, name="test", stop=stop)
+    assert stop.is_set()
+
+
+def test_results_are_in_the_order_of_their_items() -> None:
+    assert results_of([3, 1, 2], lambda item: item * 2, 3, name="test") == [6, 2, 4]
+    assert results_of([], lambda item: item, 3, name="test") == []

@@ -14,7 +14,6 @@ import stat
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from blobstore.errors import BlobStoreError, NotFoundError
@@ -23,7 +22,7 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.strictjson import MAX_CONFIG
 from blobstore.io.ranges import BytesReader, FileIdentity, FileReader
-from blobstore.io.workers import Progress, silent
+from blobstore.io.workers import Progress, each, silent
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.blobs import BlobListing
 from blobstore.store.local.store import Store
@@ -285,13 +284,8 @@ class BlobChecks:
                 return None if stop.is_set() else next((digest for source in sources for digest in source), None)
 
         others = min(jobs - 1, len(queues[0]))  # more would find nothing to do
-        with ThreadPoolExecutor(1 + others, thread_name_prefix="verify") as pool:
-            try:
-                tasks = [pool.submit(work, small, large), *(pool.submit(work, large) for _ in range(others))]
-                for task in tasks:
-                    task.result()
-            finally:
-                stop.set()
+        shares = [(small, large), *((large,) for _ in range(others))]
+        each(shares, lambda share: work(*share), 1 + others, name="verify", stop=stop)
 
     def _checked(self, checker: BlobChecker, digest: str, uses: Sequence[Use]) -> BlobCheck:
         if self.store.blobs.is_missing(digest):  # a hundred thousand may be
