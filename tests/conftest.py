@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
@@ -73,6 +74,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _is_quick(item.path) and not {"long", "lab"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker("quick")
+
+
+def pytest_collection_finish() -> None:
+    """Take thousands of tests out of the collector's sight: it would walk through them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -28,7 +28,4 @@ class TestLayered(StoreTests):
     """An upper store over two lower ones that have other models, and a blob that the tests write."""
 
     def new_home(self, folder: Path) -> LayeredStore:
-        return LayeredStore(Store(folder / "upper"), [Store(folder / "lower"), MemoryStore()])
-
-    def other_reader(self, home: Home) -> LayeredStore:
-        return LayeredStore(Store(home.address), [])
+        return LayeredStore(MemoryStore(), [Store(folder / "lower"), MemoryStore()])

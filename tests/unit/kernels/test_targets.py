@@ -109,10 +109,13 @@ def test_targets_equal_twin_for_jobs_whose_first_column_is_not_0(
     quant_type: str, group_size: int, dtype: np.dtype[Any]
 ) -> None:
     weights = random_weights(dtype, 7, 5 * group_size)
-    for jobs in (3, 11):
-        for importance in (None, random_importance(5 * group_size)):
-            options = {"method": "search", "importance": importance, "jobs": jobs}
-            assert_targets_equal_twin(weights, quant_type, group_size, **options)
+    for importance in (None, random_importance(5 * group_size)):
+        options = {"method": "search", "importance": importance, "group_size": group_size}
+        expected = kernels.quantize(weights, quant_type, kernel=TWIN, jobs=3, **options)
+        for jobs in (3, 11):
+            for name, kernel in TARGETS.items():
+                quantized = kernels.quantize(weights, quant_type, kernel=kernel, jobs=jobs, **options)
+                assert_same_parts(quantized, expected, f"{name} {quant_type}/{group_size} {weights.dtype} {jobs} jobs")
 
 
 @any_dtype
