@@ -171,7 +171,7 @@ class BusyError(StorageError):
 
 
 class ConflictError(BlobStoreError):
-    """A name has another manifest than was expected: somebody else has changed it meanwhile."""
+    """The manifest of a name is not the expected one: somebody else has changed it."""
 
 
 class RemoteError(BlobStoreError):

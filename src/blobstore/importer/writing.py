@@ -24,35 +24,18 @@ from blobstore.source.reading import SourceReaders
 from blobstore.source.weights import SourceWeight
 from blobstore.store.ports import Finished, Session, Writer
 
-_PIECE = 2**20
-
 
 def copy_file(layer: PlannedCopy, session: Session) -> Finished:
-    """Return the blob of a file, written to ``session`` in pieces of 1 MiB; it is not yet visible.
+    """Return the blob of a file, written to ``session``; it is not yet visible.
 
     Raises: CorruptDataError when the file is not the one any more that was planned, or changes meanwhile; NotFoundError;
     StorageError.
     """
     with FileReader(layer.file.path) as reader:
         reader.check_is(layer.file.identity)
-        is_small = reader.size <= _PIECE
-        blob = session.put(reader.read(0, reader.size)) if is_small else _copy_large(reader, session)
+        blob = session.copy(reader)
         reader.check_unchanged()
         return blob
-
-
-def _copy_large(reader: FileReader, session: Session) -> Finished:
-    writer = session.writer(reader.size)
-    blob, done = None, 0
-    try:
-        for piece in reader.pieces(memoryview(bytearray(_PIECE))):
-            blob = writer.put(done, piece)
-            done += len(piece)
-    finally:
-        writer.close()
-    if blob is None:
-        raise AssertionError("the last piece finishes a blob")
-    return blob
 
 
 _ARITHMETIC = 1

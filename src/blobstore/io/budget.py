@@ -7,7 +7,7 @@ largest published checkpoints beside these limits.
 
 What a request takes (`Allowance`) is counted where bytes leave a socket, so that nothing is forgotten: heads of replies,
 redirects, retries, the framing of chunks. Time is counted for it as a whole beside the silence between two bytes, so that a
-server that sends a byte every ten seconds does not hold anybody for a day.
+server that sends a byte every ten seconds can't keep a command waiting for a day.
 """
 
 from __future__ import annotations

@@ -62,10 +62,10 @@ class OpenReader(RangeReader, Protocol):
 
     @property
     def identity(self) -> FileIdentity | None:
-        """What tells one state of the file from another; None where there is no file."""
+        """The state of the file when it was opened; None in memory."""
 
     def fileno(self) -> int | None:
-        """Return the open file's descriptor, None where there is no file: a file can be mapped, linked and cloned."""
+        """Return the descriptor of the open file, which can be mapped, linked and cloned; None in memory."""
 
     def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
         """Yield all bytes in order, in views of ``buffer``, each good until the next. Raises: as `readinto`."""
@@ -92,7 +92,7 @@ class BytesReader:
         self._data = memoryview(data)
 
     def fileno(self) -> None:
-        """Return None: there is no file."""
+        """Return None: memory has no descriptor."""
 
     def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
         """Yield all bytes; nothing is copied, and ``buffer`` is only a measure."""

@@ -164,7 +164,7 @@ class Progress(Protocol):
 
 
 def begun(progress: Progress | None, total: int) -> Progress:
-    """Return what to tell of ``total`` bytes: ``progress``, which hears of them first; nobody, where it is None."""
+    """Return ``progress``, told that ``total`` bytes begin; `silent` if it is None."""
     if progress is None:
         return silent
     if (begin := getattr(progress, "begin", None)) is not None:

@@ -346,7 +346,7 @@ def _mlx_loaded(blob: Blob) -> dict[str, Any]:
             return {}
         except OSError as error:
             raise from_os_error(error, "load", blob.path) from error
-        if now != blob.identity:  # nor when it is no file
+        if now != blob.identity:
             return {}
         try:
             blob.mlx_arrays = mx.load(blob.path, format="safetensors")

@@ -113,6 +113,10 @@ class LayeredSession:
         """See `Session`."""
         return self._upper.put(data)
 
+    def copy(self, reader: OpenReader) -> Finished:
+        """See `Session`."""
+        return self._upper.copy(reader)
+
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         """See `Session`: a blob that a lower home has is not copied."""
         if not self._copies_up and not self._lower.missing([descriptor]):

@@ -178,6 +178,10 @@ class MemorySession:
         self._made[digest] = data
         return Descriptor(media_type="", digest=digest, size=len(data))
 
+    def copy(self, reader: OpenReader) -> Descriptor:
+        """See `Session`."""
+        return self.put(reader.read(0, reader.size))
+
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         """See `Session`."""
         if descriptor.digest in self._made or not self._blobs.missing([descriptor]):

@@ -121,6 +121,9 @@ class Session(Protocol):
     def put(self, data: bytes) -> Finished:
         """Write a blob that is in memory. Raises: StorageError."""
 
+    def copy(self, reader: OpenReader) -> Finished:
+        """Write all that a reader gives as one blob. Raises: as ``reader``; StorageError."""
+
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         """Take a blob from elsewhere, and check that its bytes are the descriptor's.
 

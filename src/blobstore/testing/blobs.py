@@ -132,6 +132,21 @@ class BlobTests(HomeTests):
         assert session.publish(M, manifest_of(data)) == {Digest.of(data)}
         assert blobs_of(home, "m") == [data]
 
+    @pytest.mark.parametrize("size", [0, 1, 2**20 + 1])
+    def test_a_copy_of_all_that_a_reader_gives(self, home: Home, session: Session, size: int) -> None:
+        data = data_of(size)
+        blob = session.copy(BytesReader(data))
+        assert (blob.digest, blob.size) == (Digest.of(data), size)
+        session.publish(M, manifest_of(data))
+        assert blobs_of(home, "m") == [data]
+
+    def test_damage_that_has_the_bytes_of_another_blob(self, home: Home, session: Session) -> None:
+        session.put(b"one")
+        with pytest.raises(DigestMismatchError):
+            session.add(descriptor_of(b"two"), BytesReader(b"one"))
+        session.publish(M, manifest_of(b"one"))
+        assert blobs_of(home, "m") == [b"one"]
+
     @pytest.mark.parametrize("size", [0, 5, 70_000])
     def test_other_bytes_from_elsewhere(self, home: Home, session: Session, size: int) -> None:
         wrong = bytes(size) if size else b""

@@ -119,7 +119,7 @@ class _Reader:
         """Raise, as a plan that is made here is checked, unless the model can be read again."""
         blobs = [layer for layer in layers if isinstance(layer, PlannedBlob)]
         if not blobs:
-            raise ValueError("there are no blobs of tensors")
+            raise ValueError("it has no tensors")
         check_names(blobs)
         check_readable(blobs)
         if options.importance is not None:

@@ -108,7 +108,7 @@ class LocalSession:
         return BlobWriter(self._folder, str(next(self._numbers)), size, self._finished, syncs=not self._syncs_whole)
 
     def _finished(self, blob: FinishedBlob) -> None:
-        self._made[blob.digest] = blob
+        self._made.setdefault(blob.digest, blob)
 
     def put(self, data: bytes) -> FinishedBlob:
         """Write bytes in memory as one blob. Raises: StorageError."""
@@ -128,9 +128,10 @@ class LocalSession:
             return How.THERE
         how, blob = self._taken(descriptor, reader)
         if blob.digest != descriptor.digest:
-            del self._made[blob.digest]
-            with os_errors("remove", blob.path):
-                remove_if_there(blob.path)
+            if self._made.get(blob.digest) is blob:  # else another blob of the session has these bytes
+                del self._made[blob.digest]
+                with os_errors("remove", blob.path):
+                    remove_if_there(blob.path)
             message = f"{reader.name}: its bytes are not those of {descriptor.digest}"
             raise DigestMismatchError(message, blob=str(descriptor.digest), path=reader.name)
         self.note(key, blob)
@@ -144,7 +145,7 @@ class LocalSession:
         for how, share in ((How.CLONED, clone), (How.LINKED, link)):
             if reader.fileno() is not None and share(reader, place):
                 return how, self._shared(place, descriptor)
-        return How.COPIED, self._copied(reader)
+        return How.COPIED, self.copy(reader)
 
     def _shared(self, place: Path, descriptor: Descriptor) -> FinishedBlob:
         """Return the blob of a file that shares another's blocks, named for the digest of its bytes."""
@@ -159,10 +160,12 @@ class LocalSession:
         self._finished(blob)
         return blob
 
-    def _copied(self, reader: OpenReader) -> FinishedBlob:
+    def copy(self, reader: OpenReader) -> FinishedBlob:
+        """See `Session`: in pieces of 1 MiB."""
+        if reader.size <= _CHUNK:
+            return self.put(reader.read(0, reader.size))
         writer = self.writer(reader.size)
-        blob = writer.put(0, b"") if reader.size == 0 else None
-        done = 0
+        blob, done = None, 0
         try:
             for piece in reader.pieces(memoryview(bytearray(_CHUNK))):
                 blob = writer.put(done, piece)
