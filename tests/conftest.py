@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, settings
 
 from blobstore.store.local.store import Store, open_store
 
-# The machine may be small and busy: no deadlines. The same examples every time, so that a run says something of a change;
-# HYPOTHESIS_PROFILE=random looks at others, and `deep` at many, for a night.
-settings.register_profile("random", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The machine may be small and busy: no deadlines. The same examples every time, so that a run says
+# something of a change; HYPOTHESIS_PROFILE=random looks at others, and `deep` at many, for a night.
+settings.register_profile(
+    "random", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("same", settings.get_profile("random"), derandomize=True)
 settings.register_profile("deep", settings.get_profile("random"), max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
@@ -32,7 +34,11 @@ _NOT_QUICK = frozenset(
             "cli/test_processes.py",
             "formats/safetensors/test_corpus_header.py",
         ),
-        *("formats/test_corpus_documents.py", "importer/planning/test_travel.py", "importer/test_import.py"),
+        *(
+            "formats/test_corpus_documents.py",
+            "importer/planning/test_travel.py",
+            "importer/test_import.py",
+        ),
         *(
             "importer/test_import_sources.py",
             "importer/test_reuse.py",
@@ -51,7 +57,12 @@ _NOT_QUICK = frozenset(
             "kernels/test_targets.py",
             "store/local/test_journal.py",
         ),
-        *("store/local/test_lock.py", "store/local/test_nested_store.py", "store/local/test_races.py", "test_readme.py"),
+        *(
+            "store/local/test_lock.py",
+            "store/local/test_nested_store.py",
+            "store/local/test_races.py",
+            "test_readme.py",
+        ),
     }
 )
 """Files of tests/unit that take more than 2.5 s of processor time each (docs/development.md)."""
@@ -72,7 +83,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _is_quick(item.path) and not {"long", "lab"} & {mark.name for mark in item.iter_markers()}:
+        if _is_quick(item.path) and not {"long", "lab"} & {
+            mark.name for mark in item.iter_markers()
+        }:
             item.add_marker("quick")
 
 
@@ -96,7 +109,11 @@ def snapshot() -> Callable[[Store], Snapshot]:
     """
 
     def take(store: Store) -> Snapshot:
-        found = {path.relative_to(store.root).as_posix(): path for path in sorted(store.root.rglob("*")) if path.is_file()}
+        found = {
+            path.relative_to(store.root).as_posix(): path
+            for path in sorted(store.root.rglob("*"))
+            if path.is_file()
+        }
         return {
             name: hashlib.sha256(path.read_bytes()).hexdigest()
             for name, path in found.items()
@@ -117,7 +134,10 @@ class _Messages(logging.Handler):
 
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
-    """The messages that blobstore has logged in this test; pytest's own plugin costs every test time, and is off."""
+    """The messages that blobstore has logged in this test.
+
+    Pytest's own plugin costs every test time, and is off.
+    """
     handler, logger = _Messages(), logging.getLogger("blobstore")
     logger.addHandler(handler)
     level = logger.level
@@ -133,6 +153,8 @@ def command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "blobstore", *map(str, arguments)]
-        return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300, **options)  # type: ignore[call-overload]
+        return subprocess.run(
+            line, capture_output=True, text=True, check=False, timeout=300, **options
+        )  # type: ignore[call-overload]
 
     return run

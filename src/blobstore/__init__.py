@@ -1,6 +1,7 @@
 """Model checkpoints as a content-addressed store of quantized tensor blobs, in Ollama's format.
 
-The public API; every name is imported when it is first used, so that ``import blobstore`` costs nothing.
+The public API; every name is imported when it is first used, so that ``import blobstore`` costs
+nothing.
 """
 
 from __future__ import annotations

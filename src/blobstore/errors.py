@@ -1,7 +1,8 @@
 """Every error that leaves the library.
 
-One class a kind of fault, so that a caller can tell "you asked for the wrong thing" from "this file is damaged" from
-"the disk is full". All carry the same optional fields, so that a message never has to be parsed:
+One class a kind of fault, so that a caller can tell "you asked for the wrong thing" from "this file
+is damaged" from "the disk is full". All carry the same optional fields, so that a message never has
+to be parsed:
 
 ``rule``    the numbered rule that was broken (``F8``: see docs/design.md, "Rules")
 ``tensor``  tensor name · ``index`` element index in it
@@ -69,8 +70,14 @@ class BlobStoreError(Exception):
         return self
 
     def _fields(self) -> dict[str, Any]:
-        fields = {key: value for key, value in self.__dict__.items() if key not in ("message", "__notes__")}
-        return fields | {"errno": self.errno}  # of errors that are OSErrors too it is not in the dictionary
+        fields = {
+            key: value
+            for key, value in self.__dict__.items()
+            if key not in ("message", "__notes__")
+        }
+        return fields | {
+            "errno": self.errno
+        }  # of errors that are OSErrors too it is not in the dictionary
 
 
 def _rebuild(kind: type[BlobStoreError], message: str, fields: dict[str, Any]) -> BlobStoreError:
@@ -118,7 +125,10 @@ class TensorNotFoundError(NotFoundError, KeyError):
 
 
 class InvalidIndexError(UsageError, IndexError):
-    """An index that numpy refuses for a tensor: out of bounds, a step of zero, text. An IndexError too, as for sequences."""
+    """An index that numpy refuses for a tensor: out of bounds, a step of zero, text.
+
+    An IndexError too, as for sequences.
+    """
 
 
 class CorruptDataError(BlobStoreError):
@@ -142,7 +152,10 @@ class ShortReadError(CorruptDataError):
 
 
 class UnsupportedSourceError(BlobStoreError, ValueError):
-    """A checkpoint is well-formed, but of a kind that is not imported, or not as asked. A ValueError too."""
+    """A checkpoint is well-formed, but of a kind that is not imported, or not as asked.
+
+    A ValueError too.
+    """
 
 
 class NonFiniteWeightError(UnsupportedSourceError):
@@ -175,13 +188,17 @@ class ConflictError(BlobStoreError):
 
 
 class RemoteError(BlobStoreError):
-    """A server can't be reached, refuses, or answers what can't be used. ``path`` is its address, without a query.
+    """A server can't be reached, refuses, or answers what can't be used.
 
-    ``status`` is the HTTP status, None where there was no reply. ``temporary`` says that the same request may succeed
-    later: it was tried again already, as often as the caller's patience allows.
+    ``path`` is its address, without a query.
+
+    ``status`` is the HTTP status, None where there was no reply. ``temporary`` says that the same
+    request may succeed later: it was tried again already, as often as the caller's patience allows.
     """
 
-    def __init__(self, message: str, *, status: int | None = None, temporary: bool = False, **fields: Any) -> None:
+    def __init__(
+        self, message: str, *, status: int | None = None, temporary: bool = False, **fields: Any
+    ) -> None:
         super().__init__(message, **fields)
         self.status = status
         self.temporary = temporary
@@ -196,8 +213,8 @@ def quoted(value: object) -> str:
 def from_os_error(error: OSError | BlobStoreError, operation: str, path: object) -> BlobStoreError:
     """Return our error for an operating system's error: what was tried, on what, and why it failed.
 
-    A missing file becomes `MissingFileError`, what is not allowed `AccessError`, everything else `StorageError`, each with
-    ``errno``. One that is ours already stays as it is.
+    A missing file becomes `MissingFileError`, what is not allowed `AccessError`, everything else
+    `StorageError`, each with ``errno``. One that is ours already stays as it is.
     """
     if isinstance(error, BlobStoreError):
         return error

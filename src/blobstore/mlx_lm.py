@@ -44,12 +44,13 @@ _GENERATION_CONFIG = "generation_config.json"
 def load(name: str | ModelName, *, store: Home) -> tuple[Any, Any]:
     """Return ``(model, tokenizer)`` of a stored model, for ``mlx_lm.generate`` and its kin.
 
-    The architecture is the one of the stored config.json, the tokenizer the one of the stored files; no code from the model
-    is run. A text ends at the tokens that generation_config.json names, as with ``mlx_lm.load``. On a CPU, unquantized
-    experts are converted to float32, because MLX multiplies them only in that type there (mlx 0.32.4, ``GatherMM``).
+    The architecture is the one of the stored config.json, the tokenizer the one of the stored
+    files; no code from the model is run. A text ends at the tokens that generation_config.json
+    names, as with ``mlx_lm.load``. On a CPU, unquantized experts are converted to float32, because
+    MLX multiplies them only in that type there (mlx 0.32.4, ``GatherMM``).
 
-    Raises: as `open_model`; UsageError without the ``lm`` extra; UnsupportedSourceError when mlx-lm does not know the
-    architecture, or the stored tensors are not those that it needs.
+    Raises: as `open_model`; UsageError without the ``lm`` extra; UnsupportedSourceError when mlx-lm
+    does not know the architecture, or the stored tensors are not those that it needs.
     """
     with open_model(name, store=store) as model:
         return _build(model), _tokenizer(model)
@@ -58,8 +59,8 @@ def load(name: str | ModelName, *, store: Home) -> tuple[Any, Any]:
 def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> Iterator[str]:
     """Yield the continuation of ``prompt``, the text of one token at a time, at temperature 0, until the model ends it.
 
-    Raises: UsageError for an empty prompt, or one that is not Unicode text; UnsupportedSourceError when mlx-lm can't run the
-    model.
+    Raises: UsageError for an empty prompt, or one that is not Unicode text; UnsupportedSourceError
+    when mlx-lm can't run the model.
     """
     from mlx_lm import stream_generate
 
@@ -103,8 +104,9 @@ def check_plan(plan: ImportPlan) -> Verdict:
 def planned_network(plan: ImportPlan) -> NetworkPlan:
     """Return mlx-lm's network of a planned import, which has a config.json, and what each parameter is made of.
 
-    Raises: UsageError without the ``lm`` extra; DocumentError for a config.json that is not one; UnsupportedSourceError
-    when mlx-lm does not know the architecture, or the planned tensors are not those that it needs.
+    Raises: UsageError without the ``lm`` extra; DocumentError for a config.json that is not one;
+    UnsupportedSourceError when mlx-lm does not know the architecture, or the planned tensors are
+    not those that it needs.
     """
     own = [tensor for tensor in plan.tensors if not tensor.name.startswith(_DRAFT_TENSORS)]
     names = frozenset(name for file in plan.inventory.files for name in file.tensor_names)
@@ -113,18 +115,28 @@ def planned_network(plan: ImportPlan) -> NetworkPlan:
 
 def _planned(tensor: OutputTensor) -> LogicalTensor:
     scaled = tensor.global_scale is not None
-    return LogicalTensor(tensor.name, tensor.shape, tensor.dtype, tensor.quantization, tensor.transposed, scaled)
+    return LogicalTensor(
+        tensor.name, tensor.shape, tensor.dtype, tensor.quantization, tensor.transposed, scaled
+    )
 
 
 def _build(model: Model) -> Any:
-    tensors = {name: tensor for name, tensor in model.items() if not name.startswith(_DRAFT_TENSORS)}
+    tensors = {
+        name: tensor for name, tensor in model.items() if not name.startswith(_DRAFT_TENSORS)
+    }
     try:
         config = parse_config(model.document(CONFIG_NAME))
-        own = Provenance.parse(model.document(OWN_DOCUMENT)) if OWN_DOCUMENT in model.documents() else None
+        own = (
+            Provenance.parse(model.document(OWN_DOCUMENT))
+            if OWN_DOCUMENT in model.documents()
+            else None
+        )
     except DocumentError as error:
         raise error.at(f"model {model.name}") from error
     logical = [LogicalTensor.of(tensor.stored, float_dtype(config)) for tensor in tensors.values()]
-    plan = plan_network(config, logical, str(model.name), own.tensor_names if own is not None else None)
+    plan = plan_network(
+        config, logical, str(model.name), own.tensor_names if own is not None else None
+    )
     for note in plan.notes:
         _log.warning("%s", note)
     network = build_network(plan, tensors, str(model.name))
@@ -156,7 +168,9 @@ def _tokenizer(model: Model) -> Any:
         utils, eos_token_ids = import_mlx_lm(), _eos_token_ids(model)
         with mlx_lm_errors("load the tokenizer of", str(model.name)):
             # Without the option, transformers asks at the terminal whether to run a model's code.
-            return utils.load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos_token_ids)
+            return utils.load_tokenizer(
+                folder, {"trust_remote_code": False}, eos_token_ids=eos_token_ids
+            )
     finally:
         with suppress(OSError):
             remove_tree(folder)
@@ -170,7 +184,9 @@ def _write_files(model: Model, folder: Path) -> None:
         try:
             path = folder / relative_path(name)
         except InvalidNameError as error:
-            raise UnsupportedSourceError(f"model {model.name}: {error}", model=str(model.name)) from None
+            raise UnsupportedSourceError(
+                f"model {model.name}: {error}", model=str(model.name)
+            ) from None
         with os_errors("write", path):
             make_folder(path.parent, durable=False)
             path.write_bytes(model.file(name))
@@ -179,7 +195,8 @@ def _write_files(model: Model, folder: Path) -> None:
 def _eos_token_ids(model: Model) -> Any:
     """Return the tokens that end a text: those of generation_config.json, else those of config.json.
 
-    Source: mlx_lm/utils.py `load_config` at version 0.32.2, which ignores a generation_config.json that is not JSON.
+    Source: mlx_lm/utils.py `load_config` at version 0.32.2, which ignores a generation_config.json
+    that is not JSON.
     """
     config = parse_config(model.document(CONFIG_NAME))
     generation: dict[str, Any] = {}

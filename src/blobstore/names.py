@@ -1,12 +1,16 @@
-"""Names: of models, blobs and files, and the digests that blobs are named by. Values that can't be wrong.
+"""Names: of models, blobs and files, and the digests that blobs are named by.
 
-Rule N1 (Ollama's grammar, tightened where it would let a URL or an empty port through; types/model/name.go in
-ollama/ollama@fb307609): ``[scheme://][host[:port]/][namespace/]model[:tag]``, ASCII, matched as a whole. Rule P1: a name
-from an index or a remote list is joined to a folder only when every ``/`` segment is an ordinary name. Rule D1: a digest
-is exactly ``sha256:`` and 64 lower-case hex digits. As a file name in ``blobs/``: ``sha256-`` and the same.
+Values that can't be wrong.
 
-`hint_for` says which models a user may have meant by a name that is not there: a few folders are listed, none of them
-through a symbolic link.
+Rule N1 (Ollama's grammar, tightened where it would let a URL or an empty port through;
+types/model/name.go in ollama/ollama@fb307609):
+``[scheme://][host[:port]/][namespace/]model[:tag]``, ASCII, matched as a whole. Rule P1: a name
+from an index or a remote list is joined to a folder only when every ``/`` segment is an ordinary
+name. Rule D1: a digest is exactly ``sha256:`` and 64 lower-case hex digits. As a file name in
+``blobs/``: ``sha256-`` and the same.
+
+`hint_for` says which models a user may have meant by a name that is not there: a few folders are
+listed, none of them through a symbolic link.
 """
 
 from __future__ import annotations
@@ -48,13 +52,19 @@ class Digest:
         """
         # The length comes first: a hostile megabyte costs nothing.
         if not isinstance(text, str) or len(text) != _TEXT_LENGTH or not text.startswith("sha256:"):
-            raise InvalidDigestError(f"not a digest (sha256: and 64 lower-case hex digits): {quoted(text)}", rule="D1")
+            raise InvalidDigestError(
+                f"not a digest (sha256: and 64 lower-case hex digits): {quoted(text)}", rule="D1"
+            )
         return cls(text[len("sha256:") :])
 
     @classmethod
     def from_file_name(cls, name: str) -> Digest | None:
         """Return the digest that a file in ``blobs/`` is named for, or None when the name is not ``sha256-<64 hex>``."""
-        if len(name) == _TEXT_LENGTH and name.startswith("sha256-") and _HEX.fullmatch(name, len("sha256-")):
+        if (
+            len(name) == _TEXT_LENGTH
+            and name.startswith("sha256-")
+            and _HEX.fullmatch(name, len("sha256-"))
+        ):
             return cls(name[len("sha256-") :])
         return None
 
@@ -111,13 +121,16 @@ class ModelName:
         _check(_PART, _MAX_PART, self.model, "model")
         _check(_PART, _MAX_PART, self.tag, "tag")
         if self.scheme not in ("http", "https"):
-            raise InvalidNameError(f"not a model name: scheme {self.scheme!r} is neither http nor https", rule="N1")
+            raise InvalidNameError(
+                f"not a model name: scheme {self.scheme!r} is neither http nor https", rule="N1"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Return the name that ``text`` gives, with Ollama's defaults for what it leaves out.
 
-        Raises: InvalidNameError (rule N1) when a part is empty, too long, or contains an invalid character.
+        Raises: InvalidNameError (rule N1) when a part is empty, too long, or contains an invalid
+        character.
         """
         if len(text) > _MAX_TEXT:
             raise InvalidNameError("not a model name: too long", rule="N1")
@@ -130,7 +143,10 @@ class ModelName:
             last, fields["tag"] = last.split(":", 1)
         parts = [*ahead, last]
         if len(parts) not in _PART_COUNTS:
-            raise InvalidNameError(f"not a model name: {text!r} has {len(parts)} parts, at most 3 are possible", rule="N1")
+            raise InvalidNameError(
+                f"not a model name: {text!r} has {len(parts)} parts, at most 3 are possible",
+                rule="N1",
+            )
         fields |= dict(zip(("model", "namespace", "host"), reversed(parts), strict=False))
         return cls(**fields)  # the keys are the fields' names
 
@@ -149,14 +165,18 @@ class ModelName:
 
     @property
     def path_parts(self) -> tuple[str, str, str, str]:
-        """The manifest's place below ``manifests/``: host, namespace, model, tag. Each is one ordinary path segment."""
+        """The manifest's place below ``manifests/``: host, namespace, model, tag.
+
+        Each is one ordinary path segment.
+        """
         return (self.host, self.namespace, self.model, self.tag)
 
     @property
     def folded(self) -> tuple[str, ...]:
         """The parts in lower case: names that are equal in them are one model, as for Ollama.
 
-        Source: ollama/ollama@fb307609 server/routes.go `getExistingName`, types/model/name.go `EqualFold`.
+        Source: ollama/ollama@fb307609 server/routes.go `getExistingName`, types/model/name.go
+        `EqualFold`.
         """
         return tuple(part.lower() for part in self.path_parts)
 
@@ -178,16 +198,21 @@ def _check(pattern: re.Pattern[str], longest: int, text: str, part: str) -> None
     if not text:
         raise InvalidNameError(f"not a model name: the {part} is empty", rule="N1")
     if len(text) > longest:
-        raise InvalidNameError(f"not a model name: the {part} is longer than {longest} characters", rule="N1")
+        raise InvalidNameError(
+            f"not a model name: the {part} is longer than {longest} characters", rule="N1"
+        )
     if pattern.fullmatch(text) is None:
-        raise InvalidNameError(f"not a model name: the {part} {text!r} contains an invalid character", rule="N1")
+        raise InvalidNameError(
+            f"not a model name: the {part} {text!r} contains an invalid character", rule="N1"
+        )
 
 
 def relative_path(text: object) -> str:
     """Return ``text`` unchanged when it is a relative path of ordinary names (rule P1); ``~`` and ``%`` are plain text.
 
-    Raises: InvalidNameError for an empty, ``.`` or ``..`` segment, an absolute path, a backslash, a colon (drives,
-    URLs, streams), NUL or another control character, a ``.git`` segment, a name over 255 bytes or a path over 4095.
+    Raises: InvalidNameError for an empty, ``.`` or ``..`` segment, an absolute path, a backslash, a
+    colon (drives, URLs, streams), NUL or another control character, a ``.git`` segment, a name over
+    255 bytes or a path over 4095.
     """
     if not isinstance(text, str):
         raise InvalidNameError(f"not a file name: {text!r}", rule="P1")
@@ -197,13 +222,22 @@ def relative_path(text: object) -> str:
         raise InvalidNameError(f"not a file name: {quoted(text)} is not UTF-8", rule="P1") from None
     if nbytes > _MAX_PATH_BYTES:
         raise InvalidNameError(f"not a file name: longer than {_MAX_PATH_BYTES} bytes", rule="P1")
-    if any(character in "\\:" or not (character.isprintable() or ord(character) > _LAST_CONTROL) for character in text):
-        raise InvalidNameError(f"not a file name: {text!r} contains an invalid character", rule="P1")
+    if any(
+        character in "\\:" or not (character.isprintable() or ord(character) > _LAST_CONTROL)
+        for character in text
+    ):
+        raise InvalidNameError(
+            f"not a file name: {text!r} contains an invalid character", rule="P1"
+        )
     for segment in text.split("/"):
         if segment in ("", ".", "..") or segment.lower() == ".git":
-            raise InvalidNameError(f"not a file name: {text!r} has the segment {segment!r}", rule="P1")
+            raise InvalidNameError(
+                f"not a file name: {text!r} has the segment {segment!r}", rule="P1"
+            )
         if len(segment.encode()) > _MAX_FILE_NAME_BYTES:
-            raise InvalidNameError(f"not a file name: a segment is longer than {_MAX_FILE_NAME_BYTES} bytes", rule="P1")
+            raise InvalidNameError(
+                f"not a file name: a segment is longer than {_MAX_FILE_NAME_BYTES} bytes", rule="P1"
+            )
     return text
 
 
@@ -245,7 +279,10 @@ def _similar(model: str, others: list[str]) -> list[str]:
     from difflib import get_close_matches
 
     by_lower_case = {other.lower(): other for other in sorted(others)}
-    return [by_lower_case[match] for match in get_close_matches(model.lower(), by_lower_case, _MOST_MODELS)]
+    return [
+        by_lower_case[match]
+        for match in get_close_matches(model.lower(), by_lower_case, _MOST_MODELS)
+    ]
 
 
 def _entries(manifests: Path, *parts: str, folders: bool) -> list[str]:
@@ -259,7 +296,11 @@ def _entries(manifests: Path, *parts: str, folders: bool) -> list[str]:
             return [
                 entry.name
                 for entry in some
-                if (entry.is_dir(follow_symlinks=False) if folders else entry.is_file(follow_symlinks=False))
+                if (
+                    entry.is_dir(follow_symlinks=False)
+                    if folders
+                    else entry.is_file(follow_symlinks=False)
+                )
             ]
     except OSError:
         return []

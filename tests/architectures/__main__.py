@@ -37,21 +37,40 @@ def main() -> int:
         rows = list(pool.map(lambda row: _noted(row, make, options), wanted))
     if not options.only:
         date = f"{datetime.now(UTC):%Y-%m-%d}"
-        options.page.write_text(converted_table(rows, date) if options.converted else table(rows, date))
+        options.page.write_text(
+            converted_table(rows, date) if options.converted else table(rows, date)
+        )
     bad = [row["architecture"] for row in rows if not good(row)]
-    print(f"{len(rows)} rows, {sum(counted(row) for row in rows)} counted, {len(bad)} bad: {' '.join(bad)}")  # noqa: T201
+    print(  # noqa: T201
+        f"{len(rows)} rows, {sum(counted(row) for row in rows)} counted, {len(bad)} bad: {' '.join(bad)}"
+    )
     return 1 if bad else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python tests/architectures", description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[], metavar="GLOB", help="only these; no page is written")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="GLOB", help="only these; no page is written"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="rows at a time (2)")
-    parser.add_argument("--notes", type=Path, default=Path("/tmp/blobstore-architectures"), help="where rows are noted")  # noqa: S108
-    parser.add_argument("--again", action="store_true", help="make all again, instead of the missing ones")
-    parser.add_argument("--page", type=Path, default=_PAGE, help="what is written (docs/architectures.md)")
+    parser.add_argument(
+        "--notes",
+        type=Path,
+        default=Path("/tmp/blobstore-architectures"),  # noqa: S108
+        help="where rows are noted",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="make all again, instead of the missing ones"
+    )
+    parser.add_argument(
+        "--page", type=Path, default=_PAGE, help="what is written (docs/architectures.md)"
+    )
     parser.add_argument("--row", help=argparse.SUPPRESS)
-    parser.add_argument("--converted", action="store_true", help="compare what mlx-lm converted: architectures-converted.md")
+    parser.add_argument(
+        "--converted",
+        action="store_true",
+        help="compare what mlx-lm converted: architectures-converted.md",
+    )
     options = parser.parse_args()
     if options.converted:
         options.notes /= "converted"
@@ -74,7 +93,12 @@ def _noted(row: Architecture, make: Apart, options: argparse.Namespace) -> dict[
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps(result))
     words = [f"{quant}: {outcome['verdict']}" for quant, outcome in result["types"].items()]
-    print(f"{row.name:28} {' '.join(words) if counted(result) else 'mlx-lm: ' + result['mlx_lm']}"[:200], flush=True)  # noqa: T201
+    print(  # noqa: T201
+        f"{row.name:28} {' '.join(words) if counted(result) else 'mlx-lm: ' + result['mlx_lm']}"[
+            :200
+        ],
+        flush=True,
+    )
     return result
 
 

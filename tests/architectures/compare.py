@@ -1,8 +1,9 @@
 """One checkpoint as one type: what blobstore makes of it beside what mlx-lm makes of the checkpoint.
 
-A model is right when it is imported, when its network gives the logits of the exported folder in mlx-lm, and when each
-module holds what the same module of the source's network holds, as closely as the bits that were stored allow. What the plan
-says of weights that mlx-lm holds dequantized has to be what it holds so.
+A model is right when it is imported, when its network gives the logits of the exported folder in
+mlx-lm, and when each module holds what the same module of the source's network holds, as closely as
+the bits that were stored allow. What the plan says of weights that mlx-lm holds dequantized has to
+be what it holds so.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Verdict(StrEnum):
 class Outcome:
     """A verdict, why, and of a right one: the share of parameters that is quantized, and that was before it was loaded.
 
-    ``dequantized``: what mlx-lm computes with, or moves within a group, becomes values again. ``error``: that of the logits.
+    ``dequantized``: what mlx-lm computes with, or moves within a group, becomes values again.
+    ``error``: that of the logits.
     """
 
     verdict: Verdict
@@ -76,7 +78,8 @@ def source_network(folder: Path) -> Any:
 def compare(folder: Path, quant: str | None, source: Any) -> Outcome:
     """Return what comes of the checkpoint in ``folder`` as ``quant``; ``source``: mlx-lm's network, or why it has none.
 
-    Without a network of mlx-lm only crashes are told: what it can't load need not be refused before it is loaded.
+    Without a network of mlx-lm only crashes are told: what it can't load need not be refused before
+    it is loaded.
     """
     alone = isinstance(source, str)
     try:
@@ -99,14 +102,29 @@ def _imported(folder: Path, quant: str | None, scratch: Path) -> tuple[Any, Any,
     step("plan", Verdict.REFUSED, lambda: blobstore.plan_import(folder, quant=quant))
     if odd := disagreement(folder, quant):
         raise Ended(Verdict.WRONG, f"plan: {odd}")
-    step("import", Verdict.LATE, lambda: blobstore.import_model(folder, "m", store=store, quant=quant))
+    step(
+        "import",
+        Verdict.LATE,
+        lambda: blobstore.import_model(folder, "m", store=store, quant=quant),
+    )
     network = step("load", Verdict.LATE, lambda: blobstore.mlx_lm.load_network("m", store=store))
-    step("export", Verdict.LATE, lambda: blobstore.export_model("m", exported, store=store, format="mlx"))
-    return network, step("the exported folder", Verdict.CRASHED, lambda: load_folder(exported)), _fewest_bits(store)
+    step(
+        "export",
+        Verdict.LATE,
+        lambda: blobstore.export_model("m", exported, store=store, format="mlx"),
+    )
+    return (
+        network,
+        step("the exported folder", Verdict.CRASHED, lambda: load_folder(exported)),
+        _fewest_bits(store),
+    )
 
 
 def step(what: str, refused: Verdict, work: Callable[[], Any]) -> Any:
-    """Return what ``work`` returns. Raises: Ended, as ``refused`` with an error of ours, as a crash with any other."""
+    """Return what ``work`` returns.
+
+    Raises: Ended, as ``refused`` with an error of ours, as a crash with any other.
+    """
     from blobstore.errors import BlobStoreError
 
     try:
@@ -121,7 +139,9 @@ def _fewest_bits(store: Any) -> int | None:
     import blobstore
 
     with blobstore.open_model("m", store=store) as model:
-        return min((tensor.quant_type.bits for tensor in model.values() if tensor.quant_type), default=None)
+        return min(
+            (tensor.quant_type.bits for tensor in model.values() if tensor.quant_type), default=None
+        )
 
 
 def load_folder(folder: Path) -> Any:
@@ -139,7 +159,9 @@ def _judged(network: Any, exported: Any, source: Any, bits: int | None) -> Outco
     ours, theirs, sources = (logits_of(one) for one in (network, exported, source))
     held, meant = _values(network), _values(source)
     if odd := sorted(held.keys() ^ meant.keys()):
-        raise Ended(Verdict.WRONG, f"{odd[0]} is in one of both networks only, and {len(odd) - 1} more")
+        raise Ended(
+            Verdict.WRONG, f"{odd[0]} is in one of both networks only, and {len(odd) - 1} more"
+        )
     found = {path: _difference(path, held[path], meant[path], bits) for path in sorted(held)}
     if wrong := [text for text in found.values() if text]:
         raise Ended(Verdict.WRONG, f"{wrong[0]}, and {len(wrong) - 1} more of {len(held)}")
@@ -147,17 +169,25 @@ def _judged(network: Any, exported: Any, source: Any, bits: int | None) -> Outco
         raise Ended(Verdict.WRONG, "logits are not finite")
     apart = (mx.abs(ours - theirs).max() / mx.abs(ours).max()).item()
     if not apart <= _NEAR:
-        raise Ended(Verdict.WRONG, f"logits differ from the exported folder's by {apart:.2g} of the largest")
+        raise Ended(
+            Verdict.WRONG, f"logits differ from the exported folder's by {apart:.2g} of the largest"
+        )
     return Outcome(
         verdict=Verdict.RIGHT,
         quantized=_share(held, [path for path, value in held.items() if value.bits]),
-        dequantized=_share(held, [path for path, value in held.items() if not value.bits and found[path] is not None]),
+        dequantized=_share(
+            held,
+            [path for path, value in held.items() if not value.bits and found[path] is not None],
+        ),
         error=(mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item(),
     )
 
 
 def _share(values: dict[str, _Value], paths: list[str]) -> float:
-    return float(sum(values[path].array.size for path in paths) / sum(value.array.size for value in values.values()))
+    return float(
+        sum(values[path].array.size for path in paths)
+        / sum(value.array.size for value in values.values())
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +213,9 @@ def _dequantized(module: Any) -> Any:
     import mlx.core as mx
 
     options = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
-    values = mx.dequantize(module.weight, module.scales, module.get("biases"), **options).astype(mx.float32)
+    values = mx.dequantize(module.weight, module.scales, module.get("biases"), **options).astype(
+        mx.float32
+    )
     if "global_scale" in module:
         scale = module.global_scale
         values = values * scale.reshape(scale.shape + (1,) * (values.ndim - scale.ndim))
@@ -202,7 +234,9 @@ def _difference(path: str, held: _Value, meant: _Value, stored_bits: int | None)
     bits = held.bits or (stored_bits if ours.ndim > 1 else None)
     if bits is None:
         return f"{path} differs by {mx.abs(ours - theirs).max().item():.2g}"
-    cosine = ((ours * theirs).sum() / mx.maximum(mx.linalg.norm(ours) * mx.linalg.norm(theirs), 1e-30)).item()
+    cosine = (
+        (ours * theirs).sum() / mx.maximum(mx.linalg.norm(ours) * mx.linalg.norm(theirs), 1e-30)
+    ).item()
     return "" if cosine >= _COSINES[bits] else f"{path} in {bits} bits has a cosine of {cosine:.4f}"
 
 

@@ -1,7 +1,8 @@
 """Checkpoints that mlx-lm itself has converted: what blobstore makes of them beside what mlx-lm makes of them.
 
-A model is right when each parameter of the network that is loaded from the store, and of the exported folder, has the bytes
-that it has in mlx-lm's own network of the converted folder. Asked for int4, codes are refused and floats quantized.
+A model is right when each parameter of the network that is loaded from the store, and of the
+exported folder, has the bytes that it has in mlx-lm's own network of the converted folder. Asked
+for int4, codes are refused and floats quantized.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from architectures.compare import Ended, Outcome, Verdict, compare, load_folder, logits_of, said, step
+from architectures.compare import (
+    Ended,
+    Outcome,
+    Verdict,
+    compare,
+    load_folder,
+    logits_of,
+    said,
+    step,
+)
 from architectures.held import disagreement
 
 CONVERSIONS: Mapping[str, Mapping[str, Any]] = {
@@ -30,7 +40,10 @@ CONVERSIONS: Mapping[str, Mapping[str, Any]] = {
     "mixed_3_6": {"recipe": "mixed_3_6"},
     "mixed_4_6": {"recipe": "mixed_4_6"},
 }
-"""What ``mlx_lm.convert`` is asked for, by name. Its groups are of 64 unless it is told otherwise, or by its mode."""
+"""What ``mlx_lm.convert`` is asked for, by name.
+
+Its groups are of 64 unless it is told otherwise, or by its mode.
+"""
 
 ROWS = (
     "afmoe",
@@ -67,14 +80,24 @@ def convert(source: Path, folder: Path, conversion: str) -> None:
     options = dict(CONVERSIONS[conversion])
     network, config = load_model(source, lazy=True)
     if recipe := options.pop("recipe", None):
-        options["quant_predicate"] = mixed_quant_predicate_builder(recipe, network, None)  # as the command does
+        options["quant_predicate"] = mixed_quant_predicate_builder(
+            recipe, network, None
+        )  # as the command does
     if CONVERSIONS[conversion]:
         with contextlib.redirect_stdout(io.StringIO()):
             network, config = quantize_model(
-                network, config, options.pop("group_size", None), options.pop("bits", None), **options
+                network,
+                config,
+                options.pop("group_size", None),
+                options.pop("bits", None),
+                **options,
             )
     save_model(folder, network, donate_model=True)
-    save_config(config, folder / "config.json", keep_vision_config="vision_tower" in getattr(network, "model", {}))
+    save_config(
+        config,
+        folder / "config.json",
+        keep_vision_config="vision_tower" in getattr(network, "model", {}),
+    )
 
 
 def compare_conversion(source: Path, conversion: str) -> Outcome:
@@ -101,7 +124,11 @@ def _judged(folder: Path, scratch: Path, theirs: Any) -> Outcome:
         raise Ended(Verdict.WRONG, f"plan: {odd}")
     step("import", Verdict.LATE, lambda: blobstore.import_model(folder, "m", store=store))
     loaded = step("load", Verdict.LATE, lambda: blobstore.mlx_lm.load_network("m", store=store))
-    step("export", Verdict.LATE, lambda: blobstore.export_model("m", exported, store=store, format="mlx"))
+    step(
+        "export",
+        Verdict.LATE,
+        lambda: blobstore.export_model("m", exported, store=store, format="mlx"),
+    )
     again = step("the exported folder", Verdict.CRASHED, lambda: load_folder(exported))
     for what, network in (("loaded", loaded), ("exported", again)):
         if odd := _difference(network, theirs):
@@ -116,7 +143,9 @@ def _check_logits(networks: Mapping[str, Any], theirs: Any) -> None:
     except Exception as error:  # noqa: BLE001  # mlx-lm raises what it likes
         raise Ended(Verdict.NOT_COMPARED, f"mlx-lm: {said(error)}") from None
     for what, network in networks.items():
-        logits = step(f"{what}: logits", Verdict.CRASHED, lambda network=network: logits_of(network))
+        logits = step(
+            f"{what}: logits", Verdict.CRASHED, lambda network=network: logits_of(network)
+        )
         if not bool((logits == meant).all()):
             raise Ended(Verdict.WRONG, f"{what}: logits differ")
 
@@ -140,14 +169,25 @@ def _difference(network: Any, meant: Any) -> str | None:
         return f"{odd[0]} is in one of both networks only, and {len(odd) - 1} more"
     for path, array in sorted(ours.items()):
         other = theirs[path]
-        if array.shape != other.shape or not mx.array_equal(array.astype(other.dtype), other, equal_nan=True).item():
+        if (
+            array.shape != other.shape
+            or not mx.array_equal(array.astype(other.dtype), other, equal_nan=True).item()
+        ):
             return f"{path} differs"
     kinds = {path: _kind(module) for path, module in _quantized(network)}
-    return "quantized modules differ" if kinds != {path: _kind(module) for path, module in _quantized(meant)} else None
+    return (
+        "quantized modules differ"
+        if kinds != {path: _kind(module) for path, module in _quantized(meant)}
+        else None
+    )
 
 
 def _quantized(network: Any) -> list[tuple[str, Any]]:
-    return [(path, module) for path, module in network.named_modules() if hasattr(module, "bits") and "scales" in module]
+    return [
+        (path, module)
+        for path, module in network.named_modules()
+        if hasattr(module, "bits") and "scales" in module
+    ]
 
 
 def _kind(module: Any) -> tuple[Any, ...]:

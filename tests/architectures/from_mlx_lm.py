@@ -1,6 +1,7 @@
 """The recipes of architectures without experts whose checkpoints are made from mlx-lm's network.
 
-A recipe: the model type, what differs from `made_by_transformers.TINY`, and what undoes mlx-lm's ``sanitize``.
+A recipe: the model type, what differs from `made_by_transformers.TINY`, and what undoes mlx-lm's
+``sanitize``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ Recipe = tuple[str, Mapping[str, Any], Sequence[Undo]]
 
 PLAIN = {"rms_norm_eps": 1e-5, "rope_theta": 1e4}
 SMALL = {
-    key: TINY[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+    key: TINY[key]
+    for key in (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "vocab_size",
+    )
 }
 TEXT = {**SMALL, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
 _LFM2 = {
@@ -36,7 +44,10 @@ _LFM2 = {
 _BLOCK = {"ffn": {"ffn_mult": 1.5, "no_op": False, "replace_with_linear": False}}
 _NAS = [
     {**_BLOCK, "attention": {"n_heads_in_group": 2, "no_op": False, "replace_with_linear": False}},
-    {**_BLOCK, "attention": {"n_heads_in_group": None, "no_op": True, "replace_with_linear": False}},
+    {
+        **_BLOCK,
+        "attention": {"n_heads_in_group": None, "no_op": True, "replace_with_linear": False},
+    },
 ]
 _GEMMA3N = {
     **TEXT,
@@ -98,10 +109,24 @@ _NEMOTRON_H = {
 }
 
 RECIPES: dict[str, Recipe] = {
-    "afm7": ("afm7", {"hidden_dim": 128, "num_layers": 2, "num_kv_reuse_layers": 1, "num_heads": 4, "num_kv_heads": 2}, []),
+    "afm7": (
+        "afm7",
+        {
+            "hidden_dim": 128,
+            "num_layers": 2,
+            "num_kv_reuse_layers": 1,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+        },
+        [],
+    ),
     "exaone": ("exaone", {"rope_theta": 1e4, "layer_norm_epsilon": 1e-5}, []),
     "gemma3n": ("gemma3n", {"text_config": _GEMMA3N}, []),
-    "gear": ("gear", {"rms_norm_eps": 1e-5, "layer_types": ["sliding_attention", "full_attention"]}, [convolutions]),
+    "gear": (
+        "gear",
+        {"rms_norm_eps": 1e-5, "layer_types": ["sliding_attention", "full_attention"]},
+        [convolutions],
+    ),
     "gpt2": (
         "gpt2",
         {"n_ctx": 256, "layer_norm_epsilon": 1e-5},
@@ -113,10 +138,18 @@ RECIPES: dict[str, Recipe] = {
     "internlm2": ("internlm2", {"rms_norm_eps": 1e-5}, []),
     "iquestloopcoder": ("iquestloopcoder", {"rms_norm_eps": 1e-5}, []),
     "lfm2-vl": ("lfm2-vl", {"text_config": _LFM2}, []),
-    "lille-130m": ("lille-130m", {"block_size": 256, "layer_norm_eps": 1e-5, "n_kv_heads": 2, "rope_theta": 1e4}, []),
+    "lille-130m": (
+        "lille-130m",
+        {"block_size": 256, "layer_norm_eps": 1e-5, "n_kv_heads": 2, "rope_theta": 1e4},
+        [],
+    ),
     "mamba2, Infinity": ("mamba2", _MAMBA2, [convolutions]),
     "mimo": ("mimo", {"rms_norm_eps": 1e-5}, []),
-    "minicpm": ("minicpm", {"dim_model_base": 64, "rms_norm_eps": 1e-5, "scale_depth": 1.4, "scale_emb": 12}, []),
+    "minicpm": (
+        "minicpm",
+        {"dim_model_base": 64, "rms_norm_eps": 1e-5, "scale_depth": 1.4, "scale_emb": 12},
+        [],
+    ),
     "muse_glimmer": ("muse_glimmer", {}, [renamed(r"^model\.", "model.language_model.")]),
     "nanbeige": ("nanbeige", {"rms_norm_eps": 1e-5}, []),
     "nanochat": ("nanochat", {}, []),
@@ -149,15 +182,28 @@ RECIPES: dict[str, Recipe] = {
     ),
     "phi3small": (
         "phi3small",
-        {"dense_attention_every_n_layers": 2, "ff_intermediate_size": 256, "gegelu_limit": 20.0, "layer_norm_epsilon": 1e-5},
+        {
+            "dense_attention_every_n_layers": 2,
+            "ff_intermediate_size": 256,
+            "gegelu_limit": 20.0,
+            "layer_norm_epsilon": 1e-5,
+        },
         [],
     ),
     "pixtral": ("pixtral", {"text_config": {**TEXT, "head_dim": 32, "model_type": "llama"}}, []),
     "plamo": ("plamo", {"rms_norm_eps": 1e-5, "n_shared_head": 4}, []),
-    "plamo2": ("plamo2", {"hidden_size_per_head": 32, "mamba_num_heads": 4, "mamba_d_state": 16}, [convolutions]),
+    "plamo2": (
+        "plamo2",
+        {"hidden_size_per_head": 32, "mamba_num_heads": 4, "mamba_d_state": 16},
+        [convolutions],
+    ),
     "plamo3": ("plamo3", {"sliding_window_pattern": 2}, []),
     "qwen": ("qwen", {"kv_channels": 32, "num_key_value_heads": 4}, []),
-    "qwen2_vl": ("qwen2_vl", {"text_config": {**TEXT, "model_type": "qwen2_vl_text"}}, [renamed(r"^language_model\.", "")]),
+    "qwen2_vl": (
+        "qwen2_vl",
+        {"text_config": {**TEXT, "model_type": "qwen2_vl_text"}},
+        [renamed(r"^language_model\.", "")],
+    ),
     "qwen2_5_vl": (
         "qwen2_5_vl",
         {"text_config": {**TEXT, "model_type": "qwen2_5_vl_text"}},
@@ -214,5 +260,7 @@ CHANGING: dict[str, Recipe] = {
 }
 """Recipes whose ``sanitize`` computes other values."""
 
-UNSOUND: dict[str, str] = {"phi3small": "MLX 0.32.4 corrupts the heap when it runs mlx-lm's network on a CPU."}
+UNSOUND: dict[str, str] = {
+    "phi3small": "MLX 0.32.4 corrupts the heap when it runs mlx-lm's network on a CPU."
+}
 """Why mlx-lm's network of a row is not run, by the name of the row."""

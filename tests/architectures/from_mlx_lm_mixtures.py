@@ -149,7 +149,9 @@ _STEP_UNDO = [
     less_one(r"norm.*\.weight$"),
 ]
 _QWEN35_UNDO = [
-    joined(("switch_mlp.gate_proj", "switch_mlp.up_proj"), "experts.gate_up_proj", axis=1, weight=""),
+    joined(
+        ("switch_mlp.gate_proj", "switch_mlp.up_proj"), "experts.gate_up_proj", axis=1, weight=""
+    ),
     renamed(r"switch_mlp\.down_proj\.weight", "experts.down_proj"),
     convolutions,
     less_one(r"(input_layernorm|post_attention_layernorm|model\.norm|q_norm|k_norm)\.weight$"),
@@ -169,7 +171,12 @@ _QWEN35_MOE = {
     "shared_expert_intermediate_size": 64,
     "moe_intermediate_size": 64,
     "model_type": "qwen3_5_moe_text",
-    "rope_parameters": {"type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
+    "rope_parameters": {
+        "type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+    },
 }
 _QWEN3_VL_MOE = {
     **TEXT,
@@ -212,12 +219,23 @@ RECIPES: dict[str, Recipe] = {
     "bailing_moe": ("bailing_moe", _BAILING, [unstacked(), _GATE]),
     "bailing_moe_linear": (
         "bailing_moe_linear",
-        {**_BAILING, **_LINEAR, "group_norm_size": 4, "use_qk_norm": True, "partial_rotary_factor": 0.5},
+        {
+            **_BAILING,
+            **_LINEAR,
+            "group_norm_size": 4,
+            "use_qk_norm": True,
+            "partial_rotary_factor": 0.5,
+        },
         [unstacked(), _GATE],
     ),
     "bailing_moe_v3": (
         "bailing_hybrid",
-        {**_LINEAR, "architectures": ["BailingMoeV3ForCausalLM"], "head_dim": 32, "moe_shared_expert_intermediate_size": 64},
+        {
+            **_LINEAR,
+            "architectures": ["BailingMoeV3ForCausalLM"],
+            "head_dim": 32,
+            "moe_shared_expert_intermediate_size": 64,
+        },
         [unstacked(), latent_heads, convolutions],
     ),
     "dbrx": (
@@ -251,7 +269,13 @@ RECIPES: dict[str, Recipe] = {
     "kimi_vl": ("kimi_vl", {"text_config": {**_DEEPSEEK, "q_lora_rank": None}}, [unstacked()]),
     "Klear": (
         "Klear",
-        {**PLAIN, "attention_bias": False, "mlp_only_layers": [0], "decoder_sparse_step": 1, "norm_topk_prob": True},
+        {
+            **PLAIN,
+            "attention_bias": False,
+            "mlp_only_layers": [0],
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": True,
+        },
         [unstacked("experts")],
     ),
     "longcat_flash": (
@@ -272,7 +296,11 @@ RECIPES: dict[str, Recipe] = {
         ],
     ),
     "mimo_v2_flash": ("mimo_v2_flash", _MIMO_V2, [unstacked()]),
-    "minimax": ("minimax", {**PLAIN, "shared_intermediate_size": 0, "rotary_dim": 16}, [unstacked(names=_MIXTRAL)]),
+    "minimax": (
+        "minimax",
+        {**PLAIN, "shared_intermediate_size": 0, "rotary_dim": 16},
+        [unstacked(names=_MIXTRAL)],
+    ),
     "phixtral": (
         "phixtral",
         {"num_vocab": 320, "model_dim": 128, "num_heads": 4, "num_layers": 2, "rotary_dim": 16},
@@ -285,7 +313,12 @@ RECIPES: dict[str, Recipe] = {
         "qwen3_vl_moe",
         {"text_config": _QWEN3_VL_MOE},
         [
-            joined(("switch_mlp.gate_proj", "switch_mlp.up_proj"), "experts.gate_up_proj", axis=1, weight=""),
+            joined(
+                ("switch_mlp.gate_proj", "switch_mlp.up_proj"),
+                "experts.gate_up_proj",
+                axis=1,
+                weight="",
+            ),
             renamed(r"switch_mlp\.down_proj\.weight", "experts.down_proj"),
             transposed(r"experts\.(gate_up|down)_proj$"),
             renamed(r"^language_model\.model\.", "model.language_model."),
@@ -295,13 +328,23 @@ RECIPES: dict[str, Recipe] = {
     "qwen3_next, tied": ("qwen3_next", _QWEN3_NEXT, _QWEN3_NEXT_UNDO),
     "step3p5": (
         "step3p5",
-        {"num_attention_groups": 2, "share_expert_dim": 64, "moe_layers_enum": "1", "moe_num_experts": 4, "moe_top_k": 2},
+        {
+            "num_attention_groups": 2,
+            "share_expert_dim": 64,
+            "moe_layers_enum": "1",
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+        },
         _STEP_UNDO,
     ),
 }
 """Recipes whose ``sanitize`` moves weights only, by the name of the row."""
 
 CHANGING: dict[str, Recipe] = {
-    "bailing_moe, norm_head": ("bailing_moe", {**_BAILING, "norm_head": True}, [unstacked(), _GATE]),
+    "bailing_moe, norm_head": (
+        "bailing_moe",
+        {**_BAILING, "norm_head": True},
+        [unstacked(), _GATE],
+    ),
 }
 """Recipes whose ``sanitize`` computes other values."""

@@ -9,16 +9,37 @@ from typing import Any
 
 from architectures.made_by_transformers import REMOVED
 
-_YARN = {"type": "yarn", "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 256}
+_YARN = {
+    "type": "yarn",
+    "factor": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 256,
+}
 _LONGROPE = {
     "type": "longrope",
     "short_factor": [1.0] * 16,
     "long_factor": [1.0] * 16,
     "original_max_position_embeddings": 256,
 }
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_expand": 2}
-_GEMMA4 = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 320, "global_head_dim": 512}
-_GEMMA4_MOE = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+}
+_GEMMA4 = {
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 320,
+    "global_head_dim": 512,
+}
+_GEMMA4_MOE = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 64,
+}
 _QWEN35 = {"num_hidden_layers": 4}
 _THETA = 500_000.0
 
@@ -35,7 +56,17 @@ PLAIN = (
         "gemma2",
         "glm",
     ),
-    *("glm4", "glm4_moe_lite", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "internlm3", "iquestcoder", "laguna"),
+    *(
+        "glm4",
+        "glm4_moe_lite",
+        "granite",
+        "granitemoe",
+        "helium",
+        "hunyuan_v1_dense",
+        "internlm3",
+        "iquestcoder",
+        "laguna",
+    ),
     *(
         "llama",
         "llava",
@@ -49,12 +80,26 @@ PLAIN = (
         "nemotron_h",
         "olmo2",
     ),
-    *("olmoe", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    *(
+        "olmoe",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    ),
 )
 """Architectures that need nothing special."""
 
 SPECIAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "afmoe": ({"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}, {}),
+    "afmoe": (
+        {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+        {},
+    ),
     "apertus": ({}, {"mlp_bias": False, "post_norm": False, "qk_norm": True}),
     "bitnet": ({}, {}),
     "cohere2": ({"num_hidden_layers": 4}, {"sliding_window_pattern": 4}),
@@ -70,7 +115,10 @@ SPECIAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma4": ({"text_config": _GEMMA4}, {"vocab_size": 320}),
     "gemma4_text": (_GEMMA4, {}),
     "glm4_moe": ({}, {"head_dim": 32}),
-    "glm_moe_dsa": ({"num_hidden_layers": 3}, {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1}),
+    "glm_moe_dsa": (
+        {"num_hidden_layers": 3},
+        {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
+    ),
     "gpt_bigcode": ({"n_inner": 256}, {}),
     "gpt_neox": ({"intermediate_size": 512}, {"rotary_emb_base": 10000, "rotary_pct": 0.25}),
     "gpt_oss": ({}, {}),
@@ -84,9 +132,19 @@ SPECIAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"layers_block_type": REMOVED},
     ),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, {"block_dim": 128}),
-    "lfm2_moe": ({"num_hidden_layers": 3, "num_dense_layers": 1, "layer_types": ["conv", "conv", "full_attention"]}, {}),
+    "lfm2_moe": (
+        {
+            "num_hidden_layers": 3,
+            "num_dense_layers": 1,
+            "layer_types": ["conv", "conv", "full_attention"],
+        },
+        {},
+    ),
     "llama4": ({"text_config": {"num_hidden_layers": 4, "num_experts_per_tok": 1}}, {}),
-    "mamba2": ({"num_heads": 8, "head_dim": 32, "n_groups": 1, "state_size": 16}, {"intermediate_size": 256}),
+    "mamba2": (
+        {"num_heads": 8, "head_dim": 32, "n_groups": 1, "state_size": 16},
+        {"intermediate_size": 256},
+    ),
     "minicpm3": ({"v_head_dim": 32}, {"rope_scaling": _LONGROPE}),
     "minimax_m2": ({}, {"shared_intermediate_size": 0, "rotary_dim": 16}),
     "minimax_m3_vl": ({"text_config": {"rotary_dim": 16}}, {}),
@@ -99,7 +157,10 @@ SPECIAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3_moe": ({}, {"head_dim": 32}),
     "qwen3_next": ({"num_hidden_layers": 4}, {}),
     "qwen3_vl": ({}, {"text_config": {"tie_word_embeddings": False}}),
-    "solar_open": ({}, {"intermediate_size": 256, "first_k_dense_replace": 0, "partial_rotary_factor": 1.0}),
+    "solar_open": (
+        {},
+        {"intermediate_size": 256, "first_k_dense_replace": 0, "partial_rotary_factor": 1.0},
+    ),
 }
 """Overrides and additions to config.json, by model type."""
 

@@ -1,4 +1,7 @@
-"""What blobstore's table says mlx-lm holds as values, beside what mlx-lm's own network holds. No weight is read."""
+"""What blobstore's table says mlx-lm holds as values, beside what mlx-lm's own network holds.
+
+No weight is read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from typing import Any
 def disagreement(folder: Path, quant: str | None) -> str:
     """Return a tensor on which the table and the network differ for a checkpoint as ``quant``; "" if they agree.
 
-    They are asked for the weights that the policy quantizes, for all that can be, and with global scales.
+    They are asked for the weights that the policy quantizes, for all that can be, and with global
+    scales.
     """
     from blobstore.errors import UsageError
 
@@ -45,4 +49,8 @@ def _disagreement(folder: Path, options: dict[str, Any]) -> str:
     said = set(dequantized(plan.facts, str(module_of(plan.facts))))
     used = {name for parameter in network.parameters for name in network.sources(parameter)}
     odd = sorted(held ^ (said & used)) or (sorted(said) if not held else [])
-    return f"{odd[0]} is {'' if odd[0] in held else 'not '}dequantized, and the table says otherwise" if odd else ""
+    return (
+        f"{odd[0]} is {'' if odd[0] in held else 'not '}dequantized, and the table says otherwise"
+        if odd
+        else ""
+    )

@@ -1,7 +1,8 @@
 """Checkpoints of architectures that transformers does not know, or does not save as they are published.
 
-mlx-lm's own network of a small configuration gets random values, and what its ``sanitize`` does to a published checkpoint is
-undone, step by step. ``sanitize`` has to make of the result what it was made from: so the names are the published ones.
+mlx-lm's own network of a small configuration gets random values, and what its ``sanitize`` does to
+a published checkpoint is undone, step by step. ``sanitize`` has to make of the result what it was
+made from: so the names are the published ones.
 """
 
 from __future__ import annotations
@@ -22,12 +23,23 @@ Undo = Callable[[Weights, Json], Weights]
 """Undoes a step of a ``sanitize``: of the weights after it, the weights before it."""
 
 
-def make(folder: Path, model_type: str, overrides: Json, undo: Sequence[Undo], *, changes_values: bool = False) -> None:
-    """Write a checkpoint of ``model_type`` into ``folder``; the same weights for the same arguments.
+def make(
+    folder: Path,
+    model_type: str,
+    overrides: Json,
+    undo: Sequence[Undo],
+    *,
+    changes_values: bool = False,
+) -> None:
+    """Write a checkpoint of ``model_type`` into ``folder``.
 
-    ``changes_values``: ``sanitize`` computes with values, so that they are not compared with what it makes of them.
+    The same weights for the same arguments.
 
-    Raises: AssertionError when ``sanitize`` does not give the weights back that the checkpoint was made from.
+    ``changes_values``: ``sanitize`` computes with values, so that they are not compared with what
+    it makes of them.
+
+    Raises: AssertionError when ``sanitize`` does not give the weights back that the checkpoint was
+    made from.
     """
     import mlx.core as mx
 
@@ -51,7 +63,12 @@ def _config(model_type: str, overrides: Json) -> dict[str, Any]:
     _, args = _get_classes({"model_type": model_type, **overrides})
     known = {field.name for field in fields(args)} if is_dataclass(args) else set()
     tiny = {key: value for key, value in TINY.items() if key in known}
-    return {"architectures": [f"{model_type}ForCausalLM"], "model_type": model_type, **tiny, **overrides}
+    return {
+        "architectures": [f"{model_type}ForCausalLM"],
+        "model_type": model_type,
+        **tiny,
+        **overrides,
+    }
 
 
 def _network(config: Json) -> Any:
@@ -69,7 +86,9 @@ def _random(network: Any, seed: int) -> Weights:
     for number, (name, value) in enumerate(sorted(tree_flatten(network.parameters()))):
         noise = 0.05 * mx.random.normal(value.shape, key=mx.random.key(seed + number))
         filled = noise if value.ndim > 1 else value.astype(mx.float32) + noise
-        result[name] = filled.astype(mx.bfloat16) if mx.issubdtype(value.dtype, mx.floating) else value
+        result[name] = (
+            filled.astype(mx.bfloat16) if mx.issubdtype(value.dtype, mx.floating) else value
+        )
     return result
 
 
@@ -81,7 +100,11 @@ def _check(network: Any, published: Weights, held: Weights, *, changes_values: b
     assert not odd, f"sanitize gives other names: {odd[:4]}"
     wrong = [name for name, value in held.items() if made[name].shape != value.shape]
     if not changes_values:
-        wrong += [name for name, value in held.items() if not mx.allclose(made[name], value, rtol=2**-7, atol=2**-8).item()]
+        wrong += [
+            name
+            for name, value in held.items()
+            if not mx.allclose(made[name], value, rtol=2**-7, atol=2**-8).item()
+        ]
     assert not wrong, f"sanitize gives other weights: {wrong[:4]}"
 
 
@@ -94,7 +117,9 @@ def renamed(pattern: str, replacement: str) -> Undo:
     return undo
 
 
-def unstacked(module: str = "switch_mlp", published: str = "experts", names: Json | None = None) -> Undo:
+def unstacked(
+    module: str = "switch_mlp", published: str = "experts", names: Json | None = None
+) -> Undo:
     """Return what takes stacked experts apart: ``L.switch_mlp.P.weight`` to ``L.experts.E.P.weight``, P maybe renamed."""
     pattern = re.compile(rf"(.+)\.{re.escape(module)}\.(\w+)\.(weight|bias)")
 
@@ -103,7 +128,9 @@ def unstacked(module: str = "switch_mlp", published: str = "experts", names: Jso
         for name, value in weights.items():
             if match := pattern.fullmatch(name):
                 layer, projection, part = match.groups()
-                path = f"{layer}.{published}.{{}}.{(names or {}).get(projection, projection)}.{part}"
+                path = (
+                    f"{layer}.{published}.{{}}.{(names or {}).get(projection, projection)}.{part}"
+                )
                 result |= {path.format(number): value[number] for number in range(value.shape[0])}
             else:
                 result[name] = value
@@ -116,7 +143,11 @@ def latent_heads(weights: Weights, _: Json) -> Weights:
     """Join what multi-head latent attention splits: ``embed_q`` and ``unembed_out`` to ``kv_b_proj``."""
     import mlx.core as mx
 
-    result = {name: value for name, value in weights.items() if ".embed_q." not in name and ".unembed_out." not in name}
+    result = {
+        name: value
+        for name, value in weights.items()
+        if ".embed_q." not in name and ".unembed_out." not in name
+    }
     for name, keys in weights.items():
         if name.endswith(".embed_q.weight"):
             attention = name.removesuffix(".embed_q.weight")
@@ -128,7 +159,10 @@ def latent_heads(weights: Weights, _: Json) -> Weights:
 
 def convolutions(weights: Weights, _: Json) -> Weights:
     """Give the kernels of convolutions along time torch's order: ``[channels, 1, width]``."""
-    return {name: value.moveaxis(2, 1) if "conv" in name and value.ndim == 3 else value for name, value in weights.items()}
+    return {
+        name: value.moveaxis(2, 1) if "conv" in name and value.ndim == 3 else value
+        for name, value in weights.items()
+    }
 
 
 def joined(parts: Sequence[str], whole: str, axis: int = 0, weight: str = ".weight") -> Undo:
@@ -150,7 +184,10 @@ def transposed(pattern: str) -> Undo:
     """Return what swaps the last two axes of arrays whose names match ``pattern``."""
 
     def undo(weights: Weights, _: Json) -> Weights:
-        return {name: value.swapaxes(-1, -2) if re.search(pattern, name) else value for name, value in weights.items()}
+        return {
+            name: value.swapaxes(-1, -2) if re.search(pattern, name) else value
+            for name, value in weights.items()
+        }
 
     return undo
 
@@ -159,7 +196,10 @@ def less_one(pattern: str) -> Undo:
     """Return what takes 1 from the gains of norms whose names match ``pattern``."""
 
     def undo(weights: Weights, _: Json) -> Weights:
-        return {name: value - 1 if re.search(pattern, name) else value for name, value in weights.items()}
+        return {
+            name: value - 1 if re.search(pattern, name) else value
+            for name, value in weights.items()
+        }
 
     return undo
 
@@ -168,7 +208,10 @@ def shaped(pattern: str, shape: Sequence[int]) -> Undo:
     """Return what gives arrays whose names match ``pattern`` another shape."""
 
     def undo(weights: Weights, _: Json) -> Weights:
-        return {name: value.reshape(shape) if re.search(pattern, name) else value for name, value in weights.items()}
+        return {
+            name: value.reshape(shape) if re.search(pattern, name) else value
+            for name, value in weights.items()
+        }
 
     return undo
 
@@ -183,7 +226,9 @@ def whole_experts(weights: Weights, config: Json) -> Weights:
             count = config["ffn_config"]["moe_num_experts"]
             every = [weights[f"{match[1]}.{number}.{match[2]}.weight"] for number in range(count)]
             assert first.ndim == 2
-            result[f"{match[1]}.mlp.{match[2]}"] = mx.concatenate([one.T for one in every] if match[2] == "w2" else every)
+            result[f"{match[1]}.mlp.{match[2]}"] = mx.concatenate(
+                [one.T for one in every] if match[2] == "w2" else every
+            )
     return result
 
 
@@ -196,7 +241,9 @@ def parted(whole: str, parts: Sequence[str]) -> Undo:
         ending = f".{whole}.weight"
         for parent in (name.removesuffix(ending) for name in weights if name.endswith(ending)):
             pieces = mx.split(result.pop(f"{parent}{ending}"), len(parts))
-            result |= {f"{parent}.{part}.weight": piece for part, piece in zip(parts, pieces, strict=True)}
+            result |= {
+                f"{parent}.{part}.weight": piece for part, piece in zip(parts, pieces, strict=True)
+            }
         return result
 
     return undo

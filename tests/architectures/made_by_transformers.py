@@ -1,6 +1,7 @@
 """Checkpoints that transformers writes: its own model of an architecture, a few layers small, saved as a user's would be.
 
-What a configuration has by one of the names of `TINY` gets that value, in nested configurations too; a recipe says the rest.
+What a configuration has by one of the names of `TINY` gets that value, in nested configurations
+too; a recipe says the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ REMOVED = object()
 _HIDDEN = ("hidden_size", "d_model", "n_embd")
 _LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "depth")
 _HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
-_INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "intermediate_size_mlp", "dense_intermediate_size")
+_INTERMEDIATE = (
+    "intermediate_size",
+    "ffn_hidden_size",
+    "intermediate_size_mlp",
+    "dense_intermediate_size",
+)
 _EXPERT = (
     "moe_intermediate_size",
     "expert_ffn_hidden_size",
@@ -29,7 +35,14 @@ _EXPERT = (
     "moe_hidden_size",
 )
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
+_CHOSEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_top_k",
+    "moe_k",
+    "top_k_experts",
+)
 TINY: dict[str, Any] = {
     **dict.fromkeys(_HIDDEN, 128),
     **dict.fromkeys(_LAYERS, 2),
@@ -39,7 +52,9 @@ TINY: dict[str, Any] = {
     **dict.fromkeys(_EXPERTS, 4),
     **dict.fromkeys(_CHOSEN, 2),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"), 256),
+    **dict.fromkeys(
+        ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"), 256
+    ),
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 1),
     "kv_lora_rank": 64,
     "q_lora_rank": 64,
@@ -76,8 +91,12 @@ _TOWER = {
 _TOWERS = ("vision_config", "audio_config")
 
 
-def make(folder: Path, model_type: str, overrides: Json, also: Json, *, dtype: str = "bfloat16") -> None:
-    """Write a checkpoint of ``model_type`` into ``folder``; the same weights for the same arguments.
+def make(
+    folder: Path, model_type: str, overrides: Json, also: Json, *, dtype: str = "bfloat16"
+) -> None:
+    """Write a checkpoint of ``model_type`` into ``folder``.
+
+    The same weights for the same arguments.
 
     ``also``: what the config.json of published checkpoints has and that of transformers 5 has not.
     """
@@ -90,7 +109,11 @@ def make(folder: Path, model_type: str, overrides: Json, also: Json, *, dtype: s
     set_verbosity_error()
     config = tiny_config(model_type, overrides)
     torch.manual_seed(0)
-    auto = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoModelForCausalLM
+    auto = (
+        AutoModelForImageTextToText
+        if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        else AutoModelForCausalLM
+    )
     kind = getattr(torch, dtype)
     model = auto.from_config(config, dtype=kind)
     _fill(model, torch.Generator().manual_seed(zlib.crc32(model_type.encode())))
@@ -108,14 +131,27 @@ def tiny_config(model_type: str, overrides: Json) -> Any:
 
 def _arguments(cls: Any, overrides: Json, tiny: Json) -> dict[str, Any]:
     default = cls()
-    own = {key: value for key, value in tiny.items() if key in vars(default) and key not in default.sub_configs}
+    own = {
+        key: value
+        for key, value in tiny.items()
+        if key in vars(default) and key not in default.sub_configs
+    }
     for key in default.sub_configs:
         part = getattr(default, key, None)
         if part is None or overrides.get(key, {}) is None:
             continue
-        values = _arguments(type(part), overrides.get(key, {}), {**tiny, **(_TOWER if key in _TOWERS else {})})
+        values = _arguments(
+            type(part), overrides.get(key, {}), {**tiny, **(_TOWER if key in _TOWERS else {})}
+        )
         own[key] = {"model_type": part.model_type, **values}
-    return {**own, **{key: value for key, value in overrides.items() if key not in own or key not in default.sub_configs}}
+    return {
+        **own,
+        **{
+            key: value
+            for key, value in overrides.items()
+            if key not in own or key not in default.sub_configs
+        },
+    }
 
 
 def _write_old_names(path: Path, config: Any, also: Json) -> None:
@@ -133,8 +169,18 @@ def _add_old_names(document: dict[str, Any], config: Any) -> None:
     if "rope_theta" in rope:
         old = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
         tied = getattr(config, "tie_word_embeddings", None)
-        _add(document, {**old, "rope_scaling": None, **({} if tied is None else {"tie_word_embeddings": tied})})
-    _add(document, {old: document[new] for old, new in config.attribute_map.items() if new in document})
+        _add(
+            document,
+            {
+                **old,
+                "rope_scaling": None,
+                **({} if tied is None else {"tie_word_embeddings": tied}),
+            },
+        )
+    _add(
+        document,
+        {old: document[new] for old, new in config.attribute_map.items() if new in document},
+    )
 
 
 def _add(document: dict[str, Any], values: Json) -> None:
@@ -143,7 +189,10 @@ def _add(document: dict[str, Any], values: Json) -> None:
 
 
 def merged(document: Json, values: Json) -> dict[str, Any]:
-    """Return ``document`` with ``values``, nested objects likewise; a value of `REMOVED` takes the key away."""
+    """Return ``document`` with ``values``, nested objects likewise.
+
+    A value of `REMOVED` takes the key away.
+    """
     result = dict(document)
     for key, value in values.items():
         nested = isinstance(value, dict) and isinstance(result.get(key), dict)

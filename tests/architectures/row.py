@@ -31,7 +31,11 @@ def make_row(name: str) -> dict[str, Any]:
         row.make(source)
         network = source_network(source)
         outcomes = {str(quant): asdict(compare(source, quant, network)) for quant in TYPES}
-    return {**_head(row), "mlx_lm": network if isinstance(network, str) else _LOADED, "types": outcomes}
+    return {
+        **_head(row),
+        "mlx_lm": network if isinstance(network, str) else _LOADED,
+        "types": outcomes,
+    }
 
 
 def make_converted_row(name: str) -> dict[str, Any]:
@@ -41,7 +45,9 @@ def make_converted_row(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="blobstore-architecture-") as scratch:
         source = Path(scratch, "source")
         row.make(source)
-        outcomes = {conversion: asdict(compare_conversion(source, conversion)) for conversion in CONVERSIONS}
+        outcomes = {
+            conversion: asdict(compare_conversion(source, conversion)) for conversion in CONVERSIONS
+        }
     return {**_head(row), "mlx_lm": _LOADED, "types": outcomes}
 
 
@@ -80,7 +86,11 @@ def _send_row(make: Callable[[str], dict[str, Any]], name: str, to: Connection) 
 
 def _uncompared(row: Architecture, verdict: Verdict, reason: str) -> dict[str, Any]:
     outcome = asdict(Outcome(verdict=verdict, reason=reason))
-    return {**_head(row), "mlx_lm": f"not run: {reason}", "types": {str(quant): outcome for quant in TYPES}}
+    return {
+        **_head(row),
+        "mlx_lm": f"not run: {reason}",
+        "types": {str(quant): outcome for quant in TYPES},
+    }
 
 
 def forget(folder: Path) -> None:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from architectures import from_mlx_lm, from_mlx_lm_mixtures, from_transformers, made_by_mlx_lm, made_by_transformers
+from architectures import (
+    from_mlx_lm,
+    from_mlx_lm_mixtures,
+    from_transformers,
+    made_by_mlx_lm,
+    made_by_transformers,
+)
 from architectures.variants import CHANGED, Change
 
 
@@ -28,7 +34,8 @@ def architectures() -> dict[str, Architecture]:
     """Return all rows by name, in the order of their names."""
     made = {row.name: row for row in (*_by_transformers(), *_by_mlx_lm())}
     changed = [
-        Architecture(name, made[of].maker, partial(_changed, made[of], change)) for name, (of, change) in CHANGED.items()
+        Architecture(name, made[of].maker, partial(_changed, made[of], change))
+        for name, (of, change) in CHANGED.items()
     ]
     rows = [*made.values(), *changed]
     return {row.name: row for row in sorted(rows, key=lambda row: row.name.lower())}
@@ -45,14 +52,19 @@ def _by_transformers() -> list[Architecture]:
 
 
 def _transformers(
-    model_type: str, overrides: made_by_transformers.Json, also: made_by_transformers.Json, folder: Path
+    model_type: str,
+    overrides: made_by_transformers.Json,
+    also: made_by_transformers.Json,
+    folder: Path,
 ) -> None:
     made_by_transformers.make(folder, model_type, overrides, also)
 
 
 def _by_mlx_lm() -> list[Architecture]:
     return [
-        Architecture(name, "mlx-lm", partial(_mlx_lm, recipe, changes), from_mlx_lm.UNSOUND.get(name, ""))
+        Architecture(
+            name, "mlx-lm", partial(_mlx_lm, recipe, changes), from_mlx_lm.UNSOUND.get(name, "")
+        )
         for table in (from_mlx_lm, from_mlx_lm_mixtures)
         for recipes, changes in ((table.RECIPES, False), (table.CHANGING, True))
         for name, recipe in recipes.items()

@@ -69,8 +69,17 @@ def table(rows: Sequence[Row], date: str) -> str:
 
 def converted_table(rows: Sequence[Row], date: str) -> str:
     """Return the page of docs on what mlx-lm has converted."""
-    head = ["# Converted by mlx-lm", "", _made_by("python tests/architectures --converted", date), "", *_CONVERTED, ""]
-    return "\n".join([*head, *_lines(rows, list(CONVERSIONS)), "", "## Why not", "", *_common_reasons(rows), ""])
+    head = [
+        "# Converted by mlx-lm",
+        "",
+        _made_by("python tests/architectures --converted", date),
+        "",
+        *_CONVERTED,
+        "",
+    ]
+    return "\n".join(
+        [*head, *_lines(rows, list(CONVERSIONS)), "", "## Why not", "", *_common_reasons(rows), ""]
+    )
 
 
 def _made_by(command: str, date: str) -> str:
@@ -87,7 +96,9 @@ def _totals(rows: Sequence[Row]) -> list[str]:
     counts = Counter(outcome["verdict"] for row in rows for outcome in row["types"].values())
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
     whole = sum(good(row) for row in rows)
-    return [f"**{len(rows)} architectures, {whole} of them right or refused as every type**; of all imports {said}."]
+    return [
+        f"**{len(rows)} architectures, {whole} of them right or refused as every type**; of all imports {said}."
+    ]
 
 
 def _line(row: Row) -> str:
@@ -98,8 +109,18 @@ def _line(row: Row) -> str:
 def _cell(outcome: dict[str, Any]) -> str:
     if outcome["verdict"] == Verdict.RIGHT:
         shares = [round(100 * outcome[key]) for key in ("quantized", "dequantized")]
-        return " ".join(["✓", *([str(shares[0])] if any(shares) else []), *([f"+ {shares[1]}"] if shares[1] else [])])
-    return str(outcome["verdict"]) if outcome["verdict"] in _GOOD else f"**{str(outcome['verdict']).upper()}**"
+        return " ".join(
+            [
+                "✓",
+                *([str(shares[0])] if any(shares) else []),
+                *([f"+ {shares[1]}"] if shares[1] else []),
+            ]
+        )
+    return (
+        str(outcome["verdict"])
+        if outcome["verdict"] in _GOOD
+        else f"**{str(outcome['verdict']).upper()}**"
+    )
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
@@ -121,9 +142,14 @@ def _common_reasons(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         for conversion, outcome in row["types"].items():
             if outcome["reason"]:
-                conversions, architectures = found.setdefault(_NAME.sub("'…'", outcome["reason"]), ({}, {}))
+                conversions, architectures = found.setdefault(
+                    _NAME.sub("'…'", outcome["reason"]), ({}, {})
+                )
                 conversions[conversion] = architectures[row["architecture"]] = None
-    return [f"- {', '.join(what)} (such as {next(iter(of))}): {why}" for why, (what, of) in sorted(found.items())]
+    return [
+        f"- {', '.join(what)} (such as {next(iter(of))}): {why}"
+        for why, (what, of) in sorted(found.items())
+    ]
 
 
 def _outside(rows: Sequence[Row]) -> list[str]:

@@ -1,4 +1,7 @@
-"""A few telling architectures, each as one or two types; all of them, as all types, are the table: docs/architectures.md."""
+"""A few telling architectures, each as one or two types.
+
+All of them, as all types, are the table: docs/architectures.md.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +43,20 @@ def test_what_is_stored_runs(name: str, tmp_path: Path) -> None:
     ROWS[name].make(source)
     network = source_network(source)
     outcomes = {quant: compare(source, quant, network) for quant in TELLING[name]}
-    assert {quant: (outcome.verdict, outcome.reason) for quant, outcome in outcomes.items()} == dict.fromkeys(
-        TELLING[name], (Verdict.RIGHT, "")
-    )
+    assert {
+        quant: (outcome.verdict, outcome.reason) for quant, outcome in outcomes.items()
+    } == dict.fromkeys(TELLING[name], (Verdict.RIGHT, ""))
 
 
-# Conversions of mlx-lm: how they say the types of modules, and heads that are normalised before they are quantized.
+# Conversions of mlx-lm: how they say the types of modules, and heads that are normalised before
+# they are quantized.
 CONVERTED = [("baichuan_m1", "int4"), ("kimi_k25", "mxfp4"), ("rwkv7", "int4")]
 
 
 @pytest.mark.parametrize(("name", "conversion"), CONVERTED)
-def test_what_mlx_lm_converted_is_as_it_is_there(name: str, conversion: str, tmp_path: Path) -> None:
+def test_what_mlx_lm_converted_is_as_it_is_there(
+    name: str, conversion: str, tmp_path: Path
+) -> None:
     ROWS[name].make(tmp_path / "source")
     outcome = compare_conversion(tmp_path / "source", conversion)
     assert (outcome.verdict, outcome.reason) == (Verdict.RIGHT, "")
@@ -67,8 +73,13 @@ def test_a_wrong_network_is_seen(tmp_path: Path) -> None:
     assert "layers.1.mlp.up_proj.weight" in outcome.reason
 
 
-@pytest.mark.parametrize(("table", "of"), [({}, "is dequantized"), ({"kimi_k25": "down_proj.weight"}, "is not dequantized")])
-def test_a_wrong_table_is_seen(table: dict[str, str], of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("table", "of"),
+    [({}, "is dequantized"), ({"kimi_k25": "down_proj.weight"}, "is not dequantized")],
+)
+def test_a_wrong_table_is_seen(
+    table: dict[str, str], of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ROWS["kimi_k25"].make(tmp_path / "source")
     monkeypatch.setattr(mlx_lm_values, "ALWAYS", table)
     outcome = compare(tmp_path / "source", "int8", "not loaded")
@@ -84,6 +95,9 @@ def test_the_same_recipe_gives_the_same_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_pages_have_every_row() -> None:
-    page, converted = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("architectures", "architectures-converted"))
+    page, converted = (
+        (ROOT / "docs" / f"{name}.md").read_text()
+        for name in ("architectures", "architectures-converted")
+    )
     assert [name for name in ROWS if f"| {name} |" not in page and f"- {name} (" not in page] == []
     assert [name for name in CONVERTED_ROWS if f"| {name} |" not in converted] == []

@@ -14,7 +14,12 @@ Change = Callable[[Path], None]
 _BLOCK = 128
 _LARGEST_E4M3 = 448.0
 _KEPT = re.compile(r"embed|lm_head|norm|\.gate\.weight$|conv|router|indexer\.weights_proj")
-_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [_BLOCK, _BLOCK]}
+_FP8 = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [_BLOCK, _BLOCK],
+}
 
 
 def block_fp8(folder: Path) -> None:
@@ -25,14 +30,18 @@ def block_fp8(folder: Path) -> None:
     import torch
 
     weights = _read(folder)
-    for name in [name for name, value in weights.items() if value.ndim == 2 and not _KEPT.search(name)]:
+    for name in [
+        name for name, value in weights.items() if value.ndim == 2 and not _KEPT.search(name)
+    ]:
         value = weights[name].float()
         rows, columns = (-(-size // _BLOCK) for size in value.shape)
         padded = torch.zeros(rows * _BLOCK, columns * _BLOCK)
         padded[: value.shape[0], : value.shape[1]] = value
         blocks = padded.view(rows, _BLOCK, columns, _BLOCK)
         scales = blocks.abs().amax(dim=(1, 3)) / _LARGEST_E4M3
-        codes = (blocks / scales[:, None, :, None]).reshape(padded.shape)[: value.shape[0], : value.shape[1]]
+        codes = (blocks / scales[:, None, :, None]).reshape(padded.shape)[
+            : value.shape[0], : value.shape[1]
+        ]
         weights[name] = codes.to(torch.float8_e4m3fn).contiguous()
         weights[f"{name}_scale_inv"] = scales
     _write(folder, weights)
@@ -60,10 +69,18 @@ def next_layer(folder: Path) -> None:
     weights, config = _read(folder), _config(folder)
     number = config["num_hidden_layers"]
     last, more = f"model.layers.{number - 1}.", f"model.layers.{number}."
-    weights |= {name.replace(last, more): value.clone() for name, value in weights.items() if name.startswith(last)}
+    weights |= {
+        name.replace(last, more): value.clone()
+        for name, value in weights.items()
+        if name.startswith(last)
+    }
     hidden = weights["model.norm.weight"]
-    weights |= {f"{more}{norm}.weight": hidden.clone() for norm in ("enorm", "hnorm", "shared_head.norm")}
-    weights[f"{more}eh_proj.weight"] = weights["model.embed_tokens.weight"][: len(hidden)].repeat(1, 2)
+    weights |= {
+        f"{more}{norm}.weight": hidden.clone() for norm in ("enorm", "hnorm", "shared_head.norm")
+    }
+    weights[f"{more}eh_proj.weight"] = weights["model.embed_tokens.weight"][: len(hidden)].repeat(
+        1, 2
+    )
     _write(folder, weights)
     _configure(folder, {"num_nextn_predict_layers": 1})
 

@@ -1,7 +1,8 @@
 """Block FP8 in stacks of small matrices beside whole blocks: `python tests/bench/blocks.py [MB]` prints a table.
 
-Each row is one tensor of so many megabytes of codes and F32 scales together (default 50), imported by a process of its own:
-the last two columns are its processor time and its peak memory over those of the first row, in the same run.
+Each row is one tensor of so many megabytes of codes and F32 scales together (default 50), imported
+by a process of its own: the last two columns are its processor time and its peak memory over those
+of the first row, in the same run.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ def write_source(folder: Path, rows: int, cols: int, nbytes: float) -> int:
     end = middle + 4 * matrices * blocks[0] * blocks[1]
     header = {
         NAME: {"dtype": "F8_E4M3", "shape": (matrices, rows, cols), "data_offsets": (0, middle)},
-        f"{NAME}_scale_inv": {"dtype": "F32", "shape": (matrices, *blocks), "data_offsets": (middle, end)},
+        f"{NAME}_scale_inv": {
+            "dtype": "F32",
+            "shape": (matrices, *blocks),
+            "data_offsets": (middle, end),
+        },
     }
     text = json.dumps(header).encode()
     folder.mkdir()
@@ -67,7 +72,9 @@ def cost_of_import(source: Path, store: Path) -> tuple[float, float]:
 def main(megabytes: float = 50) -> None:
     """Print the table."""
     print(f"{megabytes:g} MB of codes and scales a row.\n")
-    print("| matrices | processor time, s | memory, MiB | time over whole blocks | memory over whole blocks |")
+    print(
+        "| matrices | processor time, s | memory, MiB | time over whole blocks | memory over whole blocks |"
+    )
     print("| --- | --- | --- | --- | --- |")
     whole: tuple[float, float] | None = None
     for rows, cols in SIZES:
@@ -76,8 +83,13 @@ def main(megabytes: float = 50) -> None:
             matrices = write_source(source, rows, cols, megabytes * 1e6)
             cost = cost_of_import(source, Path(folder) / "store")
         whole = whole or cost
-        ratios = " | ".join(f"{mine / theirs:.2f}" for mine, theirs in zip(cost, whole, strict=True))
-        print(f"| {matrices:,} of {rows} x {cols} | {cost[0]:.2f} | {cost[1]:.0f} | {ratios} |", flush=True)
+        ratios = " | ".join(
+            f"{mine / theirs:.2f}" for mine, theirs in zip(cost, whole, strict=True)
+        )
+        print(
+            f"| {matrices:,} of {rows} x {cols} | {cost[0]:.2f} | {cost[1]:.0f} | {ratios} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """How long `list`, `du` and `prune --dry-run` take on a store of very many models.
 
-``python tests/bench/care.py [MODELS [BLOBS [FOLDER]]]`` makes a store of MODELS models (2,000) of BLOBS blobs (300) each,
-all of them different and a few hundred bytes long, and one of half as many models, and prints what each command takes on
-both: twice as many models should take twice as long. Each command is a process of its own; the best of three runs counts,
-and of `list` also the first run, which has every header to read. The second figure is the processor's time, for busy
-machines.
+``python tests/bench/care.py [MODELS [BLOBS [FOLDER]]]`` makes a store of MODELS models (2,000) of
+BLOBS blobs (300) each, all of them different and a few hundred bytes long, and one of half as many
+models, and prints what each command takes on both: twice as many models should take twice as long.
+Each command is a process of its own; the best of three runs counts, and of `list` also the first
+run, which has every header to read. The second figure is the processor's time, for busy machines.
 """
 
 from __future__ import annotations
@@ -43,14 +43,19 @@ def main() -> None:
             store = folder / str(count)
             made = time.perf_counter()
             fill(store, count, blobs)
-            print(f"{count} models of {blobs} blobs, made in {time.perf_counter() - made:.0f} s", flush=True)
+            print(
+                f"{count} models of {blobs} blobs, made in {time.perf_counter() - made:.0f} s",
+                flush=True,
+            )
             table.setdefault("list, the first time", []).append(seconds(store, ["list"]))
             for what, words in COMMANDS.items():
                 table.setdefault(what, []).append(min(seconds(store, words) for _ in range(RUNS)))
             shutil.rmtree(store)
         print(f"\n| command | {models // 2:,} models | {models:,} models |\n|---|---|---|")
         for what, (half, whole) in table.items():
-            print(f"| `{what}` | {half[0]:.2f} s ({half[1]:.2f} s) | {whole[0]:.2f} s ({whole[1]:.2f} s) |")
+            print(
+                f"| `{what}` | {half[0]:.2f} s ({half[1]:.2f} s) | {whole[0]:.2f} s ({whole[1]:.2f} s) |"
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -61,7 +66,10 @@ def seconds(store: Path, words: list[str]) -> Seconds:
     line = [sys.executable, "-m", "blobstore", *words, "--store", str(store)]
     subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.perf_counter() - started, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return (
+        time.perf_counter() - started,
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+    )
 
 
 def fill(root: Path, models: int, blobs: int) -> None:
@@ -72,9 +80,21 @@ def fill(root: Path, models: int, blobs: int) -> None:
         layers = []
         for index in range(blobs):
             name = f"model.layers.{index // 7}.self_attn.{'qkvognd'[index % 7]}_proj.bias"
-            header = json.dumps({name: {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}}).encode()
-            data = struct.pack("<Q", len(header)) + header + hashlib.sha512(b"%d %d" % (number, index)).digest()
-            layers.append({"mediaType": "application/vnd.ollama.image.tensor", **blob(root, data), "name": name})
+            header = json.dumps(
+                {name: {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}}
+            ).encode()
+            data = (
+                struct.pack("<Q", len(header))
+                + header
+                + hashlib.sha512(b"%d %d" % (number, index)).digest()
+            )
+            layers.append(
+                {
+                    "mediaType": "application/vnd.ollama.image.tensor",
+                    **blob(root, data),
+                    "name": name,
+                }
+            )
         manifest = {
             "schemaVersion": 2,
             "mediaType": "application/vnd.docker.distribution.manifest.v2+json",

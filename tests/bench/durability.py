@@ -1,8 +1,9 @@
 """What durability costs: imports as they are, in turn with the same whose syncs do nothing.
 
-`python tests/bench/durability.py [--size GB] [--rounds N] [--work DIR]` makes a checkpoint and prints a Markdown table: the
-wall time of whole processes with a warm page cache, each into an empty store after a `sync`. Without syncs an import still
-writes, and around the page cache; what it does not wait for is the disk's own cache and the journals of its files' names.
+`python tests/bench/durability.py [--size GB] [--rounds N] [--work DIR]` makes a checkpoint and
+prints a Markdown table: the wall time of whole processes with a warm page cache, each into an empty
+store after a `sync`. Without syncs an import still writes, and around the page cache; what it does
+not wait for is the disk's own cache and the journals of its files' names.
 """
 
 from __future__ import annotations
@@ -40,7 +41,20 @@ def seconds(source: Path, store: Path, options: Sequence[str], *, syncs: bool) -
     os.sync()
     warm(source)
     code = f"{_AS_IT_IS}{'' if syncs else _WITHOUT_SYNCS}main()"
-    done = run([sys.executable, "-c", code, "import", source, "bench", "--store", store, "--json", *options])
+    done = run(
+        [
+            sys.executable,
+            "-c",
+            code,
+            "import",
+            source,
+            "bench",
+            "--store",
+            store,
+            "--json",
+            *options,
+        ]
+    )
     return seconds_of(done)
 
 
@@ -67,18 +81,26 @@ def compare(name: str, source: Path, store: Path, options: Sequence[str], rounds
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=float, default=FULL_SIZE_GB, help="GB of the checkpoint")
     parser.add_argument("--rounds", type=int, default=5, help="imports of each side [default: 5]")
-    parser.add_argument("--work", type=Path, help="a folder on the disk to measure [default: a temporary one]")
+    parser.add_argument(
+        "--work", type=Path, help="a folder on the disk to measure [default: a temporary one]"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="durability-", dir=arguments.work) as folder:
         print(machine(Path(folder)))
-        print(f"\nDurability, seconds: best (median) of {arguments.rounds}; the cost is of the medians\n")
+        print(
+            f"\nDurability, seconds: best (median) of {arguments.rounds}; the cost is of the medians\n"
+        )
         table("import", "as it is", "without syncs", "cost", "of the best", "goal", "reached")
         sources, store = Sources(Path(folder), arguments.size), Path(folder) / "store"
         for name, options in TYPES:
-            compare(f"{arguments.size} GB, {name}", sources.shards(), store, options, arguments.rounds)
+            compare(
+                f"{arguments.size} GB, {name}", sources.shards(), store, options, arguments.rounds
+            )
         compare(f"{MANY:,} tensors of 4 KB", sources.many(MANY), store, (), arguments.rounds)
 
 

@@ -1,7 +1,8 @@
 """What quantizing costs a sentence encoder: `python tests/bench/embeddings.py` prints a Markdown table.
 
-The encoder (extra `bench`, as in search.py) embeds paragraphs of Python's own documentation with its 2-D weights, without
-embeddings, quantized from BF16 and dequantized; shown is the cosine to the embedding with the weights in BF16.
+The encoder (extra `bench`, as in search.py) embeds paragraphs of Python's own documentation with
+its 2-D weights, without embeddings, quantized from BF16 and dequantized; shown is the cosine to the
+embedding with the weights in BF16.
 """
 
 from __future__ import annotations
@@ -26,8 +27,14 @@ LENGTH = 128
 
 def paragraphs() -> list[str]:
     """Return prose: paragraphs of the topics in order, of 80 to 400 characters."""
-    texts = (part for _, topic in sorted(pydoc_data.topics.topics.items()) for part in topic.split("\n\n"))
-    prose = [" ".join(text.split()) for text in texts if 80 <= len(text) <= 400 and text[0].isupper()]
+    texts = (
+        part
+        for _, topic in sorted(pydoc_data.topics.topics.items())
+        for part in topic.split("\n\n")
+    )
+    prose = [
+        " ".join(text.split()) for text in texts if 80 <= len(text) <= 400 and text[0].isupper()
+    ]
     return prose[:PARAGRAPHS]
 
 
@@ -56,12 +63,22 @@ def main() -> None:
     from safetensors.numpy import load_file
 
     path = encoder_path()
-    state = {name: torch.from_numpy(array) for name, array in load_file(path).items() if name != "embeddings.position_ids"}
+    state = {
+        name: torch.from_numpy(array)
+        for name, array in load_file(path).items()
+        if name != "embeddings.position_ids"
+    }
     model = BertModel(BertConfig.from_json_file(str(path.parent / "config.json"))).eval()
     tokens = tokenized(path.parent, paragraphs())
-    weights = {name for name, tensor in state.items() if tensor.ndim == 2 and "embed" not in name and "pooler" not in name}
+    weights = {
+        name
+        for name, tensor in state.items()
+        if tensor.ndim == 2 and "embed" not in name and "pooler" not in name
+    }
     rounded = {name: state[name].numpy().astype(ml_dtypes.bfloat16) for name in weights}
-    as_stored = {name: torch.from_numpy(array.astype(np.float32)) for name, array in rounded.items()}
+    as_stored = {
+        name: torch.from_numpy(array.astype(np.float32)) for name, array in rounded.items()
+    }
     model.load_state_dict(state | as_stored)
     expected = embeddings(model, tokens)
     table("type", "minmax, mean", "minmax, least", "search, mean", "search, least")
@@ -69,10 +86,14 @@ def main() -> None:
         cells = []
         for method in ("minmax", "search"):
             quantized = {
-                name: kernels.dequantize(kernels.quantize(array, quant_type, group_size=group_size, method=method))
+                name: kernels.dequantize(
+                    kernels.quantize(array, quant_type, group_size=group_size, method=method)
+                )
                 for name, array in rounded.items()
             }
-            model.load_state_dict(state | {name: torch.from_numpy(array) for name, array in quantized.items()})
+            model.load_state_dict(
+                state | {name: torch.from_numpy(array) for name, array in quantized.items()}
+            )
             cosines = (embeddings(model, tokens) * expected).sum(-1)
             cells += [f"{cosines.mean():.5f}", f"{cosines.min():.5f}"]
         show((f"{quant_type}/{group_size}", *cells))

@@ -1,8 +1,9 @@
 """Exports from outside: how fast, against `cp` of the same bytes, and in how much memory.
 
-`python tests/bench/export.py [--size GB] [--rounds N]` makes a Qwen3-like folder under --work (default: a temporary folder;
-five times the size), imports it unquantized and as int4, and prints a Markdown table: whole processes with a warm page
-cache, each into a place that is empty after a `sync`; ours durable, `cp` with and without a `sync` after it.
+`python tests/bench/export.py [--size GB] [--rounds N]` makes a Qwen3-like folder under --work
+(default: a temporary folder; five times the size), imports it unquantized and as int4, and prints a
+Markdown table: whole processes with a warm page cache, each into a place that is empty after a
+`sync`; ours durable, `cp` with and without a `sync` after it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,13 @@ from import_sources import Sources, warm
 from search import show, table
 
 
-def fresh(command: Sequence[str | Path], source: Path, target: Path, peak: MemoryPeak | None = None) -> Run:
-    """Run a command that fills ``target``, which is not there before and after; the source is in the page cache."""
+def fresh(
+    command: Sequence[str | Path], source: Path, target: Path, peak: MemoryPeak | None = None
+) -> Run:
+    """Run a command that fills ``target``, which is not there before and after.
+
+    The source is in the page cache.
+    """
     shutil.rmtree(target, ignore_errors=True)
     os.sync()
     warm(source)
@@ -34,7 +40,9 @@ def fresh(command: Sequence[str | Path], source: Path, target: Path, peak: Memor
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=float, default=1.85, help="gigabytes of the folder")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path)
@@ -48,7 +56,11 @@ def measure(work: Path, size: float, rounds: int) -> None:
     source = Sources(work / "sources", size).shards()
     store, target = work / "store", work / "target"
     for options in ((), ("--quant", "int4")):
-        done = run(import_command(source, store, *options, name=f"bench:{options[-1] if options else 'none'}"))
+        done = run(
+            import_command(
+                source, store, *options, name=f"bench:{options[-1] if options else 'none'}"
+            )
+        )
         if done.problem is not None:
             raise SystemExit(done.problem)
     ours = ("export", Path("bench:none"), target, "--store", store)
@@ -58,7 +70,9 @@ def measure(work: Path, size: float, rounds: int) -> None:
         "`export`": blobstore_command(*ours),
         "`export --jobs 1`": blobstore_command(*ours, "--jobs", "1"),
         "`export --max-shard-size 200MB`": blobstore_command(*ours, "--max-shard-size", "200MB"),
-        "`export` of int4": blobstore_command("export", Path("bench:int4"), target, "--store", store),
+        "`export` of int4": blobstore_command(
+            "export", Path("bench:int4"), target, "--store", store
+        ),
         "`export` of int4 `--dequantize bfloat16`": blobstore_command(
             "export", Path("bench:int4"), target, "--dequantize", "bfloat16", "--store", store
         ),

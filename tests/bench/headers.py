@@ -1,10 +1,10 @@
 """Headers against the safetensors package, in one run: `python tests/bench/headers.py`.
 
-Reading is `blobstore.read_header(path)`, validation included, against `safe_open(path, "np").keys()`, and then every entry's
-dtype and shape; every measurement is a process of its own.
+Reading is `blobstore.read_header(path)`, validation included, against `safe_open(path,
+"np").keys()`, and then every entry's dtype and shape; every measurement is a process of its own.
 
-Writing is `encode_header` against `safetensors.serialize` of the same names (empty shapes, so that no data are copied) and
-against `json.dumps` of the document.
+Writing is `encode_header` against `safetensors.serialize` of the same names (empty shapes, so that
+no data are copied) and against `json.dumps` of the document.
 """
 
 from __future__ import annotations
@@ -104,7 +104,11 @@ def write(path: Path, tensors: dict[str, TensorEntry]) -> int:
 def document(tensors: dict[str, TensorEntry]) -> dict[str, object]:
     """Return a header as a JSON document."""
     return {
-        name: {"dtype": entry.dtype.value, "shape": list(entry.shape), "data_offsets": [entry.begin, entry.end]}
+        name: {
+            "dtype": entry.dtype.value,
+            "shape": list(entry.shape),
+            "data_offsets": [entry.begin, entry.end],
+        }
         for name, entry in tensors.items()
     }
 
@@ -120,7 +124,18 @@ def reading(who: str, path: Path, what: str, times: int) -> Reading:
 def read(cases: dict[str, dict[str, TensorEntry]], times: int) -> None:
     """Print the table of reading."""
     print(f"\nReading: the best of {times} processes; memory in MiB\n")
-    table("header", "MB", "read", "", "seconds", "ratio", "memory of the call", "ratio", "peak of the process", "ratio")
+    table(
+        "header",
+        "MB",
+        "read",
+        "",
+        "seconds",
+        "ratio",
+        "memory of the call",
+        "ratio",
+        "peak of the process",
+        "ratio",
+    )
     with tempfile.TemporaryDirectory() as folder:
         for name, tensors in cases.items():
             path = Path(folder) / "model.safetensors"
@@ -146,17 +161,32 @@ def encode(cases: dict[str, dict[str, TensorEntry]], times: int) -> None:
     import safetensors
 
     print(f"\nWriting: the best of {times} calls\n")
-    table("header", "encode_header, s", "json.dumps, s", "ratio", "safetensors.serialize, s", "ratio")
+    table(
+        "header", "encode_header, s", "json.dumps, s", "ratio", "safetensors.serialize, s", "ratio"
+    )
     for name, tensors in cases.items():
         plain = document(tensors)
         empty = {
-            key: safetensors.TensorSpec(dtype="bfloat16", shape=[0, *entry.shape], data_ptr=0, data_len=0)
+            key: safetensors.TensorSpec(
+                dtype="bfloat16", shape=[0, *entry.shape], data_ptr=0, data_len=0
+            )
             for key, entry in tensors.items()
         }
         ours = seconds_of(lambda tensors=tensors: encode_header(tensors, {}, 8), times)
-        by_json = seconds_of(lambda plain=plain: json.dumps(plain, separators=(",", ":")).encode(), times)
+        by_json = seconds_of(
+            lambda plain=plain: json.dumps(plain, separators=(",", ":")).encode(), times
+        )
         theirs = seconds_of(lambda empty=empty: safetensors.serialize(empty), times)
-        show((name, f"{ours:.3f}", f"{by_json:.3f}", f"{ours / by_json:.2f}", f"{theirs:.3f}", f"{ours / theirs:.2f}"))
+        show(
+            (
+                name,
+                f"{ours:.3f}",
+                f"{by_json:.3f}",
+                f"{ours / by_json:.2f}",
+                f"{theirs:.3f}",
+                f"{ours / theirs:.2f}",
+            )
+        )
 
 
 def main() -> None:

@@ -25,7 +25,10 @@ import blobstore
 
 THREADS = 2
 CHUNK = 2**22
-ROWS, COLS = 2048, 4096  # 16 MiB: a kernel's input, with its result within a core's reach of malloc's free lists
+ROWS, COLS = (
+    2048,
+    4096,
+)  # 16 MiB: a kernel's input, with its result within a core's reach of malloc's free lists
 INPUTS = 8
 
 
@@ -33,8 +36,8 @@ INPUTS = 8
 class Work:
     """What an import of a folder has to do.
 
-    ``quantized``: source bytes by type and group size. ``blobs``: sizes of the blobs to write. ``plan``: the line that
-    prints them.
+    ``quantized``: source bytes by type and group size. ``blobs``: sizes of the blobs to write.
+    ``plan``: the line that prints them.
     """
 
     plan: tuple[str | Path, ...]
@@ -55,7 +58,9 @@ def work_of(source: Path, *options: str) -> Work:
     for blob in plan["blobs"]:
         for tensor in blob["tensors"]:
             if tensor["quant_type"] is not None:
-                quantized[tensor["quant_type"], tensor["group_size"]] += 2 * math.prod(tensor["shape"])
+                quantized[tensor["quant_type"], tensor["group_size"]] += 2 * math.prod(
+                    tensor["shape"]
+                )
     return Work(command, dict(quantized), tuple(blob["size"] for blob in plan["blobs"]))
 
 
@@ -80,7 +85,9 @@ def reading(source: Path) -> float:
     paths = sorted(source.glob("*.safetensors"))
     descriptors = [os.open(path, os.O_RDONLY) for path in paths]
     chunks = [
-        (fd, start) for fd, path in zip(descriptors, paths, strict=True) for start in range(0, path.stat().st_size, CHUNK)
+        (fd, start)
+        for fd, path in zip(descriptors, paths, strict=True)
+        for start in range(0, path.stat().st_size, CHUNK)
     ]
 
     def read(number: int) -> None:
@@ -95,15 +102,24 @@ def reading(source: Path) -> float:
 
 
 def kernels_alone(work: Work, weights: Weights) -> float:
-    """Quantize as many weights as the import does, from memory; inputs are used again and again, results dropped."""
-    inputs = [[weights.array(f"{thread} {number}", ROWS, COLS) for number in range(INPUTS)] for thread in range(THREADS)]
+    """Quantize as many weights as the import does, from memory.
+
+    Inputs are used again and again, results dropped.
+    """
+    inputs = [
+        [weights.array(f"{thread} {number}", ROWS, COLS) for number in range(INPUTS)]
+        for thread in range(THREADS)
+    ]
     total = 0.0
     for (quant_type, group_size), nbytes in sorted(work.quantized.items()):
-        # Whole inputs, as many as two threads can share evenly; the time is then cut to the bytes asked for.
+        # Whole inputs, as many as two threads can share evenly; the time is then cut to the bytes
+        # asked for.
         rounds = math.ceil(nbytes / (inputs[0][0].nbytes * THREADS))
         done = rounds * inputs[0][0].nbytes * THREADS
 
-        def quantize(thread: int, kind: str = quant_type, group: int = group_size, count: int = rounds) -> None:
+        def quantize(
+            thread: int, kind: str = quant_type, group: int = group_size, count: int = rounds
+        ) -> None:
             for number in range(count):
                 blobstore.quantize(inputs[thread][number % INPUTS], kind, group_size=group)
 
@@ -187,7 +203,12 @@ def measure_all(source: Path, work: Work, weights: Weights, folder: Path) -> dic
 
 def slowest(limits: dict[str, float]) -> float:
     """Return the slowest of the four limits, with the faster way to write."""
-    return max(limits["read"], limits["kernel"], limits["SHA-256"], min(limits["write + fsync"], limits["O_DIRECT + fsync"]))
+    return max(
+        limits["read"],
+        limits["kernel"],
+        limits["SHA-256"],
+        min(limits["write + fsync"], limits["O_DIRECT + fsync"]),
+    )
 
 
 def processor(limits: dict[str, float]) -> float:

@@ -20,7 +20,9 @@ TYPES = (("int4", ("--quant", "int4")), ("none", ()))
 COUNTS = (25_000, 50_000, 100_000)
 
 
-def observed(source: Path, store: Path, options: Sequence[str]) -> tuple[Run, MemoryPeak, TemporaryFiles]:
+def observed(
+    source: Path, store: Path, options: Sequence[str]
+) -> tuple[Run, MemoryPeak, TemporaryFiles]:
     """Import with two threads and look every 5 ms. The store is left there."""
     peak, files = MemoryPeak(), TemporaryFiles(store)
 
@@ -43,7 +45,9 @@ def memory(sources: Sources, arguments: argparse.Namespace) -> None:
     print(
         "\nMemory with --jobs 2, MB: the largest anonymous memory (RssAnon + RssShmem) of samples 5 ms apart; `bound` is the"
     )
-    print("largest VmHWM - RssFile, which can only be too high. Temporary files: those in .blobstore, and unlinked ones.\n")
+    print(
+        "largest VmHWM - RssFile, which can only be too high. Temporary files: those in .blobstore, and unlinked ones.\n"
+    )
     table(
         "type",
         "checkpoint",
@@ -95,8 +99,21 @@ def memory(sources: Sources, arguments: argparse.Namespace) -> None:
 def scale(sources: Sources, arguments: argparse.Namespace) -> None:
     """Print the table of the scale section."""
     store = sources.root / "store"
-    print("\nTensors of 4 KB in one file; `linear` is the time a tensor, relative to that of the fewest\n")
-    table("type", "tensors", "seconds", "goal", "reached", "ms a tensor", "linear", "peak MB", "goal", "reached")
+    print(
+        "\nTensors of 4 KB in one file; `linear` is the time a tensor, relative to that of the fewest\n"
+    )
+    table(
+        "type",
+        "tensors",
+        "seconds",
+        "goal",
+        "reached",
+        "ms a tensor",
+        "linear",
+        "peak MB",
+        "goal",
+        "reached",
+    )
     for name, options in TYPES:
         first: float | None = None
         for count in (int(sources.scale * count) for count in COUNTS):

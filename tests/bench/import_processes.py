@@ -34,7 +34,10 @@ class Run:
         if self.code == 0:
             return None
         lines = [line for line in (self.errors or self.output).splitlines() if line.strip()]
-        said = next((line for line in lines if line.startswith("Error:")), lines[-1] if lines else "nothing was said")
+        said = next(
+            (line for line in lines if line.startswith("Error:")),
+            lines[-1] if lines else "nothing was said",
+        )
         return f"exit code {self.code}: {said}"
 
     @property
@@ -46,11 +49,15 @@ class Run:
         return document
 
 
-def run(command: Sequence[str | Path], sample: Sampler | None = None, interval_s: float = 0.005) -> Run:
+def run(
+    command: Sequence[str | Path], sample: Sampler | None = None, interval_s: float = 0.005
+) -> Run:
     """Run a command to its end; ``sample`` is called with its process id every ``interval_s`` seconds."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         started = time.perf_counter()
-        with subprocess.Popen([*map(str, command)], stdout=output, stderr=errors, env=ENVIRONMENT) as process:
+        with subprocess.Popen(
+            [*map(str, command)], stdout=output, stderr=errors, env=ENVIRONMENT
+        ) as process:
             if sample is not None:
                 while process.poll() is None:
                     sample(process.pid)
@@ -59,7 +66,12 @@ def run(command: Sequence[str | Path], sample: Sampler | None = None, interval_s
         seconds = time.perf_counter() - started
         for file in (output, errors):
             file.seek(0)
-        return Run(seconds, code, output.read().decode(errors="replace"), errors.read().decode(errors="replace"))
+        return Run(
+            seconds,
+            code,
+            output.read().decode(errors="replace"),
+            errors.read().decode(errors="replace"),
+        )
 
 
 def blobstore_command(command: str, source: Path, *options: str | Path) -> list[str | Path]:
@@ -67,7 +79,9 @@ def blobstore_command(command: str, source: Path, *options: str | Path) -> list[
     return [sys.executable, "-m", "blobstore", command, source, "--json", *options]
 
 
-def import_command(source: Path, store: Path, *options: str | Path, name: str = "bench") -> list[str | Path]:
+def import_command(
+    source: Path, store: Path, *options: str | Path, name: str = "bench"
+) -> list[str | Path]:
     """Return the line that imports ``source`` into a store."""
     return blobstore_command("import", source, name, "--store", store, *options)
 
@@ -99,8 +113,9 @@ def status_of(pid: int) -> dict[str, int]:
 class MemoryPeak:
     """Largest memory seen of one process, bytes.
 
-    ``anonymous`` is what no file backs, shared memory included. ``bound`` is from the kernel's own peak, which no sample
-    misses: VmHWM - RssFile, too high where file-backed pages went after the peak.
+    ``anonymous`` is what no file backs, shared memory included. ``bound`` is from the kernel's own
+    peak, which no sample misses: VmHWM - RssFile, too high where file-backed pages went after the
+    peak.
     """
 
     anonymous: int = 0

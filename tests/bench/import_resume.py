@@ -38,8 +38,9 @@ def resume(sources: Sources, arguments: argparse.Namespace) -> None:
 class Trial:
     """One import of each sort, seconds.
 
-    ``at``: the share of the stored bytes that was there at the kill; ``left``: bytes in .blobstore after the second run;
-    ``full_work``, ``second_work``: the processor's time, which other processes of the machine change less.
+    ``at``: the share of the stored bytes that was there at the kill; ``left``: bytes in .blobstore
+    after the second run; ``full_work``, ``second_work``: the processor's time, which other
+    processes of the machine change less.
     """
 
     full: float
@@ -55,8 +56,12 @@ class Trial:
 
 def killed_and_again(sources: Sources, store: Path, rounds: int) -> None:
     """Print the times of second runs."""
-    print(f"\nNever twice, seconds, best of {rounds}; every import is a process of its own. Killed with SIGKILL when half")
-    print("of the stored bytes are there: `at` says how much was. `second` is the next import, `again` one of the finished")
+    print(
+        f"\nNever twice, seconds, best of {rounds}; every import is a process of its own. Killed with SIGKILL when half"
+    )
+    print(
+        "of the stored bytes are there: `at` says how much was. `second` is the next import, `again` one of the finished"
+    )
     print("model, unchanged; `left` is what .blobstore holds after the second.\n")
     headings = ("full", "killed after", "at", "second", "second / full", "goal", "reached")
     table(
@@ -73,14 +78,18 @@ def killed_and_again(sources: Sources, store: Path, rounds: int) -> None:
     )
     for name, options in TYPES:
         try:
-            show((name, *cells_of([trial(sources.shards(), store, options) for _ in range(rounds)])))
+            show(
+                (name, *cells_of([trial(sources.shards(), store, options) for _ in range(rounds)]))
+            )
         except SystemExit as stopped:
             show((name, f"{stopped}"))
 
 
 def cells_of(trials: Sequence[Trial]) -> list[str]:
     """Return a row of the table."""
-    full, second, again = (min(getattr(one, name) for one in trials) for name in ("full", "second", "again"))
+    full, second, again = (
+        min(getattr(one, name) for one in trials) for name in ("full", "second", "again")
+    )
     return [
         f"{full:.2f}",
         f"{min(one.killed_after for one in trials):.2f}",
@@ -101,7 +110,10 @@ def cells_of(trials: Sequence[Trial]) -> list[str]:
 
 
 def trial(source: Path, store: Path, options: Sequence[str]) -> Trial:
-    """Import, import again; in a new store import, kill, import. Raises: SystemExit with what went wrong."""
+    """Import, import again; in a new store import, kill, import.
+
+    Raises: SystemExit with what went wrong.
+    """
     command = import_command(source, store, *options)
     prepare(store, source)
     before = children_work()
@@ -140,13 +152,17 @@ def prepare(store: Path, source: Path) -> None:
 
 
 def run_until(command: Sequence[str | Path], store: Path, nbytes: int) -> tuple[float, int]:
-    """Kill an import when its store has that many bytes; return after how many seconds and at how many.
+    """Kill an import when its store has that many bytes.
+
+    Return after how many seconds and at how many.
 
     Raises: SystemExit when it ends before.
     """
     started = time.perf_counter()
     silent = subprocess.DEVNULL
-    with subprocess.Popen([*map(str, command)], stdout=silent, stderr=silent, env=ENVIRONMENT) as process:
+    with subprocess.Popen(
+        [*map(str, command)], stdout=silent, stderr=silent, env=ENVIRONMENT
+    ) as process:
         there = 0
         while there < nbytes and process.poll() is None:
             time.sleep(0.002)
@@ -160,10 +176,14 @@ def run_until(command: Sequence[str | Path], store: Path, nbytes: int) -> tuple[
 
 def changed_part(folder: Path) -> list[Place]:
     """Return the tensors that fine-tunes change: the last ones in sorted order, at most a tenth of the bytes."""
-    found = {name: place for name, place in places(folder).items() if name.startswith("model.layers.")}
+    found = {
+        name: place for name, place in places(folder).items() if name.startswith("model.layers.")
+    }
     left = SHARE_CHANGED * sum(place.nbytes for place in places(folder).values())
     chosen: list[Place] = []
-    for _, place in sorted(found.items(), key=lambda item: (int(item[0].split(".")[2]), item[0]), reverse=True):
+    for _, place in sorted(
+        found.items(), key=lambda item: (int(item[0].split(".")[2]), item[0]), reverse=True
+    ):
         if place.nbytes <= left:
             chosen.append(place)
             left -= place.nbytes
@@ -172,8 +192,20 @@ def changed_part(folder: Path) -> list[Place]:
 
 def fine_tunes(sources: Sources, store: Path) -> None:
     """Print what ten fine-tunes of one model take on the disk."""
-    print(f"\n{TUNES} fine-tunes that differ in the same tensors, of the last layers; GB on the disk of the whole store\n")
-    headings = ("bytes that differ", "one", "all", "all / one", "goal", "reached", "models", "first, s", "others, mean s")
+    print(
+        f"\n{TUNES} fine-tunes that differ in the same tensors, of the last layers; GB on the disk of the whole store\n"
+    )
+    headings = (
+        "bytes that differ",
+        "one",
+        "all",
+        "all / one",
+        "goal",
+        "reached",
+        "models",
+        "first, s",
+        "others, mean s",
+    )
     table("type", *headings)
     folder = sources.root / "tunes"
     shutil.rmtree(folder, ignore_errors=True)
@@ -189,7 +221,9 @@ def fine_tunes(sources: Sources, store: Path) -> None:
 def tuned(folder: Path, store: Path, options: Sequence[str]) -> list[str]:
     """Return a row of the table. Raises: SystemExit when an import fails."""
     everything, tensors = places(folder), changed_part(folder)
-    share = sum(place.nbytes for place in tensors) / sum(place.nbytes for place in everything.values())
+    share = sum(place.nbytes for place in tensors) / sum(
+        place.nbytes for place in everything.values()
+    )
     seconds, sizes, digests = [], [], set()
     for number in range(1, TUNES + 1):
         with toggled(tensors, number):

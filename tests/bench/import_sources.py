@@ -1,7 +1,8 @@
 """Checkpoints for imports.py: Qwen3-like folders of any size, made in seconds, the same bytes every time.
 
-Weights are slices of one pool of normal BF16 numbers, from a place that depends on the tensor's name: to a kernel, a hash
-and a disk they are as good as fresh ones, and they are made as fast as the disk takes them.
+Weights are slices of one pool of normal BF16 numbers, from a place that depends on the tensor's
+name: to a kernel, a hash and a disk they are as good as fresh ones, and they are made as fast as
+the disk takes them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ FULL_SIZE_GB = 1.85  # what the goals are for; everything else is scaled with it
 Array = np.ndarray[Any, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Qwen3-1.7B's layers. The vocabulary is small so that embedding and head have the share of Qwen3-8B's, 7 % each.
+# Qwen3-1.7B's layers. The vocabulary is small so that embedding and head have the share of
+# Qwen3-8B's, 7 % each.
 DENSE = {
     "hidden_size": 2048,
     "intermediate_size": 6144,
@@ -85,7 +87,11 @@ def feed_forward_shapes(hidden: int, inner: int, prefix: str) -> dict[str, tuple
 def outer_shapes(sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """Return embedding, head and last norm."""
     matrix = (sizes["vocab_size"], sizes["hidden_size"])
-    return {"lm_head.weight": matrix, "model.embed_tokens.weight": matrix, "model.norm.weight": matrix[1:]}
+    return {
+        "lm_head.weight": matrix,
+        "model.embed_tokens.weight": matrix,
+        "model.norm.weight": matrix[1:],
+    }
 
 
 def dense_shapes(nbytes: float) -> dict[str, tuple[int, ...]]:
@@ -95,7 +101,9 @@ def dense_shapes(nbytes: float) -> dict[str, tuple[int, ...]]:
     while layer < 2 or nbytes_of(shapes) < nbytes:
         prefix = f"model.layers.{layer}"
         shapes |= attention_shapes(DENSE, prefix)
-        shapes |= feed_forward_shapes(DENSE["hidden_size"], DENSE["intermediate_size"], f"{prefix}.mlp")
+        shapes |= feed_forward_shapes(
+            DENSE["hidden_size"], DENSE["intermediate_size"], f"{prefix}.mlp"
+        )
         layer += 1
     return shapes
 
@@ -133,7 +141,9 @@ def config_of(sizes: Mapping[str, int], shapes: Shapes) -> dict[str, Any]:
         "head_dim": HEAD_DIM,
         "hidden_act": "silu",
         "max_position_embeddings": 40960,
-        "num_hidden_layers": max(1, len({name.split(".")[2] for name in shapes if name.startswith("model.layers.")})),
+        "num_hidden_layers": max(
+            1, len({name.split(".")[2] for name in shapes if name.startswith("model.layers.")})
+        ),
         "rms_norm_eps": 1e-06,
         "rope_theta": 1000000.0,
         "tie_word_embeddings": False,
@@ -170,7 +180,9 @@ class Weights:
 
     @cached_property
     def _pool(self) -> Array:
-        numbers = np.random.default_rng(4).standard_normal(POOL, dtype=np.float32) * np.float32(0.02)
+        numbers = np.random.default_rng(4).standard_normal(POOL, dtype=np.float32) * np.float32(
+            0.02
+        )
         return numbers.astype(ml_dtypes.bfloat16).view(np.uint16)
 
     def runs(self, name: str, count: int) -> Iterator[Array]:
@@ -206,7 +218,10 @@ def write_folder(folder: Path, sizes: Mapping[str, int], shapes: Shapes, weights
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write_file(folder / name, shard, weights)
         files |= dict.fromkeys(shard, name)
-    index = {"metadata": {"total_size": nbytes_of(shapes)}, "weight_map": dict(sorted(files.items()))}
+    index = {
+        "metadata": {"total_size": nbytes_of(shapes)},
+        "weight_map": dict(sorted(files.items())),
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     (folder / "config.json").write_text(json.dumps(config_of(sizes, shapes), indent=2))
     for name in TOKENIZER_FILES:
@@ -241,7 +256,9 @@ class Sources:
         """Return a folder with nothing but one tensor of 2 GB."""
         cols = 4096
         rows = math.ceil(2e9 * self.scale / (2 * cols))
-        return self._folder("one-tensor", DENSE, {"model.layers.0.mlp.up_proj.weight": (rows, cols)})
+        return self._folder(
+            "one-tensor", DENSE, {"model.layers.0.mlp.up_proj.weight": (rows, cols)}
+        )
 
     def mixture(self) -> Path:
         """Return a folder with one expert group of 3 GB."""
@@ -319,7 +336,10 @@ def toggled(tensors: Sequence[Place], pattern: int) -> Iterator[None]:
 
 
 def toggle(tensors: Sequence[Place], pattern: int) -> None:
-    """Change low bits of all weights of these tensors in place; the same call again takes it back."""
+    """Change low bits of all weights of these tensors in place.
+
+    The same call again takes it back.
+    """
     for place in tensors:
         with place.path.open("r+b") as file:
             file.seek(place.offset)

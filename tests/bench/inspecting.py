@@ -1,8 +1,9 @@
 """Print how long inspecting a folder of many tensors takes, beside huggingface_hub's and safetensors' own means.
 
-``python tests/bench/inspecting.py [--tensors N] [--shards N] [--times N]``: a mixture of experts in sparse shards with an
-index. Whole processes, start included, and the functions alone: seconds, the best of some runs and the median, and the best
-of processor seconds, which are what counts where other programs run too. All count parameters by dtype, and the same.
+``python tests/bench/inspecting.py [--tensors N] [--shards N] [--times N]``: a mixture of experts in
+sparse shards with an index. Whole processes, start included, and the functions alone: seconds, the
+best of some runs and the median, and the best of processor seconds, which are what counts where
+other programs run too. All count parameters by dtype, and the same.
 """
 
 from __future__ import annotations
@@ -51,11 +52,17 @@ def mixture(count: int) -> Iterator[tuple[str, Tensor]]:
         expert, projection = divmod(number, len(PROJECTIONS))
         layer, expert = divmod(expert, EXPERTS)
         name = list(PROJECTIONS)[projection]
-        yield f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight", ("BF16", PROJECTIONS[name])
+        yield (
+            f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight",
+            ("BF16", PROJECTIONS[name]),
+        )
 
 
 def timed(call: Callable[[], object], times: int) -> str:
-    """Return the cells of a table for some calls, after one that warms up; a child's processor seconds count too."""
+    """Return the cells of a table for some calls, after one that warms up.
+
+    A child's processor seconds count too.
+    """
     call()
     seconds, busy = [], []
     for _ in range(times):
@@ -74,8 +81,12 @@ def processor_seconds() -> float:
 
 def run(*line: str | Path) -> bytes:
     """Run a process, with compiled modules as on a user's machine, and return what it prints."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    return subprocess.run(list(map(str, line)), capture_output=True, check=True, env=environment).stdout
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"
+    }
+    return subprocess.run(
+        list(map(str, line)), capture_output=True, check=True, env=environment
+    ).stdout
 
 
 def process(*line: str | Path) -> dict[str, int]:
@@ -93,10 +104,19 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=7)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = write_sparse_folder(Path(temporary), dict(mixture(options.tensors)), {}, shards=options.shards)
+        folder = write_sparse_folder(
+            Path(temporary), dict(mixture(options.tensors)), {}, shards=options.shards
+        )
         python = [sys.executable, "-c"]
         processes: dict[str, list[str | Path]] = {
-            "`blobstore inspect FOLDER --json`": [sys.executable, "-m", "blobstore", "inspect", folder, "--json"],
+            "`blobstore inspect FOLDER --json`": [
+                sys.executable,
+                "-m",
+                "blobstore",
+                "inspect",
+                folder,
+                "--json",
+            ],
             "huggingface_hub `get_local_safetensors_metadata`": [*python, HUB, folder],
             "safetensors `safe_open`, `get_slice` of each": [*python, SAFETENSORS, folder],
         }
@@ -121,7 +141,9 @@ def functions(folder: Path) -> dict[str, Callable[[], object]]:
     import blobstore
 
     return {
-        "`blobstore.inspect`, `.parameter_count`": lambda: blobstore.inspect(folder).parameter_count,
+        "`blobstore.inspect`, `.parameter_count`": lambda: (
+            blobstore.inspect(folder).parameter_count
+        ),
         "`get_local_safetensors_metadata`, `.parameter_count`": lambda: (
             get_local_safetensors_metadata(folder).parameter_count
         ),

@@ -1,9 +1,10 @@
 """Speed of the kernels beside other libraries' on a CPU, one thread each: `python tests/bench/kernels.py` prints tables.
 
-Rates are GB/s of BF16 weights, 2048 x 4096, normal; the best of several alternating runs. Both sides are called through
-their Python functions and own their results. "in cache": one input of 16 MiB again and again. "from memory": 24 such inputs
-in turn, and a copy to as many places, so that neither side finds its input in a cache. The second table decodes block FP8:
-its rates are GB/s of codes.
+Rates are GB/s of BF16 weights, 2048 x 4096, normal; the best of several alternating runs. Both
+sides are called through their Python functions and own their results. "in cache": one input of 16
+MiB again and again. "from memory": 24 such inputs in turn, and a copy to as many places, so that
+neither side finds its input in a cache. The second table decodes block FP8: its rates are GB/s of
+codes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,14 @@ HEADINGS = (
     "vs mx.dequantize",
     "search",
 )
-BLOCK_HEADINGS = ("kernels", "into a buffer, from memory", "in cache", "to a new array", "vs NumPy", "vs PyTorch")
+BLOCK_HEADINGS = (
+    "kernels",
+    "into a buffer, from memory",
+    "in cache",
+    "to a new array",
+    "vs NumPy",
+    "vs PyTorch",
+)
 BYTES = 2 * SHAPE[0] * SHAPE[1]
 
 
@@ -56,7 +64,10 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def rate_from_memory(run: Callable[[int], object]) -> float:
-    """Return GB/s of the fastest of three rounds over all inputs; each result is dropped before the next."""
+    """Return GB/s of the fastest of three rounds over all inputs.
+
+    Each result is dropped before the next.
+    """
 
     def run_all() -> None:
         for i in range(INPUTS):
@@ -70,14 +81,22 @@ def machine() -> str:
     info = Path("/proc/cpuinfo")
     model = "unknown processor"
     if info.exists():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":")[1].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         model = names[0] if names else model
     packages = ", ".join(f"{name} {version(name)}" for name in ("mlx", "numpy", "torch"))
     return f"{model}, {platform.machine()}, Python {platform.python_version()}, {packages}"
 
 
 def measure(
-    kernel: str, case: tuple[str, int], inputs: list[Any], copies: dict[str, float], theirs: tuple[float, float]
+    kernel: str,
+    case: tuple[str, int],
+    inputs: list[Any],
+    copies: dict[str, float],
+    theirs: tuple[float, float],
 ) -> None:
     """Print one row."""
     quant_type, group_size = case
@@ -118,8 +137,14 @@ def rate_of_mlx(case: tuple[str, int], weights: Any) -> tuple[float, float]:
 def block_matrix() -> tuple[Any, Any]:
     """Return normal E4M3 codes, flat, and scales that make usual weights of them."""
     generator = np.random.default_rng(0)
-    codes = generator.standard_normal(SHAPE, dtype=np.float32).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-    scales = generator.uniform(1e-4, 1e-3, (SHAPE[0] // kernels.FP8_BLOCK, SHAPE[1] // kernels.FP8_BLOCK))
+    codes = (
+        generator.standard_normal(SHAPE, dtype=np.float32)
+        .astype(ml_dtypes.float8_e4m3fn)
+        .view(np.uint8)
+    )
+    scales = generator.uniform(
+        1e-4, 1e-3, (SHAPE[0] // kernels.FP8_BLOCK, SHAPE[1] // kernels.FP8_BLOCK)
+    )
     return codes.reshape(-1), scales.astype(np.float32)
 
 
@@ -128,7 +153,10 @@ def rates_of_others(codes: Any, scales: Any) -> tuple[float, float]:
     blocks = (scales.shape[0], kernels.FP8_BLOCK, scales.shape[1], kernels.FP8_BLOCK)
     fp8 = codes.view(ml_dtypes.float8_e4m3fn).reshape(blocks)
     factors = scales[:, None, :, None]
-    tensor, tensor_factors = torch.from_numpy(codes).view(torch.float8_e4m3fn).view(blocks), torch.from_numpy(factors)
+    tensor, tensor_factors = (
+        torch.from_numpy(codes).view(torch.float8_e4m3fn).view(blocks),
+        torch.from_numpy(factors),
+    )
     with_numpy = rate(lambda: (fp8.astype(np.float32) * factors).astype(ml_dtypes.bfloat16), 3)
     with_torch = rate(lambda: (tensor.to(torch.float32) * tensor_factors).to(torch.bfloat16))
     return with_numpy / 2, with_torch / 2
@@ -137,7 +165,10 @@ def rates_of_others(codes: Any, scales: Any) -> tuple[float, float]:
 def measure_blocks(names: Iterable[str]) -> None:
     """Print the table of block FP8."""
     codes, scales = block_matrix()
-    run, flat = kernels.BlockRun(rows=SHAPE[0], cols=SHAPE[1], first=0, count=codes.size), scales.reshape(-1)
+    run, flat = (
+        kernels.BlockRun(rows=SHAPE[0], cols=SHAPE[1], first=0, count=codes.size),
+        scales.reshape(-1),
+    )
     others = rates_of_others(codes, scales)
     inputs = [codes.copy() for _ in range(INPUTS)]
     outputs = [np.zeros(codes.size, ml_dtypes.bfloat16) for _ in range(INPUTS)]
@@ -162,7 +193,9 @@ def show(cells: Iterable[str]) -> None:
 
 def main(*chosen: str) -> None:
     """Print the table for the kernels named, or for all native ones."""
-    weights = np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32).astype(ml_dtypes.bfloat16)
+    weights = (
+        np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32).astype(ml_dtypes.bfloat16)
+    )
     inputs = [weights.copy() for _ in range(INPUTS)]
     places = [np.zeros_like(weights) for _ in range(INPUTS)]
     copies = {
@@ -171,7 +204,9 @@ def main(*chosen: str) -> None:
     }
     theirs = {case: rate_of_mlx(case, weights) for case in CASES}
     print(f"{machine()}; one thread; GB/s of BF16, {SHAPE[0]} x {SHAPE[1]}.")
-    print(f"A copy (memcpy): {copies['from memory']:.1f} from memory, {copies['in cache']:.1f} in cache.\n")
+    print(
+        f"A copy (memcpy): {copies['from memory']:.1f} from memory, {copies['in cache']:.1f} in cache.\n"
+    )
     show(HEADINGS)
     show("---" for _ in HEADINGS)
     names = chosen or [name for name in kernels.KERNELS if name not in ("native", "reference")]

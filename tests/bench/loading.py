@@ -1,8 +1,9 @@
 """Loading a mixture of experts for mlx-lm: packed and stacked experts, beside ``mlx_lm`` with the exported folder.
 
-`python tests/bench/loading.py [--layers N] [--experts N] [--rounds N]` makes a Qwen3-like mixture, imports it as int4 in
-both forms, and prints a Markdown table: seconds from the stored bytes to an evaluated network in a process that has imported
-mlx-lm already, and the largest anonymous memory meanwhile. The page cache is warm; the best of the rounds counts.
+`python tests/bench/loading.py [--layers N] [--experts N] [--rounds N]` makes a Qwen3-like mixture,
+imports it as int4 in both forms, and prints a Markdown table: seconds from the stored bytes to an
+evaluated network in a process that has imported mlx-lm already, and the largest anonymous memory
+meanwhile. The page cache is warm; the best of the rounds counts.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ print(seconds, peak.anonymous - before)
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
@@ -65,17 +68,30 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="blobstore-loading-") as folder:
         work = Path(folder)
         measure("pycode-moe-5m", PYCODE_MOE, work / "small", arguments.rounds)
-        measure("mixture", mixture(work / "source", arguments.layers, arguments.experts), work / "large", arguments.rounds)
+        measure(
+            "mixture",
+            mixture(work / "source", arguments.layers, arguments.experts),
+            work / "large",
+            arguments.rounds,
+        )
 
 
 def mixture(folder: Path, layers: int, experts: int) -> Path:
     """Write a checkpoint with the small mixture's architecture, wide and with many experts, a file a layer."""
     hidden, inner = 1024, 768
     config = json.loads((PYCODE_MOE / "config.json").read_text())
-    config |= {"num_hidden_layers": layers, "hidden_size": hidden, "num_experts": experts, "moe_intermediate_size": inner}
+    config |= {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_experts": experts,
+        "moe_intermediate_size": inner,
+    }
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    heads = {key: config["head_dim"] * config[f"num_{name}_heads"] for key, name in (("q", "attention"), ("k", "key_value"))}
+    heads = {
+        key: config["head_dim"] * config[f"num_{name}_heads"]
+        for key, name in (("q", "attention"), ("k", "key_value"))
+    }
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config["vocab_size"], hidden),
         "lm_head.weight": (config["vocab_size"], hidden),
@@ -84,18 +100,34 @@ def mixture(folder: Path, layers: int, experts: int) -> Path:
     index: dict[str, str] = {}
     for layer in range(layers):
         prefix = f"model.layers.{layer}"
-        shapes |= {f"{prefix}.{norm}.weight": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= {
+            f"{prefix}.{norm}.weight": (hidden,)
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        }
         shapes |= {f"{prefix}.self_attn.{part}_norm.weight": (config["head_dim"],) for part in "qk"}
-        shapes |= {f"{prefix}.self_attn.{part}_proj.weight": (heads["q" if part == "q" else "k"], hidden) for part in "qkv"}
-        shapes |= {f"{prefix}.self_attn.o_proj.weight": (hidden, heads["q"]), f"{prefix}.mlp.gate.weight": (experts, hidden)}
+        shapes |= {
+            f"{prefix}.self_attn.{part}_proj.weight": (heads["q" if part == "q" else "k"], hidden)
+            for part in "qkv"
+        }
+        shapes |= {
+            f"{prefix}.self_attn.o_proj.weight": (hidden, heads["q"]),
+            f"{prefix}.mlp.gate.weight": (experts, hidden),
+        }
         for expert in range(experts):
             projections = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-            shapes |= {f"{prefix}.mlp.experts.{expert}.{name}_proj.weight": shape for name, shape in projections.items()}
+            shapes |= {
+                f"{prefix}.mlp.experts.{expert}.{name}_proj.weight": shape
+                for name, shape in projections.items()
+            }
         name = f"model-{layer + 1:05}-of-{layers:05}.safetensors"
-        (folder / name).write_bytes(safetensors_bytes({one: normal(one, *shape) for one, shape in shapes.items()}))
+        (folder / name).write_bytes(
+            safetensors_bytes({one: normal(one, *shape) for one, shape in shapes.items()})
+        )
         index |= dict.fromkeys(shapes, name)
         shapes = {}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
     return folder
 
 
@@ -109,7 +141,12 @@ def measure(what: str, source: Path, work: Path, rounds: int) -> None:
         size = store.manifest(ModelName.parse(f"m:{form}")).size
         row((what, f"blobstore, {form}"), size, ("ours", f"m:{form}", str(work / "store")), rounds)
     size = sum(path.stat().st_size for path in (work / "exported").iterdir())
-    row((what, "`mlx_lm.utils.load_model` of the exported folder"), size, ("theirs", str(work / "exported"), ""), rounds)
+    row(
+        (what, "`mlx_lm.utils.load_model` of the exported folder"),
+        size,
+        ("theirs", str(work / "exported"), ""),
+        rounds,
+    )
 
 
 def row(head: tuple[str, str], size: int, arguments: tuple[str, str, str], rounds: int) -> None:
@@ -117,10 +154,14 @@ def row(head: tuple[str, str], size: int, arguments: tuple[str, str, str], round
     found = []
     for _ in range(rounds):
         line = [sys.executable, "-c", CHILD, *arguments, str(Path(__file__).parent)]
-        seconds, memory = subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()
+        seconds, memory = subprocess.run(
+            line, capture_output=True, text=True, check=True
+        ).stdout.split()
         found.append((float(seconds), int(memory)))
     seconds, memory = (min(values) for values in zip(*found, strict=True))
-    show((*head, f"{size / MB:.1f}", f"{seconds:.3f}", f"{memory / MB:.0f}", f"{memory / size:.2f}"))
+    show(
+        (*head, f"{size / MB:.1f}", f"{seconds:.3f}", f"{memory / MB:.0f}", f"{memory / size:.2f}")
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Perplexity of a stored fixture: `python tests/bench/perplexity.py [pycode-5m|pycode-moe-5m] [types|targets]`.
 
-Imports the fixture into a temporary store, in each type and method, or (`targets`) in one type for all matrices and then in
-those that a target of as many bits per weight gives, and prints a Markdown table: the first 20 held-out sequences of 256
-tokens, the first token of each being context only. The weights are run dequantized, in float32: what is measured is what
-quantizing lost, and MLX's quantized products take minutes a type on a CPU.
+Imports the fixture into a temporary store, in each type and method, or (`targets`) in one type for
+all matrices and then in those that a target of as many bits per weight gives, and prints a Markdown
+table: the first 20 held-out sequences of 256 tokens, the first token of each being context only.
+The weights are run dequantized, in float32: what is measured is what quantizing lost, and MLX's
+quantized products take minutes a type on a CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ import blobstore
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 SEQUENCES = 20
 LENGTH = 256
-TYPES = (("int4", {}), ("int4", {"group_size": 64}), ("int8", {}), ("nvfp4", {}), ("mxfp4", {}), ("mxfp8", {}))
+TYPES = (
+    ("int4", {}),
+    ("int4", {"group_size": 64}),
+    ("int8", {}),
+    ("nvfp4", {}),
+    ("mxfp4", {}),
+    ("mxfp8", {}),
+)
 METHODS = ("minmax", "search")
 UNIFORM = ("int4/64", "int4/32")
 
@@ -44,7 +52,10 @@ def perplexity_of(predicted: list[Any], ids: Any) -> float:
     from mlx import core as mx
 
     pairs = zip(ids, predicted, strict=True)
-    lost = [-mx.take_along_axis(found, mx.array(tokens[None, 1:, None]), axis=-1).sum().item() for tokens, found in pairs]
+    lost = [
+        -mx.take_along_axis(found, mx.array(tokens[None, 1:, None]), axis=-1).sum().item()
+        for tokens, found in pairs
+    ]
     return math.exp(sum(lost) / (len(lost) * (LENGTH - 1)))
 
 
@@ -63,7 +74,10 @@ def dequantized(name: str, store: blobstore.Store, folder: Path) -> Path:
     """Write the values of a stored model to a folder, as a float32 checkpoint, and return it."""
     folder.mkdir(exist_ok=True)
     with blobstore.open_model(name, store=store) as model:
-        save_file({key: tensor.dequantize() for key, tensor in model.items()}, folder / "model.safetensors")
+        save_file(
+            {key: tensor.dequantize() for key, tensor in model.items()},
+            folder / "model.safetensors",
+        )
         for document in model.documents():
             if document != "blobstore.json":
                 (folder / document).write_bytes(model.document(document))
@@ -100,28 +114,44 @@ class Bench:
 
 def types(bench: Bench) -> None:
     """Print a row for every type."""
-    print(f"| type | stored as | bits per weight | {' | '.join(METHODS)} |\n|---|---|---|{'---|' * len(METHODS)}")
+    print(
+        f"| type | stored as | bits per weight | {' | '.join(METHODS)} |\n|---|---|---|{'---|' * len(METHODS)}"
+    )
     for quant, options in TYPES:
         plan = blobstore.plan_import(bench.fixture, quant=quant, **options)
-        kinds = sorted({str(tensor.quantization) for tensor in plan.tensors if tensor.quantization is not None})
-        values = " | ".join(f"{bench.measure(quant=quant, method=method, **options)[0]:.3f}" for method in METHODS)
-        print(f"| {quant} | {', '.join(kinds)} | {plan.bits_per_weight:.2f} | {values} |", flush=True)
+        kinds = sorted(
+            {str(tensor.quantization) for tensor in plan.tensors if tensor.quantization is not None}
+        )
+        values = " | ".join(
+            f"{bench.measure(quant=quant, method=method, **options)[0]:.3f}" for method in METHODS
+        )
+        print(
+            f"| {quant} | {', '.join(kinds)} | {plan.bits_per_weight:.2f} | {values} |", flush=True
+        )
 
 
 def targets(bench: Bench) -> None:
     """Print pairs of rows: one type for all matrices but routing gates, or a policy's, and a target of as many bits."""
     figures = "bits per weight | perplexity | divergence"
     print(f"| method | types | {figures} |\n|---|---|---|---|---|")
-    uniform = [{"rules": [f"*={kind}", "*.gate.weight=none"][: 1 + ("moe" in bench.fixture.name)]} for kind in UNIFORM]
+    uniform = [
+        {"rules": [f"*={kind}", "*.gate.weight=none"][: 1 + ("moe" in bench.fixture.name)]}
+        for kind in UNIFORM
+    ]
     for method in METHODS:
         for asked in (*uniform, {"quant": "int4"}):
             bits = blobstore.plan_import(bench.fixture, **asked).bits_per_weight
-            said = asked["rules"][0].removeprefix("*=") + " for all" if "rules" in asked else "--quant int4"
+            said = (
+                asked["rules"][0].removeprefix("*=") + " for all"
+                if "rules" in asked
+                else "--quant int4"
+            )
             for name, options in ((said, asked), ("--target-bpw", {"target_bpw": bits})):
                 plan = blobstore.plan_import(bench.fixture, method=method, **options)
                 perplexity, divergence = bench.measure(method=method, **options)
                 print(
-                    f"| {method} | {name} | {plan.bits_per_weight:.3f} | {perplexity:.3f} | {divergence:.5f} |", flush=True
+                    f"| {method} | {name} | {plan.bits_per_weight:.3f} | {perplexity:.3f} | {divergence:.5f} |",
+                    flush=True,
                 )
 
 

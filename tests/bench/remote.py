@@ -1,8 +1,9 @@
 """How long the headers of published checkpoints take to read from nginx on loopback, with how many requests and bytes.
 
 ``python tests/bench/remote.py`` prints a table: the best of some rounds, with blobstore, and with
-huggingface_hub's function for one file called by 16 threads (names known, no index). Both keep their connections from round
-to round. Loopback has no distance: what is measured is what a client does beside waiting.
+huggingface_hub's function for one file called by 16 threads (names known, no index). Both keep
+their connections from round to round. Loopback has no distance: what is measured is what a client
+does beside waiting.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ ONE_FILE = "model.safetensors"
 def main() -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as server:
-        print(f"{'repository':30} {'files':>5} {'requests':>8} {'KB':>7} {'seconds':>8} {'huggingface_hub':>16}")
+        print(
+            f"{'repository':30} {'files':>5} {'requests':>8} {'KB':>7} {'seconds':>8} {'huggingface_hub':>16}"
+        )
         for repository in [*COUNTS, MANY]:
             sharded = repository in COUNTS and len(shards(repository)) > 1
             server.requests()
@@ -48,7 +51,9 @@ def main() -> None:
             names = sorted(shards(repository)) if sharded else [ONE_FILE]
             theirs = best(partial(read_with_hub, server.url, repository, names))
             kilobytes = sum(request.sent for request in asked) / 1000
-            print(f"{repository:30} {len(names):5} {len(asked):8} {kilobytes:7.0f} {ours:8.3f} {theirs:16.3f}")
+            print(
+                f"{repository:30} {len(names):5} {len(asked):8} {kilobytes:7.0f} {ours:8.3f} {theirs:16.3f}"
+            )
 
 
 @contextmanager
@@ -82,7 +87,9 @@ def read_all(remote: Remote, url: str, repository: str, *, sharded: bool) -> Non
     folder = hub_folder(remote, repository, endpoint=url)
     names = [ONE_FILE]
     if sharded:
-        names = sorted(set(ShardIndex.parse(folder.read(INDEX_NAME, MAX_INDEX)).weight_map.values()))
+        names = sorted(
+            set(ShardIndex.parse(folder.read(INDEX_NAME, MAX_INDEX)).weight_map.values())
+        )
     for reader in folder.open_all(names):
         read_header(reader)
 

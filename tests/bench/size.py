@@ -1,6 +1,7 @@
 """How large the package is: ``python tests/bench/size.py [FOLDER]``, FOLDER being ``src/blobstore`` of some checkout.
 
-Statements are `ast.stmt` nodes of the Python files, docstrings and imports among them; of C++, semicolons.
+Statements are `ast.stmt` nodes of the Python files, docstrings and imports among them; of C++,
+semicolons.
 """
 
 from __future__ import annotations
@@ -25,12 +26,18 @@ def main() -> None:
             rooms[file.relative_to(root).parts[0].removesuffix(".py")] += isinstance(node, ast.stmt)
             if isinstance(node, ast.FunctionDef):
                 lengths.append((node.end_lineno or 0) - node.lineno + 1)
-    native = sum(path.read_text().count(";") for path in root.rglob("*") if path.suffix in {".cpp", ".h"})
+    native = sum(
+        path.read_text().count(";") for path in root.rglob("*") if path.suffix in {".cpp", ".h"}
+    )
     modules = sum(1 for path in root.glob("*.py"))
     for room, count in rooms.most_common():
         print(f"{count:7,}  {room}")
-    print(f"{rooms.total():7,}  statements in {len(files)} Python files, {modules} of them at the root; {native:,} in C++")
-    print(f"{statistics.median(lengths):7g}  lines in the median function, {max(lengths)} in the longest")
+    print(
+        f"{rooms.total():7,}  statements in {len(files)} Python files, {modules} of them at the root; {native:,} in C++"
+    )
+    print(
+        f"{statistics.median(lengths):7g}  lines in the median function, {max(lengths)} in the longest"
+    )
 
 
 if __name__ == "__main__":

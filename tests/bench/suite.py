@@ -1,6 +1,7 @@
 """The test suite, run several times beside busy processes: ``python tests/bench/suite.py --runs 20 [PYTEST ARGUMENTS...]``.
 
-Prints pytest's closing line and the processor time of each run, and the reports of those that failed. Exit code 1: one did.
+Prints pytest's closing line and the processor time of each run, and the reports of those that
+failed. Exit code 1: one did.
 """
 
 from __future__ import annotations
@@ -31,17 +32,29 @@ def busy(count: int) -> Iterator[None]:
 
 
 def run(arguments: list[str]) -> tuple[bool, str, float]:
-    """Run pytest; return whether all passed, what it printed, and the seconds of processor time of all its processes."""
+    """Run pytest.
+
+    Return whether all passed, what it printed, and the seconds of processor time of all its
+    processes.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     line = [sys.executable, "-m", "pytest", "-q", *arguments]
-    done = subprocess.run(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return done.returncode == 0, done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return (
+        done.returncode == 0,
+        done.stdout,
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+    )
 
 
 def main() -> int:
     """Run the suite as often as asked; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--busy", type=int, default=4, help="busy processes beside it")
     options, arguments = parser.parse_known_args()
@@ -51,7 +64,10 @@ def main() -> int:
         with busy(options.busy):
             is_good, printed, seconds = run(arguments)
         closing = printed.strip().splitlines()[-1]
-        print(f"run {number}: {closing} · processor {seconds:,.0f} s · wall {time.monotonic() - started:,.0f} s", flush=True)
+        print(
+            f"run {number}: {closing} · processor {seconds:,.0f} s · wall {time.monotonic() - started:,.0f} s",
+            flush=True,
+        )
         if not is_good:
             failed += 1
             print(printed, flush=True)

@@ -1,8 +1,9 @@
 """How fast `verify` hashes a store that is in the page cache, against SHA-256 of the same bytes in memory.
 
-``python tests/bench/verify.py [FOLDER]`` makes stores of random bytes in FOLDER (else a temporary one) and prints, for each,
-the rate of one core over bytes in memory, that of `verify` on all cores, and their ratio: 1.0 would be every core hashing
-and nothing else. The better of five runs counts, of both.
+``python tests/bench/verify.py [FOLDER]`` makes stores of random bytes in FOLDER (else a temporary
+one) and prints, for each, the rate of one core over bytes in memory, that of `verify` on all cores,
+and their ratio: 1.0 would be every core hashing and nothing else. The better of five runs counts,
+of both.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from blobstore.store.local.store import Store, open_store
 GIB = 2**30
 MIXES = {
     "4 blobs of 512 MiB": [GIB // 2] * 4,
-    "a model: 2 of 256 MiB, 60 of 24 MiB, 130 of 8 KiB": [GIB // 4] * 2 + [24 * 2**20] * 60 + [8192] * 130,
+    "a model: 2 of 256 MiB, 60 of 24 MiB, 130 of 8 KiB": [GIB // 4] * 2
+    + [24 * 2**20] * 60
+    + [8192] * 130,
     "1 blob of 1 GiB beside 1 GiB in blobs of 16 MiB": [GIB] + [2**24] * 64,
     "20,000 blobs of 64 KiB": [2**16] * 20_000,
 }
@@ -36,7 +39,9 @@ def main() -> None:
     """Print the table."""
     folder = Path(tempfile.mkdtemp(dir=sys.argv[1] if len(sys.argv) > 1 else None))
     cores = threads(None)
-    print(f"{cores} cores\n\n| blobs | one core in memory, GB/s | verify, GB/s | ratio |\n|---|---|---|---|")
+    print(
+        f"{cores} cores\n\n| blobs | one core in memory, GB/s | verify, GB/s | ratio |\n|---|---|---|---|"
+    )
     try:
         for number, (what, sizes) in enumerate(MIXES.items()):
             store = open_store(folder / str(number))
@@ -48,7 +53,10 @@ def main() -> None:
                 alone.append(seconds(lambda: hash_in_memory(GIB)) / GIB)
                 both.append(seconds(lambda store=store: check(store)) / nbytes)  # type: ignore[misc]
             ratio = min(alone) / min(both) / cores
-            print(f"| {what} | {1e-9 / min(alone):.2f} | {1e-9 / min(both):.2f} | {ratio:.2f} |", flush=True)
+            print(
+                f"| {what} | {1e-9 / min(alone):.2f} | {1e-9 / min(both):.2f} | {ratio:.2f} |",
+                flush=True,
+            )
             shutil.rmtree(store.root)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -76,7 +84,11 @@ def fill(store: Store, sizes: list[int]) -> None:
         for size in sizes:
             blob = session.put(os.urandom(size))
             blobs.append(blob)
-            layers.append(Descriptor(media_type="application/vnd.ollama.image.model", digest=blob.digest, size=size))
+            layers.append(
+                Descriptor(
+                    media_type="application/vnd.ollama.image.model", digest=blob.digest, size=size
+                )
+            )
         session.publish(ModelName.parse("m"), Manifest(layers=tuple(layers)))
 
 

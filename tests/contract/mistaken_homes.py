@@ -27,14 +27,18 @@ class Mistaken(MemoryStore):
 
 
 class ManifestFirst(MemorySession):
-    def publish(self, name: ModelName, manifest: Manifest, *, expected: Expected = None) -> set[Digest]:
+    def publish(
+        self, name: ModelName, manifest: Manifest, *, expected: Expected = None
+    ) -> set[Digest]:
         if expected is None:
             self._manifests.link(name, manifest.raw)
         return super().publish(name, manifest, expected=expected)
 
 
 class NoSizeCheck(MemorySession):
-    def publish(self, name: ModelName, manifest: Manifest, *, expected: Expected = None) -> set[Digest]:
+    def publish(
+        self, name: ModelName, manifest: Manifest, *, expected: Expected = None
+    ) -> set[Digest]:
         check, memory._check = memory._check, lambda *_: None
         try:
             return super().publish(name, manifest, expected=expected)
@@ -51,13 +55,19 @@ class BelievesDigests(MemorySession):
 
 
 class LosesUpdates(MemorySession):
-    def publish(self, name: ModelName, manifest: Manifest, *, expected: Expected = None) -> set[Digest]:
+    def publish(
+        self, name: ModelName, manifest: Manifest, *, expected: Expected = None
+    ) -> set[Digest]:
         return super().publish(name, manifest)
 
 
 class EncodesAgain(MemorySession):
-    def publish(self, name: ModelName, manifest: Manifest, *, expected: Expected = None) -> set[Digest]:
-        return super().publish(name, Manifest(config=manifest.config, layers=manifest.layers), expected=expected)
+    def publish(
+        self, name: ModelName, manifest: Manifest, *, expected: Expected = None
+    ) -> set[Digest]:
+        return super().publish(
+            name, Manifest(config=manifest.config, layers=manifest.layers), expected=expected
+        )
 
 
 class VisibleAtOnce(MemorySession):
@@ -68,7 +78,9 @@ class VisibleAtOnce(MemorySession):
 
 
 class PublishesAll(MemorySession):
-    def publish(self, name: ModelName, manifest: Manifest, *, expected: Expected = None) -> set[Digest]:
+    def publish(
+        self, name: ModelName, manifest: Manifest, *, expected: Expected = None
+    ) -> set[Digest]:
         created = super().publish(name, manifest, expected=expected)
         self._blobs.keep(self._made)
         return created
@@ -155,7 +167,11 @@ def _class_of(mistake: str) -> type[StoreTests]:
     def new_home(self: StoreTests, folder: Path) -> MemoryStore:
         return MISTAKES[mistake](folder)
 
-    return type("Test" + mistake.title().replace(" ", ""), (StoreTests,), {"new_home": new_home, "__doc__": mistake})
+    return type(
+        "Test" + mistake.title().replace(" ", ""),
+        (StoreTests,),
+        {"new_home": new_home, "__doc__": mistake},
+    )
 
 
 for _number, _mistake in enumerate(MISTAKES):

@@ -15,12 +15,25 @@ HOMES = Path(__file__).with_name("mistaken_homes.py")
 
 
 def test_every_mistake_is_seen() -> None:
-    options = ("-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib")
+    options = (
+        "-q",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-o",
+        "addopts=--import-mode=importlib",
+    )
     line = [sys.executable, "-m", "pytest", *options, "-rA", "-k", SMALL, str(HOMES)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=HOMES.parents[2])
     seen = {number: set[str]() for number in range(len(MISTAKES))}
-    for number, test in re.findall(r"^FAILED \S+::TestMistake(\d+)::(\w+)", done.stdout, re.MULTILINE):
+    for number, test in re.findall(
+        r"^FAILED \S+::TestMistake(\d+)::(\w+)", done.stdout, re.MULTILINE
+    ):
         seen[int(number)].add(test)
     passed = re.findall(r"^PASSED", done.stdout, re.MULTILINE)
-    assert [mistake for number, mistake in enumerate(MISTAKES) if not seen[number]] == [], done.stdout[-2000:]
+    assert [mistake for number, mistake in enumerate(MISTAKES) if not seen[number]] == [], (
+        done.stdout[-2000:]
+    )
     assert len(passed) > len(MISTAKES) * 50  # a home that fails everything would show nothing

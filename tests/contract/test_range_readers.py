@@ -38,7 +38,9 @@ def remote() -> Iterator[Remote]:
 
 
 @pytest.fixture(params=["bytes", "file", "http", "http in short replies"])
-def make_reader(request: pytest.FixtureRequest, tmp_path: Path, server: Server, remote: Remote) -> MakeReader:
+def make_reader(
+    request: pytest.FixtureRequest, tmp_path: Path, server: Server, remote: Remote
+) -> MakeReader:
     """A function that returns a reader over some bytes, once for each implementation."""
 
     def make(data: bytes) -> RangeReader:
@@ -56,7 +58,8 @@ def make_reader(request: pytest.FixtureRequest, tmp_path: Path, server: Server, 
 
 
 @pytest.mark.parametrize(
-    ("offset", "length"), [(0, 0), (0, 1), (17, 300), (0, len(DATA)), (len(DATA), 0), (len(DATA) - 1, 1)]
+    ("offset", "length"),
+    [(0, 0), (0, 1), (17, 300), (0, len(DATA)), (len(DATA), 0), (len(DATA) - 1, 1)],
 )
 def test_reads_exactly_what_is_asked_for(make_reader: MakeReader, offset: int, length: int) -> None:
     reader = make_reader(DATA)
@@ -67,8 +70,12 @@ def test_reads_exactly_what_is_asked_for(make_reader: MakeReader, offset: int, l
     assert buffer == DATA[offset : offset + length]
 
 
-@pytest.mark.parametrize(("offset", "length"), [(0, len(DATA) + 1), (len(DATA), 1), (2**62, 1), (0, 2**40)])
-def test_reading_beyond_the_end_is_an_error(make_reader: MakeReader, offset: int, length: int) -> None:
+@pytest.mark.parametrize(
+    ("offset", "length"), [(0, len(DATA) + 1), (len(DATA), 1), (2**62, 1), (0, 2**40)]
+)
+def test_reading_beyond_the_end_is_an_error(
+    make_reader: MakeReader, offset: int, length: int
+) -> None:
     with pytest.raises(ShortReadError, match="ends before byte"):
         make_reader(DATA).read(offset, length)
 

@@ -1,6 +1,7 @@
 """The kernels for arm64, under an emulator, give the bits of this machine's: `python -m pytest -m long tests/cross`.
 
-It takes Debian's g++-aarch64-linux-gnu and qemu-user; without them the test is skipped with ``NOT SHOWN``.
+It takes Debian's g++-aarch64-linux-gnu and qemu-user; without them the test is skipped with ``NOT
+SHOWN``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from support import ROOT
 
 KERNELS = ROOT / "src" / "blobstore" / "kernels"
 PROGRAM = ROOT / "tests" / "cross" / "kernels.cpp"
-LEVELS = {"plain": (), "x86_64_v3": ("-march=x86-64-v3",), "x86_64_v4": ("-march=x86-64-v4", "-w"), "neon": ()}
+LEVELS = {
+    "plain": (),
+    "x86_64_v3": ("-march=x86-64-v3",),
+    "x86_64_v4": ("-march=x86-64-v4", "-w"),
+    "neon": (),
+}
 
 
 def built(folder: Path, compiler: str, targets: tuple[str, ...]) -> Path:
@@ -24,7 +30,10 @@ def built(folder: Path, compiler: str, targets: tuple[str, ...]) -> Path:
     objects = []
     for target in targets:
         objects.append(str(folder / f"{target}.o"))
-        subprocess.run([*flags, *LEVELS[target], "-c", str(KERNELS / f"{target}.cpp"), "-o", objects[-1]], check=True)
+        subprocess.run(
+            [*flags, *LEVELS[target], "-c", str(KERNELS / f"{target}.cpp"), "-o", objects[-1]],
+            check=True,
+        )
     program = folder / "program"
     subprocess.run([*flags, "-static", str(PROGRAM), *objects, "-o", str(program)], check=True)
     return program
@@ -42,6 +51,8 @@ def test_arm64_gives_the_bits_of_x86(tmp_path: Path) -> None:
     if missing := [tool for tool in tools if shutil.which(tool) is None]:
         pytest.skip(f"NOT SHOWN: arm64 equals x86; there is no {', '.join(missing)}")
     here = hashes(built(tmp_path / "x86", "g++", ("plain", "x86_64_v3", "x86_64_v4")))
-    there = hashes("qemu-aarch64", built(tmp_path / "arm64", "aarch64-linux-gnu-g++", ("plain", "neon")))
+    there = hashes(
+        "qemu-aarch64", built(tmp_path / "arm64", "aarch64-linux-gnu-g++", ("plain", "neon"))
+    )
     assert set(there) == {"plain", "neon"}
     assert len({*here.values(), *there.values()}) == 1

@@ -1,7 +1,7 @@
 """The fault laboratory: ``python tests/faults EXPERIMENT...`` prints the figures of each in one line.
 
-Without an option it is the long form. Exit code 0: nothing was seen that must not be; 1: something was, it is on stderr;
-77: this machine can't show a fault.
+Without an option it is the long form. Exit code 0: nothing was seen that must not be; 1: something
+was, it is on stderr; 77: this machine can't show a fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,16 @@ from support.lab.file_systems import FILE_SYSTEMS, MEMORY, FileSystem
 from support.lab.mounts import keep_mounts_private
 from support.lab.task import Task
 
-EXPERIMENTS = ("kills", "power_cuts", "errors", "lookups", "small_disks", "soak", "pairs", "intruders")
+EXPERIMENTS = (
+    "kills",
+    "power_cuts",
+    "errors",
+    "lookups",
+    "small_disks",
+    "soak",
+    "pairs",
+    "intruders",
+)
 GOOD, BAD, NOT_SHOWN = 0, 1, 77
 _VERDICTS = {GOOD: "good", BAD: "BAD", NOT_SHOWN: "NOT SHOWN"}
 _MEMORY = Path("/dev/shm")  # noqa: S108  # stores in memory: what is not about a disk does not wait for one
@@ -39,7 +48,10 @@ _FORK = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one process found in one experiment, or why it could not be shown; and how long it took."""
+    """What one process found in one experiment, or why it could not be shown.
+
+    And how long it took.
+    """
 
     found: Figures | NotShownError
     seconds: float
@@ -55,7 +67,10 @@ def main() -> int:
     for name in arguments.on or [MEMORY.name]:
         file_system = FILE_SYSTEMS.get(name, MEMORY)
         with ExitStack() as stack:
-            parts = [stack.enter_context(_Part(arguments, file_system, part)) for part in range(arguments.jobs)]
+            parts = [
+                stack.enter_context(_Part(arguments, file_system, part))
+                for part in range(arguments.jobs)
+            ]
             for experiment in arguments.experiments:
                 where = f" on {name}" if arguments.on else ""
                 codes.add(_say(f"{experiment}{where}", [part.next() for part in parts]))
@@ -64,16 +79,28 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python tests/faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python tests/faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     known = (*EXPERIMENTS, "refusals", "store_tests")
-    parser.add_argument("experiments", nargs="+", choices=known, metavar="EXPERIMENT", help=", ".join(known))
+    parser.add_argument(
+        "experiments", nargs="+", choices=known, metavar="EXPERIMENT", help=", ".join(known)
+    )
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--short", action="store_true", help="the short form, as the test suite runs it")
+    length.add_argument(
+        "--short", action="store_true", help="the short form, as the test suite runs it"
+    )
     length.add_argument("--count", type=int, help="how many faults at most")
-    parser.add_argument("--on", nargs="+", choices=FILE_SYSTEMS, metavar="FILE_SYSTEM", help=", ".join(FILE_SYSTEMS))
-    parser.add_argument("--jobs", type=int, default=1, help="how many processes share the faults of each experiment")
-    parser.add_argument("--seed", type=int, default=20_260_801, help="another one makes other random choices")
+    parser.add_argument(
+        "--on", nargs="+", choices=FILE_SYSTEMS, metavar="FILE_SYSTEM", help=", ".join(FILE_SYSTEMS)
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="how many processes share the faults of each experiment"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=20_260_801, help="another one makes other random choices"
+    )
     return parser.parse_args()
 
 
@@ -101,10 +128,16 @@ class _Part:
         self._process.join()
 
 
-def _work(arguments: argparse.Namespace, file_system: FileSystem, part: int, results: Connection) -> None:
+def _work(
+    arguments: argparse.Namespace, file_system: FileSystem, part: int, results: Connection
+) -> None:
     """Be the process of a part: mount the file system, and send the result of each experiment."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)))
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
+            )
+        )
         folder.chmod(0o755)  # another user looks into it
         try:
             if file_system is not MEMORY:

@@ -1,8 +1,9 @@
 """Every call of every command fails once: no space, an I/O error, an interruption, half of the work; syncs fail for good.
 
-The command succeeds, with everything in place, or ends with a typed error of one line and every model as it was or as it is
-to be: never a blob whose bytes are not its digest's, never success after a sync that failed. On small disks (tmpfs) of every
-size the same holds, and a store that has been refused is as it was.
+The command succeeds, with everything in place, or ends with a typed error of one line and every
+model as it was or as it is to be: never a blob whose bytes are not its digest's, never success
+after a sync that failed. On small disks (tmpfs) of every size the same holds, and a store that has
+been refused is as it was.
 """
 
 from __future__ import annotations
@@ -29,9 +30,19 @@ _READ_ERRORS = (errno.EIO, errno.EINTR)
 
 
 def experiment(task: Task) -> Figures:
-    """Return what came of so many errors, evenly spread over all calls of all commands; all of them in the long form."""
+    """Return what came of so many errors, evenly spread over all calls of all commands.
+
+    All of them in the long form.
+    """
     figures = Figures(
-        *("errors", "commands", "refused", "done all the same", "failing syncs", "failed syncs of hints"),
+        *(
+            "errors",
+            "commands",
+            "refused",
+            "done all the same",
+            "failing syncs",
+            "failed syncs of hints",
+        ),
         zero=(*ZERO, "unclear", "said though a sync failed", "left behind"),
     )
     cases = standard_cases(task.folder.parent / "cases")
@@ -52,7 +63,11 @@ def control(case: Case, figures: Figures) -> None:
     found = Figures(zero=(*ZERO, "unclear", "said though a sync failed", "left behind"), quiet=True)
     careless = copy(case)
     careless.command = replace(case.command, before=_ignore_syncs)
-    syncs = [point for point in _points(careless) if point.call.name in SYNCING and point.error == errno.EIO]
+    syncs = [
+        point
+        for point in _points(careless)
+        if point.call.name in SYNCING and point.error == errno.EIO
+    ]
     for point in syncs[-_CONTROLS:]:
         disturb(point, found)
     figures.control(found)
@@ -74,7 +89,10 @@ def _points(case: Case) -> list[Point]:
     for number, call in enumerate(case.calls, start=1):
         # A print that fails ends in a message that fails: nobody is left to be told.
         if call.paths[-1] != OUTPUT:
-            for error in (*(_READ_ERRORS if call.reads else _WRITE_ERRORS), *((0,) if _can_be_half(call) else ())):
+            for error in (
+                *(_READ_ERRORS if call.reads else _WRITE_ERRORS),
+                *((0,) if _can_be_half(call) else ()),
+            ):
                 points.append(Point(case, number, call, error))
     return points
 
@@ -84,7 +102,10 @@ def _can_be_half(call: Call) -> bool:
 
 
 def disturb(point: Point, figures: Figures, *, on: bool = False) -> None:
-    """Let one call fail, or with ``on`` all calls of its name from there on; look, and run the command again."""
+    """Let one call fail, or with ``on`` all calls of its name from there on.
+
+    Look, and run the command again.
+    """
     case = point.case
     root = case.copy()
     action = Fail(point.error) if point.error else Half()
@@ -98,8 +119,14 @@ def disturb(point: Point, figures: Figures, *, on: bool = False) -> None:
     _check_answer(point, fault, done, figures)
     if done.code != 0:
         if case.command.arguments[0] in _ALL_OR_NOTHING:
-            figures.expect(found.models == case.start.models, "lost", f"{point}: {found.models}, {done.err}")
-        figures.expect(set(found.temporary) <= set(case.start.temporary), "left behind", f"{point}: {found.temporary}")
+            figures.expect(
+                found.models == case.start.models, "lost", f"{point}: {found.models}, {done.err}"
+            )
+        figures.expect(
+            set(found.temporary) <= set(case.start.temporary),
+            "left behind",
+            f"{point}: {found.temporary}",
+        )
     case.check_again(root, figures, point)
     case.remove(root)
 
@@ -115,16 +142,27 @@ def _is_any(_call: Call) -> bool:
 def _check_answer(point: Point, fault: At, done: Done, figures: Figures) -> None:
     at = f"{point.case.command.name}, {point}: {done.code} {done.out!r} {done.err!r}"
     if done.code == 0:
-        if fault.hit is not None and fault.hit.name in SYNCING and point.error in (errno.EIO, errno.ENOSPC):
+        if (
+            fault.hit is not None
+            and fault.hit.name in SYNCING
+            and point.error in (errno.EIO, errno.ENOSPC)
+        ):
             is_hint = _is_of_a_hint(fault.hit, point.case)
             figures.add("failed syncs of hints", is_hint)
             figures.expect(is_hint, "said though a sync failed", at)
         return
-    is_clear = done.code == 1 and not done.out and done.err.startswith("Error: ") and done.err.count("\n") <= 2
+    is_clear = (
+        done.code == 1
+        and not done.out
+        and done.err.startswith("Error: ")
+        and done.err.count("\n") <= 2
+    )
     figures.expect(is_clear, "unclear", at)
     figures.expect(point.error != 0, "unclear", at)
 
 
 def _is_of_a_hint(call: Call, case: Case) -> bool:
     """Return True for a sync that nothing acknowledged depends on: of the source, or of the name of the journal's folder."""
-    return call.paths[-1].startswith((f"{case.work}/new", f"{case.work}/sources")) or call.paths[-1].endswith("/.blobstore")
+    return call.paths[-1].startswith((f"{case.work}/new", f"{case.work}/sources")) or call.paths[
+        -1
+    ].endswith("/.blobstore")

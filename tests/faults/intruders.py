@@ -1,8 +1,9 @@
 """Another user's links, FIFOs, folders, devices and unreadable files at every path that a command touches: never followed.
 
-Before a command runs, one path that it is known to touch is taken by something else. It succeeds or ends with a typed error,
-never hangs, and writes nothing outside the store: what links lead to is as it was. Every model that the intruder's file is
-no part of stays whole. The command runs as an ordinary user, and as root.
+Before a command runs, one path that it is known to touch is taken by something else. It succeeds or
+ends with a typed error, never hangs, and writes nothing outside the store: what links lead to is as
+it was. Every model that the intruder's file is no part of stays whole. The command runs as an
+ordinary user, and as root.
 """
 
 from __future__ import annotations
@@ -36,13 +37,27 @@ _ZERO = ("written outside", "hangs", "foreign errors", "models hurt", "unclear")
 
 
 def experiment(task: Task) -> Figures:
-    """Return what so many intruders could do, evenly spread over commands, paths and kinds; all of them in the long form."""
+    """Return what so many intruders could do, evenly spread over commands, paths and kinds.
+
+    All of them in the long form.
+    """
     if os.geteuid() != 0:
         raise NotShownError("being another user needs root")
-    figures = Figures("intruders", "commands", "paths", "kinds", "refused", "done all the same", zero=_ZERO)
+    figures = Figures(
+        "intruders", "commands", "paths", "kinds", "refused", "done all the same", zero=_ZERO
+    )
     kinds = _possible(task.folder / "kinds")
-    cases = [*standard_cases(task.folder.parent / "cases"), *(Case(command, task.folder) for command in _READERS)]
-    tries = [(case, path, kind, user) for case in cases for path in _paths(case) for kind in kinds for user in (0, _NOBODY)]
+    cases = [
+        *standard_cases(task.folder.parent / "cases"),
+        *(Case(command, task.folder) for command in _READERS),
+    ]
+    tries = [
+        (case, path, kind, user)
+        for case in cases
+        for path in _paths(case)
+        for kind in kinds
+        for user in (0, _NOBODY)
+    ]
     figures.most("commands", len(cases))
     figures.most("kinds", len(kinds))
     figures.most("paths", len(tries) // len(kinds) // 2)
@@ -87,8 +102,15 @@ _READERS = (
 
 def _paths(case: Case) -> list[str]:
     """Return the paths in the store that a command touches, but for those with random names."""
-    names = {os.path.relpath(path, case.watched) for call in case.calls for path in call.paths if f"{case.watched}/" in path}
-    return sorted(name for name in names if not name.startswith("..") and not _RANDOM.search(f"/{name}"))
+    names = {
+        os.path.relpath(path, case.watched)
+        for call in case.calls
+        for path in call.paths
+        if f"{case.watched}/" in path
+    }
+    return sorted(
+        name for name in names if not name.startswith("..") and not _RANDOM.search(f"/{name}")
+    )
 
 
 def _link_to_file(path: Path, outside: Path) -> None:
@@ -163,7 +185,11 @@ def intrude(case: Case, name: str, kind: str, user: int, figures: Figures) -> No
         figures.add("refused" if done.code else "done all the same")
         _check_answer(done, figures, at)
         figures.expect(_snapshot(outside) == before, "written outside", at)
-        hurt = set(whole.items()) - set(_whole(root).items()) - set(case.start.models.items() - case.end.models.items())
+        hurt = (
+            set(whole.items())
+            - set(_whole(root).items())
+            - set(case.start.models.items() - case.end.models.items())
+        )
         figures.expect(not hurt, "models hurt", f"{at}: {hurt}")
     finally:
         case.remove(root)
@@ -175,7 +201,9 @@ def _check_answer(done: Done, figures: Figures, at: str) -> None:
     figures.expect(not done.hung, "hangs", at)
     figures.expect("Traceback" not in done.err, "foreign errors", at)
     if done.code != 0:  # 2 is what mv says when there is a model of the new name
-        is_clear = done.code in (1, 2, 3) and done.err.startswith("Error: ") and done.err.count("\n") <= 2
+        is_clear = (
+            done.code in (1, 2, 3) and done.err.startswith("Error: ") and done.err.count("\n") <= 2
+        )
         figures.expect(is_clear, "unclear", at)
 
 
@@ -203,7 +231,14 @@ def _snapshot(outside: Path) -> list[tuple[str, int, int, bytes]]:
     found = []
     for path in sorted((outside, *outside.rglob("*"))):
         status = path.lstat()
-        found.append((path.name, status.st_mode, status.st_mtime_ns, path.read_bytes() if path.is_file() else b""))
+        found.append(
+            (
+                path.name,
+                status.st_mode,
+                status.st_mtime_ns,
+                path.read_bytes() if path.is_file() else b"",
+            )
+        )
     return found
 
 

@@ -1,7 +1,9 @@
-"""SIGKILL at every call that changes the disk, and at random moments; then the command is run again.
+"""SIGKILL at every call that changes the disk, and at random moments.
 
-A killed command leaves every model as it was or as it is to be, no damaged blob, no manifest that names a missing one, and
-at most one folder in ``.blobstore/tmp``. Run again, it succeeds.
+Then the command is run again.
+
+A killed command leaves every model as it was or as it is to be, no damaged blob, no manifest that
+names a missing one, and at most one folder in ``.blobstore/tmp``. Run again, it succeeds.
 """
 
 from __future__ import annotations
@@ -25,7 +27,15 @@ from blobstore.store.local.writer import FinishedBlob, Stamp
 SHORT = 30
 _LONG = 1500
 _VERIFIED_EVERY = 4
-_COUNTED = ("kills", "at calls", "at random", "random commands", "commands", "calls", "most temporary a kill")
+_COUNTED = (
+    "kills",
+    "at calls",
+    "at random",
+    "random commands",
+    "commands",
+    "calls",
+    "most temporary a kill",
+)
 _CONTROLS = 2
 
 
@@ -34,7 +44,9 @@ def experiment(task: Task) -> Figures:
 
     In the long form: at every call, and 1,500 others.
     """
-    figures = Figures(*_COUNTED, zero=(*ZERO, "left behind", "left after prune", "verify disagrees"))
+    figures = Figures(
+        *_COUNTED, zero=(*ZERO, "left behind", "left after prune", "verify disagrees")
+    )
     cases = standard_cases(task.folder.parent / "cases")
     points = [(case, number) for case in cases for number in range(1, 1 + changes(case))]
     figures.most("commands", len(cases))
@@ -43,7 +55,9 @@ def experiment(task: Task) -> Figures:
         kill_at(case, number, figures)
     if task.is_first:
         control(task.folder / "control", figures)
-    others = _LONG if task.count is None else task.count - min(round(task.count * 2 / 3), len(points))
+    others = (
+        _LONG if task.count is None else task.count - min(round(task.count * 2 / 3), len(points))
+    )
     at_random(task.folder / "random", task.share(others), task.moments(), figures)
     return figures
 
@@ -78,7 +92,11 @@ def control(folder: Path, figures: Figures) -> None:
     case = Case(replace(command, before=_write_in_place), folder)
     found = Figures(zero=ZERO, quiet=True)
     calls = [call for call in case.calls if not call.reads]
-    writes = [number for number, call in enumerate(calls, start=1) if call.name == "write" and "/blobs/" in call.paths[0]]
+    writes = [
+        number
+        for number, call in enumerate(calls, start=1)
+        if call.name == "write" and "/blobs/" in call.paths[0]
+    ]
     for number in writes[:_CONTROLS]:
         kill_at(case, number, found)
     figures.control(found)
@@ -96,7 +114,10 @@ def _write_in_place() -> None:
 
 
 def at_random(folder: Path, count: int, moments: random.Random, figures: Figures) -> None:
-    """Kill so many random commands on one store, at random calls and times; what one leaves is where the next begins."""
+    """Kill so many random commands on one store, at random calls and times.
+
+    What one leaves is where the next begins.
+    """
     wanderer = Wanderer(folder, moments)
     while figures.counts["at random"] < count:
         killed, temporary = wanderer.step(figures)

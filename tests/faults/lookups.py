@@ -1,7 +1,8 @@
 """Every call that only looks fails once: stat, open to read, list, read, map, lock, seek, close.
 
-Whatever a command was doing, it succeeds or ends with a typed error of one line; no command leaves a foreign error, and
-none that fails has hurt a model. Commands that only read are among them, and programs that use the library.
+Whatever a command was doing, it succeeds or ends with a typed error of one line; no command leaves
+a foreign error, and none that fails has hurt a model. Commands that only read are among them, and
+programs that use the library.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _SAME = 3
 
 
 def experiment(task: Task) -> Figures:
-    """Return what came of so many errors, evenly spread over all looks of all commands; all of them in the long form."""
+    """Return what came of so many errors, evenly spread over all looks of all commands.
+
+    All of them in the long form.
+    """
     figures = Figures("errors", "commands", "refused", "done all the same", zero=_ZERO)
     commands = (*COMMANDS, *READERS)
     cases = [Case(command, task.folder.parent / "looking", looks=True) for command in commands]
@@ -78,12 +82,19 @@ def _points(case: Case) -> list[Point]:
         kind = (call.name, *(_RANDOM.sub("*", path) for path in call.paths))
         seen[kind] = seen.get(kind, 0) + 1
         if seen[kind] <= _SAME:
-            points += [Point(case, number, call, error) for error in _ERRORS if not _is_left_out(call, error)]
+            points += [
+                Point(case, number, call, error)
+                for error in _ERRORS
+                if not _is_left_out(call, error)
+            ]
     return points
 
 
 def _is_look(call: Call) -> bool:
-    """Return True for a call that changes nothing, and for locks; what is printed is another matter."""
+    """Return True for a call that changes nothing, and for locks.
+
+    What is printed is another matter.
+    """
     is_look = call.reads or call.name == "flock"
     return is_look and call.name not in SYNCING and not call.paths[-1].startswith(OUTPUT)
 
@@ -102,8 +113,14 @@ def disturb(point: Point, figures: Figures) -> None:
     figures.add("done all the same" if done.code == 0 else "refused")
     found = case.check(root, done, figures, point)
     _check_answer(point, done, figures)
-    if done.code != 0 and "/.blobstore/tmp" not in point.call.paths[-1]:  # what can't be removed stays for the next import
-        figures.expect(set(found.temporary) <= set(case.start.temporary), "left behind", f"{point}: {found.temporary}")
+    if (
+        done.code != 0 and "/.blobstore/tmp" not in point.call.paths[-1]
+    ):  # what can't be removed stays for the next import
+        figures.expect(
+            set(found.temporary) <= set(case.start.temporary),
+            "left behind",
+            f"{point}: {found.temporary}",
+        )
     out = root.with_name(f"{root.name}-out")
     shutil.rmtree(out, ignore_errors=True)
     case.check_again(root, figures, point)

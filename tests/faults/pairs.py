@@ -1,8 +1,9 @@
 """Two commands at once: a second one runs, from its start to its end, between any two calls of a first.
 
-Both do what they say: the second may say that the store is in use, and then does nothing. The second lives now, ten years
-ago or in ten years: a clock that jumps makes files look old or not yet made, and nothing that is needed is removed for it.
-What anybody can see between two calls is whole, too.
+Both do what they say: the second may say that the store is in use, and then does nothing. The
+second lives now, ten years ago or in ten years: a clock that jumps makes files look old or not yet
+made, and nothing that is needed is removed for it. What anybody can see between two calls is whole,
+too.
 """
 
 from __future__ import annotations
@@ -45,10 +46,16 @@ _ZERO = ("lost", "corrupt", "dangling", "strays", "first failed", "second failed
 
 
 def experiment(task: Task) -> Figures:
-    """Return what so many second commands did and saw, spread over calls, commands and clocks; in the long form 4,000."""
+    """Return what so many second commands did and saw, spread over calls, commands and clocks.
+
+    In the long form 4,000.
+    """
     figures = Figures("pairs", "first commands", "second commands", "clocks", "busy", zero=_ZERO)
     few = task.count is not None and task.count < _LONG
-    cases = [Case(_beside_a_victim(command), task.folder) for command in (COMMANDS[3::4] if few else COMMANDS)]
+    cases = [
+        Case(_beside_a_victim(command), task.folder)
+        for command in (COMMANDS[3::4] if few else COMMANDS)
+    ]
     pairs = [
         (case, number, other, clock)
         for case in cases
@@ -56,11 +63,17 @@ def experiment(task: Task) -> Figures:
         for other in _OTHERS
         for clock in _CLOCKS
     ]
-    for case, number, other, clock in replace(task, count=_LONG if task.is_long else task.count).pick(pairs):
+    for case, number, other, clock in replace(
+        task, count=_LONG if task.is_long else task.count
+    ).pick(pairs):
         both(case, number, other, clock, figures)
     if task.is_first:
         control(cases, figures)
-    for name, number in (("first commands", cases), ("second commands", _OTHERS), ("clocks", _CLOCKS)):
+    for name, number in (
+        ("first commands", cases),
+        ("second commands", _OTHERS),
+        ("clocks", _CLOCKS),
+    ):
         figures.most(name, len(number))
     return figures
 
@@ -79,7 +92,9 @@ def _beside_a_victim(command: Command) -> Command:
     """Return the command on a store with one more model, which shares most of its blobs with the others."""
 
     def prepare(work: Path, opened: Store) -> None:
-        blobstore.import_model(write_checkpoint(work / "victim", model("victim")), _VICTIM, store=opened, quant="int4")
+        blobstore.import_model(
+            write_checkpoint(work / "victim", model("victim")), _VICTIM, store=opened, quant="int4"
+        )
         command.prepare(work, opened)
 
     return replace(command, prepare=prepare)
@@ -131,9 +146,13 @@ def both(case: Case, number: int, other: str, clock: str, figures: Figures) -> N
     root = case.copy()
     second = Second(case, root, number, other, clock)
     done = case.run(root, second)
-    at = f"{case.command.name}, before call {number} {other} {clock}: {done.code} {done.err.strip()}"
+    at = (
+        f"{case.command.name}, before call {number} {other} {clock}: {done.code} {done.err.strip()}"
+    )
     figures.add("pairs")
-    is_gone = "--undo" in case.command.arguments and other.startswith("prune") and "is empty" in done.err
+    is_gone = (
+        "--undo" in case.command.arguments and other.startswith("prune") and "is empty" in done.err
+    )
     figures.expect((done.code == 0 or is_gone) and not done.hung, "first failed", at)
     figures.expect(not second.wrong, "seen half done", f"{at}: {second.wrong}")
     if second.done is not None:
@@ -162,7 +181,10 @@ def _wanted(end: Models, second: Second, case: Case, root: Path) -> Models:
         case "cp":
             return {**end, "twin:latest": end[_VICTIM]}
         case "mv":
-            return {**{name: digest for name, digest in end.items() if name != _VICTIM}, "twin:latest": end[_VICTIM]}
+            return {
+                **{name: digest for name, digest in end.items() if name != _VICTIM},
+                "twin:latest": end[_VICTIM],
+            }
         case "import":
             return {**end, "twin:latest": _digest_of_twin(case)}
         case _:

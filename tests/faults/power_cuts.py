@@ -1,10 +1,11 @@
 """Power cuts during imports, copies and removals: everything that was acknowledged is there, and nothing is half there.
 
-Commands run one after the other on an ext4, XFS or Btrfs whose disk is recorded (support/lab/disk.py), slowed down and mixed
-with other programs' syncs, so that the journal is committed, and data are written back, between any two calls. Each cut is a
-disk as it may have been left: it is mounted, which replays the journal, and read. What a machine repairs at its start is
-repaired first (support/lab/formats.py). The same with syncs that do nothing must lose data in some cuts, or the experiment
-would show nothing.
+Commands run one after the other on an ext4, XFS or Btrfs whose disk is recorded
+(support/lab/disk.py), slowed down and mixed with other programs' syncs, so that the journal is
+committed, and data are written back, between any two calls. Each cut is a disk as it may have been
+left: it is mounted, which replays the journal, and read. What a machine repairs at its start is
+repaired first (support/lab/formats.py). The same with syncs that do nothing must lose data in some
+cuts, or the experiment would show nothing.
 """
 
 from __future__ import annotations
@@ -41,16 +42,29 @@ _ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "disks not m
 
 
 def experiment(task: Task) -> Figures:
-    """Return what so many cuts found, as many for each mount option; in the long form 1,200, and 300 for each control.
+    """Return what so many cuts found, as many for each mount option.
+
+    In the long form 1,200, and 300 for each control.
 
     Raises: NotShownError where no disk can be recorded, and on a file system without a disk.
     """
     disk = FORMATS.get(task.file_system.disk)
     if disk is None:
-        raise NotShownError(f"{task.file_system.name} has no disk of its own: its power cuts are those of what lies below")
+        raise NotShownError(
+            f"{task.file_system.name} has no disk of its own: its power cuts are those of what lies below"
+        )
     keep_mounts_private()
     figures = Figures(
-        *("cuts", "cuts with damage", "repaired at start", "mount options", "commands", "writes", "flushes", "re-runs"),
+        *(
+            "cuts",
+            "cuts with damage",
+            "repaired at start",
+            "mount options",
+            "commands",
+            "writes",
+            "flushes",
+            "re-runs",
+        ),
         zero=_ZERO,
     )
     count = task.share(_LONG if task.count is None else task.count)
@@ -86,10 +100,15 @@ CONTROLS: Mapping[str, Callable[[Call], bool]] = {
     "without syncfs": _is_syncfs,
     "without fsync of the manifest's folder": _is_last,
 }
-"""Syncs that do nothing in the controls. The others are no loss on a journal that is committed whole."""
+"""Syncs that do nothing in the controls.
+
+The others are no loss on a journal that is committed whole.
+"""
 
 
-def control(workshop: Workshop, what: str, left_out: Callable[[Call], bool], count: int, figures: Figures) -> None:
+def control(
+    workshop: Workshop, what: str, left_out: Callable[[Call], bool], count: int, figures: Figures
+) -> None:
     """Count the cuts in which a store loses data whose syncs do nothing: they must be some."""
     found = Figures(zero=_ZERO, quiet=True)
     cut(workshop, record(workshop, "defaults", count, left_out), count, found)
@@ -124,14 +143,20 @@ class Moment:
 
 
 def record(
-    workshop: Workshop, options: str, cuts: int, left_out: Callable[[Call], bool] = lambda _call: False
+    workshop: Workshop,
+    options: str,
+    cuts: int,
+    left_out: Callable[[Call], bool] = lambda _call: False,
 ) -> Sequence[Event]:
     """Run half as many commands as there will be cuts on a recorded disk; return the recording.
 
     Calls that are ``left_out`` do nothing and say that they succeeded.
     """
     log = workshop.folder / "log"
-    with recorded(workshop.folder, workshop.image, log, workshop.disk.name, options) as (target, marks):
+    with recorded(workshop.folder, workshop.image, log, workshop.disk.name, options) as (
+        target,
+        marks,
+    ):
         models: Models = {}
         nuisance = Nuisance(target, workshop.moments, min(_LONGEST_S, cuts / 200), left_out)
         for _ in range(max(_LEAST_COMMANDS, cuts // 2)):
@@ -156,7 +181,13 @@ def _mark(marks: Path, moment: Moment) -> None:
 class Nuisance:
     """Other programs on the disk: at some of a command's calls time passes, a journal is committed, data are written."""
 
-    def __init__(self, folder: Path, moments: random.Random, longest_s: float, left_out: Callable[[Call], bool]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        moments: random.Random,
+        longest_s: float,
+        left_out: Callable[[Call], bool],
+    ) -> None:
         """``longest_s``: how long a call waits at most; ``left_out``: calls that do nothing."""
         self._moments = moments
         self._longest_s = longest_s
@@ -202,7 +233,9 @@ def cut(workshop: Workshop, events: Sequence[Event], count: int, figures: Figure
         at = f"cut {number} at {position} of {len(events)}, {moment.command}"
         try:
             with mount(workshop.disk.name, target, "loop", disk):
-                figures.add("cuts with damage", not _is_whole(look(target / "store"), moment, figures, at))
+                figures.add(
+                    "cuts with damage", not _is_whole(look(target / "store"), moment, figures, at)
+                )
                 if number % _RE_RUN_EVERY == 0 and figures.is_good:
                     _run_again(target, moment, figures, at)
         except NotShownError as error:

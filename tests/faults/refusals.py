@@ -1,9 +1,10 @@
 """What a network file system answers, made up: no locks, no times, no copies, stale handles, quotas, files that stay.
 
-One kind of call fails for good, as on a file system that can't do it; or one call fails as a server fails (ESTALE, EDQUOT).
-On NFS a file that is removed while it is open stays in its folder as ``.nfs…`` until it is closed (nfs(5)): here every
-file that is removed does, until the command has ended. The command succeeds or ends with a typed error of one line, and
-every model is as it was or as it is to be.
+One kind of call fails for good, as on a file system that can't do it; or one call fails as a server
+fails (ESTALE, EDQUOT). On NFS a file that is removed while it is open stays in its folder as
+``.nfs…`` until it is closed (nfs(5)): here every file that is removed does, until the command has
+ended. The command succeeds or ends with a typed error of one line, and every model is as it was or
+as it is to be.
 """
 
 from __future__ import annotations
@@ -57,13 +58,20 @@ class Silly:
 
 
 def experiment(task: Task) -> Figures:
-    """Return what came of so many refusals, half of them for good and half of one call; of all in the long form."""
+    """Return what came of so many refusals, half of them for good and half of one call.
+
+    Of all in the long form.
+    """
     figures = Figures("refusals", "commands", "refused", "done all the same", zero=_ZERO)
     cases = standard_cases(task.folder.parent / "cases")
     figures.most("commands", len(cases))
-    for case, what, decide in task.pick([(each, *refusal) for each in cases for refusal in _for_good(each)], of=0.5):
+    for case, what, decide in task.pick(
+        [(each, *refusal) for each in cases for refusal in _for_good(each)], of=0.5
+    ):
         refuse(case, what, decide, figures)
-    for case, what, decide in task.pick([(each, *refusal) for each in cases for refusal in _once(each)], of=0.5):
+    for case, what, decide in task.pick(
+        [(each, *refusal) for each in cases for refusal in _once(each)], of=0.5
+    ):
         refuse(case, what, decide, figures)
     return figures
 
@@ -93,7 +101,9 @@ def _once(case: Case) -> Iterator[tuple[str, Decide]]:
     """Yield the failures of each call that changes something, by name."""
     for number, call in enumerate((call for call in case.calls if not call.reads), start=1):
         if call.paths[-1] != OUTPUT:
-            yield from ((f"{call} {errno.errorcode[code]}", At(number, Fail(code))) for code in _ONCE)
+            yield from (
+                (f"{call} {errno.errorcode[code]}", At(number, Fail(code))) for code in _ONCE
+            )
 
 
 def refuse(case: Case, what: str, decide: Decide, figures: Figures) -> None:
@@ -107,11 +117,15 @@ def refuse(case: Case, what: str, decide: Decide, figures: Figures) -> None:
     found = case.check(root, done, figures, what)
     _check_answer(case, what, done, figures)
     if done.code != 0 and case.command.arguments[0] == "import":
-        figures.expect(found.models == case.start.models, "lost", f"{case.command.name}, {what}: {done.err}")
+        figures.expect(
+            found.models == case.start.models, "lost", f"{case.command.name}, {what}: {done.err}"
+        )
     case.check_again(root, figures, what)
     case.remove(root)
 
 
 def _check_answer(case: Case, what: str, done: Done, figures: Figures) -> None:
-    is_clear = done.code == 0 or (done.code == 1 and done.err.startswith("Error: ") and done.err.count("\n") <= 2)
+    is_clear = done.code == 0 or (
+        done.code == 1 and done.err.startswith("Error: ") and done.err.count("\n") <= 2
+    )
     figures.expect(is_clear, "unclear", f"{case.command.name}, {what}: {done.code} {done.err}")

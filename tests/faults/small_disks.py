@@ -1,6 +1,7 @@
 """Disks that are too small, by every number of blocks and of files from none to enough: refused, and the store as it was.
 
-In memory the disk is a tmpfs of that size. Any other file system is filled up by a file; its number of files is its own.
+In memory the disk is a tmpfs of that size. Any other file system is filled up by a file; its number
+of files is its own.
 """
 
 from __future__ import annotations
@@ -25,24 +26,44 @@ from support.lab.system_calls import Call
 from support.lab.task import Task
 
 SHORT = 16
-_TRIED = ("import quantized", "import over an older one", "import of a large tensor", "cp over another", "rm", "prune")
+_TRIED = (
+    "import quantized",
+    "import over an older one",
+    "import of a large tensor",
+    "cp over another",
+    "rm",
+    "prune",
+)
 _ENOUGH = 10_000
 _BLOCK = 4096
 _STEPS = 8
 
 
 def experiment(task: Task) -> Figures:
-    """Return what became of commands on so many disks of different sizes; of every size in the long form."""
+    """Return what became of commands on so many disks of different sizes.
+
+    Of every size in the long form.
+    """
     keep_mounts_private()
-    figures = Figures("disks", "commands", "refused", "done", zero=(*ZERO, "unclear", "left behind", "never enough"))
-    cases = [case for case in standard_cases(task.folder.parent / "cases") if case.command.name in _TRIED]
+    figures = Figures(
+        "disks",
+        "commands",
+        "refused",
+        "done",
+        zero=(*ZERO, "unclear", "left behind", "never enough"),
+    )
+    cases = [
+        case for case in standard_cases(task.folder.parent / "cases") if case.command.name in _TRIED
+    ]
     with _disk(task) as disk:
         sizes = [(case, *room) for case in cases for room in _rooms(case, disk)]
         for case, blocks, files in task.pick(sizes):
             done = on_a_disk(case, disk, blocks, files, figures)
             is_whole = blocks >= _ENOUGH // 2 and files >= _ENOUGH // 2
             figures.expect(done.code == 0 or not is_whole, "never enough", case.command.name)
-        if task.is_first and isinstance(disk, Memory):  # elsewhere folders take blocks, too, and it is refused one
+        if task.is_first and isinstance(
+            disk, Memory
+        ):  # elsewhere folders take blocks, too, and it is refused one
             control(cases[0], disk, figures)
     if not figures.counts["refused"] and len(sizes) > len(cases):
         raise NotShownError(f"{task.file_system.name} could not be filled up: {figures}")
@@ -177,10 +198,17 @@ def on_a_disk(case: Case, disk: Disk, blocks: int, files: int, figures: Figures)
         found = case.check(root, done, figures, what)
         if done.code != 0:
             at = f"{case.command.name}, {what}: {done.code} {done.err}"
-            is_clear = done.code == 1 and "no space left on device" in done.err and done.err.count("\n") <= 2
+            is_clear = (
+                done.code == 1
+                and "no space left on device" in done.err
+                and done.err.count("\n") <= 2
+            )
             figures.expect(is_clear, "unclear", at)
             figures.expect(found.models == case.start.models, "lost", f"{at}: {found.models}")
-            left = (set(found.temporary) - set(case.start.temporary), set(found.orphans) - set(case.start.orphans))
+            left = (
+                set(found.temporary) - set(case.start.temporary),
+                set(found.orphans) - set(case.start.orphans),
+            )
             figures.expect(not any(left), "left behind", f"{at}: {left}")
         disk.leave_room(_ENOUGH, _ENOUGH)
         case.check_again(root, figures, what)

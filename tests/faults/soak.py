@@ -1,8 +1,9 @@
 """Everything at once, for long: imports, copies, removals, clean-ups without grace, loaders and kills, in several processes.
 
-Each worker has names of its own, whose models it knows: they load with the right bytes at any time, whatever the others do
-with models that share their blobs. Beside them there are names that all workers write to, remove and load: there a model
-may be missing, but what loads is one whole model. Some models are read long after they were opened.
+Each worker has names of its own, whose models it knows: they load with the right bytes at any time,
+whatever the others do with models that share their blobs. Beside them there are names that all
+workers write to, remove and load: there a model may be missing, but what loads is one whole model.
+Some models are read long after they were opened.
 """
 
 from __future__ import annotations
@@ -39,8 +40,28 @@ _CONTENDED = 3
 _MOST_OPEN = 6
 _LONGEST_S = 0.06
 _KILLED = 0.2
-_ZERO = ("lost", "torn", "corrupt", "dangling", "strays", "commands failed", "workers failed", "left behind")
-_COUNTED = ("operations", "imports", "copies", "moves", "removals", "prunes", "loads", "late reads", "kills", "busy")
+_ZERO = (
+    "lost",
+    "torn",
+    "corrupt",
+    "dangling",
+    "strays",
+    "commands failed",
+    "workers failed",
+    "left behind",
+)
+_COUNTED = (
+    "operations",
+    "imports",
+    "copies",
+    "moves",
+    "removals",
+    "prunes",
+    "loads",
+    "late reads",
+    "kills",
+    "busy",
+)
 _KINDS = {
     "load": 36,
     "load contended": 16,
@@ -63,11 +84,19 @@ class Truth:
     @classmethod
     def of(cls, model: blobstore.Model) -> Truth:
         """Hash all arrays of an open model."""
-        return cls({name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in model.arrays("numpy").items()})
+        return cls(
+            {
+                name: hashlib.sha256(array.tobytes()).hexdigest()
+                for name, array in model.arrays("numpy").items()
+            }
+        )
 
 
 def experiment(task: Task) -> Figures:
-    """Return what came of so many operations of four workers; in the long form 22,000, and 2,000 without locks."""
+    """Return what came of so many operations of four workers.
+
+    In the long form 22,000, and 2,000 without locks.
+    """
     folder, moments = task.folder, task.moments()
     choices = Choices(folder, moments)
     truths = _truths(folder / "elsewhere", choices)
@@ -82,7 +111,9 @@ def experiment(task: Task) -> Figures:
     return figures
 
 
-def soak(folder: Path, count: int, knowledge: Knowledge, moments: random.Random, figures: Figures) -> None:
+def soak(
+    folder: Path, count: int, knowledge: Knowledge, moments: random.Random, figures: Figures
+) -> None:
     """Let four workers do ``count`` operations on one store in ``folder``, and look at what is there at the end."""
     folder.mkdir()
     workers = [
@@ -121,7 +152,9 @@ def _truths(pristine: Path, choices: Choices) -> dict[str, Truth]:
     return truths
 
 
-def _check_the_end(root: Path, known: Models, truths: Mapping[str, Truth], figures: Figures) -> None:
+def _check_the_end(
+    root: Path, known: Models, truths: Mapping[str, Truth], figures: Figures
+) -> None:
     """Count what is lost at the end; then clean up, and count what that leaves or takes."""
     store = open_store(root)
     for is_clean in (False, True):
@@ -133,14 +166,22 @@ def _check_the_end(root: Path, known: Models, truths: Mapping[str, Truth], figur
         figures.expect(not found.dangling, "dangling", found.dangling)
         figures.expect(not found.strays, "strays", found.strays)
         for name, digest in known.items():
-            figures.expect(found.models.get(name) == digest, "lost", f"{name}: {found.models.get(name)}, not {digest}")
+            figures.expect(
+                found.models.get(name) == digest,
+                "lost",
+                f"{name}: {found.models.get(name)}, not {digest}",
+            )
         for name, digest in found.models.items():
             try:
                 with blobstore.open_model(name, store=store, verify=True) as model:
                     figures.expect(Truth.of(model) == truths[digest], "torn", f"{name} at the end")
             except BlobStoreError as error:
                 figures.wrong("lost", f"{name} at the end: {error}")
-    figures.expect(not found.orphans and not found.temporary, "left behind", f"{found.orphans} {found.temporary}")
+    figures.expect(
+        not found.orphans and not found.temporary,
+        "left behind",
+        f"{found.orphans} {found.temporary}",
+    )
     figures.add("models at the end", len(found.models))
 
 
@@ -162,7 +203,15 @@ def _start(worker: Worker, count: int) -> int:
 class Worker:
     """One process of the soak: its names, and what it knows of them."""
 
-    def __init__(self, folder: Path, number: int, knowledge: Knowledge, moments: random.Random, *, quiet: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        number: int,
+        knowledge: Knowledge,
+        moments: random.Random,
+        *,
+        quiet: bool,
+    ) -> None:
         """Begin with no models."""
         self._result = folder / f"worker{number}"
         self._root = folder / "store"
@@ -186,7 +235,9 @@ class Worker:
             self._figures.add("operations")
         while self._open:
             self._read_late()
-        self._result.write_text(json.dumps({"models": self._models, "counts": self._figures.counts}))
+        self._result.write_text(
+            json.dumps({"models": self._models, "counts": self._figures.counts})
+        )
 
     def _load(self, contended: bool = False) -> None:  # noqa: FBT002
         """Load a model, at once or later."""
@@ -203,7 +254,9 @@ class Worker:
             self._figures.wrong("torn", f"{name}: {error}")
             return
         digest = model.manifest.digest.hex
-        self._figures.expect(contended or digest == self._models[name], "lost", f"{name} is {digest}")
+        self._figures.expect(
+            contended or digest == self._models[name], "lost", f"{name} is {digest}"
+        )
         self._figures.add("loads")
         if self._moments.random() < 0.3:
             self._open.append((model, digest))
@@ -218,18 +271,31 @@ class Worker:
 
     def _check(self, model: blobstore.Model, digest: str) -> None:
         with model:
-            self._figures.expect(Truth.of(model) == self._truths[digest], "torn", f"{model.name}: {digest}")
+            self._figures.expect(
+                Truth.of(model) == self._truths[digest], "torn", f"{model.name}: {digest}"
+            )
 
     def _import(self, contended: bool = False) -> None:  # noqa: FBT002
         name = self._moments.choice(self._contended if contended else self._own)
         source, quant, digest = self._moments.choice(self._sources)
         options = [] if quant == "none" else ["--quant", quant]
         self._figures.add("imports")
-        self._run("import", source, name, *options, "--jobs", self._moments.choice((1, 2)), after={name: digest})
+        self._run(
+            "import",
+            source,
+            name,
+            *options,
+            "--jobs",
+            self._moments.choice((1, 2)),
+            after={name: digest},
+        )
 
     def _cp(self) -> None:
         if self._models:
-            name, other = self._moments.choice(sorted(self._models)), self._moments.choice(self._own)
+            name, other = (
+                self._moments.choice(sorted(self._models)),
+                self._moments.choice(self._own),
+            )
             self._figures.add("copies")
             self._run("cp", name, other, after={other: self._models[name]})
 
@@ -248,12 +314,19 @@ class Worker:
             self._run("rm", name, after={name: None})
 
     def _prune(self) -> None:
-        done = self._run("prune", "--grace", "0s", "--sole-owner", "--forget", "--wait", "5", after={})
+        done = self._run(
+            "prune", "--grace", "0s", "--sole-owner", "--forget", "--wait", "5", after={}
+        )
         self._figures.add("prunes", done.code == 0)
 
     def _run(self, *arguments: object, after: dict[str, str | None]) -> Done:
-        """Run a command, which may be killed; take note of what has become of our names, and check that it may."""
-        kill_after_s = self._moments.uniform(0, _LONGEST_S) if self._moments.random() < _KILLED else None
+        """Run a command, which may be killed.
+
+        Take note of what has become of our names, and check that it may.
+        """
+        kill_after_s = (
+            self._moments.uniform(0, _LONGEST_S) if self._moments.random() < _KILLED else None
+        )
         done = run(*arguments, "--store", self._root, kill_after_s=kill_after_s)
         at = f"{' '.join(map(str, arguments))}: {done.code} {done.err.strip()}"
         is_busy = done.code == 1 and "in use" in done.err
@@ -267,7 +340,9 @@ class Worker:
         return done
 
     def _note(self, after: dict[str, str | None], done: Done, at: str) -> None:
-        end = {name: digest for name, digest in {**self._models, **after}.items() if digest is not None}
+        end = {
+            name: digest for name, digest in {**self._models, **after}.items() if digest is not None
+        }
         found = {name: digest for name in self._own if (digest := self._digest(name)) is not None}
         is_right = is_between(found, self._models, end, said=done.code == 0)
         self._figures.expect(is_right, "lost", f"{at}: {self._models} -> {end}: {found}")
@@ -276,7 +351,9 @@ class Worker:
     def _digest(self, name: str) -> str | None:
         """Return the sha256 of a manifest's bytes, read by hand."""
         try:
-            raw = (self._root / "manifests/registry.ollama.ai/library" / name.replace(":", "/")).read_bytes()
+            raw = (
+                self._root / "manifests/registry.ollama.ai/library" / name.replace(":", "/")
+            ).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         return hashlib.sha256(raw).hexdigest()

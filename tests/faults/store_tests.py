@@ -22,10 +22,22 @@ def experiment(task: Task) -> Figures:
     figures = Figures(*_COUNTED, zero=_ZERO)
     if task.is_first:
         folders = [_TESTS / name for name in _TRIED]
-        options = ["-q", "-n0", "-p", "no:cacheprovider", "--tb=short", "--basetemp", task.folder / "tests"]
+        options = [
+            "-q",
+            "-n0",
+            "-p",
+            "no:cacheprovider",
+            "--tb=short",
+            "--basetemp",
+            task.folder / "tests",
+        ]
         line = [sys.executable, "-m", "pytest", *options, *folders]
-        done = subprocess.run(line, cwd=_TESTS.parents[1], capture_output=True, text=True, check=False)
-        for number, name in re.findall(r"(\d+) (passed|skipped|failed|error)", done.stdout.splitlines()[-1]):
+        done = subprocess.run(
+            line, cwd=_TESTS.parents[1], capture_output=True, text=True, check=False
+        )
+        for number, name in re.findall(
+            r"(\d+) (passed|skipped|failed|error)", done.stdout.splitlines()[-1]
+        ):
             figures.add("errors" if name == "error" else name, int(number))
         for failed in re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE):
             sys.stderr.write(f"{failed}\n")

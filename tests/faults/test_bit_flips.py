@@ -30,7 +30,9 @@ def small_store(folder: Path) -> Store:
     tensors = {name: array for name, array in small_tensors().items() if "embed" not in name}
     source = write_checkpoint(folder / "a", {**tensors, "odd": normal("odd", 3)})
     (source / "tokenizer.json").write_text('{"model": {"vocab": {"a": 1}}}')
-    blobstore.import_model(source, "int4", store=store, quant="int4", licenses=["MIT"], parameters=["temperature=0.5"])
+    blobstore.import_model(
+        source, "int4", store=store, quant="int4", licenses=["MIT"], parameters=["temperature=0.5"]
+    )
     blobstore.import_model(source, "mxfp8", store=store, quant="mxfp8", rules=["lm_head*=none"])
     store.copy(ModelName.parse("int4"), ModelName.parse("example.org/team/copy:tag"))
     return store
@@ -40,12 +42,21 @@ def small_store(folder: Path) -> Store:
 def test_every_flip_is_found_and_nothing_else(tmp_path: Path, flips: int, clean: int) -> None:
     chance = random.Random(20_260_809)
     store = small_store(tmp_path)
-    files = sorted(path for folder in ("blobs", "manifests") for path in (store.root / folder).rglob("*") if path.is_file())
+    files = sorted(
+        path
+        for folder in ("blobs", "manifests")
+        for path in (store.root / folder).rglob("*")
+        if path.is_file()
+    )
     kept = {path: path.read_bytes() for path in files}
     missed = []
     for number in range(flips):
         # Half of them by the byte, and half by the file: most files are small.
-        path = chance.choices(files, [len(data) for data in kept.values()])[0] if number % 2 else chance.choice(files)
+        path = (
+            chance.choices(files, [len(data) for data in kept.values()])[0]
+            if number % 2
+            else chance.choice(files)
+        )
         data = bytearray(kept[path])
         at, bit = chance.randrange(len(data)), chance.randrange(8)
         data[at] ^= 1 << bit

@@ -36,7 +36,9 @@ READS = tuple(f"?{name}" for name in (*READING, "pread64"))
 ORPHANS = [b"first orphan", b"second orphan", b"third orphan"]
 
 
-def command(store: Store, log: Path, *words: object, rules: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def command(
+    store: Store, log: Path, *words: object, rules: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     return run(*words, "--store", store.root, prefix=strace(log, *rules))
 
 
@@ -69,9 +71,13 @@ def eintr_everywhere(store: Store, log: Path) -> None:
 
 
 def emfile(store: Store, log: Path) -> None:
-    commit_model(store, "n", *(safetensors_bytes({f"t{number}": np.arange(3.0)}) for number in range(40)))
+    commit_model(
+        store, "n", *(safetensors_bytes({f"t{number}": np.arange(3.0)}) for number in range(40))
+    )
     prefix = ["bash", "-c", 'ulimit -n 20; exec "$@"', "bash"]
-    assert_one_error(run("diff", "n", "m", "--store", store.root, prefix=prefix), "too many open files")
+    assert_one_error(
+        run("diff", "n", "m", "--store", store.root, prefix=prefix), "too many open files"
+    )
     assert verify(store).is_sound
 
 
@@ -109,7 +115,11 @@ def sigint_mid_gc(store: Store, log: Path, most: int) -> None:
         os.utime(blob_path(store, data), (0, 0))
     done = command(store, log, "prune")
     assert (done.returncode, done.stderr) == (0, "")
-    points = [(name, number) for name in ("flock", "mkdir", "rename", "fsync") for number in range(1, calls(log)[name] + 1)]
+    points = [
+        (name, number)
+        for name in ("flock", "mkdir", "rename", "fsync")
+        for number in range(1, calls(log)[name] + 1)
+    ]
     undo(store)
     for name, number in sample(points, most):
         for data in ORPHANS:

@@ -30,14 +30,18 @@ Snapshot = Callable[[Store], dict[str, str]]
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A small file system with a store that holds a model."""
     with file_system(tmp_path / "disk", "size=16m") as mount:
-        blobstore.import_model(write_checkpoint(tmp_path / "old"), store=open_store(mount / "store"), quant="int4")
+        blobstore.import_model(
+            write_checkpoint(tmp_path / "old"), store=open_store(mount / "store"), quant="int4"
+        )
         yield mount
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A checkpoint of four weights, of different sizes, that shares no blob with the other model."""
-    weights = {f"x{number}.weight": normal(str(number), 100 * number + 64, 64) for number in range(4)}
+    weights = {
+        f"x{number}.weight": normal(str(number), 100 * number + 64, 64) for number in range(4)
+    }
     return write_checkpoint(tmp_path / "new", weights, {**LLAMA_CONFIG, "num_hidden_layers": 4})
 
 
@@ -57,13 +61,17 @@ def assert_refused(done: subprocess.CompletedProcess[str], store: Store, says: s
     assert str(store.root) in done.stderr, done.stderr
 
 
-def test_a_read_only_store_can_be_read_and_not_written(disk: Path, source: Path, snapshot: Snapshot) -> None:
+def test_a_read_only_store_can_be_read_and_not_written(
+    disk: Path, source: Path, snapshot: Snapshot
+) -> None:
     store = open_store(disk / "store")
     before = snapshot(store)
     remount(disk, "ro")
     assert_refused(import_into(disk, source), store, "read-only file system")
     assert_refused(run("rm", "old:int4", "--store", store.root), store, "read-only file system")
-    assert_refused(run("cp", "old:int4", "copy", "--store", store.root), store, "read-only file system")
+    assert_refused(
+        run("cp", "old:int4", "copy", "--store", store.root), store, "read-only file system"
+    )
     assert run("list", "--store", store.root).stdout.count("\n") == 2
     assert run("show", "old:int4", "--store", store.root).returncode == 0
     blobstore.open_model("old:int4", store=store, verify=True).close()
@@ -78,7 +86,9 @@ def test_a_store_that_would_have_to_be_made_on_a_read_only_disk(disk: Path, sour
 
 
 @pytest.mark.parametrize("name", ["blobs", "manifests"])
-def test_a_folder_on_another_disk_is_an_error(disk: Path, source: Path, tmp_path: Path, name: str) -> None:
+def test_a_folder_on_another_disk_is_an_error(
+    disk: Path, source: Path, tmp_path: Path, name: str
+) -> None:
     """A rename can't cross file systems, and a copy would show half a file under its name."""
     store = open_store(tmp_path / "store")
     store.root.mkdir()
@@ -91,7 +101,9 @@ def test_a_folder_on_another_disk_is_an_error(disk: Path, source: Path, tmp_path
 
 
 @pytest.mark.parametrize("name", ["blobs", "manifests"])
-def test_a_bind_mount_of_the_same_disk_is_another_one(source: Path, tmp_path: Path, name: str) -> None:
+def test_a_bind_mount_of_the_same_disk_is_another_one(
+    source: Path, tmp_path: Path, name: str
+) -> None:
     """As a container's volumes may be: their device numbers are equal, and no rename crosses them."""
     store = open_store(tmp_path / "store")
     for folder in (store.root / name, tmp_path / "volume"):

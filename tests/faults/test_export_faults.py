@@ -1,6 +1,7 @@
 """An export that is killed, or whose system calls fail, leaves the whole folder or none, and never says that it succeeded.
 
-The calls are counted in an undisturbed run; then each is made to kill the process or to fail, through strace.
+The calls are counted in an undisturbed run; then each is made to kill the process or to fail,
+through strace.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from pathlib import Path
 import pytest
 from support.checkpoints import write_checkpoint
 from support.exports import raw_tensors
-from support.faults import CLEANING, MUTATING, READING, calls, file_system, leave_room, remount, run, strace
+from support.faults import (
+    CLEANING,
+    MUTATING,
+    READING,
+    calls,
+    file_system,
+    leave_room,
+    remount,
+    run,
+    strace,
+)
 
 import blobstore
 from blobstore.errors import StorageError
@@ -47,7 +58,10 @@ class Case:
         return self.folder / str(self._number) / "out"
 
     def run(self, target: Path, *rules: str) -> tuple[int, str]:
-        """Export under strace, with faults by ``rules``; return the exit code and what was printed."""
+        """Export under strace, with faults by ``rules``.
+
+        Return the exit code and what was printed.
+        """
         options = ["--max-shard-size", 50_000, "--jobs", 1, "--store", self.store.root]
         done = run("export", "m", target, *options, prefix=strace(self.folder / "log", *rules))
         assert done.returncode == 0 or done.stdout == ""
@@ -59,7 +73,11 @@ class Case:
         assert self.run(target) == (0, "")
         assert self.check(target)
         counts = calls(self.folder / "log")
-        return [(name, number) for name in (*MUTATING, *CLEANING) for number in range(1, counts.get(name, 0) + 1)]
+        return [
+            (name, number)
+            for name in (*MUTATING, *CLEANING)
+            for number in range(1, counts.get(name, 0) + 1)
+        ]
 
     def check(self, target: Path) -> bool:
         """Assert that the folder is whole or not there; return whether it is there."""
@@ -79,7 +97,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("points", [[("copy_file_range", 2), LAST], ALL])
-def test_killed_at_a_system_call(store: Store, tmp_path: Path, points: list[tuple[str, int]] | None) -> None:
+def test_killed_at_a_system_call(
+    store: Store, tmp_path: Path, points: list[tuple[str, int]] | None
+) -> None:
     case = Case(store, tmp_path)
     seen = set()
     for name, number in points or case.points():
@@ -91,7 +111,9 @@ def test_killed_at_a_system_call(store: Store, tmp_path: Path, points: list[tupl
 
 
 @pytest.mark.parametrize("points", [[("copy_file_range", 3)], ALL])
-def test_a_failing_system_call_is_an_error(store: Store, tmp_path: Path, points: list[tuple[str, int]] | None) -> None:
+def test_a_failing_system_call_is_an_error(
+    store: Store, tmp_path: Path, points: list[tuple[str, int]] | None
+) -> None:
     case = Case(store, tmp_path)
     for name, number in points or case.points():
         if name in ("flock", "write", *CLEANING):

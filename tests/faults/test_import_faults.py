@@ -1,4 +1,7 @@
-"""What an import says when its calls fail: why, and of what (through strace; every call and error: errors.py)."""
+"""What an import says when its calls fail: why, and of what (through strace.
+
+Every call and error: errors.py).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from support.faults import READING, run, strace
 import blobstore
 from blobstore.store.local.store import Store, open_store
 
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(sys.platform != "linux", reason="strace is a tool of Linux"),
+]
 
 
 @pytest.fixture
@@ -27,7 +33,18 @@ def source(tmp_path: Path) -> Path:
 def import_with(source: Path, store: Store, *rules: str) -> subprocess.CompletedProcess[str]:
     """Import under strace, with faults by ``rules``."""
     prefix = strace(store.root.with_name("log"), *rules)
-    return run("import", source, "new", "--quant", "int4", "--store", store.root, "--jobs", 1, prefix=prefix)
+    return run(
+        "import",
+        source,
+        "new",
+        "--quant",
+        "int4",
+        "--store",
+        store.root,
+        "--jobs",
+        1,
+        prefix=prefix,
+    )
 
 
 def assert_one_error(done: subprocess.CompletedProcess[str], says: str) -> None:
@@ -42,23 +59,33 @@ def assert_done(done: subprocess.CompletedProcess[str], store: Store) -> None:
     blobstore.open_model("new", store=store, verify=True).close()
 
 
-@pytest.mark.parametrize(("errno", "says"), [("EDQUOT", "disk quota exceeded"), ("EROFS", "read-only file system")])
+@pytest.mark.parametrize(
+    ("errno", "says"), [("EDQUOT", "disk quota exceeded"), ("EROFS", "read-only file system")]
+)
 def test_a_write_that_fails_says_why(source: Path, store: Store, errno: str, says: str) -> None:
     assert_one_error(import_with(source, store, f"pwrite64:error={errno}:when=1"), says)
     assert list(store.models()) == []
 
 
-def test_a_source_that_can_not_be_read_is_an_error_that_names_it(source: Path, store: Store) -> None:
-    done = import_with(source, store, *(f"?{name}:error=EIO" for name in READING))  # the header is read by pread
+def test_a_source_that_can_not_be_read_is_an_error_that_names_it(
+    source: Path, store: Store
+) -> None:
+    done = import_with(
+        source, store, *(f"?{name}:error=EIO" for name in READING)
+    )  # the header is read by pread
     assert_one_error(done, "input/output error")
     assert str(source) in done.stderr
 
 
 def test_interrupted_calls_go_on(source: Path, store: Store) -> None:
-    assert_done(import_with(source, store, "write,pwrite64,?preadv,?preadv2:error=EINTR:when=1+2"), store)
+    assert_done(
+        import_with(source, store, "write,pwrite64,?preadv,?preadv2:error=EINTR:when=1+2"), store
+    )
 
 
-def test_a_model_that_can_not_be_cleaned_up_after_is_still_a_success(source: Path, store: Store) -> None:
+def test_a_model_that_can_not_be_cleaned_up_after_is_still_a_success(
+    source: Path, store: Store
+) -> None:
     assert_done(import_with(source, store, "unlinkat:error=EIO"), store)
 
 

@@ -22,7 +22,16 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(sys.platform != "linux", reason="the faults are made with calls of Linux"),
 ]
-_EXPERIMENTS = ("kills", "power_cuts", "errors", "lookups", "small_disks", "soak", "pairs", "intruders")
+_EXPERIMENTS = (
+    "kills",
+    "power_cuts",
+    "errors",
+    "lookups",
+    "small_disks",
+    "soak",
+    "pairs",
+    "intruders",
+)
 
 
 def run(*arguments: str) -> tuple[dict[str, str], str]:
@@ -64,18 +73,26 @@ def test_long_form(experiment: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "seen"),
     [
-        (slice(1024 + 0x30, 1024 + 0x34), "repaired at start"),  # a time, in the first of the two sectors
+        (
+            slice(1024 + 0x30, 1024 + 0x34),
+            "repaired at start",
+        ),  # a time, in the first of the two sectors
         (slice(4096, 8192), "disks not mounted"),  # all group descriptors
     ],
 )
 def test_what_a_power_cut_may_do_to_a_disk(tmp_path: Path, damage: slice, seen: str) -> None:
-    """A superblock that is torn is repaired, as at the start of a machine; what can't be mounted then is reported."""
+    """A superblock that is torn is repaired, as at the start of a machine.
+
+    What can't be mounted then is reported.
+    """
     if os.geteuid() != 0:
         cannot_run("mounting needs root")
     image = bytearray(FORMATS["ext4"].empty_image(tmp_path / "image"))
     image[damage] = bytes(255 - byte for byte in image[damage])
     chance = random.Random(1)
-    workshop = power_cuts.Workshop(tmp_path, FORMATS["ext4"], bytes(image), Choices(tmp_path, chance), chance)
+    workshop = power_cuts.Workshop(
+        tmp_path, FORMATS["ext4"], bytes(image), Choices(tmp_path, chance), chance
+    )
     figures = Figures(zero=(), quiet=True)
     power_cuts.cut(workshop, [Event(FLUSH, 0, memoryview(b""))], 1, figures)
     assert {name for name, number in figures.counts.items() if number} == {"cuts", seen}

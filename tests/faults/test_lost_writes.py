@@ -1,6 +1,7 @@
 """Writes that the kernel lost after an import was interrupted, and of which another process was told: no blob comes of them.
 
-An ext4 lies in a sparse file on a tmpfs that is full, so that writing back dirty pages fails; afterwards the tmpfs has room.
+An ext4 lies in a sparse file on a tmpfs that is full, so that writing back dirty pages fails;
+afterwards the tmpfs has room.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from blobstore.names import ModelName
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.local.writer import FinishedBlob
 
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(sys.platform != "linux", reason="it is about Linux's page cache")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(sys.platform != "linux", reason="it is about Linux's page cache"),
+]
 KEY = "0" * 64
 DATA = os.urandom(4 * 2**20)
 
@@ -59,7 +63,10 @@ def fill(ballast: Path) -> None:
 
 
 def interrupt(store: Store) -> Path:
-    """Interrupt an import that has made a blob, which is in the page cache only; return the blob's file."""
+    """Interrupt an import that has made a blob, which is in the page cache only.
+
+    Return the blob's file.
+    """
     with suppress(KeyboardInterrupt), store.session("source") as session:
         session.note(KEY, session.put(DATA))
         raise KeyboardInterrupt
@@ -74,7 +81,9 @@ def is_told(fd: int, ask: str) -> None:
 
 
 @pytest.mark.parametrize("others", [["syncfs"], ["syncfs", "fsync"]], ids=" and ".join)
-def test_a_lost_write_that_another_process_was_told_of(disk: tuple[Store, Path], others: list[str]) -> None:
+def test_a_lost_write_that_another_process_was_told_of(
+    disk: tuple[Store, Path], others: list[str]
+) -> None:
     """With ``fsync`` the error of the file itself was taken by another, too, and only its bytes tell."""
     store, ballast = disk
     other = {"syncfs": os.open(store.root, os.O_RDONLY)}
@@ -92,7 +101,8 @@ def test_a_lost_write_that_another_process_was_told_of(disk: tuple[Store, Path],
         blob: FinishedBlob = found or session.put(DATA)
         assert found is None
         session.publish(
-            ModelName.parse("m"), Manifest(layers=(Descriptor(media_type="m", digest=blob.digest, size=blob.size),))
+            ModelName.parse("m"),
+            Manifest(layers=(Descriptor(media_type="m", digest=blob.digest, size=blob.size),)),
         )
     Path("/proc/sys/vm/drop_caches").write_text("1")
     assert blob_path(store, DATA).read_bytes() == DATA

@@ -1,6 +1,7 @@
 """Edits of metadata that are killed, or whose system calls fail: the file has the old metadata or the new ones, whole.
 
-The calls are counted in an undisturbed run; then each is made to kill the process or to fail, through strace.
+The calls are counted in an undisturbed run; then each is made to kill the process or to fail,
+through strace.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Case:
         self.original = folder / "original"
         entry = '"x":{"dtype":"U8","shape":[10240],"data_offsets":[0,10240]}'
         metadata = json.dumps(OLD, separators=(",", ":"))
-        self.original.write_bytes(raw_safetensors(f'{{"__metadata__":{metadata},{entry}}}'.ljust(3000).encode(), DATA))
+        self.original.write_bytes(
+            raw_safetensors(f'{{"__metadata__":{metadata},{entry}}}'.ljust(3000).encode(), DATA)
+        )
         self._number = 0
 
     def file(self) -> Path:
@@ -51,7 +54,9 @@ class Case:
 
     def run(self, file: Path, *rules: str) -> subprocess.CompletedProcess[str]:
         """Edit ``file`` under strace, with faults by ``rules``."""
-        return run("metadata", "set", file, "k", self.new["k"], prefix=strace(self.folder / "log", *rules))
+        return run(
+            "metadata", "set", file, "k", self.new["k"], prefix=strace(self.folder / "log", *rules)
+        )
 
     def points(self) -> list[tuple[str, int]]:
         """Return every call of an undisturbed run that changes the disk."""
@@ -62,10 +67,17 @@ class Case:
         counts = calls(self.folder / "log")
         assert ("copy_file_range" in counts) == (self.way == "new file")
         assert counts["pwrite64"] == (2 if self.way == "record" else 1)
-        return [(name, number) for name in (*MUTATING, *CLEANING) for number in range(1, counts.get(name, 0) + 1)]
+        return [
+            (name, number)
+            for name in (*MUTATING, *CLEANING)
+            for number in range(1, counts.get(name, 0) + 1)
+        ]
 
     def check(self, file: Path) -> bool:
-        """Assert that the file is sound, for others and for us; return whether it has the new metadata."""
+        """Assert that the file is sound, for others and for us.
+
+        Return whether it has the new metadata.
+        """
         with safe_open(file, "np") as opened:  # before anything of ours has looked at it
             found = opened.metadata()
             assert opened.get_tensor("x").tobytes() == DATA
@@ -87,9 +99,15 @@ LAST = {"one sector": ("fsync", 1), "record": ("fsync", 4), "new file": ("fsync"
 
 @pytest.mark.parametrize(
     ("way", "points"),
-    [("record", [("pwrite64", 2), ("fsync", 3)]), ("new file", [("copy_file_range", 1), LAST["new file"]]), *ALL],
+    [
+        ("record", [("pwrite64", 2), ("fsync", 3)]),
+        ("new file", [("copy_file_range", 1), LAST["new file"]]),
+        *ALL,
+    ],
 )
-def test_killed_at_a_system_call(tmp_path: Path, way: str, points: list[tuple[str, int]] | None) -> None:
+def test_killed_at_a_system_call(
+    tmp_path: Path, way: str, points: list[tuple[str, int]] | None
+) -> None:
     case = Case(tmp_path, way)
     seen = set()
     for name, number in points or case.points():
@@ -102,7 +120,9 @@ def test_killed_at_a_system_call(tmp_path: Path, way: str, points: list[tuple[st
 
 
 @pytest.mark.parametrize(("way", "points"), [("record", [("fsync", 3)]), *ALL])
-def test_a_failing_system_call_is_an_error(tmp_path: Path, way: str, points: list[tuple[str, int]] | None) -> None:
+def test_a_failing_system_call_is_an_error(
+    tmp_path: Path, way: str, points: list[tuple[str, int]] | None
+) -> None:
     case = Case(tmp_path, way)
     for name, number in points or case.points():
         if name in ("unlink", "write", "flock"):
@@ -112,11 +132,16 @@ def test_a_failing_system_call_is_an_error(tmp_path: Path, way: str, points: lis
         assert (done.returncode, done.stdout) == (1, ""), (name, number)
         assert done.stderr.startswith("Error: "), done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
-        assert case.check(file) == ((name, number) == LAST[way] and way != "one sector"), (name, number)
+        assert case.check(file) == ((name, number) == LAST[way] and way != "one sector"), (
+            name,
+            number,
+        )
         case.check_again(file)
 
 
-@pytest.mark.parametrize("way", ["record", *(pytest.param(way, marks=pytest.mark.long) for way in VALUES)])
+@pytest.mark.parametrize(
+    "way", ["record", *(pytest.param(way, marks=pytest.mark.long) for way in VALUES)]
+)
 def test_a_full_disk(tmp_path: Path, way: str) -> None:
     case = Case(tmp_path, way)
     with file_system(tmp_path / "disk", "size=16m,nr_inodes=1000") as mount:

@@ -1,7 +1,8 @@
 """A store in the lower layer of an overlayfs, as one that was baked into a container's image.
 
-Folders of a lower layer can't be renamed there (EXDEV) unless redirect_dir is on, a file's first change copies it up, and it
-may have another inode then. The same by injection, on any machine: tests/unit/store/local/test_lower_layer.py.
+Folders of a lower layer can't be renamed there (EXDEV) unless redirect_dir is on, a file's first
+change copies it up, and it may have another inode then. The same by injection, on any machine:
+tests/unit/store/local/test_lower_layer.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from pathlib import Path
 import pytest
 from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.faults import cannot_run, file_system
-from support.stores import HOLD, HOLD_LOCK, blob_path, commit_model, layer_by_hand, process, wrong_digests
+from support.stores import (
+    HOLD,
+    HOLD_LOCK,
+    blob_path,
+    commit_model,
+    layer_by_hand,
+    process,
+    wrong_digests,
+)
 
 import blobstore
 from blobstore.errors import BusyError
@@ -26,13 +35,19 @@ from blobstore.store.care.prune import prune, undo
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store, open_store
 
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(sys.platform != "linux", reason="overlayfs is of Linux")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(sys.platform != "linux", reason="overlayfs is of Linux"),
+]
 KEY = "0" * 64
 
 
 @pytest.fixture(params=["one file system", "two file systems"])
 def layers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Path, Path]]:
-    """The folders of a lower and an upper layer; on two file systems inodes change when files are copied up."""
+    """The folders of a lower and an upper layer.
+
+    On two file systems inodes change when files are copied up.
+    """
     (lower := tmp_path / "lower").mkdir()
     if request.param == "one file system":
         (upper := tmp_path / "layer").mkdir()
@@ -53,7 +68,12 @@ def bake(root: Path, source: Path) -> Store:
     store.blobs.remove(Digest.of(b"of before"))
     for name, seed in (("m", "m"), ("n", "n"), ("gone", "gone")):
         tensors = {**small_tensors(), "own.weight": normal(seed, 64, 64)}
-        blobstore.import_model(write_checkpoint(source.parent / f"{name}-source", tensors), name, store=store, quant="int4")
+        blobstore.import_model(
+            write_checkpoint(source.parent / f"{name}-source", tensors),
+            name,
+            store=store,
+            quant="int4",
+        )
     age(store, b"trashed")
     assert [str(name) for name in prune(store).forgotten] == ["before:latest"]
     age(store, b"orphan")
@@ -96,7 +116,10 @@ def models(store: Store) -> list[str]:
 def test_prune_undo_and_prune_again(baked: Store) -> None:
     gone = len(list(baked.blobs.path.iterdir()))
     first = prune(baked)
-    assert (first.freed, [str(name) for name in first.forgotten]) == (len(b"trashed"), ["gone:latest"])
+    assert (first.freed, [str(name) for name in first.forgotten]) == (
+        len(b"trashed"),
+        ["gone:latest"],
+    )
     gone -= len(list(baked.blobs.path.iterdir()))
     assert gone == len(first.removed) > 1
     undone = undo(baked)
@@ -131,7 +154,8 @@ def test_what_an_interrupted_import_left_is_taken_over(baked: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [("lease", "alone"), ("session", "alone"), ("alone", "alone"), ("alone", "session")]
+    ("first", "second"),
+    [("lease", "alone"), ("session", "alone"), ("alone", "alone"), ("alone", "session")],
 )
 def test_the_lock_excludes_across_its_copy_up(baked: Store, first: str, second: str) -> None:
     """A flock on the lower layer's file and one on its copy are one: `lease` opens to read, which copies nothing up."""

@@ -1,12 +1,13 @@
 """No small input makes a command take much: the program that looks for one that does.
 
-An input of at most 1 MiB on the disk (small_inputs.py) or 10 MB from a server (small_replies.py) never takes a command more
-than 300 MB of memory or 60 s of processor time, a server's not more than 60 s by the clock either; the command ends with an
-exit code of ours and no traceback. What hashes or quantizes values takes time for each
-byte of a file, also for those of a hole: so the inputs have at most 64 MiB of values.
+An input of at most 1 MiB on the disk (small_inputs.py) or 10 MB from a server (small_replies.py)
+never takes a command more than 300 MB of memory or 60 s of processor time, a server's not more than
+60 s by the clock either; the command ends with an exit code of ours and no traceback. What hashes
+or quantizes values takes time for each byte of a file, also for those of a hole: so the inputs have
+at most 64 MiB of values.
 
-``python tests/fuzz/bounds.py --tries 20000 --jobs 2`` looks; ``--replay SEED`` makes one input again and keeps it.
-docs/reliability.md says what it has found.
+``python tests/fuzz/bounds.py --tries 20000 --jobs 2`` looks; ``--replay SEED`` makes one input
+again and keeps it. docs/reliability.md says what it has found.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _CODES = (0, 1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a command took: ``seconds`` of processor time, ``nbytes`` of memory at its most; how it ended.
+    """What a command took: ``seconds`` of processor time, ``nbytes`` of memory at its most.
+
+    How it ended.
 
     ``waited``: seconds by the clock.
     """
@@ -132,7 +135,10 @@ def _run(line: list[str], errors: Path) -> None:
 
 
 def look(seeds: list[str], folder: Path) -> tuple[list[Taken], Counter[str]]:
-    """Try all seeds; return what must not be, and how many inputs each command had, how many were too large."""
+    """Try all seeds.
+
+    Return what must not be, and how many inputs each command had, how many were too large.
+    """
     faults = []
     counts: Counter[str] = Counter()
     for seed in seeds:
@@ -142,7 +148,9 @@ def look(seeds: list[str], folder: Path) -> tuple[list[Taken], Counter[str]]:
         counts["too large" if taken.disk > MOST_ON_DISK else taken.line.split()[0]] += 1
         if taken.fault:
             faults.append(taken)
-            print(f"{taken.fault}: --replay {seed}: {taken.line} ({taken.disk:,} bytes)", flush=True)
+            print(
+                f"{taken.fault}: --replay {seed}: {taken.line} ({taken.disk:,} bytes)", flush=True
+            )
     return faults, counts
 
 
@@ -153,7 +161,9 @@ def remove(folder: Path) -> None:
 
 def main() -> int:
     """Look for inputs that take too much; return 1 when there is one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tries", type=int, default=20_000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", default=str(time.time_ns()))
@@ -173,16 +183,25 @@ def _look_everywhere(options: argparse.Namespace) -> int:
     faults: list[Taken] = []
     share = -(-options.tries // options.jobs)
     spawn = multiprocessing.get_context("spawn")  # of processes with one thread each: they fork
-    with tempfile.TemporaryDirectory(prefix="bounds-") as folder, ProcessPoolExecutor(options.jobs, spawn, warm_up) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="bounds-") as folder,
+        ProcessPoolExecutor(options.jobs, spawn, warm_up) as pool,
+    ):
         jobs = [
-            pool.submit(look, [f"{options.seed}.{job}.{number}" for number in range(share)], Path(folder) / str(job))
+            pool.submit(
+                look,
+                [f"{options.seed}.{job}.{number}" for number in range(share)],
+                Path(folder) / str(job),
+            )
             for job in range(options.jobs)
         ]
         for job in jobs:
             found, counted = job.result()
             faults += found
             counts += counted
-    print(f"{sum(counts.values()):,} tries: {dict(counts.most_common())}; {len(faults)} that take too much")
+    print(
+        f"{sum(counts.values()):,} tries: {dict(counts.most_common())}; {len(faults)} that take too much"
+    )
     return 1 if faults else 0
 
 

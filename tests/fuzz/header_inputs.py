@@ -1,7 +1,8 @@
 """Inputs for headers.py: valid files from a grammar, taken apart into tokens, and mutated as tokens and as bytes.
 
-Everything follows from a seed. Valid files are made anew all the time, so that no run ends with a fixed set of templates; a
-mutated file that was accepted may become a template itself, so that mutations add up.
+Everything follows from a seed. Valid files are made anew all the time, so that no run ends with a
+fixed set of templates; a mutated file that was accepted may become a template itself, so that
+mutations add up.
 """
 
 from __future__ import annotations
@@ -62,7 +63,21 @@ SPACES = (
 )  # fmt: skip
 MARKS = (b"{", b"}", b"[", b"]", b":", b",", b'"', b"\\", b"-", b".", b"e")
 POOLS = (NAMES, ODD_STRINGS, NUMBERS, NUMBERS, VALUES, SPACES, MARKS)
-LENGTHS = (0, 1, 2, 7, 8, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 99_999_999, 100_000_000, 100_000_001)
+LENGTHS = (
+    0,
+    1,
+    2,
+    7,
+    8,
+    2**31,
+    2**32,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    99_999_999,
+    100_000_000,
+    100_000_001,
+)
 ENTRY = (
     b"{", b'"dtype"', b":", b'"U8"', b",", b'"shape"', b":", b"[", b"]", b",", b'"data_offsets"', b":", b"[", b"0", b",",
     b"1", b"]", b"}",
@@ -72,7 +87,9 @@ ENTRY = (
 class Inputs:
     """An endless sequence of files, mostly one to three mutations away from a valid one."""
 
-    def __init__(self, seed: int | str, files: Sequence[bytes] = (), fresh: int = _TEMPLATES) -> None:
+    def __init__(
+        self, seed: int | str, files: Sequence[bytes] = (), fresh: int = _TEMPLATES
+    ) -> None:
         self._random = random.Random(seed)
         self._templates = [self._valid() for _ in range(fresh)] + [_tokens(file) for file in files]
         self._last: tuple[list[bytes], int] = self._templates[0]
@@ -112,7 +129,11 @@ class Inputs:
             return raw
         if kind < 0.99:
             return raw[: self._below(len(raw) + 1)]
-        length = self._choose(LENGTHS) if kind < 0.995 else max(len(text) + self._choose((-1, 1, -8, 8)), 0)
+        length = (
+            self._choose(LENGTHS)
+            if kind < 0.995
+            else max(len(text) + self._choose((-1, 1, -8, 8)), 0)
+        )
         return _PREFIX.pack(length) + raw[8:]
 
     def _with_wrong_bytes(self, text: bytes) -> bytes:
@@ -162,7 +183,10 @@ class Inputs:
             tokens[place:place] = others[start : start + self._choose((1, 4, 20))]
 
     def _place(self, tokens: list[bytes], tries: int) -> int:
-        """Return the place of a token; look so many times for one that is no mark, because without marks all is lost."""
+        """Return the place of a token.
+
+        Look so many times for one that is no mark, because without marks all is lost.
+        """
         if not tokens:
             tokens.append(b"{")
         place = self._below(len(tokens))
@@ -178,9 +202,17 @@ class Inputs:
         if kind < 0.05:
             return self._choose(VALUES)
         if token.isdigit() and len(token) < 30:
-            return b"%d" % (int(token) + self._choose((-8, -1, -1, 1, 1, 8))) if kind < 0.6 else self._choose(NUMBERS)
+            return (
+                b"%d" % (int(token) + self._choose((-8, -1, -1, 1, 1, 8)))
+                if kind < 0.6
+                else self._choose(NUMBERS)
+            )
         if token[:1] == b'"':
-            return self._choose(NAMES if kind < 0.3 else ODD_STRINGS) if kind < 0.5 else b'"%b"' % self._choose(DTYPES)
+            return (
+                self._choose(NAMES if kind < 0.3 else ODD_STRINGS)
+                if kind < 0.5
+                else b'"%b"' % self._choose(DTYPES)
+            )
         return self._choose(MARKS if token in MARKS else NUMBERS)
 
     def _add_field(self, tokens: list[bytes], place: int) -> None:
@@ -208,14 +240,22 @@ class Inputs:
         if self._random.random() < 0.3:
             self._random.shuffle(members)
         if self._random.random() < 0.3:
-            pairs = [[name, b":", self._choose(NAMES)] for name in self._random.sample(NAMES, self._below(4))]
-            members.insert(self._below(len(members) + 1), [b'"__metadata__"', b":", b"{", *_joined(pairs), b"}"])
+            pairs = [
+                [name, b":", self._choose(NAMES)]
+                for name in self._random.sample(NAMES, self._below(4))
+            ]
+            members.insert(
+                self._below(len(members) + 1),
+                [b'"__metadata__"', b":", b"{", *_joined(pairs), b"}"],
+            )
         spaces = [b" "] * self._choose((0, 0, 0, 1, 6))
         return [b"{", *_joined(members), b"}", *spaces], offset
 
     def _entry(self, begin: int) -> tuple[list[bytes], int]:
         dtype = self._choose(DTYPES)
-        shape = [self._choose((0, 1, 1, 2, 2, 3, 4, 8)) for _ in range(self._choose((0, 1, 1, 2, 2, 3)))]
+        shape = [
+            self._choose((0, 1, 1, 2, 2, 3, 4, 8)) for _ in range(self._choose((0, 1, 1, 2, 2, 3)))
+        ]
         bits = BITS[dtype]
         for dim in shape:
             bits *= dim

@@ -1,12 +1,12 @@
 """The invariant of headers, and the program that looks for a file which breaks it.
 
-Whatever the bytes: scanner and parser agree, only our typed errors come out, what we accept the safetensors package reads
-equally, and what we refuse it refuses too, but for the classes of `DIFFERENCES`, in which it is laxer than its README or
-than our limits.
+Whatever the bytes: scanner and parser agree, only our typed errors come out, what we accept the
+safetensors package reads equally, and what we refuse it refuses too, but for the classes of
+`DIFFERENCES`, in which it is laxer than its README or than our limits.
 
-`python tests/fuzz/headers.py --executions 50000000 --jobs 2` is the long form. Files that break the sentence are saved, and
-`--replay FILE…` looks at them again. With `--atheris` they are chosen by the coverage of the parser. The short form is
-test_header_fuzz.py.
+`python tests/fuzz/headers.py --executions 50000000 --jobs 2` is the long form. Files that break the
+sentence are saved, and `--replay FILE…` looks at them again. With `--atheris` they are chosen by
+the coverage of the parser. The short form is test_header_fuzz.py.
 """
 
 from __future__ import annotations
@@ -89,12 +89,16 @@ def _has_duplicates(text: bytes) -> bool:
 
 
 def _depth(value: Any) -> int:
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    children = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    )
     return 1 + max(map(_depth, children), default=0)
 
 
 def _largest(value: Any) -> float:
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    children = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    )
     return max(map(_largest, children), default=abs(value) if isinstance(value, int | float) else 0)
 
 
@@ -134,7 +138,8 @@ DIFFERENCES = (
 def check(raw: bytes, scratch: Path | None = None) -> str:
     """Return in a few words what became of a file.
 
-    With ``scratch``, a path to write to, metadata are compared too, and both writers have to give back what was read.
+    With ``scratch``, a path to write to, metadata are compared too, and both writers have to give
+    back what was read.
 
     Raises: DisagreementError; whatever else comes out is one as well.
     """
@@ -150,7 +155,11 @@ def check(raw: bytes, scratch: Path | None = None) -> str:
     if scratch is not None:
         _check_metadata(raw, header, scratch)
         _check_writers(header)
-    return "accepted by the scanner" if isinstance(header.tensors, ScannedEntries) else "accepted by the parser"
+    return (
+        "accepted by the scanner"
+        if isinstance(header.tensors, ScannedEntries)
+        else "accepted by the parser"
+    )
 
 
 def _by_reference(raw: bytes) -> list[tuple[str, dict[str, Any]]] | str:
@@ -165,7 +174,11 @@ def _refused(raw: bytes, error: BlobStoreError, reference: Sequence[object] | st
         return f"refused by {error.rule}"
     text = _text(raw)
     for difference in DIFFERENCES:
-        if type(error) is difference.error and error.rule == difference.rule and difference.holds(text):
+        if (
+            type(error) is difference.error
+            and error.rule == difference.rule
+            and difference.holds(text)
+        ):
             return f"differs: {difference.name}"
     raise DisagreementError(f"safetensors accepts what we refuse: {error}")
 
@@ -178,9 +191,14 @@ def _check_twins(raw: bytes, header: Header) -> None:
     text = _text(raw)
     if isinstance(header.tensors, ScannedEntries):
         twin = parse.parse_header(text, len(raw) - 8 - len(text))
-        same = list(header.tensors.items()) == list(twin.tensors.items()) and header.metadata == twin.metadata
+        same = (
+            list(header.tensors.items()) == list(twin.tensors.items())
+            and header.metadata == twin.metadata
+        )
         if not same or header.data_start != twin.data_start:
-            raise DisagreementError(f"the scanner reads {dict(header.tensors)!r}, the parser {twin!r}")
+            raise DisagreementError(
+                f"the scanner reads {dict(header.tensors)!r}, the parser {twin!r}"
+            )
         twin.check_limits("what is scanned")
     elif not _for_the_parser(text, header):
         raise DisagreementError("the scanner declines an ordinary header")
@@ -189,7 +207,12 @@ def _check_twins(raw: bytes, header: Header) -> None:
 def _for_the_parser(text: bytes, header: Header) -> bool:
     """Whether a legal header is of those that the scanner leaves to the parser."""
     has_null = _document(text).get("__metadata__", "") is None
-    return has_null or b"\\" in text or any(len(entry) > 3 for entry in _entries(text)) or _beyond_limits(header)
+    return (
+        has_null
+        or b"\\" in text
+        or any(len(entry) > 3 for entry in _entries(text))
+        or _beyond_limits(header)
+    )
 
 
 def _beyond_limits(header: Header) -> bool:
@@ -199,18 +222,25 @@ def _beyond_limits(header: Header) -> bool:
     except LimitExceededError:
         return True
     return any(
-        0 in entry.shape and math.prod(max(dim, 1) for dim in entry.shape) * entry.dtype.bits >= 2**64
+        0 in entry.shape
+        and math.prod(max(dim, 1) for dim in entry.shape) * entry.dtype.bits >= 2**64
         for entry in header.tensors.values()
     )
 
 
-def _check_equal(raw: bytes, header: Header, reference: Sequence[tuple[str, dict[str, Any]]]) -> None:
+def _check_equal(
+    raw: bytes, header: Header, reference: Sequence[tuple[str, dict[str, Any]]]
+) -> None:
     if len(reference) != len(header.tensors):
         raise DisagreementError(f"{len(header.tensors)} tensors, safetensors has {len(reference)}")
     for name, wanted in reference:
         entry = header.tensors[name]
         data = raw[header.data_start + entry.begin : header.data_start + entry.end]
-        if (entry.dtype.value, list(entry.shape), data) != (wanted["dtype"], wanted["shape"], wanted["data"]):
+        if (entry.dtype.value, list(entry.shape), data) != (
+            wanted["dtype"],
+            wanted["shape"],
+            wanted["data"],
+        ):
             raise DisagreementError(f"{name!r} is {entry}, safetensors has {wanted}")
 
 
@@ -218,7 +248,9 @@ def _check_metadata(raw: bytes, header: Header, scratch: Path) -> None:
     scratch.write_bytes(raw)
     with safetensors.safe_open(scratch, "np") as file:
         if (file.metadata() or {}) != header.metadata:
-            raise DisagreementError(f"metadata {header.metadata!r}, safetensors has {file.metadata()!r}")
+            raise DisagreementError(
+                f"metadata {header.metadata!r}, safetensors has {file.metadata()!r}"
+            )
 
 
 def _check_writers(header: Header) -> None:
@@ -252,7 +284,10 @@ class Report:
 
 
 def run_batch(seed: str, executions: int, record: Path | None = None) -> Report:
-    """Check so many inputs that follow from ``seed``. With ``record``, the last is in that file if the process dies."""
+    """Check so many inputs that follow from ``seed``.
+
+    With ``record``, the last is in that file if the process dies.
+    """
     report, inputs = Report(), Inputs(seed, corpus_files())
     with tempfile.NamedTemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:  # noqa: S108 memory
         for number in range(executions):
@@ -307,7 +342,9 @@ def run(seed: str, executions: int, jobs: int, folder: Path) -> Report:
                 try:
                     found = future.result()
                 except BrokenProcessPool:
-                    sys.exit(f"A process died or hung in one of the batches {', '.join(waiting.values())}: see --batch")
+                    sys.exit(
+                        f"A process died or hung in one of the batches {', '.join(waiting.values())}: see --batch"
+                    )
                 del waiting[future]
                 report.add(found)
                 for raw, why in found.broken:
@@ -315,7 +352,10 @@ def run(seed: str, executions: int, jobs: int, folder: Path) -> Report:
             if time.monotonic() - shown > 10:
                 shown = time.monotonic()
                 rate = report.executions / (shown - started)
-                print(f"{report.executions:,} executions, {rate:,.0f}/s, {len(report.broken)} broken", flush=True)
+                print(
+                    f"{report.executions:,} executions, {rate:,.0f}/s, {len(report.broken)} broken",
+                    flush=True,
+                )
 
 
 def save(folder: Path, raw: bytes) -> Path:
@@ -349,14 +389,27 @@ def run_atheris(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the long form, or look at saved inputs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--executions", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seed", default=f"{time.time_ns()}", help="gives the same inputs again")
-    parser.add_argument("--save", type=Path, default=Path("broken-headers"), help="folder for what breaks the invariant")
-    parser.add_argument("--batch", help="one batch again, each input written to the folder before it is looked at")
+    parser.add_argument(
+        "--save",
+        type=Path,
+        default=Path("broken-headers"),
+        help="folder for what breaks the invariant",
+    )
+    parser.add_argument(
+        "--batch", help="one batch again, each input written to the folder before it is looked at"
+    )
     parser.add_argument("--replay", type=Path, nargs="+", help="look at saved inputs")
-    parser.add_argument("--atheris", nargs=argparse.REMAINDER, help="choose inputs by coverage; libFuzzer's options follow")
+    parser.add_argument(
+        "--atheris",
+        nargs=argparse.REMAINDER,
+        help="choose inputs by coverage; libFuzzer's options follow",
+    )
     given = parser.parse_args()
     if given.atheris is not None:
         run_atheris(given.atheris)
@@ -372,7 +425,10 @@ def main() -> None:
         for said, count in sorted(report.counts.items()):
             print(f"{count:>12,} {said}")
         seconds = time.monotonic() - started
-        print(f"{report.executions:,} executions in {seconds:,.0f} s, {len(report.broken)} broken; ", end="")
+        print(
+            f"{report.executions:,} executions in {seconds:,.0f} s, {len(report.broken)} broken; ",
+            end="",
+        )
         print(f"the slowest took {report.slowest_s:.3f} s", flush=True)
         sys.exit(1 if report.broken else 0)
 

@@ -1,7 +1,8 @@
 """Whatever file our validator passes, MLX loads, evaluates, sums, indexes, converts and saves it without a signal.
 
-`python tests/fuzz/mlx_files.py FOLDER` tries every file of a folder, and says each file and step before it begins: the last
-lines of a process that died are the culprit. test_mlx_files.py makes the folders.
+`python tests/fuzz/mlx_files.py FOLDER` tries every file of a folder, and says each file and step
+before it begins: the last lines of a process that died are the culprit. test_mlx_files.py makes the
+folders.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from blobstore.formats.dtypes import fits_mlx
 from blobstore.formats.safetensors.header import Header
 
 # What Python code can catch, and MLX says about arrays that are as the file has them.
-EXPECTED = ("Cannot do a non-empty take from an empty axis", "is not a valid PEP 3118 buffer format string")
+EXPECTED = (
+    "Cannot do a non-empty take from an empty axis",
+    "is not a valid PEP 3118 buffer format string",
+)
 
 
 def passed(path: Path) -> Header | None:
@@ -32,7 +36,11 @@ def passed(path: Path) -> Header | None:
         header.check_limits(str(path))
     except BlobStoreError:
         return None
-    return header if all(fits_mlx(entry.dtype, entry.shape) for entry in header.tensors.values()) else None
+    return (
+        header
+        if all(fits_mlx(entry.dtype, entry.shape) for entry in header.tensors.values())
+        else None
+    )
 
 
 def step(what: str, call: Callable[[], Any]) -> Any:
@@ -47,7 +55,10 @@ def step(what: str, call: Callable[[], Any]) -> Any:
 
 
 def use(path: Path, header: Header, folder: Path) -> None:
-    """Load a file and do with each of its arrays what programs do. Raises: AssertionError where MLX reads it otherwise."""
+    """Load a file and do with each of its arrays what programs do.
+
+    Raises: AssertionError where MLX reads it otherwise.
+    """
     arrays = step("load", lambda: mx.load(str(path), format="safetensors"))
     assert arrays.keys() == header.tensors.keys()
     raw = path.read_bytes()
@@ -60,7 +71,9 @@ def use(path: Path, header: Header, folder: Path) -> None:
             step("index", lambda array=array: mx.eval(array[0], array[-1:]))
         step("numpy", lambda array=array: np.array(array))
         values = step("bytes", lambda array=array: np.array(array.reshape(-1).view(mx.uint8)))
-        assert values.tobytes() == raw[header.data_start + entry.begin : header.data_start + entry.end]
+        assert (
+            values.tobytes() == raw[header.data_start + entry.begin : header.data_start + entry.end]
+        )
     step("save", lambda: mx.save_safetensors(str(folder / "saved.safetensors"), arrays))
 
 

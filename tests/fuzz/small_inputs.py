@@ -1,7 +1,7 @@
 """Small inputs that ask for much: files, folders and stores of at most 1 MiB on the disk, for bounds.py.
 
-What makes them large is what costs no disk: hard links, holes in files, names that refer to one thing many times, short
-texts that become large objects. Everything follows from a seed.
+What makes them large is what costs no disk: hard links, holes in files, names that refer to one
+thing many times, short texts that become large objects. Everything follows from a seed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ MOST_ON_DISK = 2**20
 SERVER = "BOUNDS_SERVER"
 """The environment variable with the port of a server that sends small replies."""
 MOST_TEXT = 900_000
-_MOST_VALUES = 64 * 2**20  # what hashes or quantizes values takes time for each byte, also for those of a hole
+_MOST_VALUES = (
+    64 * 2**20
+)  # what hashes or quantizes values takes time for each byte, also for those of a hole
 _TYPES = ("int4", "int8", "nvfp4", "mxfp4", "mxfp8")
 _DIGEST = "sha256:{:064x}"
 _TENSOR, _JSON = "application/vnd.ollama.image.tensor", "application/vnd.ollama.image.json"
@@ -39,8 +41,13 @@ def build(seed: str, folder: Path) -> Line:
 
 
 def on_disk(folder: Path) -> int:
-    """Return the bytes that a folder takes on the disk, however deep; a file with several names counts once."""
-    done = subprocess.run(["du", "-s", "-B1", str(folder)], capture_output=True, text=True, check=True)
+    """Return the bytes that a folder takes on the disk, however deep.
+
+    A file with several names counts once.
+    """
+    done = subprocess.run(
+        ["du", "-s", "-B1", str(folder)], capture_output=True, text=True, check=True
+    )
     return int(done.stdout.split()[0])
 
 
@@ -105,7 +112,11 @@ def document(choices: Choices, most: int = MOST_TEXT) -> bytes:
         ("a", "architectures", "quantization_config", "quantization", "text_config", "weight_map", "eos_token_id",
          "num_hidden_layers", "vocab_size", "layer_types", "added_tokens", "model", "metadata", "sources", "tensors")
     )  # fmt: skip
-    others = '"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":64,' if choices.random() < 0.5 else ""
+    others = (
+        '"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":64,'
+        if choices.random() < 0.5
+        else ""
+    )
     return f"{{{others}{json.dumps(key)}:{text}}}".encode()[: most + 500]
 
 
@@ -127,29 +138,45 @@ def header(choices: Choices, most: int = MOST_TEXT) -> tuple[bytes, int]:
         )
     )
     empty = '"dtype":"BF16","shape":[0],"data_offsets":[0,0]'
-    shape = choices.choice(("[0]", "[" + "1," * 60 + "0]", "[0,18446744073709551615]", "[" + "0," * 5000 + "0]"))
+    shape = choices.choice(
+        ("[0]", "[" + "1," * 60 + "0]", "[0,18446744073709551615]", "[" + "0," * 5000 + "0]")
+    )
     rows = max(1, values // 128)
     text = choices.choice(
         (
             lambda: times(lambda n: f'"{name(n)}":{{{empty}}}', count, most),
-            lambda: times(lambda n: f'"{name(n)}":{{{empty.replace("[0]", shape, 1)}}}', count, most),
-            lambda: f'"{name(0)}":{{"dtype":"BF16","shape":[{rows},64],"data_offsets":[0,{rows * 128}]}}',
-            lambda: f'"{name(1)}":{{"dtype":"F4","shape":[{rows * 256}],"data_offsets":[0,{rows * 128}]}}',
+            lambda: times(
+                lambda n: f'"{name(n)}":{{{empty.replace("[0]", shape, 1)}}}', count, most
+            ),
+            lambda: (
+                f'"{name(0)}":{{"dtype":"BF16","shape":[{rows},64],"data_offsets":[0,{rows * 128}]}}'
+            ),
+            lambda: (
+                f'"{name(1)}":{{"dtype":"F4","shape":[{rows * 256}],"data_offsets":[0,{rows * 128}]}}'
+            ),
             lambda: f'"w":{{{empty},"x":{document(choices, most).decode()}}}',
             lambda: '"__metadata__":{' + times(lambda n: f'"{n:x}":""', count, most) + "}",
             lambda: '"__metadata__":{"format":"' + "x" * most + '"}',
             lambda: '"__metadata__":' + document(choices, most).decode(),
         )
     )()
-    return f"{{{text}}}".encode(), rows * 128 if '"data_offsets":[0,0]' not in text and "data_offsets" in text else 0
+    return (
+        f"{{{text}}}".encode(),
+        rows * 128 if '"data_offsets":[0,0]' not in text and "data_offsets" in text else 0,
+    )
 
 
 def _safetensors(choices: Choices, path: Path, most: int = MOST_TEXT) -> Path:
-    """Write a .safetensors file: mostly a whole one; its header or its data may have a hole, or be shorter than they say."""
+    """Write a .safetensors file: mostly a whole one.
+
+    Its header or its data may have a hole, or be shorter than they say.
+    """
     text, size = header(choices, most)
     length = choices.choice((len(text), len(text), len(text), log(choices, 1, 100_000_000), 2**63))
     hole = choices.choice((0, 0, 0, log(choices, 1, 100_000_000)))
-    return _file(path, struct.pack("<Q", length) + text, 8 + min(max(length, len(text)), 2**27) + size + hole)
+    return _file(
+        path, struct.pack("<Q", length) + text, 8 + min(max(length, len(text)), 2**27) + size + hole
+    )
 
 
 def _reading(choices: Choices, source: Path, folder: Path) -> Line:
@@ -193,10 +220,14 @@ def linked_shards(choices: Choices, folder: Path) -> Line:
     )
     _link(first, [source / names(number) for number in range(1, count + 1)])
     if choices.random() < 0.5:
-        weights = times(lambda n: f'"{n:x}":"{names(n % count + 1)}"', log(choices, 1, 20_000), 300_000)
+        weights = times(
+            lambda n: f'"{n:x}":"{names(n % count + 1)}"', log(choices, 1, 20_000), 300_000
+        )
         _file(source / "model.safetensors.index.json", f'{{"weight_map":{{{weights}}}}}'.encode())
     if choices.random() < 0.7:
-        _file(source / "config.json", b'{"architectures":["LlamaForCausalLM"],"model_type":"llama"}')
+        _file(
+            source / "config.json", b'{"architectures":["LlamaForCausalLM"],"model_type":"llama"}'
+        )
     return _reading(choices, source, folder)
 
 
@@ -206,13 +237,23 @@ def documents(choices: Choices, folder: Path) -> Line:
     text = b'{"model.embed_tokens.weight":{"dtype":"BF16","shape":[64,64],"data_offsets":[0,8192]}}'
     _file(source / "model.safetensors", struct.pack("<Q", len(text)) + text, 8 + len(text) + 8192)
     for name in choices.sample(_DOCUMENTS, choices.randint(1, 3)):
-        _file(source / name, document(choices, MOST_TEXT // 4), choices.choice((None, None, log(choices, 1, 2**40))))
+        _file(
+            source / name,
+            document(choices, MOST_TEXT // 4),
+            choices.choice((None, None, log(choices, 1, 2**40))),
+        )
     if choices.random() < 0.5:
-        one = _file(source / "one.json", document(choices, 200_000), choices.choice((None, 2**20, 255 * 2**20)))
+        one = _file(
+            source / "one.json",
+            document(choices, 200_000),
+            choices.choice((None, 2**20, 255 * 2**20)),
+        )
         suffix = choices.choice((".json", ".txt", ".jinja", ".tiktoken"))
         _link(one, [source / f"{number}{suffix}" for number in range(log(choices, 1, 4000))])
     if not (source / "config.json").exists():
-        _file(source / "config.json", b'{"architectures":["LlamaForCausalLM"],"model_type":"llama"}')
+        _file(
+            source / "config.json", b'{"architectures":["LlamaForCausalLM"],"model_type":"llama"}'
+        )
     return _reading(choices, source, folder)
 
 
@@ -224,7 +265,16 @@ def nested(choices: Choices, folder: Path) -> Line:
         _deep(folder / "model", depth)
         return _reading(choices, folder / "model", folder)
     line = store(choices, folder)
-    below = choices.choice(("manifests", "manifests-v2", "blobs", ".blobstore/tmp", ".blobstore/copies", ".blobstore/trash"))
+    below = choices.choice(
+        (
+            "manifests",
+            "manifests-v2",
+            "blobs",
+            ".blobstore/tmp",
+            ".blobstore/copies",
+            ".blobstore/trash",
+        )
+    )
     _deep(folder / "store" / below, depth)
     return line
 
@@ -248,7 +298,12 @@ def _descriptor(choices: Choices, number: int, sizes: list[int]) -> str:
     index = number % len(sizes)
     media = choices.choice((_TENSOR, _TENSOR, _TENSOR, _JSON, _FILE, _LICENSE))
     return json.dumps(
-        {"mediaType": media, "digest": _DIGEST.format(index), "size": sizes[index], "name": f"{number:x}.weight"},
+        {
+            "mediaType": media,
+            "digest": _DIGEST.format(index),
+            "size": sizes[index],
+            "name": f"{number:x}.weight",
+        },
         separators=(",", ":"),
     )
 
@@ -272,13 +327,18 @@ def _fill(choices: Choices, root: Path) -> None:
     if choices.random() < 0.1:
         text = document(choices, 300_000)
     manifests = root / "manifests/registry.ollama.ai/library"
-    one = _file(manifests / "m/latest", text, choices.choice((None, None, None, None, 2**26, 2**40)))
+    one = _file(
+        manifests / "m/latest", text, choices.choice((None, None, None, None, 2**26, 2**40))
+    )
     _link(one, [manifests / f"m/{number}" for number in range(log(choices, 1, 3000))])
     if choices.random() < 0.2:
         newer = root / "manifests-v2/ollama.com/library"
         if choices.random() < 0.3:
             text = b'{"manifests":[%s]}' % text
-        _link(_file(newer / "n/latest", text), [newer / f"n/{number}" for number in range(log(choices, 1, 3000))])
+        _link(
+            _file(newer / "n/latest", text),
+            [newer / f"n/{number}" for number in range(log(choices, 1, 3000))],
+        )
 
 
 def _blob_of_tensors(choices: Choices, path: Path, most: int) -> Path:
@@ -321,13 +381,17 @@ def own_files(choices: Choices, folder: Path) -> Line:
                 f"tmp/1-{0:016x}/sha256-{0:064x}", f"tmp/1-{0:016x}/manifest",
             )
         )  # fmt: skip
-        text = choices.choice((lines, b"\n" * len(lines), b"x" * len(lines), lines.replace(b"\n", b" ")))
+        text = choices.choice(
+            (lines, b"\n" * len(lines), b"x" * len(lines), lines.replace(b"\n", b" "))
+        )
         if not (private / place).exists():
             made = _file(private / place, text, size)
             _link(made, [made.with_name(f"{n:064x}") for n in range(log(choices, 1, 1000))])
     if choices.random() < 0.4:
         text = b'{"model.embed_tokens.weight":{"dtype":"BF16","shape":[64,64],"data_offsets":[0,8192]}}'
-        source = _file(folder / "model.safetensors", struct.pack("<Q", len(text)) + text, 8 + len(text) + 8192)
+        source = _file(
+            folder / "model.safetensors", struct.pack("<Q", len(text)) + text, 8 + len(text) + 8192
+        )
         return ["import", str(source), "new", "--store", str(folder / "store")]
     return line
 
@@ -338,10 +402,19 @@ def own_files(choices: Choices, folder: Path) -> Line:
 def instructions(choices: Choices, folder: Path) -> Line:
     """A Modelfile, a policy, importances or rules, for a small model."""
     count = log(choices, 1, 5000)
-    text = times(lambda n: f'"model.layers.{n}.up.weight":{{"dtype":"BF16","shape":[0,64],"data_offsets":[0,0]}}', count)
-    source = _file(folder / "model.safetensors", struct.pack("<Q", len(text) + 2) + f"{{{text}}}".encode())
+    text = times(
+        lambda n: (
+            f'"model.layers.{n}.up.weight":{{"dtype":"BF16","shape":[0,64],"data_offsets":[0,0]}}'
+        ),
+        count,
+    )
+    source = _file(
+        folder / "model.safetensors", struct.pack("<Q", len(text) + 2) + f"{{{text}}}".encode()
+    )
     many = log(choices, 1, 12_000)
-    glob = choices.choice(("*a*a*a*a*b", "*[a-z]*{}*", "model.*.{}.*", "*" * 30 + "{}", "?" * 60 + "*{}"))
+    glob = choices.choice(
+        ("*a*a*a*a*b", "*[a-z]*{}*", "model.*.{}.*", "*" * 30 + "{}", "?" * 60 + "*{}")
+    )
     if choices.random() < 0.4:
         rules = times(lambda n: json.dumps(glob.replace("{}", str(n)) + "=int8"), many, 300_000)
         policy = _file(folder / "policy.json", f'{{"quant":"int4","rules":[{rules}]}}'.encode())
@@ -351,12 +424,33 @@ def instructions(choices: Choices, folder: Path) -> Line:
         return ["plan", str(source), "--policy", str(policy)]
     if choices.random() < 0.3:
         importance = _safetensors(choices, folder / "importance.safetensors", 300_000)
-        return ["plan", str(source), "--quant", "int4", "--method", "search", "--importance", str(importance)]
+        return [
+            "plan",
+            str(source),
+            "--quant",
+            "int4",
+            "--method",
+            "search",
+            "--importance",
+            str(importance),
+        ]
     words = choices.choice(
-        ("PARAMETER stop x{}", "MESSAGE user x{}", "LICENSE x{}", "# {}", 'SYSTEM """', "ADAPTER {}", "{}")
+        (
+            "PARAMETER stop x{}",
+            "MESSAGE user x{}",
+            "LICENSE x{}",
+            "# {}",
+            'SYSTEM """',
+            "ADAPTER {}",
+            "{}",
+        )
     )
     lines = "\n".join(words.replace("{}", str(n)) for n in range(many))[:300_000]
-    modelfile = _file(folder / "Modelfile", f"FROM {source}\n{lines}\n".encode(), choices.choice((None, None, 2**40)))
+    modelfile = _file(
+        folder / "Modelfile",
+        f"FROM {source}\n{lines}\n".encode(),
+        choices.choice((None, None, 2**40)),
+    )
     return ["import", "--modelfile", str(modelfile), "m", "--store", str(folder / "store")]
 
 
@@ -378,9 +472,28 @@ def addresses(choices: Choices, _: Path) -> Line:
     """A checkpoint on the server of small_replies.py, whose port is in `SERVER`."""
     folder = f"http://127.0.0.1:{os.environ[SERVER]}/{choices.getrandbits(32)}/"
     name = choices.choice(
-        ("", "", "", "", "model.safetensors", "model.safetensors.index.json", "model.safetensors?download=true")
+        (
+            "",
+            "",
+            "",
+            "",
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "model.safetensors?download=true",
+        )
     )
     return ["inspect", folder + name, *choices.choice(((), ("--tensors", "--json"), ("--tree",)))]
 
 
-FAMILIES = (one_file, one_file, linked_shards, documents, nested, store, store, own_files, instructions, addresses)
+FAMILIES = (
+    one_file,
+    one_file,
+    linked_shards,
+    documents,
+    nested,
+    store,
+    store,
+    own_files,
+    instructions,
+    addresses,
+)

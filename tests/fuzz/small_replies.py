@@ -1,7 +1,7 @@
 """Small replies that ask for much: what a server sends for bounds.py, at most 10 MB an input.
 
-What makes them large is what costs a server little: compressed or tiny pieces, redirects, one reply under many names,
-silence. Everything follows from the number that an address contains.
+What makes them large is what costs a server little: compressed or tiny pieces, redirects, one reply
+under many names, silence. Everything follows from the number that an address contains.
 """
 
 from __future__ import annotations
@@ -72,16 +72,29 @@ def _whole_shards(choices: Choices, most: int) -> dict[str, bytes]:
     names = _shard_names(choices)
     each = max(1, most // 150 // len(names))
     entry = '"{}":{{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}}'
-    texts = [f"{{{','.join(entry.format(f'{n}.{k}') for k in range(each))}}}".encode() for n in range(len(names))]
+    texts = [
+        f"{{{','.join(entry.format(f'{n}.{k}') for k in range(each))}}}".encode()
+        for n in range(len(names))
+    ]
     weights = {f"{n}.{k}": name for n, name in enumerate(names) for k in range(each)}
-    shards = {name: struct.pack("<Q", len(text)) + text for name, text in zip(names, texts, strict=True)}
+    shards = {
+        name: struct.pack("<Q", len(text)) + text for name, text in zip(names, texts, strict=True)
+    }
     return {_INDEX: json.dumps({"weight_map": weights}).encode(), **shards}
 
 
 def _one_shard_of_many_names(choices: Choices, most: int) -> dict[str, bytes]:
     names = _shard_names(choices)
-    keys = times(lambda n: f'"{n:x}.weight":{json.dumps(names[n % len(names)])}', log(choices, len(names), 100_000), most)
-    index = f'{{"weight_map":{{{keys}}}}}'.encode() if choices.random() < 0.8 else document(choices, most)
+    keys = times(
+        lambda n: f'"{n:x}.weight":{json.dumps(names[n % len(names)])}',
+        log(choices, len(names), 100_000),
+        most,
+    )
+    index = (
+        f'{{"weight_map":{{{keys}}}}}'.encode()
+        if choices.random() < 0.8
+        else document(choices, most)
+    )
     return {_INDEX: index, **dict.fromkeys(names, _shard(choices, max(1000, most // len(names))))}
 
 
@@ -129,7 +142,14 @@ def _many_heads(_: Asked, data: bytes) -> Iterable[bytes]:
 
 
 def _another_part(asked: Asked, data: bytes) -> Iterable[bytes]:
-    return [head(206, f"Content-Range: bytes {asked.number}-{len(data)}/{2**62}", f"Content-Length: {len(data)}") + data]
+    return [
+        head(
+            206,
+            f"Content-Range: bytes {asked.number}-{len(data)}/{2**62}",
+            f"Content-Length: {len(data)}",
+        )
+        + data
+    ]
 
 
 def _too_little(_: Asked, data: bytes) -> Iterable[bytes]:
@@ -142,10 +162,24 @@ def _errors(_: Asked, data: bytes) -> Iterable[bytes]:
 
 def _slow(_: Asked, data: bytes) -> Iterable[bytes]:
     pieces = (data[at : at + 1] for at in range(len(data)))
-    return chain([head(200, f"Content-Length: {2**30}")], chain.from_iterable([piece, WAIT] for piece in pieces))
+    return chain(
+        [head(200, f"Content-Length: {2**30}")],
+        chain.from_iterable([piece, WAIT] for piece in pieces),
+    )
 
 
 _MANNERS = (
-    *(_right, _whole, _tiny_chunks, _compressed, _redirects, _long_head, _many_heads, _another_part, _too_little, _errors),
+    *(
+        _right,
+        _whole,
+        _tiny_chunks,
+        _compressed,
+        _redirects,
+        _long_head,
+        _many_heads,
+        _another_part,
+        _too_little,
+        _errors,
+    ),
     _slow,
 )

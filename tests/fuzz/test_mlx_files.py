@@ -50,7 +50,11 @@ def large_shapes(seed: str) -> Iterator[bytes]:
 def use(folder: Path) -> str:
     """Give every file of a folder to MLX; return the last line that was said."""
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(folder)], capture_output=True, text=True, check=False, timeout=3000
+        [sys.executable, str(PROGRAM), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3000,
     )
     lines = done.stdout.splitlines()
     assert done.returncode == 0, (done.returncode, lines[-3:], done.stderr[-2000:])

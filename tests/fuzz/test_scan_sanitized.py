@@ -20,18 +20,33 @@ TEXTS = 1_000_000
 @pytest.mark.timeout(1200)
 def test_the_scanner_stays_in_its_text(tmp_path: Path) -> None:
     program = tmp_path / "scan"
-    flags = ["-std=c++20", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DFROM_STDIN"]
-    sources = [f"-I{SCANNER}", str(ROOT / "tests" / "fuzz" / "scan.cpp"), *(str(SCANNER / name) for name in NATIVE)]
+    flags = [
+        "-std=c++20",
+        "-O1",
+        "-g",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-DFROM_STDIN",
+    ]
+    sources = [
+        f"-I{SCANNER}",
+        str(ROOT / "tests" / "fuzz" / "scan.cpp"),
+        *(str(SCANNER / name) for name in NATIVE),
+    ]
     subprocess.run(["g++", *flags, *sources, "-o", str(program)], check=True)
     inputs = Inputs("sanitized", corpus_files())
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with subprocess.Popen(
+        [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for number in range(TEXTS):
             raw = inputs.next()
             size = int.from_bytes(raw[:8], "little")
             text = raw[8 : 8 + min(size, len(raw))]
-            process.stdin.write(struct.pack("=IQ", len(text), max(len(raw) - 8 - len(text), 0)) + text)
+            process.stdin.write(
+                struct.pack("=IQ", len(text), max(len(raw) - 8 - len(text), 0)) + text
+            )
             if number % 8 == 0:
                 inputs.renew()
         process.stdin.close()

@@ -1,7 +1,8 @@
 """Makes seeded mistakes one by one, and says which no test sees: ``python tests/mutants [GLOB…]``.
 
-A GLOB matches the name of a mutant or the file that it changes. Exit code 0: every mistake was seen. ``--find TEST…`` runs
-other tests than those that a mutant names, and prints which of them fails first: for writing new ones.
+A GLOB matches the name of a mutant or the file that it changes. Exit code 0: every mistake was
+seen. ``--find TEST…`` runs other tests than those that a mutant names, and prints which of them
+fails first: for writing new ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
 def main() -> int:
-    """Make each mistake in a copy of the checkout; return 1 when one is not seen, or can't be made."""
+    """Make each mistake in a copy of the checkout.
+
+    Return 1 when one is not seen, or can't be made.
+    """
     options = _options()
     chosen = mutants(*options.globs)
     if not chosen:
@@ -37,18 +41,28 @@ def main() -> int:
         if not options.find and (wrong := _fail_without(copies, chosen)):
             sys.exit(f"these fail without any mistake:\n{wrong}")
         with ThreadPoolExecutor(jobs) as pool:
-            seen = list(pool.map(lambda mutant: _is_seen(mutant, copies, tuple(options.find)), chosen))
+            seen = list(
+                pool.map(lambda mutant: _is_seen(mutant, copies, tuple(options.find)), chosen)
+            )
     print(f"{len(seen)} mutants: {sum(seen)} killed, {len(seen) - sum(seen)} not")
     return 0 if all(seen) else 1
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python tests/mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python tests/mutants",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("globs", nargs="*", metavar="GLOB", help="only these")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
-    parser.add_argument("--find", nargs="+", default=[], metavar="TEST", help="run these tests, print the first that fails")
+    parser.add_argument(
+        "--find",
+        nargs="+",
+        default=[],
+        metavar="TEST",
+        help="run these tests, print the first that fails",
+    )
     return parser.parse_args()
 
 

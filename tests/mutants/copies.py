@@ -33,9 +33,12 @@ class Copy:
             (folder / name).symlink_to(ROOT / name)
         venv.create(folder / ".venv", with_pip=False, symlinks=True)
         self._python = folder / ".venv/bin/python"
-        # A folder in a .pth file is only added: what an editable install of blobstore hooks in there is not run.
+        # A folder in a .pth file is only added: what an editable install of blobstore hooks in
+        # there is not run.
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder / ".venv")}))
-        (packages / "mutants.pth").write_text("\n".join([str(folder / "src"), *_site_packages()]) + "\n")
+        (packages / "mutants.pth").write_text(
+            "\n".join([str(folder / "src"), *_site_packages()]) + "\n"
+        )
         self._copy_built()
 
     def _copy_built(self) -> None:
@@ -46,14 +49,34 @@ class Copy:
             shutil.copy(spec.origin, self.root / "src/blobstore" / room.replace(".", "/"))
 
     def test(self, tests: tuple[str, ...], timeout_s: float | None = TIMEOUT_S) -> tuple[int, str]:
-        """Run tests until the first fails; return pytest's exit code and what it printed. A hang is a failure."""
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=--import-mode=importlib"]
+        """Run tests until the first fails; return pytest's exit code and what it printed.
+
+        A hang is a failure.
+        """
+        options = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "-o",
+            "addopts=--import-mode=importlib",
+        ]
         line = [str(self._python), "-m", "pytest", *options, "--timeout=120", *tests]
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a change within the same second would not be seen
+        environment["PYTHONDONTWRITEBYTECODE"] = (
+            "1"  # a change within the same second would not be seen
+        )
         try:
             done = subprocess.run(
-                line, cwd=self.root, env=environment, capture_output=True, text=True, check=False, timeout=timeout_s
+                line,
+                cwd=self.root,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout_s,
             )
         except subprocess.TimeoutExpired:
             return 1, "hung"
@@ -75,10 +98,24 @@ class Copy:
         """Build the C++ of the copy into it; what has not changed is not compiled again."""
         missing = [name for name in _NEEDED_TO_BUILD if find_spec(name) is None]
         if missing:
-            raise RuntimeError("mutants of C++ need what docs/development.md installs first: " + ", ".join(missing))
+            raise RuntimeError(
+                "mutants of C++ need what docs/development.md installs first: " + ", ".join(missing)
+            )
         wheels = self.root / "wheels"
-        line = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels)]
-        subprocess.run([*line, "-C", f"build-dir={self.root / 'build'}", str(self.root)], check=True)
+        line = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            str(wheels),
+        ]
+        subprocess.run(
+            [*line, "-C", f"build-dir={self.root / 'build'}", str(self.root)], check=True
+        )
         for wheel in wheels.iterdir():
             with zipfile.ZipFile(wheel) as archive:
                 for name in archive.namelist():

@@ -1,7 +1,9 @@
-"""Mutants: seeded mistakes, and the tests that must see each. One TOML file a room, ``[[mutant]]`` tables in it.
+"""Mutants: seeded mistakes, and the tests that must see each.
 
-A mutant is one replacement in one file: ``old`` stands there exactly once. ``name`` says the mistake, ``tests`` are the
-identifiers of tests that fail with it, as pytest takes them.
+One TOML file a room, ``[[mutant]]`` tables in it.
+
+A mutant is one replacement in one file: ``old`` stands there exactly once. ``name`` says the
+mistake, ``tests`` are the identifiers of tests that fail with it, as pytest takes them.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Mutant:
                 return f"there is no {file}"
             text = (root / file).read_text() if names else ""
             if "StoreTests" in text:  # whose tests every home inherits
-                text += "".join(path.read_text() for path in (root / "src/blobstore/testing").glob("*.py"))
+                text += "".join(
+                    path.read_text() for path in (root / "src/blobstore/testing").glob("*.py")
+                )
             for name in names:
                 plain = name.split("[")[0]
                 if f"def {plain}(" not in text and f"class {plain}" not in text:
@@ -79,5 +83,7 @@ def _all() -> Iterator[Mutant]:
     for path in sorted(Path(__file__).parent.glob("*.toml")):
         for row in tomllib.loads(path.read_text())["mutant"]:
             if row.keys() != _FIELDS:
-                raise ValueError(f"{path.name}: {row.get('name')}: the fields are {sorted(_FIELDS)}")
+                raise ValueError(
+                    f"{path.name}: {row.get('name')}: the fields are {sorted(_FIELDS)}"
+                )
             yield Mutant(row["name"], row["file"], row["old"], row["new"], tuple(row["tests"]))

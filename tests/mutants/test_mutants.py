@@ -1,4 +1,7 @@
-"""Every seeded mistake can still be made, and names tests that are there. ``python tests/mutants`` makes them."""
+"""Every seeded mistake can still be made, and names tests that are there.
+
+``python tests/mutants`` makes them.
+"""
 
 from __future__ import annotations
 
@@ -17,4 +20,6 @@ def test_there_are_enough_of_them_in_each_language() -> None:
 
 
 def test_no_two_have_one_name() -> None:
-    assert [name for name, count in Counter(mutant.name for mutant in mutants()).items() if count > 1] == []
+    assert [
+        name for name, count in Counter(mutant.name for mutant in mutants()).items() if count > 1
+    ] == []

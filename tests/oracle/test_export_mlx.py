@@ -24,18 +24,26 @@ TOKENS = mx.array(np.load(PYCODE / "heldout_ids.npy")[:4].astype(np.int32)[None]
 
 
 def logits(model: Any) -> np.ndarray[Any, Any]:
-    _make_runnable(model)  # unquantized experts, on a CPU: mlx-lm alone would fail when it multiplies them
+    _make_runnable(
+        model
+    )  # unquantized experts, on a CPU: mlx-lm alone would fail when it multiplies them
     return np.array(model(TOKENS).astype(mx.float32))
 
 
 @pytest.mark.parametrize("quant", [None, *QUANT_TYPES])
 @pytest.mark.parametrize("source", [PYCODE, PYCODE_MOE], ids=["dense", "mixture"])
-def test_logits_are_those_of_the_stored_model(source: Path, quant: str | None, store: Store, tmp_path: Path) -> None:
+def test_logits_are_those_of_the_stored_model(
+    source: Path, quant: str | None, store: Store, tmp_path: Path
+) -> None:
     blobstore.import_model(source, "m", store=store, quant=quant)
-    blobstore.export_model("m", tmp_path / "out", store=store, format="mlx", max_shard_size=2_000_000)
+    blobstore.export_model(
+        "m", tmp_path / "out", store=store, format="mlx", max_shard_size=2_000_000
+    )
     loaded, config = utils.load_model(tmp_path / "out", lazy=True)
     assert ("quantization" in config) == (quant is not None)
-    np.testing.assert_array_equal(logits(loaded), logits(blobstore.mlx_lm.load("m", store=store)[0]))
+    np.testing.assert_array_equal(
+        logits(loaded), logits(blobstore.mlx_lm.load("m", store=store)[0])
+    )
 
 
 def test_mlx_lm_opens_the_folder_with_its_tokenizer(store: Store, tmp_path: Path) -> None:
@@ -48,13 +56,17 @@ def test_mlx_lm_opens_the_folder_with_its_tokenizer(store: Store, tmp_path: Path
 
 
 @pytest.mark.parametrize("source", [PYCODE, PYCODE_MOE], ids=["dense", "mixture"])
-def test_dequantized_folders_of_both_formats_compute_the_same(source: Path, store: Store, tmp_path: Path) -> None:
+def test_dequantized_folders_of_both_formats_compute_the_same(
+    source: Path, store: Store, tmp_path: Path
+) -> None:
     blobstore.import_model(source, "m", store=store, quant="int8")
     for form in ("mlx", "safetensors"):
         blobstore.export_model("m", tmp_path / form, store=store, format=form, dequantize="float32")
     mlx, config = utils.load_model(tmp_path / "mlx", lazy=True)
     assert (config["torch_dtype"], "quantization" in config) == ("float32", False)
-    np.testing.assert_array_equal(logits(mlx), logits(utils.load_model(tmp_path / "safetensors", lazy=True)[0]))
+    np.testing.assert_array_equal(
+        logits(mlx), logits(utils.load_model(tmp_path / "safetensors", lazy=True)[0])
+    )
 
 
 RULES = ["*.q_proj.*=mxfp4", "*.mlp.*=int8/128", "*embed*=nvfp4"]
@@ -71,13 +83,23 @@ def exported_settings(store: Store, folder: Path) -> tuple[dict[str, Any], dict[
 def test_settings_of_most_modules_are_the_general_ones(store: Store, tmp_path: Path) -> None:
     blobstore.import_model(PYCODE, "m", store=store, rules=RULES)
     general, modules = exported_settings(store, tmp_path / "out")
-    assert general == {"group_size": 128, "bits": 8, "mode": "affine"}  # three projections a layer, the most frequent
+    assert general == {
+        "group_size": 128,
+        "bits": 8,
+        "mode": "affine",
+    }  # three projections a layer, the most frequent
     assert modules["model.embed_tokens"] == {"group_size": 16, "bits": 4, "mode": "nvfp4"}
-    assert modules["model.layers.0.self_attn.q_proj"] == {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    assert modules["model.layers.0.self_attn.q_proj"] == {
+        "group_size": 32,
+        "bits": 4,
+        "mode": "mxfp4",
+    }
     assert not any(".mlp." in path for path in modules)
 
 
-@pytest.mark.parametrize(("quant", "general"), [("int4", (32, 4, "affine")), ("nvfp4", (16, 4, "nvfp4"))])
+@pytest.mark.parametrize(
+    ("quant", "general"), [("int4", (32, 4, "affine")), ("nvfp4", (16, 4, "nvfp4"))]
+)
 def test_settings_of_the_asked_type_are_the_general_ones_and_it_comes_back(
     store: Store, tmp_path: Path, quant: str, general: tuple[int, int, str]
 ) -> None:
@@ -91,20 +113,28 @@ def test_settings_of_the_asked_type_are_the_general_ones_and_it_comes_back(
 
 def test_global_scales_are_refused_by_name(store: Store, tmp_path: Path) -> None:
     blobstore.import_model(PYCODE, "m", store=store, quant="nvfp4", global_scale=True)
-    with pytest.raises(UnsupportedSourceError, match=r"_proj\.weight' has a global scale") as caught:
+    with pytest.raises(
+        UnsupportedSourceError, match=r"_proj\.weight' has a global scale"
+    ) as caught:
         blobstore.export_model("m", tmp_path / "out", store=store, format="mlx")
     assert "--dequantize" in (caught.value.hint or "")
     assert not (tmp_path / "out").exists()
 
 
 def test_what_mlx_lm_can_not_have_is_refused(store: Store, tmp_path: Path) -> None:
-    blobstore.import_model(write_checkpoint(tmp_path / "in", config={"model_type": "nope"}), "unknown", store=store)
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "in", config={"model_type": "nope"}), "unknown", store=store
+    )
     config = json.loads((PYCODE / "config.json").read_text())
     blobstore.import_model(write_checkpoint(tmp_path / "in", config=config), "missing", store=store)
     wide: dict[str, Any] = dict(load_file(PYCODE / "model.safetensors"))
     wide["model.norm.weight"] = wide["model.norm.weight"].astype(np.float64)
     blobstore.import_model(write_checkpoint(tmp_path / "in", wide, config), "wide", store=store)
-    for name, says in {"unknown": "nope", "missing": "missing:latest", "wide": "MLX has no F64 arrays"}.items():
+    for name, says in {
+        "unknown": "nope",
+        "missing": "missing:latest",
+        "wide": "MLX has no F64 arrays",
+    }.items():
         with pytest.raises(UnsupportedSourceError, match=says):
             blobstore.export_model(name, tmp_path / "out", store=store, format="mlx")
         assert not (tmp_path / "out").exists()

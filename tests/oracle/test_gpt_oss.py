@@ -47,25 +47,45 @@ CONFIG: dict[str, Any] = {
         "truncate": False,
     },
     "layer_types": ["sliding_attention", "full_attention"],
-    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn"],
+    },
 }
 
 
 def layer(number: int) -> dict[str, np.ndarray[Any, Any]]:
     """Return one layer's tensors, its experts in blocks of 32 values."""
     prefix = f"model.layers.{number}."
-    shapes = {"input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,), "self_attn.o_proj": (WIDTH, WIDTH)}
-    shapes |= {"self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (32, WIDTH), "self_attn.v_proj": (32, WIDTH)}
+    shapes = {
+        "input_layernorm": (WIDTH,),
+        "post_attention_layernorm": (WIDTH,),
+        "self_attn.o_proj": (WIDTH, WIDTH),
+    }
+    shapes |= {
+        "self_attn.q_proj": (WIDTH, WIDTH),
+        "self_attn.k_proj": (32, WIDTH),
+        "self_attn.v_proj": (32, WIDTH),
+    }
     shapes |= {"mlp.router": (EXPERTS, WIDTH)}
-    tensors = {f"{prefix}{name}.weight": normal(f"{prefix}{name}", *shape) for name, shape in shapes.items()}
+    tensors = {
+        f"{prefix}{name}.weight": normal(f"{prefix}{name}", *shape)
+        for name, shape in shapes.items()
+    }
     biased = [name for name, shape in shapes.items() if len(shape) == 2]
-    tensors |= {f"{prefix}{name}.bias": normal(f"{prefix}{name}.bias", shapes[name][0]) for name in biased}
+    tensors |= {
+        f"{prefix}{name}.bias": normal(f"{prefix}{name}.bias", shapes[name][0]) for name in biased
+    }
     tensors[f"{prefix}self_attn.sinks"] = normal("sinks", 4)
     random = np.random.default_rng(number)
     for name, rows in (("gate_up_proj", 2 * WIDTH), ("down_proj", WIDTH)):
         blocks = (EXPERTS, rows, WIDTH // 32)
-        tensors[f"{prefix}mlp.experts.{name}_blocks"] = random.integers(0, 256, (*blocks, 16)).astype(np.uint8)
-        tensors[f"{prefix}mlp.experts.{name}_scales"] = random.integers(110, 122, blocks).astype(np.uint8)
+        tensors[f"{prefix}mlp.experts.{name}_blocks"] = random.integers(
+            0, 256, (*blocks, 16)
+        ).astype(np.uint8)
+        tensors[f"{prefix}mlp.experts.{name}_scales"] = random.integers(110, 122, blocks).astype(
+            np.uint8
+        )
         tensors[f"{prefix}mlp.experts.{name}_bias"] = normal(name, EXPERTS, rows)
     return tensors
 
@@ -73,9 +93,13 @@ def layer(number: int) -> dict[str, np.ndarray[Any, Any]]:
 @pytest.fixture
 def tensors() -> dict[str, np.ndarray[Any, Any]]:
     """The tensors of a checkpoint of two layers."""
-    outer = {name: normal(name, WORDS, WIDTH) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    outer = {
+        name: normal(name, WORDS, WIDTH) for name in ("model.embed_tokens.weight", "lm_head.weight")
+    }
     outer["model.norm.weight"] = normal("model.norm.weight", WIDTH)
-    return outer | {name: tensor for number in range(LAYERS) for name, tensor in layer(number).items()}
+    return outer | {
+        name: tensor for number in range(LAYERS) for name, tensor in layer(number).items()
+    }
 
 
 @pytest.fixture
@@ -96,7 +120,8 @@ def test_experts_are_stored_without_loss(
 ) -> None:
     blobstore.import_model(checkpoint, "m", store=store, experts=experts)
     blocks, scales = tensors[f"{DOWN}_blocks"], tensors[f"{DOWN}_scales"]
-    # huggingface/transformers v4.57 integrations/mxfp4.py `convert_moe_packed_tensors`: the low half of a byte comes first.
+    # huggingface/transformers v4.57 integrations/mxfp4.py `convert_moe_packed_tensors`: the low
+    # half of a byte comes first.
     codes = np.stack([E2M1[blocks & 15], E2M1[blocks >> 4]], axis=-1).reshape(EXPERTS, WIDTH, WIDTH)
     wanted = codes * np.repeat(np.exp2(scales.astype(np.float32) - 127), 32, axis=-1)
     with blobstore.open_model("m", store=store) as model:
@@ -118,7 +143,9 @@ def test_a_dequantized_export_is_what_transformers_makes_of_the_blocks(
     checkpoint: Path, store: Store, tmp_path: Path
 ) -> None:
     blobstore.import_model(checkpoint, "m", store=store)
-    blobstore.export_model("m", tmp_path / "out", store=store, dequantize="bfloat16", max_shard_size="source")
+    blobstore.export_model(
+        "m", tmp_path / "out", store=store, dequantize="bfloat16", max_shard_size="source"
+    )
     theirs, _ = load(checkpoint, quantization_config=Mxfp4Config(dequantize=True))
     ours, info = load(tmp_path / "out")
     assert {key: names for key, names in info.items() if names} == {}
@@ -128,5 +155,7 @@ def test_a_dequantized_export_is_what_transformers_makes_of_the_blocks(
 
 def load(folder: Path, **options: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return the parameters of transformers' model of a folder, and which it missed or could not use."""
-    network, info = GptOssForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, output_loading_info=True, **options)
+    network, info = GptOssForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, output_loading_info=True, **options
+    )
     return network.state_dict(), info

@@ -41,13 +41,21 @@ def quantized_by_mlx(source: Path, store: Store, *, in_float32: bool) -> Any:
     """Return mlx-lm's own model of the source, its layers quantized by MLX as the stored model's plan says."""
     model, _ = utils.load_model(source, lazy=True)
     summary = blobstore.open_model("m", store=store)
-    kinds = {name.removesuffix(".weight"): tensor for name, tensor in summary.items() if tensor.quant_type}
+    kinds = {
+        name.removesuffix(".weight"): tensor
+        for name, tensor in summary.items()
+        if tensor.quant_type
+    }
 
     def settings(path: str, _: Any) -> Any:
         tensor = kinds.get(path) or kinds.get(path.replace("switch_mlp", "experts.0"))
         if tensor is None or tensor.quant_type is None:
             return False
-        return {"group_size": tensor.group_size, "bits": tensor.quant_type.bits, "mode": tensor.quant_type.mode}
+        return {
+            "group_size": tensor.group_size,
+            "bits": tensor.quant_type.bits,
+            "mode": tensor.quant_type.mode,
+        }
 
     if in_float32:
         model.set_dtype(mx.float32)
@@ -74,7 +82,8 @@ def test_affine_models_compute_what_mlx_lm_computes(source: Path, quant: str, st
 
 @pytest.mark.parametrize("quant", [None, *QUANT_TYPES])
 def test_packed_and_stacked_experts_compute_the_same(quant: str | None, tmp_path: Path) -> None:
-    # Experts are promoted one by one in the stacked form, so only types without promotion store the same weights.
+    # Experts are promoted one by one in the stacked form, so only types without promotion store the
+    # same weights.
     forms = {}
     for form in ("packed", "stacked"):
         store = blobstore.open_store(tmp_path / form)
@@ -88,9 +97,17 @@ def test_packed_and_stacked_experts_compute_the_same(quant: str | None, tmp_path
 @pytest.mark.parametrize("quant", QUANT_TYPES)
 def test_quantized_layers_are_as_stored(quant: str, store: Store) -> None:
     model = stored(PYCODE, store, quant=quant)
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, nn.QuantizedLinear)}
+    layers = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.QuantizedLinear)
+    }
     with blobstore.open_model("m", store=store) as opened:
-        kinds = {name.removesuffix(".weight"): tensor for name, tensor in opened.items() if tensor.quant_type}
+        kinds = {
+            name.removesuffix(".weight"): tensor
+            for name, tensor in opened.items()
+            if tensor.quant_type
+        }
         assert layers.keys() == kinds.keys()
         for path, tensor in kinds.items():
             layer = layers[path]
@@ -123,7 +140,9 @@ def test_a_bare_file_has_no_config_to_run(store: Store) -> None:
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path, store: Store) -> None:
-    source = write_checkpoint(tmp_path / "source", config={"architectures": ["Nope"], "model_type": "nope"})
+    source = write_checkpoint(
+        tmp_path / "source", config={"architectures": ["Nope"], "model_type": "nope"}
+    )
     blobstore.import_model(source, "m", store=store)
     with pytest.raises(UnsupportedSourceError, match="nope"):
         blobstore.mlx_lm.load("m", store=store)

@@ -43,7 +43,9 @@ def with_sentencepiece(folder: Path) -> Path:
     )
     for name in ("tokenizer.json", "tokenizer.vocab"):
         (source / name).unlink()
-    return write(source, {"tokenizer_config.json": {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}})
+    return write(
+        source, {"tokenizer_config.json": {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}}
+    )
 
 
 def with_merges(folder: Path) -> Path:
@@ -51,13 +53,20 @@ def with_merges(folder: Path) -> Path:
     model = json.loads((source / "tokenizer.json").read_text())["model"]
     merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
     (source / "tokenizer.json").unlink()
-    files = {"tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"}, "merges.txt": f"#version: 0.2\n{merges}"}
+    files = {
+        "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"},
+        "merges.txt": f"#version: 0.2\n{merges}",
+    }
     return write(source, {**files, "vocab.json": model["vocab"]})
 
 
-@pytest.mark.parametrize("layout", [pycode, with_template, with_templates, with_sentencepiece, with_merges])
+@pytest.mark.parametrize(
+    "layout", [pycode, with_template, with_templates, with_sentencepiece, with_merges]
+)
 @pytest.mark.parametrize("eos", [None, 5, [5, 9], [], "no JSON"])
-def test_the_tokenizer_is_the_folders(store: Store, tmp_path: Path, layout: Callable[[Path], Path], eos: Any) -> None:
+def test_the_tokenizer_is_the_folders(
+    store: Store, tmp_path: Path, layout: Callable[[Path], Path], eos: Any
+) -> None:
     if eos is not None and layout not in (pycode, with_template):
         eos = 3
     source = layout(tmp_path / "m")
@@ -80,7 +89,9 @@ def test_code_of_a_model_is_never_run(store: Store, tmp_path: Path, place: str) 
     source = pycode(tmp_path / "m")
     config = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [place, None]}}
     code = f"open({str(tmp_path / 'was_run')!r}, 'w')\nMine = None\n"
-    blobstore.import_model(write(source, {"tokenizer_config.json": config, "tokenizer.py": code}), "m", store=store)
+    blobstore.import_model(
+        write(source, {"tokenizer_config.json": config, "tokenizer.py": code}), "m", store=store
+    )
     blobstore.mlx_lm.load("m", store=store)
     assert not (tmp_path / "was_run").exists()
 
@@ -88,8 +99,15 @@ def test_code_of_a_model_is_never_run(store: Store, tmp_path: Path, place: str) 
 def test_a_text_ends_where_generation_config_says(store: Store, tmp_path: Path) -> None:
     source = pycode(tmp_path / "m")
     blobstore.import_model(source, "m", store=store)
-    tokens = [one.token for one in mlx_lm.stream_generate(*blobstore.mlx_lm.load("m", store=store), TEXT, max_tokens=8)]
+    tokens = [
+        one.token
+        for one in mlx_lm.stream_generate(
+            *blobstore.mlx_lm.load("m", store=store), TEXT, max_tokens=8
+        )
+    ]
     assert len(tokens) == 8
-    blobstore.import_model(write(source, {"generation_config.json": {"eos_token_id": [tokens[3]]}}), "m", store=store)
+    blobstore.import_model(
+        write(source, {"generation_config.json": {"eos_token_id": [tokens[3]]}}), "m", store=store
+    )
     pieces = list(blobstore.mlx_lm.continue_text(*blobstore.mlx_lm.load("m", store=store), TEXT, 8))
     assert len(pieces) == tokens.index(tokens[3]) + 1

@@ -46,8 +46,12 @@ def with_dequantized_weights(source: Path, store: Store) -> Any:
     [(PYCODE, "packed"), (PYCODE_MOE, "packed"), (PYCODE_MOE, "stacked")],
     ids=["dense", "packed", "stacked"],
 )
-def test_logits_are_those_of_the_dequantized_weights(source: Path, experts: str, store: Store) -> None:
-    blobstore.import_model(source, "m", store=store, quant="nvfp4", global_scale=True, experts=experts)
+def test_logits_are_those_of_the_dequantized_weights(
+    source: Path, experts: str, store: Store
+) -> None:
+    blobstore.import_model(
+        source, "m", store=store, quant="nvfp4", global_scale=True, experts=experts
+    )
     model = blobstore.mlx_lm.load("m", store=store)[0]
     scaled = [module for _, module in model.named_modules() if "global_scale" in module]
     assert len(scaled) > 10
@@ -59,7 +63,9 @@ def test_logits_are_those_of_the_dequantized_weights(source: Path, experts: str,
 
 
 def test_a_float32_model_computes_the_same_up_to_rounding(store: Store) -> None:
-    blobstore.import_model(PYCODE_MOE, "m", store=store, quant="nvfp4", global_scale=True, dtype="float32")
+    blobstore.import_model(
+        PYCODE_MOE, "m", store=store, quant="nvfp4", global_scale=True, dtype="float32"
+    )
     ours = logits(blobstore.mlx_lm.load("m", store=store)[0])
     wanted = logits(with_dequantized_weights(PYCODE_MOE, store))
     np.testing.assert_allclose(ours, wanted, atol=2e-3 * np.abs(wanted).max())

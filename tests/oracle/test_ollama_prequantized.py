@@ -1,8 +1,8 @@
 """Quantized checkpoints in the ollama profile are what Ollama's importer makes of them (fixtures/ollama-records).
 
-Copied ones (MLX, NVFP4 of two producers): the plan and the manifest, so every blob, byte for byte; where Ollama gets the
-metadata wrong (docs/formats.md section 8), everything else is equal and ours are right. Block FP8 becomes mxfp8: the plan,
-all copied blobs, and every array.
+Copied ones (MLX, NVFP4 of two producers): the plan and the manifest, so every blob, byte for byte;
+where Ollama gets the metadata wrong (docs/formats.md section 8), everything else is equal and ours
+are right. Block FP8 becomes mxfp8: the plan, all copied blobs, and every array.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from blobstore.source.assembly import source_weights
 from blobstore.source.weights import classify
 
 MISLABELLED = {
-    # An MLX config without `mode` is affine: Ollama forgets the type, and guesses it from shapes where it can.
+    # An MLX config without `mode` is affine: Ollama forgets the type, and guesses it from shapes
+    # where it can.
     "d_mlx_int4": {"quant_type": "int4", "group_size": "64"},
     "d_mlx_int4_g32": {"quant_type": "int4", "group_size": "32"},
     # Ollama gives every tensor the config's general type.
@@ -44,7 +45,9 @@ def test_plan_is_equal(case: Case, source: str) -> None:
     plan, recorded = [planned(blob) for blob in case.plan.blobs], case.record["blobs"]
     if source in MISLABELLED:
         for ours, theirs in zip(plan, recorded, strict=True):
-            ours["metadata"] = theirs["metadata"]  # its own test: test_metadata_that_ollama_gets_wrong
+            ours["metadata"] = theirs[
+                "metadata"
+            ]  # its own test: test_metadata_that_ollama_gets_wrong
     assert plan == recorded
 
 
@@ -58,22 +61,32 @@ def test_manifest_of_a_copied_import_is_equal_byte_for_byte(case: Case) -> None:
 @every_source
 @unquantized
 def test_copied_blobs_and_documents_are_equal_byte_for_byte(case: Case, source: str) -> None:
-    decoded = {blob.name for blob in case.plan.blobs if not all(tensor.copies for tensor in blob.tensors)}
-    made = decoded | {blob.name for blob in case.plan.blobs if blob.metadata and source in MISLABELLED}
+    decoded = {
+        blob.name for blob in case.plan.blobs if not all(tensor.copies for tensor in blob.tensors)
+    }
+    made = decoded | {
+        blob.name for blob in case.plan.blobs if blob.metadata and source in MISLABELLED
+    }
     layers, recorded = case.result.manifest.layers, case.recorded_layers
-    assert [(layer.media_type, layer.name) for layer in layers] == [(layer.media_type, layer.name) for layer in recorded]
+    assert [(layer.media_type, layer.name) for layer in layers] == [
+        (layer.media_type, layer.name) for layer in recorded
+    ]
     assert bool(made) == (source not in COPIED)
     for layer, theirs in zip(layers, recorded, strict=True):
         if layer.name not in made:
             assert layer == theirs
-            assert layer.media_type != TENSOR_MEDIA_TYPE or case.header_text(layer) == _header(case, theirs)
+            assert layer.media_type != TENSOR_MEDIA_TYPE or case.header_text(layer) == _header(
+                case, theirs
+            )
 
 
 @pytest.mark.parametrize("source", MISLABELLED)
 @unquantized
 def test_metadata_that_ollama_gets_wrong(case: Case, source: str) -> None:
     labelled = 0
-    for layer, theirs in zip(case.result.manifest.tensor_layers, case.recorded_layers, strict=False):
+    for layer, theirs in zip(
+        case.result.manifest.tensor_layers, case.recorded_layers, strict=False
+    ):
         ours, recorded = contents(case.header_text(layer)), contents(_header(case, theirs))
         metadata, wrong = ours.pop("__metadata__", None), recorded.pop("__metadata__", None)
         assert ours == recorded
@@ -116,23 +129,34 @@ def test_arrays_are_equal(case: Case) -> None:
 @pytest.mark.parametrize("source", FP8)
 @unquantized
 def test_headers_of_decoded_blobs_say_the_same(case: Case) -> None:
-    # MLX writes the arrays of a blob in the order of a hash table, and does not pad the header: digests can't be equal.
-    for layer, theirs in zip(case.result.manifest.tensor_layers, case.recorded_layers, strict=False):
+    # MLX writes the arrays of a blob in the order of a hash table, and does not pad the header:
+    # digests can't be equal.
+    for layer, theirs in zip(
+        case.result.manifest.tensor_layers, case.recorded_layers, strict=False
+    ):
         assert contents(case.header_text(layer)) == contents(_header(case, theirs))
 
 
 @every_source
 @unquantized
 def test_show_is_equal(case: Case, source: str) -> None:
-    show, summary = case.record["show"], summarize(case.store, case.result.name, case.result.manifest)
+    show, summary = (
+        case.record["show"],
+        summarize(case.store, case.result.name, case.result.manifest),
+    )
     shown = {tensor.name: (tensor.type_name, tensor.shape) for tensor in summary.tensors}
-    recorded = {tensor["name"]: (tensor["type"], tuple(tensor["shape"])) for tensor in show["tensors"]}
+    recorded = {
+        tensor["name"]: (tensor["type"], tuple(tensor["shape"])) for tensor in show["tensors"]
+    }
     wrong = {name for name in shown if shown[name] != recorded[name]}
     if source == "d_mlx_int4":  # called U32 there, with the shapes of the packed codes
         assert len(wrong) == 16
     elif source == "d_mlx_mixed_4_8":
         assert wrong == {"lm_head.weight"}
-        assert (shown["lm_head.weight"], recorded["lm_head.weight"]) == (("int8", (2048, 256)), ("int4", (2048, 512)))
+        assert (shown["lm_head.weight"], recorded["lm_head.weight"]) == (
+            ("int8", (2048, 256)),
+            ("int4", (2048, 512)),
+        )
     else:
         assert not wrong
         assert summary.parameters == show["parameter_count"]
@@ -141,7 +165,9 @@ def test_show_is_equal(case: Case, source: str) -> None:
 
 @pytest.mark.parametrize("quant", QUANT_TYPES)
 @every_source
-def test_a_type_is_refused_as_ollama_refuses_it(quantized_sources: dict[str, str], source: str, quant: str) -> None:
+def test_a_type_is_refused_as_ollama_refuses_it(
+    quantized_sources: dict[str, str], source: str, quant: str
+) -> None:
     assert record_of(source)[quant]["stage"] == "classify"
     for profile in ("ollama", "default"):
         with pytest.raises(UnsupportedSourceError, match="is quantized already") as caught:

@@ -1,8 +1,8 @@
 """Broken checkpoints are refused with a typed error that names the fault, and leave the store as it was.
 
-Held for every broken source that Ollama's importer refuses in fixtures/ollama-records, and for those that it imports and
-should not (docs/formats.md sections 2, 5 and 8): data that are cut off, a gap in the expert numbers, a tensor that the index
-does not name.
+Held for every broken source that Ollama's importer refuses in fixtures/ollama-records, and for
+those that it imports and should not (docs/formats.md sections 2, 5 and 8): data that are cut off, a
+gap in the expert numbers, a tensor that the index does not name.
 """
 
 from __future__ import annotations
@@ -46,10 +46,17 @@ class Refusal:
 
 FIRST_FP8 = "model.layers.0.mlp.down_proj.weight"
 REFUSALS = {
-    "x_ambiguous": Refusal(UnsupportedSourceError, ("model.safetensors", "model-*.safetensors"), path=""),
+    "x_ambiguous": Refusal(
+        UnsupportedSourceError, ("model.safetensors", "model-*.safetensors"), path=""
+    ),
     "x_collision": Refusal(
         UnsupportedSourceError,
-        ("two tensors would have the name", "q_proj.weight", "q_proj.weight_packed", "model.safetensors"),
+        (
+            "two tensors would have the name",
+            "q_proj.weight",
+            "q_proj.weight_packed",
+            "model.safetensors",
+        ),
         tensor="model.layers.0.self_attn.q_proj.weight",
         path="model.safetensors",
     ),
@@ -60,7 +67,10 @@ REFUSALS = {
         path="model.safetensors",
     ),
     "x_fp8_64": Refusal(
-        UnsupportedSourceError, ("block FP8", "64x64", "128x128"), tensor=FIRST_FP8, path="model.safetensors"
+        UnsupportedSourceError,
+        ("block FP8", "64x64", "128x128"),
+        tensor=FIRST_FP8,
+        path="model.safetensors",
     ),
     "x_fp8_e5m2": Refusal(
         UnsupportedSourceError,
@@ -68,16 +78,27 @@ REFUSALS = {
         tensor="model.layers.0.self_attn.q_proj.weight",
         path="model.safetensors",
     ),
-    # Ollama refuses it too, but imports it when the scales are missing as well (docs/formats.md section 8).
+    # Ollama refuses it too, but imports it when the scales are missing as well (docs/formats.md
+    # section 8).
     "x_fp8_noblock": Refusal(
-        UnsupportedSourceError, ("block FP8", "weight_block_size"), tensor=FIRST_FP8, path="model.safetensors"
+        UnsupportedSourceError,
+        ("block FP8", "weight_block_size"),
+        tensor=FIRST_FP8,
+        path="model.safetensors",
     ),
-    "x_index_badpath": Refusal(DocumentError, ("'../evil.safetensors'", "model.embed_tokens.weight"), rule="I1"),
+    "x_index_badpath": Refusal(
+        DocumentError, ("'../evil.safetensors'", "model.embed_tokens.weight"), rule="I1"
+    ),
     "x_index_missing_shard": Refusal(
-        MissingFileError, ("model-00002-of-00002.safetensors",), rule="I1", path="model-00002-of-00002.safetensors"
+        MissingFileError,
+        ("model-00002-of-00002.safetensors",),
+        rule="I1",
+        path="model-00002-of-00002.safetensors",
     ),
     "x_no_tensors": Refusal(NotFoundError, ("no tensors", "model.safetensors")),
-    "x_truncated_data": Refusal(HeaderError, ("3178336 bytes", "3278336"), rule="F17", path="model.safetensors"),
+    "x_truncated_data": Refusal(
+        HeaderError, ("3178336 bytes", "3278336"), rule="F17", path="model.safetensors"
+    ),
 }
 IMPORTED_BY_OLLAMA = {("x_truncated_data", "none")}
 
@@ -113,7 +134,11 @@ def test_plan_is_refused(broken: dict[str, Path], source: str, quant: str, profi
 
 @pytest.mark.parametrize("source", REFUSALS)
 def test_import_leaves_the_store_as_it_was(
-    broken: dict[str, Path], source: str, store: Store, snapshot: Callable[[Store], dict[str, str]], tmp_path: Path
+    broken: dict[str, Path],
+    source: str,
+    store: Store,
+    snapshot: Callable[[Store], dict[str, str]],
+    tmp_path: Path,
 ) -> None:
     import_model(write_checkpoint(tmp_path / "good"), "kept", store=store)
     before = snapshot(store)
@@ -122,7 +147,9 @@ def test_import_leaves_the_store_as_it_was(
     assert snapshot(store) == before
 
 
-def test_shard_path_outside_the_folder_is_refused_before_any_file_is_opened(broken: dict[str, Path], tmp_path: Path) -> None:
+def test_shard_path_outside_the_folder_is_refused_before_any_file_is_opened(
+    broken: dict[str, Path], tmp_path: Path
+) -> None:
     folder = shutil.copytree(broken["x_index_badpath"], tmp_path / "source")
     shutil.copy(folder / "model-00001-of-00002.safetensors", tmp_path / "evil.safetensors")
     for shard in folder.glob("*.safetensors"):
@@ -132,8 +159,13 @@ def test_shard_path_outside_the_folder_is_refused_before_any_file_is_opened(brok
     assert caught.value.rule == "I1"
 
 
-@pytest.mark.parametrize("name", ["/evil.safetensors", "sub/evil.safetensors", "..", "", "weights.bin", "a\\b.safetensors"])
-def test_shard_name_that_is_no_plain_safetensors_file_is_refused(broken: dict[str, Path], tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["/evil.safetensors", "sub/evil.safetensors", "..", "", "weights.bin", "a\\b.safetensors"],
+)
+def test_shard_name_that_is_no_plain_safetensors_file_is_refused(
+    broken: dict[str, Path], tmp_path: Path, name: str
+) -> None:
     folder = shutil.copytree(broken["x_index_badpath"], tmp_path / "source")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a.weight": name}}))
     with pytest.raises(DocumentError) as caught:
@@ -169,8 +201,14 @@ def test_gap_in_the_expert_numbers_is_refused(
     tmp_path: Path, missing: tuple[str, ...], named: str, quant: str, profile: str
 ) -> None:
     prefix = "model.layers.0.mlp."
-    names = {f"experts.{expert}.{projection}" for expert in range(12) for projection in ("up_proj", "down_proj")}
-    tensors = {f"{prefix}{name}.weight": normal(name, 64, 64) for name in sorted(names.difference(missing))}
+    names = {
+        f"experts.{expert}.{projection}"
+        for expert in range(12)
+        for projection in ("up_proj", "down_proj")
+    }
+    tensors = {
+        f"{prefix}{name}.weight": normal(name, 64, 64) for name in sorted(names.difference(missing))
+    }
     folder = write_checkpoint(tmp_path / "source", tensors)
     with pytest.raises(UnsupportedSourceError) as caught:
         plan_import(folder, quant=quant, profile=profile)

@@ -37,7 +37,9 @@ def beside(case: Case, tmp_path: Path) -> Case:
         with copy.store.blobs.open(ours) as reader:
             start = read_header(reader).data_start
             data = reader.read(start, reader.size - start)
-        (blobs / theirs.digest.file_name).write_bytes(len(header).to_bytes(8, "little") + header + data)
+        (blobs / theirs.digest.file_name).write_bytes(
+            len(header).to_bytes(8, "little") + header + data
+        )
     config = case.record["config"].encode()
     (blobs / Digest.of(config).file_name).write_bytes(config)
     write_manifest(copy.store, NAME, case.record["manifest"])
@@ -59,8 +61,15 @@ def test_its_tensors_are_those_of_our_import(beside: Case, source: str, tmp_path
     with blobstore.open_model(NAME, store=store) as theirs, beside.open() as ours:
         assert list(theirs) == list(ours)
         for name, tensor in theirs.items():
-            assert (tensor.quant_type, tensor.group_size) == (ours[name].quant_type, ours[name].group_size)
-        quantized = {f"{tensor.quant_type}/{tensor.group_size}" for tensor in theirs.values() if tensor.quant_type}
+            assert (tensor.quant_type, tensor.group_size) == (
+                ours[name].quant_type,
+                ours[name].group_size,
+            )
+        quantized = {
+            f"{tensor.quant_type}/{tensor.group_size}"
+            for tensor in theirs.values()
+            if tensor.quant_type
+        }
     assert quantized == {SOURCES[source]}
     diff = diff_models(NAME, beside.result.name, store=store)
     assert (diff.added, diff.removed, diff.changed) == ((), (), ())
@@ -69,24 +78,35 @@ def test_its_tensors_are_those_of_our_import(beside: Case, source: str, tmp_path
     assert listed.quant_type == "int4"
     name = store.find(NAME)
     parameters = summarize(store, beside.result.name, beside.result.manifest).parameters
-    assert {summarize(store, name, store.manifest(name)).parameters, listed.parameters} == {parameters}
+    assert {summarize(store, name, store.manifest(name)).parameters, listed.parameters} == {
+        parameters
+    }
     assert blobstore.inspect(str(name), store=store).parameters == parameters
     assert export_model(NAME, tmp_path / "out", store=store).files
 
 
-@pytest.mark.parametrize("settings", [None, {"bits": 2, "group_size": 64}, {"bits": 4, "group_size": 128}])
+@pytest.mark.parametrize(
+    "settings", [None, {"bits": 2, "group_size": 64}, {"bits": 4, "group_size": 128}]
+)
 @pytest.mark.parametrize("source", ["d_mlx_int4"])
 @unquantized
-def test_settings_that_do_not_fit_are_not_believed(beside: Case, settings: dict[str, int] | None) -> None:
+def test_settings_that_do_not_fit_are_not_believed(
+    beside: Case, settings: dict[str, int] | None
+) -> None:
     store = beside.store
     layer = store.manifest(store.find(NAME)).document("config.json")
     assert layer is not None
     document = json.loads(store.blobs.read(layer))
     assert document.pop("quantization")
     document.pop("quantization_config", None)
-    config = json.dumps({**document, **({"quantization": settings} if settings is not None else {})}).encode()
+    config = json.dumps(
+        {**document, **({"quantization": settings} if settings is not None else {})}
+    ).encode()
     (store.root / "blobs" / Digest.of(config).file_name).write_bytes(config)
-    old, new = f'"digest":"{layer.digest}","size":{layer.size}', f'"digest":"{Digest.of(config)}","size":{len(config)}'
+    old, new = (
+        f'"digest":"{layer.digest}","size":{layer.size}',
+        f'"digest":"{Digest.of(config)}","size":{len(config)}',
+    )
     write_manifest(store, "other", beside.record["manifest"].replace(old, new))
     with pytest.raises(CorruptDataError, match="can't be told"):
         blobstore.open_model("other", store=store)

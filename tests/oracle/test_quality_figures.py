@@ -30,7 +30,10 @@ METHODS = ["minmax", "search"]
 
 
 def source_weights(tensors: dict[str, Array], name: str) -> Array:
-    """Return the weights of a tensor of the model; those of stacked experts from the experts' own."""
+    """Return the weights of a tensor of the model.
+
+    Those of stacked experts from the experts' own.
+    """
     if name in tensors:
         return tensors[name]
     group, projection = name.split(".experts.")
@@ -38,7 +41,10 @@ def source_weights(tensors: dict[str, Array], name: str) -> Array:
 
 
 def check_report(store: Store, source: Path) -> int:
-    """Compare the whole report of the model ``m`` with figures computed here; return how many tensors are measured."""
+    """Compare the whole report of the model ``m`` with figures computed here.
+
+    Return how many tensors are measured.
+    """
     report = blobstore.measure_quality("m", source, store=store)
     tensors = load_file(source / "model.safetensors")
     total, largest = np.zeros(4), 0.0
@@ -55,17 +61,25 @@ def check_report(store: Store, source: Path) -> int:
             read = stored.dequantize().astype(np.float64)
             assert_reports(tensor.errors, figures(weights, read, stored.numpy()), tensor.name)
             exact = weights.astype(np.float64)
-            total += [exact.size, ((exact - read) ** 2).sum(), (exact**2).sum(), (exact * read).sum()]
+            total += [
+                exact.size,
+                ((exact - read) ** 2).sum(),
+                (exact**2).sum(),
+                (exact * read).sum(),
+            ]
             largest = max(largest, float(np.abs(exact - read).max(initial=0)))
     errors = report.errors
     assert (errors.count, errors.max_error) == (total[0], largest)
     assert errors.rmse == pytest.approx(math.sqrt(total[1] / max(1, total[0])), rel=1e-9)
-    assert errors.relative_rmse == pytest.approx(math.sqrt(total[1] / total[2]) if total[2] else 0, rel=1e-9)
+    assert errors.relative_rmse == pytest.approx(
+        math.sqrt(total[1] / total[2]) if total[2] else 0, rel=1e-9
+    )
     return sum(tensor.errors.count > 0 for tensor in report.tensors)
 
 
 @pytest.mark.parametrize(
-    ("quant", "method"), [("int4", "search"), ("int8", "minmax"), ("nvfp4-scaled", "search"), ("mxfp4", "search")]
+    ("quant", "method"),
+    [("int4", "search"), ("int8", "minmax"), ("nvfp4-scaled", "search"), ("mxfp4", "search")],
 )
 def test_the_figures_of_a_dense_model(store: Store, quant: str, method: str) -> None:
     blobstore.import_model(PYCODE, "m", store=store, method=method, **QUANTS[quant])
@@ -73,17 +87,26 @@ def test_the_figures_of_a_dense_model(store: Store, quant: str, method: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("experts", "quant", "method"), [("packed", "int4", "search"), ("stacked", "nvfp4-scaled", "minmax")]
+    ("experts", "quant", "method"),
+    [("packed", "int4", "search"), ("stacked", "nvfp4-scaled", "minmax")],
 )
-def test_the_figures_of_a_mixture_of_experts(store: Store, experts: str, quant: str, method: str) -> None:
-    blobstore.import_model(PYCODE_MOE, "m", store=store, method=method, experts=experts, **QUANTS[quant])
+def test_the_figures_of_a_mixture_of_experts(
+    store: Store, experts: str, quant: str, method: str
+) -> None:
+    blobstore.import_model(
+        PYCODE_MOE, "m", store=store, method=method, experts=experts, **QUANTS[quant]
+    )
     assert check_report(store, PYCODE_MOE) > 20
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("kind", [np.float32, np.float16, BF16], ids=["F32", "F16", "BF16"])
 def test_the_figures_of_conversions(store: Store, tmp_path: Path, kind: Any, dtype: str) -> None:
-    tensors = {"a.weight": normal("a", 33, 64, dtype=kind), "norm": normal("n", 5, dtype=kind), "ids": np.arange(5)}
+    tensors = {
+        "a.weight": normal("a", 33, 64, dtype=kind),
+        "norm": normal("n", 5, dtype=kind),
+        "ids": np.arange(5),
+    }
     source = write_checkpoint(tmp_path / "m", tensors)
     blobstore.import_model(source, "m", store=store, dtype=dtype)
     stays = {"float16": np.float16, "bfloat16": BF16, "float32": np.float32}[dtype] == kind
@@ -91,7 +114,9 @@ def test_the_figures_of_conversions(store: Store, tmp_path: Path, kind: Any, dty
 
 
 @pytest.mark.parametrize("quant", QUANTS)
-def test_a_conversion_before_quantization_is_part_of_the_error(store: Store, tmp_path: Path, quant: str) -> None:
+def test_a_conversion_before_quantization_is_part_of_the_error(
+    store: Store, tmp_path: Path, quant: str
+) -> None:
     source = write_checkpoint(tmp_path / "m", {"a.weight": normal("a", 33, 64, dtype=np.float32)})
     blobstore.import_model(source, "m", store=store, dtype="bfloat16", **QUANTS[quant])
     assert check_report(store, source) == 1
@@ -102,7 +127,9 @@ def test_chunks_leave_no_seam(store: Store, tmp_path: Path, quant: str | None) -
     weights = normal("big", CHUNK_WEIGHTS // 128 + 77, 192, dtype=np.float32, scale=1.0)
     assert weights.size > CHUNK_WEIGHTS
     assert CHUNK_WEIGHTS % 192 != 0, "a chunk ends inside a row"
-    source = write_checkpoint(tmp_path / "m", {"a.weight": weights, "flat": weights.reshape(-1)[: CHUNK_WEIGHTS + 1]})
+    source = write_checkpoint(
+        tmp_path / "m", {"a.weight": weights, "flat": weights.reshape(-1)[: CHUNK_WEIGHTS + 1]}
+    )
     options = {"dtype": "bfloat16"} if quant is None else QUANTS[quant]
     blobstore.import_model(source, "m", store=store, **options)
     assert check_report(store, source) == (2 if quant is None else 1)
@@ -110,7 +137,9 @@ def test_chunks_leave_no_seam(store: Store, tmp_path: Path, quant: str | None) -
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("quant", QUANTS)
-def test_heavy_tails_and_groups_of_zeros(store: Store, tmp_path: Path, quant: str, method: str) -> None:
+def test_heavy_tails_and_groups_of_zeros(
+    store: Store, tmp_path: Path, quant: str, method: str
+) -> None:
     weights = normal("t", 64, 128, dtype=np.float32, scale=1.0) ** 5
     weights[3], weights[5, :32], weights[7] = 0, 0, 2.5
     source = write_checkpoint(tmp_path / "m", {"a.weight": weights.astype(BF16)})

@@ -90,7 +90,10 @@ def assert_equals_reference(weights: Array, quant_type: str) -> None:
 
 
 def random_weights(dtype: np.dtype[Any], *seed: int) -> Array:
-    """Return ``[1024, 1280]`` finite weights: rows of scales 1e-6 to 1e3; uniform, heavy-tailed, or full of ties."""
+    """Return ``[1024, 1280]`` finite weights: rows of scales 1e-6 to 1e3.
+
+    Uniform, heavy-tailed, or full of ties.
+    """
     generator = np.random.default_rng(seed)
     values = generator.random((ROWS, COLS), dtype=np.float32) * 2 - 1
     values[1::3] = np.tan(values[1::3] * np.float32(1.55))
@@ -105,18 +108,58 @@ def random_weights(dtype: np.dtype[Any], *seed: int) -> Array:
 def edge_weights(dtype: np.dtype[Any]) -> Array:
     """Return ``[rows, 32]`` weights, one row a corner of the number format or of the arithmetic."""
     info = ml_dtypes.finfo(dtype)
-    largest, normal, subnormal = float(info.max), float(info.smallest_normal), float(info.smallest_subnormal)
+    largest, normal, subnormal = (
+        float(info.max),
+        float(info.smallest_normal),
+        float(info.smallest_subnormal),
+    )
     generator = np.random.default_rng(32)
     noise = generator.standard_normal(32)
     whole = generator.integers(-8, 9, 32)
     one_hot = np.eye(1, 32, 9)[0]
     alternating = np.where(np.arange(32) % 3, 1.0, -1.0)
-    constants = [0.0, -0.0, 1.0, -1.0, 3.3, -3.3, largest, -largest, normal, -normal, subnormal, -subnormal]
+    constants = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        3.3,
+        -3.3,
+        largest,
+        -largest,
+        normal,
+        -normal,
+        subnormal,
+        -subnormal,
+    ]
     rows = [np.full(32, value) for value in constants]
-    rows += [-np.abs(noise), np.abs(noise), noise * 0.01 + one_hot * 50, noise * 0.01 - one_hot * 50]
-    rows += [one_hot * largest, one_hot * -largest, alternating * largest, alternating * normal, alternating * 0.0]
-    rows += [noise * 0.2 * largest, noise * normal, whole * subnormal, whole * normal, whole / 2, whole / 4]
-    rows += [np.where(noise < 0, -0.0, noise), np.where(noise > 0, 0.0, noise), noise * 1e-30, noise * 1e-42]
+    rows += [
+        -np.abs(noise),
+        np.abs(noise),
+        noise * 0.01 + one_hot * 50,
+        noise * 0.01 - one_hot * 50,
+    ]
+    rows += [
+        one_hot * largest,
+        one_hot * -largest,
+        alternating * largest,
+        alternating * normal,
+        alternating * 0.0,
+    ]
+    rows += [
+        noise * 0.2 * largest,
+        noise * normal,
+        whole * subnormal,
+        whole * normal,
+        whole / 2,
+        whole / 4,
+    ]
+    rows += [
+        np.where(noise < 0, -0.0, noise),
+        np.where(noise > 0, 0.0, noise),
+        noise * 1e-30,
+        noise * 1e-42,
+    ]
     return np.clip(np.array(rows), -largest, largest).astype(dtype)
 
 
@@ -124,7 +167,9 @@ def edge_weights(dtype: np.dtype[Any]) -> Array:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("quant_type", FORMATS)
 def test_random_weights(quant_type: str, dtype: np.dtype[Any], seed: int) -> None:
-    assert_equals_reference(random_weights(dtype, seed, dtype.itemsize, FORMATS[quant_type].bits), quant_type)
+    assert_equals_reference(
+        random_weights(dtype, seed, dtype.itemsize, FORMATS[quant_type].bits), quant_type
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -135,7 +180,9 @@ def test_edge_groups(quant_type: str, dtype: np.dtype[Any]) -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("quant_type", FORMATS)
-def test_every_16_bit_value_as_the_largest_of_a_group(quant_type: str, dtype: np.dtype[Any]) -> None:
+def test_every_16_bit_value_as_the_largest_of_a_group(
+    quant_type: str, dtype: np.dtype[Any]
+) -> None:
     every = np.arange(2**16, dtype=np.uint16).view(dtype)
     with np.errstate(invalid="ignore"):
         largest = every[np.isfinite(every)].astype(np.float32)[:, None]
@@ -151,12 +198,16 @@ def test_every_midpoint_between_codes_and_its_neighbours(quant_type: str, expone
     values = np.sort(every[np.isfinite(every)])
     midpoints = (values[1:] + values[:-1]) / 2
     infinity = np.float32(np.inf)
-    around = np.concatenate([midpoints, np.nextafter(midpoints, infinity), np.nextafter(midpoints, -infinity)])
+    around = np.concatenate(
+        [midpoints, np.nextafter(midpoints, infinity), np.nextafter(midpoints, -infinity)]
+    )
     weights = np.zeros((-(-len(around) // 31), 32), np.float32)
     weights[:, 0] = form.largest
     weights[:, 1:] = np.resize(around, (len(weights), 31))
     codes, _ = expected_parts(weights, form)
-    assert len(np.unique(codes.view(np.uint8))) == 2**form.bits - (2 if quant_type == "mxfp8" else 0)
+    assert len(np.unique(codes.view(np.uint8))) == 2**form.bits - (
+        2 if quant_type == "mxfp8" else 0
+    )
     assert_equals_reference(np.ldexp(weights, exponent), quant_type)
 
 
@@ -167,11 +218,14 @@ def test_every_midpoint_between_nvfp4_scales_and_its_neighbours() -> None:
     amax = around.astype(np.uint32).view(np.float32).reshape(-1, 1)
     inner = np.random.default_rng(6).uniform(-1, 1, (len(amax), 15)).astype(np.float32)
     weights = np.hstack([amax, amax * inner])
-    assert set(range(0x7F)) == set(expected_parts(weights, FORMATS["nvfp4"])[1].view(np.uint8).ravel().tolist())
+    assert set(range(0x7F)) == set(
+        expected_parts(weights, FORMATS["nvfp4"])[1].view(np.uint8).ravel().tolist()
+    )
     assert_equals_reference(weights, "nvfp4")
 
 
-# Eight weights that no other nvfp4 scale than 1 meets all: a search in which only they count must choose it.
+# Eight weights that no other nvfp4 scale than 1 meets all: a search in which only they count must
+# choose it.
 ANCHORS = np.array([0.5, 1, 1.5, 2, 3, 4, 6, -6], np.float32)
 
 
@@ -180,20 +234,26 @@ ANCHORS = np.array([0.5, 1, 1.5, 2, 3, 4, 6, -6], np.float32)
 def test_every_16_bit_weight_over_every_nvfp4_scale_has_the_code_of_the_quotient(
     dtype: np.dtype[Any], scale_bits: int
 ) -> None:
-    # quantize.h (fp_code) multiplies by the inverse and drops the product's last bits. Minmax gives a scale only to
-    # weights that need it; here half of a group fixes the scale, and the other half, which counts nothing, is anything.
+    # quantize.h (fp_code) multiplies by the inverse and drops the product's last bits. Minmax gives
+    # a scale only to weights that need it; here half of a group fixes the scale, and the other
+    # half, which counts nothing, is anything.
     scale = np.array([scale_bits], np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     every = np.arange(2**16, dtype=np.uint16).view(dtype)
     with np.errstate(invalid="ignore"):
-        # Beyond 2^60 (BF16) squares overflow, and a search finds nothing; those saturate whatever the scale is.
+        # Beyond 2^60 (BF16) squares overflow, and a search finds nothing; those saturate whatever
+        # the scale is.
         kept = every[np.abs(every.astype(np.float32)) <= np.float32(2.0**60)]
     anything = np.resize(kept, (-(-len(kept) // 8), 8))
-    weights = np.hstack([np.repeat((ANCHORS * scale).astype(dtype)[None], len(anything), axis=0), anything])
+    weights = np.hstack(
+        [np.repeat((ANCHORS * scale).astype(dtype)[None], len(anything), axis=0), anything]
+    )
     importance = np.repeat([1, 0], 8)
     codes = rounded(weights.astype(np.float32) / scale, ml_dtypes.float4_e2m1fn)
     words = packed(codes, 4)
     for name, kernel in TARGETS.items():
-        quantized = kernels.quantize(weights, "nvfp4", method="search", importance=importance, kernel=kernel)
+        quantized = kernels.quantize(
+            weights, "nvfp4", method="search", importance=importance, kernel=kernel
+        )
         assert set(quantized.scale.ravel().tolist()) == {scale_bits}, name
         np.testing.assert_array_equal(quantized.weight, words, err_msg=name)
 
@@ -205,7 +265,9 @@ def test_every_16_bit_weight_beside_the_largest_of_each_nvfp4_scale_has_the_code
     every = np.arange(2**16, dtype=np.uint16).view(dtype)
     with np.errstate(invalid="ignore"):
         finite = np.sort(every[np.isfinite(every)].astype(np.float32))
-    for scale in np.arange(1, 0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32):
+    for scale in (
+        np.arange(1, 0x7F, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    ):
         inside = finite[np.abs(finite) <= 6 * scale] if scale < 448 else finite
         weights = np.full((-(-len(inside) // 15), 16), 6 * scale, np.float32)
         weights[:, 1:] = np.resize(inside, (len(weights), 15))
@@ -232,7 +294,9 @@ def test_mxfp8_codes_never_pass_448_because_the_scale_is_rounded_up() -> None:
 
 @pytest.mark.parametrize("ulps", range(-3, 4))
 @pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
-def test_e8m0_scales_around_every_power_of_two_down_to_the_clamp(quant_type: str, ulps: int) -> None:
+def test_e8m0_scales_around_every_power_of_two_down_to_the_clamp(
+    quant_type: str, ulps: int
+) -> None:
     powers = np.ldexp(np.float32(FORMATS[quant_type].largest), np.arange(-140, 119))
     amax = (powers.view(np.uint32) + np.int32(ulps)).astype(np.uint32).view(np.float32)[:, None]
     inner = np.linspace(-1, 1, 31, dtype=np.float32)
@@ -249,9 +313,13 @@ def test_every_scale_and_code_dequantizes_to_their_product(quant_type: str) -> N
     template.weight[:] = packed(codes, form.bits)
     template.scale[:] = octets
     with np.errstate(all="ignore"):
-        product = codes.view(form.code).astype(np.float32) * octets.view(form.scale).astype(np.float32)
+        product = codes.view(form.code).astype(np.float32) * octets.view(form.scale).astype(
+            np.float32
+        )
     finite = np.isfinite(product)
     for name, kernel in TARGETS.items():
         values = kernels.dequantize(template, kernel=kernel)
         np.testing.assert_array_equal(values, product, err_msg=name)
-        np.testing.assert_array_equal(np.signbit(values[finite]), np.signbit(product[finite]), err_msg=name)
+        np.testing.assert_array_equal(
+            np.signbit(values[finite]), np.signbit(product[finite]), err_msg=name
+        )

@@ -1,6 +1,9 @@
-"""The affine kernel stores the bits of ``mx.quantize``; the fp kernels store them too, except for a list of facts.
+"""The affine kernel stores the bits of ``mx.quantize``.
 
-The facts hold for MLX 0.32.4 on the CPU and a float32 copy of the input. Each has a test that fails when MLX changes.
+The fp kernels store them too, except for a list of facts.
+
+The facts hold for MLX 0.32.4 on the CPU and a float32 copy of the input. Each has a test that fails
+when MLX changes.
 """
 
 from __future__ import annotations
@@ -31,16 +34,30 @@ TIES_THAT_GO_UP = (0.75, 1.75, 3.5)
 
 
 def to_mlx(array: Array) -> mx.array:
-    return mx.array(array.view(np.uint16)).view(mx.bfloat16) if array.dtype == BF16 else mx.array(array)
+    return (
+        mx.array(array.view(np.uint16)).view(mx.bfloat16)
+        if array.dtype == BF16
+        else mx.array(array)
+    )
 
 
 def from_mlx(array: mx.array) -> Array:
-    return np.array(array.view(mx.uint16)).view(BF16) if array.dtype == mx.bfloat16 else np.array(array)
+    return (
+        np.array(array.view(mx.uint16)).view(BF16)
+        if array.dtype == mx.bfloat16
+        else np.array(array)
+    )
 
 
 def quantize_with_mlx(array: Array, quantization: Quantization) -> list[Array]:
     kind = quantization.quant_type
-    parts = mx.quantize(to_mlx(array), group_size=quantization.group_size, bits=kind.bits, mode=kind.mode, stream=mx.cpu)
+    parts = mx.quantize(
+        to_mlx(array),
+        group_size=quantization.group_size,
+        bits=kind.bits,
+        mode=kind.mode,
+        stream=mx.cpu,
+    )
     return [from_mlx(part) for part in parts]
 
 
@@ -73,7 +90,11 @@ def raw_or_nan(values: Array) -> Array:
 def codes_of(words: Array, bits: int) -> Array:
     """Return the codes ``[rows, cols]`` of U32 words, as MLX packs them: the first in the lowest bits."""
     octets = words.view(np.uint8)
-    return octets if bits == 8 else np.stack([octets & 15, octets >> 4], axis=-1).reshape(len(words), -1)
+    return (
+        octets
+        if bits == 8
+        else np.stack([octets & 15, octets >> 4], axis=-1).reshape(len(words), -1)
+    )
 
 
 def assert_affine_bits_equal(weights: Array, quant_type: str, group_size: int) -> None:
@@ -84,7 +105,9 @@ def assert_affine_bits_equal(weights: Array, quant_type: str, group_size: int) -
     np.testing.assert_array_equal(ours.weight, weight)
 
 
-def assert_fp_bits_equal_but_for_ties_and_zeros(weights: Array, quant_type: str, group_size: int) -> None:
+def assert_fp_bits_equal_but_for_ties_and_zeros(
+    weights: Array, quant_type: str, group_size: int
+) -> None:
     values = weights.astype(np.float32)
     ours = kernels.quantize(weights, quant_type, group_size=group_size)
     weight, scale = quantize_with_mlx(values, ours.quantization)
@@ -111,14 +134,20 @@ def is_beyond_mlx(weights: Array, quant_type: str, group_size: int) -> Array:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
-def test_affine_of_random_weights_equals_mlx(quant_type: str, group_size: int, dtype: np.dtype[Any]) -> None:
-    weights = random_weights(dtype, ROWS, COLS, seed=(group_size, dtype.itemsize, int(quant_type[3:])))
+def test_affine_of_random_weights_equals_mlx(
+    quant_type: str, group_size: int, dtype: np.dtype[Any]
+) -> None:
+    weights = random_weights(
+        dtype, ROWS, COLS, seed=(group_size, dtype.itemsize, int(quant_type[3:]))
+    )
     assert_affine_bits_equal(weights, quant_type, group_size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
-def test_affine_of_edge_groups_equals_mlx(quant_type: str, group_size: int, dtype: np.dtype[Any]) -> None:
+def test_affine_of_edge_groups_equals_mlx(
+    quant_type: str, group_size: int, dtype: np.dtype[Any]
+) -> None:
     assert_affine_bits_equal(edge_weights(dtype), quant_type, group_size)
 
 
@@ -131,7 +160,9 @@ def test_affine_of_every_16_bit_value_as_the_edge_of_a_group_equals_mlx(
     with np.errstate(invalid="ignore"):
         edges = every[np.isfinite(every)][:, None]
     inner = np.linspace(0, 1, group_size, dtype=np.float32)[None, :]
-    assert_affine_bits_equal((edges.astype(np.float32) * inner).astype(dtype), quant_type, group_size)
+    assert_affine_bits_equal(
+        (edges.astype(np.float32) * inner).astype(dtype), quant_type, group_size
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -156,9 +187,15 @@ def test_fp_of_edge_groups_equals_mlx_but_for_ties_negative_zeros_and_extremes(
 
 
 @pytest.mark.parametrize(("quant_type", "largest"), E8M0_TYPES)
-def test_e8m0_scales_equal_mlx_within_32_ulp_of_every_power_of_two(quant_type: str, largest: float) -> None:
+def test_e8m0_scales_equal_mlx_within_32_ulp_of_every_power_of_two(
+    quant_type: str, largest: float
+) -> None:
     powers = np.ldexp(np.float32(largest), np.arange(-127, 119)).astype(np.float32)
-    amax = (powers.view(np.uint32) + np.arange(-32, 33, dtype=np.int32)[:, None]).astype(np.uint32).view(np.float32)
+    amax = (
+        (powers.view(np.uint32) + np.arange(-32, 33, dtype=np.int32)[:, None])
+        .astype(np.uint32)
+        .view(np.float32)
+    )
     weights = np.repeat(amax.reshape(-1, 1), 32, axis=1)
     ours = kernels.quantize(weights, quant_type)
     np.testing.assert_array_equal(ours.scale, quantize_with_mlx(weights, ours.quantization)[1])
@@ -171,12 +208,46 @@ def test_mlx_takes_the_smaller_magnitude_at_an_exact_tie(quant_type: str, group_
     weights[:, 15:] = 0
     ours = kernels.quantize(weights, quant_type)
     theirs, _ = quantize_with_mlx(weights, ours.quantization)
-    assert codes_of(ours.weight, 4)[0, :15].tolist() == [7, 0, 2, 2, 4, 4, 6, 6, 8, 10, 10, 12, 12, 14, 14]
-    assert codes_of(theirs, 4)[0, :15].tolist() == [7, 0, 1, 2, 3, 4, 5, 6, 0, 9, 10, 11, 12, 13, 14]
+    assert codes_of(ours.weight, 4)[0, :15].tolist() == [
+        7,
+        0,
+        2,
+        2,
+        4,
+        4,
+        6,
+        6,
+        8,
+        10,
+        10,
+        12,
+        12,
+        14,
+        14,
+    ]
+    assert codes_of(theirs, 4)[0, :15].tolist() == [
+        7,
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        0,
+        9,
+        10,
+        11,
+        12,
+        13,
+        14,
+    ]
 
 
 @pytest.mark.parametrize(("quant_type", "group_size"), FP4)
-def test_mlx_stores_plus_zero_for_negative_fp4_values_that_round_to_zero(quant_type: str, group_size: int) -> None:
+def test_mlx_stores_plus_zero_for_negative_fp4_values_that_round_to_zero(
+    quant_type: str, group_size: int
+) -> None:
     weights = np.zeros((2, group_size), np.float32)
     weights[:, :4] = [6, -0.0, -1e-30, -0.2]
     ours = kernels.quantize(weights, quant_type)
@@ -195,7 +266,9 @@ def test_mlx_keeps_negative_zeros_in_mxfp8() -> None:
 
 
 @pytest.mark.parametrize(("quant_type", "largest"), E8M0_TYPES)
-def test_mlx_stores_the_scale_1_for_groups_whose_scale_is_zero(quant_type: str, largest: float) -> None:
+def test_mlx_stores_the_scale_1_for_groups_whose_scale_is_zero(
+    quant_type: str, largest: float
+) -> None:
     smallest = 2.0**-149
     weights = np.zeros((3, 32), np.float32)
     weights[1] = -0.0
@@ -207,7 +280,9 @@ def test_mlx_stores_the_scale_1_for_groups_whose_scale_is_zero(quant_type: str, 
     assert scales.ravel().tolist() == [127, 127, 127]
     signs_kept = codes_of(ours.weight, ours.quant_type.bits)[1]
     assert set(signs_kept.tolist()) == {0x80 if quant_type == "mxfp8" else 8}
-    assert set(codes_of(theirs, ours.quant_type.bits)[1].tolist()) == {0x80 if quant_type == "mxfp8" else 0}
+    assert set(codes_of(theirs, ours.quant_type.bits)[1].tolist()) == {
+        0x80 if quant_type == "mxfp8" else 0
+    }
 
 
 @pytest.mark.parametrize(("quant_type", "largest"), E8M0_TYPES)
@@ -226,7 +301,9 @@ def test_mlx_wraps_the_scale_exponent_from_2_to_minus_128_down_and_its_dequantiz
     assert np.abs(kernels.dequantize(ours) - weights).max() <= 2.0**-129
 
 
-def test_mlx_takes_wrong_nvfp4_codes_when_a_group_is_2_to_25_times_beyond_the_largest_scale() -> None:
+def test_mlx_takes_wrong_nvfp4_codes_when_a_group_is_2_to_25_times_beyond_the_largest_scale() -> (
+    None
+):
     amax = np.ldexp(np.float32(448), np.arange(3, 119)).astype(np.float32)
     weights = np.zeros((len(amax), 16), np.float32)
     weights[:, 0] = amax
@@ -247,16 +324,22 @@ def test_mlx_refuses_an_odd_number_of_nvfp4_groups_and_we_do_not() -> None:
     ours = kernels.quantize(weights, "nvfp4")
     with pytest.raises(ValueError, match="reshape"):
         quantize_with_mlx(weights, ours.quantization)
-    np.testing.assert_array_equal(raw(kernels.dequantize(ours)), raw(np.full((3, 16), 6 * 0.171875, np.float32)))
+    np.testing.assert_array_equal(
+        raw(kernels.dequantize(ours)), raw(np.full((3, 16), 6 * 0.171875, np.float32))
+    )
 
 
-@pytest.mark.parametrize(("quant_type", "group_size", "dtype"), [*((*kind, BF16) for kind in FP), ("nvfp4", 16, F16)])
+@pytest.mark.parametrize(
+    ("quant_type", "group_size", "dtype"), [*((*kind, BF16) for kind in FP), ("nvfp4", 16, F16)]
+)
 def test_mlx_gives_16_bit_inputs_the_parts_of_their_float32_copies(
     quant_type: str, group_size: int, dtype: np.dtype[Any]
 ) -> None:
     weights = random_weights(dtype, ROWS, COLS, seed=(16, group_size))
     quantization = Quantization(QuantType(quant_type), group_size)
-    narrow, wide = (quantize_with_mlx(copy, quantization) for copy in (weights, weights.astype(np.float32)))
+    narrow, wide = (
+        quantize_with_mlx(copy, quantization) for copy in (weights, weights.astype(np.float32))
+    )
     for part, expected in zip(narrow, wide, strict=True):
         np.testing.assert_array_equal(part, expected)
 
@@ -268,7 +351,9 @@ def test_mlx_gives_f16_inputs_the_parts_of_their_float32_copies_but_for_e8m0_sca
     weights = random_weights(F16, ROWS, COLS, seed=(16, int(largest)))
     wide = weights.astype(np.float32)
     quantization = Quantization(QuantType(quant_type), 32)
-    (words, scales), (wide_words, wide_scales) = (quantize_with_mlx(copy, quantization) for copy in (weights, wide))
+    (words, scales), (wide_words, wide_scales) = (
+        quantize_with_mlx(copy, quantization) for copy in (weights, wide)
+    )
     is_normal = np.abs(wide).reshape(ROWS, -1, 32).max(axis=-1) / np.float32(largest) >= 2.0**-14
     np.testing.assert_array_equal(scales[is_normal], wide_scales[is_normal])
     assert (scales[~is_normal] != wide_scales[~is_normal]).any()
@@ -285,15 +370,24 @@ def test_affine_dequantize_with_float32_scales_equals_mlx(quant_type: str, group
 
 
 @pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
-def test_mlx_dequantizes_affine_values_in_bfloat16_and_we_round_once(quant_type: str, group_size: int) -> None:
+def test_mlx_dequantizes_affine_values_in_bfloat16_and_we_round_once(
+    quant_type: str, group_size: int
+) -> None:
     """The figures of docs/formats.md section 3: the error of a value, against the largest of its group."""
-    quantized = kernels.quantize(random_weights(BF16, ROWS, COLS, seed=(group_size,)), quant_type, group_size=group_size)
+    quantized = kernels.quantize(
+        random_weights(BF16, ROWS, COLS, seed=(group_size,)), quant_type, group_size=group_size
+    )
     assert quantized.bias is not None
     scales, biases = to_mlx(quantized.scale), to_mlx(quantized.bias)
     bits = quantized.quant_type.bits
-    rounded = mx.dequantize(mx.array(quantized.weight), scales, biases, group_size=group_size, bits=bits, stream=mx.cpu)
+    rounded = mx.dequantize(
+        mx.array(quantized.weight), scales, biases, group_size=group_size, bits=bits, stream=mx.cpu
+    )
     assert rounded.dtype == mx.bfloat16
-    scale, bias = (np.repeat(part.astype(np.float64), group_size, axis=1) for part in (quantized.scale, quantized.bias))
+    scale, bias = (
+        np.repeat(part.astype(np.float64), group_size, axis=1)
+        for part in (quantized.scale, quantized.bias)
+    )
     exact = codes_of(quantized.weight, bits) * scale + bias
     largest = np.repeat(np.abs(exact).reshape(ROWS, -1, group_size).max(-1), group_size, axis=1)
 
@@ -306,7 +400,9 @@ def test_mlx_dequantizes_affine_values_in_bfloat16_and_we_round_once(quant_type:
 
 
 @pytest.mark.parametrize(("quant_type", "group_size"), FP)
-def test_fp_dequantize_of_every_scale_and_code_equals_mlx_but_for_the_nan_scale(quant_type: str, group_size: int) -> None:
+def test_fp_dequantize_of_every_scale_and_code_equals_mlx_but_for_the_nan_scale(
+    quant_type: str, group_size: int
+) -> None:
     quantization = Quantization(QuantType(quant_type), group_size)
     octets = np.arange(256, dtype=np.uint8)
     words = np.repeat(octets.view(np.uint32)[None], 256, axis=0)

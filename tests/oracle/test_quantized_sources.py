@@ -1,7 +1,8 @@
 """Quantized sources keep their values bit for bit: what an independent reference decodes is what a model gives back.
 
-The references are in tests/support/producers.py. Copied weights are compared twice: the stored arrays byte for byte, and
-the values that `dequantize` gives. Block FP8 is compared where it stays BF16 and where it becomes mxfp8.
+The references are in tests/support/producers.py. Copied weights are compared twice: the stored
+arrays byte for byte, and the values that `dequantize` gives. Block FP8 is compared where it stays
+BF16 and where it becomes mxfp8.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
-from support.producers import COPIED, DECODED, FP8_CONFIG, Kind, Stored, block_fp8, gpt_oss, mlx_affine, nvfp4
+from support.producers import (
+    COPIED,
+    DECODED,
+    FP8_CONFIG,
+    Kind,
+    Stored,
+    block_fp8,
+    gpt_oss,
+    mlx_affine,
+    nvfp4,
+)
 
 import blobstore
 from blobstore import QuantizedArray
@@ -36,7 +47,12 @@ def imported(store: Store, folder: Path, kind: Kind, *weights: Stored, **options
     tensors = {NORM: normal("norm", 64)}
     for weight in weights:
         tensors |= weight.tensors
-    blobstore.import_model(write_checkpoint(folder, tensors, {**LLAMA_CONFIG, **kind.config}), "m", store=store, **options)
+    blobstore.import_model(
+        write_checkpoint(folder, tensors, {**LLAMA_CONFIG, **kind.config}),
+        "m",
+        store=store,
+        **options,
+    )
     return blobstore.open_model("m", store=store, verify=True)
 
 
@@ -45,10 +61,24 @@ def assert_copied(model: Model, weight: Stored, name: str | None = None) -> None
     tensor = model[name or weight.name]
     stored = tensor.numpy()
     assert isinstance(stored, QuantizedArray)
-    assert (tensor.quant_type and tensor.quant_type.value, tensor.group_size) == (weight.quant_type, weight.group_size)
-    parts = {"": stored.weight, ".scale": stored.scale, ".bias": stored.bias, ".global_scale": stored.global_scale}
-    found = {suffix: (part.dtype, part.shape, part.tobytes()) for suffix, part in parts.items() if part is not None}
-    assert found == {suffix: (part.dtype, part.shape, part.tobytes()) for suffix, part in weight.arrays.items()}
+    assert (tensor.quant_type and tensor.quant_type.value, tensor.group_size) == (
+        weight.quant_type,
+        weight.group_size,
+    )
+    parts = {
+        "": stored.weight,
+        ".scale": stored.scale,
+        ".bias": stored.bias,
+        ".global_scale": stored.global_scale,
+    }
+    found = {
+        suffix: (part.dtype, part.shape, part.tobytes())
+        for suffix, part in parts.items()
+        if part is not None
+    }
+    assert found == {
+        suffix: (part.dtype, part.shape, part.tobytes()) for suffix, part in weight.arrays.items()
+    }
     assert_values(tensor.dequantize(), weight.values)
 
 
@@ -71,12 +101,17 @@ def test_a_matrix_is_copied(store: Store, tmp_path: Path, kind: Kind, profile: s
 
 @pytest.mark.parametrize("experts", ["packed", "stacked"])
 @pytest.mark.parametrize("kind", [kind for name, kind in COPIED.items() if name != "gpt-oss"])
-def test_numbered_experts_are_copied(store: Store, tmp_path: Path, kind: Kind, experts: str) -> None:
+def test_numbered_experts_are_copied(
+    store: Store, tmp_path: Path, kind: Kind, experts: str
+) -> None:
     group, projections = f"{LAYER}.mlp.experts", {"down_proj": (2, 256), "up_proj": (4, 128)}
     weights = {
-        name: [kind.make(f"{group}.{expert}.{name}", shape) for expert in range(11)] for name, shape in projections.items()
+        name: [kind.make(f"{group}.{expert}.{name}", shape) for expert in range(11)]
+        for name, shape in projections.items()
     }
-    with imported(store, tmp_path / "s", kind, *weights["down_proj"], *weights["up_proj"], experts=experts) as model:
+    with imported(
+        store, tmp_path / "s", kind, *weights["down_proj"], *weights["up_proj"], experts=experts
+    ) as model:
         for name, members in weights.items():
             if experts == "packed" or ".global_scale" in members[0].arrays:
                 for weight in members:
@@ -90,7 +125,9 @@ def test_numbered_experts_are_copied(store: Store, tmp_path: Path, kind: Kind, e
 
 @every_profile
 @every_copied
-def test_a_stack_of_experts_is_copied(store: Store, tmp_path: Path, kind: Kind, profile: str) -> None:
+def test_a_stack_of_experts_is_copied(
+    store: Store, tmp_path: Path, kind: Kind, profile: str
+) -> None:
     weight = kind.make(f"{LAYER}.mlp.switch_mlp.up_proj", (3, 2, 128))
     with imported(store, tmp_path / "s", kind, weight, profile=profile) as model:
         assert_copied(model, weight)
@@ -99,7 +136,10 @@ def test_a_stack_of_experts_is_copied(store: Store, tmp_path: Path, kind: Kind, 
 @every_profile
 def test_gpt_oss_experts_with_their_biases(store: Store, tmp_path: Path, profile: str) -> None:
     kind, group = gpt_oss(), f"{LAYER}.mlp.experts"
-    weights = [kind.make(f"{group}.gate_up_proj", (4, 12, 64)), kind.make(f"{group}.down_proj", (4, 64, 32))]
+    weights = [
+        kind.make(f"{group}.gate_up_proj", (4, 12, 64)),
+        kind.make(f"{group}.down_proj", (4, 64, 32)),
+    ]
     biases = {f"{group}.{name}_bias": normal(name, 4, 12) for name in ("gate_up_proj", "down_proj")}
     plain = Stored("", biases, np.zeros(0), "", 0, {})
     with imported(store, tmp_path / "s", kind, *weights, plain, profile=profile) as model:
@@ -110,7 +150,9 @@ def test_gpt_oss_experts_with_their_biases(store: Store, tmp_path: Path, profile
         assert len(model) == 5
 
 
-@pytest.mark.parametrize("config", [{}, {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}])
+@pytest.mark.parametrize(
+    "config", [{}, {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}]
+)
 @pytest.mark.parametrize("hf_quant_config", [True, False])
 def test_modelopt_with_and_without_what_says_so(
     store: Store, tmp_path: Path, config: dict[str, Any], hf_quant_config: bool
@@ -119,14 +161,18 @@ def test_modelopt_with_and_without_what_says_so(
     weight = kind.make(f"{LAYER}.mlp.up_proj", (4, 64))
     if hf_quant_config:
         (tmp_path / "s").mkdir()
-        (tmp_path / "s/hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4", "group_size": 16}}')
+        (tmp_path / "s/hf_quant_config.json").write_text(
+            '{"quantization": {"quant_algo": "NVFP4", "group_size": 16}}'
+        )
     with imported(store, tmp_path / "s", kind, weight) as model:
         assert_copied(model, weight)
 
 
 @pytest.mark.parametrize("kind", DECODED.values(), ids=DECODED)
 @pytest.mark.parametrize("shape", [(130, 200), (128, 136), (1, 8), (300, 1), (257, 129)])
-def test_fp8_that_no_group_divides_stays_bf16(store: Store, tmp_path: Path, kind: Kind, shape: tuple[int, ...]) -> None:
+def test_fp8_that_no_group_divides_stays_bf16(
+    store: Store, tmp_path: Path, kind: Kind, shape: tuple[int, ...]
+) -> None:
     weight = kind.make(f"{LAYER}.self_attn.o_proj", shape)
     with imported(store, tmp_path / "s", kind, weight) as model:
         assert set(model) == {NORM, weight.name}
@@ -152,12 +198,16 @@ def test_fp8_experts_become_mxfp8(store: Store, tmp_path: Path, experts: str) ->
             for weight in weights:
                 assert_quantized(model, weight.name, weight.values)
         else:
-            assert_quantized(model, f"{group}.up_proj.weight", np.stack([weight.values for weight in weights]))
+            assert_quantized(
+                model, f"{group}.up_proj.weight", np.stack([weight.values for weight in weights])
+            )
 
 
 @every_profile
 @pytest.mark.parametrize("ending", [".weight", ""])
-def test_a_stack_of_fp8_experts_becomes_mxfp8(store: Store, tmp_path: Path, ending: str, profile: str) -> None:
+def test_a_stack_of_fp8_experts_becomes_mxfp8(
+    store: Store, tmp_path: Path, ending: str, profile: str
+) -> None:
     kind = block_fp8(ending=ending)
     weight = kind.make(f"{LAYER}.mlp.experts.gate_up_proj", (3, 130, 160))
     with imported(store, tmp_path / "s", kind, weight, profile=profile) as model:
@@ -166,7 +216,10 @@ def test_a_stack_of_fp8_experts_becomes_mxfp8(store: Store, tmp_path: Path, endi
 
 def test_fp8_that_the_policy_leaves_alone_stays_bf16(store: Store, tmp_path: Path) -> None:
     kind = block_fp8()
-    weights = [kind.make(name, (64, 64)) for name in ("model.embed_tokens", f"{LAYER}.mlp.gate", f"{LAYER}.mlp.up_proj")]
+    weights = [
+        kind.make(name, (64, 64))
+        for name in ("model.embed_tokens", f"{LAYER}.mlp.gate", f"{LAYER}.mlp.up_proj")
+    ]
     with imported(store, tmp_path / "s", kind, *weights) as model:
         types = [model[weight.name].quant_type for weight in weights]
         assert [kind and kind.value for kind in types] == [None, None, "mxfp8"]
@@ -174,9 +227,16 @@ def test_fp8_that_the_policy_leaves_alone_stays_bf16(store: Store, tmp_path: Pat
             assert_values(model[weight.name].dequantize(), weight.values)
 
 
-def test_compressed_tensors_says_the_block_in_a_group_of_its_config(store: Store, tmp_path: Path) -> None:
-    groups = {"group_0": {"weights": {"strategy": "block", "block_structure": [128, 128]}}, "group_1": {"weights": None}}
-    config = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
+def test_compressed_tensors_says_the_block_in_a_group_of_its_config(
+    store: Store, tmp_path: Path
+) -> None:
+    groups = {
+        "group_0": {"weights": {"strategy": "block", "block_structure": [128, 128]}},
+        "group_1": {"weights": None},
+    }
+    config = {
+        "quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}
+    }
     kind = Kind(block_fp8("_scale", ml_dtypes.bfloat16).make, config)
     weight = kind.make(f"{LAYER}.mlp.up_proj", (130, 96))
     with imported(store, tmp_path / "s", kind, weight) as model:
@@ -220,24 +280,38 @@ def test_a_bare_file_whose_shapes_allow_one_type(store: Store, tmp_path: Path, k
 def test_metadata_of_modules_that_differ(store: Store, tmp_path: Path) -> None:
     """A group of experts with an override of its own in a packed blob, a head of 8 bits, a module that is not quantized."""
     down, up = mlx_affine(8, 64), mlx_affine(4, 32)
-    settings = {"group_size": 32, "bits": 4, "mode": "affine", "lm_head": {"group_size": 64, "bits": 8}}
+    settings = {
+        "group_size": 32,
+        "bits": 4,
+        "mode": "affine",
+        "lm_head": {"group_size": 64, "bits": 8},
+    }
     prefix, experts = f"{LAYER}.mlp.experts", range(2)
-    settings |= {f"{prefix}.{expert}.down_proj": {"group_size": 64, "bits": 8} for expert in experts}
+    settings |= {
+        f"{prefix}.{expert}.down_proj": {"group_size": 64, "bits": 8} for expert in experts
+    }
     settings |= {f"{LAYER}.mlp.gate": False, f"{LAYER}.mlp.other": True}
     weights = [
         down.make("lm_head", (4, 128)),
         *(down.make(f"{prefix}.{expert}.down_proj", (4, 128)) for expert in experts),
         *(up.make(f"{prefix}.{expert}.up_proj", (4, 128)) for expert in experts),
     ]
-    with imported(store, tmp_path / "s", Kind(up.make, {"quantization": settings}), *weights) as model:
+    with imported(
+        store, tmp_path / "s", Kind(up.make, {"quantization": settings}), *weights
+    ) as model:
         for weight in weights:
             assert_copied(model, weight)
-        assert model.config.file_type == "int4"  # that of the general settings, as in Ollama's records (d_mlx_mixed_4_8)
+        assert (
+            model.config.file_type == "int4"
+        )  # that of the general settings, as in Ollama's records (d_mlx_mixed_4_8)
 
 
 def assert_quantized(model: Model, name: str, values: Array) -> None:
     """Fail unless the model holds the mxfp8 of the BF16 ``values``."""
-    wanted, stored = blobstore.quantize(values.astype(ml_dtypes.bfloat16), "mxfp8"), model[name].numpy()
+    wanted, stored = (
+        blobstore.quantize(values.astype(ml_dtypes.bfloat16), "mxfp8"),
+        model[name].numpy(),
+    )
     assert isinstance(stored, QuantizedArray)
     assert stored.quantization == wanted.quantization
     np.testing.assert_array_equal(stored.weight, wanted.weight)

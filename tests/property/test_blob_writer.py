@@ -21,7 +21,9 @@ from blobstore.store.local.writer import BlobWriter
 
 SIZES = st.one_of(
     st.integers(1, 100),
-    st.builds(lambda pages, more: max(1, pages * PAGE + more), st.integers(0, 6), st.integers(-2, 2)),
+    st.builds(
+        lambda pages, more: max(1, pages * PAGE + more), st.integers(0, 6), st.integers(-2, 2)
+    ),
     st.integers(1, 5 * PAGE),
 )
 GAPS = st.one_of(st.just(0), SIZES)

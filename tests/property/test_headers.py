@@ -1,4 +1,7 @@
-"""Headers: what we encode we parse back, and the safetensors package reads it too; noise is never accepted by accident."""
+"""Headers: what we encode we parse back, and the safetensors package reads it too.
+
+Noise is never accepted by accident.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,19 @@ from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.io.ranges import BytesReader
 
 # The reference library's Python face has no FNUZ or complex types.
-COMMON = [dtype for dtype in DType if dtype.bits >= 8 and "FNUZ" not in dtype.value and dtype is not DType.C64]
-names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda name: name != "__metadata__")
+COMMON = [
+    dtype
+    for dtype in DType
+    if dtype.bits >= 8 and "FNUZ" not in dtype.value and dtype is not DType.C64
+]
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(
+    lambda name: name != "__metadata__"
+)
 shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 files = st.dictionaries(names, st.tuples(st.sampled_from(COMMON), shapes), min_size=1, max_size=6)
-metadata = st.dictionaries(names, st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=3)
+metadata = st.dictionaries(
+    names, st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=3
+)
 
 
 @given(files, metadata, st.sampled_from([8, 64, 16384]))
@@ -42,12 +53,16 @@ def test_the_reference_library_reads_what_we_encode(tensors: dict) -> None:
     entries = lay_out((name, dtype, shape) for name, (dtype, shape) in tensors.items())
     size = max(entry.end for entry in entries.values())
     read = deserialize(encode_header(entries, {}, 8) + bytes(size))
-    assert {name: tuple(entry["shape"]) for name, entry in read} == {name: entry.shape for name, entry in entries.items()}
+    assert {name: tuple(entry["shape"]) for name, entry in read} == {
+        name: entry.shape for name, entry in entries.items()
+    }
 
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 2**65) | st.floats() | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 entries = st.fixed_dictionaries(
@@ -59,7 +74,9 @@ entries = st.fixed_dictionaries(
 )
 
 
-@given(st.dictionaries(st.text(max_size=6), entries | json_values, max_size=3), st.binary(max_size=40))
+@given(
+    st.dictionaries(st.text(max_size=6), entries | json_values, max_size=3), st.binary(max_size=40)
+)
 def test_no_input_is_accepted_that_the_reference_refuses(document: dict, data: bytes) -> None:
     text = json.dumps(document).encode()
     raw = raw_safetensors(text, data)

@@ -19,18 +19,40 @@ from blobstore.inspection.inspection import Inspection, inspection_document, tre
 from blobstore.source.producers import ASIDE, COUNTED
 
 SUFFIXES = sorted(
-    {suffix for row in COUNTED for suffix in (row.weight, *row.companions)} | {*ASIDE, ".weight.scale", ".bias"}
+    {suffix for row in COUNTED for suffix in (row.weight, *row.companions)}
+    | {*ASIDE, ".weight.scale", ".bias"}
 )
-DTYPES = ["BF16", "F16", "F32", "U8", "I8", "I16", "I32", "U32", "I64", "F8_E4M3", "F8_E8M0", "F8_E5M2", "BOOL"]
+DTYPES = [
+    "BF16",
+    "F16",
+    "F32",
+    "U8",
+    "I8",
+    "I16",
+    "I32",
+    "U32",
+    "I64",
+    "F8_E4M3",
+    "F8_E8M0",
+    "F8_E5M2",
+    "BOOL",
+]
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 8, 16, 32, 64, 96, 128]), max_size=4).map(tuple)
 TENSORS = st.dictionaries(
-    st.tuples(st.sampled_from(["a", "b.weight", "mlp.experts.x", "a.weight"]), st.sampled_from(SUFFIXES)).map("".join),
+    st.tuples(
+        st.sampled_from(["a", "b.weight", "mlp.experts.x", "a.weight"]), st.sampled_from(SUFFIXES)
+    ).map("".join),
     st.tuples(st.sampled_from(DTYPES), SHAPES),
     min_size=1,
     max_size=12,
 )
 CONFIGS = st.sampled_from(
-    [None, {}, *(config for _, config, _, _ in PACKED.values() if config), {"quantization_config": {"bits": "x"}}]
+    [
+        None,
+        {},
+        *(config for _, config, _, _ in PACKED.values() if config),
+        {"quantization_config": {"bits": "x"}},
+    ]
 )
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -45,7 +67,11 @@ def assert_counted_once(found: Inspection, tensors: Tensors) -> None:
     assert sorted(parts) == sorted(tensors)
     _, nbytes = header(tensors)
     assert sum(tensor.nbytes for tensor in found.tensors) == found.nbytes == nbytes
-    assert found.parameters == sum(found.parameter_count.values()) == sum(tensor.parameters for tensor in found.tensors)
+    assert (
+        found.parameters
+        == sum(found.parameter_count.values())
+        == sum(tensor.parameters for tensor in found.tensors)
+    )
     branches = list(tree_of(found.tensors))
     top = [branch for branch in branches if branch.depth == 0]
     assert sum(branch.parameters for branch in top) == found.parameters
@@ -54,21 +80,29 @@ def assert_counted_once(found: Inspection, tensors: Tensors) -> None:
 
 
 @given(TENSORS, CONFIGS, st.integers(1, 3))
-def test_whatever_the_names_each_stored_tensor_is_counted_once(tensors: Tensors, config: Any, shards: int) -> None:
+def test_whatever_the_names_each_stored_tensor_is_counted_once(
+    tensors: Tensors, config: Any, shards: int
+) -> None:
     found = inspected(tensors, config, min(shards, len(tensors)))
     assert_counted_once(found, tensors)
     json.dumps(inspection_document(found))
 
 
 @given(
-    st.lists(st.sampled_from(sorted(PACKED)), min_size=1, max_size=6), st.integers(1, 4), st.randoms(use_true_random=False)
+    st.lists(st.sampled_from(sorted(PACKED)), min_size=1, max_size=6),
+    st.integers(1, 4),
+    st.randoms(use_true_random=False),
 )
-def test_a_mixture_of_forms_counts_as_the_sum_of_its_weights(names: list[str], shards: int, random: Any) -> None:
+def test_a_mixture_of_forms_counts_as_the_sum_of_its_weights(
+    names: list[str], shards: int, random: Any
+) -> None:
     """Those forms that need no config.json, in any order of tensors, over any shards."""
     chosen = [name for name in names if PACKED[name][1] is None]
     tensors = {"norm.weight": ("BF16", (7,))}
     for number, name in enumerate(chosen):
-        tensors |= {f"layers.{number}{suffix}": tensor for suffix, tensor in PACKED[name][0].items()}
+        tensors |= {
+            f"layers.{number}{suffix}": tensor for suffix, tensor in PACKED[name][0].items()
+        }
     shuffled = list(tensors.items())
     random.shuffle(shuffled)
     found = inspected(dict(shuffled), None, min(shards, len(shuffled)))
@@ -77,8 +111,13 @@ def test_a_mixture_of_forms_counts_as_the_sum_of_its_weights(names: list[str], s
     assert found.notes == ()
 
 
-@given(st.dictionaries(TEXT.filter(lambda name: name != "__metadata__"), SHAPES, min_size=1), st.dictionaries(TEXT, TEXT))
-def test_json_has_the_header_exactly(shapes: dict[str, tuple[int, ...]], metadata: dict[str, str]) -> None:
+@given(
+    st.dictionaries(TEXT.filter(lambda name: name != "__metadata__"), SHAPES, min_size=1),
+    st.dictionaries(TEXT, TEXT),
+)
+def test_json_has_the_header_exactly(
+    shapes: dict[str, tuple[int, ...]], metadata: dict[str, str]
+) -> None:
     entries, nbytes = header({name: ("U8", shape) for name, shape in shapes.items()}, metadata)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.safetensors"

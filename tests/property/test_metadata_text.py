@@ -21,7 +21,9 @@ def headers(draw: st.DrawFn) -> tuple[bytes, int]:
     """Return a valid header text, with white space wherever JSON allows it, and the bytes of its data."""
     entries: list[tuple[str, Any]] = []
     begin = 0
-    for name in draw(st.lists(TEXT.filter(lambda text: text != "__metadata__"), max_size=4, unique=True)):
+    for name in draw(
+        st.lists(TEXT.filter(lambda text: text != "__metadata__"), max_size=4, unique=True)
+    ):
         size = draw(st.integers(0, 5))
         fields: list[tuple[str, Any]] = [
             ("dtype", "U8"),
@@ -43,7 +45,13 @@ def headers(draw: st.DrawFn) -> tuple[bytes, int]:
         + json.dumps(value, ensure_ascii=ascii_only)
         for key, value in entries
     ]
-    text = "{" + ",".join(member + draw(SPACES) for member in members) + draw(SPACES) + "}" + " " * draw(st.integers(0, 60))
+    text = (
+        "{"
+        + ",".join(member + draw(SPACES) for member in members)
+        + draw(SPACES)
+        + "}"
+        + " " * draw(st.integers(0, 60))
+    )
     return text.encode(), begin
 
 
@@ -53,11 +61,15 @@ def without_metadata(text: bytes) -> list[tuple[str, Any]]:
 
 
 @given(headers(), MAPS, st.sampled_from([8, 1000, 4096, 16_384]))
-def test_only_the_metadata_change(header: tuple[bytes, int], metadata: dict[str, str], data_start: int) -> None:
+def test_only_the_metadata_change(
+    header: tuple[bytes, int], metadata: dict[str, str], data_start: int
+) -> None:
     old, data_size = header
     parsed = parse_header(old, data_size)
     parts, value = HeaderText.parse(old), encode_metadata(metadata)
-    texts = [text for text in (parts.held(value), parts.shifted(value, len(old))) if text is not None]
+    texts = [
+        text for text in (parts.held(value), parts.shifted(value, len(old))) if text is not None
+    ]
     assert all(len(text) == len(old) for text in texts)
     assert bool(texts) == (len(parts.before) + len(value) + len(parts.after) <= len(old))
     for text in (*texts, parts.grown(value, data_start)):
@@ -67,7 +79,11 @@ def test_only_the_metadata_change(header: tuple[bytes, int], metadata: dict[str,
         assert without_metadata(text) == without_metadata(old)
         assert parts.after.strip() in text
     assert (
-        dict(parse_header(HeaderText.parse(old).grown(encode_metadata(parsed.metadata), data_start), data_size).metadata)
+        dict(
+            parse_header(
+                HeaderText.parse(old).grown(encode_metadata(parsed.metadata), data_start), data_size
+            ).metadata
+        )
         == parsed.metadata
     )
 
@@ -87,9 +103,13 @@ def test_the_difference_is_exact(old: bytes, data: st.DataObject) -> None:
 
 
 @given(st.integers(0, 5000), st.integers(1, 3000), st.data())
-def test_sectors_of_the_old_and_the_new_text_are_a_torn_write(begin: int, length: int, data: st.DataObject) -> None:
+def test_sectors_of_the_old_and_the_new_text_are_a_torn_write(
+    begin: int, length: int, data: st.DataObject
+) -> None:
     before, after = b"o" * length, b"n" * length
     chosen = data.draw(st.lists(st.booleans(), min_size=12, max_size=12))
-    now = bytes((after if chosen[(begin + i) // 512 - begin // 512] else before)[i] for i in range(length))
+    now = bytes(
+        (after if chosen[(begin + i) // 512 - begin // 512] else before)[i] for i in range(length)
+    )
     assert _is_mixed(now, before, after, begin)
     assert not _is_mixed(now[:-1] + b"x", before, after, begin)

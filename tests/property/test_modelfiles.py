@@ -1,4 +1,7 @@
-"""Modelfiles: any bytes are a Modelfile or one of our errors; a text that is quoted comes back; floats survive JSON."""
+"""Modelfiles: any bytes are a Modelfile or one of our errors; a text that is quoted comes back.
+
+Floats survive JSON.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,28 @@ from blobstore.formats.modelfile import Modelfile
 from blobstore.formats.modelfile_commands import encode_parameters, parse_parameters
 
 words = st.sampled_from(
-    ["FROM", "system ", "PARAMETER ", "stop ", "MESSAGE ", "user ", '"', '"""', "#", "\n", "\r\n", " ", "\0", "é"]
+    [
+        "FROM",
+        "system ",
+        "PARAMETER ",
+        "stop ",
+        "MESSAGE ",
+        "user ",
+        '"',
+        '"""',
+        "#",
+        "\n",
+        "\r\n",
+        " ",
+        "\0",
+        "é",
+    ]
 )
 scripts = st.lists(words | st.text(max_size=5), max_size=20).map("".join)
 # What Ollama leaves out can't come back, and a line that ends with the quotes closes them.
-texts = st.text(max_size=60).filter(lambda text: text.isprintable()) | st.text("ab \t\r\n'#<", max_size=60)
+texts = st.text(max_size=60).filter(lambda text: text.isprintable()) | st.text(
+    "ab \t\r\n'#<", max_size=60
+)
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 

@@ -1,4 +1,7 @@
-"""Names and paths: what parses prints and parses again; nothing that parses can leave its folder."""
+"""Names and paths: what parses prints and parses again.
+
+Nothing that parses can leave its folder.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def test_no_name_leaves_its_folder(text: str) -> None:
     except InvalidNameError:
         return
     assert len(name.path_parts) == 4
-    assert all(part not in ("", ".", "..") and "/" not in part and "\0" not in part for part in name.path_parts)
+    assert all(
+        part not in ("", ".", "..") and "/" not in part and "\0" not in part
+        for part in name.path_parts
+    )
 
 
 @given(hostile | st.text(max_size=10))

@@ -20,10 +20,17 @@ from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store, open_store
 
-BLOBS = st.lists(st.sampled_from([bytes([65 + number]) * number for number in range(1, 7)]), min_size=1, max_size=4)
+BLOBS = st.lists(
+    st.sampled_from([bytes([65 + number]) * number for number in range(1, 7)]),
+    min_size=1,
+    max_size=4,
+)
 NAMES = st.sampled_from(["m", "M", "m:X", "m:x", "n"])
 KINDS = st.sampled_from(["manifest", "references", "whole", "nested", "damaged", "dangling"])
-COMMANDS = st.lists(st.sampled_from(["prune", "du", "verify", "rm m", "rm M", "rm n", "cp m n", "mv n m:x"]), max_size=5)
+COMMANDS = st.lists(
+    st.sampled_from(["prune", "du", "verify", "rm m", "rm M", "rm n", "cp m n", "mv n m:x"]),
+    max_size=5,
+)
 
 
 def write_newer(store: Store, number: int, kind: str, blobs: list[bytes]) -> set[str]:
@@ -52,7 +59,9 @@ def needed_by(store: Store) -> dict[str, set[str]]:
     found = {}
     for path in (store.root / "manifests").glob("*/*/*/*"):
         document = json.loads(path.read_bytes())
-        found[str(path)] = {layer["digest"].replace(":", "-") for layer in (*document["layers"], document["config"])}
+        found[str(path)] = {
+            layer["digest"].replace(":", "-") for layer in (*document["layers"], document["config"])
+        }
     return found
 
 
@@ -76,9 +85,14 @@ def act(store: Store, command: str) -> None:
 
 @settings(max_examples=60)
 @example({}, [], [b"orphan"], ["prune"])
-@given(st.dictionaries(NAMES, BLOBS), st.lists(st.tuples(KINDS, BLOBS), max_size=3), BLOBS, COMMANDS)
+@given(
+    st.dictionaries(NAMES, BLOBS), st.lists(st.tuples(KINDS, BLOBS), max_size=3), BLOBS, COMMANDS
+)
 def test_nothing_that_is_needed_goes(
-    models: dict[str, list[bytes]], newer: list[tuple[str, list[bytes]]], orphans: list[bytes], commands: list[str]
+    models: dict[str, list[bytes]],
+    newer: list[tuple[str, list[bytes]]],
+    orphans: list[bytes],
+    commands: list[str],
 ) -> None:
     with TemporaryDirectory() as folder:
         store = open_store(Path(folder) / "store")
@@ -91,7 +105,9 @@ def test_nothing_that_is_needed_goes(
         for_ever: set[str] = set()
         for number, (kind, blobs) in enumerate(newer):
             for_ever |= write_newer(store, number, kind, blobs)
-        for_ever &= {path.name for path in (store.root / "blobs").iterdir()}  # a dangling link may be to another's blob, too
+        for_ever &= {
+            path.name for path in (store.root / "blobs").iterdir()
+        }  # a dangling link may be to another's blob, too
         is_known = all(kind not in ("damaged", "dangling") for kind, _ in newer)
         for command in commands:
             before = {path.name for path in (store.root / "blobs").iterdir()}

@@ -1,6 +1,9 @@
-"""For any finite float32 groups the error of a quantized value is bounded; for any bits at all every target equals the twin.
+"""For any finite float32 groups the error of a quantized value is bounded.
 
-The bounds are those of FORMAT.md section 3's arithmetic, plus what rounding to float32 adds; none depends on the kernel.
+For any bits at all every target equals the twin.
+
+The bounds are those of FORMAT.md section 3's arithmetic, plus what rounding to float32 adds; none
+depends on the kernel.
 """
 
 from __future__ import annotations
@@ -38,21 +41,32 @@ def group_sizes(quant_type: str) -> st.SearchStrategy[int]:
     return st.sampled_from(QuantType(quant_type).group_sizes)
 
 
-def weights_of(cols: int, limit: float = float(np.finfo(np.float32).max)) -> st.SearchStrategy[Array]:
+def weights_of(
+    cols: int, limit: float = float(np.finfo(np.float32).max)
+) -> st.SearchStrategy[Array]:
     """Float32 ``[1 or 2, cols]``: any values, or values of one scale (where most codes differ) around an offset."""
     shapes = st.tuples(st.integers(1, 2), st.just(cols))
     anything = arrays(np.float32, shapes, elements=finite(limit), fill=finite(limit))
     units = arrays(np.float32, shapes, elements=st.floats(-1, 1, width=32), fill=st.nothing())
-    scales, offsets = st.sampled_from([1e-9, 1e-7, 1e-6, 0.02, 1, 3e4]), st.sampled_from([0, 0, 1, -1, 1000])
+    scales, offsets = (
+        st.sampled_from([1e-9, 1e-7, 1e-6, 0.02, 1, 3e4]),
+        st.sampled_from([0, 0, 1, -1, 1000]),
+    )
 
     def alike(units: Array, scale: float, offset: float) -> Array:
-        return np.clip((units + np.float32(offset)) * np.float32(scale), -np.float32(limit), np.float32(limit))
+        return np.clip(
+            (units + np.float32(offset)) * np.float32(scale), -np.float32(limit), np.float32(limit)
+        )
 
     return anything | st.builds(alike, units, scales, offsets)
 
 
 def parts_of(quantized: QuantizedArray[Array]) -> list[bytes]:
-    return [part.tobytes() for part in (quantized.weight, quantized.scale, quantized.bias) if part is not None]
+    return [
+        part.tobytes()
+        for part in (quantized.weight, quantized.scale, quantized.bias)
+        if part is not None
+    ]
 
 
 def values_of(values: Array) -> bytes:
@@ -60,11 +74,15 @@ def values_of(values: Array) -> bytes:
     return raw_or_nan(values).tobytes()
 
 
-def outcome(weights: Array, quant_type: str, group_size: int, kernel: kernels.Kernel, **options: Any) -> object:
+def outcome(
+    weights: Array, quant_type: str, group_size: int, kernel: kernels.Kernel, **options: Any
+) -> object:
     """Return the bytes of the parts and the values, or the index of the weight that can't be quantized."""
     with np.errstate(all="ignore"):
         try:
-            quantized = kernels.quantize(weights, quant_type, group_size=group_size, kernel=kernel, **options)
+            quantized = kernels.quantize(
+                weights, quant_type, group_size=group_size, kernel=kernel, **options
+            )
         except NonFiniteWeightError as error:
             return error.index
         values = kernels.dequantize(quantized, kernel=kernel)
@@ -105,7 +123,9 @@ def test_affine_errors_are_half_a_step_or_what_the_last_code_falls_short_of_the_
 
 @pytest.mark.parametrize("quant_type", AFFINE)
 @given(data=st.data())
-def test_affine_keeps_the_edge_farther_from_zero_and_zero_itself(quant_type: str, data: st.DataObject) -> None:
+def test_affine_keeps_the_edge_farther_from_zero_and_zero_itself(
+    quant_type: str, data: st.DataObject
+) -> None:
     group_size = data.draw(group_sizes(quant_type))
     weights = data.draw(weights_of(group_size, 1e38))
     weights[:, 0] = 0
@@ -119,13 +139,17 @@ def test_affine_keeps_the_edge_farther_from_zero_and_zero_itself(quant_type: str
 
 @pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8"])
 @given(data=st.data())
-def test_mx_errors_are_half_the_distance_between_codes(quant_type: str, data: st.DataObject) -> None:
+def test_mx_errors_are_half_the_distance_between_codes(
+    quant_type: str, data: st.DataObject
+) -> None:
     weights = data.draw(weights_of(32, 3.4 * 2.0**126))
     quantized = kernels.quantize(weights, quant_type)
     mantissa_bits, smallest = (3, 2.0**-9) if quant_type == "mxfp8" else (1, 0.5)
     scale = np.ldexp(1.0, quantized.scale.astype(np.int32) - 127)
     exact = weights.astype(np.float64)
-    bound = np.maximum(np.abs(exact) * 2.0 ** -(mantissa_bits + 1), scale * smallest / 2) * (1 + 2 * EPSILON)
+    bound = np.maximum(np.abs(exact) * 2.0 ** -(mantissa_bits + 1), scale * smallest / 2) * (
+        1 + 2 * EPSILON
+    )
     assert (np.abs(kernels.dequantize(quantized) - exact) <= bound + 2.0**-149).all()
     largest = np.abs(exact).max(axis=1, keepdims=True) / (448 if quant_type == "mxfp8" else 6)
     assert (largest <= scale * (1 + EPSILON)).all()
@@ -133,7 +157,9 @@ def test_mx_errors_are_half_the_distance_between_codes(quant_type: str, data: st
 
 
 @given(data=st.data())
-def test_nvfp4_errors_are_half_the_distance_between_codes_where_the_scale_is_a_normal_number(data: st.DataObject) -> None:
+def test_nvfp4_errors_are_half_the_distance_between_codes_where_the_scale_is_a_normal_number(
+    data: st.DataObject,
+) -> None:
     weights = data.draw(weights_of(16, 448 * 6))
     weights[:, 0] = np.where(np.abs(weights).max(axis=1) < 6 * 2.0**-6, 1, weights[:, 0])
     quantized = kernels.quantize(weights, "nvfp4")
@@ -146,9 +172,13 @@ def test_nvfp4_errors_are_half_the_distance_between_codes_where_the_scale_is_a_n
 @any_dtype
 @pytest.mark.parametrize("quant_type", AFFINE + FP)
 @given(data=st.data())
-def test_quantizing_again_keeps_shapes_and_dtypes(quant_type: str, dtype: np.dtype[Any], data: st.DataObject) -> None:
+def test_quantizing_again_keeps_shapes_and_dtypes(
+    quant_type: str, dtype: np.dtype[Any], data: st.DataObject
+) -> None:
     group_size = data.draw(group_sizes(quant_type))
-    once = kernels.quantize(data.draw(weights_of(group_size, 1e4)).astype(dtype), quant_type, group_size=group_size)
+    once = kernels.quantize(
+        data.draw(weights_of(group_size, 1e4)).astype(dtype), quant_type, group_size=group_size
+    )
     values = kernels.dequantize(once)
     twice = kernels.quantize(values.astype(dtype), quant_type, group_size=group_size)
     again = kernels.dequantize(twice)
@@ -169,10 +199,15 @@ def test_mx_values_are_quantized_to_themselves(quant_type: str, data: st.DataObj
 @any_method
 @pytest.mark.parametrize("quant_type", AFFINE + FP)
 @given(data=st.data())
-def test_every_target_equals_twin_for_any_finite_float32_groups(quant_type: str, method: str, data: st.DataObject) -> None:
+def test_every_target_equals_twin_for_any_finite_float32_groups(
+    quant_type: str, method: str, data: st.DataObject
+) -> None:
     group_size = data.draw(group_sizes(quant_type))
     weights = beside_others(data.draw(weights_of(group_size)), data.draw(st.integers(0, 25)))
-    options = {"method": method, "importance": data.draw(importances(group_size)) if method == "search" else None}
+    options = {
+        "method": method,
+        "importance": data.draw(importances(group_size)) if method == "search" else None,
+    }
     expected = outcome(weights, quant_type, group_size, TWIN, **options)
     assert isinstance(expected, tuple)
     for name, kernel in TARGETS.items():
@@ -197,28 +232,42 @@ def test_every_target_equals_twin_for_any_bits(
 
 @pytest.mark.parametrize("quant_type", AFFINE + FP)
 @given(data=st.data())
-def test_no_group_is_worse_after_a_search_than_after_minmax(quant_type: str, data: st.DataObject) -> None:
+def test_no_group_is_worse_after_a_search_than_after_minmax(
+    quant_type: str, data: st.DataObject
+) -> None:
     dtype = data.draw(st.sampled_from(DTYPES))
     group_size = data.draw(group_sizes(quant_type))
-    # Below 2^63: the squares of what is beyond overflow in float32, and a search keeps what minmax gives.
+    # Below 2^63: the squares of what is beyond overflow in float32, and a search keeps what minmax
+    # gives.
     weights = data.draw(weights_of(group_size, 65504 if dtype == F16 else 2.0**62)).astype(dtype)
     importance = data.draw(importances(group_size))
-    searched = kernels.quantize(weights, quant_type, group_size=group_size, method="search", importance=importance)
+    searched = kernels.quantize(
+        weights, quant_type, group_size=group_size, method="search", importance=importance
+    )
     minmax = kernels.quantize(weights, quant_type, group_size=group_size)
     counted = None if importance is None else kernels.checked_importance(importance, group_size)
-    errors, bounds = (squared_errors(weights, quantized, counted) for quantized in (searched, minmax))
-    # What float32 cannot square, or add to the rest, it does not see: no error of an import is that small.
+    errors, bounds = (
+        squared_errors(weights, quantized, counted) for quantized in (searched, minmax)
+    )
+    # What float32 cannot square, or add to the rest, it does not see: no error of an import is that
+    # small.
     assert (errors <= bounds + 2.0**-126 * group_size).all()
 
 
 @pytest.mark.parametrize("quant_type", FP)
 @given(data=st.data())
-def test_every_target_dequantizes_any_fp_bits_as_the_twin(quant_type: str, data: st.DataObject) -> None:
+def test_every_target_dequantizes_any_fp_bits_as_the_twin(
+    quant_type: str, data: st.DataObject
+) -> None:
     kind = QuantType(quant_type)
     nbytes = kind.group_sizes[0] * kind.bits // 8
-    words = np.frombuffer(data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint32).reshape(1, -1)
+    words = np.frombuffer(
+        data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint32
+    ).reshape(1, -1)
     scale = np.array([[data.draw(st.integers(0, 255))]], np.uint8)
-    factor = np.array([data.draw(st.floats(width=32))], np.float32) if quant_type == "nvfp4" else None
+    factor = (
+        np.array([data.draw(st.floats(width=32))], np.float32) if quant_type == "nvfp4" else None
+    )
     quantized = QuantizedArray(words, scale, None, factor, kernels.quantization_of(quant_type))
     output = data.draw(st.sampled_from(["float32", "bfloat16", "float16"]))
     with np.errstate(all="ignore"):
@@ -234,9 +283,14 @@ def test_every_target_dequantizes_any_affine_bits_as_the_twin(
     quant_type: str, dtype: np.dtype[Any], data: st.DataObject
 ) -> None:
     nbytes = 32 * QuantType(quant_type).bits // 8
-    words = np.frombuffer(data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint32).reshape(1, -1)
+    words = np.frombuffer(
+        data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint32
+    ).reshape(1, -1)
     size = dtype.itemsize
-    scale, bias = (np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), dtype).reshape(1, 1) for _ in "sb")
+    scale, bias = (
+        np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), dtype).reshape(1, 1)
+        for _ in "sb"
+    )
     quantized = QuantizedArray(words, scale, bias, None, kernels.quantization_of(quant_type, 32))
     output = data.draw(st.sampled_from(["float32", "bfloat16", "float16"]))
     with np.errstate(all="ignore"):

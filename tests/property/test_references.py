@@ -13,7 +13,9 @@ from blobstore.formats.documents import MAX_LAYERS, Manifest
 from blobstore.store.local.references import is_plain, missing_blob, needs_of
 
 HEX = st.integers(0, 2**256 - 1).map("{:064x}".format)
-TEXT = st.text(max_size=5) | st.sampled_from(['"digest":"sha256:', 'a"b', "a\\b", "<&>", "\x7f", "é", "x" * 300])
+TEXT = st.text(max_size=5) | st.sampled_from(
+    ['"digest":"sha256:', 'a"b', "a\\b", "<&>", "\x7f", "é", "x" * 300]
+)
 DESCRIPTOR = st.fixed_dictionaries(
     {"mediaType": TEXT, "digest": HEX.map("sha256:{}".format), "size": st.integers(0, 2**50)},
     optional={"from": TEXT, "name": TEXT},
@@ -21,7 +23,9 @@ DESCRIPTOR = st.fixed_dictionaries(
 MANIFEST = st.fixed_dictionaries(
     {"schemaVersion": st.just(2), "mediaType": st.just("m")},
     optional={"config": DESCRIPTOR},
-).flatmap(lambda head: st.lists(DESCRIPTOR, max_size=4).map(lambda layers: {**head, "layers": layers}))
+).flatmap(
+    lambda head: st.lists(DESCRIPTOR, max_size=4).map(lambda layers: {**head, "layers": layers})
+)
 ONE, TWO = ({"mediaType": "m", "digest": f"sha256:{0:064}", "size": size} for size in (1, 2))
 TWO_SIZES = {"schemaVersion": 2, "mediaType": "m", "config": ONE, "layers": [TWO]}
 """One blob that has two sizes."""
@@ -43,8 +47,14 @@ def fast(raw: bytes) -> dict[str, int] | None:
 
 
 @example(TWO_SIZES, COMPACT, "\n")
-@given(MANIFEST, st.sampled_from([COMPACT, {}, {"indent": 1}]), st.sampled_from(["\n", "", " ", "\n\n"]))
-def test_picked_out_or_parsed_it_is_the_same(document: dict[str, Any], style: dict[str, Any], end: str) -> None:
+@given(
+    MANIFEST,
+    st.sampled_from([COMPACT, {}, {"indent": 1}]),
+    st.sampled_from(["\n", "", " ", "\n\n"]),
+)
+def test_picked_out_or_parsed_it_is_the_same(
+    document: dict[str, Any], style: dict[str, Any], end: str
+) -> None:
     raw = (json.dumps(document, **style) + end).encode("utf-8", "surrogatepass")
     assert fast(raw) == slow(raw)
     if is_plain(raw):
@@ -73,15 +83,22 @@ def test_the_first_blob_that_is_missing(document: dict[str, Any], which: int) ->
 
 
 def test_a_digest_that_is_none_is_not_passed_over() -> None:
-    raw = json.dumps({**TWO_SIZES, "layers": [{**ONE, "digest": "sha256:" + "Z" * 64}]}, **COMPACT).encode()
+    raw = json.dumps(
+        {**TWO_SIZES, "layers": [{**ONE, "digest": "sha256:" + "Z" * 64}]}, **COMPACT
+    ).encode()
     assert slow(raw) is None
     assert fast(raw) is None
     assert not is_plain(raw)
 
 
 def test_more_layers_than_a_manifest_may_have_are_refused_however_it_is_written() -> None:
-    layers = [{"mediaType": "m", "digest": f"sha256:{number:064x}", "size": 1} for number in range(MAX_LAYERS + 1)]
+    layers = [
+        {"mediaType": "m", "digest": f"sha256:{number:064x}", "size": 1}
+        for number in range(MAX_LAYERS + 1)
+    ]
     for count, is_valid in ((MAX_LAYERS, True), (MAX_LAYERS + 1, False)):
-        raw = json.dumps({"schemaVersion": 2, "mediaType": "m", "layers": layers[:count]}, **COMPACT).encode()
+        raw = json.dumps(
+            {"schemaVersion": 2, "mediaType": "m", "layers": layers[:count]}, **COMPACT
+        ).encode()
         assert is_plain(raw) == is_valid
         assert (fast(raw) is not None) == is_valid

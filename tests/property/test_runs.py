@@ -23,7 +23,9 @@ MLP = "model.layers.0.mlp"
 FLOATS = st.sampled_from([DType.BF16, DType.F16, DType.F32])
 ROWS, COLUMNS = st.integers(1, 40), st.sampled_from([32, 64, 128, 256, 1024])
 ODD = st.tuples(
-    st.sampled_from([DType.F64, DType.U8, DType.I64, DType.F4, DType.F6_E2M3, DType.BOOL, DType.U32, DType.C64]),
+    st.sampled_from(
+        [DType.F64, DType.U8, DType.I64, DType.F4, DType.F6_E2M3, DType.BOOL, DType.U32, DType.C64]
+    ),
     st.sampled_from([(0,), (8,), (3, 16), (300, 16), (), (5, 0, 8), (1, 4096)]),
 )
 
@@ -32,7 +34,12 @@ ODD = st.tuples(
 def sources(draw: st.DrawFn) -> list[SourceTensor]:
     """Weights of a few sizes, some transposed, experts of equal ones, and what is copied: other dtypes, empty, scalars."""
     tensors = [
-        source_tensor(f"model.layers.{number}.mlp.up_proj.weight", draw(ROWS), draw(COLUMNS), dtype=draw(FLOATS))
+        source_tensor(
+            f"model.layers.{number}.mlp.up_proj.weight",
+            draw(ROWS),
+            draw(COLUMNS),
+            dtype=draw(FLOATS),
+        )
         for number in range(draw(st.integers(0, 4)))
     ]
     tensors += [
@@ -46,7 +53,10 @@ def sources(draw: st.DrawFn) -> list[SourceTensor]:
         tensors.append(source_tensor(f"odd.{number}.{name}", *shape, dtype=dtype))
     shape, dtype = (draw(ROWS), draw(COLUMNS)), draw(FLOATS)
     for expert in range(draw(st.integers(0, 5))):
-        tensors += [source_tensor(f"{MLP}.experts.{expert}.{name}.weight", *shape, dtype=dtype) for name in ("a", "b")]
+        tensors += [
+            source_tensor(f"{MLP}.experts.{expert}.{name}.weight", *shape, dtype=dtype)
+            for name in ("a", "b")
+        ]
     return tensors
 
 
@@ -135,12 +145,16 @@ def check_sources(blob: PlannedBlob, runs: list[Run]) -> None:
 
 @settings(max_examples=150)
 @given(sources(), OPTIONS, st.sampled_from([1024, 4096, 4096, 65_536, 4 * 2**20]))
-def test_runs_cover_a_blob_once(tensors: list[SourceTensor], options: dict[str, Any], chunk: int) -> None:
+def test_runs_cover_a_blob_once(
+    tensors: list[SourceTensor], options: dict[str, Any], chunk: int
+) -> None:
     plan = plan_of(tensors, options)
     with mock.patch.object(runs_module, "CHUNK", chunk):
         for blob in plan.blobs:
             runs = list(runs_of(blob))
             check_places(blob, runs, chunk)
             check_sources(blob, runs)
-            header = b"".join(step.data for run in runs for step in run.steps if isinstance(step, Constant))
+            header = b"".join(
+                step.data for run in runs for step in run.steps if isinstance(step, Constant)
+            )
             assert header == blob.header

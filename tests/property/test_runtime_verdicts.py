@@ -12,7 +12,11 @@ from blobstore.model.on_ollama import BY_ARCHITECTURE
 from blobstore.model.runtimes import verdicts
 
 SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from([*BY_ARCHITECTURE, "llama", "default", ""])
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([*BY_ARCHITECTURE, "llama", "default", ""])
 )
 KEYS = st.sampled_from(
     [
@@ -26,20 +30,33 @@ KEYS = st.sampled_from(
         "rope_type",
     ]
 )
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4))
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4)
+)
 CONFIGS = st.none() | st.dictionaries(KEYS, VALUES, max_size=6)
-QUANTIZATIONS = st.none() | st.sampled_from([Quantization(one, one.group_sizes[0]) for one in QuantType])
-NAMES = st.sampled_from(["model.embed_tokens.weight", "backbone.embeddings.weight", "draft.x", ""]) | st.builds(
+QUANTIZATIONS = st.none() | st.sampled_from(
+    [Quantization(one, one.group_sizes[0]) for one in QuantType]
+)
+NAMES = st.sampled_from(
+    ["model.embed_tokens.weight", "backbone.embeddings.weight", "draft.x", ""]
+) | st.builds(
     "{}layers.0.{}.{}{}".format,
     st.sampled_from(["model.", "", "mtp."]),
     st.sampled_from(["mlp.experts", "mlp.switch_mlp", "moe.experts", "mixer.experts", "experts"]),
     st.sampled_from(["", "0.", "1."]),
     st.sampled_from(["gate_up_proj", "up_proj.weight", "down_proj.weight", "bias"]),
 )
-TENSORS = st.builds(TensorFacts, NAMES, st.sampled_from(DType), st.just((4, 4)), QUANTIZATIONS, st.booleans())
+TENSORS = st.builds(
+    TensorFacts, NAMES, st.sampled_from(DType), st.just((4, 4)), QUANTIZATIONS, st.booleans()
+)
 
 
-@given(CONFIGS, st.lists(TENSORS, max_size=8), st.booleans(), st.none() | SCALARS.filter(lambda one: isinstance(one, str)))
+@given(
+    CONFIGS,
+    st.lists(TENSORS, max_size=8),
+    st.booleans(),
+    st.none() | SCALARS.filter(lambda one: isinstance(one, str)),
+)
 def test_every_model_has_a_verdict_with_a_reason(
     config: dict[str, object] | None, tensors: list[TensorFacts], tokenizer: bool, draft: str | None
 ) -> None:

@@ -29,7 +29,9 @@ def state_dict(numbers: random.Random) -> tuple[dict[str, Fake], int]:
     sizes = [0, 1, limit // 3, limit // 2, limit - 1, limit, limit + 1, 3 * limit]
     tensors = {}
     for number in range(numbers.choice([0, 1, 2, 5, 12, 40])):
-        size = numbers.choice(sizes) if numbers.random() < 0.5 else numbers.randrange(limit // 2 + 1)
+        size = (
+            numbers.choice(sizes) if numbers.random() < 0.5 else numbers.randrange(limit // 2 + 1)
+        )
         tensors[f"layers.{numbers.randrange(10_000)}.w{number}"] = Fake(size)
     return tensors, limit
 
@@ -51,7 +53,9 @@ def assert_equal(tensors: dict[str, Fake], limit: int) -> None:
     assert ours.index == json.dumps(index, indent=2).encode(), tensors
 
 
-@pytest.mark.parametrize("count", [10_000, pytest.param(1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize(
+    "count", [10_000, pytest.param(1_000_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
+)
 def test_random_state_dicts(count: int) -> None:
     numbers = random.Random(20_261_121)
     seen = set()
@@ -67,6 +71,8 @@ def test_names_that_json_escapes(names: list[str]) -> None:
     assert_equal({name: Fake(3) for name in names}, 4)
 
 
-@pytest.mark.parametrize("text", ["5GB", "5 GB", "1.5gb", "300MB", "0.3KB", "2TB", " 7MB ", "1.1MB"])
+@pytest.mark.parametrize(
+    "text", ["5GB", "5 GB", "1.5gb", "300MB", "0.3KB", "2TB", " 7MB ", "1.1MB"]
+)
 def test_sizes_are_read_as_huggingface_hub_reads_them(text: str) -> None:
     assert parse_size(text) == parse_size_to_int(text)

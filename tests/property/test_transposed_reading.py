@@ -41,7 +41,13 @@ def weight_of(path: Path) -> SourceWeight:
     return weight.as_transposed()
 
 
-@given(st.data(), st.lists(st.integers(1, 3), max_size=2), SIDES, SIDES, st.sampled_from([BF16, np.dtype(np.float32)]))
+@given(
+    st.data(),
+    st.lists(st.integers(1, 3), max_size=2),
+    SIDES,
+    SIDES,
+    st.sampled_from([BF16, np.dtype(np.float32)]),
+)
 def test_values_of_any_range(
     tmp_path_factory: pytest.TempPathFactory,
     data: st.DataObject,
@@ -53,7 +59,9 @@ def test_values_of_any_range(
     path = tmp_path_factory.mktemp("t") / "m.safetensors"
     array = normal("w", *lead, rows, cols, dtype=dtype)
     path.write_bytes(safetensors_bytes({"odd": np.zeros(1, np.uint8), "x.weight": array}))
-    weight = next(one for one in source_weights(read_inventory(path)) if one.name == "x.weight").as_transposed()
+    weight = next(
+        one for one in source_weights(read_inventory(path)) if one.name == "x.weight"
+    ).as_transposed()
     assert weight.shape == array.swapaxes(-1, -2).shape
     start = data.draw(st.integers(0, array.size))
     count = data.draw(st.integers(0, array.size - start))
@@ -70,7 +78,9 @@ def test_values_of_any_range(
 
 
 def test_memory_is_that_of_the_values(tmp_path: Path) -> None:
-    weight = weight_of(write_sparse(tmp_path / "m.safetensors", {"x.weight": ("BF16", (4096, 4096))}))
+    weight = weight_of(
+        write_sparse(tmp_path / "m.safetensors", {"x.weight": ("BF16", (4096, 4096))})
+    )
     count = weight.values_at_once(2**20)
     assert count % 4096 == 0
     readers = SourceReaders()

@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from support.ollama_weights import EXPERT, HIDDEN, INTERMEDIATE, KEYS, VOCABULARY, Weight, attention, mlp, norm
+from support.ollama_weights import (
+    EXPERT,
+    HIDDEN,
+    INTERMEDIATE,
+    KEYS,
+    VOCABULARY,
+    Weight,
+    attention,
+    mlp,
+    norm,
+)
 
 Json = dict[str, Any]
 
@@ -45,7 +55,11 @@ def gemma4_config(layers: int, experts: int = 0) -> Json:
     """Return the config.json of a Gemma 4."""
     config: Json = json.loads(_GEMMA4)
     config["text_config"]["num_hidden_layers"] = layers
-    return config if experts == 0 else {**config, "text_config": {**config["text_config"], "num_experts": experts}}
+    return (
+        config
+        if experts == 0
+        else {**config, "text_config": {**config["text_config"], "num_experts": experts}}
+    )
 
 
 def qwen35_moe() -> Iterator[Weight]:

@@ -12,10 +12,18 @@ import torch
 def bits(array: Any) -> bytes:
     """Return the bytes of an array's elements in order."""
     if isinstance(array, torch.Tensor):
-        return array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if array.numel() else b""
+        return (
+            array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            if array.numel()
+            else b""
+        )
     if isinstance(array, mx.array):
         flat = array.reshape(-1)
-        return np.array(flat if array.dtype == mx.bool_ else flat.view(mx.uint8)).tobytes() if array.size else b""
+        return (
+            np.array(flat if array.dtype == mx.bool_ else flat.view(mx.uint8)).tobytes()
+            if array.size
+            else b""
+        )
     return np.ascontiguousarray(array).tobytes()
 
 

@@ -28,10 +28,16 @@ _NAMES = {
     np.dtype(ml_dtypes.float8_e5m2): "F8_E5M2",
     np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0",
 }
-LLAMA_CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}
+LLAMA_CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+}
 
 
-def safetensors_bytes(tensors: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None) -> bytes:
+def safetensors_bytes(
+    tensors: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """Return a .safetensors file with the tensors in the order given."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -44,7 +50,9 @@ def safetensors_bytes(tensors: Mapping[str, np.ndarray[Any, Any]], metadata: Map
         offset += array.nbytes
     text = json.dumps(header).encode()
     return (
-        struct.pack("<Q", len(text)) + text + b"".join(np.ascontiguousarray(array).tobytes() for array in tensors.values())
+        struct.pack("<Q", len(text))
+        + text
+        + b"".join(np.ascontiguousarray(array).tobytes() for array in tensors.values())
     )
 
 
@@ -74,10 +82,14 @@ def small_tensors(dtype: Any = BF16) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def write_checkpoint(
-    folder: Path, tensors: Mapping[str, np.ndarray[Any, Any]] | None = None, config: Mapping[str, Any] | None = None
+    folder: Path,
+    tensors: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write ``model.safetensors`` and ``config.json`` to ``folder`` and return it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.safetensors").write_bytes(safetensors_bytes(small_tensors() if tensors is None else tensors))
+    (folder / "model.safetensors").write_bytes(
+        safetensors_bytes(small_tensors() if tensors is None else tensors)
+    )
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG if config is None else config))
     return folder

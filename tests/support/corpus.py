@@ -35,7 +35,11 @@ _OTHER_SHARDS = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One input. ``rule`` is the number alone (``F8``); ``size`` is the file's, None where the corpus does not say."""
+    """One input.
+
+    ``rule`` is the number alone (``F8``); ``size`` is the file's, None where the corpus does not
+    say.
+    """
 
     id: str
     accepted: bool
@@ -51,11 +55,16 @@ class Case:
 
     @property
     def data(self) -> bytes:
-        """The input's bytes, decoded or built anew at every call; of a sparse file, those before the hole."""
+        """The input's bytes, decoded or built anew at every call.
+
+        Of a sparse file, those before the hole.
+        """
         if "bytes_base64" in self._document:
             return base64.b64decode(self._document["bytes_base64"], validate=True)
         if "bytes_zlib_base64" in self._document:
-            return zlib.decompress(base64.b64decode(self._document["bytes_zlib_base64"], validate=True))
+            return zlib.decompress(
+                base64.b64decode(self._document["bytes_zlib_base64"], validate=True)
+            )
         return _RECIPES[self.id]()
 
     @property
@@ -73,8 +82,14 @@ class Case:
 
 @cache
 def load(kind: str) -> tuple[Case, ...]:
-    """Return the cases of one file of the corpus, in its order. A missing file is an error, so that no test can vanish."""
-    return tuple(_case(json.loads(line)) for line in (CORPUS / f"{kind}.jsonl").read_text("utf-8").splitlines())
+    """Return the cases of one file of the corpus, in its order.
+
+    A missing file is an error, so that no test can vanish.
+    """
+    return tuple(
+        _case(json.loads(line))
+        for line in (CORPUS / f"{kind}.jsonl").read_text("utf-8").splitlines()
+    )
 
 
 def find(kind: str, name: str) -> Case:
@@ -99,7 +114,10 @@ def case_id(value: Any) -> str | None:
 
 
 def refusal(call: Callable[[], object]) -> BlobStoreError:
-    """Return the error that ``call`` raises; it has to be one of ours and to survive pickling with all its fields."""
+    """Return the error that ``call`` raises.
+
+    It has to be one of ours and to survive pickling with all its fields.
+    """
     with pytest.raises(BlobStoreError) as caught:
         call()
     error = caught.value
@@ -111,10 +129,12 @@ def refusal(call: Callable[[], object]) -> BlobStoreError:
 
 
 def write_index_folder(case: Case, folder: Path, empty: str | None = None) -> dict[str, str]:
-    """Write the folder that an index case is about; return its shards: file name and the one tensor in it.
+    """Write the folder that an index case is about.
 
-    Tensor ``a`` is F32 ``[1, 2]`` in a folder of one shard and ``[1]`` else, ``b`` is ``[2]``: the ``total_size`` of the
-    accepted cases. The shard ``empty`` is written without tensors.
+    Return its shards: file name and the one tensor in it.
+
+    Tensor ``a`` is F32 ``[1, 2]`` in a folder of one shard and ``[1]`` else, ``b`` is ``[2]``: the
+    ``total_size`` of the accepted cases. The shard ``empty`` is written without tensors.
     """
     folder.mkdir()
     shards = _OTHER_SHARDS.get(case.id, _SHARDS)
@@ -151,12 +171,17 @@ def _file(header: bytes, data: bytes = b"") -> bytes:
 
 
 def _many_empty() -> bytes:
-    entries = (b'"t%06d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % number for number in range(10**6))
+    entries = (
+        b'"t%06d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % number
+        for number in range(10**6)
+    )
     return _file(b"{" + b",".join(entries) + b"}")
 
 
 def _long_name() -> bytes:
-    return _file(b'{"' + b"n" * 99_000_000 + b'":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4))
+    return _file(
+        b'{"' + b"n" * 99_000_000 + b'":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4)
+    )
 
 
 def layers(count: int) -> bytes:

@@ -36,8 +36,12 @@ def saturated(weights: Array, stored: QuantizedArray[Array]) -> float:
     """Return the share of weights that are half a step or more beyond the last code of their group."""
     rows = weights.astype(np.float64).reshape(-1, stored.group_size)
     if stored.bias is not None:
-        scale, bias = (part.astype(np.float64).reshape(-1, 1) for part in (stored.scale, stored.bias))
-        ends = np.sort(np.hstack([bias - scale / 2, bias + scale * (2**stored.quant_type.bits - 0.5)]), axis=1)
+        scale, bias = (
+            part.astype(np.float64).reshape(-1, 1) for part in (stored.scale, stored.bias)
+        )
+        ends = np.sort(
+            np.hstack([bias - scale / 2, bias + scale * (2**stored.quant_type.bits - 0.5)]), axis=1
+        )
         beyond = ((rows <= ends[:, :1]) | (rows >= ends[:, 1:])) & (scale != 0)
         return float(beyond.mean())
     if stored.quant_type.value == "nvfp4":
@@ -56,4 +60,6 @@ def assert_reports(errors: Errors, wanted: dict[str, Any], what: str = "") -> No
         # A weight within a rounding of the end of its group may count or not.
         slack = 2.5 / max(1, wanted["count"]) if key == "saturated" else 1e-14
         got = getattr(errors, key)
-        assert got == (None if value is None else pytest.approx(value, rel=1e-9, abs=slack)), f"{what}: {key}"
+        assert got == (None if value is None else pytest.approx(value, rel=1e-9, abs=slack)), (
+            f"{what}: {key}"
+        )

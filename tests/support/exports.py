@@ -22,7 +22,10 @@ Raw = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 def mixture_tensors(dtype: Any = ml_dtypes.bfloat16) -> dict[str, Array]:
     """Return two layers with four numbered experts each, a gate, a norm and some integers."""
-    tensors = {"model.embed_tokens.weight": normal("embed", 96, 64, dtype=dtype), "steps": np.arange(5, dtype=np.int64)}
+    tensors = {
+        "model.embed_tokens.weight": normal("embed", 96, 64, dtype=dtype),
+        "steps": np.arange(5, dtype=np.int64),
+    }
     for layer in range(2):
         prefix = f"model.layers.{layer}."
         tensors[f"{prefix}norm.weight"] = normal(prefix, 64, dtype=dtype)
@@ -35,7 +38,10 @@ def mixture_tensors(dtype: Any = ml_dtypes.bfloat16) -> dict[str, Array]:
 
 
 def write_shards(
-    folder: Path, shards: Sequence[Mapping[str, Array]], metadata: Sequence[Mapping[str, str] | None], config: Any = None
+    folder: Path,
+    shards: Sequence[Mapping[str, Array]],
+    metadata: Sequence[Mapping[str, str] | None],
+    config: Any = None,
 ) -> Path:
     """Write a checkpoint of several files with an index, each with metadata of its own."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,10 +16,23 @@ import pytest
 
 STRACE = "/usr/bin/strace"
 MUTATING = (
-    *("mkdir", "mkdirat", "ftruncate", "pwrite64", "pwritev", "write", "fsync", "syncfs", "utimensat"),
+    *(
+        "mkdir",
+        "mkdirat",
+        "ftruncate",
+        "pwrite64",
+        "pwritev",
+        "write",
+        "fsync",
+        "syncfs",
+        "utimensat",
+    ),
     *("rename", "renameat", "renameat2", "flock", "copy_file_range"),
 )
-"""Calls by which an import changes the disk, but for the creation of files; not every machine has all of them."""
+"""Calls by which an import changes the disk, but for the creation of files.
+
+Not every machine has all of them.
+"""
 READING = ("preadv", "preadv2")
 CLEANING = ("unlink", "unlinkat", "rmdir")
 _CALL = re.compile(r"(?P<thread>\d+) +(?P<name>\w+)\((?P<argument>\d*)", re.ASCII)
@@ -33,11 +46,15 @@ from blobstore.cli.main import main
 main()
 """
 """The command with as many threads as it is given and no more, which notes every finished blob: it makes the same calls
-in the same order every time."""
+in the same order every time.
+"""
 
 
 def cannot_run(why: str) -> NoReturn:
-    """Fail in CI, where every fault has to be shown; elsewhere say loudly that this one was not (pytest prints why)."""
+    """Fail in CI, where every fault has to be shown.
+
+    Elsewhere say loudly that this one was not (pytest prints why).
+    """
     if "CI" in os.environ:
         pytest.fail(why)
     pytest.skip(f"FAULT NOT SHOWN: {why}")
@@ -84,7 +101,9 @@ def run(*arguments: object, prefix: list[str] | None = None) -> subprocess.Compl
     """Run ``blobstore ARGUMENTS…`` so that its calls can be counted, behind ``prefix``; Python writes no bytecode."""
     line = [*(prefix or []), sys.executable, "-c", _ONE_AFTER_THE_OTHER, *map(str, arguments)]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    return subprocess.run(
+        line, capture_output=True, text=True, check=False, timeout=300, env=environment
+    )
 
 
 def strace(log: Path, *rules: str) -> list[str]:
@@ -94,7 +113,8 @@ def strace(log: Path, *rules: str) -> list[str]:
     """
     if not Path(STRACE).exists():
         cannot_run("strace is not installed")
-    # With it only the traced calls stop, which saves up to a second; but strace 6.1 then sends no signals.
+    # With it only the traced calls stop, which saves up to a second; but strace 6.1 then sends no
+    # signals.
     fast = ["--seccomp-bpf"] if not any("signal=" in rule for rule in rules) else []
     traced = ",".join(f"?{name}" for name in (*MUTATING, *READING, *CLEANING))
     return [

@@ -13,7 +13,14 @@ from blobstore.formats.dtypes import DType
 from blobstore.io.ranges import FileIdentity
 from blobstore.source.inventory import Inventory, SourceFile, SourceTensor
 
-_FILE = SourceFile("/models/tiny/model.safetensors", "model.safetensors", FileIdentity(Path(__file__).stat()), 4096, (), {})
+_FILE = SourceFile(
+    "/models/tiny/model.safetensors",
+    "model.safetensors",
+    FileIdentity(Path(__file__).stat()),
+    4096,
+    (),
+    {},
+)
 
 
 def source_tensor(name: str, *shape: int, dtype: DType = DType.BF16) -> SourceTensor:
@@ -28,11 +35,29 @@ def inventory(
     architecture: str | None = "LlamaForCausalLM",
     **config_items: Any,
 ) -> Inventory:
-    """Return a checkpoint of one file with ``tensors`` in that order; without config.json when ``architecture`` is None."""
+    """Return a checkpoint of one file with ``tensors`` in that order.
+
+    Without config.json when ``architecture`` is None.
+    """
     members = list(tensors)
     names = tuple(tensor.name for tensor in members)
-    file = replace(_FILE, path=f"{folder}/model.safetensors", tensor_names=names, metadata={"format": "pt"})
-    by_name = {tensor.name: replace(tensor, file=file) for tensor in sorted(members, key=lambda tensor: tensor.name)}
-    config = None if architecture is None else json.dumps({"architectures": [architecture], **config_items}).encode()
+    file = replace(
+        _FILE, path=f"{folder}/model.safetensors", tensor_names=names, metadata={"format": "pt"}
+    )
+    by_name = {
+        tensor.name: replace(tensor, file=file)
+        for tensor in sorted(members, key=lambda tensor: tensor.name)
+    }
+    config = (
+        None
+        if architecture is None
+        else json.dumps({"architectures": [architecture], **config_items}).encode()
+    )
     documents = {"config.json": config} if config is not None else {}
-    return Inventory(folder, (file,), by_name, documents, SourceConfig.parse(config) if config is not None else None)
+    return Inventory(
+        folder,
+        (file,),
+        by_name,
+        documents,
+        SourceConfig.parse(config) if config is not None else None,
+    )

@@ -1,6 +1,7 @@
 """Layouts: folders of checkpoints as they are published, each with other files beside its weights.
 
-The weights are tiny and written by the safetensors library; the files have the names and places of real ones.
+The weights are tiny and written by the safetensors library; the files have the names and places of
+real ones.
 """
 
 from __future__ import annotations
@@ -44,31 +45,56 @@ def save(path: Path, *names: str) -> None:
 
 def model(folder: Path, config: Mapping[str, Any] | None = None) -> Path:
     """Write weights, config.json and generation_config.json."""
-    save(folder / "model.safetensors", "lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
-    return write(folder, {"config.json": dict(config or LLAMA_CONFIG), "generation_config.json": {"eos_token_id": [7, 9]}})
+    save(
+        folder / "model.safetensors",
+        "lm_head.weight",
+        "model.embed_tokens.weight",
+        "model.layers.0.mlp.up_proj.weight",
+    )
+    return write(
+        folder,
+        {
+            "config.json": dict(config or LLAMA_CONFIG),
+            "generation_config.json": {"eos_token_id": [7, 9]},
+        },
+    )
 
 
 def instruct(folder: Path) -> Path:
     """Write a chat model with its template in a file of its own."""
-    return write(model(folder), {"chat_template.jinja": TEMPLATE, "tokenizer_config.json": {"eos_token": "</s>"}})
+    return write(
+        model(folder),
+        {"chat_template.jinja": TEMPLATE, "tokenizer_config.json": {"eos_token": "</s>"}},
+    )
 
 
 def templates(folder: Path) -> Path:
     """Write a model with several named templates."""
     return write(
         model(folder),
-        {"chat_template.jinja": TEMPLATE, "chat_templates/tool_use.jinja": TEMPLATE * 2, "chat_templates/rag.jinja": "{}"},
+        {
+            "chat_template.jinja": TEMPLATE,
+            "chat_templates/tool_use.jinja": TEMPLATE * 2,
+            "chat_templates/rag.jinja": "{}",
+        },
     )
 
 
 def sentencepiece(folder: Path) -> Path:
     """Write a model whose tokenizer is a SentencePiece model, in shards with an index of transformers'."""
     parts = [("model.embed_tokens.weight",), ("lm_head.weight", "model.norm.weight")]
-    names = [f"model-{number:05}-of-{len(parts):05}.safetensors" for number in range(1, len(parts) + 1)]
+    names = [
+        f"model-{number:05}-of-{len(parts):05}.safetensors" for number in range(1, len(parts) + 1)
+    ]
     for name, tensors in zip(names, parts, strict=True):
         save(folder / name, *tensors)
-    places = {tensor: name for name, tensors in zip(names, parts, strict=True) for tensor in tensors}
-    index = {"metadata": {"total_parameters": 6144, "total_size": 24576}, "weight_map": dict(sorted(places.items()))}
+    places = {
+        tensor: name for name, tensors in zip(names, parts, strict=True) for tensor in tensors
+    }
+    index = {
+        "metadata": {"total_parameters": 6144, "total_size": 24576},
+        "weight_map": dict(sorted(places.items())),
+    }
     return write(
         folder,
         {
@@ -83,7 +109,12 @@ def sentencepiece(folder: Path) -> Path:
 def gpt2(folder: Path) -> Path:
     """Write a model with the two files of byte-level BPE."""
     return write(
-        model(folder), {"vocab.json": {"a": 0}, "merges.txt": "#version: 0.2\na b\n", "vocab.txt": "[UNK]\r\na\r\n"}
+        model(folder),
+        {
+            "vocab.json": {"a": 0},
+            "merges.txt": "#version: 0.2\na b\n",
+            "vocab.txt": "[UNK]\r\na\r\n",
+        },
     )
 
 
@@ -91,7 +122,11 @@ def tiktoken(folder: Path) -> Path:
     """Write a model whose tokenizer is tiktoken's, with the code that reads it and an empty module."""
     return write(
         model(folder),
-        {"qwen.tiktoken": "IQ== 0\nIg== 1\n", "tokenization_qwen.py": "raise SystemExit('run')\n", "__init__.py": b""},
+        {
+            "qwen.tiktoken": "IQ== 0\nIg== 1\n",
+            "tokenization_qwen.py": "raise SystemExit('run')\n",
+            "__init__.py": b"",
+        },
     )
 
 
@@ -100,7 +135,11 @@ def processors(folder: Path) -> Path:
     names = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
     return write(
         model(folder),
-        {**{name: {"size": 224} for name in names}, "audio_tokenizer/config.json": {}, "mel_filters.txt": "0.5 1.0"},
+        {
+            **{name: {"size": 224} for name in names},
+            "audio_tokenizer/config.json": {},
+            "mel_filters.txt": "0.5 1.0",
+        },
     )
 
 
@@ -110,7 +149,11 @@ def sentence_transformer(folder: Path) -> Path:
     return write(
         model(folder, {"architectures": ["BertModel"], "model_type": "bert"}),
         {
-            "modules.json": [{"idx": 0, "path": ""}, {"idx": 1, "path": "1_Pooling"}, {"idx": 2, "path": "2_Dense"}],
+            "modules.json": [
+                {"idx": 0, "path": ""},
+                {"idx": 1, "path": "1_Pooling"},
+                {"idx": 2, "path": "2_Dense"},
+            ],
             "1_Pooling/config.json": {"pooling_mode_mean_tokens": True},
             "2_Dense/config.json": {"in_features": 64},
             "vocab.txt": "[PAD]\n",
@@ -121,7 +164,10 @@ def sentence_transformer(folder: Path) -> Path:
 
 def mistral(folder: Path) -> Path:
     """Write a model with the files of Mistral's own format beside."""
-    return write(model(folder), {"params.json": {"dim": 64}, "tekken.json": {"config": {}}, "tokenizer.model.v3": BINARY})
+    return write(
+        model(folder),
+        {"params.json": {"dim": 64}, "tekken.json": {"config": {}}, "tokenizer.model.v3": BINARY},
+    )
 
 
 def with_draft(folder: Path) -> Path:
@@ -156,7 +202,9 @@ def documented(folder: Path) -> Path:
 
 def snapshot(folder: Path) -> Path:
     """Write a snapshot of the Hugging Face cache: links to files that are named for their hash."""
-    plain = write(instruct(folder / "plain"), {"chat_templates/a.jinja": TEMPLATE, "tokenizer.model": BINARY})
+    plain = write(
+        instruct(folder / "plain"), {"chat_templates/a.jinja": TEMPLATE, "tokenizer.model": BINARY}
+    )
     repository = folder / "models--org--name"
     made = repository / "snapshots" / "0123abc"
     (repository / "blobs").mkdir(parents=True)

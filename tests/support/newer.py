@@ -19,7 +19,13 @@ PLACE = "ollama.com/library/new/latest"
 def manifest_of(store: Store, *blobs: bytes) -> dict[str, Any]:
     """Write blobs and return the manifest that names them; the last is its config."""
     *layers, config = (layer_by_hand(store, "x", data) for data in blobs)
-    return {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers, "runner": "mlx"}
+    return {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": config,
+        "layers": layers,
+        "runner": "mlx",
+    }
 
 
 def written(store: Store, document: dict[str, Any]) -> str:
@@ -33,7 +39,12 @@ def written(store: Store, document: dict[str, Any]) -> str:
 
 def reference(store: Store, document: dict[str, Any]) -> dict[str, Any]:
     """Write a manifest as a blob and return a list's reference to it."""
-    return {"mediaType": MANIFEST, "digest": written(store, document), "runner": "mlx", "format": "safetensors"}
+    return {
+        "mediaType": MANIFEST,
+        "digest": written(store, document),
+        "runner": "mlx",
+        "format": "safetensors",
+    }
 
 
 def list_of(*manifests: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +53,10 @@ def list_of(*manifests: dict[str, Any]) -> dict[str, Any]:
 
 
 def linked(store: Store, document: dict[str, Any], place: str = PLACE) -> Path:
-    """Write a manifest's blob and the link to it, at that path below ``manifests-v2/``; return the link's path."""
+    """Write a manifest's blob and the link to it, at that path below ``manifests-v2/``.
+
+    Return the link's path.
+    """
     blob = store.root / "blobs" / written(store, document).replace(":", "-")
     path = store.root / "manifests-v2" / place
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -72,14 +72,16 @@ class Nginx:
     def requests(self) -> list[Request]:
         """Return the requests since the last call.
 
-        nginx writes a line when a request is over, which its client knows earlier. Its one worker writes it before it
-        takes another request: so one more is sent, and its line ends the log.
+        nginx writes a line when a request is over, which its client knows earlier. Its one worker
+        writes it before it takes another request: so one more is sent, and its line ends the log.
         """
         with closing(HTTPConnection("127.0.0.1", self._port, timeout=_PATIENCE_S)) as last:
             last.request("GET", _LAST)
             last.getresponse().read()
         until = time.monotonic() + _PATIENCE_S
-        while not (lines := self._log.read_text().splitlines()[self._seen :]) or not lines[-1].endswith(_LAST):
+        while not (lines := self._log.read_text().splitlines()[self._seen :]) or not lines[
+            -1
+        ].endswith(_LAST):
             if time.monotonic() > until:
                 raise TimeoutError(f"nginx does not log {_LAST}")
             time.sleep(0.005)
@@ -89,9 +91,12 @@ class Nginx:
 
 @contextmanager
 def nginx(folder: Path, root: Path, *, gzip: bool = True) -> Iterator[Nginx]:
-    """Run nginx for as long as the block lasts, with its files in ``folder``. Where there is none: see `_cannot_run`.
+    """Run nginx for as long as the block lasts, with its files in ``folder``.
 
-    With ``gzip`` it compresses everything for whoever does not ask for the bytes as they are, and has no ranges for him.
+    Where there is none: see `_cannot_run`.
+
+    With ``gzip`` it compresses everything for whoever does not ask for the bytes as they are, and
+    has no ranges for him.
     """
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
@@ -134,7 +139,10 @@ def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
 
 
 def _cannot_run(why: str) -> NoReturn:
-    """Fail in CI, where it has to be shown; elsewhere say loudly that it was not (pytest prints why)."""
+    """Fail in CI, where it has to be shown.
+
+    Elsewhere say loudly that it was not (pytest prints why).
+    """
     if "CI" in os.environ:
         pytest.fail(why)
     pytest.skip(f"NOT SHOWN: {why}")

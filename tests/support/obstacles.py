@@ -10,7 +10,10 @@ from support.stores import manifest_path
 
 
 def broken_manifest(store: Store) -> Path:
-    """Write a manifest that is no JSON, of the model ``other``; return its path, as all of these do."""
+    """Write a manifest that is no JSON, of the model ``other``.
+
+    Return its path, as all of these do.
+    """
     path = manifest_path(store, "other")
     path.parent.mkdir(parents=True)
     path.write_bytes(b"{")

@@ -48,13 +48,20 @@ class Case:
     @property
     def recorded_layers(self) -> list[Descriptor]:
         """The layers of the manifest that Ollama wrote."""
-        return [Descriptor.model_validate(layer) for layer in json.loads(self.record["manifest"])["layers"]]
+        return [
+            Descriptor.model_validate(layer)
+            for layer in json.loads(self.record["manifest"])["layers"]
+        ]
 
     def described_arrays(self) -> dict[str, list[Any]]:
         """Return the arrays of the model as the records describe them: dtype, shape, sha256 of the bytes."""
         with self.open() as model:
             return {
-                name: [dtype_of(array).value, list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
+                name: [
+                    dtype_of(array).value,
+                    list(array.shape),
+                    hashlib.sha256(array.tobytes()).hexdigest(),
+                ]
                 for name, array in model.arrays("numpy", names="ollama").items()
             }
 
@@ -87,7 +94,10 @@ def record_of(source: str) -> Json:
 
 
 def contents(text: str) -> Json:
-    """Return what a header says except where each array lies: its size instead. MLX writes null for no metadata."""
+    """Return what a header says except where each array lies: its size instead.
+
+    MLX writes null for no metadata.
+    """
     header = json.loads(text)
     if header.get("__metadata__", {}) is None:
         del header["__metadata__"]
@@ -101,9 +111,18 @@ def contents(text: str) -> Json:
 def planned(blob: PlannedBlob) -> Json:
     """Return a blob in the form of the records, where each array of a copied quantized tensor is a tensor of its own."""
     copied = any(tensor.copies_codes for tensor in blob.tensors)
-    tensors = [entry for tensor in blob.tensors for entry in (_copied(tensor) if tensor.copies_codes else [_made(tensor)])]
-    # A record's metadata are those that are copied from a source; what its quantizer adds is in the headers.
-    return {"name": blob.name, "metadata": dict(blob.metadata) if copied else None, "tensors": tensors}
+    tensors = [
+        entry
+        for tensor in blob.tensors
+        for entry in (_copied(tensor) if tensor.copies_codes else [_made(tensor)])
+    ]
+    # A record's metadata are those that are copied from a source; what its quantizer adds is in the
+    # headers.
+    return {
+        "name": blob.name,
+        "metadata": dict(blob.metadata) if copied else None,
+        "tensors": tensors,
+    }
 
 
 def _copied(tensor: OutputTensor) -> list[Json]:
@@ -111,7 +130,12 @@ def _copied(tensor: OutputTensor) -> list[Json]:
     entries = []
     for part in tensor.parts:
         stored = source.parts[part.suffix]
-        entry = {"name": tensor.name + part.suffix, "sources": [stored.name], "transform": "", "quantize": ""}
+        entry = {
+            "name": tensor.name + part.suffix,
+            "sources": [stored.name],
+            "transform": "",
+            "quantize": "",
+        }
         entry |= {"dtype": "", "shape": None}
         if part.suffix == "" and stored.dtype.value == "U8":
             entry |= {"transform": "repack_fp4", "dtype": "U32", "shape": list(part.shape)}
@@ -128,11 +152,15 @@ def _made(tensor: OutputTensor) -> Json:
     return {
         "name": tensor.name,
         "sources": tensor.source_names,
-        "transform": {(0, 0): "", (0, 1): "decode_fp8", (1, 0): "stack_experts", (1, 1): "decode_stack_fp8"}[
-            stacks, decodes
-        ],
+        "transform": {
+            (0, 0): "",
+            (0, 1): "decode_fp8",
+            (1, 0): "stack_experts",
+            (1, 1): "decode_stack_fp8",
+        }[stacks, decodes],
         "quantize": tensor.quantization.quant_type.value if tensor.quantization is not None else "",
-        # Only stacked and decoded tensors have a dtype and shape of their own; a stack's dtype is its sources'.
+        # Only stacked and decoded tensors have a dtype and shape of their own; a stack's dtype is
+        # its sources'.
         "dtype": tensor.sources[0].tensor.dtype.value if stacks else "BF16" if decodes else "",
         "shape": list(tensor.shape) if stacks or decodes else None,
     }

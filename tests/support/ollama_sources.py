@@ -1,7 +1,8 @@
 """The source checkpoints of fixtures/ollama-records, written again byte for byte: float, quantized, broken.
 
-The digests and hashes of the records hold for exactly these bytes: weights are seeded by tensor name, tensors lie in the
-order in which they are yielded here, and the JSON documents are stored as they stand.
+The digests and hashes of the records hold for exactly these bytes: weights are seeded by tensor
+name, tensors lie in the order in which they are yielded here, and the JSON documents are stored as
+they stand.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ def _llama(layers: int, *, biases: bool = False, head: bool = True) -> Iterator[
         yield from attention(layer)
         if biases:
             sizes = {"q": HIDDEN, "k": KEYS, "v": KEYS}
-            yield from (Weight(f"{layer}.self_attn.{name}_proj.bias", (size,)) for name, size in sizes.items())
+            yield from (
+                Weight(f"{layer}.self_attn.{name}_proj.bias", (size,))
+                for name, size in sizes.items()
+            )
         yield from mlp(f"{layer}.mlp", INTERMEDIATE)
     yield norm("model.norm")
     if head:
@@ -114,10 +118,18 @@ def _write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
     end = 0
     for name, array in tensors.items():
         begin, end = end, end + array.nbytes
-        header[name] = {"dtype": _DTYPE_NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": _DTYPE_NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(array.tobytes() for array in tensors.values()))
+    path.write_bytes(
+        struct.pack("<Q", len(text))
+        + text
+        + b"".join(array.tobytes() for array in tensors.values())
+    )
 
 
 def _write_json(path: Path, document: Json) -> None:
@@ -127,10 +139,17 @@ def _write_json(path: Path, document: Json) -> None:
 def _tokenizer() -> Json:
     """Return a byte-level BPE tokenizer without merges, as tokenizers 0.23 saves it."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    alphabet = sorted([*map(chr, visible), *(chr(0x100 + number) for number in range(256 - len(visible)))])
+    alphabet = sorted(
+        [*map(chr, visible), *(chr(0x100 + number) for number in range(256 - len(visible)))]
+    )
     tokenizer: Json = json.loads(_TOKENIZER)
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
-    tokenizer["added_tokens"] = [{"id": 256, "content": "<s>", **flags}, {"id": 257, "content": "</s>", **flags}]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {
+        "special": True
+    }
+    tokenizer["added_tokens"] = [
+        {"id": 256, "content": "<s>", **flags},
+        {"id": 257, "content": "</s>", **flags},
+    ]
     tokenizer["model"]["vocab"] = {character: number for number, character in enumerate(alphabet)}
     return tokenizer
 
@@ -139,13 +158,24 @@ def _write_documents(folder: Path, config: Json, *, thinks: bool) -> None:
     template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     template += "{% if enable_thinking %}<think></think>{% endif %}" * thinks
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    tokenizer_config = {**tokens, "chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
-    generation_config = {"bos_token_id": 256, "eos_token_id": 257, "do_sample": True, "temperature": 0.6}
+    tokenizer_config = {
+        **tokens,
+        "chat_template": template,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    generation_config = {
+        "bos_token_id": 256,
+        "eos_token_id": 257,
+        "do_sample": True,
+        "temperature": 0.6,
+    }
     _write_json(folder / "config.json", config)
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
     _write_json(folder / "special_tokens_map.json", tokens)
     _write_json(folder / "generation_config.json", generation_config)
-    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(), indent=2, ensure_ascii=False), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(
+        json.dumps(_tokenizer(), indent=2, ensure_ascii=False), encoding="utf-8"
+    )
 
 
 def _whole(folder: Path, config: Json, tensors: Tensors, *, thinks: bool = False) -> None:
@@ -164,17 +194,25 @@ def _sharded(folder: Path, layers: int, starts: Sequence[int]) -> None:
         _write_safetensors(folder / shard, {name: tensors[name] for name in names[start:stop]})
         shard_of |= dict.fromkeys(names[start:stop], shard)
     total = sum(array.nbytes for array in tensors.values())
-    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))})
+    _write_json(
+        folder / INDEX,
+        {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))},
+    )
 
 
 def _c_sharded(folder: Path) -> None:
     _sharded(folder, 4, (0, 10, 25))
-    _write_safetensors(folder / "consolidated.safetensors", {"tok_embeddings.weight": Weight("x", (16, 16)).array()})
+    _write_safetensors(
+        folder / "consolidated.safetensors",
+        {"tok_embeddings.weight": Weight("x", (16, 16)).array()},
+    )
 
 
 def _x_ambiguous(folder: Path) -> None:
     _whole(folder, LLAMA, _arrays(_llama(1)))
-    _write_safetensors(folder / "model-00001-of-00001.safetensors", {"a.weight": Weight("a", (4, 4)).array()})
+    _write_safetensors(
+        folder / "model-00001-of-00001.safetensors", {"a.weight": Weight("a", (4, 4)).array()}
+    )
 
 
 def _x_index_missing_shard(folder: Path) -> None:
@@ -212,7 +250,9 @@ def _x_truncated_data(folder: Path) -> None:
 FP8: Json = json.loads(
     '{"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}'
 )
-_MODELOPT: Json = json.loads('{"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}')
+_MODELOPT: Json = json.loads(
+    '{"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}'
+)
 _COMPRESSED: Json = json.loads("""{
     "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
     "config_groups": {"group_0": {
@@ -220,7 +260,12 @@ _COMPRESSED: Json = json.loads("""{
         "weights": {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
     }}
 }""")
-_MIXED: Json = {"group_size": 64, "bits": 4, "mode": "affine", "lm_head": {"group_size": 64, "bits": 8}}
+_MIXED: Json = {
+    "group_size": 64,
+    "bits": 4,
+    "mode": "affine",
+    "lm_head": {"group_size": 64, "bits": 8},
+}
 
 
 def _mlx(group_size: int, bits: int, mode: str, settings: Json) -> Callable[[Path], None]:
@@ -228,8 +273,17 @@ def _mlx(group_size: int, bits: int, mode: str, settings: Json) -> Callable[[Pat
 
     def write(folder: Path) -> None:
         others = {"lm_head.weight": (64, 8, "affine")} if "lm_head" in settings else {}
-        config = {**LLAMA, "num_hidden_layers": 2, "quantization": settings, "quantization_config": settings}
-        _whole(folder, config, prequantized.mlx_model(_arrays(_llama(2)), (group_size, bits, mode), others))
+        config = {
+            **LLAMA,
+            "num_hidden_layers": 2,
+            "quantization": settings,
+            "quantization_config": settings,
+        }
+        _whole(
+            folder,
+            config,
+            prequantized.mlx_model(_arrays(_llama(2)), (group_size, bits, mode), others),
+        )
 
     return write
 
@@ -238,7 +292,11 @@ def _fp8(layers: int, settings: Json | None = FP8, **options: Any) -> Callable[[
     """Return the writer of a block FP8 model; ``options`` as `block_fp8`."""
 
     def write(folder: Path) -> None:
-        config = LLAMA if layers == LLAMA["num_hidden_layers"] else {**LLAMA, "num_hidden_layers": layers}
+        config = (
+            LLAMA
+            if layers == LLAMA["num_hidden_layers"]
+            else {**LLAMA, "num_hidden_layers": layers}
+        )
         config = config if settings is None else {**config, "quantization_config": settings}
         _whole(folder, config, prequantized.fp8_model(_arrays(_llama(layers)), **options))
 
@@ -246,13 +304,19 @@ def _fp8(layers: int, settings: Json | None = FP8, **options: Any) -> Callable[[
 
 
 def _e_fp8_moe(folder: Path) -> None:
-    _whole(folder, {**QWEN3_MOE, "quantization_config": FP8}, prequantized.fp8_model(_arrays(_qwen3_moe(2, 11))))
+    _whole(
+        folder,
+        {**QWEN3_MOE, "quantization_config": FP8},
+        prequantized.fp8_model(_arrays(_qwen3_moe(2, 11))),
+    )
 
 
 def _f_modelopt_nvfp4(folder: Path) -> None:
     tensors = prequantized.nvfp4_model(_arrays(_llama(2)), modelopt=True)
     _whole(folder, {**LLAMA, "num_hidden_layers": 2, "quantization_config": _MODELOPT}, tensors)
-    _write_json(folder / "hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "group_size": 16}})
+    _write_json(
+        folder / "hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    )
 
 
 def _f_ct_nvfp4(folder: Path) -> None:
@@ -269,7 +333,9 @@ def _x_collision(folder: Path) -> None:
 
 def _x_fp8_e5m2(folder: Path) -> None:
     tensors = prequantized.fp8_model(_arrays(_llama(1)))
-    tensors["model.layers.0.self_attn.q_proj.weight"] = Weight("z", (HIDDEN, HIDDEN)).array().astype(F8_E5M2)
+    tensors["model.layers.0.self_attn.q_proj.weight"] = (
+        Weight("z", (HIDDEN, HIDDEN)).array().astype(F8_E5M2)
+    )
     _whole(folder, {**LLAMA, "num_hidden_layers": 1, "quantization_config": FP8}, tensors)
 
 
@@ -279,9 +345,15 @@ _SINGLE = {**LLAMA, "num_hidden_layers": 2, "torch_dtype": "float32"}
 
 SOURCES: dict[str, Callable[[Path], None]] = {
     "a_dense_bf16": lambda folder: _whole(folder, LLAMA, _arrays(_llama(4))),
-    "a_dense_bias_tied": lambda folder: _whole(folder, _TIED, _arrays(_llama(2, biases=True, head=False))),
-    "b_qwen3_moe": lambda folder: _whole(folder, QWEN3_MOE, _arrays(_qwen3_moe(2, 12)), thinks=True),
-    "b_switch_mlp_stacked": lambda folder: _whole(folder, {**QWEN3_MOE, "num_experts": 8}, _arrays(_switch_mlp(2, 8))),
+    "a_dense_bias_tied": lambda folder: _whole(
+        folder, _TIED, _arrays(_llama(2, biases=True, head=False))
+    ),
+    "b_qwen3_moe": lambda folder: _whole(
+        folder, QWEN3_MOE, _arrays(_qwen3_moe(2, 12)), thinks=True
+    ),
+    "b_switch_mlp_stacked": lambda folder: _whole(
+        folder, {**QWEN3_MOE, "num_experts": 8}, _arrays(_switch_mlp(2, 8))
+    ),
     "c_sharded": _c_sharded,
     "d_mlx_int4": _mlx(64, 4, "affine", {"group_size": 64, "bits": 4}),
     "d_mlx_int4_g32": _mlx(32, 4, "affine", {"group_size": 32, "bits": 4}),
@@ -294,15 +366,25 @@ SOURCES: dict[str, Callable[[Path], None]] = {
     "e_fp8_moe": _e_fp8_moe,
     "f_ct_nvfp4": _f_ct_nvfp4,
     "f_modelopt_nvfp4": _f_modelopt_nvfp4,
-    "g_f16": lambda folder: _whole(folder, {**LLAMA, "torch_dtype": "float16"}, _arrays(_llama(4), F16)),
+    "g_f16": lambda folder: _whole(
+        folder, {**LLAMA, "torch_dtype": "float16"}, _arrays(_llama(4), F16)
+    ),
     "g_f32": lambda folder: _whole(folder, _SINGLE, _arrays(_llama(2), F32)),
     "h_cohere2_moe": _h_cohere2_moe,
-    "h_gemma4": lambda folder: _whole(folder, architectures.gemma4_config(10), _arrays(architectures.gemma4(10))),
-    "h_gemma4_moe8": lambda folder: _whole(
-        folder, architectures.gemma4_config(4, 8), _arrays(architectures.gemma4(4, experts=8, keys=64))
+    "h_gemma4": lambda folder: _whole(
+        folder, architectures.gemma4_config(10), _arrays(architectures.gemma4(10))
     ),
-    "h_nemotron_h": lambda folder: _whole(folder, architectures.NEMOTRON_H, _arrays(architectures.nemotron_h())),
-    "h_qwen3_5_moe": lambda folder: _whole(folder, architectures.QWEN35_MOE, _arrays(architectures.qwen35_moe())),
+    "h_gemma4_moe8": lambda folder: _whole(
+        folder,
+        architectures.gemma4_config(4, 8),
+        _arrays(architectures.gemma4(4, experts=8, keys=64)),
+    ),
+    "h_nemotron_h": lambda folder: _whole(
+        folder, architectures.NEMOTRON_H, _arrays(architectures.nemotron_h())
+    ),
+    "h_qwen3_5_moe": lambda folder: _whole(
+        folder, architectures.QWEN35_MOE, _arrays(architectures.qwen35_moe())
+    ),
     "x_ambiguous": _x_ambiguous,
     "x_collision": _x_collision,
     "x_expert_mismatch": _x_expert_mismatch,

@@ -1,7 +1,8 @@
 """Quantized weights as tensors of a header: those of programs whose weights are counted and not imported.
 
-Each has its tensors by suffix, its config.json, what it is (type, group, format) and the shape of its values, [96, 128] for
-all that keep it. Shapes as in the sources that blobstore/source/producers.py names.
+Each has its tensors by suffix, its config.json, what it is (type, group, format) and the shape of
+its values, [96, 128] for all that keep it. Shapes as in the sources that
+blobstore/source/producers.py names.
 """
 
 from __future__ import annotations
@@ -10,15 +11,28 @@ from typing import Any
 
 from support.sparse import Tensors
 
-CONFIG_OF_4_BITS = {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}
-CONFIG_OF_4_BITS["quantization_config"]["config_groups"] = {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}
-GROUPS_OF_TWO = {"a": {"weights": {"num_bits": 4, "group_size": 32}}, "b": {"weights": {"num_bits": 8, "group_size": 64}}}
-CONFIG_OF_TWO = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": GROUPS_OF_TWO}}
+CONFIG_OF_4_BITS = {
+    "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+}
+CONFIG_OF_4_BITS["quantization_config"]["config_groups"] = {
+    "group_0": {"weights": {"num_bits": 4, "group_size": 32}}
+}
+GROUPS_OF_TWO = {
+    "a": {"weights": {"num_bits": 4, "group_size": 32}},
+    "b": {"weights": {"num_bits": 8, "group_size": 64}},
+}
+CONFIG_OF_TWO = {
+    "quantization_config": {"quant_method": "compressed-tensors", "config_groups": GROUPS_OF_TWO}
+}
 BITNET = {"quantization_config": {"quant_method": "bitnet"}}
 ROWS, COLS = 96, 128
 PACKED: dict[str, tuple[Tensors, Any, str, tuple[int, ...]]] = {
     "awq": (
-        {".qweight": ("I32", (COLS, ROWS // 8)), ".qzeros": ("I32", (4, ROWS // 8)), ".scales": ("F16", (4, ROWS))},
+        {
+            ".qweight": ("I32", (COLS, ROWS // 8)),
+            ".qzeros": ("I32", (4, ROWS // 8)),
+            ".scales": ("F16", (4, ROWS)),
+        },
         None,
         "int4/32 AWQ",
         (ROWS, COLS),
@@ -54,7 +68,10 @@ PACKED: dict[str, tuple[Tensors, Any, str, tuple[int, ...]]] = {
         (ROWS, COLS),
     ),
     "compressed-tensors int8 of two widths": (
-        {".weight_packed": ("I32", (ROWS, COLS // 4)), ".weight_scale": ("BF16", (ROWS, COLS // 64))},
+        {
+            ".weight_packed": ("I32", (ROWS, COLS // 4)),
+            ".weight_scale": ("BF16", (ROWS, COLS // 64)),
+        },
         CONFIG_OF_TWO,
         "int8/64 compressed-tensors",
         (ROWS, COLS),
@@ -81,7 +98,12 @@ PACKED: dict[str, tuple[Tensors, Any, str, tuple[int, ...]]] = {
             ".weight_scale": ("F8_E4M3", (ROWS, COLS // 16)),
             ".weight_global_scale": ("F32", (1,)),
         },
-        {"quantization_config": {"quant_method": "compressed-tensors", "format": "mixfp4-pack-quantized"}},
+        {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "format": "mixfp4-pack-quantized",
+            }
+        },
         "mixfp4/16 compressed-tensors NVFP4",
         (ROWS, COLS),
     ),
@@ -92,13 +114,21 @@ PACKED: dict[str, tuple[Tensors, Any, str, tuple[int, ...]]] = {
         (ROWS, COLS),
     ),
     "compressed-tensors int8": (
-        {".weight": ("I8", (ROWS, COLS)), ".weight_scale": ("BF16", (ROWS, 1)), ".weight_zero_point": ("I8", (ROWS, 1))},
+        {
+            ".weight": ("I8", (ROWS, COLS)),
+            ".weight_scale": ("BF16", (ROWS, 1)),
+            ".weight_zero_point": ("I8", (ROWS, 1)),
+        },
         {"quantization_config": {"quant_method": "compressed-tensors", "format": "int-quantized"}},
         "int8 compressed-tensors",
         (ROWS, COLS),
     ),
     "fp8, one scale a row": (
-        {".weight": ("F8_E4M3", (ROWS, COLS)), ".weight_scale": ("F32", (ROWS, 1)), ".input_scale": ("F32", (1,))},
+        {
+            ".weight": ("F8_E4M3", (ROWS, COLS)),
+            ".weight_scale": ("F32", (ROWS, 1)),
+            ".input_scale": ("F32", (1,)),
+        },
         None,
         "fp8 FP8",
         (ROWS, COLS),
@@ -171,7 +201,12 @@ PACKED: dict[str, tuple[Tensors, Any, str, tuple[int, ...]]] = {
         "int8 bitsandbytes int8",
         (ROWS, COLS),
     ),
-    "eetq": ({".weight": ("I8", (COLS, ROWS)), ".weight_scales": ("F16", (ROWS,))}, None, "int8 EETQ", (COLS, ROWS)),
+    "eetq": (
+        {".weight": ("I8", (COLS, ROWS)), ".weight_scales": ("F16", (ROWS,))},
+        None,
+        "int8 EETQ",
+        (COLS, ROWS),
+    ),
     "exl2": (
         {
             ".q_weight": ("I32", (COLS * 5 // 32, ROWS)),
@@ -185,7 +220,11 @@ PACKED: dict[str, tuple[Tensors, Any, str, tuple[int, ...]]] = {
         (ROWS, COLS),
     ),
     "exl3": (
-        {".trellis": ("I16", (COLS // 16, ROWS // 16, 40)), ".suh": ("F16", (COLS,)), ".svh": ("F16", (ROWS,))},
+        {
+            ".trellis": ("I16", (COLS // 16, ROWS // 16, 40)),
+            ".suh": ("F16", (COLS,)),
+            ".svh": ("F16", (ROWS,)),
+        },
         None,
         "exl3 EXL3",
         (ROWS, COLS),
@@ -204,7 +243,11 @@ PACKED: dict[str, tuple[Tensors, Any, str, tuple[int, ...]]] = {
         for bits in (2, 3, 5, 6)
     },
     "mlx with a global scale": (
-        {".weight": ("U32", (ROWS, COLS // 8)), ".scales": ("U8", (ROWS, COLS // 16)), ".global_scale": ("F32", (ROWS,))},
+        {
+            ".weight": ("U32", (ROWS, COLS // 8)),
+            ".scales": ("U8", (ROWS, COLS // 16)),
+            ".global_scale": ("F32", (ROWS,)),
+        },
         None,
         "nvfp4/16 MLX",
         (ROWS, COLS),
@@ -213,12 +256,20 @@ PACKED: dict[str, tuple[Tensors, Any, str, tuple[int, ...]]] = {
 
 UNCLEAR: dict[str, tuple[Tensors, Any, str]] = {
     "mlx without a config": (
-        {".weight": ("U32", (ROWS, COLS // 8)), ".scales": ("BF16", (ROWS, 2)), ".biases": ("BF16", (ROWS, 2))},
+        {
+            ".weight": ("U32", (ROWS, COLS // 8)),
+            ".scales": ("BF16", (ROWS, 2)),
+            ".biases": ("BF16", (ROWS, 2)),
+        },
         None,
         "MLX's shapes fit int2/128 and int4/64 and int8/32, and no config.json says which",
     ),
     "mlx of another type than its config's": (
-        {".weight": ("U32", (ROWS, COLS // 8)), ".scales": ("BF16", (ROWS, 2)), ".biases": ("BF16", (ROWS, 2))},
+        {
+            ".weight": ("U32", (ROWS, COLS // 8)),
+            ".scales": ("BF16", (ROWS, 2)),
+            ".biases": ("BF16", (ROWS, 2)),
+        },
         {"quantization": {"group_size": 32, "bits": 4}},
         "and config.json's is another",
     ),
@@ -238,5 +289,9 @@ UNCLEAR: dict[str, tuple[Tensors, Any, str]] = {
         {"quantization_config": {"quant_method": "hqq"}},
         "they look packed",
     ),
-    "exponents of nothing": ({".scales_of_blocks": ("F8_E8M0", (ROWS, COLS))}, None, "they look packed, or like scales"),
+    "exponents of nothing": (
+        {".scales_of_blocks": ("F8_E8M0", (ROWS, COLS))},
+        None,
+        "they look packed, or like scales",
+    ),
 }

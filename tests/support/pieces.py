@@ -27,9 +27,12 @@ class Piece:
 
 
 def cut(data: bytes, lengths: list[tuple[int, int, bool]], chance: random.Random) -> list[Piece]:
-    """Return pieces by ``(length, gap behind it, aligned)`` in the order of their bytes; they cover ``data``.
+    """Return pieces by ``(length, gap behind it, aligned)`` in the order of their bytes.
 
-    Each gap is cut again, and its parts go to any pieces before it: those are the ones that may fill it.
+    They cover ``data``.
+
+    Each gap is cut again, and its parts go to any pieces before it: those are the ones that may
+    fill it.
     """
     pieces: list[Piece] = []
     at = 0
@@ -62,7 +65,10 @@ class Putter:
         self.finished: list[FinishedBlob] = []
 
     def put_all(self, pieces: list[Piece], threads: int) -> None:
-        """Put the pieces in that order, with so many threads. Raises: the error of the first that failed."""
+        """Put the pieces in that order, with so many threads.
+
+        Raises: the error of the first that failed.
+        """
         with ThreadPoolExecutor(threads) as pool:
             for done in [pool.submit(self.put, piece) for piece in pieces]:
                 done.result()
@@ -73,7 +79,11 @@ class Putter:
             self._writer.put_aside(offset, part)
         buffer = self._buffer(piece)
         finished = self._writer.put(
-            piece.offset, buffer, gap=piece.gap, aligned=piece.aligned, hashed=lambda: self._scribble(piece.offset, buffer)
+            piece.offset,
+            buffer,
+            gap=piece.gap,
+            aligned=piece.aligned,
+            hashed=lambda: self._scribble(piece.offset, buffer),
         )
         if finished is not None:
             with self._mutex:

@@ -13,11 +13,17 @@ from blobstore.importer.policies.policy import Policy
 
 SHAPE = (128, 128)
 
-GEMMA4, COHERE2, GLIMMER = "Gemma4ForCausalLM", "Cohere2MoeForCausalLM", "MuseGlimmerForConditionalGeneration"
+GEMMA4, COHERE2, GLIMMER = (
+    "Gemma4ForCausalLM",
+    "Cohere2MoeForCausalLM",
+    "MuseGlimmerForConditionalGeneration",
+)
 LAGUNA, NEMOTRON, QWEN = "LagunaForCausalLM", "NemotronHForCausalLM", "Qwen3_5ForCausalLM"
 
 
-def policy_of(architecture: str, asked: str, profile: str = "ollama", *, draft: bool = False, **config: Any) -> Policy:
+def policy_of(
+    architecture: str, asked: str, profile: str = "ollama", *, draft: bool = False, **config: Any
+) -> Policy:
     """Return the policy for a checkpoint of that architecture, whose config.json has ``config`` too."""
     source = SourceConfig.parse(json.dumps({"architectures": [architecture], **config}).encode())
     make = draft_policy_for if draft else policy_for

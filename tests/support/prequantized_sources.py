@@ -1,7 +1,8 @@
 """The quantized sources of fixtures/ollama-records: what MLX, FP8 and NVFP4 exporters make of a float model's tensors.
 
-The arithmetic is that of the tool that made the records, since the digests hold for exactly these bytes. Which tensors are
-quantized: every matrix that is no norm, except those whose names hold a word of `KEPT`, which MLX's quantize too.
+The arithmetic is that of the tool that made the records, since the digests hold for exactly these
+bytes. Which tensors are quantized: every matrix that is no norm, except those whose names hold a
+word of `KEPT`, which MLX's quantize too.
 """
 
 from __future__ import annotations
@@ -23,23 +24,40 @@ E2M1_MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 def mlx_array(array: Array) -> Any:
     """Return an mlx array of the same bits."""
-    return mx.array(array.view(np.uint16)).view(mx.bfloat16) if array.dtype == BF16 else mx.array(array)
+    return (
+        mx.array(array.view(np.uint16)).view(mx.bfloat16)
+        if array.dtype == BF16
+        else mx.array(array)
+    )
 
 
 def numpy_array(array: Any) -> Array:
     """Return a numpy array of an mlx array's bits."""
-    return np.array(array.view(mx.uint16)).view(BF16) if array.dtype == mx.bfloat16 else np.array(array)
+    return (
+        np.array(array.view(mx.uint16)).view(BF16)
+        if array.dtype == mx.bfloat16
+        else np.array(array)
+    )
 
 
-def mlx_quantized(name: str, weight: Array, group_size: int, bits: int, mode: str) -> Iterator[tuple[str, Array]]:
+def mlx_quantized(
+    name: str, weight: Array, group_size: int, bits: int, mode: str
+) -> Iterator[tuple[str, Array]]:
     """Yield what MLX stores for the weight ``name``: codes, scales and, for affine ones, biases."""
     arrays = mx.quantize(mlx_array(weight), group_size=group_size, bits=bits, mode=mode)
     base = name.removesuffix(".weight")
-    yield from zip((name, f"{base}.scales", f"{base}.biases"), map(numpy_array, arrays), strict=False)
+    yield from zip(
+        (name, f"{base}.scales", f"{base}.biases"), map(numpy_array, arrays), strict=False
+    )
 
 
 def block_fp8(
-    name: str, weight: Array, *, suffix: str = "_scale_inv", scale_dtype: Any = np.float32, block: int = 128
+    name: str,
+    weight: Array,
+    *,
+    suffix: str = "_scale_inv",
+    scale_dtype: Any = np.float32,
+    block: int = 128,
 ) -> Iterator[tuple[str, Array]]:
     """Yield E4M3 codes and one scale for each block of the weight, ragged edges included."""
     rows, cols = weight.shape
@@ -48,7 +66,11 @@ def block_fp8(
     padded[:rows, :cols] = weight.astype(np.float32)
     blocks = padded.reshape(block_rows, block, block_cols, block)
     scales = (np.maximum(np.abs(blocks).max((1, 3)), 1e-12) / 448.0).astype(scale_dtype)
-    codes = (blocks / scales.astype(np.float32)[:, None, :, None]).reshape(padded.shape)[:rows, :cols].astype(F8)
+    codes = (
+        (blocks / scales.astype(np.float32)[:, None, :, None])
+        .reshape(padded.shape)[:rows, :cols]
+        .astype(F8)
+    )
     yield name, codes
     yield name + suffix, scales
 
@@ -93,7 +115,9 @@ def is_quantized(name: str, array: Array, kept: tuple[str, ...] = KEPT) -> bool:
 
 
 def mlx_model(
-    tensors: Mapping[str, Array], usual: tuple[int, int, str], other: Mapping[str, tuple[int, int, str]] | None = None
+    tensors: Mapping[str, Array],
+    usual: tuple[int, int, str],
+    other: Mapping[str, tuple[int, int, str]] | None = None,
 ) -> Tensors:
     """Return a model with every matrix as MLX quantizes it: (group size, bits, mode), and the ``other`` ones by name."""
     quantized: Tensors = {}
@@ -109,7 +133,9 @@ def fp8_model(tensors: Mapping[str, Array], **options: Any) -> Tensors:
     """Return a model with its matrices in block FP8; ``options`` as `block_fp8`."""
     quantized: Tensors = {}
     for name, array in tensors.items():
-        quantized |= dict(block_fp8(name, array, **options)) if is_quantized(name, array) else {name: array}
+        quantized |= (
+            dict(block_fp8(name, array, **options)) if is_quantized(name, array) else {name: array}
+        )
     return quantized
 
 

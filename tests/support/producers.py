@@ -1,6 +1,7 @@
 """Quantized weights as each producer stores them: random codes and scales, and the values that they stand for.
 
-The values are computed here with ml_dtypes and plain NumPy, MLX's by `mx.dequantize`: nothing of blobstore is asked.
+The values are computed here with ml_dtypes and plain NumPy, MLX's by `mx.dequantize`: nothing of
+blobstore is asked.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ GROUPS = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 class Stored:
     """One weight as it lies in a source: its tensors in order, what becomes of each, and its values in float32.
 
-    ``arrays``: the tensors by the suffix of the array that is stored for them, as their bytes must be stored.
+    ``arrays``: the tensors by the suffix of the array that is stored for them, as their bytes must
+    be stored.
     """
 
     name: str
@@ -59,11 +61,19 @@ def mlx_affine(bits: int, group_size: int, dtype: Any = BF16) -> Kind:
         *lead, cols = shape
         words = generator.integers(2**32, size=(*lead, cols * bits // 32), dtype=np.uint32)
         scales, biases = (
-            (generator.standard_normal((*lead, cols // group_size)) * 0.1).astype(dtype) for _ in ("scales", "biases")
+            (generator.standard_normal((*lead, cols // group_size)) * 0.1).astype(dtype)
+            for _ in ("scales", "biases")
         )
-        # With float32 scales MLX computes in float32; rounding the result to another dtype is the reader's business.
+        # With float32 scales MLX computes in float32; rounding the result to another dtype is the
+        # reader's business.
         values = mx.dequantize(
-            mx.array(words), _wide(scales), _wide(biases), group_size=group_size, bits=bits, mode="affine", stream=mx.cpu
+            mx.array(words),
+            _wide(scales),
+            _wide(biases),
+            group_size=group_size,
+            bits=bits,
+            mode="affine",
+            stream=mx.cpu,
         )
         tensors = {f"{base}.weight": words, f"{base}.scales": scales, f"{base}.biases": biases}
         arrays = {"": words, ".scale": scales, ".bias": biases}
@@ -87,10 +97,23 @@ def mlx_float(mode: str) -> Kind:
         words = octets.view(np.uint32)
         scales = generator.integers(110, 126, size=(*lead, cols // group_size), dtype=np.uint8)
         values = mx.dequantize(
-            mx.array(words), mx.array(scales), group_size=group_size, bits=bits, mode=mode, dtype=mx.float32, stream=mx.cpu
+            mx.array(words),
+            mx.array(scales),
+            group_size=group_size,
+            bits=bits,
+            mode=mode,
+            dtype=mx.float32,
+            stream=mx.cpu,
         )
         tensors = {f"{base}.weight": words, f"{base}.scales": scales}
-        return Stored(f"{base}.weight", tensors, np.array(values), mode, group_size, {"": words, ".scale": scales})
+        return Stored(
+            f"{base}.weight",
+            tensors,
+            np.array(values),
+            mode,
+            group_size,
+            {"": words, ".scale": scales},
+        )
 
     return Kind(make, {"quantization": {"group_size": group_size, "bits": bits, "mode": mode}})
 
@@ -116,13 +139,29 @@ def nvfp4(*, modelopt: bool, scalar: bool = True, factor: float = 0.0013) -> Kin
         scales = generator.uniform(0.01, 400, size=(*lead, cols // 16)).astype(E4M3)
         given = np.full(() if scalar else (1,), factor if modelopt else 1 / factor, np.float32)
         with np.errstate(divide="ignore"):
-            multiplier = given if modelopt else (np.float32(1) / given).astype(np.float32).reshape(given.shape)
-        values = _unpacked(octets) * np.repeat(scales.astype(np.float32), 16, -1) * multiplier.reshape(-1)[0]
+            multiplier = (
+                given
+                if modelopt
+                else (np.float32(1) / given).astype(np.float32).reshape(given.shape)
+            )
+        values = (
+            _unpacked(octets)
+            * np.repeat(scales.astype(np.float32), 16, -1)
+            * multiplier.reshape(-1)[0]
+        )
         names = ("weight", "weight_scale", "weight_scale_2", "input_scale")
-        names = names if modelopt else ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
+        names = (
+            names
+            if modelopt
+            else ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
+        )
         stored = (octets, scales, given, np.array([3.0], np.float32))
         tensors = {f"{base}.{name}": array for name, array in zip(names, stored, strict=True)}
-        arrays = {"": octets.view(np.uint32), ".scale": scales.view(np.uint8), ".global_scale": multiplier}
+        arrays = {
+            "": octets.view(np.uint32),
+            ".scale": scales.view(np.uint8),
+            ".global_scale": multiplier,
+        }
         return Stored(f"{base}.weight", tensors, values, "nvfp4", 16, arrays)
 
     return Kind(make)
@@ -136,7 +175,11 @@ def gpt_oss() -> Kind:
         *lead, cols = shape
         blocks = generator.integers(256, size=(*lead, cols // 32, 16), dtype=np.uint8)
         scales = generator.integers(110, 126, size=(*lead, cols // 32), dtype=np.uint8)
-        values = np.ldexp(_unpacked(blocks), scales.astype(np.int32)[..., None] - 127).astype(np.float32).reshape(shape)
+        values = (
+            np.ldexp(_unpacked(blocks), scales.astype(np.int32)[..., None] - 127)
+            .astype(np.float32)
+            .reshape(shape)
+        )
         words = blocks.reshape(*lead, cols // 2).view(np.uint32)
         tensors = {f"{base}_blocks": blocks, f"{base}_scales": scales}
         return Stored(f"{base}.weight", tensors, values, "mxfp4", 32, {"": words, ".scale": scales})
@@ -145,17 +188,26 @@ def gpt_oss() -> Kind:
 
 
 def block_fp8(suffix: str = "_scale_inv", dtype: Any = np.float32, ending: str = ".weight") -> Kind:
-    """Return E4M3 weights with a scale for each block of 128 rows and columns; its values are rounded to BF16."""
+    """Return E4M3 weights with a scale for each block of 128 rows and columns.
+
+    Its values are rounded to BF16.
+    """
 
     def make(base: str, shape: tuple[int, ...]) -> Stored:
         generator = _random(base, "fp8")
         *lead, rows, cols = shape
         codes = _finite_octets(generator, shape, 8).view(E4M3)
-        scales = generator.uniform(1e-4, 1e-2, size=(*lead, -(-rows // 128), -(-cols // 128))).astype(dtype)
+        scales = generator.uniform(
+            1e-4, 1e-2, size=(*lead, -(-rows // 128), -(-cols // 128))
+        ).astype(dtype)
         wide = np.repeat(np.repeat(scales.astype(np.float32), 128, -2), 128, -1)[..., :rows, :cols]
         values = (codes.astype(np.float32) * wide).astype(BF16)
         name = f"{base}{ending}"
-        tensors = {name: codes, name + suffix: scales, f"{base}.input_scale": np.array(0.5, np.float32)}
+        tensors = {
+            name: codes,
+            name + suffix: scales,
+            f"{base}.input_scale": np.array(0.5, np.float32),
+        }
         return Stored(name, tensors, values.astype(np.float32), "mxfp8", 32, {})
 
     return Kind(make, FP8_CONFIG)

@@ -1,7 +1,8 @@
 """Published checkpoints without their weights: .safetensors files of the right tensors whose data are a hole in the file.
 
-The dimensions are those of each repository's config.json; what is stored besides the parameters is in
-fixtures/published/README.md. Headers are written here by hand, so that the reader under test has no part in them.
+The dimensions are those of each repository's config.json; what is stored besides the parameters is
+in fixtures/published/README.md. Headers are written here by hand, so that the reader under test has
+no part in them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from pathlib import Path
 from support import FIXTURES
 from support.corpus import INDEX_NAME
 
-COUNTS: dict[str, dict[str, int]] = json.loads((FIXTURES / "published" / "counts.json").read_text("utf-8"))
+COUNTS: dict[str, dict[str, int]] = json.loads(
+    (FIXTURES / "published" / "counts.json").read_text("utf-8")
+)
 ONE_FILE = "model.safetensors"
 
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U8": 1}
@@ -44,7 +47,10 @@ def shards(repository: str) -> dict[str, list[Tensor]]:
 
 
 def write(repository: str, folder: Path) -> Path:
-    """Write a repository's files into ``folder``, with an index where there are several; return the folder."""
+    """Write a repository's files into ``folder``, with an index where there are several.
+
+    Return the folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = shards(repository)
     for name, tensors in files.items():
@@ -59,7 +65,10 @@ def index(repository: str) -> bytes:
     files = shards(repository)
     total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors)
     weight_map = {tensor.name: name for name, tensors in files.items() for tensor in tensors}
-    return json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}, indent=2).encode()
+    return json.dumps(
+        {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))},
+        indent=2,
+    ).encode()
 
 
 def header(tensors: list[Tensor]) -> bytes:
@@ -68,7 +77,11 @@ def header(tensors: list[Tensor]) -> bytes:
     begin = 0
     for tensor in tensors:
         end = begin + tensor.nbytes
-        document[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [begin, end]}
+        document[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [begin, end],
+        }
         begin = end
     text = json.dumps(document, separators=(",", ":")).encode()
     return struct.pack("<Q", len(text) + -len(text) % 8) + text + b" " * (-len(text) % 8)
@@ -94,7 +107,11 @@ def _tensors(dtype: str, shapes: dict[str, Shape]) -> list[Tensor]:
 
 def _gpt2() -> dict[str, list[Tensor]]:
     width, context = 768, 1024
-    shapes: dict[str, Shape] = {"wte.weight": (50257, width), "wpe.weight": (context, width), **_norm("ln_f", width)}
+    shapes: dict[str, Shape] = {
+        "wte.weight": (50257, width),
+        "wpe.weight": (context, width),
+        **_norm("ln_f", width),
+    }
     for at in (f"h.{layer}" for layer in range(12)):
         # Conv1D: a weight's rows are the inputs.
         shapes |= {
@@ -135,7 +152,12 @@ def _roberta(width: int, layers: int) -> dict[str, list[Tensor]]:
             **_linear(f"{at}.output.dense", width, 4 * width),
             **_norm(f"{at}.output.LayerNorm", width),
         }
-    return {ONE_FILE: [Tensor("roberta.embeddings.position_ids", "I64", (1, positions)), *_tensors("F32", shapes)]}
+    return {
+        ONE_FILE: [
+            Tensor("roberta.embeddings.position_ids", "I64", (1, positions)),
+            *_tensors("F32", shapes),
+        ]
+    }
 
 
 def _distilbert() -> dict[str, list[Tensor]]:
@@ -178,15 +200,29 @@ def _gpt_neox() -> dict[str, list[Tensor]]:
                 **_linear(f"{at}.mlp.dense_h_to_4h", 4 * width, width),
                 **_linear(f"{at}.mlp.dense_4h_to_h", width, 4 * width),
             }
-            yield [*_tensors("F16", shapes), Tensor(f"{at}.attention.bias", "U8", (1, 1, context, context))]
-        yield _tensors("F16", {**_norm("gpt_neox.final_layer_norm", width), "embed_out.weight": (words, width)})
+            yield [
+                *_tensors("F16", shapes),
+                Tensor(f"{at}.attention.bias", "U8", (1, 1, context, context)),
+            ]
+        yield _tensors(
+            "F16", {**_norm("gpt_neox.final_layer_norm", width), "embed_out.weight": (words, width)}
+        )
 
-    return {f"model-{number:05}-of-00046.safetensors": tensors for number, tensors in enumerate(parts(), 1)}
+    return {
+        f"model-{number:05}-of-00046.safetensors": tensors
+        for number, tensors in enumerate(parts(), 1)
+    }
 
 
 def _bloom_parts(width: int, layers: int, dtype: str) -> Iterator[list[Tensor]]:
-    """The embedding, each layer, and the last norm. In a layer biases come first, then the MLP's weights."""
-    embedding: dict[str, Shape] = {"word_embeddings.weight": (250_880, width), **_norm("word_embeddings_layernorm", width)}
+    """The embedding, each layer, and the last norm.
+
+    In a layer biases come first, then the MLP's weights.
+    """
+    embedding: dict[str, Shape] = {
+        "word_embeddings.weight": (250_880, width),
+        **_norm("word_embeddings_layernorm", width),
+    }
     yield _tensors(dtype, embedding)
     for at in (f"h.{layer}" for layer in range(layers)):
         shapes: dict[str, Shape] = {
@@ -197,7 +233,10 @@ def _bloom_parts(width: int, layers: int, dtype: str) -> Iterator[list[Tensor]]:
             **_linear(f"{at}.mlp.dense_h_to_4h", 4 * width, width),
             **_linear(f"{at}.mlp.dense_4h_to_h", width, 4 * width),
         }
-        yield sorted(_tensors(dtype, shapes), key=lambda one: (not one.name.endswith("bias"), ".mlp." not in one.name))
+        yield sorted(
+            _tensors(dtype, shapes),
+            key=lambda one: (not one.name.endswith("bias"), ".mlp." not in one.name),
+        )
     yield _tensors(dtype, _norm("ln_f", width))
 
 

@@ -15,7 +15,9 @@ from support.checkpoints import write_checkpoint
 Array = np.ndarray[Any, Any]
 
 
-def measured(store: Store, folder: Path, stored: dict[str, Array], source: dict[str, Array], **options: Any) -> ModelQuality:
+def measured(
+    store: Store, folder: Path, stored: dict[str, Array], source: dict[str, Array], **options: Any
+) -> ModelQuality:
     """Import ``stored`` and return its report against ``source``."""
     blobstore.import_model(write_checkpoint(folder / "stored", stored), "m", store=store, **options)
     return blobstore.measure_quality("m", write_checkpoint(folder / "source", source), store=store)

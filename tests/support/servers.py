@@ -40,8 +40,8 @@ Answer = Callable[[Asked], Iterable[bytes]]
 class Script:
     """What a server does until the next script: ``answer`` yields the bytes of each reply.
 
-    Where a reply has no length of its own, the connection is closed behind it. ``asked`` fills as requests come; ``sent``
-    counts the bytes that went out, framing included.
+    Where a reply has no length of its own, the connection is closed behind it. ``asked`` fills as
+    requests come; ``sent`` counts the bytes that went out, framing included.
     """
 
     answer: Answer
@@ -62,13 +62,21 @@ class Script:
 
 
 class Server:
-    """A server on one port of a loopback address; connections are served by threads that end with them.
+    """A server on one port of a loopback address.
 
-    With ``counting`` it has the smallest send buffer, so that what it sent is what the client's machine took, but for a few
-    kilobytes. That is slow: 2 MB/s.
+    Connections are served by threads that end with them.
+
+    With ``counting`` it has the smallest send buffer, so that what it sent is what the client's
+    machine took, but for a few kilobytes. That is slow: 2 MB/s.
     """
 
-    def __init__(self, host: str = "127.0.0.1", context: ssl.SSLContext | None = None, *, counting: bool = False) -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        context: ssl.SSLContext | None = None,
+        *,
+        counting: bool = False,
+    ) -> None:
         self._listener = socket.create_server((host, 0))
         if counting:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SMALLEST_BUFFER)
@@ -103,7 +111,9 @@ class Server:
             while True:
                 connection, _ = self._listener.accept()
                 self._count += 1
-                threading.Thread(target=self._serve, args=(connection, self._count), daemon=True).start()
+                threading.Thread(
+                    target=self._serve, args=(connection, self._count), daemon=True
+                ).start()
 
     def _serve(self, connection: socket.socket, number: int) -> None:
         with suppress(OSError), connection:
@@ -120,7 +130,9 @@ class Server:
     def _reply(self, connection: socket.socket, head: bytes, number: int) -> bool:
         script = self._script
         lines = head.decode("latin-1").split("\r\n")
-        fields = dict(line.lower().split(": ", 1)[:1] + line.split(": ", 1)[1:] for line in lines[1:] if line)
+        fields = dict(
+            line.lower().split(": ", 1)[:1] + line.split(": ", 1)[1:] for line in lines[1:] if line
+        )
         with script.lock:
             asked = Asked(len(script.asked), self.port, lines[0].split(" ")[1], fields, number)
             script.asked.append(asked)
@@ -161,14 +173,19 @@ def redirect(location: str, status: int = 302) -> list[bytes]:
 
 
 def part(asked: Asked, data: bytes, *lines: str, longest: int | None = None) -> list[bytes]:
-    """Return what a correct server answers for a file of ``data``; with ``longest``, never more bytes than that at once."""
+    """Return what a correct server answers for a file of ``data``.
+
+    With ``longest``, never more bytes than that at once.
+    """
     if asked.range is None:
         return reply(200, *lines, body=data)
     begin, end = asked.range
     if begin >= len(data):
         return reply(416, f"Content-Range: bytes */{len(data)}", *lines)
     end = min(end, len(data), end if longest is None else begin + longest)
-    return reply(206, f"Content-Range: bytes {begin}-{end - 1}/{len(data)}", *lines, body=data[begin:end])
+    return reply(
+        206, f"Content-Range: bytes {begin}-{end - 1}/{len(data)}", *lines, body=data[begin:end]
+    )
 
 
 def files(table: dict[str, bytes], *lines: str) -> Answer:
@@ -192,7 +209,9 @@ def one_after_another(*answers: list[bytes] | Answer) -> Answer:
 
 
 @contextmanager
-def server(host: str = "127.0.0.1", context: ssl.SSLContext | None = None, *, counting: bool = False) -> Iterator[Server]:
+def server(
+    host: str = "127.0.0.1", context: ssl.SSLContext | None = None, *, counting: bool = False
+) -> Iterator[Server]:
     """Run a server for as long as the block lasts."""
     running = Server(host, context, counting=counting)
     try:

@@ -13,11 +13,23 @@ Tensor = tuple[str, tuple[int, ...]]
 """A dtype's name and a shape."""
 Tensors = Mapping[str, Tensor]
 
-_BITS = {"F4": 4, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "BF16": 16, "F16": 16}
+_BITS = {
+    "F4": 4,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "BF16": 16,
+    "F16": 16,
+}
 _BITS |= {"I32": 32, "U32": 32, "F32": 32, "I64": 64, "F64": 64, "BOOL": 8}
 
 
-def header(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> tuple[dict[str, Any], int]:
+def header(
+    tensors: Tensors, metadata: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], int]:
     """Return a header's JSON object, and the bytes of its data."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -38,7 +50,9 @@ def write_sparse(path: Path, tensors: Tensors, metadata: Mapping[str, str] | Non
     return path
 
 
-def write_sparse_folder(folder: Path, tensors: Tensors, config: Mapping[str, Any] | None = None, shards: int = 1) -> Path:
+def write_sparse_folder(
+    folder: Path, tensors: Tensors, config: Mapping[str, Any] | None = None, shards: int = 1
+) -> Path:
     """Write a checkpoint of one file, or of shards with an index, and return its folder."""
     if config is not None:
         folder.mkdir(parents=True, exist_ok=True)

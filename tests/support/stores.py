@@ -45,7 +45,9 @@ def commit_model(store: Store, name: str, *blobs: bytes) -> Manifest:
     with store.session() as session:
         for data in blobs:
             session.put(data)
-        manifest = Manifest(layers=tuple(descriptor(data, f"layer{index}") for index, data in enumerate(blobs)))
+        manifest = Manifest(
+            layers=tuple(descriptor(data, f"layer{index}") for index, data in enumerate(blobs))
+        )
         session.publish(ModelName.parse(name), manifest)
     return manifest
 
@@ -53,7 +55,9 @@ def commit_model(store: Store, name: str, *blobs: bytes) -> Manifest:
 def descriptor(data: bytes, name: str | None = None) -> Descriptor:
     """Return the descriptor of a tensor blob."""
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    return Descriptor.model_validate({"mediaType": TENSOR_MEDIA_TYPE, "digest": digest, "size": len(data), "name": name})
+    return Descriptor.model_validate(
+        {"mediaType": TENSOR_MEDIA_TYPE, "digest": digest, "size": len(data), "name": name}
+    )
 
 
 def blob_path(store: Store, data: bytes) -> Path:
@@ -100,7 +104,11 @@ def stored_arrays(
 
 def wrong_digests(store: Store) -> list[str]:
     """Return the files in ``blobs/`` whose sha256 is not their name."""
-    return [path.name for path in (store.root / "blobs").glob("*") if blob_path(store, path.read_bytes()) != path]
+    return [
+        path.name
+        for path in (store.root / "blobs").glob("*")
+        if blob_path(store, path.read_bytes()) != path
+    ]
 
 
 @contextmanager
@@ -118,7 +126,10 @@ def unprivileged() -> Iterator[None]:
 
 @contextmanager
 def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Run Python ``code`` in a process of its own, yield when it has printed its first line; it is killed at the end."""
+    """Run Python ``code`` in a process of its own, yield when it has printed its first line.
+
+    It is killed at the end.
+    """
     line = [sys.executable, "-c", code, *map(str, arguments)]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:
@@ -130,7 +141,10 @@ def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def with_newline_config(store: Store, name: str, other: str) -> Path:
-    """Store a model a second time, its config blob ended with a newline as newer Ollamas do; return that blob's path."""
+    """Store a model a second time, its config blob ended with a newline as newer Ollamas do.
+
+    Return that blob's path.
+    """
     manifest = store.manifest(ModelName.parse(name))
     assert manifest.config is not None
     data = store.blobs.read(manifest.config) + b"\n"

@@ -1,6 +1,7 @@
 """Weights that a quantizer is tried on, the forms and targets it is tried in, and how what comes out is compared.
 
-Random weights of every kind, the corners of the number formats, and groups of the shapes that a search meets.
+Random weights of every kind, the corners of the number formats, and groups of the shapes that a
+search meets.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ FP = [("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32)]
 EVERY = AFFINE + FP
 TWIN = kernels.KERNELS["reference"]
 # Every native target that this build has and that runs on this machine, by name; not only the best.
-TARGETS = {name: kernel for name, kernel in kernels.KERNELS.items() if name not in {"native", "reference"}}
+TARGETS = {
+    name: kernel for name, kernel in kernels.KERNELS.items() if name not in {"native", "reference"}
+}
 
 
 def random_weights(dtype: np.dtype[Any], *shape: int, seed: tuple[int, ...] = ()) -> Array:
@@ -41,29 +44,68 @@ def random_weights(dtype: np.dtype[Any], *shape: int, seed: tuple[int, ...] = ()
 def edge_weights(dtype: np.dtype[Any]) -> Array:
     """Return ``[rows, 128]`` weights, one row a corner of the number format or of the arithmetic."""
     info = ml_dtypes.finfo(dtype)
-    largest, normal, subnormal = float(info.max), float(info.smallest_normal), float(info.smallest_subnormal)
+    largest, normal, subnormal = (
+        float(info.max),
+        float(info.smallest_normal),
+        float(info.smallest_subnormal),
+    )
     generator = np.random.default_rng(128)
     noise = generator.standard_normal(128)
     whole = generator.integers(-8, 9, 128)
     one_hot = np.eye(1, 128, 5)[0]
     alternating = np.where(np.arange(128) % 2, 1.0, -1.0)
-    constants = [0.0, -0.0, 1.0, -1.0, 3.3, -3.3, 1e-7, -1e-7, largest, -largest, normal, -normal, subnormal, -subnormal]
+    constants = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        3.3,
+        -3.3,
+        1e-7,
+        -1e-7,
+        largest,
+        -largest,
+        normal,
+        -normal,
+        subnormal,
+        -subnormal,
+    ]
     rows = [np.full(128, value) for value in constants]
     rows += [-np.abs(noise), np.abs(noise), -1 - np.abs(noise), 1 + np.abs(noise)]
-    rows += [noise * 0.01 + one_hot * 50, noise * 0.01 - one_hot * 50, one_hot * largest, one_hot * -largest]
-    rows += [alternating * largest, alternating * normal, alternating * 0.0, -alternating * 0.0, noise * normal]
+    rows += [
+        noise * 0.01 + one_hot * 50,
+        noise * 0.01 - one_hot * 50,
+        one_hot * largest,
+        one_hot * -largest,
+    ]
+    rows += [
+        alternating * largest,
+        alternating * normal,
+        alternating * 0.0,
+        -alternating * 0.0,
+        noise * normal,
+    ]
     rows += [noise * 0.2 * largest]
     rows += [whole * subnormal, whole * normal, whole / 2, whole / 4, whole * 1.0, whole * 2.0**-13]
-    rows += [noise * 1e-7, noise * 1e-9, noise * 1e-6 + 1, noise * 1e-6 - 1, generator.integers(-127, 129, 128) * 1.0]
+    rows += [
+        noise * 1e-7,
+        noise * 1e-9,
+        noise * 1e-6 + 1,
+        noise * 1e-6 - 1,
+        generator.integers(-127, 129, 128) * 1.0,
+    ]
     rows += [np.where(noise < 0, -0.0, noise), np.where(noise > 0, 0.0, noise)]
     return np.clip(np.array(rows), -largest, largest).astype(dtype)
 
 
-def shaped_groups(dtype: np.dtype[Any], groups: int, group_size: int, seed: tuple[int, ...] = ()) -> Array:
+def shaped_groups(
+    dtype: np.dtype[Any], groups: int, group_size: int, seed: tuple[int, ...] = ()
+) -> Array:
     """Return ``[groups, group_size]`` weights, each eighth of the groups of one shape.
 
-    Normal ones of ordinary size, of 0.02, 0.005 and 1e-4 (E4M3's subnormal scales), heavy-tailed ones, large ones, ties,
-    and one weight among zeros; the shapes take turns, so that lanes that are searched side by side end at different times.
+    Normal ones of ordinary size, of 0.02, 0.005 and 1e-4 (E4M3's subnormal scales), heavy-tailed
+    ones, large ones, ties, and one weight among zeros; the shapes take turns, so that lanes that
+    are searched side by side end at different times.
     """
     generator = np.random.default_rng((groups, group_size, *seed))
     values = generator.standard_normal((groups, group_size), dtype=np.float32)
@@ -73,7 +115,9 @@ def shaped_groups(dtype: np.dtype[Any], groups: int, group_size: int, seed: tupl
     values[4::8] **= 3
     values[5::8] *= np.float32(2000)
     values[6::8] = np.rint(values[6::8] * 4) / 4
-    values[7::8] *= np.arange(group_size) == generator.integers(group_size, size=(len(values[7::8]), 1))
+    values[7::8] *= np.arange(group_size) == generator.integers(
+        group_size, size=(len(values[7::8]), 1)
+    )
     return np.clip(values, -65504, 65504).astype(dtype)
 
 
@@ -107,7 +151,9 @@ def parts_of(quantized: QuantizedArray[Array]) -> list[Array]:
     return [part for part in parts if part is not None]
 
 
-def assert_same_parts(left: QuantizedArray[Array], right: QuantizedArray[Array], what: str = "") -> None:
+def assert_same_parts(
+    left: QuantizedArray[Array], right: QuantizedArray[Array], what: str = ""
+) -> None:
     """Fail unless both are quantized alike and store the same bits."""
     assert left.quantization == right.quantization, what
     for part, expected in zip(parts_of(left), parts_of(right), strict=True):
@@ -115,8 +161,13 @@ def assert_same_parts(left: QuantizedArray[Array], right: QuantizedArray[Array],
         np.testing.assert_array_equal(raw(part), raw(expected), err_msg=what)
 
 
-def squared_errors(weights: Array, quantized: QuantizedArray[Array], importance: Array | None = None) -> Array:
-    """Return the squared error of every group, flat, in float64; each column's times its importance."""
+def squared_errors(
+    weights: Array, quantized: QuantizedArray[Array], importance: Array | None = None
+) -> Array:
+    """Return the squared error of every group, flat, in float64.
+
+    Each column's times its importance.
+    """
     difference = kernels.dequantize(quantized).astype(np.float64) - weights.astype(np.float64)
     squared = difference**2 if importance is None else difference**2 * importance.astype(np.float64)
     total: Array = squared.reshape(-1, quantized.group_size).sum(axis=1)

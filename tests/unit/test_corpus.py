@@ -64,7 +64,9 @@ def test_the_corpus_is_complete(kind: str) -> None:
     assert len({case.id for case in cases}) == len(cases)
 
 
-@pytest.mark.parametrize("case", [case for kind in COUNTS for case in load(kind) if not case.by_recipe], ids=case_id)
+@pytest.mark.parametrize(
+    "case", [case for kind in COUNTS for case in load(kind) if not case.by_recipe], ids=case_id
+)
 def test_sizes_are_those_of_the_corpus(case: Case) -> None:
     assert len(case.data) == case.size
 
@@ -86,7 +88,9 @@ def test_names_to_refuse(case: Case) -> None:
     assert len(str(error)) < 2000
 
 
-@pytest.mark.parametrize("case", [case for case in rejected("name") if not set("/:") & set(text(case))], ids=case_id)
+@pytest.mark.parametrize(
+    "case", [case for case in rejected("name") if not set("/:") & set(text(case))], ids=case_id
+)
 def test_no_name_part_takes_what_no_name_may_hold(case: Case) -> None:
     part = text(case)
     for make in (

@@ -39,7 +39,9 @@ from blobstore.store.memory import MemoryStore
         (TensorNotFoundError, NotFoundError, KeyError),
     ],
 )
-def test_both_are_caught(ours: type[BlobStoreError], general: type[BlobStoreError], builtin: type[Exception]) -> None:
+def test_both_are_caught(
+    ours: type[BlobStoreError], general: type[BlobStoreError], builtin: type[Exception]
+) -> None:
     for kind in (general, builtin):
         with pytest.raises(kind) as caught:
             raise ours("it is gone", path="/x", errno=errno.ENOENT, hint="look")
@@ -62,8 +64,16 @@ def test_what_the_system_refuses() -> None:
     missing = from_os_error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), "open", "x")
     denied = from_os_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), "open", "x")
     full = from_os_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "write", "x")
-    assert (type(missing), type(denied), type(full)) == (MissingFileError, AccessError, StorageError)
-    assert [error.errno for error in (missing, denied, full)] == [errno.ENOENT, errno.EACCES, errno.ENOSPC]
+    assert (type(missing), type(denied), type(full)) == (
+        MissingFileError,
+        AccessError,
+        StorageError,
+    )
+    assert [error.errno for error in (missing, denied, full)] == [
+        errno.ENOENT,
+        errno.EACCES,
+        errno.ENOSPC,
+    ]
 
 
 def test_an_error_of_ours_is_not_wrapped_again() -> None:

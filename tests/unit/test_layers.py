@@ -71,7 +71,8 @@ def test_imports_point_down() -> None:
         for path in FILES
         if room_of(path) != "__init__"
         for module, _ in imports_of(path)
-        if (room := room_of_module(module)) not in (None, room_of(path)) and row_of(room) >= row_of(room_of(path))
+        if (room := room_of_module(module)) not in (None, room_of(path))
+        and row_of(room) >= row_of(room_of(path))
     ]
     assert wrong == []
 
@@ -87,7 +88,9 @@ def test_heavy_libraries_are_imported_in_functions() -> None:
         (shown(path), module)
         for path in FILES
         for module, is_top in imports_of(path)
-        if is_top and module.split(".")[0] in HEAVY | ({"numpy", "ml_dtypes"} if room_of(path) in NUMPY_FREE else set())
+        if is_top
+        and module.split(".")[0]
+        in HEAVY | ({"numpy", "ml_dtypes"} if room_of(path) in NUMPY_FREE else set())
     ]
     assert wrong == []
 
@@ -116,4 +119,14 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 def test_the_top_level_stays_small() -> None:
     listed = subprocess.check_output(["git", "-C", str(ROOT), "ls-files"], text=True).split()
     top = {name.split("/")[0] for name in listed}
-    assert top <= {".ci", ".gitignore", "LICENSE", "README.md", "docs", "fixtures", "pyproject.toml", "src", "tests"}
+    assert top <= {
+        ".ci",
+        ".gitignore",
+        "LICENSE",
+        "README.md",
+        "docs",
+        "fixtures",
+        "pyproject.toml",
+        "src",
+        "tests",
+    }

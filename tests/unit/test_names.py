@@ -10,7 +10,9 @@ from blobstore.names import Digest, ModelName, relative_path
 HEX = "0123456789abcdef" * 4
 
 
-@pytest.mark.parametrize("digits", [f"{HEX}\n", f"{HEX}0", HEX[1:], f"{HEX[1:]}\n", f"{HEX[1:]}A", ""])
+@pytest.mark.parametrize(
+    "digits", [f"{HEX}\n", f"{HEX}0", HEX[1:], f"{HEX[1:]}\n", f"{HEX[1:]}A", ""]
+)
 def test_a_digest_is_64_digits_and_no_more(digits: str) -> None:
     assert Digest(HEX).hex == HEX
     with pytest.raises(InvalidDigestError):

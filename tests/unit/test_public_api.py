@@ -52,15 +52,39 @@ NAMES = [
     "write_plan",
 ]
 PLAN_OPTIONS = [
-    *("quant", "group_size", "method", "dtype", "profile", "experts", "alignment", "importance", "global_scale"),
-    *("rules", "policy", "requantize", "draft", "draft_quant", "modelfile", "template", "system", "licenses", "parameters"),
+    *(
+        "quant",
+        "group_size",
+        "method",
+        "dtype",
+        "profile",
+        "experts",
+        "alignment",
+        "importance",
+        "global_scale",
+    ),
+    *(
+        "rules",
+        "policy",
+        "requantize",
+        "draft",
+        "draft_quant",
+        "modelfile",
+        "template",
+        "system",
+        "licenses",
+        "parameters",
+    ),
 ]
 PARAMETERS = {
     "open_store": (["root"], []),
     "plan_import": (["source"], PLAN_OPTIONS),
     "import_model": (["source", "name"], ["store", *PLAN_OPTIONS, "jobs", "progress"]),
     "open_model": (["name"], ["store", "verify"]),
-    "quantize": (["array", "quant_type"], ["group_size", "method", "importance", "global_scale", "jobs"]),
+    "quantize": (
+        ["array", "quant_type"],
+        ["group_size", "method", "importance", "global_scale", "jobs"],
+    ),
     "dequantize": (["quantized", "dtype"], []),
     "measure_quality": (["name", "source"], ["store", "jobs", "progress"]),
     "read_header": (["path"], ["token"]),
@@ -77,23 +101,42 @@ PARAMETERS = {
 def modules_after(code: str) -> set[str]:
     """Return the modules that a fresh process has loaded after ``code``, by their first name."""
     script = f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     return {name.split(".")[0] for name in json.loads(done.stdout)}
 
 
-@pytest.mark.parametrize("code", ["import blobstore", "from blobstore import errors", "import blobstore; dir(blobstore)"])
+@pytest.mark.parametrize(
+    "code", ["import blobstore", "from blobstore import errors", "import blobstore; dir(blobstore)"]
+)
 def test_importing_the_package_loads_nothing_heavy(code: str) -> None:
-    heavy = {"mlx", "torch", "numpy", "ml_dtypes", "mlx_lm", "transformers", "pydantic", "typer", "rich"}
+    heavy = {
+        "mlx",
+        "torch",
+        "numpy",
+        "ml_dtypes",
+        "mlx_lm",
+        "transformers",
+        "pydantic",
+        "typer",
+        "rich",
+    }
     assert modules_after(code) & heavy == set()
 
 
 def test_opening_a_store_loads_no_array_library() -> None:
-    assert modules_after("import blobstore; blobstore.open_store('x')") & {"mlx", "torch", "numpy"} == set()
+    assert (
+        modules_after("import blobstore; blobstore.open_store('x')") & {"mlx", "torch", "numpy"}
+        == set()
+    )
 
 
 def test_importing_a_model_loads_no_framework() -> None:
     assert (
-        modules_after("import blobstore; blobstore.import_model, blobstore.open_model") & {"mlx", "torch", "mlx_lm"} == set()
+        modules_after("import blobstore; blobstore.import_model, blobstore.open_model")
+        & {"mlx", "torch", "mlx_lm"}
+        == set()
     )
 
 
@@ -119,9 +162,17 @@ def test_parameters(name: str) -> None:
     """The first list may be given by position, the second by name only."""
     function = getattr(blobstore, name)
     parameters = inspect.signature(function).parameters.values()
-    by_position = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    by_name = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    if "options" in inspect.get_annotations(function):  # the options of an import are listed once, for both functions
+    by_position = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    by_name = [
+        parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    if "options" in inspect.get_annotations(
+        function
+    ):  # the options of an import are listed once, for both functions
         by_name += ImportArguments.__annotations__
     wanted_position, wanted_name = PARAMETERS[name]
     assert by_position == wanted_position
@@ -136,7 +187,17 @@ def test_mlx_lm_loads_a_model_and_its_tokenizer() -> None:
 
 
 def test_tensors_and_models_have_the_documented_methods() -> None:
-    for name in ("shape", "dtype", "quant_type", "group_size", "numpy", "torch", "mlx", "dequantize", "__getitem__"):
+    for name in (
+        "shape",
+        "dtype",
+        "quant_type",
+        "group_size",
+        "numpy",
+        "torch",
+        "mlx",
+        "dequantize",
+        "__getitem__",
+    ):
         assert hasattr(blobstore.Tensor, name)
     for name in ("arrays", "close", "keys", "items", "get", "__enter__", "__exit__"):
         assert hasattr(blobstore.Model, name)

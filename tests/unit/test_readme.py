@@ -34,25 +34,39 @@ def environment(tmp_path: Path) -> dict[str, str]:
     tools.mkdir()
     (tools / "blobstore").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m blobstore "$@"\n')
     (tools / "blobstore").chmod(0o755)
-    return {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "OLLAMA_MODELS": str(tmp_path / "models")}
+    return {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "OLLAMA_MODELS": str(tmp_path / "models"),
+    }
 
 
 def test_console_sessions_print_what_the_readme_says(environment: dict[str, str]) -> None:
     sessions = [block for language, block in BLOCKS if language == "console"]
     assert len(sessions) == 5
     for command, expected in [step for block in sessions for step in steps(block)]:
-        done = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # noqa: S602
+        done = subprocess.run(  # noqa: S602
+            command,
+            shell=True,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         printed = (done.stdout + done.stderr).splitlines()
         assert len(printed) == len(expected), done
-        assert [line for line, wanted in zip(printed, expected, strict=True) if wanted != ANYTHING] == [
-            wanted for wanted in expected if wanted != ANYTHING
-        ]
+        assert [
+            line for line, wanted in zip(printed, expected, strict=True) if wanted != ANYTHING
+        ] == [wanted for wanted in expected if wanted != ANYTHING]
 
 
 def test_python_examples_run(tmp_path: Path) -> None:
     (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
     code = "\n".join(block for language, block in BLOCKS if language == "python")
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["(768, 256) int4 32", "(768, 32)", "(2, 256)"]
 
@@ -60,4 +74,7 @@ def test_python_examples_run(tmp_path: Path) -> None:
 def test_each_set_up_command_is_one_line() -> None:
     commands = [block.strip() for language, block in BLOCKS if language == "sh"]
     assert len(commands) == 2
-    assert all("\n" not in command and command.startswith("python3 -m venv .venv && ") for command in commands)
+    assert all(
+        "\n" not in command and command.startswith("python3 -m venv .venv && ")
+        for command in commands
+    )

@@ -1,1 +1,4 @@
-"""The command line: ``blobstore COMMAND``. One file a group of commands; only this package reads the environment."""
+"""The command line: ``blobstore COMMAND``.
+
+One file a group of commands; only this package reads the environment.
+"""

@@ -49,13 +49,20 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Models to check [default: the whole store].")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Models to check [default: the whole store]."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Check sizes, headers and documents only; do not hash tensor blobs.")
+        bool,
+        typer.Option(
+            "--quick", help="Check sizes, headers and documents only; do not hash tensor blobs."
+        ),
     ] = False,
     sample: Annotated[
-        str | None, typer.Option("--sample", metavar="N/T", help="Check only part N of T of the blobs, such as 1/7.")
+        str | None,
+        typer.Option(
+            "--sample", metavar="N/T", help="Check only part N of T of the blobs, such as 1/7."
+        ),
     ] = None,
     jobs: Jobs = None,
     store: StoreOption = None,
@@ -70,7 +77,15 @@ def verify(
     layers = stores_at(store, lower)
     below = getattr(layers, "lower", ())
     with progress_bar() as progress:
-        result = check(store_at(store), names or (), quick=quick, sample=part, jobs=jobs, progress=progress, lower=below)
+        result = check(
+            store_at(store),
+            names or (),
+            quick=quick,
+            sample=part,
+            jobs=jobs,
+            progress=progress,
+            lower=below,
+        )
     with suppress(ReaderGoneError):  # what was found is told by the exit code too
         if as_json:
             from blobstore.views.care import VerifyView
@@ -103,15 +118,23 @@ def repair(
     source: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="SOURCE", help="The checkpoint that the model was imported from, if blobs are damaged."
+            "--from",
+            metavar="SOURCE",
+            help="The checkpoint that the model was imported from, if blobs are damaged.",
         ),
     ] = None,
     importance: Annotated[
-        str | None, typer.Option("--importance", metavar="FILE", help="The --importance of the import.")
+        str | None,
+        typer.Option("--importance", metavar="FILE", help="The --importance of the import."),
     ] = None,
-    draft: Annotated[str | None, typer.Option("--draft", metavar="DIR", help="The --draft of the import.")] = None,
+    draft: Annotated[
+        str | None, typer.Option("--draft", metavar="DIR", help="The --draft of the import.")
+    ] = None,
     modelfile: Annotated[
-        str | None, typer.Option("--modelfile", "-f", metavar="FILE", help="The Modelfile of the import, for its texts.")
+        str | None,
+        typer.Option(
+            "--modelfile", "-f", metavar="FILE", help="The Modelfile of the import, for its texts."
+        ),
     ] = None,
     jobs: Jobs = None,
     wait: WaitOption = None,
@@ -141,8 +164,14 @@ def _show_repair(result: RepairResult) -> None:
         emit(f"Restored the manifest of {result.name}")
     for left in result.remaining:
         emit(printable(f"Not repaired: {left.blob.digest}: {left.reason}"))
-    repaired = f"{len(result.repaired)} made again ({size(sum(blob.size for blob in result.repaired))})"
-    verdict = f"{repaired}, {len(result.remaining)} still damaged" if result.repaired or result.remaining else "all sound"
+    repaired = (
+        f"{len(result.repaired)} made again ({size(sum(blob.size for blob in result.repaired))})"
+    )
+    verdict = (
+        f"{repaired}, {len(result.remaining)} still damaged"
+        if result.repaired or result.remaining
+        else "all sound"
+    )
     emit(f"Checked {counted(result.checked, 'blob')} of {result.name}: {verdict}")
 
 
@@ -150,7 +179,11 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed.")] = False,
     grace: Annotated[
         str | None,
-        typer.Option("--grace", metavar="TIME", help="Keep blobs younger than this, such as 24h or 2d [default: 24h]."),
+        typer.Option(
+            "--grace",
+            metavar="TIME",
+            help="Keep blobs younger than this, such as 24h or 2d [default: 24h].",
+        ),
     ] = None,
     sole_owner: Annotated[
         bool,
@@ -161,9 +194,14 @@ def prune(
     ] = False,
     forget: Annotated[
         bool,
-        typer.Option("--forget", help="Remove the blobs of models whose manifests are gone, however many models that are."),
+        typer.Option(
+            "--forget",
+            help="Remove the blobs of models whose manifests are gone, however many models that are.",
+        ),
     ] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Restore what the last prune moved to the trash.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Restore what the last prune moved to the trash.")
+    ] = False,
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -185,7 +223,9 @@ def prune(
             _show_undo(undone)
         return
     grace_s = parse_duration(grace) if grace is not None else care.DAY_S
-    result = care.prune(opened, grace_s=grace_s, sole_owner=sole_owner, forget=forget, dry_run=dry_run)
+    result = care.prune(
+        opened, grace_s=grace_s, sole_owner=sole_owner, forget=forget, dry_run=dry_run
+    )
     if as_json:
         from blobstore.views.care import PruneView
 
@@ -195,13 +235,20 @@ def prune(
 
 
 def _show_prune(result: PruneResult, *, dry_run: bool) -> None:
-    rows = [(blob.digest.short, size(blob.size), duration(blob.age_s), blob.reason) for blob in result.removed[:_SHOWN]]
+    rows = [
+        (blob.digest.short, size(blob.size), duration(blob.age_s), blob.reason)
+        for blob in result.removed[:_SHOWN]
+    ]
     if rows:
         show_table(("BLOB", "SIZE", "AGE", "WHY"), rows)
     if len(result.removed) > _SHOWN:
         emit(f"… and {len(result.removed) - _SHOWN} more")
     would = "Would move" if dry_run else "Moved"
-    until = ": prune --undo brings back what is there, the next prune deletes it" if result.removed and not dry_run else ""
+    until = (
+        ": prune --undo brings back what is there, the next prune deletes it"
+        if result.removed and not dry_run
+        else ""
+    )
     emit(f"{would} {_blobs(result.removed)} to the trash{until}")
     if result.forgotten:
         emit(f"{would} the copies of the manifest of {_models(result.forgotten)} to the trash, too")
@@ -225,7 +272,9 @@ def _models(names: tuple[ModelName, ...]) -> str:
 
 
 def _show_undo(undone: UndoResult) -> None:
-    emit(f"Gave back {counted(len(undone.restored), 'blob')} ({size(sum(nbytes for _, nbytes in undone.restored))})")
+    emit(
+        f"Gave back {counted(len(undone.restored), 'blob')} ({size(sum(nbytes for _, nbytes in undone.restored))})"
+    )
     if undone.kept:
         emit(f"Left {len(undone.kept)} in the trash: the store has them again, or they are damaged")
     if undone.without_manifest:

@@ -37,7 +37,10 @@ _HEADINGS = ("TENSOR", "TYPE", "SHAPE", "RMSE", "RELATIVE", "LARGEST", "COSINE",
 def quality(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
     against: Annotated[
-        str, typer.Option("--against", metavar="SOURCE", help="The checkpoint that the model was imported from.")
+        str,
+        typer.Option(
+            "--against", metavar="SOURCE", help="The checkpoint that the model was imported from."
+        ),
     ],
     jobs: Jobs = None,
     store: StoreOption = None,
@@ -62,14 +65,24 @@ def _show(report: ModelQuality) -> None:
     measured = [tensor for tensor in report.tensors if not tensor.kept]
     if measured:
         rows = [
-            (tensor.name, tensor.type_name, shape(tensor.shape), *_quality_figures(tensor.errors)) for tensor in measured
+            (tensor.name, tensor.type_name, shape(tensor.shape), *_quality_figures(tensor.errors))
+            for tensor in measured
         ]
         total = report.errors
-        rows.append((str(report.name), f"{len(measured)} tensors", count(total.count), *_quality_figures(total)))
+        rows.append(
+            (
+                str(report.name),
+                f"{len(measured)} tensors",
+                count(total.count),
+                *_quality_figures(total),
+            )
+        )
         show_table(_HEADINGS, rows)
     kept = len(report.tensors) - len(measured)
     if kept:
-        emit(f"{kept} {'tensor is stored as it was' if kept == 1 else 'tensors are stored as they were'}")
+        emit(
+            f"{kept} {'tensor is stored as it was' if kept == 1 else 'tensors are stored as they were'}"
+        )
 
 
 def _quality_figures(errors: Errors) -> tuple[str, ...]:
@@ -91,11 +104,16 @@ def register(app: typer.Typer) -> None:
 
 
 def du(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Models to show [default: all].")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Models to show [default: all].")
+    ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the disk space of models. UNIQUE is what rm would free, SHARED is needed by other models too."""
+    """Show the disk space of models.
+
+    UNIQUE is what rm would free, SHARED is needed by other models too.
+    """
     from blobstore.store.care.usage import measure_usage
 
     usage = measure_usage(store_at(store), names or ())
@@ -105,7 +123,9 @@ def du(
         show_json(UsageView.of(usage))
         return
     show_table(("NAME", "SIZE", "UNIQUE", "SHARED"), [_usage_row(model) for model in usage.models])
-    emit(f"{counted(usage.blobs, 'blob')}, {size(usage.nbytes)}; {size(usage.reclaimable)} needed by no model")
+    emit(
+        f"{counted(usage.blobs, 'blob')}, {size(usage.nbytes)}; {size(usage.reclaimable)} needed by no model"
+    )
     if usage.trash:
         emit(f"{size(usage.trash)} in the trash")
 
@@ -120,7 +140,8 @@ def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A stored model.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The stored model to compare it with.")],
     error: Annotated[
-        bool, typer.Option("--error", help="Also measure how much the values of changed tensors differ.")
+        bool,
+        typer.Option("--error", help="Also measure how much the values of changed tensors differ."),
     ] = False,
     jobs: Jobs = None,
     store: StoreOption = None,
@@ -143,7 +164,14 @@ def _show_diff(found: ModelDiff, *, error: bool) -> None:
     rows = [("-", *_fact_cells(fact), "") for fact in found.removed]
     rows += [("+", *_fact_cells(fact), "") for fact in found.added]
     rows += [("~", *_change_cells(change)) for change in found.changed]
-    headings = ("", "TENSOR", "TYPE", "SHAPE", "SIZE", "RMSE, RELATIVE, LARGEST, COSINE" if error else "")
+    headings = (
+        "",
+        "TENSOR",
+        "TYPE",
+        "SHAPE",
+        "SIZE",
+        "RMSE, RELATIVE, LARGEST, COSINE" if error else "",
+    )
     if rows:
         show_table(headings, sorted(rows, key=lambda row: row[1]))
     documents = found.documents
@@ -151,7 +179,9 @@ def _show_diff(found: ModelDiff, *, error: bool) -> None:
         for name in names:
             emit(printable(f"{sign} {name}"))
     changes = f"{counted(len(found.added), 'tensor')} added, {len(found.removed)} removed, {len(found.changed)} changed"
-    emit(f"{changes}, {found.equal} equal; {size(found.shared_bytes)} shared of {' and '.join(map(size, found.nbytes))}")
+    emit(
+        f"{changes}, {found.equal} equal; {size(found.shared_bytes)} shared of {' and '.join(map(size, found.nbytes))}"
+    )
 
 
 def _fact_cells(fact: TensorFact) -> tuple[str, ...]:
@@ -160,7 +190,9 @@ def _fact_cells(fact: TensorFact) -> tuple[str, ...]:
 
 def _change_cells(change: ChangedTensor) -> tuple[str, ...]:
     before, after = _fact_cells(change.before)[1:], _fact_cells(change.after)[1:]
-    cells = (old if old == new else f"{old} → {new}" for old, new in zip(before, after, strict=True))
+    cells = (
+        old if old == new else f"{old} → {new}" for old, new in zip(before, after, strict=True)
+    )
     return (change.before.name, *cells, _figures(change))
 
 

@@ -1,8 +1,9 @@
 """``completion``: scripts for bash, zsh and fish, and the answers that they ask for.
 
-A script runs ``blobstore complete`` with the words of the command line, the last of which is to be completed. Each line of
-the answer is a word, a tab and what it means; the line ``:files`` says that names of files fit too. What fits follows from
-the metavars of the commands: NAME is a stored model, TYPE a type, ``minmax|search`` one of the two.
+A script runs ``blobstore complete`` with the words of the command line, the last of which is to be
+completed. Each line of the answer is a word, a tab and what it means; the line ``:files`` says that
+names of files fit too. What fits follows from the metavars of the commands: NAME is a stored model,
+TYPE a type, ``minmax|search`` one of the two.
 """
 
 from __future__ import annotations
@@ -79,7 +80,11 @@ def register(app: typer.Typer) -> None:
     app.command("complete", hidden=True)(complete)
 
 
-def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="The shell that is to read it.")]) -> None:
+def completion(
+    shell: Annotated[
+        str, typer.Argument(metavar="bash|zsh|fish", help="The shell that is to read it.")
+    ],
+) -> None:
     """Print a shell's completion script. Use it as in: source <(blobstore completion bash)."""
     if shell not in _SCRIPTS:
         raise UsageError(f"no completion for {shell!r}", hint=f"Use one of: {', '.join(_SCRIPTS)}.")
@@ -88,9 +93,12 @@ def completion(shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", hel
 
 def complete(
     context: typer.Context,
-    words: Annotated[list[str] | None, typer.Argument(metavar="WORD", help="The words after the command.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="WORD", help="The words after the command.")
+    ] = None,
     line: Annotated[
-        str | None, typer.Option("--line", metavar="TEXT", help="Instead of words, the line up to here.")
+        str | None,
+        typer.Option("--line", metavar="TEXT", help="Instead of words, the line up to here."),
     ] = None,
 ) -> None:
     """Print what the last word may be: for the scripts of `completion`."""
@@ -165,7 +173,10 @@ class _Place:
 
     @property
     def metavar(self) -> str:
-        """What is said to be expected here: of the option that waits, else of the argument; empty when nothing is."""
+        """What is said to be expected here: of the option that waits, else of the argument.
+
+        Empty when nothing is.
+        """
         if self.option is not None:
             return self.option.metavar or ""
         arguments = [one for one in _parameters(self.command) if one.param_type_name == "argument"]
@@ -174,7 +185,9 @@ class _Place:
         return arguments[-1].metavar or "" if arguments and arguments[-1].nargs < 0 else ""
 
 
-def answers_for(root: Any, words: Sequence[str], models: Callable[[str | None], list[str]]) -> Answers:
+def answers_for(
+    root: Any, words: Sequence[str], models: Callable[[str | None], list[str]]
+) -> Answers:
     """Return what the last of the ``words`` may be, in a tree of commands; ``models`` names those of a store."""
     *before, current = words
     place = _Place(root)
@@ -186,7 +199,9 @@ def answers_for(root: Any, words: Sequence[str], models: Callable[[str | None], 
             return Answers(_beginning(current, _described_options(place.command)))
         place.option = place.option_named(name)
         found = _values(place, value, models) if place.option is not None else Answers()
-        return Answers(tuple((f"{name}={word}", meaning) for word, meaning in found.words), found.files)
+        return Answers(
+            tuple((f"{name}={word}", meaning) for word, meaning in found.words), found.files
+        )
     if place.option is None and _commands(place.command):
         return Answers(_beginning(current, _described_commands(place.command)))
     return _values(place, current, models)

@@ -50,7 +50,9 @@ def run(
     if as_json:
         from blobstore.views.importing import RunView
 
-        show_json(RunView(text="".join(pieces), tokens=len(pieces), seconds=time.monotonic() - started))
+        show_json(
+            RunView(text="".join(pieces), tokens=len(pieces), seconds=time.monotonic() - started)
+        )
     else:
         emit()
 
@@ -63,14 +65,24 @@ def register(app: typer.Typer) -> None:
 
 def export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")
+    ],
     form: Annotated[
         str,
-        typer.Option("--format", metavar="safetensors|mlx", help="mlx writes a folder that mlx_lm.load opens."),
+        typer.Option(
+            "--format",
+            metavar="safetensors|mlx",
+            help="mlx writes a folder that mlx_lm.load opens.",
+        ),
     ] = "safetensors",
     dequantize: Annotated[
         str | None,
-        typer.Option("--dequantize", metavar="bfloat16|float16|float32", help="Write all weights as this type."),
+        typer.Option(
+            "--dequantize",
+            metavar="bfloat16|float16|float32",
+            help="Write all weights as this type.",
+        ),
     ] = None,
     max_shard_size: Annotated[
         str,
@@ -80,13 +92,18 @@ def export(
             help="Largest size of a file, such as 5GB, or source for the same files as were imported.",
         ),
     ] = "5GB",
-    verify: Annotated[bool, typer.Option("--verify", help="Hash every blob before using it.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash every blob before using it.")
+    ] = False,
     jobs: Jobs = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a model as a checkpoint folder. It gets shards and their index, config and tokenizer."""
+    """Write a model as a checkpoint folder.
+
+    It gets shards and their index, config and tokenizer.
+    """
     from blobstore.export.options import AS_SOURCE
     from blobstore.export.run import export_model
 

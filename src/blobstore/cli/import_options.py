@@ -35,8 +35,12 @@ def coverage_lines(coverage: Coverage) -> list[str]:
 
     lines = [f"{_share(coverage.tensors, 'tensor')} and {_share(coverage.files, 'file')} stored"]
     if coverage.tensors.source is None:
-        lines.append("The source is not known: the model was not imported by blobstore in its default profile")
-    lines += [f"{count:,} of the tensors belong to the {head}" for head, count in coverage.heads.items()]
+        lines.append(
+            "The source is not known: the model was not imported by blobstore in its default profile"
+        )
+    lines += [
+        f"{count:,} of the tensors belong to the {head}" for head, count in coverage.heads.items()
+    ]
     derived = {**coverage.tensors.derived, **coverage.files.derived}
     lines += [f"Derived: {count:,} {how}" for how, count in derived.items()]
     if coverage.kept_whole:
@@ -66,7 +70,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             str | None,
             typer.Option(
-                "--quant", metavar="TYPE", help="int4, int8, nvfp4, mxfp4 or mxfp8 [default: keep the weights as they are]."
+                "--quant",
+                metavar="TYPE",
+                help="int4, int8, nvfp4, mxfp4 or mxfp8 [default: keep the weights as they are].",
             ),
         ],
         None,
@@ -75,7 +81,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             int | None,
             typer.Option(
-                "--group-size", metavar="N", help="How many weights share a scale: 32, 64 or 128, for int4 and int8."
+                "--group-size",
+                metavar="N",
+                help="How many weights share a scale: 32, 64 or 128, for int4 and int8.",
             ),
         ],
         None,
@@ -103,7 +111,13 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "global_scale": (
-        Annotated[bool, typer.Option("--global-scale", help="Give each nvfp4 tensor a second scale, for the whole tensor.")],
+        Annotated[
+            bool,
+            typer.Option(
+                "--global-scale",
+                help="Give each nvfp4 tensor a second scale, for the whole tensor.",
+            ),
+        ],
         False,
     ),
     "rules": (
@@ -120,7 +134,11 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "policy": (
         Annotated[
             str | None,
-            typer.Option("--policy", metavar="FILE", help="A TOML or JSON file with rules, group sizes and a method."),
+            typer.Option(
+                "--policy",
+                metavar="FILE",
+                help="A TOML or JSON file with rules, group sizes and a method.",
+            ),
         ],
         None,
     ),
@@ -139,7 +157,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "target_bpw": (
         Annotated[
             float | None,
-            typer.Option("--target-bpw", metavar="BITS", help="The same with bits per weight, such as 4.25."),
+            typer.Option(
+                "--target-bpw", metavar="BITS", help="The same with bits per weight, such as 4.25."
+            ),
         ],
         None,
     ),
@@ -147,7 +167,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             bool,
             typer.Option(
-                "--requantize", help="Dequantize weights that are quantized in the source, and quantize them again."
+                "--requantize",
+                help="Dequantize weights that are quantized in the source, and quantize them again.",
             ),
         ],
         False,
@@ -167,7 +188,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             str,
             typer.Option(
-                "--profile", metavar="default|ollama", help="Preset; ollama writes what `ollama create` would write."
+                "--profile",
+                metavar="default|ollama",
+                help="Preset; ollama writes what `ollama create` would write.",
             ),
         ],
         "default",
@@ -186,14 +209,22 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "alignment": (
         Annotated[
             int | None,
-            typer.Option("--align", metavar="BYTES", help="Align the data in each blob to this many bytes, a power of two."),
+            typer.Option(
+                "--align",
+                metavar="BYTES",
+                help="Align the data in each blob to this many bytes, a power of two.",
+            ),
         ],
         None,
     ),
     "draft": (
         Annotated[
             str | None,
-            typer.Option("--draft", metavar="DIR", help="A checkpoint to store with the model as its draft model."),
+            typer.Option(
+                "--draft",
+                metavar="DIR",
+                help="A checkpoint to store with the model as its draft model.",
+            ),
         ],
         None,
     ),
@@ -201,7 +232,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             str | None,
             typer.Option(
-                "--draft-quant", metavar="TYPE", help="Type of the draft model [default: keep its weights as they are]."
+                "--draft-quant",
+                metavar="TYPE",
+                help="Type of the draft model [default: keep its weights as they are].",
             ),
         ],
         None,
@@ -210,21 +243,37 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[
             str | None,
             typer.Option(
-                "--modelfile", "-f", metavar="FILE", help="A Modelfile; its FROM is the source if SOURCE is left out."
+                "--modelfile",
+                "-f",
+                metavar="FILE",
+                help="A Modelfile; its FROM is the source if SOURCE is left out.",
             ),
         ],
         None,
     ),
-    "template": (Annotated[str | None, typer.Option("--template", metavar="TEXT", help="Prompt template.")], None),
-    "system": (Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.")], None),
+    "template": (
+        Annotated[str | None, typer.Option("--template", metavar="TEXT", help="Prompt template.")],
+        None,
+    ),
+    "system": (
+        Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.")],
+        None,
+    ),
     "licenses": (
-        Annotated[list[str] | None, typer.Option("--license", metavar="TEXT", help="Text of a license. Repeatable.")],
+        Annotated[
+            list[str] | None,
+            typer.Option("--license", metavar="TEXT", help="Text of a license. Repeatable."),
+        ],
         None,
     ),
     "parameters": (
         Annotated[
             list[str] | None,
-            typer.Option("--param", metavar="KEY=VALUE", help="An Ollama parameter, such as temperature=0.7. Repeatable."),
+            typer.Option(
+                "--param",
+                metavar="KEY=VALUE",
+                help="An Ollama parameter, such as temperature=0.7. Repeatable.",
+            ),
         ],
         None,
     ),
@@ -233,23 +282,37 @@ _REPEATABLE = ("rules", "licenses", "parameters")
 
 
 def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options of an import besides its own; it gets them as ``options``, one mapping."""
+    """Return the command with the options of an import besides its own.
+
+    It gets them as ``options``, one mapping.
+    """
     own = inspect.signature(command, eval_str=True)
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
         options: ImportArguments = {name: values.pop(name) for name in _OPTIONS}  # type: ignore[assignment]  # by its table
-        options.update({name: values or () for name, values in options.items() if name in _REPEATABLE})  # type: ignore[typeddict-item]
+        options.update(
+            {name: values or () for name, values in options.items() if name in _REPEATABLE}
+        )  # type: ignore[typeddict-item]
         command(**values, options=options)
 
     parameters = [parameter for parameter in own.parameters.values() if parameter.name != "options"]
-    arguments = [parameter for parameter in parameters if isinstance(parameter.annotation.__metadata__[0], ArgumentInfo)]
+    arguments = [
+        parameter
+        for parameter in parameters
+        if isinstance(parameter.annotation.__metadata__[0], ArgumentInfo)
+    ]
     others = [parameter for parameter in parameters if parameter not in arguments]
     shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
         for name, (annotation, default) in _OPTIONS.items()
     ]
-    ordered = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*arguments, *shared, *others)]
+    ordered = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in (*arguments, *shared, *others)
+    ]
     wrapper.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]  # typer reads it
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
     return wrapper

@@ -46,32 +46,62 @@ Source = Annotated[
 ]
 PlanSource = Annotated[
     str | None,
-    typer.Argument(metavar="SOURCE", help="A .safetensors file or a checkpoint folder [default: the Modelfile's FROM]."),
+    typer.Argument(
+        metavar="SOURCE",
+        help="A .safetensors file or a checkpoint folder [default: the Modelfile's FROM].",
+    ),
 ]
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="Name of the model [default: the source's name, tagged with the type]."),
+    typer.Argument(
+        metavar="NAME", help="Name of the model [default: the source's name, tagged with the type]."
+    ),
 ]
 Memory = Annotated[
     str | None,
-    typer.Option("--memory", metavar="SIZE", help="Memory for the work [default: 32MB, and 32MB per thread]."),
+    typer.Option(
+        "--memory", metavar="SIZE", help="Memory for the work [default: 32MB, and 32MB per thread]."
+    ),
 ]
 VerifyReuse = Annotated[
-    bool, typer.Option("--verify-reuse", help="Hash the blobs of earlier imports before using them again.")
+    bool,
+    typer.Option(
+        "--verify-reuse", help="Hash the blobs of earlier imports before using them again."
+    ),
 ]
 Check = Annotated[
-    bool, typer.Option("--check", help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).")
+    bool,
+    typer.Option(
+        "--check",
+        help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).",
+    ),
 ]
 Output = Annotated[
-    str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the plan to a file, for import --plan.")
+    str | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Write the plan to a file, for import --plan."
+    ),
 ]
 Planned = Annotated[
     str | None,
-    typer.Option("--plan", metavar="FILE", help="Carry out a plan that plan -o wrote; SOURCE is where it is now."),
+    typer.Option(
+        "--plan",
+        metavar="FILE",
+        help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
+    ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")]
-CopyUp = Annotated[bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")]
-Force = Annotated[bool, typer.Option("--force", help="Allow a tag that says another type, such as :int4 for int8 weights.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")
+]
+CopyUp = Annotated[
+    bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
+]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Allow a tag that says another type, such as :int4 for int8 weights."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -140,9 +170,14 @@ def import_(
 def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
     from blobstore.importer.planning.travel import read_plan
 
-    if given := [name for name, value in options.items() if value not in (None, (), False, "default")]:
+    if given := [
+        name for name, value in options.items() if value not in (None, (), False, "default")
+    ]:
         flag = "--" + given[0].replace("_", "-")
-        raise UsageError(f"{flag} can't be used with --plan, which has decided everything", hint="Make the plan with it.")
+        raise UsageError(
+            f"{flag} can't be used with --plan, which has decided everything",
+            hint="Make the plan with it.",
+        )
     return read_plan(planned, source=source)
 
 
@@ -195,7 +230,9 @@ def _show_result(result: ImportResult) -> None:
 
     rate = result.source_bytes / max(result.seconds, 1e-3)
     emit(f"{result.name}   {result.digest.short}")
-    emit(f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight")
+    emit(
+        f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight"
+    )
     saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""
     recalled = f", {result.recalled} not made again" if result.recalled else ""
     emit(
@@ -221,7 +258,10 @@ def _show_plan(made: ImportPlan, runs_in: Iterable[Verdict], *, as_json: bool) -
 
 def _show_tensors(made: ImportPlan) -> None:
     headings = ["TENSOR", "TYPE", "SHAPE", "SIZE"]
-    rows = [[tensor.name, _type(tensor), shape(tensor.shape), size(tensor.nbytes)] for tensor in made.tensors]
+    rows = [
+        [tensor.name, _type(tensor), shape(tensor.shape), size(tensor.nbytes)]
+        for tensor in made.tensors
+    ]
     if made.options.target is not None:
         headings.append("ERROR")
         for row in rows:

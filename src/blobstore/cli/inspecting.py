@@ -47,7 +47,11 @@ Target = Annotated[
 ]
 Filter = Annotated[
     list[str] | None,
-    typer.Option("--filter", metavar="GLOB", help="Count and show only tensors whose names match. Repeatable."),
+    typer.Option(
+        "--filter",
+        metavar="GLOB",
+        help="Count and show only tensors whose names match. Repeatable.",
+    ),
 ]
 Sort = Annotated[
     str,
@@ -57,7 +61,9 @@ Sort = Annotated[
         help="Order of --tensors; by size and parameters the largest first.",
     ),
 ]
-Depth = Annotated[int | None, typer.Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all].")]
+Depth = Annotated[
+    int | None, typer.Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all].")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +75,8 @@ def inspect(
     target: Target,
     tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors.")] = False,
     tree: Annotated[
-        bool, typer.Option("--tree", help="Show the modules as a tree, with identical ones on one line.")
+        bool,
+        typer.Option("--tree", help="Show the modules as a tree, with identical ones on one line."),
     ] = False,
     depth: Depth = None,
     filters: Filter = None,
@@ -86,7 +93,12 @@ def inspect(
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     endpoint = os.environ.get("HF_ENDPOINT") or HUB
     token = os.environ.get("HF_TOKEN", "").strip() if _is_of_hub(target, endpoint) else ""
-    everything = inspect_at(target, lambda: stores_at(store, lower, may_be_new=True), token=token or None, endpoint=endpoint)
+    everything = inspect_at(
+        target,
+        lambda: stores_at(store, lower, may_be_new=True),
+        token=token or None,
+        endpoint=endpoint,
+    )
     found = everything.only(filters) if filters else everything
     if as_json:
         from blobstore.inspection.inspection import inspection_document
@@ -132,7 +144,9 @@ def _show(found: Inspection, of: int) -> None:
     _show_quantizations(found)
     modelspec = found.modelspec
     _show_values("MODELSPEC", modelspec)
-    _show_values("METADATA", {key: found.metadata[key] for key in found.metadata if not _is_modelspec(key)})
+    _show_values(
+        "METADATA", {key: found.metadata[key] for key in found.metadata if not _is_modelspec(key)}
+    )
     if found.notes:
         emit()
         for note in found.notes:
@@ -168,10 +182,16 @@ def _show_quantizations(found: Inspection) -> None:
 
 
 def _show_values(heading: str, values: Mapping[str, str]) -> None:
-    """Show keys and values; long values are cut, and of large ones, such as pictures, only the size is shown."""
+    """Show keys and values.
+
+    Long values are cut, and of large ones, such as pictures, only the size is shown.
+    """
     if not values:
         return
-    rows = [(cut(key, _LONGEST_NAME), _value(value)) for key, value in list(values.items())[:_MOST_VALUES]]
+    rows = [
+        (cut(key, _LONGEST_NAME), _value(value))
+        for key, value in list(values.items())[:_MOST_VALUES]
+    ]
     if len(values) > _MOST_VALUES:
         rows.append((f"and {len(values) - _MOST_VALUES:,} more", ""))
     emit()
@@ -179,7 +199,9 @@ def _show_values(heading: str, values: Mapping[str, str]) -> None:
 
 
 def _value(text: str) -> str:
-    return f"({size(len(text.encode()))})" if len(text) > _LARGE_VALUE else cut(text, _LONGEST_VALUE)
+    return (
+        f"({size(len(text.encode()))})" if len(text) > _LARGE_VALUE else cut(text, _LONGEST_VALUE)
+    )
 
 
 def _show_tensors(found: Inspection, sort: str) -> None:
@@ -201,7 +223,9 @@ def _show_tensors(found: Inspection, sort: str) -> None:
 def _natural(tensor: LogicalTensor) -> tuple[list[tuple[int, int | str]], str]:
     """Return a key that sorts layer 2 before layer 10."""
     parts = re.split(r"([0-9]{1,18})", tensor.name)
-    return [(0, int(part)) if index % 2 else (1, part) for index, part in enumerate(parts)], tensor.name
+    return [
+        (0, int(part)) if index % 2 else (1, part) for index, part in enumerate(parts)
+    ], tensor.name
 
 
 _ORDERS: Mapping[str, Callable[[Iterable[LogicalTensor]], Iterable[LogicalTensor]]] = {

@@ -1,6 +1,9 @@
-"""The command line: ``blobstore COMMAND``. One file a group of commands; only this package reads the environment.
+"""The command line: ``blobstore COMMAND``.
 
-Nothing heavy is imported here or at the top of the command files: ``--help`` and ``list`` answer at once.
+One file a group of commands; only this package reads the environment.
+
+Nothing heavy is imported here or at the top of the command files: ``--help`` and ``list`` answer at
+once.
 """
 
 from __future__ import annotations
@@ -15,7 +18,17 @@ from typing import Annotated, Any
 import typer
 
 import blobstore
-from blobstore.cli import care, comparing, completion, exporting, importing, inspecting, metadata, models, schema
+from blobstore.cli import (
+    care,
+    comparing,
+    completion,
+    exporting,
+    importing,
+    inspecting,
+    metadata,
+    models,
+    schema,
+)
 from blobstore.cli.output import ReaderGoneError, emit, fail, show_help_without_command
 from blobstore.errors import BlobStoreError, UsageError
 
@@ -32,7 +45,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (importing, models, inspecting, exporting, care, comparing, metadata, schema, completion):
+for group in (
+    importing,
+    models,
+    inspecting,
+    exporting,
+    care,
+    comparing,
+    metadata,
+    schema,
+    completion,
+):
     group.register(app)
 
 
@@ -50,7 +73,10 @@ def _options(
     version: Annotated[  # noqa: ARG001  # acts in its callback
         bool,
         typer.Option(
-            "--version", help="Show the version and the compute kernels in use.", callback=_show_version, is_eager=True
+            "--version",
+            help="Show the version and the compute kernels in use.",
+            callback=_show_version,
+            is_eager=True,
         ),
     ] = False,
 ) -> None:
@@ -58,7 +84,10 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 130 interrupted. Errors are one line on stderr."""
+    """Run the command line and exit: 0 done, 1 failed, 2 wrong use, 130 interrupted.
+
+    Errors are one line on stderr.
+    """
     _open_closed_streams()
     sys.exit(run(sys.argv[1:]))
 
@@ -80,7 +109,9 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a narrow encoding must not fail the command
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a narrow encoding must not fail the command
     try:
         if kernel := os.environ.get("BLOBSTORE_KERNELS"):
             from blobstore import kernels

@@ -29,7 +29,11 @@ _MOST_INPUT = 100_000_000
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="A .safetensors file.")]
 InPlace = Annotated[
-    bool, typer.Option("--in-place", help="Fail instead of writing a new file if the header has no room for the change.")
+    bool,
+    typer.Option(
+        "--in-place",
+        help="Fail instead of writing a new file if the header has no room for the change.",
+    ),
 ]
 
 
@@ -49,7 +53,9 @@ def register(app: typer.Typer) -> None:
 
 def get(
     file: File,
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key [default: all of them].")] = None,
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="One key [default: all of them].")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show all metadata, or the value of one key."""
@@ -70,7 +76,11 @@ def get(
 def set_(
     file: File,
     key: Annotated[
-        str, typer.Argument(metavar="KEY_OR_JSON", help="A key; without VALUE, a JSON object, or - to read one from stdin.")
+        str,
+        typer.Argument(
+            metavar="KEY_OR_JSON",
+            help="A key; without VALUE, a JSON object, or - to read one from stdin.",
+        ),
     ],
     value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The new value.")] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Remove all other keys.")] = False,
@@ -85,7 +95,8 @@ def set_(
 def rm(
     file: File,
     keys: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY", help="Keys to remove; if one is missing, nothing changes.")
+        list[str] | None,
+        typer.Argument(metavar="KEY", help="Keys to remove; if one is missing, nothing changes."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove every key.")] = False,
     in_place: InPlace = False,
@@ -107,14 +118,19 @@ def _parse(text: str) -> dict[str, str | None]:
     elif text.lstrip().startswith("{"):
         raw = text.encode(errors="surrogatepass")
     else:
-        raise UsageError(f"there is no value for {quoted(text)}", hint="Give KEY and VALUE, a JSON object, or - for stdin.")
+        raise UsageError(
+            f"there is no value for {quoted(text)}",
+            hint="Give KEY and VALUE, a JSON object, or - for stdin.",
+        )
     value = parse_object(raw, "the metadata", rule="F9", limit=_MOST_INPUT)
     if wrong := [key for key, item in value.items() if not isinstance(item, str)]:
         raise UsageError(f"the value of {quoted(wrong[0])} is not a string", rule="F9")
     return value
 
 
-def _edit(file: str, changes: Mapping[str, str | None], *, replace: bool, in_place: bool, as_json: bool) -> None:
+def _edit(
+    file: str, changes: Mapping[str, str | None], *, replace: bool, in_place: bool, as_json: bool
+) -> None:
     from blobstore.inspection.metadata import edit_metadata
 
     with progress_bar() as progress:
@@ -130,7 +146,9 @@ def _said(file: str, edit: MetadataEdit) -> str:
     if edit.copied_bytes is None:
         return f"Edited {name} in place" if edit.changed else f"{name} has these metadata already"
     rate = edit.copied_bytes / max(edit.seconds, 1e-3)
-    return f"Wrote {name} anew: {size(edit.copied_bytes)} in {edit.seconds:.2f} s, {size(int(rate))}/s"
+    return (
+        f"Wrote {name} anew: {size(edit.copied_bytes)} in {edit.seconds:.2f} s, {size(int(rate))}/s"
+    )
 
 
 def _show(metadata: Mapping[str, str], *, as_json: bool) -> None:

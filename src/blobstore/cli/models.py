@@ -44,7 +44,12 @@ if TYPE_CHECKING:
 _SHOWN = 20
 """Names in a note."""
 Sort = Annotated[
-    str, typer.Option("--sort", metavar="name|time|size", help="Order: by name, the newest first, or the largest first.")
+    str,
+    typer.Option(
+        "--sort",
+        metavar="name|time|size",
+        help="Order: by name, the newest first, or the largest first.",
+    ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")]
 
@@ -59,7 +64,12 @@ def register(app: typer.Typer) -> None:
     app.command("mv")(mv)
 
 
-def list_(sort: Sort = "time", store: StoreOption = None, lower: LowerOption = None, as_json: JsonOption = False) -> None:
+def list_(
+    sort: Sort = "time",
+    store: StoreOption = None,
+    lower: LowerOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """List the models of the store, the newest first."""
     from blobstore.inspection.listing import ListedModel, list_models
 
@@ -74,14 +84,30 @@ def list_(sort: Sort = "time", store: StoreOption = None, lower: LowerOption = N
     elif not models:
         emit(printable(f"No models in {opened.address} yet. Import one: blobstore import FOLDER"))
     else:
-        rows = [_list_row(model) if isinstance(model, ListedModel) else _broken_row(model) for model in models]
-        places = [() if (place := _place(opened, model)) is None else (printable(place),) for model in models]
-        headings = ("NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED", *(("STORE",) if any(places) else ()))
+        rows = [
+            _list_row(model) if isinstance(model, ListedModel) else _broken_row(model)
+            for model in models
+        ]
+        places = [
+            () if (place := _place(opened, model)) is None else (printable(place),)
+            for model in models
+        ]
+        headings = (
+            "NAME",
+            "ID",
+            "SIZE",
+            "TYPE",
+            "PARAMETERS",
+            "MODIFIED",
+            *(("STORE",) if any(places) else ()),
+        )
         show_table(headings, [(*row, *place) for row, place in zip(rows, places, strict=True)])
     with _unreadable_is_noted():
         if newer := upper.newer.names():
             names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
-            note(f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, not listed here: {names}")
+            note(
+                f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, not listed here: {names}"
+            )
 
 
 def _place(store: Any, model: ListedModel | BrokenModel) -> str | None:
@@ -99,7 +125,10 @@ def _unreadable_is_noted() -> Iterator[None]:
 
 
 def _by_time(model: ListedModel | BrokenModel) -> tuple[float, ModelName]:
-    """Return a key that sorts the newest first; a model that can't be read, or without a date, is last."""
+    """Return a key that sorts the newest first.
+
+    A model that can't be read, or without a date, is last.
+    """
     modified = getattr(model, "modified", None)
     return (-modified.timestamp() if modified is not None else math.inf, model.name)
 
@@ -135,7 +164,11 @@ def show(
     name: Name,
     tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors as well.")] = False,
     coverage: Annotated[
-        bool, typer.Option("--coverage", help="Say how much of its source is stored, and what was left out, and why.")
+        bool,
+        typer.Option(
+            "--coverage",
+            help="Say how much of its source is stored, and what was left out, and why.",
+        ),
     ] = False,
     store: StoreOption = None,
     lower: LowerOption = None,
@@ -165,7 +198,9 @@ def show(
         show_coverage(covered)
     if tensors:
         emit()
-        show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), [_tensor_row(tensor) for tensor in summary.tensors])
+        show_table(
+            ("TENSOR", "TYPE", "SHAPE", "SIZE"), [_tensor_row(tensor) for tensor in summary.tensors]
+        )
 
 
 def _show_summary(summary: ModelSummary, details: ModelDetails) -> None:
@@ -175,9 +210,14 @@ def _show_summary(summary: ModelSummary, details: ModelDetails) -> None:
         "name": str(summary.name),
         "id": str(summary.id),
         "architecture": details.architecture,
-        "parameters": f"{count(summary.parameters)} ({summary.parameters:,})" if summary.parameters else None,
+        "parameters": f"{count(summary.parameters)} ({summary.parameters:,})"
+        if summary.parameters
+        else None,
         "type": summary.quant_type or None,
-        "weights": ", ".join(f"{kind} {count(number)}" for kind, number in weights_by_type(summary.tensors).items()) or None,
+        "weights": ", ".join(
+            f"{kind} {count(number)}" for kind, number in weights_by_type(summary.tensors).items()
+        )
+        or None,
         "context length": details.context_length,
         "embedding length": details.embedding_length,
         "capabilities": ", ".join(details.capabilities) or None,
@@ -205,16 +245,22 @@ def rm(
     asked = list(map(ModelName.parse, names))
     opened = stores_at(store, lower, wait)
     removals = []
-    wanted = list(dict.fromkeys(map(opened.find, asked)))  # all or none: a typing error must not remove half of them
+    wanted = list(
+        dict.fromkeys(map(opened.find, asked))
+    )  # all or none: a typing error must not remove half of them
     for full in wanted:
         removal = opened.remove(full)
-        freed, kept = (sum(blob.size for blob in blobs) for blobs in (removal.removed, removal.kept))
+        freed, kept = (
+            sum(blob.size for blob in blobs) for blobs in (removal.removed, removal.kept)
+        )
         removals.append((full, removal))
         if not as_json:
             with suppress(ReaderGoneError):  # the other models were to be removed all the same
                 emit(f"Removed {full}: {counted(len(removal.removed), 'blob')}, {size(freed)}")
                 if removal.reason is not None:
-                    emit(f"Kept {counted(len(removal.kept), 'blob')} ({size(kept)}): {removal.reason}")
+                    emit(
+                        f"Kept {counted(len(removal.kept), 'blob')} ({size(kept)}): {removal.reason}"
+                    )
     if as_json:
         from blobstore.views.models import RemovalView
 
@@ -224,10 +270,16 @@ def rm(
 def cp(
     source: Name,
     target: Annotated[
-        str | None, typer.Argument(metavar="NEW_NAME", help="Another name for it [default with --to: the same name].")
+        str | None,
+        typer.Argument(
+            metavar="NEW_NAME", help="Another name for it [default with --to: the same name]."
+        ),
     ] = None,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="DIR", help="Copy the model to the store DIR, which may be new.")
+        str | None,
+        typer.Option(
+            "--to", metavar="DIR", help="Copy the model to the store DIR, which may be new."
+        ),
     ] = None,
     jobs: Jobs = None,
     wait: WaitOption = None,
@@ -237,7 +289,10 @@ def cp(
 ) -> None:
     """Give a model a second name, or copy it to another store. A second name shares its blobs."""
     if target is None and to is None:
-        raise UsageError("cp needs a NEW_NAME, or another store", hint="blobstore cp --help shows what is possible.")
+        raise UsageError(
+            "cp needs a NEW_NAME, or another store",
+            hint="blobstore cp --help shows what is possible.",
+        )
     asked, wanted = ModelName.parse(source), ModelName.parse(source if target is None else target)
     if to is None:
         opened = stores_at(store, lower, wait)
@@ -245,10 +300,19 @@ def cp(
         new = opened.copy(asked, wanted)
         _show_new_name(old, new, "Copied", as_json)
     else:
-        _copy_to(stores_at(store, lower, wait), asked, wanted, store_at(to, wait, may_be_new=True), jobs, as_json)
+        _copy_to(
+            stores_at(store, lower, wait),
+            asked,
+            wanted,
+            store_at(to, wait, may_be_new=True),
+            jobs,
+            as_json,
+        )
 
 
-def _copy_to(source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None, as_json: bool) -> None:
+def _copy_to(
+    source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None, as_json: bool
+) -> None:
     from blobstore.store.transfer import transfer
 
     if Path(source.address) in (Path(target.address), *Path(target.address).parents):
@@ -262,14 +326,20 @@ def _copy_to(source: Any, name: ModelName, wanted: ModelName, target: Any, jobs:
 
         show_json(CopyView.of(done, target.address))
     else:
-        told = ", ".join(f"{done.blobs[how]:,} {how.value} ({size(done.nbytes[how])})" for how in done.blobs)
-        emit(f"Copied {done.source} to {done.name} in {printable(target.address)}: {told or 'no blobs'}")
+        told = ", ".join(
+            f"{done.blobs[how]:,} {how.value} ({size(done.nbytes[how])})" for how in done.blobs
+        )
+        emit(
+            f"Copied {done.source} to {done.name} in {printable(target.address)}: {told or 'no blobs'}"
+        )
 
 
 def mv(
     source: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
     target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Its new name.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace a model that already has this name.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a model that already has this name.")
+    ] = False,
     wait: WaitOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,

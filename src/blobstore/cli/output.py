@@ -1,4 +1,6 @@
-"""What the commands print: JSON documents, tables, sizes, errors. Text from files is made harmless first.
+"""What the commands print: JSON documents, tables, sizes, errors.
+
+Text from files is made harmless first.
 
 One progress bar on stderr: bytes, rate, time left. None unless stderr is a terminal.
 """
@@ -29,7 +31,14 @@ def progress_bar() -> Iterator[Progress | None]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
     from rich.table import Column
 
     columns = (
@@ -38,7 +47,11 @@ def progress_bar() -> Iterator[Progress | None]:
         TransferSpeedColumn(table_column=Column(no_wrap=True, min_width=10)),
         TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
         # What has no room is the name, not a number.
-        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
     )
     bar = Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
     task = bar.add_task("", total=None)
@@ -60,7 +73,10 @@ def progress_bar() -> Iterator[Progress | None]:
 
 
 StoreOption = Annotated[
-    str | None, typer.Option("--store", metavar="DIR", help="The store [default: $OLLAMA_MODELS, else ~/.ollama/models].")
+    str | None,
+    typer.Option(
+        "--store", metavar="DIR", help="The store [default: $OLLAMA_MODELS, else ~/.ollama/models]."
+    ),
 ]
 LowerOption = Annotated[
     list[str] | None,
@@ -79,20 +95,28 @@ WaitOption = Annotated[
         help="How long to wait while another process uses the store [default: 10, or 1 to remove blobs].",
     ),
 ]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Number of threads [default: one per core].")]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", metavar="N", help="Number of threads [default: one per core]."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 _LONGEST_MESSAGE = 1000
 _LONGEST_REASON = 120
 _UNITS = ("B", "KB", "MB", "GB", "TB")
-_DURATION = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<unit>|[smhd])", re.ASCII | re.IGNORECASE)
-_SIZE = re.compile(r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?P<unit>|[kmgt]?b)", re.ASCII | re.IGNORECASE)
+_DURATION = re.compile(
+    r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<unit>|[smhd])", re.ASCII | re.IGNORECASE
+)
+_SIZE = re.compile(
+    r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?P<unit>|[kmgt]?b)", re.ASCII | re.IGNORECASE
+)
 
 
 def store_at(folder: str | None, wait_s: float | None = None, *, may_be_new: bool = False) -> Any:
     """Return the store that ``--store``, the environment or the default names; ``wait_s`` is ``--wait``.
 
-    Raises: NotFoundError when one that is named does not exist, and it is not ``may_be_new``: the path is misspelt.
+    Raises: NotFoundError when one that is named does not exist, and it is not ``may_be_new``: the
+    path is misspelt.
     """
     from blobstore.store.local.store import open_store
 
@@ -113,10 +137,15 @@ def stores_at(
     may_be_new: bool = False,
     copies_up: bool = False,
 ) -> Any:
-    """Return the store of `store_at`, over those that ``--lower`` or the environment names. Raises: as `store_at`."""
+    """Return the store of `store_at`, over those that ``--lower`` or the environment names.
+
+    Raises: as `store_at`.
+    """
     if lower is not None and "" in lower:
         raise UsageError("--lower is empty", hint="Is a variable unset?")
-    folders = lower or [part for part in os.environ.get("BLOBSTORE_LOWER", "").split(os.pathsep) if part]
+    folders = lower or [
+        part for part in os.environ.get("BLOBSTORE_LOWER", "").split(os.pathsep) if part
+    ]
     upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders))
     below = [store_at(one) for one in folders]
     if lower is None:  # an exported variable may name the store itself
@@ -133,7 +162,10 @@ class ReaderGoneError(Exception):
 
 
 def emit(text: str = "", end: str = "\n") -> None:
-    """Print on stdout, at once. Raises: ReaderGoneError, after which output is dropped; StorageError otherwise."""
+    """Print on stdout, at once.
+
+    Raises: ReaderGoneError, after which output is dropped; StorageError otherwise.
+    """
     try:
         print(text, end=end, flush=True)
     except BrokenPipeError:
@@ -180,7 +212,10 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns as wide as their widest cell, three spaces apart."""
     cells = [list(headings), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
-    lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells)
+    lines = (
+        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
     emit("\n".join(lines))
 
 
@@ -199,7 +234,8 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(
-        character if character.isprintable() or character in keep else repr(character)[1:-1] for character in text
+        character if character.isprintable() or character in keep else repr(character)[1:-1]
+        for character in text
     )
 
 
@@ -257,16 +293,27 @@ def duration(seconds: float) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a time span such as 24h, 90m or 2d; a number alone is seconds. Raises: UsageError."""
+    """Return the seconds of a time span such as 24h, 90m or 2d; a number alone is seconds.
+
+    Raises: UsageError.
+    """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"invalid time span {text!r}", hint="Write a number with s, m, h or d, such as 24h.")
-    return float(match["number"]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match["unit"].lower() or "s"]
+        raise UsageError(
+            f"invalid time span {text!r}", hint="Write a number with s, m, h or d, such as 24h."
+        )
+    return (
+        float(match["number"])
+        * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match["unit"].lower() or "s"]
+    )
 
 
 def parse_size(text: str) -> int:
     """Return the bytes of a size such as 300MB, 3.5GB or 1073741824. Raises: UsageError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"invalid size {text!r}", hint="Write bytes, or a number with KB, MB, GB or TB, such as 3.5GB.")
+        raise UsageError(
+            f"invalid size {text!r}",
+            hint="Write bytes, or a number with KB, MB, GB or TB, such as 3.5GB.",
+        )
     return int(float(match["number"]) * 1000 ** _UNITS.index(match["unit"].upper() or "B"))

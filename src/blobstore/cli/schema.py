@@ -17,9 +17,14 @@ def register(app: typer.Typer) -> None:
 
 def schema(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="A command that has --json, such as list, or metadata get.")
+        list[str] | None,
+        typer.Argument(
+            metavar="COMMAND", help="A command that has --json, such as list, or metadata get."
+        ),
     ] = None,
-    page: Annotated[bool, typer.Option("--page", help="Print the page of all commands, in Markdown.")] = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="Print the page of all commands, in Markdown.")
+    ] = False,
 ) -> None:
     """Print the JSON Schema of what a command prints with --json."""
     from blobstore.views import commands
@@ -28,5 +33,7 @@ def schema(
         emit(commands.page(), end="")
         return
     if not command:
-        raise UsageError("schema needs a COMMAND", hint="blobstore schema --help shows what is possible.")
+        raise UsageError(
+            "schema needs a COMMAND", hint="blobstore schema --help shows what is possible."
+        )
     show_json(commands.schema(" ".join(command)))

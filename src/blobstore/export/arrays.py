@@ -1,12 +1,14 @@
 """The arrays and settings of a folder that ``mlx_lm.load`` opens.
 
-mlx-lm's own network says what they are (network/). What is stored as it is wanted, or is a stack of what is stored, is
-copied from the blobs; other arrays are made as they are written, one at a time a thread. Only what mlx-lm computes from
-weights is made here. Source: mlx_lm/utils.py `load_model` at version 0.32.2.
+mlx-lm's own network says what they are (network/). What is stored as it is wanted, or is a stack of
+what is stored, is copied from the blobs; other arrays are made as they are written, one at a time a
+thread. Only what mlx-lm computes from weights is made here. Source: mlx_lm/utils.py `load_model` at
+version 0.32.2.
 
 Arrays: what a stored tensor becomes in a checkpoint: its stored arrays, or its values. Pure.
 
-Names are those of the source: experts that the import stacked are taken apart again where blobstore.json has their names.
+Names are those of the source: experts that the import stacked are taken apart again where
+blobstore.json has their names.
 """
 
 from __future__ import annotations
@@ -42,29 +44,42 @@ from blobstore.model.tensors import Blob, Tensor
 _CONVERTED = frozenset({DType.BF16, DType.F16, DType.F32, DType.F64})
 
 
-def output_arrays(weights: Iterable[Weight], prefix: str, origin: Origin, dequantize: DType | None) -> list[OutputArray]:
+def output_arrays(
+    weights: Iterable[Weight], prefix: str, origin: Origin, dequantize: DType | None
+) -> list[OutputArray]:
     """Return the arrays of tensors whose names begin with ``prefix``, which is left out, in the order of their source.
 
-    With ``dequantize`` quantized weights and floats become values of that dtype, everything else stays. Tensors that the
-    source's files do not name come last, in stored order.
+    With ``dequantize`` quantized weights and floats become values of that dtype, everything else
+    stays. Tensors that the source's files do not name come last, in stored order.
     """
-    arrays = [array for weight in weights for array in _arrays(weight, weight.name[len(prefix) :], origin, dequantize)]
+    arrays = [
+        array
+        for weight in weights
+        for array in _arrays(weight, weight.name[len(prefix) :], origin, dequantize)
+    ]
     last = (len(origin.files), 0)
     return sorted(arrays, key=lambda array: origin.place(array.weight) or last)
 
 
-def _arrays(weight: Weight, name: str, origin: Origin, dequantize: DType | None) -> Iterator[OutputArray]:
+def _arrays(
+    weight: Weight, name: str, origin: Origin, dequantize: DType | None
+) -> Iterator[OutputArray]:
     experts = _experts(weight, name, origin)
     for number, expert in enumerate(experts or [name]):
         share = (number, len(experts)) if experts else (0, 1)
-        if dequantize is not None and (weight.quantization is not None or weight.dtype in _CONVERTED - {dequantize}):
+        if dequantize is not None and (
+            weight.quantization is not None or weight.dtype in _CONVERTED - {dequantize}
+        ):
             yield _values(weight, expert, share, origin, dequantize)
         else:
             yield from _copies(weight, expert, share)
 
 
 def _experts(weight: Weight, name: str, origin: Origin) -> list[str]:
-    """Return the names of the experts that the import stacked into the tensor; none when it was not stacked."""
+    """Return the names of the experts that the import stacked into the tensor.
+
+    None when it was not stacked.
+    """
     group = group_of(name)
     if group is None or origin.place(name) is not None or len(weight.shape) < 3:  # noqa: PLR2004  # [experts, rows, cols]
         return []
@@ -72,7 +87,9 @@ def _experts(weight: Weight, name: str, origin: Origin) -> list[str]:
     return names if all(origin.place(expert) is not None for expert in names) else []
 
 
-def _values(weight: Weight, name: str, share: tuple[int, int], origin: Origin, dtype: DType) -> OutputArray:
+def _values(
+    weight: Weight, name: str, share: tuple[int, int], origin: Origin, dtype: DType
+) -> OutputArray:
     number, count = share
     unpacked = origin.unpacked(name) if weight.quantization is not None else None
     transposed = weight.stored.transposed or unpacked is not None
@@ -87,11 +104,17 @@ def _copies(weight: Weight, name: str, share: tuple[int, int]) -> Iterator[Outpu
     for part in weight.parts.values():
         # The one global scale of a stack is that of each expert.
         is_shared = count == 1 or part.suffix == ".global_scale"
-        shape, nbytes = (part.shape, part.nbytes) if is_shared else (part.shape[1:], part.nbytes // count)
+        shape, nbytes = (
+            (part.shape, part.nbytes) if is_shared else (part.shape[1:], part.nbytes // count)
+        )
         offset = part.offset + (0 if is_shared else number * nbytes)
-        array = OutputArray(name + part.suffix, part.dtype, shape, (Copy(weight, offset, nbytes),), name)
+        array = OutputArray(
+            name + part.suffix, part.dtype, shape, (Copy(weight, offset, nbytes),), name
+        )
         if not part.suffix:
-            array = replace(array, quantization=weight.quantization, transposed=weight.stored.transposed)
+            array = replace(
+                array, quantization=weight.quantization, transposed=weight.stored.transposed
+            )
         yield array
 
 
@@ -115,7 +138,10 @@ class Source(Protocol):
 
 
 class MappedWeights(Mapping[str, Tensor]):
-    """The weights of a checkpoint as tensors, by their names in it; each blob is mapped when it is first needed."""
+    """The weights of a checkpoint as tensors, by their names in it.
+
+    Each blob is mapped when it is first needed.
+    """
 
     def __init__(self, weights: Iterable[Weight], prefix: str) -> None:
         self._weights = {weight.name[len(prefix) :]: weight for weight in weights}
@@ -145,11 +171,12 @@ def mlx_arrays(
 ) -> tuple[list[OutputArray], dict[str, Any] | None, tuple[str, ...]]:
     """Return the arrays as mlx-lm wants them, what ``quantization`` its config.json needs (None for none), and notes.
 
-    With ``dequantize`` every quantized weight and every float becomes values of that dtype. The general settings are those
-    of most modules, of those of the type ``source.file_type`` where there are any; a module that has others is named.
+    With ``dequantize`` every quantized weight and every float becomes values of that dtype. The
+    general settings are those of most modules, of those of the type ``source.file_type`` where
+    there are any; a module that has others is named.
 
-    Raises: UsageError without the ``lm`` extra; UnsupportedSourceError when MLX or mlx-lm has no such arrays, a global scale
-    among them, or does not know the architecture.
+    Raises: UsageError without the ``lm`` extra; UnsupportedSourceError when MLX or mlx-lm has no
+    such arrays, a global scale among them, or does not know the architecture.
     """
     facts = [_fact(weights.weight(name), name, config, dequantize) for name in weights]
     names = frozenset(name for file in source.origin.files for name in file.tensors) or None
@@ -164,23 +191,38 @@ def mlx_arrays(
     return arrays + computed, _quantization(plan.network, source.file_type), plan.notes
 
 
-def _fact(weight: Weight, name: str, config: Mapping[str, Any], dequantize: DType | None) -> LogicalTensor:
+def _fact(
+    weight: Weight, name: str, config: Mapping[str, Any], dequantize: DType | None
+) -> LogicalTensor:
     fact = LogicalTensor.of(weight.stored, float_dtype(config))
-    is_converted = dequantize is not None and (weight.quantization is not None or weight.dtype.is_float)
+    is_converted = dequantize is not None and (
+        weight.quantization is not None or weight.dtype.is_float
+    )
     dtype = dequantize if is_converted and dequantize is not None else fact.dtype
     quantization = None if is_converted else fact.quantization
-    return LogicalTensor(name, fact.shape, dtype, quantization, fact.transposed, fact.global_scale and not is_converted)
+    return LogicalTensor(
+        name,
+        fact.shape,
+        dtype,
+        quantization,
+        fact.transposed,
+        fact.global_scale and not is_converted,
+    )
 
 
 def _check(parameter: Parameter, plan: NetworkPlan) -> None:
     scaled = [name for name in plan.sources(parameter) if plan.tensors[name].global_scale]
     if parameter.quantization is not None and scaled:
-        message = f"{quoted(min(scaled))} has a global scale, which mlx-lm takes from no folder on a CPU"
+        message = (
+            f"{quoted(min(scaled))} has a global scale, which mlx-lm takes from no folder on a CPU"
+        )
         hint = "Export it with --dequantize bfloat16, or with --format safetensors."
         raise UnsupportedSourceError(message, tensor=min(scaled), hint=hint)
 
 
-def _output(array: PlannedArray, weights: MappedWeights, opened: OpenTensors, plan: NetworkPlan) -> OutputArray:
+def _output(
+    array: PlannedArray, weights: MappedWeights, opened: OpenTensors, plan: NetworkPlan
+) -> OutputArray:
     quantization = plan.tensors[array.tensor].quantization if array.suffix == "" else None
     pieces = _mlx_copies(array, weights)
     if pieces is None:
@@ -193,7 +235,9 @@ def _mlx_copies(array: PlannedArray, weights: MappedWeights) -> tuple[Piece, ...
     """Return the ranges of blobs that an array is, one after the other; None when it has to be made."""
     found = runs(array.expression) if array.factors is None else None
     # Values of a transposed weight are counted in the order of its source.
-    if found is None or (array.suffix is None and any(weights.weight(name).stored.transposed for name, _, _ in found)):
+    if found is None or (
+        array.suffix is None and any(weights.weight(name).stored.transposed for name, _, _ in found)
+    ):
         return None
     return tuple(_piece(weights.weight(name), array, start, count) for name, start, count in found)
 
@@ -212,7 +256,9 @@ def _held(name: str, array: Any) -> OutputArray:
     is_bfloat16 = array.dtype == mx.bfloat16
     values = np.array(array.view(mx.uint16) if is_bfloat16 else array)
     dtype = DType.BF16 if is_bfloat16 else dtype_of(values)
-    return OutputArray(name, dtype, tuple(array.shape), (Made(values.nbytes, lambda: values),), name)
+    return OutputArray(
+        name, dtype, tuple(array.shape), (Made(values.nbytes, lambda: values),), name
+    )
 
 
 def _quantization(network: Any, file_type: str) -> dict[str, Any] | None:

@@ -1,9 +1,12 @@
-"""What an export writes: the values that a plan consists of. Pure; plan.py makes them, writing.py carries them out.
+"""What an export writes: the values that a plan consists of.
+
+Pure; plan.py makes them, writing.py carries them out.
 
 Sharding: which tensors go into which file, exactly as huggingface_hub splits a state dict. Pure.
 
-Source of the rule: huggingface_hub 2.4.0 serialization/_base.py ``split_state_dict_into_shards_factory``, of the names and
-of the index ``save_torch_state_dict`` in serialization/_torch.py. A property test compares the two.
+Source of the rule: huggingface_hub 2.4.0 serialization/_base.py
+``split_state_dict_into_shards_factory``, of the names and of the index ``save_torch_state_dict`` in
+serialization/_torch.py. A property test compares the two.
 """
 
 from __future__ import annotations
@@ -44,9 +47,9 @@ class Split:
 def split_into_shards(sizes: Mapping[str, int], limit: int) -> Split:
     """Return the shards for tensors of ``sizes`` bytes, in their order, each of at most ``limit`` bytes.
 
-    One after the other they fill a shard until the next does not fit. A tensor over the limit gets a shard of its own, which
-    comes before the one that is being filled. A single file is ``model.safetensors``, several
-    ``model-00001-of-00003.safetensors``.
+    One after the other they fill a shard until the next does not fit. A tensor over the limit gets
+    a shard of its own, which comes before the one that is being filled. A single file is
+    ``model.safetensors``, several ``model-00001-of-00003.safetensors``.
     """
     shards: list[list[str]] = []
     current: list[str] = []
@@ -62,7 +65,10 @@ def split_into_shards(sizes: Mapping[str, int], limit: int) -> Split:
         filled += size
     if current:
         shards.append(current)
-    return Split({_name(number, len(shards)): names for number, names in enumerate(shards, 1)}, sum(sizes.values()))
+    return Split(
+        {_name(number, len(shards)): names for number, names in enumerate(shards, 1)},
+        sum(sizes.values()),
+    )
 
 
 def _name(number: int, count: int) -> str:
@@ -72,7 +78,8 @@ def _name(number: int, count: int) -> str:
 _PREFIX = 8
 _ALIGNMENT = 8
 
-# safetensors 0.8.0, tensor.rs `Dtype` and `prepare`: the largest alignment first, so that every array is aligned.
+# safetensors 0.8.0, tensor.rs `Dtype` and `prepare`: the largest alignment first, so that every
+# array is aligned.
 _LIBRARY_ORDER = (
     *(
         DType.U64,
@@ -87,7 +94,15 @@ _LIBRARY_ORDER = (
         DType.U16,
         DType.I16,
     ),
-    *(DType.F8_E5M2FNUZ, DType.F8_E4M3FNUZ, DType.F8_E8M0, DType.F8_E4M3, DType.F8_E5M2, DType.I8, DType.U8),
+    *(
+        DType.F8_E5M2FNUZ,
+        DType.F8_E4M3FNUZ,
+        DType.F8_E8M0,
+        DType.F8_E4M3,
+        DType.F8_E5M2,
+        DType.I8,
+        DType.U8,
+    ),
     *(DType.F6_E3M2, DType.F6_E2M3, DType.F4, DType.BOOL),
 )
 _RANK = {dtype: rank for rank, dtype in enumerate(_LIBRARY_ORDER)}
@@ -106,8 +121,8 @@ class Copy:
 class Convert:
     """``count`` values of a weight from index ``start`` on, dequantized or converted to ``dtype``.
 
-    They are counted in the order of the exported tensor. ``transposed``: its last two axes are those of the stored one,
-    swapped; only a quantized weight can be.
+    They are counted in the order of the exported tensor. ``transposed``: its last two axes are
+    those of the stored one, swapped; only a quantized weight can be.
     """
 
     weight: Weight
@@ -130,7 +145,10 @@ class Convert:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An array that can't be copied from blobs. ``make`` returns it, contiguous; any thread may call it."""
+    """An array that can't be copied from blobs.
+
+    ``make`` returns it, contiguous; any thread may call it.
+    """
 
     nbytes: int
     make: Callable[[], np.ndarray[Any, Any]]
@@ -143,8 +161,8 @@ Piece = Copy | Convert | Made
 class OutputArray:
     """One array of a shard: the pieces that it is made of, one after the other.
 
-    ``weight`` is the name of the one that it belongs to. ``quantization`` is that of the codes in it, None without codes;
-    ``transposed`` says that these codes have the last two axes swapped.
+    ``weight`` is the name of the one that it belongs to. ``quantization`` is that of the codes in
+    it, None without codes; ``transposed`` says that these codes have the last two axes swapped.
     """
 
     name: str
@@ -170,7 +188,9 @@ class PlannedShard:
     arrays: tuple[OutputArray, ...]
 
     @classmethod
-    def of(cls, path: str, arrays: Sequence[OutputArray], metadata: Mapping[str, str]) -> PlannedShard:
+    def of(
+        cls, path: str, arrays: Sequence[OutputArray], metadata: Mapping[str, str]
+    ) -> PlannedShard:
         """Return the file that the safetensors library writes for these arrays when they are `in_library_order`.
 
         ``__metadata__`` first, then the arrays in stored order; compact; spaces up to 8 bytes.
@@ -180,7 +200,11 @@ class PlannedShard:
         document: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
         for name, entry in entries.items():
             offsets = [entry.begin, entry.end]
-            document[name] = {"dtype": entry.dtype.value, "shape": list(entry.shape), "data_offsets": offsets}
+            document[name] = {
+                "dtype": entry.dtype.value,
+                "shape": list(entry.shape),
+                "data_offsets": offsets,
+            }
         text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
         text += b" " * (-len(text) % _ALIGNMENT)
         if len(text) > MAX_HEADER:
@@ -237,7 +261,9 @@ class ExportPlan:
 
     def __add__(self, other: ExportPlan) -> ExportPlan:
         """Return the plan for the files of both."""
-        return ExportPlan(self.shards + other.shards, self.documents + other.documents, self.notes + other.notes)
+        return ExportPlan(
+            self.shards + other.shards, self.documents + other.documents, self.notes + other.notes
+        )
 
 
 def check_names(arrays: Iterable[OutputArray]) -> None:
@@ -245,7 +271,9 @@ def check_names(arrays: Iterable[OutputArray]) -> None:
     names: set[str] = set()
     for array in arrays:
         if array.name in names:
-            raise UnsupportedSourceError(f"two arrays would be called {quoted(array.name)}", tensor=array.weight)
+            raise UnsupportedSourceError(
+                f"two arrays would be called {quoted(array.name)}", tensor=array.weight
+            )
         names.add(array.name)
 
 

@@ -1,8 +1,10 @@
 """Plan: the files of an export, decided from a model's headers and documents. No weight is read.
 
-Checkpoints: the files of one checkpoint folder. A model may hold two: itself, and its draft model. No weight is read.
+Checkpoints: the files of one checkpoint folder. A model may hold two: itself, and its draft model.
+No weight is read.
 
-The JSON documents of an exported folder: as they were stored, but for a config.json that would claim what is not there.
+The JSON documents of an exported folder: as they were stored, but for a config.json that would
+claim what is not there.
 
 Pure.
 """
@@ -59,11 +61,14 @@ _DTYPES = ("dtype", "torch_dtype")
 _WORDS = {DType.BF16: "bfloat16", DType.F16: "float16", DType.F32: "float32"}
 
 
-def exported_config(raw: bytes, dtype: DType | None, quantization: Mapping[str, Any] | None) -> tuple[bytes, list[str]]:
+def exported_config(
+    raw: bytes, dtype: DType | None, quantization: Mapping[str, Any] | None
+) -> tuple[bytes, list[str]]:
     """Return the config.json of the export and the names of the settings that were taken out of it.
 
-    What speaks of a quantization is removed, also from the configs in it; ``quantization`` is put in, and with ``dtype`` the
-    dtype of the weights. When there is nothing to change the bytes are the stored ones. Raises: as `parse_config`.
+    What speaks of a quantization is removed, also from the configs in it; ``quantization`` is put
+    in, and with ``dtype`` the dtype of the weights. When there is nothing to change the bytes are
+    the stored ones. Raises: as `parse_config`.
     """
     config = parse_config(raw)
     changed = {key: _without_claims(value) for key, value in config.items() if key not in _CLAIMS}
@@ -72,7 +77,13 @@ def exported_config(raw: bytes, dtype: DType | None, quantization: Mapping[str, 
         if not any(key in changed for key in _DTYPES):
             changed["torch_dtype"] = _WORDS[dtype]
     removed = sorted(
-        {key for part in (config, *config.values()) if isinstance(part, dict) for key in part if key in _CLAIMS}
+        {
+            key
+            for part in (config, *config.values())
+            if isinstance(part, dict)
+            for key in part
+            if key in _CLAIMS
+        }
     )
     if quantization is not None:
         changed["quantization"] = dict(quantization)
@@ -82,7 +93,11 @@ def exported_config(raw: bytes, dtype: DType | None, quantization: Mapping[str, 
 
 
 def _without_claims(value: Any) -> Any:
-    return {key: item for key, item in value.items() if key not in _CLAIMS} if isinstance(value, dict) else value
+    return (
+        {key: item for key, item in value.items() if key not in _CLAIMS}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def _with_dtype(config: Mapping[str, Any], word: str) -> dict[str, Any]:
@@ -101,8 +116,8 @@ def _with_dtype(config: Mapping[str, Any], word: str) -> dict[str, Any]:
 class Checkpoint:
     """What a checkpoint is made of: weights whose names begin with ``prefix``, its documents, what is known of its source.
 
-    ``model`` is its name for messages, ``folder`` its place in the export: "", or "draft/". ``file_type``: the type that was
-    asked for when it was imported, as its config blob has it.
+    ``model`` is its name for messages, ``folder`` its place in the export: "", or "draft/".
+    ``file_type``: the type that was asked for when it was imported, as its config blob has it.
     """
 
     model: str
@@ -117,12 +132,15 @@ class Checkpoint:
 def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPlan:
     """Return the files of a checkpoint: shards, their index when there are several, documents.
 
-    Raises: DocumentError for an invalid config.json; UnsupportedSourceError for a document whose name is not a file name,
-    for mlx-lm without config.json, and as `mlx_arrays`; UsageError when the source's files are asked for and not known.
+    Raises: DocumentError for an invalid config.json; UnsupportedSourceError for a document whose
+    name is not a file name, for mlx-lm without config.json, and as `mlx_arrays`; UsageError when
+    the source's files are asked for and not known.
     """
     if options.form is Form.MLX:
         return _plan_for_mlx(checkpoint, options)
-    arrays = output_arrays(checkpoint.weights, checkpoint.prefix, checkpoint.origin, options.dequantize)
+    arrays = output_arrays(
+        checkpoint.weights, checkpoint.prefix, checkpoint.origin, options.dequantize
+    )
     check_names(arrays)
     return _plan_shards(checkpoint, arrays, options) + _plan_documents(checkpoint, options, None)
 
@@ -130,22 +148,36 @@ def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPla
 def _plan_for_mlx(checkpoint: Checkpoint, options: ExportOptions) -> ExportPlan:
     raw = checkpoint.documents.get(CONFIG_NAME)
     if raw is None:
-        raise UnsupportedSourceError(f"model {checkpoint.model} has no config.json, which mlx-lm needs")
+        raise UnsupportedSourceError(
+            f"model {checkpoint.model} has no config.json, which mlx-lm needs"
+        )
     weights = MappedWeights(checkpoint.weights, checkpoint.prefix)
-    arrays, quantization, notes = mlx_arrays(weights, parse_config(raw), checkpoint, options.dequantize)
-    files = _plan_shards(checkpoint, arrays, options) + _plan_documents(checkpoint, options, quantization)
+    arrays, quantization, notes = mlx_arrays(
+        weights, parse_config(raw), checkpoint, options.dequantize
+    )
+    files = _plan_shards(checkpoint, arrays, options) + _plan_documents(
+        checkpoint, options, quantization
+    )
     return files + ExportPlan((), (), notes)
 
 
-def _plan_documents(checkpoint: Checkpoint, options: ExportOptions, quantization: Mapping[str, Any] | None) -> ExportPlan:
+def _plan_documents(
+    checkpoint: Checkpoint, options: ExportOptions, quantization: Mapping[str, Any] | None
+) -> ExportPlan:
     documents: list[PlannedDocument] = []
     notes: list[str] = []
     for name, data in checkpoint.documents.items():
         path = checkpoint.folder + _file_name(name)
         if name == MODELOPT_CONFIG:
-            notes.append(f"{path} was left out: it speaks of tensors that are stored in another way")
+            notes.append(
+                f"{path} was left out: it speaks of tensors that are stored in another way"
+            )
             continue
-        changed, removed = exported_config(data, options.dequantize, quantization) if name == CONFIG_NAME else (data, [])
+        changed, removed = (
+            exported_config(data, options.dequantize, quantization)
+            if name == CONFIG_NAME
+            else (data, [])
+        )
         documents.append(PlannedDocument(path, changed))
         if removed:
             notes.append(f"{path}: {' and '.join(removed)} of the source left out")
@@ -156,10 +188,14 @@ def _file_name(name: str) -> str:
     try:
         return file_name(name)
     except InvalidNameError as error:
-        raise UnsupportedSourceError(f"a document of the model can't be a file: {error}", rule=error.rule) from None
+        raise UnsupportedSourceError(
+            f"a document of the model can't be a file: {error}", rule=error.rule
+        ) from None
 
 
-def _plan_shards(checkpoint: Checkpoint, arrays: Sequence[OutputArray], options: ExportOptions) -> ExportPlan:
+def _plan_shards(
+    checkpoint: Checkpoint, arrays: Sequence[OutputArray], options: ExportOptions
+) -> ExportPlan:
     by_name = {array.name: array for array in arrays}
     split = _split(checkpoint.origin, arrays, options)
     shards: list[PlannedShard] = []
@@ -168,36 +204,57 @@ def _plan_shards(checkpoint: Checkpoint, arrays: Sequence[OutputArray], options:
         members = [by_name[one] for one in names]
         metadata, differ = _metadata(checkpoint, members, options)
         unequal |= differ
-        shards.append(PlannedShard.of(checkpoint.folder + name, _in_order(checkpoint.origin, members), metadata))
-    index = (PlannedDocument(checkpoint.folder + INDEX_NAME, split.index),) if len(shards) > 1 else ()
-    notes = (f"the metadata {quoted(key)} differ between the source's files and were left out" for key in sorted(unequal))
+        shards.append(
+            PlannedShard.of(
+                checkpoint.folder + name, _in_order(checkpoint.origin, members), metadata
+            )
+        )
+    index = (
+        (PlannedDocument(checkpoint.folder + INDEX_NAME, split.index),) if len(shards) > 1 else ()
+    )
+    notes = (
+        f"the metadata {quoted(key)} differ between the source's files and were left out"
+        for key in sorted(unequal)
+    )
     return ExportPlan(tuple(shards), index, tuple(notes))
 
 
 def _split(origin: Origin, arrays: Iterable[OutputArray], options: ExportOptions) -> Split:
     if options.max_shard_size is not None:
-        return split_into_shards({array.name: array.nbytes for array in arrays}, options.max_shard_size)
+        return split_into_shards(
+            {array.name: array.nbytes for array in arrays}, options.max_shard_size
+        )
     if not origin.files:
         raise UsageError(
-            "nothing is known of the files that the model was imported from", hint="Give --max-shard-size a size."
+            "nothing is known of the files that the model was imported from",
+            hint="Give --max-shard-size a size.",
         )
     files: dict[str, list[str]] = defaultdict(list)
     total = 0
     for array in arrays:  # they are in the order of the files
         place = origin.place(array.weight)
         if place is None:
-            raise UnsupportedSourceError(f"no file of the source is known for {quoted(array.weight)}", tensor=array.weight)
+            raise UnsupportedSourceError(
+                f"no file of the source is known for {quoted(array.weight)}", tensor=array.weight
+            )
         files[_file_name(origin.files[place[0]].name)].append(array.name)
         total += array.nbytes
     return Split(files, total)
 
 
 def _in_order(origin: Origin, arrays: Sequence[OutputArray]) -> list[OutputArray]:
-    """Return the arrays in the order of the source's file that holds the same ones; without such a file in the library's."""
+    """Return the arrays in the order of the source's file that holds the same ones.
+
+    Without such a file in the library's.
+    """
     by_name = {array.name: array for array in arrays}
     place = origin.place(arrays[0].name)
     names = origin.files[place[0]].tensors if place is not None else ()
-    return [by_name[name] for name in names] if by_name.keys() == set(names) else in_library_order(arrays)
+    return (
+        [by_name[name] for name in names]
+        if by_name.keys() == set(names)
+        else in_library_order(arrays)
+    )
 
 
 def _metadata(
@@ -210,7 +267,8 @@ def _metadata(
     described = dict(_described(arrays))
     if described and checkpoint.file_type in FILE_TYPES:
         described[FILE_TYPE] = checkpoint.file_type
-    # transformers 4 refuses a file whose metadata have no format (modeling_utils.py `load_state_dict`).
+    # transformers 4 refuses a file whose metadata have no format (modeling_utils.py
+    # `load_state_dict`).
     if not checkpoint.origin.files or (described and not found):
         found = {"format": "pt"}
     return {**found, **described}, unequal
@@ -229,8 +287,9 @@ def _described(arrays: Iterable[OutputArray]) -> Iterator[tuple[str, str]]:
 def make_plan(model: StoredModel, options: ExportOptions) -> ExportPlan:
     """Return the files that an export of ``model`` writes.
 
-    Raises: NotFoundError or CorruptDataError for a missing or damaged document; DocumentError (config.json, blobstore.json);
-    UnsupportedSourceError for two files of one name; as `plan_checkpoint`.
+    Raises: NotFoundError or CorruptDataError for a missing or damaged document; DocumentError
+    (config.json, blobstore.json); UnsupportedSourceError for two files of one name; as
+    `plan_checkpoint`.
     """
     documents = model.documents()
     own = documents.pop(OWN_DOCUMENT, None)
@@ -240,21 +299,40 @@ def make_plan(model: StoredModel, options: ExportOptions) -> ExportPlan:
     for draft in drafts:
         plan += _plan_draft(draft, options)
     has_draft = any(shard.path.startswith(DRAFT_FOLDER) for shard in plan.shards)
-    text, notes = texts.modelfile(list(_texts(model)), model.config, _architecture(main), draft=has_draft)
-    plan += ExportPlan((), (PlannedDocument(texts.NAME, text),) if text is not None else (), tuple(notes))
+    text, notes = texts.modelfile(
+        list(_texts(model)), model.config, _architecture(main), draft=has_draft
+    )
+    plan += ExportPlan(
+        (), (PlannedDocument(texts.NAME, text),) if text is not None else (), tuple(notes)
+    )
     # A draft that is left out takes its files with it; without one the folder is like any other.
-    files = [file for file in model.files() if has_draft or not drafts or not file.name.startswith(DRAFT_FOLDER)]
+    files = [
+        file
+        for file in model.files()
+        if has_draft or not drafts or not file.name.startswith(DRAFT_FOLDER)
+    ]
     is_cast = options.dequantize is not None or (provenance is not None and provenance.is_cast)
-    plan = with_files(plan, files, [one.folder for one in (main, *drafts)], same_weights=not is_cast)
+    plan = with_files(
+        plan, files, [one.folder for one in (main, *drafts)], same_weights=not is_cast
+    )
     _check_paths(plan, model)
     return plan
 
 
-def _checkpoints(model: StoredModel, documents: dict[str, bytes], provenance: Provenance | None) -> list[Checkpoint]:
-    """Return the model's checkpoint, and its draft's when there is one; its documents are taken out of ``documents``."""
+def _checkpoints(
+    model: StoredModel, documents: dict[str, bytes], provenance: Provenance | None
+) -> list[Checkpoint]:
+    """Return the model's checkpoint, and its draft's when there is one.
+
+    Its documents are taken out of ``documents``.
+    """
     config = model.config
-    origin, draft_origin = origins_of(provenance) if provenance is not None else (Origin(), Origin())
-    of_draft = {name: documents.pop(name) for name in list(documents) if name.startswith(DRAFT_FOLDER)}
+    origin, draft_origin = (
+        origins_of(provenance) if provenance is not None else (Origin(), Origin())
+    )
+    of_draft = {
+        name: documents.pop(name) for name in list(documents) if name.startswith(DRAFT_FOLDER)
+    }
     name = str(model.name)
     if config.draft is None and not of_draft:
         return [Checkpoint(name, "", "", model.weights, documents, origin, config.file_type or "")]
@@ -282,12 +360,17 @@ def _architecture(checkpoint: Checkpoint) -> SourceConfig | None:
     if CONFIG_NAME not in checkpoint.documents:
         return None
     config = parse_config(checkpoint.documents[CONFIG_NAME])
-    named: dict[str, object] = {key: config[key] for key in ("architectures", "model_type") if key in config}
+    named: dict[str, object] = {
+        key: config[key] for key in ("architectures", "model_type") if key in config
+    }
     return validated(SourceConfig, named, CONFIG_NAME, "Q1")
 
 
 def _texts(model: StoredModel) -> Iterator[texts.Layer]:
-    """Yield what the manifest has beside tensors, documents and files; of layers of unknown types only that."""
+    """Yield what the manifest has beside tensors, documents and files.
+
+    Of layers of unknown types only that.
+    """
     for layer in model.manifest.layers:
         is_file = layer.media_type in (JSON_MEDIA_TYPE, FILE_MEDIA_TYPE) and layer.name is not None
         if layer.media_type != TENSOR_MEDIA_TYPE and not is_file:
@@ -302,5 +385,7 @@ def _check_paths(plan: ExportPlan, model: StoredModel) -> None:
     taken: set[str] = set()
     for path in (*paths, *sorted(folders)):
         if path in taken:
-            raise UnsupportedSourceError(f"two files of {model.name} would be called {quoted(path)}", model=str(model.name))
+            raise UnsupportedSourceError(
+                f"two files of {model.name} would be called {quoted(path)}", model=str(model.name)
+            )
         taken.add(path)

@@ -1,9 +1,13 @@
-"""Export: a stored model becomes a checkpoint folder. Read (the model's headers), decide (plan.py), do (writing.py).
+"""Export: a stored model becomes a checkpoint folder.
 
-The folder of an export: written under another name beside it, and renamed when everything in it is on the disk.
+Read (the model's headers), decide (plan.py), do (writing.py).
 
-So a folder of that name is a whole export or none. The other name is always the same, and its lock is held while it is
-written: two exports into one folder do not mix, and what a killed one left is removed by the next.
+The folder of an export: written under another name beside it, and renamed when everything in it is
+on the disk.
+
+So a folder of that name is a whole export or none. The other name is always the same, and its lock
+is held while it is written: two exports into one folder do not mix, and what a killed one left is
+removed by the next.
 """
 
 from __future__ import annotations
@@ -49,30 +53,44 @@ class Target:
     """The folder that an export shall become."""
 
     def __init__(self, path: str | os.PathLike[str], store: Home) -> None:
-        """Check the folder. Raises: StorageError unless it is an empty folder; UsageError when it is in the store."""
+        """Check the folder.
+
+        Raises: StorageError unless it is an empty folder; UsageError when it is in the store.
+        """
         try:
             with os_errors("access", os.fspath(path)):
                 self.path = Path(path).expanduser().resolve()
-                is_free = not os.path.lexists(self.path) or (self.path.is_dir() and not any(self.path.iterdir()))
+                is_free = not os.path.lexists(self.path) or (
+                    self.path.is_dir() and not any(self.path.iterdir())
+                )
                 is_mount = self.path.is_mount()
-        except (ValueError, RuntimeError) as error:  # a NUL in the path, an unknown ~user, a loop of links
-            raise StorageError(f"can't write to {quoted(os.fspath(path))}: {error}", path=os.fspath(path)) from error
+        except (
+            ValueError,
+            RuntimeError,
+        ) as error:  # a NUL in the path, an unknown ~user, a loop of links
+            raise StorageError(
+                f"can't write to {quoted(os.fspath(path))}: {error}", path=os.fspath(path)
+            ) from error
         if Path(store.address) in (self.path, *self.path.parents):
             message = f"{self.path} is in the store {store.address}, where only blobs and manifests may be"
             raise UsageError(message, path=str(self.path))
         if is_mount:
             hint = f"Export into a folder of it, such as {self.path / 'model'}."
             raise StorageError(
-                f"{self.path} is where a file system is mounted: no other folder can take its place", hint=hint
+                f"{self.path} is where a file system is mounted: no other folder can take its place",
+                hint=hint,
             )
         if not is_free:
             raise _taken(self.path)
 
     @contextmanager
     def staged(self) -> Iterator[Path]:
-        """Yield a new folder beside the target's; when the block ends well it is made durable and takes the target's place.
+        """Yield a new folder beside the target's.
 
-        Raises: BusyError when another export into the same folder is at work; StorageError. Nothing is left then.
+        When the block ends well it is made durable and takes the target's place.
+
+        Raises: BusyError when another export into the same folder is at work; StorageError. Nothing
+        is left then.
         """
         staging = self.path.with_name(f".{self.path.name}.blobstore-export")
         with os_errors("write to", staging):
@@ -121,7 +139,9 @@ def _take(staging: Path) -> int:
         raise
     if not is_there:
         close_quietly(fd)
-        raise BusyError(f"another export into the same folder is at work ({staging})", path=str(staging))
+        raise BusyError(
+            f"another export into the same folder is at work ({staging})", path=str(staging)
+        )
     return fd
 
 
@@ -158,7 +178,9 @@ def _sync_file(path: Path) -> None:
 
 
 def _taken(path: Path) -> StorageError:
-    return StorageError(f"{path} already exists and is not an empty folder", path=str(path), hint=_HINT)
+    return StorageError(
+        f"{path} already exists and is not an empty folder", path=str(path), hint=_HINT
+    )
 
 
 """Gives what is told of progress, for a number of bytes."""
@@ -197,17 +219,20 @@ def export_model(
 ) -> ExportResult:
     """Write a stored model into a new ``folder`` as a checkpoint: shards and their index, JSON documents, maybe a Modelfile.
 
-    ``format``: "safetensors" keeps names and stored arrays, so that an import of the folder stores the same; "mlx" gives
-    what ``mlx_lm.load`` opens. ``dequantize``: "bfloat16", "float16" or "float32" for all quantized weights and floats.
-    ``max_shard_size``: bytes of a file at most, by huggingface_hub's rule, or "source" for the files that were imported.
-    ``jobs``: threads (None: one a core). ``verify``: hash every blob first. ``progress`` is told of the bytes that are
+    ``format``: "safetensors" keeps names and stored arrays, so that an import of the folder stores
+    the same; "mlx" gives what ``mlx_lm.load`` opens. ``dequantize``: "bfloat16", "float16" or
+    "float32" for all quantized weights and floats. ``max_shard_size``: bytes of a file at most, by
+    huggingface_hub's rule, or "source" for the files that were imported. ``jobs``: threads (None:
+    one a core). ``verify``: hash every blob first. ``progress`` is told of the bytes that are
     written.
 
-    The folder appears when all of it is on the disk, or not at all. A draft model becomes a checkpoint in ``draft/``.
+    The folder appears when all of it is on the disk, or not at all. A draft model becomes a
+    checkpoint in ``draft/``.
 
-    Raises: UsageError (an unknown word, a folder in the store, mlx without the ``lm`` extra); as `open_model`;
-    UnsupportedSourceError when mlx-lm can't have the model, or a value does not fit the dtype; StorageError when the folder
-    is there and not empty, and for what the system refuses; BusyError when another export into it is at work.
+    Raises: UsageError (an unknown word, a folder in the store, mlx without the ``lm`` extra); as
+    `open_model`; UnsupportedSourceError when mlx-lm can't have the model, or a value does not fit
+    the dtype; StorageError when the folder is there and not empty, and for what the system refuses;
+    BusyError when another export into it is at work.
     """
     options = ExportOptions.parse(format, dequantize, max_shard_size)
     workers = threads(jobs)

@@ -1,11 +1,12 @@
 """The texts of an exported folder: its Modelfile, and the files that were files of the source.
 
-The files of an export that were files of the source, byte for byte, and where these meet what the export makes itself.
+The files of an export that were files of the source, byte for byte, and where these meet what the
+export makes itself.
 
 The Modelfile of an exported folder: what a manifest has beside weights and JSON documents. Pure.
 
-Each command is read back by the importer's own parser before it counts: a Modelfile has no way to write some texts, and
-these are left out and said.
+Each command is read back by the importer's own parser before it counts: a Modelfile has no way to
+write some texts, and these are left out and said.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def modelfile(
 ) -> tuple[bytes | None, list[str]]:
     """Return the Modelfile that gives the layers back on import, and what could not be written into it.
 
-    None when there is nothing to say: no layers, and the config blob has the parser, the renderer and the version of Ollama
-    that an import would choose by itself.
+    None when there is nothing to say: no layers, and the config blob has the parser, the renderer
+    and the version of Ollama that an import would choose by itself.
     """
     commands: list[str] = []
     notes: list[str] = []
@@ -90,8 +91,17 @@ def _commands(layer: Layer) -> tuple[str, str | None]:
     try:
         text = "".join(_lines(layer))
         (back,) = Modelfile.parse((_HEAD + text).encode()).layers()
-        is_same = back[0] == layer.media_type and (back[1] == layer.data or _is_same_json(back[1], layer.data))
-    except (BlobStoreError, strictjson.StrictJsonError, TypeError, ValueError, AttributeError, KeyError):
+        is_same = back[0] == layer.media_type and (
+            back[1] == layer.data or _is_same_json(back[1], layer.data)
+        )
+    except (
+        BlobStoreError,
+        strictjson.StrictJsonError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        KeyError,
+    ):
         is_same = False  # whatever it is, it is not what an import makes
     return f"the {what.lower()}", text if is_same else None
 
@@ -113,7 +123,10 @@ def _is_same_json(one: bytes, other: bytes) -> bool:
 
 
 def _value(text: str) -> str:
-    """Return the first way to write a value that is read back as it was. Raises: ValueError when no way does."""
+    """Return the first way to write a value that is read back as it was.
+
+    Raises: ValueError when no way does.
+    """
     is_line = text and "\n" not in text and "\r" not in text
     for quotes in ("", '"', '"""') if is_line else ('"""', '"'):
         written = f"{quotes}{text}{quotes}"
@@ -139,15 +152,21 @@ def _choices(stored: ModelConfig, config: SourceConfig | None) -> Iterator[str]:
 
 
 MADE_MODELFILE = "Modelfile.blobstore"
-"""The name of the Modelfile that an export makes, where the source had one of its own; of the next one with ``-2``."""
+"""The name of the Modelfile that an export makes, where the source had one of its own.
+
+Of the next one with ``-2``.
+"""
 
 
-def with_files(plan: ExportPlan, files: Sequence[StoredFile], folders: Collection[str], *, same_weights: bool) -> ExportPlan:
+def with_files(
+    plan: ExportPlan, files: Sequence[StoredFile], folders: Collection[str], *, same_weights: bool
+) -> ExportPlan:
     """Return the plan with the model's files in it.
 
-    ``folders``: where checkpoints lie in the export, "" and perhaps "draft/": their shard indexes come back as they were
-    while they are right, which can only be with ``same_weights``, those of the source. A Modelfile of the source keeps its
-    name. Raises: UnsupportedSourceError for a name that can't be a path; as `BlobFile.read`.
+    ``folders``: where checkpoints lie in the export, "" and perhaps "draft/": their shard indexes
+    come back as they were while they are right, which can only be with ``same_weights``, those of
+    the source. A Modelfile of the source keeps its name. Raises: UnsupportedSourceError for a name
+    that can't be a path; as `BlobFile.read`.
     """
     indexes = {folder + INDEX_NAME for folder in folders}
     copies = []
@@ -164,16 +183,22 @@ def _checked(name: str) -> str:
     try:
         return relative_path(name)
     except InvalidNameError as error:
-        raise UnsupportedSourceError(f"a file of the model can't be a file: {error}", rule=error.rule) from None
+        raise UnsupportedSourceError(
+            f"a file of the model can't be a file: {error}", rule=error.rule
+        ) from None
 
 
 def _with_index(plan: ExportPlan, file: StoredFile, *, same_weights: bool) -> ExportPlan:
     made = next((one for one in plan.documents if one.path == file.name), None)
     if not isinstance(made, PlannedDocument):
-        return plan + ExportPlan((), (), (f"{file.name} was left out: there is one file of weights",))
+        return plan + ExportPlan(
+            (), (), (f"{file.name} was left out: there is one file of weights",)
+        )
     if not same_weights or _weight_map(file.blob.read()) != _weight_map(made.data):
         return plan
-    return replace(plan, documents=tuple(_copy(file) if one is made else one for one in plan.documents))
+    return replace(
+        plan, documents=tuple(_copy(file) if one is made else one for one in plan.documents)
+    )
 
 
 def _copy(file: StoredFile) -> PlannedCopy:
@@ -191,7 +216,11 @@ def _beside_modelfile(plan: ExportPlan, files: Sequence[StoredFile]) -> ExportPl
     if not isinstance(made, PlannedDocument):
         return plan
     theirs = {file.name: file.blob for file in files}
-    path = next(name for name in _modelfile_names() if name not in theirs or theirs[name].read() == made.data)
+    path = next(
+        name
+        for name in _modelfile_names()
+        if name not in theirs or theirs[name].read() == made.data
+    )
     others = tuple(one for one in plan.documents if one is not made)
     if path in theirs:
         plan = replace(plan, documents=others)

@@ -1,8 +1,8 @@
 """Writing: carry an export plan out. Nothing is decided here.
 
-Every file gets its header and its size, then every piece its bytes at its place, by any thread: those of blobs are copied by
-the kernel, values are computed a few megabytes at a time. Memory is that of one chunk a thread, or of one array a thread
-where arrays have to be made as a whole.
+Every file gets its header and its size, then every piece its bytes at its place, by any thread:
+those of blobs are copied by the kernel, values are computed a few megabytes at a time. Memory is
+that of one chunk a thread, or of one array a thread where arrays have to be made as a whole.
 
 The values of a piece: a run of a weight, dequantized or converted.
 """
@@ -55,9 +55,12 @@ Array = np.ndarray[Any, Any]
 
 
 def fill_values(piece: Convert, reader: FileReader, out: Array) -> None:
-    """Fill ``out``, flat, with the values: bit for bit those of `Tensor.dequantize`. ``reader`` is over the weight's blob.
+    """Fill ``out``, flat, with the values: bit for bit those of `Tensor.dequantize`.
 
-    Raises: UnsupportedSourceError, with tensor and index, when a finite value is beyond what the dtype holds; as `readinto`.
+    ``reader`` is over the weight's blob.
+
+    Raises: UnsupportedSourceError, with tensor and index, when a finite value is beyond what the
+    dtype holds; as `readinto`.
     """
     if piece.transposed:
         _fill_transposed(piece, MappedFile(reader), out)
@@ -66,9 +69,13 @@ def fill_values(piece: Convert, reader: FileReader, out: Array) -> None:
     if isinstance(stored, QuantizedArray):
         kernels.dequantize_into(stored, out)
     else:
-        with np.errstate(over="ignore", invalid="ignore"):  # a signalling NaN is a value here, not an accident
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # a signalling NaN is a value here, not an accident
             np.copyto(out, stored, casting="unsafe")
-    found = _first_beyond(out, lambda: kernels.dequantize(stored) if isinstance(stored, QuantizedArray) else stored)
+    found = _first_beyond(
+        out, lambda: kernels.dequantize(stored) if isinstance(stored, QuantizedArray) else stored
+    )
     if found is not None:
         (place,), exact = found
         index = np.unravel_index(piece.start + place, piece.weight.shape)
@@ -91,7 +98,8 @@ def _first_beyond(values: Array, exact: Callable[[], Array]) -> tuple[tuple[int,
 def _fill_transposed(piece: Convert, file: MappedFile, out: Array) -> None:
     """Fill ``out`` with values of a quantized weight whose last two axes are stored the other way round.
 
-    They lie a row apart there, so the file is mapped and not read; memory is that of ``_AT_ONCE`` values.
+    They lie a row apart there, so the file is mapped and not read; memory is that of ``_AT_ONCE``
+    values.
     """
     for tile in tiles_of(piece.start, piece.count, *piece.shape[-2:]):
         stored = _matrix(piece, file, tile.matrix)
@@ -105,8 +113,12 @@ def _fill_transposed(piece: Convert, file: MappedFile, out: Array) -> None:
             values = kernels.dequantize(block, piece.dtype)
             if (found := _first_beyond(values, partial(kernels.dequantize, block))) is not None:
                 (col, row), exact = found
-                raise _too_large(piece, (*_lead(piece, tile.matrix), begin + row, first + col), exact)
-            place[:, first - tile.col : last - tile.col] = values.T[tile.row - begin : tile.stop_row - begin]
+                raise _too_large(
+                    piece, (*_lead(piece, tile.matrix), begin + row, first + col), exact
+                )
+            place[:, first - tile.col : last - tile.col] = values.T[
+                tile.row - begin : tile.stop_row - begin
+            ]
 
 
 def _lead(piece: Convert, matrix: int) -> tuple[int, ...]:
@@ -121,10 +133,14 @@ def _matrix(piece: Convert, file: MappedFile, number: int) -> QuantizedArray[Arr
     if quantization is None:
         raise AssertionError("what is transposed is quantized")
     arrays = {
-        suffix: np.frombuffer(file.view(part.offset, part.offset + part.nbytes), numpy_dtype(part.dtype)).reshape(part.shape)
+        suffix: np.frombuffer(
+            file.view(part.offset, part.offset + part.nbytes), numpy_dtype(part.dtype)
+        ).reshape(part.shape)
         for suffix, part in piece.weight.parts.items()
     }
-    stored = QuantizedArray(arrays[""], arrays[".scale"], arrays.get(".bias"), arrays.get(".global_scale"), quantization)
+    stored = QuantizedArray(
+        arrays[""], arrays[".scale"], arrays.get(".bias"), arrays.get(".global_scale"), quantization
+    )
     return kernels.matrix_of(stored, number)
 
 
@@ -136,7 +152,9 @@ def _stored(piece: Convert, reader: FileReader) -> Array | QuantizedArray[Array]
     arrays = {}
     for part in quantization.parts((piece.count,), parts[".scale"].dtype):
         (count,) = part.shape
-        arrays[part.suffix] = _read(reader, parts[part.suffix], piece.start * count // piece.count, count)
+        arrays[part.suffix] = _read(
+            reader, parts[part.suffix], piece.start * count // piece.count, count
+        )
     factor = _read(reader, parts[".global_scale"], 0, 1) if ".global_scale" in parts else None
     return QuantizedArray(arrays[""], arrays[".scale"], arrays.get(".bias"), factor, quantization)
 
@@ -149,7 +167,9 @@ def _read(reader: FileReader, part: StoredPart, start: int, count: int) -> Array
 
 def _too_large(piece: Convert, index: tuple[int, ...], exact: Any) -> UnsupportedSourceError:
     name = piece.weight.name
-    message = f"{quoted(name)}: the weight at {list(index)} is {exact}, which does not fit {piece.dtype}"
+    message = (
+        f"{quoted(name)}: the weight at {list(index)} is {exact}, which does not fit {piece.dtype}"
+    )
     hint = "Dequantize to bfloat16 or float32."
     return UnsupportedSourceError(message, tensor=name, index=index, hint=hint)
 
@@ -188,8 +208,9 @@ class _File:
 def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -> None:
     """Write the plan's files into ``folder`` with ``jobs`` threads; they are not yet durable.
 
-    Raises: the error of the first piece in plan order that fails: CorruptDataError when a blob is not the one any more that
-    was opened, or of a file has other bytes, UnsupportedSourceError for a value that does not fit, StorageError.
+    Raises: the error of the first piece in plan order that fails: CorruptDataError when a blob is
+    not the one any more that was opened, or of a file has other bytes, UnsupportedSourceError for a
+    value that does not fit, StorageError.
     """
     for document in plan.documents:
         if isinstance(document, PlannedCopy):
@@ -230,7 +251,9 @@ def _copy_blob(file: PlannedCopy, path: Path) -> None:
     try:
         with file.blob.open() as reader:
             done = 0
-            for piece in reader.pieces(memoryview(bytearray(min(_HASHED_AT_ONCE, max(1, file.size))))):
+            for piece in reader.pieces(
+                memoryview(bytearray(min(_HASHED_AT_ONCE, max(1, file.size))))
+            ):
                 hashed.update(piece)
                 with os_errors("write", path):
                     write_all_at(fd, done, piece)
@@ -279,9 +302,13 @@ class _Work:
             for step in steps:
                 match step.piece:
                     case Copy(weight, offset, nbytes):
-                        copy_range(blobs.reader(weight.blob), offset, file.fd, file.path, step.at, nbytes)
+                        copy_range(
+                            blobs.reader(weight.blob), offset, file.fd, file.path, step.at, nbytes
+                        )
                     case Convert():
-                        self._convert(step.piece, blobs.reader(step.piece.weight.blob), file, step.at)
+                        self._convert(
+                            step.piece, blobs.reader(step.piece.weight.blob), file, step.at
+                        )
                     case Made(_, make):
                         with os_errors("write", file.path):
                             write_all_at(file.fd, step.at, make().reshape(-1).view(np.uint8).data)
@@ -366,7 +393,11 @@ def _cut(piece: Piece) -> Iterator[Piece]:
         yield piece
     else:
         for start in range(0, piece.nbytes, _COPIED_AT_ONCE):
-            yield replace(piece, offset=piece.offset + start, nbytes=min(_COPIED_AT_ONCE, piece.nbytes - start))
+            yield replace(
+                piece,
+                offset=piece.offset + start,
+                nbytes=min(_COPIED_AT_ONCE, piece.nbytes - start),
+            )
 
 
 def _values_at_once(piece: Convert) -> int:

@@ -1,8 +1,9 @@
 """config.json, which others own.
 
-Rule Q1: config.json is a strict JSON object of at most 16 MiB whose quantization settings, if any, exist. Unknown keys are
-ignored, keys are compared exactly. It may have the numbers ``Infinity``, ``-Infinity`` and ``NaN``: published ones do, since
-transformers 4 and mlx-lm write them (time_step_limit of Mamba 2). The shard index is in source/shards.py.
+Rule Q1: config.json is a strict JSON object of at most 16 MiB whose quantization settings, if any,
+exist. Unknown keys are ignored, keys are compared exactly. It may have the numbers ``Infinity``,
+``-Infinity`` and ``NaN``: published ones do, since transformers 4 and mlx-lm write them
+(time_step_limit of Mamba 2). The shard index is in source/shards.py.
 """
 
 from __future__ import annotations
@@ -45,14 +46,18 @@ def with_floats(value: Any) -> Any:
 
 
 _MODE_DEFAULTS = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
-"""Group size and bits where settings have none. Source: mlx/nn/layers/quantized.py `_defaults_for_mode`, MLX 0.32.4."""
+"""Group size and bits where settings have none.
+
+Source: mlx/nn/layers/quantized.py `_defaults_for_mode`, MLX 0.32.4.
+"""
 
 
 class ModuleQuantization(Document):
     """How MLX quantized a module; ``mode`` is affine when nothing says otherwise.
 
-    mlx-lm's ``convert`` writes what a model's predicate gives to ``to_quantized``: it may lack bits and group size (RWKV-7:
-    ``{"bits": 8}``), or have None for them (the recipes, such as mixed_4_6). They are those of the mode then.
+    mlx-lm's ``convert`` writes what a model's predicate gives to ``to_quantized``: it may lack bits
+    and group size (RWKV-7: ``{"bits": 8}``), or have None for them (the recipes, such as
+    mixed_4_6). They are those of the mode then.
     """
 
     group_size: Literal[16, 32, 64, 128]
@@ -64,8 +69,17 @@ class ModuleQuantization(Document):
     def _integers(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        defaults = dict(zip(("group_size", "bits"), _MODE_DEFAULTS.get(str(value.get("mode", "affine")), ()), strict=False))
-        filled = {**value, **{key: size for key, size in defaults.items() if value.get(key) is None}}
+        defaults = dict(
+            zip(
+                ("group_size", "bits"),
+                _MODE_DEFAULTS.get(str(value.get("mode", "affine")), ()),
+                strict=False,
+            )
+        )
+        filled = {
+            **value,
+            **{key: size for key, size in defaults.items() if value.get(key) is None},
+        }
         if not all(type(filled.get(key, 0)) is int for key in ("bits", "group_size")):
             raise ValueError("bits and group_size are integers")
         return filled
@@ -80,15 +94,18 @@ class ModuleQuantization(Document):
             return quantization
         affine = {4: QuantType.INT4, 8: QuantType.INT8}
         if self.bits not in affine:
-            raise UsageError("only 4 and 8 bits are stored", hint="Quantize the original checkpoint to int4 or int8.")
+            raise UsageError(
+                "only 4 and 8 bits are stored",
+                hint="Quantize the original checkpoint to int4 or int8.",
+            )
         return Quantization(affine[self.bits], self.group_size)
 
 
 class QuantizationSettings(ModuleQuantization):
     """MLX's ``quantization`` of a config.json: the settings of all modules, and those of ``modules`` that have their own.
 
-    A module's settings replace the general ones as a whole, its mode too; False leaves it unquantized, True says nothing.
-    Source: mlx_lm/utils.py `load_model` at version 0.32.2.
+    A module's settings replace the general ones as a whole, its mode too; False leaves it
+    unquantized, True says nothing. Source: mlx_lm/utils.py `load_model` at version 0.32.2.
     """
 
     modules: dict[str, ModuleQuantization | bool] = Field(default_factory=dict)
@@ -101,7 +118,10 @@ class QuantizationSettings(ModuleQuantization):
         if missing := sorted({"bits", "group_size"} - value.keys()):
             raise ValueError(f"{missing[0]} is missing")
         modules = {key: item for key, item in value.items() if isinstance(item, dict | bool)}
-        return {**{key: item for key, item in value.items() if key not in modules}, "modules": modules}
+        return {
+            **{key: item for key, item in value.items() if key not in modules},
+            "modules": modules,
+        }
 
     def of(self, module: str) -> ModuleQuantization | None:
         """Return how the module of that path is quantized; None when it is not."""
@@ -112,7 +132,10 @@ class QuantizationSettings(ModuleQuantization):
 
 
 class SourceConfig(Document):
-    """What an import reads from a checkpoint's config.json; everything else in it is only stored."""
+    """What an import reads from a checkpoint's config.json.
+
+    Everything else in it is only stored.
+    """
 
     architectures: list[str] | None = None
     model_type: str | None = None
@@ -146,7 +169,8 @@ class SourceConfig(Document):
     def parse(cls, raw: bytes, what: str = "config.json") -> SourceConfig:
         """Return the config in ``raw``.
 
-        Raises: DocumentError (rule Q1) when it is not a strict JSON object, or its quantization settings do not exist.
+        Raises: DocumentError (rule Q1) when it is not a strict JSON object, or its quantization
+        settings do not exist.
         """
         value = parse_config(raw, what)
         if "quantization" in value and value["quantization"] is None:
@@ -157,7 +181,8 @@ class SourceConfig(Document):
     def mlx_quantization(self) -> QuantizationSettings | None:
         """MLX's settings: ``quantization``, else ``quantization_config`` where it is MLX's, without a method of its own.
 
-        Source: mlx_lm/utils.py `load_model` at version 0.32.2. Raises: DocumentError (rule Q1) when they do not exist.
+        Source: mlx_lm/utils.py `load_model` at version 0.32.2. Raises: DocumentError (rule Q1) when
+        they do not exist.
         """
         settings = self.quantization_config or {}
         if self.quantization is not None or "quant_method" in settings or "bits" not in settings:
@@ -174,8 +199,8 @@ class SourceConfig(Document):
     def fp8_block_size(self) -> tuple[int, int] | None:
         """Rows and columns that share an FP8 weight's scale: ``weight_block_size``, or a ``block_structure`` of a group.
 
-        Sources: transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`; vllm-project/compressed-tensors
-        @dc235db7 quantization/quant_args.py `block_structure`.
+        Sources: transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`;
+        vllm-project/compressed-tensors @dc235db7 quantization/quant_args.py `block_structure`.
         """
         settings = self.quantization_config or {}
         groups = settings.get("config_groups")
@@ -183,15 +208,21 @@ class SourceConfig(Document):
         for group in groups.values() if isinstance(groups, dict) else ():
             weights = group.get("weights") if isinstance(group, dict) else None
             found.append(weights.get("block_structure") if isinstance(weights, dict) else None)
-        sizes = {tuple(size) for size in found if isinstance(size, list) and [type(n) for n in size] == [int, int]}
+        sizes = {
+            tuple(size)
+            for size in found
+            if isinstance(size, list) and [type(n) for n in size] == [int, int]
+        }
         return sizes.pop() if len(sizes) == 1 else None
 
     @property
     def packed_formats(self) -> frozenset[str]:
-        """The formats that ``quantization_config`` names, for all weights and for groups of them; empty for none.
+        """The formats that ``quantization_config`` names, for all weights and for groups of them.
 
-        Source: vllm-project/compressed-tensors@2737f885 compressors/mixfp4/base.py: a format with NVFP4's tensors, but
-        another meaning of its scales.
+        Empty for none.
+
+        Source: vllm-project/compressed-tensors@2737f885 compressors/mixfp4/base.py: a format with
+        NVFP4's tensors, but another meaning of its scales.
         """
         settings = self.quantization_config or {}
         groups = settings.get("config_groups")
@@ -208,7 +239,8 @@ class SourceConfig(Document):
     def width(self) -> int | None:
         """The hidden size: the text model's where there is one; None where config.json does not say it.
 
-        Sources: the ``attribute_map`` of transformers 5.23.0 configuration_gpt2.py, configuration_dbrx.py.
+        Sources: the ``attribute_map`` of transformers 5.23.0 configuration_gpt2.py,
+        configuration_dbrx.py.
         """
         own = (self.hidden_size, self.n_embd, self.d_model)
         sizes = ((self.text_config or {}).get("hidden_size"), *own)
@@ -222,13 +254,15 @@ class SourceConfig(Document):
         return named or (text_type if isinstance(text_type, str) else "")
 
 
-def settings_of(read: Callable[[Descriptor], bytes], manifest: Manifest) -> Callable[[], QuantizationSettings | None]:
+def settings_of(
+    read: Callable[[Descriptor], bytes], manifest: Manifest
+) -> Callable[[], QuantizationSettings | None]:
     """Return what asks ``read``, once, for a model's config.json, and returns its settings; None where it has none.
 
-    For blobs whose metadata say nothing: Ollama writes none for an MLX source whose settings have no ``mode``
-    (fixtures/ollama-records, d_mlx_int4), and the shapes of int4 in groups of 64 are those of int8 in groups of 32.
-    It raises NotFoundError, CorruptDataError (also DocumentError, rule Q1) or StorageError for a config.json that is missing
-    or damaged.
+    For blobs whose metadata say nothing: Ollama writes none for an MLX source whose settings have
+    no ``mode`` (fixtures/ollama-records, d_mlx_int4), and the shapes of int4 in groups of 64 are
+    those of int8 in groups of 32. It raises NotFoundError, CorruptDataError (also DocumentError,
+    rule Q1) or StorageError for a config.json that is missing or damaged.
     """
 
     @functools.cache

@@ -26,8 +26,9 @@ class LeftOut:
 class Tally:
     """How many tensors, or files, a source has (None when that is not known), and what became of them.
 
-    ``stored``: as they are, or quantized. ``derived``: those whose values went into a stored tensor of another name, and
-    files that an export makes again, by how. The three add up to ``source``; a folder that is left out counts as one file.
+    ``stored``: as they are, or quantized. ``derived``: those whose values went into a stored tensor
+    of another name, and files that an export makes again, by how. The three add up to ``source``; a
+    folder that is left out counts as one file.
     """
 
     source: int | None
@@ -54,8 +55,8 @@ class Tally:
 class Coverage:
     """What is stored of a source: its tensors and its files.
 
-    ``heads``: how many of the tensors belong to heads and models beside the main one. ``kept_whole``: the files of weights
-    that are kept as files, and are not quantized.
+    ``heads``: how many of the tensors belong to heads and models beside the main one.
+    ``kept_whole``: the files of weights that are kept as files, and are not quantized.
     """
 
     tensors: Tally

@@ -1,8 +1,8 @@
 """JSON documents of a store that others own: manifests and config blobs.
 
-Rule M1: a manifest is a JSON object with ``schemaVersion`` 2 and ``layers``, each a descriptor of media type, digest and
-size. Unknown keys are ignored, keys are compared exactly, and the raw bytes are kept: they are what is hashed, stored and
-sent. A checkpoint's documents are in checkpoint.py.
+Rule M1: a manifest is a JSON object with ``schemaVersion`` 2 and ``layers``, each a descriptor of
+media type, digest and size. Unknown keys are ignored, keys are compared exactly, and the raw bytes
+are kept: they are what is hashed, stored and sent. A checkpoint's documents are in checkpoint.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ CONFIG_MEDIA_TYPE: Final = "application/vnd.docker.container.image.v1+json"
 TENSOR_MEDIA_TYPE: Final = "application/vnd.ollama.image.tensor"
 JSON_MEDIA_TYPE: Final = "application/vnd.ollama.image.json"
 FILE_MEDIA_TYPE: Final = "application/vnd.blobstore.file"
-"""A file of the checkpoint, byte for byte, named by its path in the folder. Ours: Ollama passes over such layers."""
+"""A file of the checkpoint, byte for byte, named by its path in the folder.
+
+Ours: Ollama passes over such layers.
+"""
 TEMPLATE_MEDIA_TYPE: Final = "application/vnd.ollama.image.template"
 SYSTEM_MEDIA_TYPE: Final = "application/vnd.ollama.image.system"
 LICENSE_MEDIA_TYPE: Final = "application/vnd.ollama.image.license"
@@ -58,14 +61,19 @@ MAX_BLOB = 2**48
 
 
 def validated(model: type[_T], value: dict[str, Any], what: str, rule: str) -> _T:
-    """Return the document that ``value`` is. Raises: DocumentError with ``rule``, naming the place in it."""
+    """Return the document that ``value`` is.
+
+    Raises: DocumentError with ``rule``, naming the place in it.
+    """
     try:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         reason = str(first.get("ctx", {}).get("error", first["msg"]))
-        raise DocumentError(f"{what}: {place or 'document'}: {reason} (rule {rule})", rule=rule) from None
+        raise DocumentError(
+            f"{what}: {place or 'document'}: {reason} (rule {rule})", rule=rule
+        ) from None
 
 
 def _digest(value: object) -> Digest:
@@ -104,7 +112,10 @@ class Descriptor(Document):
 
 
 class Manifest(Document):
-    """A model: its config blob and its layers, in order. ``raw`` are the bytes that it was read from or is written as."""
+    """A model: its config blob and its layers, in order.
+
+    ``raw`` are the bytes that it was read from or is written as.
+    """
 
     schema_version: Literal[2] = Field(default=2, alias="schemaVersion")
     media_type: _MediaType = Field(default=MANIFEST_MEDIA_TYPE, alias="mediaType")
@@ -120,7 +131,8 @@ class Manifest(Document):
         # Go writes a missing config as a descriptor of empty fields.
         if isinstance(value, dict) and value.get("config") == _NO_CONFIG:
             value = {key: item for key, item in value.items() if key != "config"}
-        # True == 1.0 == 1 in Python, and pydantic's Literal compares: the version has to be the integer.
+        # True == 1.0 == 1 in Python, and pydantic's Literal compares: the version has to be the
+        # integer.
         if isinstance(value, dict) and not isinstance(value.get("schemaVersion"), int | None):
             raise ValueError("schemaVersion is not 2")  # noqa: TRY004  # pydantic reports ValueErrors
         return value
@@ -129,8 +141,8 @@ class Manifest(Document):
     def parse(cls, raw: bytes, what: str = "manifest", *, limit: int = MAX_MANIFEST) -> Manifest:
         """Return the manifest in ``raw``, and keep the bytes.
 
-        Raises: DocumentError (rule M1) naming the place, also for a blob of over 256 TiB; LimitExceededError over
-        ``limit`` bytes or 110,000 layers.
+        Raises: DocumentError (rule M1) naming the place, also for a blob of over 256 TiB;
+        LimitExceededError over ``limit`` bytes or 110,000 layers.
         """
         value = parse_object(raw, what, rule="M1", limit=limit)
         if "schemaVersion" not in value:
@@ -189,20 +201,29 @@ class Manifest(Document):
 
     def file(self, name: str) -> Descriptor | None:
         """Return the layer of that file of the checkpoint, a JSON document or another one, or None."""
-        return next((layer for layer in (*self.json_layers, *self.file_layers) if layer.name == name), None)
+        return next(
+            (layer for layer in (*self.json_layers, *self.file_layers) if layer.name == name), None
+        )
 
     def _encode(self) -> bytes:
-        # manifest.Manifest and manifest.Layer in ollama/ollama@fb307609: `from` and `name` are left out when empty.
-        # Layer by layer: the dictionaries of a hundred thousand layers at once would take three times their text.
-        shell = strictjson.encode(self.model_dump(by_alias=True, exclude_none=True, exclude={"layers"}))
-        layers = b",".join(strictjson.encode(layer.model_dump(by_alias=True, exclude_none=True)) for layer in self.layers)
+        # manifest.Manifest and manifest.Layer in ollama/ollama@fb307609: `from` and `name` are left
+        # out when empty. Layer by layer: the dictionaries of a hundred thousand layers at once
+        # would take three times their text.
+        shell = strictjson.encode(
+            self.model_dump(by_alias=True, exclude_none=True, exclude={"layers"})
+        )
+        layers = b",".join(
+            strictjson.encode(layer.model_dump(by_alias=True, exclude_none=True))
+            for layer in self.layers
+        )
         return b'%b,"layers":[%b]}\n' % (shell[:-1], layers)
 
 
 class Draft(Document):
     """A draft model that lies in the same manifest: what its tensors' names and its config.json's layer begin with.
 
-    Keys in Ollama's order, each left out when it is None. Source: ollama/ollama@0abf7fac types/model/config.go `Draft`.
+    Keys in Ollama's order, each left out when it is None. Source: ollama/ollama@0abf7fac
+    types/model/config.go `Draft`.
     """
 
     model_format: str | None = None
@@ -214,18 +235,29 @@ class Draft(Document):
     def of(cls, architecture: str) -> Draft:
         """Return what Ollama writes for a draft of that architecture: the first of config.json's, else its model type.
 
-        Source: ollama/ollama@1d7605bf x/create/manifest.go `safetensorsDraftMetadata`, which refuses a draft without one.
+        Source: ollama/ollama@1d7605bf x/create/manifest.go `safetensorsDraftMetadata`, which
+        refuses a draft without one.
         """
-        return cls(model_format="safetensors", architecture=architecture, tensor_prefix="draft.", config="draft/config.json")
+        return cls(
+            model_format="safetensors",
+            architecture=architecture,
+            tensor_prefix="draft.",
+            config="draft/config.json",
+        )
 
 
 def _check_layers(layers: Sequence[object], what: str) -> None:
     if len(layers) > MAX_LAYERS:
-        raise LimitExceededError(f"limit exceeded: {what} has {len(layers):,} layers, at most {MAX_LAYERS:,}", rule="M1")
+        raise LimitExceededError(
+            f"limit exceeded: {what} has {len(layers):,} layers, at most {MAX_LAYERS:,}", rule="M1"
+        )
 
 
 class ModelConfig(Document):
-    """Ollama's config blob. Written by `encode` in Ollama's key order; read leniently, since GGUF models have one too."""
+    """Ollama's config blob.
+
+    Written by `encode` in Ollama's key order; read leniently, since GGUF models have one too.
+    """
 
     model_format: str = ""
     model_family: str | None = ""
@@ -246,9 +278,18 @@ class ModelConfig(Document):
         return validated(cls, parse_object(raw, what, rule="M1"), what, "M1")
 
     def encode(self) -> bytes:
-        """Return one line of compact JSON without a newline; renderer, parser, requires and draft are left out when None."""
+        """Return one line of compact JSON without a newline.
+
+        Renderer, parser, requires and draft are left out when None.
+        """
         document = self.model_dump()
         if self.draft is not None:
             document["draft"] = self.draft.model_dump(exclude_none=True)
         optional = {"renderer", "parser", "requires", "draft"}
-        return strictjson.encode({key: value for key, value in document.items() if value is not None or key not in optional})
+        return strictjson.encode(
+            {
+                key: value
+                for key, value in document.items()
+                if value is not None or key not in optional
+            }
+        )

@@ -1,7 +1,7 @@
 """DType: the element types of safetensors, by the names that its headers use.
 
-Source: safetensors README, "Format", and safetensors/src/tensor.rs `Dtype` at version 0.8.0. No numpy here: the numpy,
-torch and MLX types are in arrays.py.
+Source: safetensors README, "Format", and safetensors/src/tensor.rs `Dtype` at version 0.8.0. No
+numpy here: the numpy, torch and MLX types are in arrays.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class DType(enum.Enum):
         try:
             return _FLOAT_NAMES[text.lower()]
         except (AttributeError, KeyError):
-            raise UsageError(f"unknown dtype {text!r}", hint="Use one of: bfloat16, float16, float32.") from None
+            raise UsageError(
+                f"unknown dtype {text!r}", hint="Use one of: bfloat16, float16, float32."
+            ) from None
 
     @property
     def bits(self) -> int:
@@ -72,7 +74,9 @@ _BITS = {
     **dict.fromkeys((DType.F4,), 4),
     **dict.fromkeys((DType.F6_E2M3, DType.F6_E3M2), 6),
     **dict.fromkeys((DType.BOOL, DType.U8, DType.I8), 8),
-    **dict.fromkeys((DType.F8_E5M2, DType.F8_E4M3, DType.F8_E8M0, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ), 8),
+    **dict.fromkeys(
+        (DType.F8_E5M2, DType.F8_E4M3, DType.F8_E8M0, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ), 8
+    ),
     **dict.fromkeys((DType.I16, DType.U16, DType.F16, DType.BF16), 16),
     **dict.fromkeys((DType.I32, DType.U32, DType.F32), 32),
     **dict.fromkeys((DType.I64, DType.U64, DType.F64, DType.C64), 64),
@@ -86,9 +90,18 @@ _FLOAT_NAMES = {
 }
 
 
-# mlx 0.32.4, mlx/io/safetensors.cpp `dtype_from_safetensor_str`; F8_E4M3 and F8_E8M0 become uint8 there.
+# mlx 0.32.4, mlx/io/safetensors.cpp `dtype_from_safetensor_str`; F8_E4M3 and F8_E8M0 become uint8
+# there.
 _NOT_IN_MLX = frozenset(
-    {DType.F64, DType.F4, DType.F6_E2M3, DType.F6_E3M2, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ}
+    {
+        DType.F64,
+        DType.F4,
+        DType.F6_E2M3,
+        DType.F6_E3M2,
+        DType.F8_E5M2,
+        DType.F8_E4M3FNUZ,
+        DType.F8_E5M2FNUZ,
+    }
 )
 _MLX_MAX_DIM = 2**31 - 1
 
@@ -101,8 +114,9 @@ def fits_mlx(dtype: DType, shape: Sequence[int]) -> bool:
 def parameters_of(shape: Sequence[int]) -> int:
     """Return the number of weights in a tensor of that shape.
 
-    A rank-0 tensor has none: it is a setting beside the weights (a mask's value, a scale), and the Hub's counts leave it
-    out too. Source: huggingface/huggingface.js@028fe00b packages/hub/src/lib/parse-safetensors-metadata.ts.
+    A rank-0 tensor has none: it is a setting beside the weights (a mask's value, a scale), and the
+    Hub's counts leave it out too. Source: huggingface/huggingface.js@028fe00b
+    packages/hub/src/lib/parse-safetensors-metadata.ts.
     """
     return math.prod(shape) if shape else 0
 

@@ -1,17 +1,21 @@
 """Commands: the text of a Modelfile, split into its commands. Pure, linear in the size of the text.
 
-A command is a word, spaces, and a value to the end of the line. A value that begins with three double quotes or one goes on
-to the first line that ends with as many, which may be its own; nothing in it is escaped. ``#`` begins a comment where a
-command could begin, and nowhere else. PARAMETER and MESSAGE have one more word before the value. A line ends with LF, CR
-or both. Source: ollama/ollama@00dc3af8 parser/parser.go `ParseFile`, read as a grammar.
+A command is a word, spaces, and a value to the end of the line. A value that begins with three
+double quotes or one goes on to the first line that ends with as many, which may be its own; nothing
+in it is escaped. ``#`` begins a comment where a command could begin, and nowhere else. PARAMETER
+and MESSAGE have one more word before the value. A line ends with LF, CR or both. Source:
+ollama/ollama@00dc3af8 parser/parser.go `ParseFile`, read as a grammar.
 
-What differs, on purpose: bytes that are not text in the file's encoding are refused (Ollama puts U+FFFD into the prompt), as
-is an invisible character before a command; several spaces may stand before the second word (Ollama takes it for empty).
+What differs, on purpose: bytes that are not text in the file's encoding are refused (Ollama puts
+U+FFFD into the prompt), as is an invisible character before a command; several spaces may stand
+before the second word (Ollama takes it for empty).
 
-Parameters: the keys of a Modelfile's PARAMETER lines, the type of each, and the JSON that Ollama stores. Pure.
+Parameters: the keys of a Modelfile's PARAMETER lines, the type of each, and the JSON that Ollama
+stores. Pure.
 
-Source of the table: the JSON tags of `Options` and `Runner` in Ollama's api/types.go of 2026 (``draft_num_predict`` is the
-newest), and ollama/ollama@0265d512 x/create/client/create.go `ignoredModelfileParameters`.
+Source of the table: the JSON tags of `Options` and `Runner` in Ollama's api/types.go of 2026
+(``draft_num_predict`` is the newest), and ollama/ollama@0265d512 x/create/client/create.go
+`ignoredModelfileParameters`.
 """
 
 from __future__ import annotations
@@ -78,8 +82,9 @@ DEPRECATED: Final = frozenset(
 )
 """Keys of old Modelfiles that Ollama reads and drops."""
 
-# What Go's ParseInt, ParseFloat and ParseBool read, but for hexadecimal floats, underscores, NaN and infinities: JSON can't
-# hold the last two, and Ollama fails on them later. `[0-9]` and not `\d`, which takes the digits of every script.
+# What Go's ParseInt, ParseFloat and ParseBool read, but for hexadecimal floats, underscores, NaN
+# and infinities: JSON can't hold the last two, and Ollama fails on them later. `[0-9]` and not
+# `\d`, which takes the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _MAX_DIGITS = 1000
@@ -90,13 +95,15 @@ _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 def parse_parameter(key: str, text: str) -> ParameterValue:
     """Return the value of a parameter: a number rounded to a 32-bit float, a text as a tuple of one.
 
-    Source: ollama/ollama@b8761ab0 api/types.go `FormatParams`.
-    Raises: UsageError for an unknown key (keys are in lower case), a text that is not a value of its type, and one that
-    UTF-8 can't hold.
+    Source: ollama/ollama@b8761ab0 api/types.go `FormatParams`. Raises: UsageError for an unknown
+    key (keys are in lower case), a text that is not a value of its type, and one that UTF-8 can't
+    hold.
     """
     kind = PARAMETERS.get(key)
     if kind is None:
-        raise UsageError(f"unknown parameter {quoted(key)}", hint=f"Use one of: {', '.join(PARAMETERS)}.")
+        raise UsageError(
+            f"unknown parameter {quoted(key)}", hint=f"Use one of: {', '.join(PARAMETERS)}."
+        )
     value = _PARSERS[kind](text)
     if value is None:
         raise UsageError(f"{key} is {kind.value}, not {quoted(text)}")
@@ -104,22 +111,33 @@ def parse_parameter(key: str, text: str) -> ParameterValue:
 
 
 def add_parameter(parameters: dict[str, ParameterValue], key: str, text: str) -> None:
-    """Add a parameter: texts are collected, of anything else the last one counts. Raises: as `parse_parameter`."""
+    """Add a parameter: texts are collected, of anything else the last one counts.
+
+    Raises: as `parse_parameter`.
+    """
     value = parse_parameter(key, text)
     before = parameters.get(key)
-    parameters[key] = (*before, *value) if isinstance(before, tuple) and isinstance(value, tuple) else value
+    parameters[key] = (
+        (*before, *value) if isinstance(before, tuple) and isinstance(value, tuple) else value
+    )
 
 
 def parse_parameters(options: Iterable[str]) -> dict[str, ParameterValue]:
-    """Return the parameters of ``KEY=VALUE`` options; a value may hold ``=``, and is taken as it is.
+    """Return the parameters of ``KEY=VALUE`` options.
 
-    Raises: UsageError for an option without ``=``, for a key that Ollama has dropped; as `parse_parameter`.
+    A value may hold ``=``, and is taken as it is.
+
+    Raises: UsageError for an option without ``=``, for a key that Ollama has dropped; as
+    `parse_parameter`.
     """
     parameters: dict[str, ParameterValue] = {}
     for option in options:
         key, equals, text = option.partition("=")
         if not equals:
-            raise UsageError(f"{quoted(option)} is not a parameter", hint="Write KEY=VALUE, for example temperature=0.7.")
+            raise UsageError(
+                f"{quoted(option)} is not a parameter",
+                hint="Write KEY=VALUE, for example temperature=0.7.",
+            )
         if key in DEPRECATED:
             raise UsageError(f"the parameter {key} has no effect in Ollama any more")
         add_parameter(parameters, key, text)
@@ -129,7 +147,8 @@ def parse_parameters(options: Iterable[str]) -> dict[str, ParameterValue]:
 def encode_parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
     """Return the JSON of the params layer: one line and a newline, keys sorted, numbers as Go prints 32-bit floats.
 
-    Source: ollama/ollama@0265d512 x/create/client/create.go `createModelfileLayers`: json.NewEncoder over a Go map.
+    Source: ollama/ollama@0265d512 x/create/client/create.go `createModelfileLayers`:
+    json.NewEncoder over a Go map.
     """
     items = (f'"{key}":{_encode_value(value)}' for key, value in sorted(parameters.items()))
     return f"{{{','.join(items)}}}\n".encode()
@@ -142,7 +161,8 @@ def _encode_value(value: ParameterValue) -> str:
 
 
 def _text(text: str) -> tuple[str, ...] | None:
-    # An argument of the command line that is no UTF-8 arrives with half surrogates, which no layer can hold.
+    # An argument of the command line that is no UTF-8 arrives with half surrogates, which no layer
+    # can hold.
     return (text,) if text.isascii() or text.encode(errors="ignore").decode() == text else None
 
 
@@ -158,8 +178,8 @@ def _integer(text: str) -> int | None:
 def _number(text: str) -> float | None:
     """Return the 32-bit float nearest to the decimal ``text`` (ties to even), or None if it is out of range.
 
-    Rounding to 64 bits first and then to 32 rounds twice, and differs from Go in one of some 2^29 texts. It does not
-    when the first rounding goes to the odd neighbour.
+    Rounding to 64 bits first and then to 32 rounds twice, and differs from Go in one of some 2^29
+    texts. It does not when the first rounding goes to the odd neighbour.
     """
     if len(text) > _MAX_DIGITS or not _NUMBER.fullmatch(text):
         return None
@@ -213,7 +233,10 @@ COMMANDS: Final = (
     "adapter",
     "message",
 )
-_SECOND_WORD: Final = {"parameter": re.compile(r"[A-Za-z0-9_]+"), "message": re.compile(r"[A-Za-z]+")}
+_SECOND_WORD: Final = {
+    "parameter": re.compile(r"[A-Za-z0-9_]+"),
+    "message": re.compile(r"[A-Za-z]+"),
+}
 _WANTED: Final = {"parameter": "a name and a value", "message": "a role and a text"}
 
 _BLANK = re.compile(r"(?:[ \t\r\n]++|#[^\r\n]*+)*+")
@@ -246,11 +269,14 @@ class Script:
 def read_script(raw: bytes, what: str) -> Script:
     """Return the commands in ``raw``: UTF-8, or UTF-16 with a byte order mark.
 
-    Raises: LimitExceededError over 4 MiB; DocumentError (rule T1) with the line for an unknown command, a command
-    without a value, quotes that are never closed, and for bytes that are not text.
+    Raises: LimitExceededError over 4 MiB; DocumentError (rule T1) with the line for an unknown
+    command, a command without a value, quotes that are never closed, and for bytes that are not
+    text.
     """
     if len(raw) > MAX_MODELFILE:
-        raise LimitExceededError(f"limit exceeded: {what} has {len(raw):,} bytes, at most {MAX_MODELFILE:,}", rule=RULE)
+        raise LimitExceededError(
+            f"limit exceeded: {what} has {len(raw):,} bytes, at most {MAX_MODELFILE:,}", rule=RULE
+        )
     reader = _Reader(_decode(raw, what), what)
     commands = tuple(iter(reader.next_command, None))
     return Script(commands, reader.dropped)
@@ -262,7 +288,9 @@ def _decode(raw: bytes, what: str) -> str:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
         name = encoding.removesuffix("-sig").upper()
-        raise DocumentError(f"{what} is not {name} text at byte {error.start} (rule {RULE})", rule=RULE) from None
+        raise DocumentError(
+            f"{what} is not {name} text at byte {error.start} (rule {RULE})", rule=RULE
+        ) from None
 
 
 class _Reader:
@@ -283,7 +311,9 @@ class _Reader:
         word = self._take(_WORD)
         name = word.lower()
         if name not in COMMANDS:
-            raise self._error(f"unknown command {quoted(word)}", f"Use one of: {', '.join(COMMANDS).upper()}.")
+            raise self._error(
+                f"unknown command {quoted(word)}", f"Use one of: {', '.join(COMMANDS).upper()}."
+            )
         self._spaces(f"{name.upper()} has no value")
         key = ""
         if name in _SECOND_WORD:
@@ -310,8 +340,11 @@ class _Reader:
         if not quotes:
             return first.rstrip(_SPACE)
         parts = [first]
-        # Opening quotes can't be the closing ones too; from the second line on they are not in the way.
-        closed = len(first.rstrip(_SPACE)) >= 2 * len(quotes) and first.rstrip(_SPACE).endswith(quotes)
+        # Opening quotes can't be the closing ones too; from the second line on they are not in the
+        # way.
+        closed = len(first.rstrip(_SPACE)) >= 2 * len(quotes) and first.rstrip(_SPACE).endswith(
+            quotes
+        )
         while not closed:
             line = self._take(_LINE)
             if not line:
@@ -323,12 +356,16 @@ class _Reader:
     def _printable(self, text: str) -> str:
         """Return the text without the characters that Go's strconv.IsPrint refuses; Ollama drops them from values.
 
-        What Python's Unicode tables do not know yet is kept: Go's are newer, and the bytes of an import must not depend
-        on the version of Python.
+        What Python's Unicode tables do not know yet is kept: Go's are newer, and the bytes of an
+        import must not depend on the version of Python.
         """
         if text.isprintable():
             return text
-        kept = "".join(char for char in text if char.isprintable() or char in "\t\r\n" or unicodedata.category(char) == "Cn")
+        kept = "".join(
+            char
+            for char in text
+            if char.isprintable() or char in "\t\r\n" or unicodedata.category(char) == "Cn"
+        )
         self.dropped += len(text) - len(kept)
         return kept
 

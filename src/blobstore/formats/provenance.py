@@ -1,7 +1,8 @@
 """Provenance: ``blobstore.json``, what a model keeps of its import: the options, the source's files, what was covered.
 
-Rule B1: a JSON object with ``version`` 1 and ``sources``. The importer writes it (importer/planning/provenance.py); this
-is its only reader. The options are checked where they are used (importer/planning/provenance.py).
+Rule B1: a JSON object with ``version`` 1 and ``sources``. The importer writes it
+(importer/planning/provenance.py); this is its only reader. The options are checked where they are
+used (importer/planning/provenance.py).
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class _Coverage(Document):
 
 
 class Provenance(Document):
-    """The document. ``options`` are as they were written; ``coverage`` is missing in what early versions wrote."""
+    """The document.
+
+    ``options`` are as they were written; ``coverage`` is missing in what early versions wrote.
+    """
 
     version: Literal[1]
     options: dict[str, Any] | None = None
@@ -68,8 +72,13 @@ class Provenance(Document):
 
     @classmethod
     def parse(cls, raw: bytes) -> Provenance:
-        """Return the document in ``raw``. Raises: DocumentError (rule B1) for another version too; LimitExceededError."""
-        return validated(cls, parse_object(raw, OWN_DOCUMENT, rule=RULE, limit=MAX_DOCUMENT), OWN_DOCUMENT, RULE)
+        """Return the document in ``raw``.
+
+        Raises: DocumentError (rule B1) for another version too; LimitExceededError.
+        """
+        return validated(
+            cls, parse_object(raw, OWN_DOCUMENT, rule=RULE, limit=MAX_DOCUMENT), OWN_DOCUMENT, RULE
+        )
 
     @property
     def tensor_names(self) -> frozenset[str]:
@@ -86,4 +95,6 @@ class Provenance(Document):
         """How much of the source was stored; None when the document does not say."""
         if (recorded := self.recorded_coverage) is None:
             return None
-        return Coverage(recorded.tensors.value, recorded.files.value, recorded.heads, tuple(recorded.kept_whole))
+        return Coverage(
+            recorded.tensors.value, recorded.files.value, recorded.heads, tuple(recorded.kept_whole)
+        )

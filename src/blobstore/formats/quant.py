@@ -1,8 +1,8 @@
 """QuantType and Quantization: what each quantized form stores, in one table.
 
-Facts: docs/formats.md section 3.
-Words: a *group* is ``group_size`` consecutive values of the last dimension; each group has one scale (and, for the
-affine types, one bias). *Codes* are packed into U32 words, the first code in the lowest bits.
+Facts: docs/formats.md section 3. Words: a *group* is ``group_size`` consecutive values of the last
+dimension; each group has one scale (and, for the affine types, one bias). *Codes* are packed into
+U32 words, the first code in the lowest bits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class QuantType(enum.Enum):
             return cls(_ALIASES.get(name, name))
         except (AttributeError, ValueError):
             known = ", ".join(member.value for member in cls)
-            raise UsageError(f"unknown quantization type {text!r}", hint=f"Use one of: {known}.") from None
+            raise UsageError(
+                f"unknown quantization type {text!r}", hint=f"Use one of: {known}."
+            ) from None
 
     @property
     def bits(self) -> int:
@@ -77,7 +79,10 @@ _ALIASES = {"q4": "int4", "fp4": "int4", "q8": "int8", "fp8": "int8"}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One stored array of a tensor. ``suffix`` is added to the tensor's name: "", ".scale", ".bias", ".global_scale"."""
+    """One stored array of a tensor.
+
+    ``suffix`` is added to the tensor's name: "", ".scale", ".bias", ".global_scale".
+    """
 
     suffix: str
     dtype: DType
@@ -100,7 +105,8 @@ class Quantization:
         if type(self.group_size) is not int or self.group_size not in self.quant_type.group_sizes:
             possible = ", ".join(str(size) for size in self.quant_type.group_sizes)
             raise UsageError(
-                f"{self.quant_type} has no groups of {self.group_size!r}", hint=f"{self.quant_type} has: {possible}."
+                f"{self.quant_type} has no groups of {self.group_size!r}",
+                hint=f"{self.quant_type} has: {possible}.",
             )
 
     @classmethod
@@ -109,20 +115,28 @@ class Quantization:
 
         Raises: KeyError without a type; UsageError for a type or a group size that does not exist.
         """
-        quant_type, size = QuantType.parse(metadata[f"{prefix}quant_type"]), metadata.get(f"{prefix}group_size", "")
-        group_size = int(size) if size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS else 0
+        quant_type, size = (
+            QuantType.parse(metadata[f"{prefix}quant_type"]),
+            metadata.get(f"{prefix}group_size", ""),
+        )
+        group_size = (
+            int(size) if size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS else 0
+        )
         return cls(quant_type, group_size if size else quant_type.group_sizes[0])
 
     def divides(self, shape: Sequence[int]) -> bool:
         """True when the last dimension of an array of ``shape`` is a whole number of groups."""
         return len(shape) > 0 and shape[-1] % self.group_size == 0
 
-    def parts(self, shape: Sequence[int], dtype: DType, *, global_scale: Sequence[int] | None = None) -> Iterator[Part]:
+    def parts(
+        self, shape: Sequence[int], dtype: DType, *, global_scale: Sequence[int] | None = None
+    ) -> Iterator[Part]:
         """Yield what is stored for a source of ``shape`` and float ``dtype``, in stored order.
 
-        The weight is U32 ``[..., cols * bits / 32]``; scale (and bias) are ``[..., cols / group_size]``, in the
-        source's dtype for the affine types and U8 bit patterns for the others. ``global_scale`` is the shape of the one
-        number that a double-scaled tensor has: ``[1]`` or ``[]``; None if it has none.
+        The weight is U32 ``[..., cols * bits / 32]``; scale (and bias) are ``[..., cols /
+        group_size]``, in the source's dtype for the affine types and U8 bit patterns for the
+        others. ``global_scale`` is the shape of the one number that a double-scaled tensor has:
+        ``[1]`` or ``[]``; None if it has none.
         """
         *lead, cols = shape
         groups = (*lead, cols // self.group_size)

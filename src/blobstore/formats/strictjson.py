@@ -1,7 +1,8 @@
 """JSON as strict as RFC 8259 allows, and the compact text that Go's encoding/json writes.
 
-Python's parser is laxer than the files deserve: it keeps the last of duplicate keys, takes ``NaN``, reads ``-0`` as 0
-and recurses as deep as the input asks. Here each of these is an error, so that no two readers of one file can differ.
+Python's parser is laxer than the files deserve: it keeps the last of duplicate keys, takes ``NaN``,
+reads ``-0`` as 0 and recurses as deep as the input asks. Here each of these is an error, so that no
+two readers of one file can differ.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ class Reason:
 def parse(raw: bytes, *, non_finite: bool = False) -> Any:
     """Return the Python value of one JSON text in UTF-8 without a byte order mark; ``-0`` is read as the float it is.
 
-    ``non_finite``: also read ``Infinity``, ``-Infinity`` and ``NaN``, which are not JSON, but which Python writes.
+    ``non_finite``: also read ``Infinity``, ``-Infinity`` and ``NaN``, which are not JSON, but which
+    Python writes.
 
-    Raises: StrictJsonError with reason UTF8 (also half a surrogate pair as an escape), SYNTAX (also integers of over 4300
-    digits, and ``Infinity`` without ``non_finite``), DUPLICATE (a key twice in one object, compared after unescaping) or
-    DEPTH (deeper than the interpreter recurses; `check_depth` holds the limit of 64).
+    Raises: StrictJsonError with reason UTF8 (also half a surrogate pair as an escape), SYNTAX (also
+    integers of over 4300 digits, and ``Infinity`` without ``non_finite``), DUPLICATE (a key twice
+    in one object, compared after unescaping) or DEPTH (deeper than the interpreter recurses;
+    `check_depth` holds the limit of 64).
     """
     try:
         text = raw.decode("utf-8")
@@ -66,17 +69,24 @@ def parse(raw: bytes, *, non_finite: bool = False) -> Any:
     return value
 
 
-def parse_object(raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG, non_finite: bool = False) -> dict[str, Any]:
+def parse_object(
+    raw: bytes, what: str, *, rule: str, limit: int = MAX_CONFIG, non_finite: bool = False
+) -> dict[str, Any]:
     """Return the JSON object in ``raw``; ``non_finite`` as in `parse`.
 
-    Raises: DocumentError with ``rule`` when it is not one; LimitExceededError over ``limit`` bytes or 64 levels.
+    Raises: DocumentError with ``rule`` when it is not one; LimitExceededError over ``limit`` bytes
+    or 64 levels.
     """
     if len(raw) > limit:
-        raise LimitExceededError(f"limit exceeded: {what} has {len(raw):,} bytes, at most {limit:,}", rule=rule)
+        raise LimitExceededError(
+            f"limit exceeded: {what} has {len(raw):,} bytes, at most {limit:,}", rule=rule
+        )
     if not raw.strip(b" \t\r\n\0"):
         raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
     if b"\0" in raw:  # as in a hole of a sparse file: of such a text nothing is decoded
-        raise DocumentError(f"{what}: not valid JSON: it contains a NUL byte (rule {rule})", rule=rule)
+        raise DocumentError(
+            f"{what}: not valid JSON: it contains a NUL byte (rule {rule})", rule=rule
+        )
     try:
         value = parse(raw, non_finite=non_finite)
         check_depth(value)
@@ -91,7 +101,9 @@ def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
     """Raise StrictJsonError (DEPTH) when ``value`` is nested deeper than ``levels``, itself included."""
     level = [value]
     for _ in range(levels):
-        level = [child for node in level if isinstance(node, dict | list) for child in _children(node)]
+        level = [
+            child for node in level if isinstance(node, dict | list) for child in _children(node)
+        ]
         if not level:
             return
     raise StrictJsonError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH} levels")
@@ -100,7 +112,8 @@ def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
 def check_numbers(value: Any) -> None:
     """Raise StrictJsonError (NUMBER) for a number in ``value`` beyond ±1e308.
 
-    64-bit floats end at 1.8e308. Beyond that Python reads infinity, Go refuses, and so does serde_json from 1.79e308 on.
+    64-bit floats end at 1.8e308. Beyond that Python reads infinity, Go refuses, and so does
+    serde_json from 1.79e308 on.
     """
     waiting = [value]
     while waiting:
@@ -148,17 +161,26 @@ def _refuse_surrogates(value: Any) -> None:
             try:
                 node.encode("utf-8")
             except UnicodeEncodeError:
-                raise StrictJsonError(Reason.UTF8, "a \\u escape is half of a surrogate pair") from None
+                raise StrictJsonError(
+                    Reason.UTF8, "a \\u escape is half of a surrogate pair"
+                ) from None
 
 
-_GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_GO_ESCAPES = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\u2028": "\\u2028",
+    "\u2029": "\\u2029",
+}
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def encode(value: Any) -> bytes:
     """Return compact JSON as Go's encoding/json writes it: no spaces, UTF-8, ``< > &`` and U+2028/9 escaped.
 
-    Dictionaries keep their order. Source: go/src/encoding/json/encode.go, `HTMLEscape`; docs/formats.md section 1.
+    Dictionaries keep their order. Source: go/src/encoding/json/encode.go, `HTMLEscape`;
+    docs/formats.md section 1.
     """
     return escape(compact(value)).encode()
 

@@ -1,1 +1,4 @@
-"""Import: a checkpoint becomes blobs and a manifest. Read (source/), decide (planning/), do (writing.py)."""
+"""Import: a checkpoint becomes blobs and a manifest.
+
+Read (source/), decide (planning/), do (writing.py).
+"""

@@ -1,27 +1,34 @@
 """Allocation: what each type would lose is measured, and the types are chosen that lose least.
 
-Allocation: one choice for each item, with little total error in a number of bytes. Pure; it knows no tensors.
+Allocation: one choice for each item, with little total error in a number of bytes. Pure; it knows
+no tensors.
 
-It is the multiple-choice knapsack problem. Three steps, of which each starts from the result of the one before:
+It is the multiple-choice knapsack problem. Three steps, of which each starts from the result of the
+one before:
 
-1. Greedy. Of each item only the choices on the lower convex hull of (bytes, error) are considered. All items start with
-   their smallest choice; then the steps along the hulls are taken in the order of what error they save a byte, and a step
-   that does not fit ends that item's. Were steps divisible this would be the optimum (Sinha and Zoltners 1979), so the error
-   is above the optimum's by less than the first step that does not fit saves.
-2. Fill. What is left is given to whichever item saves most a byte with it, off the hulls too, until nothing fits.
-3. Reach. A dynamic program over all items looks for the selection with the least error between `NEAR` of the budget and the
-   budget, or under the budget when none is so near; it is taken when it is better, or nearer than `NEAR`. It keeps one
-   selection, the best, for each of `_BUCKETS` ranges of bytes, so a sum that only few selections have can be missed. It is
-   half a millisecond an item; more items than `_MOST_REACHED` are not tried: they leave no such gap unless one of them is a
-   large part of all.
+1. Greedy. Of each item only the choices on the lower convex hull of (bytes, error) are considered.
+   All items start with their smallest choice; then the steps along the hulls are taken in the order
+   of what error they save a byte, and a step that does not fit ends that item's. Were steps
+   divisible this would be the optimum (Sinha and Zoltners 1979), so the error is above the
+   optimum's by less than the first step that does not fit saves.
+2. Fill. What is left is given to whichever item saves most a byte with it, off the hulls too, until
+   nothing fits.
+3. Reach. A dynamic program over all items looks for the selection with the least error between
+   `NEAR` of the budget and the budget, or under the budget when none is so near; it is taken when
+   it is better, or nearer than `NEAR`. It keeps one selection, the best, for each of `_BUCKETS`
+   ranges of bytes, so a sum that only few selections have can be missed. It is half a millisecond
+   an item; more items than `_MOST_REACHED` are not tried: they leave no such gap unless one of them
+   is a large part of all.
 
 Time is that of sorting all choices. Ties go to the earlier item; nothing depends on the machine.
 
-Measuring: what quantizing a tensor to each of several types would lose. Weights are read; nothing is decided.
+Measuring: what quantizing a tensor to each of several types would lose. Weights are read; nothing
+is decided.
 
-The error of a type is relative: the squared errors of the weights over the squared weights, each times its column's
-importance where that is given. All sums are taken in float64, in an order that neither threads nor the machine change, and
-what comes out is rounded to `_DIGITS` significant digits.
+The error of a type is relative: the squared errors of the weights over the squared weights, each
+times its column's importance where that is given. All sums are taken in float64, in an order that
+neither threads nor the machine change, and what comes out is rounded to `_DIGITS` significant
+digits.
 """
 
 from __future__ import annotations
@@ -78,11 +85,15 @@ class _Batch:
 
 
 def measure(
-    questions: Sequence[Question], options: ImportOptions, jobs: int, progress: Progress | None = None
+    questions: Sequence[Question],
+    options: ImportOptions,
+    jobs: int,
+    progress: Progress | None = None,
 ) -> list[dict[Quantization, float]]:
     """Return for each question the relative squared error of each type, but for those whose scales would overflow.
 
-    ``progress`` is told the bytes of each tensor's sources when it has been measured. A thread works in 20 MB.
+    ``progress`` is told the bytes of each tensor's sources when it has been measured. A thread
+    works in 20 MB.
 
     Raises: NonFiniteWeightError with tensor and index; as `SourceReaders.readinto`.
     """
@@ -102,14 +113,20 @@ def measure(
     return found
 
 
-def _measure(question: Question, options: ImportOptions, readers: SourceReaders) -> dict[Quantization, float]:
+def _measure(
+    question: Question, options: ImportOptions, readers: SourceReaders
+) -> dict[Quantization, float]:
     tensor = question.tensor
     factor = _global_scale(question, readers) if options.global_scale else None
     errors, whole = dict.fromkeys(question.types, 0.0), 0.0
     for batch in _batches(question):
         values = _values(batch, tensor, readers)
         weights = values.astype(np.float64)
-        importance = options.importance.vectors.get(batch.source.name) if options.importance is not None else None
+        importance = (
+            options.importance.vectors.get(batch.source.name)
+            if options.importance is not None
+            else None
+        )
         choice = ScaleChoice(options.method, importance, batch.starts[0] % batch.source.shape[-1])
         whole += _weighed(weights, choice)
         for quantization in question.types:
@@ -123,7 +140,8 @@ def _measure(question: Question, options: ImportOptions, readers: SourceReaders)
 def _batches(question: Question) -> Iterator[_Batch]:
     """Yield what is read of a tensor, at most a chunk at a time.
 
-    A source is read whole, or in rows as far apart as they can be: row ``i * rows // k`` for i from 0 to k - 1.
+    A source is read whole, or in rows as far apart as they can be: row ``i * rows // k`` for i from
+    0 to k - 1.
     """
     for source in question.tensor.sources:
         cols = source.shape[-1]
@@ -141,25 +159,38 @@ def _batches(question: Question) -> Iterator[_Batch]:
             for first in range(0, rows, together):
                 yield _Batch(source, [starts[first]], min(together, rows - first) * cols)
         else:
-            yield from (_Batch(source, starts[first : first + together], cols) for first in range(0, count, together))
+            yield from (
+                _Batch(source, starts[first : first + together], cols)
+                for first in range(0, count, together)
+            )
 
 
 def _values(batch: _Batch, tensor: OutputTensor, readers: SourceReaders) -> Array:
     """Return the batch's weights, flat, in the dtype that is quantized."""
     values = np.empty((len(batch.starts), batch.count), numpy_dtype(tensor.dtype))
-    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit the dtype is refused as infinite
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # what does not fit the dtype is refused as infinite
         for row, start in zip(values, batch.starts, strict=True):
             row[:] = readers.values(batch.source, start, batch.count)
     return values.reshape(-1)
 
 
-def _quantized(values: Array, quantization: Quantization, choice: ScaleChoice, factor: float | None, batch: _Batch) -> Array:
+def _quantized(
+    values: Array,
+    quantization: Quantization,
+    choice: ScaleChoice,
+    factor: float | None,
+    batch: _Batch,
+) -> Array:
     """Return the weights as they are read back after quantization. Raises: NonFiniteWeightError."""
     described = quantization.parts(values.shape, dtype_of(values))
     weight, scale, *rest = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
     scaled = None if factor is None else np.array([factor], np.float32)
     parts = QuantizedArray(weight, scale, rest[0] if rest else None, scaled, quantization)
-    bad = kernels.quantize_into(values, parts, replace(choice, global_scale=1.0 if factor is None else factor))
+    bad = kernels.quantize_into(
+        values, parts, replace(choice, global_scale=1.0 if factor is None else factor)
+    )
     if bad >= 0:
         source, index = batch.source, batch.index(bad)
         raise NonFiniteWeightError(
@@ -172,7 +203,10 @@ def _quantized(values: Array, quantization: Quantization, choice: ScaleChoice, f
 
 
 def _weighed(values: Array, choice: ScaleChoice) -> float:
-    """Return the sum of the squares, each column's times its importance; infinity or NaN if one is not finite."""
+    """Return the sum of the squares, each column's times its importance.
+
+    Infinity or NaN if one is not finite.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.square(values)
         if choice.importance is not None:
@@ -196,7 +230,9 @@ def _relative(error: float, whole: float) -> float:
 def _global_scale(question: Question, readers: SourceReaders) -> float:
     """Return the global scale of the weights that are measured, for a read of them."""
     values = (_values(batch, question.tensor, readers) for batch in _batches(question))
-    return kernels.global_scale_of(max((kernels.largest_magnitude(part) for part in values), default=0.0))
+    return kernels.global_scale_of(
+        max((kernels.largest_magnitude(part) for part in values), default=0.0)
+    )
 
 
 NEAR = 0.99
@@ -240,12 +276,16 @@ def allocate(items: Sequence[Item], budget: int) -> list[int]:
 def _rank(items: Sequence[Item], chosen: list[int], budget: int) -> tuple[bool, float]:
     """Return what makes one selection better than another when it is less: being near the budget, then the error."""
     choices = [item[index] for item, index in zip(items, chosen, strict=True)]
-    return sum(choice.nbytes for choice in choices) < NEAR * budget, math.fsum(choice.error for choice in choices)
+    return sum(choice.nbytes for choice in choices) < NEAR * budget, math.fsum(
+        choice.error for choice in choices
+    )
 
 
 def _front(item: Item) -> list[int]:
     """Return the indices of the choices that no other one beats, by rising bytes and so by falling error."""
-    order = sorted(range(len(item)), key=lambda index: (item[index].nbytes, item[index].error, index))
+    order = sorted(
+        range(len(item)), key=lambda index: (item[index].nbytes, item[index].error, index)
+    )
     front = [order[0]]
     for index in order[1:]:
         if item[index].error < item[front[-1]].error:
@@ -262,14 +302,19 @@ def _hull(item: Item, front: list[int]) -> list[int]:
     """Return those of a front between which each step saves less a byte than the one before."""
     hull: list[int] = []
     for index in front:
-        while len(hull) > 1 and _saving(item[hull[-2]], item[hull[-1]]) <= _saving(item[hull[-1]], item[index]):
+        while len(hull) > 1 and _saving(item[hull[-2]], item[hull[-1]]) <= _saving(
+            item[hull[-1]], item[index]
+        ):
             hull.pop()
         hull.append(index)
     return hull
 
 
 def _climb(items: Sequence[Item], fronts: list[list[int]], chosen: list[int], left: int) -> int:
-    """Take the steps along the hulls, the most saving first, as far as bytes are left; return how many are still."""
+    """Take the steps along the hulls, the most saving first, as far as bytes are left.
+
+    Return how many are still.
+    """
     steps = [
         (-_saving(item[one], item[other]), number, one, other)
         for number, (item, front) in enumerate(zip(items, fronts, strict=True))
@@ -305,7 +350,10 @@ def _fill(items: Sequence[Item], fronts: list[list[int]], chosen: list[int], lef
 
 
 def _reach(items: Sequence[Item], fronts: list[list[int]], budget: int) -> list[int] | None:
-    """Return a selection of between `NEAR` of the budget and the budget; when none is found one of less, or None."""
+    """Return a selection of between `NEAR` of the budget and the budget.
+
+    When none is found one of less, or None.
+    """
     width = budget // _BUCKETS + 1
     nbytes, errors = np.full(_BUCKETS, -1, np.int64), np.full(_BUCKETS, np.inf)
     nbytes[0], errors[0] = 0, 0.0
@@ -332,7 +380,8 @@ def _extended(
     sums = np.concatenate([nbytes[known] + item[index].nbytes for index in front])
     totals = np.concatenate([errors[known] + item[index].error for index in front])
     choices, origins = np.repeat(np.array(front), known.size), np.tile(known, len(front))
-    # The best of each bucket is written last, and of equal ones the largest, which is the nearest to what is wanted.
+    # The best of each bucket is written last, and of equal ones the largest, which is the nearest
+    # to what is wanted.
     order = np.lexsort((sums, -totals))
     order = order[sums[order] <= budget]
     buckets = sums[order] // width

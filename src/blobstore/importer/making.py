@@ -1,13 +1,17 @@
 """Making: the runs of a blob, the buffers they are made in, and their bytes.
 
-Runs: a planned blob cut into consecutive ranges of bytes, each made by one thread in one buffer. Pure.
+Runs: a planned blob cut into consecutive ranges of bytes, each made by one thread in one buffer.
+Pure.
 
-A run holds whole tensors when they are small, and a part of one when it is large. The scales and biases of a large tensor
-lie behind its weight, in a gap between two runs: they are written as its weight's runs are made, and hashed later.
+A run holds whole tensors when they are small, and a part of one when it is large. The scales and
+biases of a large tensor lie behind its weight, in a gap between two runs: they are written as its
+weight's runs are made, and hashed later.
 
-Making: the bytes of one run, from the source's bytes. Any thread; nothing is decided or written here.
+Making: the bytes of one run, from the source's bytes. Any thread; nothing is decided or written
+here.
 
-Buffers: the memory that an import works in, taken once and given back. How many there are bounds an import's memory.
+Buffers: the memory that an import works in, taken once and given back. How many there are bounds an
+import's memory.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ from blobstore.source.inventory import SourceTensor
 from blobstore.source.reading import SourceReaders
 from blobstore.source.weights import SourceWeight
 
-# Page-aligned; and all there from the start: an import that begins does not run out of memory later.
+# Page-aligned; and all there from the start: an import that begins does not run out of memory
+# later.
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
@@ -47,7 +52,9 @@ class Buffer:
 
     def __init__(self, pool: BufferPool, nbytes: int) -> None:
         self._pool = pool
-        self._memory = mmap.mmap(-1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE)
+        self._memory = mmap.mmap(
+            -1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE
+        )
 
     def at(self, offset: int, nbytes: int) -> memoryview:
         """Return ``nbytes`` of it whose address has the same remainder by the page size as ``offset``."""
@@ -126,9 +133,12 @@ class RunMaker:
         self._locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def make(self, run: Run, data: memoryview, options: ImportOptions) -> list[tuple[int, Array]]:
-        """Fill ``data``, the run's bytes; return ``(offset in the blob, bytes)`` of what belongs behind it.
+        """Fill ``data``, the run's bytes.
 
-        Raises: NonFiniteWeightError, UnsupportedSourceError with tensor and index; as `SourceReaders.readinto`.
+        Return ``(offset in the blob, bytes)`` of what belongs behind it.
+
+        Raises: NonFiniteWeightError, UnsupportedSourceError with tensor and index; as
+        `SourceReaders.readinto`.
         """
         place = _Place(data, run.begin)
         for step in run.steps:
@@ -153,12 +163,21 @@ class RunMaker:
             place.array(step.at[""], values.size, values.dtype)[:] = values
             return
         parts = (part for part in output.quantization.parts(values.shape, output.dtype))
-        arrays = [place.array(step.at[part.suffix], part.shape[0], numpy_dtype(part.dtype)) for part in parts]
-        _quantize(values, arrays, output.quantization, _choice(options, source, step.start, factor), step)
+        arrays = [
+            place.array(step.at[part.suffix], part.shape[0], numpy_dtype(part.dtype))
+            for part in parts
+        ]
+        _quantize(
+            values, arrays, output.quantization, _choice(options, source, step.start, factor), step
+        )
 
-    def _cast_values(self, output: OutputTensor, source: SourceWeight, start: int, count: int) -> Array:
+    def _cast_values(
+        self, output: OutputTensor, source: SourceWeight, start: int, count: int
+    ) -> Array:
         values = self._readers.values(source, start, count)
-        return values if source.dtype is output.dtype else _cast(values, output.dtype, source, start)
+        return (
+            values if source.dtype is output.dtype else _cast(values, output.dtype, source, start)
+        )
 
     def _global_scale(self, output: OutputTensor) -> np.float32:
         """Return a tensor's global scale: the source's, or what its weights are divided by first, for a read of them all."""
@@ -166,38 +185,61 @@ class RunMaker:
             return self._readers.global_scale(output.sources[0])
         with self._locks[output.name]:
             if output.name not in self._global_scales:
-                largest = max((self._largest(output, source) for source in output.sources), default=0.0)
+                largest = max(
+                    (self._largest(output, source) for source in output.sources), default=0.0
+                )
                 self._global_scales[output.name] = np.float32(kernels.global_scale_of(largest))
             return self._global_scales[output.name]
 
     def _largest(self, output: OutputTensor, source: SourceWeight) -> float:
         most = source.values_at_once(CHUNK // 4)
         starts = range(0, source.elements, most)
-        chunks = (self._cast_values(output, source, start, min(most, source.elements - start)) for start in starts)
+        chunks = (
+            self._cast_values(output, source, start, min(most, source.elements - start))
+            for start in starts
+        )
         return max((kernels.largest_magnitude(chunk) for chunk in chunks), default=0.0)
 
 
 def _cast(values: Array, dtype: DType, source: SourceWeight, start: int) -> Array:
-    """Return ``values`` rounded to ``dtype``. Raises: UnsupportedSourceError when a finite value would become infinite."""
+    """Return ``values`` rounded to ``dtype``.
+
+    Raises: UnsupportedSourceError when a finite value would become infinite.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         cast: Array = values.astype(numpy_dtype(dtype))
     overflows = np.isinf(cast) & np.isfinite(values)
     if overflows.any():
         first = int(np.argmax(overflows))
-        raise _error_at(UnsupportedSourceError, source, start + first, f"{values[first]}, which does not fit {dtype}")
+        raise _error_at(
+            UnsupportedSourceError,
+            source,
+            start + first,
+            f"{values[first]}, which does not fit {dtype}",
+        )
     return cast
 
 
-def _choice(options: ImportOptions, source: SourceWeight, start: int, global_scale: float) -> ScaleChoice:
-    importance = options.importance.vectors.get(source.name) if options.importance is not None else None
+def _choice(
+    options: ImportOptions, source: SourceWeight, start: int, global_scale: float
+) -> ScaleChoice:
+    importance = (
+        options.importance.vectors.get(source.name) if options.importance is not None else None
+    )
     return ScaleChoice(options.method, importance, start % source.shape[-1], global_scale)
 
 
-def _quantize(weights: Array, arrays: list[Array], quantization: Quantization, choice: ScaleChoice, step: Values) -> None:
+def _quantize(
+    weights: Array,
+    arrays: list[Array],
+    quantization: Quantization,
+    choice: ScaleChoice,
+    step: Values,
+) -> None:
     """Quantize a flat run of whole groups into its stored arrays.
 
-    Raises: NonFiniteWeightError with tensor and index; UnsupportedSourceError when a group's range overflows its scale,
-    which MLX stores as infinity, and which would come back as NaN.
+    Raises: NonFiniteWeightError with tensor and index; UnsupportedSourceError when a group's range
+    overflows its scale, which MLX stores as infinity, and which would come back as NaN.
     """
     weight, scale, *rest = arrays
     parts = QuantizedArray(weight, scale, rest[0] if rest else None, None, quantization)
@@ -211,8 +253,13 @@ def _quantize(weights: Array, arrays: list[Array], quantization: Quantization, c
         raise _error_at(UnsupportedSourceError, step.source, step.start + group, what)
 
 
-def _error_at(kind: type[BlobStoreError], source: SourceWeight, flat: int, what: str) -> BlobStoreError:
-    """Return the error that says ``what`` the weight of that flat index is; it names tensor, index and file."""
+def _error_at(
+    kind: type[BlobStoreError], source: SourceWeight, flat: int, what: str
+) -> BlobStoreError:
+    """Return the error that says ``what`` the weight of that flat index is.
+
+    It names tensor, index and file.
+    """
     index = source.stored_index(flat)
     message = f"{source.name!r}: the weight at {list(index)} is {what} ({source.file.path})"
     return kind(message, tensor=source.name, index=index, path=source.file.path)
@@ -286,7 +333,10 @@ class _Atom:
 
 
 def runs_of(blob: PlannedBlob) -> Iterator[Run]:
-    """Yield the runs of a blob, in the order of their bytes; with their gaps they cover it exactly once."""
+    """Yield the runs of a blob, in the order of their bytes.
+
+    With their gaps they cover it exactly once.
+    """
     begin = size = source_bytes = 0
     steps: list[Step] = []
     for atom in _atoms(blob):
@@ -309,13 +359,20 @@ def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
         part = header[start : start + CHUNK]
         yield _Atom((Constant(part, start),), len(part), 0)
     for tensor in blob.tensors:
-        begins = {part.suffix: len(header) + entries[tensor.name + part.suffix].begin for part in tensor.parts}
+        begins = {
+            part.suffix: len(header) + entries[tensor.name + part.suffix].begin
+            for part in tensor.parts
+        }
         if tensor.copies:
             yield from _copies(tensor, begins)
         elif tensor.nbytes <= CHUNK:
             steps = _values(tensor, begins)
-            scale = (GlobalScale(tensor, begins[".global_scale"]),) if ".global_scale" in begins else ()
-            yield _Atom((*steps, *scale), tensor.nbytes, sum(source.nbytes for source in tensor.sources))
+            scale = (
+                (GlobalScale(tensor, begins[".global_scale"]),) if ".global_scale" in begins else ()
+            )
+            yield _Atom(
+                (*steps, *scale), tensor.nbytes, sum(source.nbytes for source in tensor.sources)
+            )
         else:
             yield from _large(tensor, begins)
 
@@ -337,7 +394,9 @@ def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
 def _values(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Values]:
     at = {suffix: begin for suffix, begin in begins.items() if suffix != ".global_scale"}
     for source in tensor.sources:
-        most = source.values_at_once(CHUNK // max(_VALUE_BYTES, source.tensor.dtype.bits // 8, tensor.dtype.bits // 8))
+        most = source.values_at_once(
+            CHUNK // max(_VALUE_BYTES, source.tensor.dtype.bits // 8, tensor.dtype.bits // 8)
+        )
         elements = source.elements
         for start in range(0, elements, most):
             count = min(most, elements - start)
@@ -352,7 +411,13 @@ def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
     gap = tensor.nbytes - sum(tensor.part_bytes(step.count)[""] for step in values)
     for number, step in enumerate(values):
         is_last = number == len(values) - 1
-        scale = (GlobalScale(tensor, begins[".global_scale"]),) if is_last and ".global_scale" in begins else ()
+        scale = (
+            (GlobalScale(tensor, begins[".global_scale"]),)
+            if is_last and ".global_scale" in begins
+            else ()
+        )
         read, elements = step.source.nbytes, step.source.elements
         source_bytes = read * (step.start + step.count) // elements - read * step.start // elements
-        yield _Atom((step, *scale), tensor.part_bytes(step.count)[""], source_bytes, gap if is_last else 0)
+        yield _Atom(
+            (step, *scale), tensor.part_bytes(step.count)[""], source_bytes, gap if is_last else 0
+        )

@@ -1,9 +1,10 @@
 """Repair: what is damaged of a stored model is made again from its source, byte for byte, and nothing else is touched.
 
-The options are those that ``blobstore.json`` keeps. What is made counts only when its bytes have the digest that the
-manifest names: another source, or another arithmetic, can't slip in.
+The options are those that ``blobstore.json`` keeps. What is made counts only when its bytes have
+the digest that the manifest names: another source, or another arithmetic, can't slip in.
 
-Replan: the plan of an import that has been, from the source and from what the model keeps of its options.
+Replan: the plan of an import that has been, from the source and from what the model keeps of its
+options.
 """
 
 from __future__ import annotations
@@ -62,10 +63,13 @@ class Files:
     modelfile: str | os.PathLike[str] | None = None
 
 
-def replan(store: Store, manifest: Manifest, source: str | os.PathLike[str], files: Files) -> ImportPlan:
+def replan(
+    store: Store, manifest: Manifest, source: str | os.PathLike[str], files: Files
+) -> ImportPlan:
     """Return the plan of the import that made a model, from its source.
 
-    Raises: as `plan_import`; UsageError when a file is missing that the import had, or its options can't be found out.
+    Raises: as `plan_import`; UsageError when a file is missing that the import had, or its options
+    can't be found out.
     """
     given = ImportOptions.parse(modelfile=files.modelfile)
     path = Path(files.draft) if files.draft is not None else given.draft
@@ -96,9 +100,14 @@ class _Planner:
         except BlobStoreError:
             return self._giving(layer.digest)
         recorded = recorded_import(raw)
-        if recorded.importance is not None and (self.importance is None or self.importance.digest != recorded.importance):
+        if recorded.importance is not None and (
+            self.importance is None or self.importance.digest != recorded.importance
+        ):
             what = "with other" if self.importance is not None else "with"
-            raise UsageError(f"the model was imported {what} importance", hint="Give the same file: --importance FILE.")
+            raise UsageError(
+                f"the model was imported {what} importance",
+                hint="Give the same file: --importance FILE.",
+            )
         return make_plan(self.inventory, self._completed(recorded.options), self.draft)
 
     def _completed(self, options: ImportOptions) -> ImportOptions:
@@ -115,7 +124,11 @@ class _Planner:
 
     def _fitting(self) -> ImportPlan:
         """Return the first plan of usual options that gives the model's blobs their names and sizes."""
-        wanted = {(layer.name, layer.size) for layer in self.manifest.layers if layer.media_type == TENSOR_MEDIA_TYPE}
+        wanted = {
+            (layer.name, layer.size)
+            for layer in self.manifest.layers
+            if layer.media_type == TENSOR_MEDIA_TYPE
+        }
         for plan in self._plans(own_document=False):
             if {(blob.name, blob.size) for blob in plan.blobs} == wanted:
                 return plan
@@ -143,7 +156,9 @@ class _Planner:
 
     def _unknown(self, why: str) -> UsageError:
         message = f"the options of the import are not known: {why} from {self.inventory.path}"
-        return UsageError(message, hint="If this is the source, import it again with the options of that time.")
+        return UsageError(
+            message, hint="If this is the source, import it again with the options of that time."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +194,20 @@ def repair_model(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> RepairResult:
-    """Make the damaged and missing blobs of a stored model again from the checkpoint ``source``; nothing else is written.
+    """Make the damaged and missing blobs of a stored model again from the checkpoint ``source``.
 
-    Every blob is hashed first. ``importance``, ``draft`` and ``modelfile``: the files that the import had beside it, needed
-    when what is damaged depends on them. A manifest that is damaged comes back from the store's copy of it. The source is
-    not read when no blob is damaged, and may be None then. ``jobs``: threads (None: one a core). ``progress`` is told of
-    what is hashed, and then of what is read of the source.
+    Nothing else is written.
 
-    Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs are damaged and there is
-    no source, or when the options of the import can't be found out; UnsupportedSourceError when no damaged blob could be
-    made from the source; BusyError; StorageError.
+    Every blob is hashed first. ``importance``, ``draft`` and ``modelfile``: the files that the
+    import had beside it, needed when what is damaged depends on them. A manifest that is damaged
+    comes back from the store's copy of it. The source is not read when no blob is damaged, and may
+    be None then. ``jobs``: threads (None: one a core). ``progress`` is told of what is hashed, and
+    then of what is read of the source.
+
+    Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs
+    are damaged and there is no source, or when the options of the import can't be found out;
+    UnsupportedSourceError when no damaged blob could be made from the source; BusyError;
+    StorageError.
     """
     full = store.manifests.spelled(ModelName.of(name))
     workers = threads(jobs)
@@ -196,7 +215,9 @@ def repair_model(
     manifest, is_restored = _manifest(store, full)
     with store.session("" if source is None else real_path(source)) as session:
         checks = _checked(store, full, manifest, workers, progress)
-        damaged = {blob.digest: blob for blob in manifest.descriptors if blob.digest.hex in checks.damaged}
+        damaged = {
+            blob.digest: blob for blob in manifest.descriptors if blob.digest.hex in checks.damaged
+        }
         blobs: list[Finished] = []
         remaining: dict[Digest, str] = {}
         if damaged:
@@ -220,7 +241,9 @@ def repair_model(
         name=full,
         checked=len(checks.uses),
         repaired=tuple(blob for digest, blob in damaged.items() if digest not in remaining),
-        remaining=tuple(RemainingBlob(damaged[digest], reason) for digest, reason in remaining.items()),
+        remaining=tuple(
+            RemainingBlob(damaged[digest], reason) for digest, reason in remaining.items()
+        ),
         manifest_restored=is_restored,
     )
 
@@ -230,7 +253,9 @@ def _manifest(store: Store, name: ModelName) -> tuple[Manifest, bool]:
     manifest, reason = read_manifest(store, name)
     if manifest is not None and reason is None:
         return manifest, False
-    copies = [Manifest.parse(raw, f"the copy of the manifest of {name}") for raw in store.copies.of(name)]
+    copies = [
+        Manifest.parse(raw, f"the copy of the manifest of {name}") for raw in store.copies.of(name)
+    ]
     if copies:
         return min(copies, key=lambda copy: _strangeness(copy, store, name)), True
     store.manifests.require(name)
@@ -255,7 +280,9 @@ def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, in
     return -sum(map(eq, copy.raw, manifest_bytes(store, name))), missing
 
 
-def _checked(store: Store, name: ModelName, manifest: Manifest, jobs: int, progress: Progress | None) -> BlobChecks:
+def _checked(
+    store: Store, name: ModelName, manifest: Manifest, jobs: int, progress: Progress | None
+) -> BlobChecks:
     checks = BlobChecks(store)
     checks.add(Users(b"", settings_of(store.blobs.read, manifest), [name]), manifest)
     chosen = checks.chosen(lambda _: True)
@@ -264,28 +291,54 @@ def _checked(store: Store, name: ModelName, manifest: Manifest, jobs: int, progr
 
 
 def _made_again(
-    plan: ImportPlan, damaged: Mapping[Digest, Descriptor], session: LocalSession, jobs: int, progress: Progress | None
+    plan: ImportPlan,
+    damaged: Mapping[Digest, Descriptor],
+    session: LocalSession,
+    jobs: int,
+    progress: Progress | None,
 ) -> tuple[list[Finished], dict[Digest, str]]:
     """Return what was made of the damaged blobs, not yet visible, and why the others could not be made."""
     texts = [layer.data for layer in plan.layers if isinstance(layer, PlannedFile)]
     config = plan.config.encode()
-    by_digest = {Digest.of(data): data for data in (*texts, config, config + b"\n")}  # newer Ollamas end it with a newline
-    made: list[Finished] = [session.put(by_digest[digest]) for digest in damaged if digest in by_digest]
-    lost = {(blob.name, blob.size) for blob in damaged.values() if blob.media_type == FILE_MEDIA_TYPE}
-    copies = (layer for layer in plan.layers if isinstance(layer, PlannedCopy) and (layer.name, layer.size) in lost)
+    by_digest = {
+        Digest.of(data): data for data in (*texts, config, config + b"\n")
+    }  # newer Ollamas end it with a newline
+    made: list[Finished] = [
+        session.put(by_digest[digest]) for digest in damaged if digest in by_digest
+    ]
+    lost = {
+        (blob.name, blob.size) for blob in damaged.values() if blob.media_type == FILE_MEDIA_TYPE
+    }
+    copies = (
+        layer
+        for layer in plan.layers
+        if isinstance(layer, PlannedCopy) and (layer.name, layer.size) in lost
+    )
     made += [copy_file(layer, session) for layer in copies]
     wanted = {blob.name: blob for blob in damaged.values() if blob.media_type == TENSOR_MEDIA_TYPE}
-    chosen = [layer for layer in plan.blobs if layer.name in wanted and layer.size == wanted[layer.name].size]
+    chosen = [
+        layer
+        for layer in plan.blobs
+        if layer.name in wanted and layer.size == wanted[layer.name].size
+    ]
     made += _written(replace(plan, layers=tuple(chosen)), session, jobs, progress) if chosen else []
     right = [blob for blob in made if blob.digest in damaged]
     found = {blob.digest for blob in right}
-    return right, {digest: _reason(blob, plan, chosen) for digest, blob in damaged.items() if digest not in found}
+    return right, {
+        digest: _reason(blob, plan, chosen)
+        for digest, blob in damaged.items()
+        if digest not in found
+    }
 
 
-def _written(plan: ImportPlan, session: LocalSession, jobs: int, progress: Progress | None) -> list[Finished]:
+def _written(
+    plan: ImportPlan, session: LocalSession, jobs: int, progress: Progress | None
+) -> list[Finished]:
     total = sum(blob.source_bytes for blob in plan.blobs)
     # The journal would say that the damaged blob is what is wanted: so it is hashed first.
-    return write_blobs(plan, session, jobs, usual_memory(jobs), begun(progress, total), verify_reuse=True).blobs
+    return write_blobs(
+        plan, session, jobs, usual_memory(jobs), begun(progress, total), verify_reuse=True
+    ).blobs
 
 
 def _reason(blob: Descriptor, plan: ImportPlan, chosen: list[PlannedBlob]) -> str:
@@ -297,5 +350,7 @@ def _reason(blob: Descriptor, plan: ImportPlan, chosen: list[PlannedBlob]) -> st
         return "the source gives it other bytes: it is another source, or another version of blobstore wrote the model"
     if any(layer.name == blob.name for layer in plan.blobs):
         return "the source gives it another size: it is another source"
-    draft = "; a draft model is needed too (--draft)" if (blob.name or "").startswith("draft.") else ""
+    draft = (
+        "; a draft model is needed too (--draft)" if (blob.name or "").startswith("draft.") else ""
+    )
     return f"the source has no {blob.name}{draft}"

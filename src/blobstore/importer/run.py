@@ -1,4 +1,6 @@
-"""Import: a checkpoint becomes blobs and a manifest. Read (source/inventory.py), decide (planning/plan.py), do (writing.py).
+"""Import: a checkpoint becomes blobs and a manifest.
+
+Read (source/inventory.py), decide (planning/plan.py), do (writing.py).
 
 Before that it is checked that the tag of the model does not say another type than the model gets.
 """
@@ -25,7 +27,12 @@ from blobstore.importer.planning.outputs import (
     PlannedFile,
 )
 from blobstore.importer.planning.plan import make_plan, plan_blobs
-from blobstore.importer.policies.options import Experts, ImportArguments, ImportOptions, PolicyFunction
+from blobstore.importer.policies.options import (
+    Experts,
+    ImportArguments,
+    ImportOptions,
+    PolicyFunction,
+)
 from blobstore.importer.policies.rules import Rule, escaped
 from blobstore.importer.targets import plan_for_target
 from blobstore.importer.writing import copy_file, least_memory, usual_memory, write_blobs
@@ -43,7 +50,8 @@ _SAID: dict[str, frozenset[str]] = {
     **{kind.value: frozenset({kind.value}) for kind in QuantType},
     "q4": frozenset({"int4"}),
     "q8": frozenset({"int8"}),
-    # As options these two mean int4 and int8, as in Ollama; as tags people write them for the float types too.
+    # As options these two mean int4 and int8, as in Ollama; as tags people write them for the float
+    # types too.
     "fp4": frozenset({"int4", "nvfp4", "mxfp4"}),
     "fp8": frozenset({"int8", "mxfp8"}),
     **dict.fromkeys(("bf16", "bfloat16"), frozenset({DType.BF16.value})),
@@ -69,16 +77,23 @@ def _types_of(plan: ImportPlan) -> set[str]:
     """Return the type that was asked for or that the source has, else the types of quantized tensors, else the dtypes."""
     if plan.config.file_type:
         return {plan.config.file_type}
-    quantized = {tensor.quantization.quant_type.value for tensor in plan.tensors if tensor.quantization is not None}
+    quantized = {
+        tensor.quantization.quant_type.value
+        for tensor in plan.tensors
+        if tensor.quantization is not None
+    }
     return quantized or {tensor.dtype.value for tensor in plan.tensors}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """What an import did. ``created`` blobs are new to the store, ``reused`` ones were there; sizes are in bytes.
+    """What an import did.
 
-    ``recalled`` of the tensor blobs were not even made again: an earlier import of the same bytes had made them.
-    ``runs_in``: where the model runs, and why not elsewhere. ``coverage``: what is stored of the source.
+    ``created`` blobs are new to the store, ``reused`` ones were there; sizes are in bytes.
+
+    ``recalled`` of the tensor blobs were not even made again: an earlier import of the same bytes
+    had made them. ``runs_in``: where the model runs, and why not elsewhere. ``coverage``: what is
+    stored of the source.
     """
 
     name: ModelName
@@ -113,25 +128,34 @@ def plan_import(
     progress: Progress | None = None,
     **options: Unpack[ImportArguments],
 ) -> ImportPlan:
-    """Return what an import of ``source`` would write. Only headers and JSON documents are read; nothing is written.
+    """Return what an import of ``source`` would write.
 
-    ``source``: a .safetensors file or a checkpoint folder; None is what the Modelfile's FROM names. ``options``:
-    `ImportArguments`, all optional. With a target (``target_size``, ``target_bpw``) weights are read too, by ``jobs``
-    threads (None: one a core), of which ``progress`` is told.
+    Only headers and JSON documents are read; nothing is written.
 
-    Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError, UnsupportedSourceError,
-    LimitExceededError, StorageError: see `read_inventory` and `make_plan`.
+    ``source``: a .safetensors file or a checkpoint folder; None is what the Modelfile's FROM names.
+    ``options``: `ImportArguments`, all optional. With a target (``target_size``, ``target_bpw``)
+    weights are read too, by ``jobs`` threads (None: one a core), of which ``progress`` is told.
+
+    Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError,
+    UnsupportedSourceError, LimitExceededError, StorageError: see `read_inventory` and `make_plan`.
     """
     parsed = ImportOptions.parse(**options)
     chosen = parsed.source if source is None else source
     if chosen is None:
-        raise UsageError("there is no source to import", hint="Name a checkpoint, or a Modelfile with --modelfile.")
+        raise UsageError(
+            "there is no source to import",
+            hint="Name a checkpoint, or a Modelfile with --modelfile.",
+        )
     draft = read_inventory(parsed.draft) if parsed.draft is not None else None
     inventory = read_inventory(chosen, without=parsed.draft)
     if parsed.decide is not None:
-        parsed = replace(parsed, rules=(*_decided(inventory, parsed, draft, parsed.decide), *parsed.rules))
+        parsed = replace(
+            parsed, rules=(*_decided(inventory, parsed, draft, parsed.decide), *parsed.rules)
+        )
     if parsed.target is not None:
-        return plan_for_target(inventory, parsed, parsed.target, draft, jobs=threads(jobs), progress=progress)
+        return plan_for_target(
+            inventory, parsed, parsed.target, draft, jobs=threads(jobs), progress=progress
+        )
     return make_plan(inventory, parsed, draft)
 
 
@@ -146,7 +170,10 @@ def _decided(
         if kind is None:
             continue
         if not isinstance(kind, str):
-            raise UsageError(f"the policy gives {tensor.name!r} {kind!r}, and not the name of a type", tensor=tensor.name)
+            raise UsageError(
+                f"the policy gives {tensor.name!r} {kind!r}, and not the name of a type",
+                tensor=tensor.name,
+            )
         yield Rule.parse(f"{escaped(tensor.name)}={kind}")
 
 
@@ -164,27 +191,34 @@ def import_model(
 ) -> ImportResult:
     """Import a checkpoint into ``store`` under ``name`` (None: `default_name`), replacing an older model of that name.
 
-    A tag that says another type than the model gets is refused (UsageError), unless ``force`` says that it is meant.
-    ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a core). ``memory``: bytes that they work in
-    (None: 32 MiB for each and 32 MiB). ``verify_reuse``: hash what earlier imports have made before it is used again.
-    ``progress`` is told of every few megabytes. The same source and options give the same bytes and digests with any
-    number of threads.
+    A tag that says another type than the model gets is refused (UsageError), unless ``force`` says
+    that it is meant. ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a
+    core). ``memory``: bytes that they work in (None: 32 MiB for each and 32 MiB). ``verify_reuse``:
+    hash what earlier imports have made before it is used again. ``progress`` is told of every few
+    megabytes. The same source and options give the same bytes and digests with any number of
+    threads.
 
     An import that is killed goes on where it stopped when it is started again.
 
-    Raises: as `plan_import`; InvalidNameError; NonFiniteWeightError with tensor and index; CorruptDataError when the source
-    changes meanwhile; BusyError. After an error the store holds what it held before.
+    Raises: as `plan_import`; InvalidNameError; NonFiniteWeightError with tensor and index;
+    CorruptDataError when the source changes meanwhile; BusyError. After an error the store holds
+    what it held before.
     """
     plan = plan_import(source, jobs=jobs, progress=progress, **options)
     target = default_name(plan) if name is None else name
     full = ModelName.of(target)
     if not force:
         check_tag(plan, full)
-    return run_plan(plan, full, store, jobs=jobs, memory=memory, verify_reuse=verify_reuse, progress=progress)
+    return run_plan(
+        plan, full, store, jobs=jobs, memory=memory, verify_reuse=verify_reuse, progress=progress
+    )
 
 
 def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor]:
-    """Return the tensors that an import of ``inventory`` without quantization makes, by name. Raises: as `plan_import`."""
+    """Return the tensors that an import of ``inventory`` without quantization makes, by name.
+
+    Raises: as `plan_import`.
+    """
     blobs = plan_blobs(inventory, source_weights(inventory), ImportOptions(experts=experts))
     return {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
 
@@ -205,26 +239,36 @@ def default_name(plan: ImportPlan) -> ModelName:
 
 
 def _named(stem: str, options: ImportOptions) -> ModelName:
-    return ModelName(model=stem, tag=options.quant_type.value if options.quant_type is not None else "latest")
+    return ModelName(
+        model=stem, tag=options.quant_type.value if options.quant_type is not None else "latest"
+    )
 
 
-def make_blob(plan: ImportPlan, name: str, store: Home, *, jobs: int = 1, memory: int | None = None) -> Digest:
+def make_blob(
+    plan: ImportPlan, name: str, store: Home, *, jobs: int = 1, memory: int | None = None
+) -> Digest:
     """Make one tensor blob of a plan, called ``name`` in it, and leave it for `run_plan`, which publishes it.
 
-    Any process may do that that sees the source and the store, and several at once: a plan's blobs do not depend on each
-    other. Nothing becomes visible. What no `run_plan` of the same source takes up goes with the store's next clean-up.
+    Any process may do that that sees the source and the store, and several at once: a plan's blobs
+    do not depend on each other. Nothing becomes visible. What no `run_plan` of the same source
+    takes up goes with the store's next clean-up.
 
-    Raises: NotFoundError when the plan has no such blob; UsageError for a store that does not remember what was made; as
-    `import_model`.
+    Raises: NotFoundError when the plan has no such blob; UsageError for a store that does not
+    remember what was made; as `import_model`.
     """
     chosen = tuple(blob for blob in plan.blobs if blob.name == name)
     if not chosen:
         raise NotFoundError(f"the plan has no blob {name!r}", blob=name)
     with store.session(real_path(plan.inventory.path)) as session:
         if session.earlier is None:
-            raise UsageError(f"{store.address} does not remember what was made", hint="Import into a store in a folder.")
+            raise UsageError(
+                f"{store.address} does not remember what was made",
+                hint="Import into a store in a folder.",
+            )
         only = replace(plan, layers=chosen)
-        (blob,) = write_blobs(only, session, jobs, _budget(memory, jobs), silent, verify_reuse=False).blobs
+        (blob,) = write_blobs(
+            only, session, jobs, _budget(memory, jobs), silent, verify_reuse=False
+        ).blobs
         session.earlier.keep()
     return blob.digest
 
@@ -239,7 +283,9 @@ def run_plan(
     verify_reuse: bool = False,
     progress: Progress | None = None,
 ) -> ImportResult:
-    """Carry a plan out: write its blobs, then make them and the manifest visible. Raises: as `import_model`.
+    """Carry a plan out: write its blobs, then make them and the manifest visible.
+
+    Raises: as `import_model`.
 
     The model gets ``name`` as the store spells it: names that differ only in case are one.
     """
@@ -248,11 +294,20 @@ def run_plan(
     started = time.monotonic()
     name = store.target(name)
     with store.session(real_path(plan.inventory.path)) as session:
-        written = write_blobs(plan, session, workers, budget, begun(progress, plan.source_bytes), verify_reuse=verify_reuse)
+        written = write_blobs(
+            plan,
+            session,
+            workers,
+            budget,
+            begun(progress, plan.source_bytes),
+            verify_reuse=verify_reuse,
+        )
         blobs = _with_files(plan, written.blobs, session)
         config = session.put(plan.config.encode())
         manifest = _manifest(plan, blobs, config)
-        name = store.manifests.spelled(name)  # another import may have made a model of the name meanwhile
+        name = store.manifests.spelled(
+            name
+        )  # another import may have made a model of the name meanwhile
         created = session.publish(name, manifest)
     sizes = {blob.digest: blob.size for blob in (*blobs, config)}
     return ImportResult(
@@ -292,7 +347,8 @@ def _budget(memory: int | None, workers: int) -> int:
         return usual_memory(workers)
     if memory < (least := least_memory(workers)):
         raise UsageError(
-            f"{workers} threads can't work in {memory:,} bytes", hint=f"Give them {least:,}, or use fewer threads."
+            f"{workers} threads can't work in {memory:,} bytes",
+            hint=f"Give them {least:,}, or use fewer threads.",
         )
     return memory
 
@@ -302,7 +358,9 @@ def _manifest(plan: ImportPlan, blobs: list[Finished], config: Finished) -> Mani
     return Manifest(
         config=Descriptor(media_type=CONFIG_MEDIA_TYPE, digest=config.digest, size=config.size),
         layers=tuple(
-            Descriptor(media_type=layer.media_type, digest=blob.digest, size=blob.size, name=layer.name)
+            Descriptor(
+                media_type=layer.media_type, digest=blob.digest, size=blob.size, name=layer.name
+            )
             for layer, blob in layers
         ),
     )

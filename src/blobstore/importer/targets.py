@@ -1,13 +1,17 @@
-"""Target: types for a size. What quantizing each tensor would lose is measured, and the plan loses least of those that fit.
+"""Target: types for a size.
 
-Read (measuring.py), decide (allocation.py); the result is a plan with an explicit rule for every tensor that was chosen for,
-so that it can be repeated without measuring. What makes errors of tensors comparable is in docs/quantization.md, "Targets".
+What quantizing each tensor would lose is measured, and the plan loses least of those that fit.
 
-Candidates: the tensors of a model that types are chosen for, and the types. Pure; no weight is read.
+Read (measuring.py), decide (allocation.py); the result is a plan with an explicit rule for every
+tensor that was chosen for, so that it can be repeated without measuring. What makes errors of
+tensors comparable is in docs/quantization.md, "Targets".
 
-A candidate is one tensor, or all weights of a packed group of experts, which get one type together. It is what a policy
-quantizes, but for its name tests' one exception: token embeddings, which are a large part of a small model. Tensors matched
-by a user's rule are excluded.
+Candidates: the tensors of a model that types are chosen for, and the types. Pure; no weight is
+read.
+
+A candidate is one tensor, or all weights of a packed group of experts, which get one type together.
+It is what a policy quantizes, but for its name tests' one exception: token embeddings, which are a
+large part of a small model. Tensors matched by a user's rule are excluded.
 """
 
 from __future__ import annotations
@@ -39,7 +43,12 @@ from blobstore.io.workers import Progress, begun
 from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import Inventory
 
-_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "tok_embeddings.weight", "wte.weight")
+_EMBEDDINGS = (
+    "embed_tokens.weight",
+    "word_embeddings.weight",
+    "tok_embeddings.weight",
+    "wte.weight",
+)
 _MIN_ELEMENTS = 1024
 _NO_TOKENS = ("per_layer", "vision", "visual", "audio")
 
@@ -83,8 +92,13 @@ def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidat
         tensors = tuple(tensor for tensor in laid_out if wanted.includes(tensor))
         together = form_of_experts(inventory.config, options) is Experts.PACKED
         for members in [tensors] if together and tensors else [(tensor,) for tensor in tensors]:
-            fitting = [kind for kind in types if all(_fits(kind, tensor, options) for tensor in members)]
-            nbytes = {kind: sum(_output(tensor, kind, options).nbytes for tensor in members) for kind in (None, *fitting)}
+            fitting = [
+                kind for kind in types if all(_fits(kind, tensor, options) for tensor in members)
+            ]
+            nbytes = {
+                kind: sum(_output(tensor, kind, options).nbytes for tensor in members)
+                for kind in (None, *fitting)
+            }
             found.append(Candidate(members, _patterns(blob, members), nbytes))
     return found
 
@@ -103,7 +117,9 @@ class _Wanted:
         rule = self._rules.rule_for(tensor.name)
         if rule is not None and self._options.can_follow(rule, tensor.dtype, tensor.shape):
             return False
-        wanted = self._policy.wants(tensor.name, tensor.shape) or _embeds_tokens(tensor.name, tensor.shape)
+        wanted = self._policy.wants(tensor.name, tensor.shape) or _embeds_tokens(
+            tensor.name, tensor.shape
+        )
         return wanted and tensor.sources[0].dtype.is_float
 
 
@@ -118,25 +134,35 @@ def _types(options: ImportOptions) -> Iterator[Quantization]:
     for kind in QuantType:
         if asked is None or kind.is_affine is asked.is_affine:
             fixed = kind in options.groups or (kind is asked and options.group_size is not None)
-            sizes: Sequence[int] = (options.quantization(kind).group_size,) if fixed else kind.group_sizes
+            sizes: Sequence[int] = (
+                (options.quantization(kind).group_size,) if fixed else kind.group_sizes
+            )
             yield from (Quantization(kind, size) for size in sizes)
 
 
 def _fits(quantization: Quantization, tensor: OutputTensor, options: ImportOptions) -> bool:
-    if options.global_scale and quantization.quant_type is QuantType.NVFP4 and _embeds_tokens(tensor.name, tensor.shape):
+    if (
+        options.global_scale
+        and quantization.quant_type is QuantType.NVFP4
+        and _embeds_tokens(tensor.name, tensor.shape)
+    ):
         return False  # mlx_lm.py runs no embedding that has one
     aligned_to = options.profile.aligned_to.get(quantization.quant_type, 1)
     return tensor.shape[-1] % math.lcm(quantization.group_size, aligned_to) == 0
 
 
-def _output(tensor: OutputTensor, quantization: Quantization | None, options: ImportOptions) -> OutputTensor:
+def _output(
+    tensor: OutputTensor, quantization: Quantization | None, options: ImportOptions
+) -> OutputTensor:
     """Return the tensor, which is as it is kept, quantized so."""
     if quantization is None:
         return tensor
     double = options.global_scale and quantization.quant_type is QuantType.NVFP4
     dtype = options.dtype or tensor.sources[0].dtype
     scale = (1,) if double else None
-    return replace(tensor, quantization=quantization, dtype=dtype, global_scale=scale, copies_codes=False)
+    return replace(
+        tensor, quantization=quantization, dtype=dtype, global_scale=scale, copies_codes=False
+    )
 
 
 def _patterns(blob: PlannedBlob, members: tuple[OutputTensor, ...]) -> tuple[str, ...]:
@@ -168,7 +194,9 @@ def plan_for_target(
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> ImportPlan:
-    """Return the plan of at most ``target`` whose weights lose least; they are read for it when not all can be kept.
+    """Return the plan of at most ``target`` whose weights lose least.
+
+    They are read for it when not all can be kept.
 
     Raises: UsageError that says what is possible, when nothing fits; as `make_plan` and `measure`.
     """
@@ -176,7 +204,10 @@ def plan_for_target(
     kept = task.plan([None for _ in task.candidates])
     budget = target.budget(kept.parameters)
     if task.size(kept) <= budget:
-        plan = replace(kept, relative_errors={tensor.name: 0.0 for one in task.candidates for tensor in one.tensors})
+        plan = replace(
+            kept,
+            relative_errors={tensor.name: 0.0 for one in task.candidates for tensor in one.tensors},
+        )
     else:
         overhead = task.size(kept) - sum(candidate.nbytes[None] for candidate in task.candidates)
         task.check_possible(budget, overhead)
@@ -184,7 +215,11 @@ def plan_for_target(
     size = task.size(plan)
     if size >= NEAR * budget:
         return plan
-    what = "everything is kept, and that" if size == task.size(kept) else "no choice of types is nearer to the target: it"
+    what = (
+        "everything is kept, and that"
+        if size == task.size(kept)
+        else "no choice of types is nearer to the target: it"
+    )
     return replace(plan, notes=(*plan.notes, f"{what} is {size:,} bytes of {budget:,}"))
 
 
@@ -202,16 +237,25 @@ class _Task:
         """Return the plan with those types for the candidates."""
         pairs = zip(self.candidates, chosen, strict=True)
         rules = tuple(rule for candidate, kind in pairs for rule in candidate.rules(kind))
-        return make_plan(self.inventory, replace(self.options, rules=(*rules, *self.options.rules)), self.draft)
+        return make_plan(
+            self.inventory, replace(self.options, rules=(*rules, *self.options.rules)), self.draft
+        )
 
     def size(self, plan: ImportPlan) -> int:
         """Return the bytes that the target counts."""
-        return plan.stored_bytes if self.target.nbytes is not None else sum(blob.data_size for blob in plan.blobs)
+        return (
+            plan.stored_bytes
+            if self.target.nbytes is not None
+            else sum(blob.data_size for blob in plan.blobs)
+        )
 
     def check_possible(self, budget: int, overhead: int) -> None:
         """Raise UsageError when even the smallest types take more than the budget; ``overhead``: about what comes beside."""
         smallest = [candidate.smallest for candidate in self.candidates]
-        nbytes = sum(candidate.nbytes[kind] for candidate, kind in zip(self.candidates, smallest, strict=True))
+        nbytes = sum(
+            candidate.nbytes[kind]
+            for candidate, kind in zip(self.candidates, smallest, strict=True)
+        )
         if nbytes + 2 * overhead < budget:
             return  # planning a large model takes seconds
         least = self.plan(smallest)
@@ -259,7 +303,9 @@ def _count(name: str) -> float:
     return next((times for words, times in _COUNTS if any(word in name for word in words)), 1.0)
 
 
-def _measured(candidates: Sequence[Candidate], options: ImportOptions, jobs: int, progress: Progress | None) -> list[_Item]:
+def _measured(
+    candidates: Sequence[Candidate], options: ImportOptions, jobs: int, progress: Progress | None
+) -> list[_Item]:
     questions = [
         Question(tensor, candidate.types, max(1, SAMPLE // len(candidate.tensors)))
         for candidate in candidates
@@ -271,15 +317,20 @@ def _measured(candidates: Sequence[Candidate], options: ImportOptions, jobs: int
     for candidate in candidates:
         measured = [next(found) for _ in candidate.tensors]
         types = [kind for kind in candidate.types if all(kind in errors for errors in measured)]
-        items.append(_Item(candidate, tuple({None: 0.0, **{kind: errors[kind] for kind in types}} for errors in measured)))
+        items.append(
+            _Item(
+                candidate,
+                tuple({None: 0.0, **{kind: errors[kind] for kind in types}} for errors in measured),
+            )
+        )
     return items
 
 
 def _chosen(task: _Task, items: Sequence[_Item], budget: int, overhead: int) -> ImportPlan:
     """Return the plan of at most ``budget`` bytes whose weights lose least.
 
-    What a plan takes beside the candidates (kept tensors, headers, padding, our document) depends on their types, a
-    little: types are chosen for what the ``overhead`` of the plan before leaves.
+    What a plan takes beside the candidates (kept tensors, headers, padding, our document) depends
+    on their types, a little: types are chosen for what the ``overhead`` of the plan before leaves.
     """
     choices = [item.choices for item in items]
     least = least_bytes(choices)
@@ -291,10 +342,18 @@ def _chosen(task: _Task, items: Sequence[_Item], budget: int, overhead: int) -> 
         size = task.size(plan)
         if size <= budget and (best is None or size > best[0]):
             errors = [item.relative_errors(kind) for item, kind in zip(items, chosen, strict=True)]
-            best = size, replace(plan, relative_errors={name: error for one in errors for name, error in one.items()})
+            best = (
+                size,
+                replace(
+                    plan,
+                    relative_errors={name: error for one in errors for name, error in one.items()},
+                ),
+            )
         if NEAR * budget <= size <= budget:
             break
         overhead = size - sum(of[index].nbytes for of, index in zip(choices, indices, strict=True))
     if best is None:
-        raise UsageError(f"the target can't be met: {budget:,} bytes are too few by what headers and padding take")
+        raise UsageError(
+            f"the target can't be met: {budget:,} bytes are too few by what headers and padding take"
+        )
     return best[1]

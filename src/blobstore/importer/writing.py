@@ -1,11 +1,12 @@
 """Write: carry an import plan out. Nothing is decided here.
 
-Threads take the runs of all blobs one after the other, each with a buffer of its own: source bytes are read, decoded, cast
-and quantized into it, written to their place and hashed when everything before them is. So all threads work on one large
-tensor as well as on many small ones, memory is that of the buffers, and the bytes do not depend on the number of threads.
+Threads take the runs of all blobs one after the other, each with a buffer of its own: source bytes
+are read, decoded, cast and quantized into it, written to their place and hashed when everything
+before them is. So all threads work on one large tensor as well as on many small ones, memory is
+that of the buffers, and the bytes do not depend on the number of threads.
 
-What an earlier session has made is not made again: its key is a hash of everything that a planned blob's bytes depend on.
-Files of the source that are kept become blobs byte for byte.
+What an earlier session has made is not made again: its key is a hash of everything that a planned
+blob's bytes depend on. Files of the source that are kept become blobs byte for byte.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from blobstore.store.ports import Finished, Session, Writer
 def copy_file(layer: PlannedCopy, session: Session) -> Finished:
     """Return the blob of a file, written to ``session``; it is not yet visible.
 
-    Raises: CorruptDataError when the file is not the one any more that was planned, or changes meanwhile; NotFoundError;
-    StorageError.
+    Raises: CorruptDataError when the file is not the one any more that was planned, or changes
+    meanwhile; NotFoundError; StorageError.
     """
     with FileReader(layer.file.path) as reader:
         reader.check_is(layer.file.identity)
@@ -45,8 +46,8 @@ _ARITHMETIC = 1
 def entry_key(blob: PlannedBlob) -> str:
     """Return the key of a blob: its header, where its sources' bytes lie and in which state of their files, the method.
 
-    The header has names, dtypes, shapes and types. A file's state is its path, device, inode, size and times: a source
-    that is written to, replaced or moved has other keys.
+    The header has names, dtypes, shapes and types. A file's state is its path, device, inode, size
+    and times: a source that is written to, replaced or moved has other keys.
     """
     hashed = hashlib.sha256(b"%d\n" % _ARITHMETIC)
     hashed.update(blob.header)
@@ -99,15 +100,23 @@ class WrittenBlobs:
 
 
 def write_blobs(
-    plan: ImportPlan, session: Session, jobs: int, memory: int, progress: Progress, *, verify_reuse: bool
+    plan: ImportPlan,
+    session: Session,
+    jobs: int,
+    memory: int,
+    progress: Progress,
+    *,
+    verify_reuse: bool,
 ) -> WrittenBlobs:
-    """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes; they are not yet visible.
+    """Write the plan's tensor blobs with ``jobs`` threads in ``memory`` bytes.
 
-    A blob that an earlier import of the same bytes has made is not made again; with ``verify_reuse`` only when its bytes
-    are its digest's.
+    They are not yet visible.
 
-    Raises: the error of the first run in plan order that fails, whatever the number of threads: it names the tensor or
-    the file; StorageError. Nothing is committed here.
+    A blob that an earlier import of the same bytes has made is not made again; with
+    ``verify_reuse`` only when its bytes are its digest's.
+
+    Raises: the error of the first run in plan order that fails, whatever the number of threads: it
+    names the tensor or the file; StorageError. Nothing is committed here.
     """
     allow_open_files(sum(len(inventory.files) for inventory in plan.inventories) + 2 * jobs)
     work = _Work(plan, session, progress)
@@ -123,7 +132,10 @@ def write_blobs(
 
 
 def _buffers(threads: int, runs: int, memory: int, nbytes: int) -> BufferPool:
-    """Return as many buffers as are of use and fit the memory. Raises: StorageError when there is not so much memory."""
+    """Return as many buffers as are of use and fit the memory.
+
+    Raises: StorageError when there is not so much memory.
+    """
     count = max(threads, min(threads + runs, memory // CHUNK - threads * _SCRATCH))
     with os_errors("take", f"{count * nbytes:,} bytes of memory"):
         return BufferPool(count, nbytes)
@@ -145,7 +157,10 @@ class _Work:
         self._mutex = threading.Lock()
 
     def recall(self, jobs: int, *, verify: bool) -> None:
-        """Find the blobs that an earlier import has made; with ``jobs`` threads where they have to be read."""
+        """Find the blobs that an earlier import has made.
+
+        With ``jobs`` threads where they have to be read.
+        """
         earlier = self._session.earlier
         if earlier is None:
             return
@@ -175,7 +190,8 @@ class _Work:
     def runs(self, buffers: BufferPool) -> Iterator[tuple[int, Run, Buffer]]:
         """Yield the runs of all blobs that are to be made, each with its blob's number and a buffer.
 
-        The buffer comes with the run: one that is begun must be able to end, since later ones wait to be hashed behind it.
+        The buffer comes with the run: one that is begun must be able to end, since later ones wait
+        to be hashed behind it.
         """
         for number, blob in enumerate(self._blobs):
             if number in self._finished:
@@ -185,7 +201,11 @@ class _Work:
                 yield number, run, buffers.take()
 
     def make(self, item: tuple[int, Run, Buffer]) -> None:
-        """Make one run. After an error its blob's buffers are free, because whoever takes the next run waits for one."""
+        """Make one run.
+
+        After an error its blob's buffers are free, because whoever takes the next run waits for
+        one.
+        """
         number, run, buffer = item
         try:
             self._make(number, run, buffer)
@@ -212,7 +232,9 @@ class _Work:
     def result(self) -> WrittenBlobs:
         """Return the blobs. Raises: CorruptDataError when a source changed meanwhile."""
         self._readers.check_unchanged()
-        return WrittenBlobs([self._finished[number] for number in range(len(self._blobs))], self._recalled)
+        return WrittenBlobs(
+            [self._finished[number] for number in range(len(self._blobs))], self._recalled
+        )
 
     def close(self) -> None:
         """Close all files."""

@@ -1,8 +1,9 @@
 """Counting: the logical tensors of files, from their headers: packed weights as what they stand for. Pure.
 
-Every stored tensor belongs to exactly one logical tensor. Scales, biases and zero points of a quantization are part of their
-weight and count nothing; so do the scales of activations beside one. Whatever else there is counts as it is stored, buffers
-and masks too. What looks packed and can't be understood counts as it is stored, and a note says so.
+Every stored tensor belongs to exactly one logical tensor. Scales, biases and zero points of a
+quantization are part of their weight and count nothing; so do the scales of activations beside one.
+Whatever else there is counts as it is stored, buffers and masks too. What looks packed and can't be
+understood counts as it is stored, and a note says so.
 
 InspectedFile: one file of what is inspected, and its header.
 """
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 class InspectedFile:
     """One .safetensors file, or one blob of a stored model.
 
-    ``name`` is its file name, a blob's that of its layer; ``place`` its path or address; ``nbytes`` the bytes of the whole
-    file, None where a server does not say.
+    ``name`` is its file name, a blob's that of its layer; ``place`` its path or address; ``nbytes``
+    the bytes of the whole file, None where a server does not say.
     """
 
     name: str
@@ -43,17 +44,22 @@ Config = Callable[[], "SourceConfig | None"]
 """Reads config.json when it is first asked for; None if the target has none."""
 
 _PLAIN = frozenset({DType.BF16, DType.F16, DType.F32, DType.F64, DType.BOOL, DType.C64})
-_INTEGERS = frozenset({DType.U8, DType.I8, DType.U16, DType.I16, DType.U32, DType.I32, DType.F8_E8M0})
+_INTEGERS = frozenset(
+    {DType.U8, DType.I8, DType.U16, DType.I16, DType.U32, DType.I32, DType.F8_E8M0}
+)
 _LEAST_ELEMENTS = 1024
 STORED_FORMAT = "Ollama"
 
 
 class LogicalTensor(NamedTuple):
-    """One tensor of the model, however many stored ones it is. A named tuple: 40,000 are made in 20 ms instead of 75.
+    """One tensor of the model, however many stored ones it is.
 
-    ``dtype`` is the stored dtype of the weight (U32 for words of codes), ``shape`` that before packing, ``nbytes`` the
-    stored bytes, companions included. ``parts`` are the names of its stored tensors, the weight's first. ``packing`` and
-    ``format`` say how a quantized one is kept, and by whose convention.
+    A named tuple: 40,000 are made in 20 ms instead of 75.
+
+    ``dtype`` is the stored dtype of the weight (U32 for words of codes), ``shape`` that before
+    packing, ``nbytes`` the stored bytes, companions included. ``parts`` are the names of its stored
+    tensors, the weight's first. ``packing`` and ``format`` say how a quantized one is kept, and by
+    whose convention.
     """
 
     name: str
@@ -72,14 +78,18 @@ class LogicalTensor(NamedTuple):
         return str(self.dtype if self.packing is None else self.packing)
 
 
-def count_tensors(files: Sequence[InspectedFile], config: Config, notes: list[str]) -> list[LogicalTensor]:
+def count_tensors(
+    files: Sequence[InspectedFile], config: Config, notes: list[str]
+) -> list[LogicalTensor]:
     """Return the logical tensors of files whose tensors have names in common, in the order of files and headers.
 
     ``notes`` gets a sentence for each kind of weight that is counted as it is stored.
 
     Raises: DocumentError when two of the files hold a tensor of one name.
     """
-    pairs = [(file, dict(file.header.tensors)) for file in files]  # once: a header makes its entries as they are asked for
+    pairs = [
+        (file, dict(file.header.tensors)) for file in files
+    ]  # once: a header makes its entries as they are asked for
     merged = _merged(pairs)
     exported = _exported_weights(pairs, merged, notes)
     if exported is not None:
@@ -100,7 +110,9 @@ def count_tensors(files: Sequence[InspectedFile], config: Config, notes: list[st
 
 
 def _exported_weights(
-    files: Sequence[tuple[InspectedFile, dict[str, TensorEntry]]], merged: dict[str, TensorEntry], notes: list[str]
+    files: Sequence[tuple[InspectedFile, dict[str, TensorEntry]]],
+    merged: dict[str, TensorEntry],
+    notes: list[str],
 ) -> list[LogicalTensor] | None:
     """Return the tensors of a stored model that was exported into several files, which its metadata show; else None.
 
@@ -112,13 +124,25 @@ def _exported_weights(
     try:
         weights = {weight.name: weight for weight in stored_tensors(Header(merged, metadata, 0))}
     except BlobStoreError as error:
-        notes.append(f"the files look like an exported model, but {error}: they are counted one by one")
+        notes.append(
+            f"the files look like an exported model, but {error}: they are counted one by one"
+        )
         return None
-    return [stored_tensor(weights[name], file.name) for file, names in files for name in names if name in weights]
+    return [
+        stored_tensor(weights[name], file.name)
+        for file, names in files
+        for name in names
+        if name in weights
+    ]
 
 
-def _merged(files: Sequence[tuple[InspectedFile, dict[str, TensorEntry]]]) -> dict[str, TensorEntry]:
-    """Return the tensors of several files. Raises: DocumentError when two of them have one of the same name."""
+def _merged(
+    files: Sequence[tuple[InspectedFile, dict[str, TensorEntry]]],
+) -> dict[str, TensorEntry]:
+    """Return the tensors of several files.
+
+    Raises: DocumentError when two of them have one of the same name.
+    """
     if len(files) == 1:
         return files[0][1]
     merged: dict[str, TensorEntry] = {}
@@ -126,7 +150,12 @@ def _merged(files: Sequence[tuple[InspectedFile, dict[str, TensorEntry]]]) -> di
         count = len(merged)
         merged |= entries
         if len(merged) < count + len(entries):
-            other, name = next((one.name, name) for one, held in files[:position] for name in held if name in entries)
+            other, name = next(
+                (one.name, name)
+                for one, held in files[:position]
+                for name in held
+                if name in entries
+            )
             message = f"{other} and {file.name} both hold the tensor {quoted(name)}"
             raise DocumentError(message, tensor=name, rule="I1", path=file.place)
     return merged
@@ -141,18 +170,32 @@ def stored_tensor(weight: StoredTensor, file: str) -> LogicalTensor:
     parts = tuple(weight.name + suffix for suffix in weight.entries)
     form = STORED_FORMAT if packing is not None else None
     return LogicalTensor(
-        weight.name, weight.dtype, weight.shape, weight.parameters, weight.nbytes, file, parts, packing, form
+        weight.name,
+        weight.dtype,
+        weight.shape,
+        weight.parameters,
+        weight.nbytes,
+        file,
+        parts,
+        packing,
+        form,
     )
 
 
-def _stored_weights(file: InspectedFile, entries: Mapping[str, TensorEntry], notes: list[str]) -> list[StoredTensor] | None:
+def _stored_weights(
+    file: InspectedFile, entries: Mapping[str, TensorEntry], notes: list[str]
+) -> list[StoredTensor] | None:
     """Return the tensors of a file that is one of a store's blobs, which its quantized weights show; else None."""
-    if not any(entry.dtype is DType.U32 and f"{name}.scale" in entries for name, entry in entries.items()):
+    if not any(
+        entry.dtype is DType.U32 and f"{name}.scale" in entries for name, entry in entries.items()
+    ):
         return None
     try:
         return list(stored_tensors(file.header))
     except BlobStoreError as error:
-        notes.append(f"{quoted(file.name)} looks like a blob of a store, but {error}: it is counted as it is stored")
+        notes.append(
+            f"{quoted(file.name)} looks like a blob of a store, but {error}: it is counted as it is stored"
+        )
         return None
 
 
@@ -172,7 +215,9 @@ class _Space:
     entries: Mapping[str, TensorEntry]
     config: Config
 
-    def tensors(self, file: str, entries: Mapping[str, TensorEntry], found: _Packed) -> Iterator[LogicalTensor]:
+    def tensors(
+        self, file: str, entries: Mapping[str, TensorEntry], found: _Packed
+    ) -> Iterator[LogicalTensor]:
         """Yield the logical tensors whose weights are in one of the files."""
         for name, entry in entries.items():
             if name in found.companions:
@@ -183,7 +228,10 @@ class _Space:
                 yield LogicalTensor(name, entry.dtype, entry.shape, count, nbytes, file, (name,))
             else:
                 parts = found.parts[name]
-                count, nbytes = parameters_of(weight.shape), sum(self.entries[part].nbytes for part in parts)
+                count, nbytes = (
+                    parameters_of(weight.shape),
+                    sum(self.entries[part].nbytes for part in parts),
+                )
                 named = (weight.name, entry.dtype, weight.shape, count, nbytes)
                 yield LogicalTensor(*named, file, parts, weight.packing, weight.format)
 
@@ -202,7 +250,10 @@ class _Space:
             except UnclearPackingError as error:
                 unclear[str(error)].append(name)
             else:
-                parts[name] = (name, *(part for part in self._companions(row, name) if part not in taken))
+                parts[name] = (
+                    name,
+                    *(part for part in self._companions(row, name) if part not in taken),
+                )
                 taken.update(parts[name])
         unclear |= self._unexplained(taken.union(*unclear.values()))
         notes += (_note(names, reason) for reason, names in unclear.items())
@@ -211,20 +262,27 @@ class _Space:
     def _candidates(self) -> list[str]:
         """Return the names of what may be a packed weight: mostly none, which makes counting quick."""
         odd = [name for name, entry in self.entries.items() if entry.dtype not in _PLAIN]
-        any_dtype = any(QUANT_STATE in name for name in odd)  # bitsandbytes may keep codes in floats
+        any_dtype = any(
+            QUANT_STATE in name for name in odd
+        )  # bitsandbytes may keep codes in floats
         return list(self.entries) if any_dtype else odd
 
     def _companions(self, row: Producer, name: str) -> Iterator[str]:
         base = name.removesuffix(row.weight)
         module = base.removesuffix(".weight")
-        names = [*(base + suffix for suffix in row.companions), *(module + suffix for suffix in ASIDE)]
+        names = [
+            *(base + suffix for suffix in row.companions),
+            *(module + suffix for suffix in ASIDE),
+        ]
         return (part for part in dict.fromkeys(names) if part in self.entries and part != name)
 
     def _unexplained(self, explained: set[str]) -> dict[str, list[str]]:
         rest = {
             name: entry
             for name, entry in self.entries.items()
-            if entry.dtype in _INTEGERS and name not in explained and parameters_of(entry.shape) >= _LEAST_ELEMENTS
+            if entry.dtype in _INTEGERS
+            and name not in explained
+            and parameters_of(entry.shape) >= _LEAST_ELEMENTS
         }
         if not rest:
             return {}
@@ -232,11 +290,19 @@ class _Space:
 
         names = dict.fromkeys(name for name, _ in look_packed(rest, self.entries, self.config()))
         names |= dict.fromkeys(name for name, entry in rest.items() if entry.dtype is DType.F8_E8M0)
-        return {"they look packed, or like scales, in no form that is known": list(names)} if names else {}
+        return (
+            {"they look packed, or like scales, in no form that is known": list(names)}
+            if names
+            else {}
+        )
 
 
 def _note(names: Sequence[str], reason: str) -> str:
-    what = f"{quoted(names[0])} is" if len(names) == 1 else f"{len(names):,} tensors (such as {quoted(names[0])}) are"
+    what = (
+        f"{quoted(names[0])} is"
+        if len(names) == 1
+        else f"{len(names):,} tensors (such as {quoted(names[0])}) are"
+    )
     return f"{what} counted as stored: {reason}"
 
 
@@ -268,8 +334,15 @@ def quantizations_of(tensors: Iterable[LogicalTensor]) -> tuple[FoundQuantizatio
 
 
 def parameters_by_dtype(tensors: Iterable[LogicalTensor]) -> Mapping[str, int]:
-    """Return the number of weights by the dtype that they are stored in, sorted by dtype; dtypes with none are left out."""
+    """Return the number of weights by the dtype that they are stored in, sorted by dtype.
+
+    Dtypes with none are left out.
+    """
     counts: defaultdict[DType, int] = defaultdict(int)
     for tensor in tensors:
         counts[tensor.dtype] += tensor.parameters
-    return {dtype.value: count for dtype, count in sorted(counts.items(), key=lambda item: item[0].value) if count}
+    return {
+        dtype.value: count
+        for dtype, count in sorted(counts.items(), key=lambda item: item[0].value)
+        if count
+    }

@@ -1,6 +1,7 @@
 """Diff: how two stored models differ, tensor by tensor. Weights are read only where blobs differ.
 
-Comparison: how far two sets of values are from each other, in sums that can be added chunk by chunk. In float64.
+Comparison: how far two sets of values are from each other, in sums that can be added chunk by
+chunk. In float64.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Sums over weights ``w`` and what they are read back as, ``r``; sums of two runs can be added."""
+    """Sums over weights ``w`` and what they are read back as, ``r``.
+
+    Sums of two runs can be added.
+    """
 
     count: int = 0
     squared_error: float = 0.0
@@ -46,7 +50,10 @@ class Errors:
 
     @classmethod
     def between(cls, weights: Array, read: Array, saturated: int = 0) -> Errors:
-        """Return the sums over two flat float64 arrays of finite values; infinite, or NaN, where no float64 holds them."""
+        """Return the sums over two flat float64 arrays of finite values.
+
+        Infinite, or NaN, where no float64 holds them.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
             error = read - weights
             return cls(
@@ -99,7 +106,8 @@ class Errors:
 def paired_values(one: Tensor, other: Tensor) -> Iterator[tuple[Array, Array]]:
     """Yield the values of two tensors of one `checkpoint_shape`, chunk by chunk, in the same order.
 
-    Where one of them is transposed and the other is not, that is columns of the one and rows of the other.
+    Where one of them is transposed and the other is not, that is columns of the one and rows of the
+    other.
     """
     if one.transposed is other.transposed:
         count = math.prod(one.shape)
@@ -131,15 +139,22 @@ def _columns(tensor: Tensor, matrix: int, begin: int, end: int) -> Array:
     stored = tensor.numpy()
     if not isinstance(stored, QuantizedArray):
         raise AssertionError(f"{tensor.name} is transposed and not quantized")  # noqa: TRY004  # stored.py checks it
-    block = kernels.block_of(kernels.matrix_of(stored, matrix), slice(0, tensor.shape[-2]), slice(begin, end))
+    block = kernels.block_of(
+        kernels.matrix_of(stored, matrix), slice(0, tensor.shape[-2]), slice(begin, end)
+    )
     return kernels.dequantize(block).T.astype(np.float64).reshape(-1)
 
 
 def stored_values(tensor: Tensor, start: int, count: int) -> Array:
-    """Return ``count`` values of a tensor from index ``start`` on, as flat float64; of a quantized one whole groups."""
+    """Return ``count`` values of a tensor from index ``start`` on, as flat float64.
+
+    Of a quantized one whole groups.
+    """
     stored = tensor.numpy()
     if isinstance(stored, QuantizedArray):
-        groups = kernels.group_range(stored, start // stored.group_size, (start + count) // stored.group_size)
+        groups = kernels.group_range(
+            stored, start // stored.group_size, (start + count) // stored.group_size
+        )
         return kernels.dequantize(groups).astype(np.float64)
     with np.errstate(invalid="ignore"):  # a signalling NaN is a value here, not an accident
         values: Array = stored.reshape(-1)[start : start + count].astype(np.float64)
@@ -168,7 +183,11 @@ class TensorFact:
     @classmethod
     def of(cls, tensor: Tensor) -> TensorFact:
         """Return what there is to say about a tensor."""
-        kind = f"{tensor.quant_type}/{tensor.group_size}" if tensor.quant_type is not None else str(tensor.dtype)
+        kind = (
+            f"{tensor.quant_type}/{tensor.group_size}"
+            if tensor.quant_type is not None
+            else str(tensor.dtype)
+        )
         return cls(tensor.name, kind, tensor.shape, tensor.nbytes)
 
 
@@ -176,8 +195,9 @@ class TensorFact:
 class ChangedTensor:
     """A tensor that is not the same in both models.
 
-    ``errors``: of the values after against those before, where they were asked for and can be compared: both of one shape,
-    and of numbers. ``odd_values``: values that are infinite or NaN and not so in both, which are not counted.
+    ``errors``: of the values after against those before, where they were asked for and can be
+    compared: both of one shape, and of numbers. ``odd_values``: values that are infinite or NaN and
+    not so in both, which are not counted.
     """
 
     before: TensorFact
@@ -199,7 +219,8 @@ class DocumentDiff:
 class ModelDiff:
     """How model ``b`` differs from ``a``: tensors by name, sorted, and everything else.
 
-    ``equal`` tensors are the same, bit for bit. ``shared_bytes`` are those of blobs that both have, ``nbytes`` all of each.
+    ``equal`` tensors are the same, bit for bit. ``shared_bytes`` are those of blobs that both have,
+    ``nbytes`` all of each.
     """
 
     a: ModelName
@@ -214,12 +235,19 @@ class ModelDiff:
 
 
 def diff_models(
-    a: str | ModelName, b: str | ModelName, *, store: Home, error: bool = False, jobs: int | None = None
+    a: str | ModelName,
+    b: str | ModelName,
+    *,
+    store: Home,
+    error: bool = False,
+    jobs: int | None = None,
 ) -> ModelDiff:
-    """Return how the stored model ``b`` differs from ``a``; with ``error`` also how far the values of changed tensors are.
+    """Return how the stored model ``b`` differs from ``a``.
 
-    Values are compared in float64, in chunks, by ``jobs`` threads (None: one a core), so memory does not grow with the
-    model. A model without tensor blobs (GGUF) is compared by its blobs.
+    With ``error`` also how far the values of changed tensors are.
+
+    Values are compared in float64, in chunks, by ``jobs`` threads (None: one a core), so memory
+    does not grow with the model. A model without tensor blobs (GGUF) is compared by its blobs.
 
     Raises: as `open_model`; UsageError for jobs under 1.
     """
@@ -227,9 +255,12 @@ def diff_models(
     with ExitStack() as stack:
         before, after = (_opened(name, store, stack) for name in (a, b))
         common = [
-            (before.tensors[name], after.tensors[name]) for name in sorted(before.tensors.keys() & after.tensors.keys())
+            (before.tensors[name], after.tensors[name])
+            for name in sorted(before.tensors.keys() & after.tensors.keys())
         ]
-        compared = results_of(common, lambda pair: _compared(*pair, error=error), workers, name="diff")
+        compared = results_of(
+            common, lambda pair: _compared(*pair, error=error), workers, name="diff"
+        )
         return ModelDiff(
             a=before.name,
             b=after.name,
@@ -238,7 +269,9 @@ def diff_models(
             changed=tuple(change for change in compared if change is not None),
             equal=compared.count(None),
             documents=_compared_documents(before.documents, after.documents),
-            shared_bytes=sum(before.sizes[digest] for digest in before.sizes.keys() & after.sizes.keys()),
+            shared_bytes=sum(
+                before.sizes[digest] for digest in before.sizes.keys() & after.sizes.keys()
+            ),
             nbytes=(sum(before.sizes.values()), sum(after.sizes.values())),
         )
 
@@ -271,7 +304,10 @@ def _documents(manifest: Manifest, store: Home) -> Iterator[tuple[str, Digest]]:
         if layer.media_type != TENSOR_MEDIA_TYPE:
             kind = layer.media_type.rpartition(".")[2]
             kinds[kind] += 1
-            yield layer.name or (kind if kinds[kind] == 1 else f"{kind} {kinds[kind]}"), layer.digest
+            yield (
+                layer.name or (kind if kinds[kind] == 1 else f"{kind} {kinds[kind]}"),
+                layer.digest,
+            )
     if manifest.config is not None:
         yield "(config)", _config_digest(manifest.config, store)
 
@@ -279,7 +315,8 @@ def _documents(manifest: Manifest, store: Home) -> Iterator[tuple[str, Digest]]:
 def _config_digest(config: Descriptor, store: Home) -> Digest:
     """Return the digest of a config blob without the newline that newer Ollamas end it with: they say the same.
 
-    Source: ollama/ollama PR 14969 @ca0b86d3 x/create/manifest.go, where json.Encoder writes what json.Marshal wrote before.
+    Source: ollama/ollama PR 14969 @ca0b86d3 x/create/manifest.go, where json.Encoder writes what
+    json.Marshal wrote before.
     """
     try:
         return Digest.of(store.blobs.read(config).removesuffix(b"\n"))
@@ -288,7 +325,10 @@ def _config_digest(config: Descriptor, store: Home) -> Digest:
 
 
 def _only(one: _Opened, other: _Opened) -> tuple[TensorFact, ...]:
-    return tuple(TensorFact.of(one.tensors[name]) for name in sorted(one.tensors.keys() - other.tensors.keys()))
+    return tuple(
+        TensorFact.of(one.tensors[name])
+        for name in sorted(one.tensors.keys() - other.tensors.keys())
+    )
 
 
 def _compared_documents(before: Mapping[str, Digest], after: Mapping[str, Digest]) -> DocumentDiff:
@@ -307,7 +347,10 @@ def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | 
         facts[0] == facts[1] and before.transposed is after.transposed and _is_same(before, after)
     ):
         return None
-    is_comparable = checkpoint_shape(before) == checkpoint_shape(after) and not {before.dtype, after.dtype} & _NO_NUMBERS
+    is_comparable = (
+        checkpoint_shape(before) == checkpoint_shape(after)
+        and not {before.dtype, after.dtype} & _NO_NUMBERS
+    )
     if not error or not is_comparable:
         return ChangedTensor(*facts)
     errors, odd = Errors(), 0
@@ -318,7 +361,10 @@ def _compared(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | 
 
 
 def _leave_out_odd(before: Array, after: Array) -> int:
-    """Set values that are infinite or NaN to 0 on both sides; return how many of them were not the same on both."""
+    """Set values that are infinite or NaN to 0 on both sides.
+
+    Return how many of them were not the same on both.
+    """
     odd = ~(np.isfinite(before) & np.isfinite(after))
     same = (before == after) | (np.isnan(before) & np.isnan(after))
     count = int(np.count_nonzero(odd & ~same))

@@ -1,6 +1,9 @@
-"""Inspection: what is in a checkpoint, here or far away, and in a stored model, from headers. No weight is read.
+"""Inspection: what is in a checkpoint, here or far away, and in a stored model, from headers.
 
-Web: what lies at an address, or in a repository of the Hub, as an inspection. Headers come by HTTP Range.
+No weight is read.
+
+Web: what lies at an address, or in a repository of the Hub, as an inspection. Headers come by HTTP
+Range.
 """
 
 from __future__ import annotations
@@ -76,7 +79,10 @@ def _folder(name: str, folder: WebFolder) -> Inspection:
 
 
 def _web(remote: Remote, target: WebTarget, budget: Budget) -> Inspection:
-    """Return what an address holds; one that does not end as a file's, and has nothing below it, may still be one."""
+    """Return what an address holds.
+
+    One that does not end as a file's, and has nothing below it, may still be one.
+    """
     last = unquote(target.path.rpartition("/")[2])
     if is_index(last):
         folder = WebFolder(RemoteFolder(remote, target.folder), budget)
@@ -95,7 +101,10 @@ def _web(remote: Remote, target: WebTarget, budget: Budget) -> Inspection:
 
 
 def _file(remote: Remote, target: WebTarget, budget: Budget) -> Inspection:
-    """Return what one file holds. Its address is asked for as it is: it may be signed, and spelt in its own way."""
+    """Return what one file holds.
+
+    Its address is asked for as it is: it may be signed, and spelt in its own way.
+    """
     reader = remote.open(target.url, budget)
     name = unquote(target.path.rpartition("/")[2]) or reader.name
     file = InspectedFile(name, reader.name, reader.size, header_of(reader, budget))
@@ -104,18 +113,26 @@ def _file(remote: Remote, target: WebTarget, budget: Budget) -> Inspection:
 
 
 def inspect(
-    target: str | os.PathLike[str], *, store: Home | None = None, token: str | None = None, endpoint: str | None = None
+    target: str | os.PathLike[str],
+    *,
+    store: Home | None = None,
+    token: str | None = None,
+    endpoint: str | None = None,
 ) -> Inspection:
-    """Return what a target holds: its files, headers, logical tensors and counts. Headers are read, and no weight.
+    """Return what a target holds: its files, headers, logical tensors and counts.
 
-    ``target`` is a .safetensors file, a folder, a shard index, a stored model's name, the http(s) address of a file, of an
-    index or of a folder, or ``hf://ORG/NAME[@REVISION][/PATH]``. A path that exists wins over a stored model; a
-    ``PathLike`` is always a path. ``store`` is where names are looked up: Ollama's default folder when it is None. ``token``
-    is sent to the target's origin and to no other. ``endpoint`` is the Hub's address, when it is another one.
+    Headers are read, and no weight.
 
-    Raises: NotFoundError (nothing there, a shard that is missing), HeaderError, DocumentError and CorruptDataError (index
-    and shards disagree, a damaged blob), UsageError (no address, no name), UnsupportedSourceError (a stored model without
-    tensors), LimitExceededError, StorageError, RemoteError.
+    ``target`` is a .safetensors file, a folder, a shard index, a stored model's name, the http(s)
+    address of a file, of an index or of a folder, or ``hf://ORG/NAME[@REVISION][/PATH]``. A path
+    that exists wins over a stored model; a ``PathLike`` is always a path. ``store`` is where names
+    are looked up: Ollama's default folder when it is None. ``token`` is sent to the target's origin
+    and to no other. ``endpoint`` is the Hub's address, when it is another one.
+
+    Raises: NotFoundError (nothing there, a shard that is missing), HeaderError, DocumentError and
+    CorruptDataError (index and shards disagree, a damaged blob), UsageError (no address, no name),
+    UnsupportedSourceError (a stored model without tensors), LimitExceededError, StorageError,
+    RemoteError.
     """
 
     def stored() -> Home:
@@ -127,10 +144,18 @@ def inspect(
 
 
 def inspect_at(
-    target: str | os.PathLike[str], store: Callable[[], Home], *, token: str | None = None, endpoint: str | None = None
+    target: str | os.PathLike[str],
+    store: Callable[[], Home],
+    *,
+    token: str | None = None,
+    endpoint: str | None = None,
 ) -> Inspection:
     """Return what `inspect` returns; ``store`` gives the store when a name has to be looked up in it."""
-    found = parse_target(target, endpoint or HUB) if isinstance(target, str) else LocalTarget(os.fspath(target), None)
+    found = (
+        parse_target(target, endpoint or HUB)
+        if isinstance(target, str)
+        else LocalTarget(os.fspath(target), None)
+    )
     with _collector_paused():
         if isinstance(found, ModelTarget):
             return inspect_model(found, store())
@@ -155,10 +180,11 @@ def _collector_paused() -> Iterator[None]:
 def read_header(path: str | os.PathLike[str], *, token: str | None = None) -> Header:
     """Return the validated header of a .safetensors file: its tensors, metadata, and where its data start.
 
-    ``path`` is a path, or the http(s) address of a file; ``token`` is sent to that origin and to no other.
+    ``path`` is a path, or the http(s) address of a file; ``token`` is sent to that origin and to no
+    other.
 
-    Raises: HeaderError with the rule that is broken, NotFoundError, StorageError, LimitExceededError; RemoteError and
-    UsageError for an address.
+    Raises: HeaderError with the rule that is broken, NotFoundError, StorageError,
+    LimitExceededError; RemoteError and UsageError for an address.
     """
     if isinstance(path, str) and is_address(path):
         from blobstore.io.http.reader import Remote

@@ -1,14 +1,15 @@
 """Tree: tensors by module, the dots of their names being its branches. Pure.
 
-Modules with numbers for names that are alike (the layers of a model, the experts of a layer) are one branch: ``0-31``.
-Whatever is shown of it is the sum of them all.
+Modules with numbers for names that are alike (the layers of a model, the experts of a layer) are
+one branch: ``0-31``. Whatever is shown of it is the sum of them all.
 
 Inspection: what a checkpoint or a stored model holds, from its headers. A value.
 
 Document: an inspection as JSON, in huggingface.js's shape and some more.
 
-Source of the shape: huggingface/huggingface.js@028fe00b packages/hub/src/lib/parse-safetensors-metadata.ts
-`SafetensorsParseFromRepo`. Headers and the index are what the files hold, names and metadata exactly.
+Source of the shape: huggingface/huggingface.js@028fe00b
+packages/hub/src/lib/parse-safetensors-metadata.ts `SafetensorsParseFromRepo`. Headers and the index
+are what the files hold, names and metadata exactly.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ def inspection_document(inspection: Inspection) -> dict[str, Any]:
 def _header(header: Header) -> dict[str, Any]:
     entries: dict[str, Any] = {"__metadata__": dict(header.metadata)} if header.metadata else {}
     for name, entry in header.tensors.items():
-        entries[name] = {"dtype": entry.dtype.value, "shape": entry.shape, "data_offsets": (entry.begin, entry.end)}
+        entries[name] = {
+            "dtype": entry.dtype.value,
+            "shape": entry.shape,
+            "data_offsets": (entry.begin, entry.end),
+        }
     return entries
 
 
@@ -96,10 +101,11 @@ class TargetKind(enum.Enum):
 class Inspection:
     """What a target holds. Nothing of it is a weight's value: only headers were read.
 
-    ``name`` is the path, address or model's name; ``files`` are in the order of their names, a stored model's blobs in that
-    of its manifest. ``index`` is the shard index's JSON object, None without one. ``tensors`` are the logical ones:
-    packed weights with the shape that they stand for. ``metadata`` are the files' ``__metadata__`` where they do not
-    contradict each other, a stored model's those of the files that it was imported from. ``notes`` are sentences: what to
+    ``name`` is the path, address or model's name; ``files`` are in the order of their names, a
+    stored model's blobs in that of its manifest. ``index`` is the shard index's JSON object, None
+    without one. ``tensors`` are the logical ones: packed weights with the shape that they stand
+    for. ``metadata`` are the files' ``__metadata__`` where they do not contradict each other, a
+    stored model's those of the files that it was imported from. ``notes`` are sentences: what to
     know about it.
     """
 
@@ -113,7 +119,10 @@ class Inspection:
 
     @property
     def sharded(self) -> bool:
-        """Whether the tensors lie in several files, or in one that an index names; a stored model's always do."""
+        """Whether the tensors lie in several files, or in one that an index names.
+
+        A stored model's always do.
+        """
         return self.index is not None or len(self.files) != 1 or self.kind is TargetKind.MODEL
 
     @property
@@ -125,11 +134,13 @@ class Inspection:
     def parameter_count(self) -> Mapping[str, int]:
         """The number of weights by the dtype that they are stored in.
 
-        As huggingface.js' ``parameterCount`` (packages/hub/src/lib/parse-safetensors-metadata.ts, August 2026): packed
-        weights count as what they stand for, under the dtype of the packed tensor; scales and zero points count nothing,
-        nor do tensors of rank 0. It differs where huggingface.js does not look: MLX's words (U32) and Ollama's blobs count
-        as what they stand for; what belongs to a quantization is told by what lies beside it and not by its name alone, so
-        that it needs no config.json where shapes tell; and a width that nothing says is not taken for 4 bits.
+        As huggingface.js' ``parameterCount`` (packages/hub/src/lib/parse-safetensors-metadata.ts,
+        August 2026): packed weights count as what they stand for, under the dtype of the packed
+        tensor; scales and zero points count nothing, nor do tensors of rank 0. It differs where
+        huggingface.js does not look: MLX's words (U32) and Ollama's blobs count as what they stand
+        for; what belongs to a quantization is told by what lies beside it and not by its name
+        alone, so that it needs no config.json where shapes tell; and a width that nothing says is
+        not taken for 4 bits.
         """
         return parameters_by_dtype(self.tensors)
 
@@ -158,21 +169,28 @@ class Inspection:
     def modelspec(self) -> dict[str, str]:
         """The fields of ModelSpec in the metadata, by their names without ``modelspec.``, sorted."""
         return {
-            key.removeprefix(MODELSPEC): self.metadata[key] for key in sorted(self.metadata) if key.startswith(MODELSPEC)
+            key.removeprefix(MODELSPEC): self.metadata[key]
+            for key in sorted(self.metadata)
+            if key.startswith(MODELSPEC)
         }
 
     def only(self, globs: Sequence[str]) -> Inspection:
         """Return the same with only those tensors of which one of ``globs`` matches the name, or a stored one's.
 
-        ``*``, ``?``, ``[abc]`` and ``[!abc]`` as in a shell; ``*`` matches dots, the case of letters counts. Headers and the
-        index keep the entries of these tensors.
+        ``*``, ``?``, ``[abc]`` and ``[!abc]`` as in a shell; ``*`` matches dots, the case of
+        letters counts. Headers and the index keep the entries of these tensors.
         """
         chosen = [tensor for tensor in self.tensors if _matches(tensor, globs)]
         names = {part for tensor in chosen for part in tensor.parts}
         files = tuple(_narrowed(file, names) for file in self.files)
         index = self.index
         if index is not None:
-            index = {**index, "weight_map": {key: file for key, file in index["weight_map"].items() if key in names}}
+            index = {
+                **index,
+                "weight_map": {
+                    key: file for key, file in index["weight_map"].items() if key in names
+                },
+            }
         return replace(self, tensors=tuple(chosen), files=files, index=index)
 
 
@@ -191,7 +209,10 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One line of a tree. ``alike`` is how many modules it stands for; ``types`` are the weights of each type."""
+    """One line of a tree.
+
+    ``alike`` is how many modules it stands for; ``types`` are the weights of each type.
+    """
 
     depth: int
     name: str
@@ -274,7 +295,10 @@ def _branches(alike: list[_Node], depth: int, levels: int) -> Iterator[Branch]:
 
 
 def _grouped(alike: list[_Node]) -> Iterator[tuple[str, list[_Node]]]:
-    """Yield the children of nodes that are alike by name; those with numbers that are alike too together."""
+    """Yield the children of nodes that are alike by name.
+
+    Those with numbers that are alike too together.
+    """
     groups: dict[object, list[str]] = {}
     for name, child in alike[0].children.items():
         groups.setdefault(child.form if _is_number(name) else name, []).append(name)

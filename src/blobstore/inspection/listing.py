@@ -1,8 +1,11 @@
-"""Listing: every model of a store in a line. Headers are read of models that were never listed before, once for all.
+"""Listing: every model of a store in a line.
+
+Headers are read of models that were never listed before, once for all.
 
 Covered: how much of its source a stored model holds, from what the import recorded.
 
-Models: what is in the stored models, in short: for lists. From manifests and headers; no numpy is loaded.
+Models: what is in the stored models, in short: for lists. From manifests and headers; no numpy is
+loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 class ListedModel:
     """A stored model in a line.
 
-    ``size`` in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None when that is out of range.
+    ``size`` in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None
+    when that is out of range.
     """
 
     name: ModelName
@@ -53,7 +57,9 @@ class ModelSummary(ListedModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDetails:
-    """What config.json and the config blob say about a model, None where they say nothing; and where it runs.
+    """What config.json and the config blob say about a model, None where they say nothing.
+
+    And where it runs.
 
     ``runs_in`` is empty for a model that is not stored as tensors, such as a GGUF file.
     """
@@ -68,7 +74,8 @@ class ModelDetails:
 def summarize(store: Home, name: ModelName, manifest: Manifest) -> ModelSummary:
     """Return a model's summary, from the headers of its blobs.
 
-    Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says; LimitExceededError.
+    Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says;
+    LimitExceededError.
     """
     settings = settings_of(store.blobs.read, manifest)
     budget = Budget.of_stored(f"model {name}")
@@ -99,32 +106,49 @@ def describe(store: Home, manifest: Manifest, tensors: tuple[StoredTensor, ...])
     """
     layer, own = manifest.document(CONFIG_NAME), config_of(store, manifest)
     config = parse_config(store.blobs.read(layer)) if layer is not None else None
-    names = frozenset(layer.name for layer in manifest.layers if layer.media_type != TENSOR_MEDIA_TYPE and layer.name)
+    names = frozenset(
+        layer.name
+        for layer in manifest.layers
+        if layer.media_type != TENSOR_MEDIA_TYPE and layer.name
+    )
     draft = own.draft.architecture if own.draft is not None else None
     return ModelDetails(
         architecture=_architecture(config or {}),
         context_length=_integer(config or {}, "max_position_embeddings"),
         embedding_length=_integer(config or {}, "hidden_size"),
         capabilities=tuple(own.capabilities or ()),
-        runs_in=verdicts(ModelFacts(config, names, tuple(map(_facts, tensors)), draft)) if tensors else (),
+        runs_in=verdicts(ModelFacts(config, names, tuple(map(_facts, tensors)), draft))
+        if tensors
+        else (),
     )
 
 
 def _facts(tensor: StoredTensor) -> TensorFacts:
     scaled = ".global_scale" in tensor.entries
-    return TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.quantization, double_scaled=scaled)
+    return TensorFacts(
+        tensor.name, tensor.dtype, tensor.shape, tensor.quantization, double_scaled=scaled
+    )
 
 
 def config_of(store: Home, manifest: Manifest) -> ModelConfig:
-    """Return a model's config, an empty one where it has none. Raises: as `BlobFolder.read` and `ModelConfig.parse`."""
-    return ModelConfig.parse(store.blobs.read(manifest.config)) if manifest.config is not None else ModelConfig()
+    """Return a model's config, an empty one where it has none.
+
+    Raises: as `BlobFolder.read` and `ModelConfig.parse`.
+    """
+    return (
+        ModelConfig.parse(store.blobs.read(manifest.config))
+        if manifest.config is not None
+        else ModelConfig()
+    )
 
 
 def model_type(config: ModelConfig, counts: Mapping[str, int], quantized: Collection[str]) -> str:
-    """Return the type that was asked for, when some tensor has it; else the one that most weights have.
+    """Return the type that was asked for, when some tensor has it.
 
-    ``counts``: weights by type; ``quantized``: which types are. Sensitive layers of a 4-bit model are kept in 8 bits, so a
-    count alone would call a small int4 model int8.
+    Else the one that most weights have.
+
+    ``counts``: weights by type; ``quantized``: which types are. Sensitive layers of a 4-bit model
+    are kept in 8 bits, so a count alone would call a small int4 model int8.
     """
     if config.file_type in counts or not counts:
         return config.file_type or ""
@@ -152,16 +176,20 @@ def _integer(config: dict[str, object], key: str) -> int | None:
 
 
 def stored_coverage(store: Home, manifest: Manifest) -> Coverage:
-    """Return the coverage that was recorded when a model was imported; where none was, what is stored is counted.
+    """Return the coverage that was recorded when a model was imported.
+
+    Where none was, what is stored is counted.
 
     Then the source's own numbers are None: Ollama does not record them.
 
-    Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says; DocumentError (rule B1);
-    LimitExceededError.
+    Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says;
+    DocumentError (rule B1); LimitExceededError.
     """
     layer = manifest.document(OWN_DOCUMENT)
     recorded = Provenance.parse(store.blobs.read(layer)).coverage if layer is not None else None
-    return recorded if recorded is not None else _counted(store, manifest, has_own=layer is not None)
+    return (
+        recorded if recorded is not None else _counted(store, manifest, has_own=layer is not None)
+    )
 
 
 def _counted(store: Home, manifest: Manifest, *, has_own: bool) -> Coverage:
@@ -182,10 +210,13 @@ class BrokenModel:
 
 
 def list_models(store: Home) -> list[ListedModel | BrokenModel]:
-    """Return every model of the store, sorted by name; one that can't be read is there with its error.
+    """Return every model of the store, sorted by name.
 
-    Whether all blobs of a model are there is checked every time; their headers only when it was never listed before
-    (store/local/journal.py has why, and what is written). Raises: StorageError when the folders can't be listed.
+    One that can't be read is there with its error.
+
+    Whether all blobs of a model are there is checked every time; their headers only when it was
+    never listed before (store/local/journal.py has why, and what is written). Raises: StorageError
+    when the folders can't be listed.
     """
     known = store.summaries.read() if store.summaries is not None else {}
     work = _Work(store, known, store.blobs.digests())
@@ -213,7 +244,8 @@ class _Weights:
 class _Work:
     """What is known while models are listed: summaries of earlier times and new ones, the digests of all blobs.
 
-    ``sound``, ``failed``: what was found of manifests this time. Thousands of names may have the same bytes.
+    ``sound``, ``failed``: what was found of manifests this time. Thousands of names may have the
+    same bytes.
     """
 
     store: Home
@@ -240,7 +272,9 @@ class _Work:
 
     def _summary(self, key: str, raw: bytes) -> Summary:
         if key in self.failed:
-            raise self.failed[key].about()  # an error of its own: a raised one keeps what its raiser held
+            raise self.failed[
+                key
+            ].about()  # an error of its own: a raised one keeps what its raiser held
         if key not in self.sound:
             try:
                 self.sound[key] = self._known(key, raw) or self._new(key, raw)
@@ -250,9 +284,15 @@ class _Work:
         return self.sound[key]
 
     def _known(self, key: str, raw: bytes) -> Summary | None:
-        """Return the summary of an earlier time. Raises: NotFoundError when a blob is missing now."""
+        """Return the summary of an earlier time.
+
+        Raises: NotFoundError when a blob is missing now.
+        """
         summary = self.known.get(key)
-        if summary is not None and (missing := missing_blob(raw, self.there, is_plain=summary.is_plain)) is not None:
+        if (
+            summary is not None
+            and (missing := missing_blob(raw, self.there, is_plain=summary.is_plain)) is not None
+        ):
             raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}")
         return summary
 
@@ -263,7 +303,10 @@ class _Work:
     def _summarized(self, manifest: Manifest, raw: bytes) -> Summary:
         counts: Counter[str] = Counter()
         quantized: set[str] = set()
-        settings, budget = settings_of(self.store.blobs.read, manifest), Budget.of_stored("the model")
+        settings, budget = (
+            settings_of(self.store.blobs.read, manifest),
+            Budget.of_stored("the model"),
+        )
         for layer in manifest.tensor_layers:
             weights = self._weights(layer, settings, budget)
             counts.update(weights.counts)
@@ -282,7 +325,9 @@ class _Work:
             counts: Counter[str] = Counter()
             for tensor in tensors:
                 counts[tensor.type_name] += tensor.parameters
-            quantized = frozenset(tensor.type_name for tensor in tensors if tensor.quantization is not None)
+            quantized = frozenset(
+                tensor.type_name for tensor in tensors if tensor.quantization is not None
+            )
             self.weights[layer.digest] = _Weights(counts, quantized)
         return self.weights[layer.digest]
 

@@ -1,7 +1,9 @@
-"""Metadata: the ``__metadata__`` of a .safetensors file, read and edited. Tensors and their data are never touched.
+"""Metadata: the ``__metadata__`` of a .safetensors file, read and edited.
 
-An edit is in place when the new header fits into the old one's space, else by a new file. Either way a crash leaves the old
-metadata or the new ones (rewriting.py, rewriting.py).
+Tensors and their data are never touched.
+
+An edit is in place when the new header fits into the old one's space, else by a new file. Either
+way a crash leaves the old metadata or the new ones (rewriting.py, rewriting.py).
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ _HASH_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class MetadataEdit:
-    """What an edit did. ``copied_bytes`` went into a new file; None when the file was edited in place, or not at all."""
+    """What an edit did.
+
+    ``copied_bytes`` went into a new file; None when the file was edited in place, or not at all.
+    """
 
     metadata: Mapping[str, str]
     changed: bool
@@ -49,9 +54,12 @@ class MetadataEdit:
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the metadata of a .safetensors file, in the header's order; an empty dictionary when it has none.
+    """Return the metadata of a .safetensors file, in the header's order.
 
-    Raises: HeaderError with the rule that is broken, NotFoundError, StorageError, LimitExceededError.
+    An empty dictionary when it has none.
+
+    Raises: HeaderError with the rule that is broken, NotFoundError, StorageError,
+    LimitExceededError.
     """
     file = _resolve(path)
     if os.path.lexists(record_of(file)):  # an edit is at work, or was cut off
@@ -71,16 +79,18 @@ def edit_metadata(
 ) -> MetadataEdit:
     """Set the metadata of a .safetensors file that ``changes`` name, and remove those that they map to None.
 
-    ``replace`` removes all others too. The header is overwritten in place when the new one fits into its space; otherwise a
-    new file takes the old one's place, its data copied by the kernel. A link is followed. A file with several names is
-    edited in place only when ``in_place`` says so, because all its names would change; ``in_place`` also refuses to copy.
-    ``progress`` is told of what is copied. Nothing is written when nothing changes.
+    ``replace`` removes all others too. The header is overwritten in place when the new one fits
+    into its space; otherwise a new file takes the old one's place, its data copied by the kernel. A
+    link is followed. A file with several names is edited in place only when ``in_place`` says so,
+    because all its names would change; ``in_place`` also refuses to copy. ``progress`` is told of
+    what is copied. Nothing is written when nothing changes.
 
-    Raises: NotFoundError (no such file, or a key to remove that is not there); UsageError for a key or value that is no
-    text, for a file that is named after its contents (a blob of a store or of the Hugging Face cache), for ``in_place``
-    without the room; HeaderError; LimitExceededError; BusyError when another edit holds the file for 10 seconds;
-    CorruptDataError when the file changes meanwhile; StorageError. The file is then as it was, unless the last sync of its
-    folder failed.
+    Raises: NotFoundError (no such file, or a key to remove that is not there); UsageError for a key
+    or value that is no text, for a file that is named after its contents (a blob of a store or of
+    the Hugging Face cache), for ``in_place`` without the room; HeaderError; LimitExceededError;
+    BusyError when another edit holds the file for 10 seconds; CorruptDataError when the file
+    changes meanwhile; StorageError. The file is then as it was, unless the last sync of its folder
+    failed.
     """
     started = time.monotonic()
     file = _resolve(path)
@@ -104,7 +114,9 @@ def edit_metadata(
             else:
                 text = parts.grown(value, header.data_start)
                 tell = begun(progress, reader.size)
-                copied = rewrite(reader, file, text, header.data_start, lambda nbytes: tell(nbytes, file.name))
+                copied = rewrite(
+                    reader, file, text, header.data_start, lambda nbytes: tell(nbytes, file.name)
+                )
     return MetadataEdit(metadata, changed, copied, time.monotonic() - started)
 
 
@@ -113,11 +125,15 @@ def _resolve(path: str | os.PathLike[str]) -> Path:
         with os_errors("open", os.fspath(path)):
             return Path(path).resolve(strict=True)
     except (ValueError, RuntimeError) as error:  # a NUL in the path, a loop of links
-        raise StorageError(f"can't open {quoted(os.fspath(path))}: {error}", path=os.fspath(path)) from error
+        raise StorageError(
+            f"can't open {quoted(os.fspath(path))}: {error}", path=os.fspath(path)
+        ) from error
 
 
 def _refuse_blob(file: Path) -> None:
-    is_blob = Digest.from_file_name(file.name) is not None or _HASH_NAME.fullmatch(file.name) is not None
+    is_blob = (
+        Digest.from_file_name(file.name) is not None or _HASH_NAME.fullmatch(file.name) is not None
+    )
     if is_blob and file.parent.name == "blobs":
         message = f"{file} is named after its contents: with other metadata its name would be wrong"
         raise UsageError(message, path=str(file), hint="Copy it, and edit the copy.")
@@ -125,7 +141,10 @@ def _refuse_blob(file: Path) -> None:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[int]:
-    """Yield the file, open for writing and locked, an edit that was cut off undone. Raises: StorageError, BusyError."""
+    """Yield the file, open for writing and locked, an edit that was cut off undone.
+
+    Raises: StorageError, BusyError.
+    """
     until = time.monotonic() + _WAIT_S
     while True:
         with os_errors("write to", file):
@@ -155,9 +174,16 @@ def _lock(fd: int, file: Path, until: float) -> None:
     raise BusyError(f"{file} is being edited by another process", path=str(file))
 
 
-def _changed(header: Header, changes: Mapping[str, str | None], file: Path, *, replace: bool) -> dict[str, str]:
-    """Return the metadata after the changes; what was there keeps its place. Raises: NotFoundError for a missing key."""
-    missing = [key for key, value in changes.items() if value is None and key not in header.metadata]
+def _changed(
+    header: Header, changes: Mapping[str, str | None], file: Path, *, replace: bool
+) -> dict[str, str]:
+    """Return the metadata after the changes; what was there keeps its place.
+
+    Raises: NotFoundError for a missing key.
+    """
+    missing = [
+        key for key, value in changes.items() if value is None and key not in header.metadata
+    ]
     if missing:
         raise NotFoundError(f"{file} has no metadata {quoted(missing[0])}", path=str(file))
     kept = {key: value for key, value in header.metadata.items() if key in changes or not replace}
@@ -167,4 +193,6 @@ def _changed(header: Header, changes: Mapping[str, str | None], file: Path, *, r
 def _no_room(file: Path, parts: HeaderText, value: bytes, length: int) -> UsageError:
     needed = len(parts.before) + len(value) + len(parts.after)
     message = f"the new header of {file} needs {needed:,} bytes, and the old one has {length:,}"
-    return UsageError(message, path=str(file), hint="Leave out --in-place, and a new file is written.")
+    return UsageError(
+        message, path=str(file), hint="Leave out --in-place, and a new file is written."
+    )

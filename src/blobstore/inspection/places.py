@@ -2,14 +2,15 @@
 
 Places: the files that are inspected, wherever they lie: which there are, and their headers.
 
-Of the only set of weights (source/shards.py): with a shard index, its files; without one the single file, else its shards.
-Else whatever .safetensors there is, each for itself. That is more than an import takes: an inspection refuses only what is
-missing or damaged.
+Of the only set of weights (source/shards.py): with a shard index, its files; without one the single
+file, else its shards. Else whatever .safetensors there is, each for itself. That is more than an
+import takes: an inspection refuses only what is missing or damaged.
 
-Targets: what a person may ask to inspect, told from its text. Nothing is read but whether a path exists.
+Targets: what a person may ask to inspect, told from its text. Nothing is read but whether a path
+exists.
 
-A path that exists wins over a stored model of that name: ``./NAME`` is always the path, ``NAME:TAG`` nearly always the
-model. Addresses of the Hub are in source/hub.py.
+A path that exists wins over a stored model of that name: ``./NAME`` is always the path,
+``NAME:TAG`` nearly always the model. Addresses of the Hub are in source/hub.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from blobstore.errors import BlobStoreError, InvalidNameError, MissingFileError, NotFoundError, quoted
+from blobstore.errors import (
+    BlobStoreError,
+    InvalidNameError,
+    MissingFileError,
+    NotFoundError,
+    quoted,
+)
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
 from blobstore.formats.strictjson import MAX_CONFIG
@@ -58,7 +65,10 @@ _PATH_ENDS = (".safetensors", ".json")
 
 @dataclass(frozen=True, slots=True)
 class LocalTarget:
-    """A path on this machine. ``model`` is the stored model that the same text would name, None where it can't be one."""
+    """A path on this machine.
+
+    ``model`` is the stored model that the same text would name, None where it can't be one.
+    """
 
     path: str
     model: ModelName | None
@@ -78,7 +88,11 @@ class WebTarget:
     @property
     def folder(self) -> str:
         """The address of the folder that the file or index is in, without a query."""
-        return urlsplit(self.url)._replace(query="", fragment="", path=self.path.rpartition("/")[0] + "/").geturl()
+        return (
+            urlsplit(self.url)
+            ._replace(query="", fragment="", path=self.path.rpartition("/")[0] + "/")
+            .geturl()
+        )
 
     @property
     def has_query(self) -> bool:
@@ -100,8 +114,8 @@ Target = LocalTarget | WebTarget | HubTarget | ModelTarget
 def parse_target(text: str, endpoint: str = HUB) -> Target:
     """Return what ``text`` names; ``endpoint`` is where the Hub's pages are.
 
-    Raises: UsageError for an invalid address, or one of something else than a model; NotFoundError for a path that does
-    not exist and can't be a model's name.
+    Raises: UsageError for an invalid address, or one of something else than a model; NotFoundError
+    for a path that does not exist and can't be a model's name.
     """
     if text.startswith(HUB_SCHEME):
         return parse_hub(text)
@@ -164,10 +178,13 @@ class Files:
         return tuple(file for group in self.groups for file in group)
 
 
-def read_files(folder: Folder, names: Sequence[str], check: ShardCheck | None = None) -> tuple[InspectedFile, ...]:
+def read_files(
+    folder: Folder, names: Sequence[str], check: ShardCheck | None = None
+) -> tuple[InspectedFile, ...]:
     """Return files of a folder with their headers, each of which passes ``check`` before the next is waited for.
 
-    Raises: NotFoundError, HeaderError, LimitExceededError, StorageError, RemoteError; as `ShardCheck.add`.
+    Raises: NotFoundError, HeaderError, LimitExceededError, StorageError, RemoteError; as
+    `ShardCheck.add`.
     """
     files = []
     with folder.reading(names, partial(_read_file, budget=folder.budget)) as found:
@@ -185,8 +202,8 @@ def _read_file(reader: RangeReader, budget: Budget) -> tuple[str, int | None, He
 def read_folder(folder: Folder, notes: list[str]) -> Files:
     """Return the files of a folder that count; ``notes`` says which others there are.
 
-    Raises: NotFoundError when the folder has none, or one is missing; as `read_files`; CorruptDataError and DocumentError
-    when index and shards disagree.
+    Raises: NotFoundError when the folder has none, or one is missing; as `read_files`;
+    CorruptDataError and DocumentError when index and shards disagree.
     """
     names = folder.names()
     if names is None:
@@ -197,17 +214,24 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
         return files
     others = [name for name in names if name.endswith(SUFFIX)]
     if not others:
-        raise NotFoundError(f"no .safetensors file in {folder.name}", path=folder.name, hint=_hint(folder, names))
+        raise NotFoundError(
+            f"no .safetensors file in {folder.name}", path=folder.name, hint=_hint(folder, names)
+        )
     distinct = folder.distinct(others)
     if len(distinct) > 1:
-        notes.append(f"no index and no model.safetensors: {len(distinct):,} files are counted, each for itself")
+        notes.append(
+            f"no index and no model.safetensors: {len(distinct):,} files are counted, each for itself"
+        )
     if links := sorted({*others} - {*distinct}):
         notes.append(f"not counted, being links to files that are: {some(links)}")
     return Files(tuple((file,) for file in read_files(folder, distinct)))
 
 
 def _weights_among(names: Sequence[str]) -> WeightSet | None:
-    """Return the weight set, or None when the names form none or several; a single index is a set, whatever its name."""
+    """Return the weight set, or None when the names form none or several.
+
+    A single index is a set, whatever its name.
+    """
     sets = weight_sets(names)
     if len(sets) == 1 and sets[0].target is not None:
         return sets[0]
@@ -244,7 +268,8 @@ def _read_unlisted(folder: Folder) -> Files:
 def read_indexed(folder: Folder, name: str) -> Files:
     """Return the shards that an index names.
 
-    Raises: NotFoundError (no index; with rule I1, a missing shard), DocumentError, CorruptDataError; as `read_files`.
+    Raises: NotFoundError (no index; with rule I1, a missing shard), DocumentError,
+    CorruptDataError; as `read_files`.
     """
     index = read_index(folder, name)
     check = ShardCheck(index)
@@ -263,7 +288,9 @@ def _note_left_out(names: Sequence[str], files: Files, notes: list[str]) -> None
     chosen = {file.name for file in files.all}
     left_out = [name for name in names if name.endswith(SUFFIX) and name not in chosen]
     if left_out:
-        notes.append(f"not counted, for they are not among the checkpoint's files: {some(left_out)}")
+        notes.append(
+            f"not counted, for they are not among the checkpoint's files: {some(left_out)}"
+        )
 
 
 def some(names: Sequence[str]) -> str:
@@ -273,7 +300,9 @@ def some(names: Sequence[str]) -> str:
 
 
 def _hint(folder: Folder, names: Sequence[str]) -> str | None:
-    if others := [name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)]:
+    if others := [
+        name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)
+    ]:
         return f"{others[0]} is not safetensors."
     if isinstance(folder, LocalFolder) and (inner := folder_with_weights(folder.path)) is not None:
         return f"The folder {inner} has some."
@@ -308,7 +337,11 @@ class ConfigFile:
         config = SourceConfig.parse(raw, self._folder.place(_CONFIG_NAME))
         text = config.text_config or {}
         inner = text.get("quantization_config")
-        if config.quantization_config is None and isinstance(inner, dict):  # some models of several modalities
+        if config.quantization_config is None and isinstance(
+            inner, dict
+        ):  # some models of several modalities
             config = config.model_copy(update={"quantization_config": inner})
-        _ = config.mlx_quantization  # which is checked when it is asked for: now, and not in the midst of counting
+        _ = (
+            config.mlx_quantization
+        )  # which is checked when it is asked for: now, and not in the midst of counting
         return config

@@ -1,7 +1,7 @@
 """Quality: the error of a stored model's weights against the checkpoint that it was made from.
 
-Both are read in chunks side by side, so memory does not grow with the model. A tensor that is stored as it was must have
-the source's bytes; one that was quantized or converted is measured.
+Both are read in chunks side by side, so memory does not grow with the model. A tensor that is
+stored as it was must have the source's bytes; one that was quantized or converted is measured.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from blobstore.source.weights import Form
 from blobstore.store.ports import Home
 
 _HALF_A_STEP = 0.5
-# From these many scales on a weight would have a further code if the type went on: half-way to the next value.
+# From these many scales on a weight would have a further code if the type went on: half-way to the
+# next value.
 _BEYOND = {QuantType.NVFP4: 7.0, QuantType.MXFP4: 7.0, QuantType.MXFP8: 464.0}
 
 Array = np.ndarray[Any, Any]
@@ -51,7 +52,8 @@ Array = np.ndarray[Any, Any]
 class TensorQuality:
     """One tensor of a stored model.
 
-    ``type_name``: its quantized type, else its dtype; ``kept``: it is stored as it was, and not counted.
+    ``type_name``: its quantized type, else its dtype; ``kept``: it is stored as it was, and not
+    counted.
     """
 
     name: str
@@ -83,27 +85,36 @@ def measure_quality(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> ModelQuality:
-    """Return the errors of the stored model ``name`` against the checkpoint ``source``; nothing is written.
+    """Return the errors of the stored model ``name`` against the checkpoint ``source``.
 
-    ``jobs``: threads (None: one a core). Each reads and compares chunks of 2^19 weights in float64. Infinities and NaN of
-    a converted tensor count as no error where they come back.
+    Nothing is written.
+
+    ``jobs``: threads (None: one a core). Each reads and compares chunks of 2^19 weights in float64.
+    Infinities and NaN of a converted tensor count as no error where they come back.
 
     The tensors of a draft model are of another checkpoint, and left out.
 
-    Raises: as `open_model` and `plan_import`; UsageError for jobs under 1; TensorNotFoundError when the source lacks a
-    tensor of the model; UnsupportedSourceError when one has another shape or dtype there than it can have been made from;
-    CorruptDataError when one that is stored as it was has other bytes there, or a value comes back infinite or NaN;
-    NonFiniteWeightError when one that is quantized is not finite there.
+    Raises: as `open_model` and `plan_import`; UsageError for jobs under 1; TensorNotFoundError when
+    the source lacks a tensor of the model; UnsupportedSourceError when one has another shape or
+    dtype there than it can have been made from; CorruptDataError when one that is stored as it was
+    has other bytes there, or a value comes back infinite or NaN; NonFiniteWeightError when one that
+    is quantized is not finite there.
     """
     workers = threads(jobs)
     readers = SourceReaders()
     try:
         with open_model(name, store=store) as model:
             pairs = list(_pairs(model, source))
-            told = begun(progress, sum(source.nbytes for _, output in pairs for source in output.sources))
+            told = begun(
+                progress, sum(source.nbytes for _, output in pairs for source in output.sources)
+            )
             stop = threading.Event()
             tensors = results_of(
-                pairs, lambda pair: _measure(*pair, readers, told, stop), workers, name="quality", stop=stop
+                pairs,
+                lambda pair: _measure(*pair, readers, told, stop),
+                workers,
+                name="quality",
+                stop=stop,
             )
             readers.check_unchanged()
             tensors.sort(key=lambda tensor: (-_damage(tensor), tensor.name))
@@ -128,7 +139,12 @@ def _pairs(model: Model, source: str | os.PathLike[str]) -> Iterator[tuple[Tenso
         if has_draft and tensor.name.startswith(DRAFT_PREFIX):
             continue  # of another checkpoint
         made_from = outputs.get(tensor.name)
-        if made_from is not None and tensor.transposed and not made_from.transposed and len(made_from.shape) > 1:
+        if (
+            made_from is not None
+            and tensor.transposed
+            and not made_from.transposed
+            and len(made_from.shape) > 1
+        ):
             made_from = made_from.as_transposed()
         if made_from is None:
             message = f"{os.fspath(source)} has no tensor {quoted(tensor.name)}: model {model.name} was not made from it"
@@ -153,7 +169,11 @@ def _can_be_made_from(tensor: Tensor, made_from: OutputTensor) -> bool:
 
 
 def _measure(
-    tensor: Tensor, made_from: OutputTensor, readers: SourceReaders, progress: Progress, stop: threading.Event
+    tensor: Tensor,
+    made_from: OutputTensor,
+    readers: SourceReaders,
+    progress: Progress,
+    stop: threading.Event,
 ) -> TensorQuality:
     kept = tensor.quant_type is None and made_from.copies and tensor.dtype is made_from.dtype
     errors = Errors()
@@ -166,7 +186,9 @@ def _measure(
             errors += _compare(tensor, start, chunk)
         progress(chunk.nbytes, tensor.name)
     type_name = str(tensor.quant_type if tensor.quant_type is not None else tensor.dtype)
-    return TensorQuality(tensor.name, type_name, tensor.quant_type is not None, kept, tensor.shape, errors)
+    return TensorQuality(
+        tensor.name, type_name, tensor.quant_type is not None, kept, tensor.shape, errors
+    )
 
 
 def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[int, Array]]:
@@ -197,7 +219,9 @@ def _compare(tensor: Tensor, start: int, chunk: Array) -> Errors:
         weights = chunk.astype(np.float64)
     stored, saturated = tensor.numpy(), 0
     if isinstance(stored, QuantizedArray):
-        groups = kernels.group_range(stored, start // stored.group_size, (start + chunk.size) // stored.group_size)
+        groups = kernels.group_range(
+            stored, start // stored.group_size, (start + chunk.size) // stored.group_size
+        )
         saturated = _saturated(weights, groups)
     read = stored_values(tensor, start, chunk.size)
     _check_finite(tensor, start, weights, read)
@@ -205,7 +229,10 @@ def _compare(tensor: Tensor, start: int, chunk: Array) -> Errors:
 
 
 def _check_finite(tensor: Tensor, start: int, weights: Array, read: Array) -> None:
-    """Set values that are infinite or NaN on both sides to 0. Raise when only one is, or a quantized one can't have been."""
+    """Set values that are infinite or NaN on both sides to 0.
+
+    Raise when only one is, or a quantized one can't have been.
+    """
     odd = ~(np.isfinite(weights) & np.isfinite(read))
     if not odd.any():
         return
@@ -228,10 +255,15 @@ def _saturated(weights: Array, groups: QuantizedArray[Array]) -> int:
     with np.errstate(all="ignore"):
         if groups.bias is not None:
             scale, bias = (part.astype(np.float64)[:, None] for part in (groups.scale, groups.bias))
-            ends = (bias - _HALF_A_STEP * scale, bias + (2**groups.quant_type.bits - _HALF_A_STEP) * scale)
+            ends = (
+                bias - _HALF_A_STEP * scale,
+                bias + (2**groups.quant_type.bits - _HALF_A_STEP) * scale,
+            )
             beyond = ((rows <= np.minimum(*ends)) | (rows >= np.maximum(*ends))) & (scale != 0)
         else:
             scale = kernels.decoded_scales(groups.scale, groups.quant_type).astype(np.float64)
-            scale *= 1.0 if groups.global_scale is None else float(groups.global_scale.reshape(-1)[0])
+            scale *= (
+                1.0 if groups.global_scale is None else float(groups.global_scale.reshape(-1)[0])
+            )
             beyond = (np.abs(rows) >= _BEYOND[groups.quant_type] * scale[:, None]) & (rows != 0)
     return int(np.count_nonzero(beyond))

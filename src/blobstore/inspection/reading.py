@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
 
 def inspect_path(target: LocalTarget, store: Callable[[], Home]) -> Inspection:
-    """Return what a file, a folder or a shard index holds. Raises: as `blobstore.inspection.inspect.inspect`."""
+    """Return what a file, a folder or a shard index holds.
+
+    Raises: as `blobstore.inspection.inspect.inspect`.
+    """
     path = Path(target.path)
     notes: list[str] = []
     try:
@@ -50,20 +53,30 @@ def inspect_path(target: LocalTarget, store: Callable[[], Home]) -> Inspection:
     except FileNotFoundError:
         raise missing(target.path, target.model) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise StorageError(f"can't access {quoted(target.path)}: {error}", path=target.path) from error
+        raise StorageError(
+            f"can't access {quoted(target.path)}: {error}", path=target.path
+        ) from error
     if target.model is not None and _has_model(store, target.model):
-        notes.append(f"this is the path ./{target.path}; the stored model of that name is {target.model}")
+        notes.append(
+            f"this is the path ./{target.path}; the stored model of that name is {target.model}"
+        )
     if is_folder:
         folder = LocalFolder(snapshot_in(path))
-        return inspection_of(target.path, TargetKind.FOLDER, read_folder(folder, notes), folder, notes)
+        return inspection_of(
+            target.path, TargetKind.FOLDER, read_folder(folder, notes), folder, notes
+        )
     folder = LocalFolder(path.parent)
     if is_index(path.name):
-        return inspection_of(target.path, TargetKind.INDEX, read_indexed(folder, path.name), folder, notes)
+        return inspection_of(
+            target.path, TargetKind.INDEX, read_indexed(folder, path.name), folder, notes
+        )
     files = Files((read_files(folder, [path.name]),))
     return inspection_of(target.path, TargetKind.FILE, files, folder, notes)
 
 
-def inspection_of(name: str, kind: TargetKind, files: Files, folder: Folder, notes: list[str]) -> Inspection:
+def inspection_of(
+    name: str, kind: TargetKind, files: Files, folder: Folder, notes: list[str]
+) -> Inspection:
     """Return the inspection of files that were read from ``folder``, whose config.json says what headers don't.
 
     Raises: DocumentError when two files of a group hold a tensor of one name.
@@ -89,14 +102,16 @@ def _note_size(index: ShardIndex, held: int, notes: list[str]) -> None:
     metadata = index.document.get("metadata")
     said = metadata.get("total_size") if isinstance(metadata, dict) else None
     if type(said) is int and said != held:
-        notes.append(f"the index says that the tensors have {said:,} bytes (total_size); they have {held:,}")
+        notes.append(
+            f"the index says that the tensors have {said:,} bytes (total_size); they have {held:,}"
+        )
 
 
 def inspect_model(target: ModelTarget, store: Home) -> Inspection:
     """Return what a stored model holds.
 
-    Raises: NotFoundError (no such model, a missing blob); UnsupportedSourceError (no tensors: a GGUF model);
-    CorruptDataError, StorageError: with ``model`` and ``blob``.
+    Raises: NotFoundError (no such model, a missing blob); UnsupportedSourceError (no tensors: a
+    GGUF model); CorruptDataError, StorageError: with ``model`` and ``blob``.
     """
     name = target.name
     try:
@@ -138,14 +153,21 @@ def _read_blob(
         with store.blobs.open(layer) as reader:
             header = header_of(reader, budget)
             weights = list(stored_tensors(header, settings))
-            return InspectedFile(layer.name or str(layer.digest), reader.name, reader.size, header), weights
+            return InspectedFile(
+                layer.name or str(layer.digest), reader.name, reader.size, header
+            ), weights
     except BlobStoreError as error:
         place = f"model {model}: blob {layer.digest} ({layer.name})"
-        raise error.at(place, model=str(model), blob=str(layer.digest), tensor=layer.name) from error
+        raise error.at(
+            place, model=str(model), blob=str(layer.digest), tensor=layer.name
+        ) from error
 
 
 def _source_metadata(store: Home, manifest: Manifest) -> list[Mapping[str, str]]:
-    """Return the metadata of the files that a model was imported from; none where nothing says them."""
+    """Return the metadata of the files that a model was imported from.
+
+    None where nothing says them.
+    """
     from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 
     layer = manifest.document(OWN_DOCUMENT)
@@ -163,7 +185,9 @@ def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, st
             if common.setdefault(key, value) != value:
                 differing[key] = None
     if differing:
-        notes.append(f"metadata that differ from file to file are not shown: {some(list(differing))}")
+        notes.append(
+            f"metadata that differ from file to file are not shown: {some(list(differing))}"
+        )
     return {key: value for key, value in common.items() if key not in differing}
 
 

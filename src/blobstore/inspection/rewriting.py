@@ -1,22 +1,26 @@
 """Rewriting: the metadata in the header of a file are replaced, in place or in a new file.
 
-Rewriting: a new file with another header and the same data, put in the old one's place when it is complete.
+Rewriting: a new file with another header and the same data, put in the old one's place when it is
+complete.
 
 In place: a header's text is overwritten so that a crash leaves the old one or the new one.
 
-Two cases. What differs lies in one sector of 512 bytes: a disk writes a sector whole or not at all, and the kernel copies
-what lies in one page without a stop, so one write is enough (PostgreSQL trusts its pg_control to the same:
-src/include/catalog/pg_control.h, ``PG_CONTROL_MAX_SAFE_SIZE``). Otherwise what stands there and what will stand there are
-written to a *record* beside the file first, durably. A process that dies, or a machine that loses its power, in the middle
-of the overwriting leaves the record, and the next command that reads the file's metadata puts the old text back.
+Two cases. What differs lies in one sector of 512 bytes: a disk writes a sector whole or not at all,
+and the kernel copies what lies in one page without a stop, so one write is enough (PostgreSQL
+trusts its pg_control to the same: src/include/catalog/pg_control.h, ``PG_CONTROL_MAX_SAFE_SIZE``).
+Otherwise what stands there and what will stand there are written to a *record* beside the file
+first, durably. A process that dies, or a machine that loses its power, in the middle of the
+overwriting leaves the record, and the next command that reads the file's metadata puts the old text
+back.
 
-The text of a safetensors header, with other metadata and everything else byte for byte as it was. Pure.
+The text of a safetensors header, with other metadata and everything else byte for byte as it was.
+Pure.
 
-A header is not decoded and encoded again: that would lose the order of its tensors, fields unknown here, and how
-numbers are written. The value of ``__metadata__`` is found in the text and replaced.
+A header is not decoded and encoded again: that would lose the order of its tensors, fields unknown
+here, and how numbers are written. The value of ``__metadata__`` is found in the text and replaced.
 
-Spare room is kept behind that value, not at the header's end: JSON allows spaces there as well, and so the next edit leaves
-all that follows where it is.
+Spare room is kept behind that value, not at the header's end: JSON allows spaces there as well, and
+so the next edit leaves all that follows where it is.
 """
 
 from __future__ import annotations
@@ -60,7 +64,8 @@ _SPARE = 1024
 class HeaderText:
     """A header's text in parts: what stands ``before`` the metadata's value, the value, the ``room`` that it may have.
 
-    ``after`` is what follows the room, without the spaces at the end: there are ``padding`` of those.
+    ``after`` is what follows the room, without the spaces at the end: there are ``padding`` of
+    those.
     """
 
     before: bytes
@@ -78,16 +83,32 @@ class HeaderText:
         if found is None:
             rest = text[_skip(text, 1) :]
             head = f'{{"{_KEY}":'
-            return cls(head.encode(), b"", -1, ("" if rest == "}" else ",").encode() + rest.encode(), len(raw) - len(body))
+            return cls(
+                head.encode(),
+                b"",
+                -1,
+                ("" if rest == "}" else ",").encode() + rest.encode(),
+                len(raw) - len(body),
+            )
         begin, end = found
         stop = _skip(text, end)
         value = text[begin:end].encode()
-        return cls(text[:begin].encode(), value, len(value) + stop - end, text[stop:].encode(), len(raw) - len(body))
+        return cls(
+            text[:begin].encode(),
+            value,
+            len(value) + stop - end,
+            text[stop:].encode(),
+            len(raw) - len(body),
+        )
 
     def held(self, value: bytes) -> bytes | None:
         """Return the text with that value and all that follows where it was; None when the value is too long for that."""
         spare = self.room - len(value)
-        return None if spare < 0 else b"".join((self.before, value, b" " * spare, self.after, b" " * self.padding))
+        return (
+            None
+            if spare < 0
+            else b"".join((self.before, value, b" " * spare, self.after, b" " * self.padding))
+        )
 
     def shifted(self, value: bytes, length: int) -> bytes | None:
         """Return the text with that value in ``length`` bytes, what follows it at the end; None when that is too short."""
@@ -97,12 +118,15 @@ class HeaderText:
     def grown(self, value: bytes, data_start: int) -> bytes:
         """Return the text with that value for a new file, whose data began at byte ``data_start`` of the old one.
 
-        They move by whole pages of 4096 bytes, of 16,384 where that was their alignment: so they stay as aligned as they
-        were, and blocks can be shared between the files. Raises: LimitExceededError over 100,000,000 bytes.
+        They move by whole pages of 4096 bytes, of 16,384 where that was their alignment: so they
+        stay as aligned as they were, and blocks can be shared between the files. Raises:
+        LimitExceededError over 100,000,000 bytes.
         """
         needed = PREFIX + len(self.before) + len(value) + len(self.after)
         if needed - PREFIX > MAX_HEADER:
-            raise LimitExceededError(f"limit exceeded: a header of {needed - PREFIX:,} bytes, at most {MAX_HEADER:,}")
+            raise LimitExceededError(
+                f"limit exceeded: a header of {needed - PREFIX:,} bytes, at most {MAX_HEADER:,}"
+            )
         step = _MOST_ALIGNED if data_start % _MOST_ALIGNED == 0 else _PAGE
         origin = data_start % step if data_start % _LEAST_ALIGNED == 0 else 0
         start = needed + _SPARE
@@ -120,11 +144,15 @@ def encode_metadata(metadata: Mapping[str, str]) -> bytes:
     """
     for key, value in metadata.items():
         if not all(isinstance(text, str) for text in (key, value)):
-            raise UsageError(f"metadata map strings to strings, not {quoted(key)} to {quoted(value)}")
+            raise UsageError(
+                f"metadata map strings to strings, not {quoted(key)} to {quoted(value)}"
+            )
     try:
         return json.dumps(dict(metadata), ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
-        raise UsageError("metadata are texts in UTF-8, and one holds half of a surrogate pair") from None
+        raise UsageError(
+            "metadata are texts in UTF-8, and one holds half of a surrogate pair"
+        ) from None
 
 
 def difference(old: bytes, new: bytes) -> tuple[int, int]:
@@ -183,8 +211,8 @@ def record_of(path: Path) -> Path:
 def overwrite(fd: int, path: Path, old: bytes, new: bytes) -> None:
     """Put the header text ``new`` in the place of ``old``, which has the same length, durably.
 
-    ``fd`` is the file, open for writing and locked. Raises: StorageError; the old text is back then, or, where that failed
-    too, will be put back by `restore`.
+    ``fd`` is the file, open for writing and locked. Raises: StorageError; the old text is back
+    then, or, where that failed too, will be put back by `restore`.
     """
     first, end = difference(old, new)
     begin, before, after = PREFIX + first, old[first:end], new[first:end]
@@ -206,10 +234,12 @@ def overwrite(fd: int, path: Path, old: bytes, new: bytes) -> None:
 
 
 def restore(fd: int, path: Path) -> None:
-    """Put back what stood in the file when an edit of it was cut off in the middle; remove the record.
+    """Put back what stood in the file when an edit of it was cut off in the middle.
 
-    ``fd`` is the file, open for writing and locked. A record that was not finished, that is another file's, or from before
-    a later change is only removed. Raises: StorageError.
+    Remove the record.
+
+    ``fd`` is the file, open for writing and locked. A record that was not finished, that is another
+    file's, or from before a later change is only removed. Raises: StorageError.
     """
     record = record_of(path)
     with os_errors("access", record):
@@ -267,12 +297,18 @@ def _read_record(record: Path, file: os.stat_result) -> tuple[int, bytes, bytes]
     try:
         described = json.loads(line)
         begin, length = described["begin"], described["length"]
-        is_in_file = type(begin) is type(length) is int and 0 <= begin <= begin + length <= file.st_size
+        is_in_file = (
+            type(begin) is type(length) is int and 0 <= begin <= begin + length <= file.st_size
+        )
         is_of_file = (described["inode"], described["size"]) == (file.st_ino, file.st_size)
-        # In a folder that others may write to, a record says nothing about a file that is not theirs.
+        # In a folder that others may write to, a record says nothing about a file that is not
+        # theirs.
         is_trusted = owner in (file.st_uid, os.geteuid())
         is_whole = described["version"] == _VERSION and is_in_file and len(data) == 2 * length
-        if not (is_of_file and is_whole and is_trusted) or hashlib.sha256(data).hexdigest() != described["sha256"]:
+        if (
+            not (is_of_file and is_whole and is_trusted)
+            or hashlib.sha256(data).hexdigest() != described["sha256"]
+        ):
             return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -282,7 +318,9 @@ def _read_record(record: Path, file: os.stat_result) -> tuple[int, bytes, bytes]
 def _is_mixed(now: bytes, before: bytes, after: bytes, begin: int) -> bool:
     """Return True when every sector is the old or the new one's: a later change by another program is neither."""
     cuts = [0, *range(-begin % _SECTOR or _SECTOR, len(now), _SECTOR), len(now)]
-    return len(now) == len(before) and all(now[a:b] in (before[a:b], after[a:b]) for a, b in pairwise(cuts))
+    return len(now) == len(before) and all(
+        now[a:b] in (before[a:b], after[a:b]) for a, b in pairwise(cuts)
+    )
 
 
 def _remove(path: Path, *, there: bool = True) -> None:
@@ -291,13 +329,19 @@ def _remove(path: Path, *, there: bool = True) -> None:
         sync_folder(path.parent)
 
 
-def rewrite(source: FileReader, path: Path, text: bytes, data_start: int, told: Callable[[int], object]) -> int:
-    """Replace the file at ``path``, open as ``source`` and locked, by one with that header text; return the bytes copied.
+def rewrite(
+    source: FileReader, path: Path, text: bytes, data_start: int, told: Callable[[int], object]
+) -> int:
+    """Replace the file at ``path``, open as ``source`` and locked, by one with that header text.
 
-    Mode, owner and extended attributes are the old file's, where the system lets us. Durable. Raises: StorageError,
-    CorruptDataError when the old file changes meanwhile; it stays as it is then.
+    Return the bytes copied.
+
+    Mode, owner and extended attributes are the old file's, where the system lets us. Durable.
+    Raises: StorageError, CorruptDataError when the old file changes meanwhile; it stays as it is
+    then.
     """
-    # One name, which only the holder of the file's lock uses: the next edit removes what a killed one left.
+    # One name, which only the holder of the file's lock uses: the next edit removes what a killed
+    # one left.
     new = path.with_name(f".{path.name}.blobstore-new")
     try:
         with os_errors("create", new):
@@ -306,7 +350,9 @@ def rewrite(source: FileReader, path: Path, text: bytes, data_start: int, told: 
         try:
             with os_errors("write", new):
                 write_all_at(target, 0, memoryview(len(text).to_bytes(PREFIX, "little") + text))
-            copy_range(source, data_start, target, new, PREFIX + len(text), source.size - data_start, told)
+            copy_range(
+                source, data_start, target, new, PREFIX + len(text), source.size - data_start, told
+            )
             with os_errors("write", new):
                 _take_attributes(source.fileno(), target)
                 sync(target)

@@ -1,13 +1,17 @@
-"""Budgets: what reading a checkpoint, or a stored model, may take in all; and what one request may take of that.
+"""Budgets: what reading a checkpoint, or a stored model, may take in all.
 
-Limits of single files do not add up to a limit: ten thousand hard links to one file take no space on a disk, and a shard
-index may name as many files on a server. So what is read of a checkpoint is counted in one place, before memory is taken
-for it: the length of a header is in its first 8 bytes, that of a document in its directory entry. docs/formats.md has the
-largest published checkpoints beside these limits.
+And what one request may take of that.
 
-What a request takes (`Allowance`) is counted where bytes leave a socket, so that nothing is forgotten: heads of replies,
-redirects, retries, the framing of chunks. Time is counted for it as a whole beside the silence between two bytes, so that a
-server that sends a byte every ten seconds can't keep a command waiting for a day.
+Limits of single files do not add up to a limit: ten thousand hard links to one file take no space
+on a disk, and a shard index may name as many files on a server. So what is read of a checkpoint is
+counted in one place, before memory is taken for it: the length of a header is in its first 8 bytes,
+that of a document in its directory entry. docs/formats.md has the largest published checkpoints
+beside these limits.
+
+What a request takes (`Allowance`) is counted where bytes leave a socket, so that nothing is
+forgotten: heads of replies, redirects, retries, the framing of chunks. Time is counted for it as a
+whole beside the silence between two bytes, so that a server that sends a byte every ten seconds
+can't keep a command waiting for a day.
 """
 
 from __future__ import annotations
@@ -34,9 +38,12 @@ SLOWEST_RATE = 192 * 2**10
 
 
 class Budget:
-    """Counts what is read of one checkpoint, and refuses what goes beyond its limits. Safe to share between threads.
+    """Counts what is read of one checkpoint, and refuses what goes beyond its limits.
 
-    ``name`` is the checkpoint's path, address or model name, for messages. The clock starts with the first request.
+    Safe to share between threads.
+
+    ``name`` is the checkpoint's path, address or model name, for messages. The clock starts with
+    the first request.
     """
 
     def __init__(
@@ -61,7 +68,10 @@ class Budget:
         return cls(name, text=MAX_STORED_TEXT)
 
     def take_text(self, nbytes: int, what: str) -> None:
-        """Count bytes of a header or document, called ``what``, before they are read. Raises: LimitExceededError."""
+        """Count bytes of a header or document, called ``what``, before they are read.
+
+        Raises: LimitExceededError.
+        """
         if over := self._over("text", nbytes):
             raise LimitExceededError(
                 f"limit exceeded: {what} has {nbytes:,} bytes, which makes {over:,} in headers and documents"
@@ -73,7 +83,10 @@ class Budget:
         self._over("text", -nbytes)
 
     def take_tensors(self, count: int, what: str) -> None:
-        """Count the tensors of a header, called ``what``, before more is made of them. Raises: LimitExceededError."""
+        """Count the tensors of a header, called ``what``, before more is made of them.
+
+        Raises: LimitExceededError.
+        """
         if over := self._over("tensors", count):
             raise LimitExceededError(
                 f"limit exceeded: {what} has {count:,} tensors, which makes {over:,} in {self.name};"
@@ -89,7 +102,10 @@ class Budget:
             )
 
     def seconds_left(self) -> float:
-        """Return how long servers may be waited for. Raises: LimitExceededError when the time is over."""
+        """Return how long servers may be waited for.
+
+        Raises: LimitExceededError when the time is over.
+        """
         now = time.monotonic()
         with self._lock:
             self._start = now if self._start is None else self._start
@@ -105,7 +121,10 @@ class Budget:
         return left
 
     def _over(self, kind: str, amount: int) -> int:
-        """Count an amount, and return what is used in all if that is beyond the limit, else 0; nothing is counted then."""
+        """Count an amount, and return what is used in all if that is beyond the limit, else 0.
+
+        Nothing is counted then.
+        """
         with self._lock:
             total = self._used[kind] + amount
             if total > self._limits[kind]:
@@ -118,8 +137,8 @@ class Budget:
 class Patience:
     """How long servers are waited for, and how often they are asked again.
 
-    An errand ends after ``deadline_s`` and one second more for every ``slowest_rate`` bytes that it may take, with all
-    its redirects, retries and waits.
+    An errand ends after ``deadline_s`` and one second more for every ``slowest_rate`` bytes that it
+    may take, with all its redirects, retries and waits.
     """
 
     connect_s: float = 10
@@ -132,7 +151,9 @@ class Patience:
 
 
 class Allowance:
-    """The bytes and the time of one errand. Its clock starts with its first use. One thread uses it; any may `cancel` it.
+    """The bytes and the time of one errand. Its clock starts with its first use.
+
+    One thread uses it; any may `cancel` it.
 
     ``budget`` is that of the checkpoint that the errand is for, None for a file by itself.
     """
@@ -169,7 +190,8 @@ class Allowance:
     def seconds_left(self, address: object) -> float:
         """Return how long the errand may go on.
 
-        Raises: RemoteError when its time is over, or it was cancelled; LimitExceededError when its checkpoint's is over.
+        Raises: RemoteError when its time is over, or it was cancelled; LimitExceededError when its
+        checkpoint's is over.
         """
         if self._cancelled.is_set():
             raise RemoteError(f"{address}: cancelled", path=str(address))
@@ -199,7 +221,8 @@ class Allowance:
         self._cancelled.set()
         if (connection := self._socket) is not None:
             with suppress(OSError):  # the peer was faster
-                # Of the plain socket: SSLSocket's own would pull the TLS state from under the thread that reads.
+                # Of the plain socket: SSLSocket's own would pull the TLS state from under the
+                # thread that reads.
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 

@@ -1,13 +1,15 @@
 """Whole files and folders: copied, cloned and linked by the kernel, and removed.
 
-copy_file_range(2) never brings bytes into the process, and a file system that can share blocks between files shares them
-where both offsets lie at the same place of a block. Where the kernel has no such thing for two files (other file systems,
-other systems than Linux) they are read and written.
+copy_file_range(2) never brings bytes into the process, and a file system that can share blocks
+between files shares them where both offsets lie at the same place of a block. Where the kernel has
+no such thing for two files (other file systems, other systems than Linux) they are read and
+written.
 
-Folders of ours are removed with all that is in them, however deep others made them. `shutil.rmtree` recurses (Python
-3.11), so a thousand folders in one another end it with a RecursionError, and deeper ones have paths that the system
-refuses. Here nothing recurses, no path is longer than a name, and two folders are open at most. Nor is a folder renamed:
-overlayfs refuses that for one that lies in a lower layer (EXDEV; see trash.py).
+Folders of ours are removed with all that is in them, however deep others made them. `shutil.rmtree`
+recurses (Python 3.11), so a thousand folders in one another end it with a RecursionError, and
+deeper ones have paths that the system refuses. Here nothing recurses, no path is longer than a
+name, and two folders are open at most. Nor is a folder renamed: overlayfs refuses that for one that
+lies in a lower layer (EXDEV; see trash.py).
 """
 
 from __future__ import annotations
@@ -28,15 +30,20 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all that is in it. Links are removed, not followed, and nothing but folders is opened.
+    """Remove a folder and all that is in it.
 
-    Nothing happens when it is gone. Raises: OSError; what could not be removed is still in the folder then.
+    Links are removed, not followed, and nothing but folders is opened.
+
+    Nothing happens when it is gone. Raises: OSError; what could not be removed is still in the
+    folder then.
     """
     try:
         folder = os.open(path, _FOLDER)
     except FileNotFoundError:
         return
-    above: list[tuple[tuple[int, int], list[str]]] = []  # each folder on the way here, and its folders that are left
+    above: list[
+        tuple[tuple[int, int], list[str]]
+    ] = []  # each folder on the way here, and its folders that are left
     try:
         left = _remove_files(folder)
         while left or above:
@@ -88,7 +95,9 @@ _CAN_NOT = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP,
 
 
 def clone(source: OpenReader, target: Path) -> bool:
-    """Make ``target`` a new file that shares the blocks of ``source``; return False where that is impossible.
+    """Make ``target`` a new file that shares the blocks of ``source``.
+
+    Return False where that is impossible.
 
     Source of the number: linux/fs.h ``FICLONE``, ioctl_ficlone(2).
     """
@@ -108,14 +117,21 @@ def clone(source: OpenReader, target: Path) -> bool:
 
 
 def link(source: OpenReader, target: Path) -> bool:
-    """Make ``target`` another name of the file that ``source`` has open; return False where that is impossible.
+    """Make ``target`` another name of the file that ``source`` has open.
 
-    Nor is a file linked that is another user's, or that others may write: they could change it later.
+    Return False where that is impossible.
+
+    Nor is a file linked that is another user's, or that others may write: they could change it
+    later.
     """
     shared = source.fileno()
     try:
         status = os.fstat(shared) if shared is not None else None
-        if status is None or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o622 != 0o600:  # noqa: PLR2004
+        if (
+            status is None
+            or status.st_uid != os.geteuid()
+            or stat.S_IMODE(status.st_mode) & 0o622 != 0o600  # noqa: PLR2004
+        ):
             return False
         os.link(source.name, target, follow_symlinks=False)
         if os.path.samestat(target.lstat(), status):
@@ -127,11 +143,18 @@ def link(source: OpenReader, target: Path) -> bool:
 
 
 def copy_range(
-    source: FileReader, start: int, target: int, name: object, at: int, length: int, told: Told | None = None
+    source: FileReader,
+    start: int,
+    target: int,
+    name: object,
+    at: int,
+    length: int,
+    told: Told | None = None,
 ) -> None:
     """Copy ``length`` bytes of ``source`` from byte ``start`` to byte ``at`` of the open file ``target``, called ``name``.
 
-    Any number of threads may copy into one file. Raises: ShortReadError when the source ends before; StorageError.
+    Any number of threads may copy into one file. Raises: ShortReadError when the source ends
+    before; StorageError.
     """
     done = 0
     by_kernel = hasattr(os, "copy_file_range")
@@ -148,7 +171,9 @@ def copy_range(
             told(count)
 
 
-def _by_kernel(source: FileReader, start: int, target: int, name: object, at: int, length: int) -> int:
+def _by_kernel(
+    source: FileReader, start: int, target: int, name: object, at: int, length: int
+) -> int:
     """Return the number of bytes that were copied, 0 when the kernel can't or the source has ended."""
     try:
         return os.copy_file_range(source.fileno(), target, length, start, at)
@@ -158,7 +183,9 @@ def _by_kernel(source: FileReader, start: int, target: int, name: object, at: in
         return 0
 
 
-def _by_hand(source: FileReader, start: int, target: int, name: object, at: int, length: int) -> int:
+def _by_hand(
+    source: FileReader, start: int, target: int, name: object, at: int, length: int
+) -> int:
     buffer = memoryview(bytearray(length))
     try:
         source.readinto(start, buffer)

@@ -1,7 +1,8 @@
 """Durable file operations: what has returned from here is on the disk, also after a power cut.
 
-Facts: fsync of a file makes its bytes durable, not its name; the name needs an fsync of its folder (fsync(2)). A failed
-fsync may have dropped the bytes, and a second one would then succeed: it is never retried ("fsyncgate", PostgreSQL 2018).
+Facts: fsync of a file makes its bytes durable, not its name; the name needs an fsync of its folder
+(fsync(2)). A failed fsync may have dropped the bytes, and a second one would then succeed: it is
+never retried ("fsyncgate", PostgreSQL 2018).
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def os_errors(operation: str, path: object) -> Iterator[None]:
 
 
 def sync(fd: int) -> None:
-    """Make an open file's bytes (or an open folder's names) durable. Raises: OSError; the file is then lost."""
+    """Make an open file's bytes (or an open folder's names) durable.
+
+    Raises: OSError; the file is then lost.
+    """
     if sys.platform == "darwin":  # fsync there stops at the drive's cache
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
     else:
@@ -59,9 +63,10 @@ def sync(fd: int) -> None:
 def syncs_whole(fd: int) -> bool:
     """Return True when one syncfs makes all that was written to the file system of ``fd`` durable, and reports errors.
 
-    syncfs(2) takes one journal commit where fsync takes one a file, and since Linux 5.8 it reports the write errors that
-    happened since its descriptor was opened. On FUSE it does nothing (fs/fuse/inode.c `fuse_sync_fs`), so only file
-    systems that are known are trusted: elsewhere every file is synced when it is finished. Raises: OSError.
+    syncfs(2) takes one journal commit where fsync takes one a file, and since Linux 5.8 it reports
+    the write errors that happened since its descriptor was opened. On FUSE it does nothing
+    (fs/fuse/inode.c `fuse_sync_fs`), so only file systems that are known are trusted: elsewhere
+    every file is synced when it is finished. Raises: OSError.
     """
     return _file_system(fd) in _WITH_SYNCFS
 
@@ -69,8 +74,9 @@ def syncs_whole(fd: int) -> bool:
 def is_remote(folder: Path) -> bool:
     """Return True when a folder is on a file system of another machine, whose locks may not be seen here. Raises: OSError.
 
-    Linux sends an flock on NFS to the server, unless it is mounted with local locks; SMB and others differ (flock(2),
-    nfs(5) "local_lock"). Elsewhere than on Linux that can't be told, and False is returned.
+    Linux sends an flock on NFS to the server, unless it is mounted with local locks; SMB and others
+    differ (flock(2), nfs(5) "local_lock"). Elsewhere than on Linux that can't be told, and False is
+    returned.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -80,7 +86,10 @@ def is_remote(folder: Path) -> bool:
 
 
 def _file_system(fd: int) -> int | None:
-    """Return the number of the kind of file system that ``fd`` is on; None if unknown. Raises: OSError."""
+    """Return the number of the kind of file system that ``fd`` is on; None if unknown.
+
+    Raises: OSError.
+    """
     if _libc is None:
         return None
     status = ctypes.create_string_buffer(_STATFS_BYTES)
@@ -90,7 +99,9 @@ def _file_system(fd: int) -> int | None:
 
 
 def sync_file_system(fd: int) -> None:
-    """Make everything written to the file system of ``fd`` durable, where it `syncs_whole`; elsewhere, what it can.
+    """Make everything written to the file system of ``fd`` durable, where it `syncs_whole`.
+
+    Elsewhere, what it can.
 
     Raises: OSError; what was written since the descriptor was opened is lost.
     """
@@ -101,19 +112,23 @@ def sync_file_system(fd: int) -> None:
 def write_back(fd: int) -> None:
     """Write an open file's dirty pages to the disk and drop its clean ones, so that the next read comes from the disk.
 
-    For files that another process wrote and did not sync. A write that failed since then may go unnoticed:
+    For files that another process wrote and did not sync. A write that failed since then may go
+    unnoticed:
 
-    - An error that another descriptor was told of is not reported to a descriptor that is opened later (lib/errseq.c
-      `errseq_sample`). So our syncfs may succeed although another process's syncfs failed.
-    - The pages of a failed write are marked clean. As long as they stay in the page cache, reads and hashes see the right
-      bytes, which the disk does not have.
+    - An error that another descriptor was told of is not reported to a descriptor that is opened
+      later (lib/errseq.c `errseq_sample`). So our syncfs may succeed although another process's
+      syncfs failed.
+    - The pages of a failed write are marked clean. As long as they stay in the page cache, reads
+      and hashes see the right bytes, which the disk does not have.
 
-    The kernel also keeps the error in the file's inode, apart from that of the file system (include/linux/pagemap.h
-    `mapping_set_error`), so it is asked for here. If another process asked for that before, or the inode was evicted, which
-    drops its pages too, only reading from the disk tells. sync_file_range(2) reports the inode's error as fsync does
-    (mm/filemap.c `file_fdatawait_range`), without flushing the disk's cache for every file: the import's own syncfs does
-    that. Where that is not trusted (`syncs_whole`) it is an fsync: on overlayfs sync_file_range does nothing. Pages that
-    another process has mapped are not dropped (posix_fadvise(2)). Sources: files of torvalds/linux.
+    The kernel also keeps the error in the file's inode, apart from that of the file system
+    (include/linux/pagemap.h `mapping_set_error`), so it is asked for here. If another process asked
+    for that before, or the inode was evicted, which drops its pages too, only reading from the disk
+    tells. sync_file_range(2) reports the inode's error as fsync does (mm/filemap.c
+    `file_fdatawait_range`), without flushing the disk's cache for every file: the import's own
+    syncfs does that. Where that is not trusted (`syncs_whole`) it is an fsync: on overlayfs
+    sync_file_range does nothing. Pages that another process has mapped are not dropped
+    (posix_fadvise(2)). Sources: files of torvalds/linux.
 
     Raises: OSError; the file's bytes are lost.
     """
@@ -155,8 +170,9 @@ _libc = _find_libc()
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable. Raises: OSError.
 
-    Some file systems can't sync folders and refuse with EINVAL (VirtualBox's shared folders: linux fs/vboxsf/dir.c has no
-    fsync). They hand each change of a name to a server at once; all that can be done beyond that is a sync of the whole.
+    Some file systems can't sync folders and refuse with EINVAL (VirtualBox's shared folders: linux
+    fs/vboxsf/dir.c has no fsync). They hand each change of a name to a server at once; all that can
+    be done beyond that is a sync of the whole.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -170,7 +186,10 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path, *, durable: bool = True) -> None:
-    """Make a folder and its missing ancestors, each name durable. Nothing happens when it is there. Raises: OSError."""
+    """Make a folder and its missing ancestors, each name durable. Nothing happens when it is there.
+
+    Raises: OSError.
+    """
     missing = list(itertools.takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
     for folder in reversed(missing):
         try:
@@ -183,7 +202,10 @@ def make_folder(path: Path, *, durable: bool = True) -> None:
 
 
 def listed(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what is in a folder, by name: nothing when it is gone, as a removal may leave it. Raises: OSError."""
+    """Return what is in a folder, by name: nothing when it is gone, as a removal may leave it.
+
+    Raises: OSError.
+    """
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -192,7 +214,9 @@ def listed(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def read_own(path: Path, limit: int) -> bytes:
-    """Return the bytes of a small file that we wrote. Others may have put anything there: a link or FIFO is not opened.
+    """Return the bytes of a small file that we wrote.
+
+    Others may have put anything there: a link or FIFO is not opened.
 
     Raises: NotFoundError; LimitExceededError for more than ``limit`` bytes; StorageError.
     """
@@ -204,7 +228,10 @@ def read_own(path: Path, limit: int) -> bytes:
 
 
 def create_file(path: Path, size: int = 0) -> int:
-    """Return a new open file of ``size`` zeros; a file or link that is there already is an error. Raises: OSError."""
+    """Return a new open file of ``size`` zeros; a file or link that is there already is an error.
+
+    Raises: OSError.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
     try:
         if size:
@@ -216,7 +243,10 @@ def create_file(path: Path, size: int = 0) -> int:
 
 
 def open_direct(path: Path) -> int:
-    """Open a file a second time, for writing around the page cache; return -1 where that is not supported."""
+    """Open a file a second time, for writing around the page cache.
+
+    Return -1 where that is not supported.
+    """
     if sys.platform != "linux":
         return -1
     try:
@@ -228,7 +258,10 @@ def open_direct(path: Path) -> int:
 
 
 def write_all_at(fd: int, offset: int, data: memoryview) -> None:
-    """Write all of ``data`` at ``offset``; interrupted and partial writes go on. Raises: OSError."""
+    """Write all of ``data`` at ``offset``; interrupted and partial writes go on.
+
+    Raises: OSError.
+    """
     while data:
         count = os.pwrite(fd, data, offset)
         if count == 0:
@@ -239,11 +272,16 @@ def write_all_at(fd: int, offset: int, data: memoryview) -> None:
 def write_aligned(fd: int, direct: int, offset: int, data: memoryview) -> None:
     """Write all of ``data``, whose address has the remainder of ``offset`` by the page size: much around the page cache.
 
-    ``direct`` is the same file by `open_direct`, or -1. Pages that are not whole go through the cache. Raises: OSError.
+    ``direct`` is the same file by `open_direct`, or -1. Pages that are not whole go through the
+    cache. Raises: OSError.
     """
     head = -offset % PAGE
     tail = head + (len(data) - head) // PAGE * PAGE
-    if direct >= 0 and tail - head >= DIRECT_FROM and _write_direct(direct, offset + head, data[head:tail]):
+    if (
+        direct >= 0
+        and tail - head >= DIRECT_FROM
+        and _write_direct(direct, offset + head, data[head:tail])
+    ):
         write_all_at(fd, offset, data[:head])
         write_all_at(fd, offset + tail, data[tail:])
     else:
@@ -262,7 +300,10 @@ def _write_direct(fd: int, offset: int, data: memoryview) -> bool:
 
 
 def append_file(path: Path, data: bytes) -> None:
-    """Append to a file, which is made when it is missing; a link is an error, and so is a FIFO. Raises: OSError."""
+    """Append to a file, which is made when it is missing.
+
+    A link is an error, and so is a FIFO. Raises: OSError.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, FILE_MODE)
     try:
@@ -274,7 +315,10 @@ def append_file(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file and put it in the place of the one that is there. Not durable. Raises: OSError."""
+    """Write a file and put it in the place of the one that is there. Not durable.
+
+    Raises: OSError.
+    """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     fd = create_file(temporary)
     try:
@@ -301,8 +345,9 @@ def remove_if_there(path: Path) -> bool:
 def check_one_mount(folder: Path, place: Path) -> None:
     """Raise StorageError when files of ``folder`` can't be renamed into ``place``, where that exists. Raises: OSError.
 
-    A rename across mounts fails before either file is looked for (torvalds/linux fs/namei.c `do_renameat2`): that tells bind
-    mounts of one file system apart, too, whose device numbers are equal.
+    A rename across mounts fails before either file is looked for (torvalds/linux fs/namei.c
+    `do_renameat2`): that tells bind mounts of one file system apart, too, whose device numbers are
+    equal.
     """
     if not place.exists():
         return

@@ -1,10 +1,12 @@
 """Readers of ranges, the only way to bytes that we did not make; and files as memory.
 
-A reader knows its size and reads ranges; where the bytes lie (memory, a file, a server) is its own business. Formats are
-parsed from readers, so a parser does no I/O of its own. Offsets count from the first byte of the file.
+A reader knows its size and reads ranges; where the bytes lie (memory, a file, a server) is its own
+business. Formats are parsed from readers, so a parser does no I/O of its own. Offsets count from
+the first byte of the file.
 
-Reading a page beyond the end of a mapped file raises SIGBUS, which Python can't catch. A file that is shorter than it was is
-noticed before it is mapped, and whenever a view is asked for; what is truncated while a view is being read is not.
+Reading a page beyond the end of a mapped file raises SIGBUS, which Python can't catch. A file that
+is shorter than it was is noticed before it is mapped, and whenever a view is asked for; what is
+truncated while a view is being read is not.
 """
 
 from __future__ import annotations
@@ -47,10 +49,16 @@ class RangeReader(Protocol):
         """Bytes of the whole; None where a server does not say."""
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``offset``. Raises: ShortReadError when the data end before it is full."""
+        """Fill ``buffer`` with the bytes from ``offset``.
+
+        Raises: ShortReadError when the data end before it is full.
+        """
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes from ``offset``. Raises: ShortReadError when there are fewer."""
+        """Return exactly ``length`` bytes from ``offset``.
+
+        Raises: ShortReadError when there are fewer.
+        """
 
 
 class OpenReader(RangeReader, Protocol):
@@ -68,7 +76,10 @@ class OpenReader(RangeReader, Protocol):
         """Return the descriptor of the open file, which can be mapped, linked and cloned; None in memory."""
 
     def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
-        """Yield all bytes in order, in views of ``buffer``, each good until the next. Raises: as `readinto`."""
+        """Yield all bytes in order, in views of ``buffer``, each good until the next.
+
+        Raises: as `readinto`.
+        """
 
     def digest(self) -> Digest:
         """Return the digest of the bytes. Raises: as `readinto`."""
@@ -129,8 +140,9 @@ class BytesReader:
 class FileReader:
     """A reader over one open regular file, by ``pread``: safe to share between threads.
 
-    ``follow`` says whether the last path segment may be a symbolic link: true for users' checkpoints (the Hugging Face
-    cache is made of links), false inside a store. Opening never blocks on a FIFO or a device.
+    ``follow`` says whether the last path segment may be a symbolic link: true for users'
+    checkpoints (the Hugging Face cache is made of links), false inside a store. Opening never
+    blocks on a FIFO or a device.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, follow: bool = True) -> None:
@@ -167,13 +179,17 @@ class FileReader:
     def settle(self) -> None:
         """Let the kernel see every later write to the file: stores through a map show in its times only on a clean page.
 
-        A file system that can't is left alone: what is asked for here is a courtesy, not durability.
+        A file system that can't is left alone: what is asked for here is a courtesy, not
+        durability.
         """
         with suppress(OSError):
             os.fsync(self._fd)
 
     def read_ahead(self) -> None:
-        """Tell the kernel that the file will be read from its beginning to its end. Errors are ignored."""
+        """Tell the kernel that the file will be read from its beginning to its end.
+
+        Errors are ignored.
+        """
         with suppress(OSError, AttributeError):  # macOS has no such call
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
@@ -195,7 +211,9 @@ class FileReader:
         if offset + length > self.size:
             raise _short(self, offset, length)
         try:
-            data = os.pread(self._fd, length, offset)  # a header may have 100 MB: it is not held twice
+            data = os.pread(
+                self._fd, length, offset
+            )  # a header may have 100 MB: it is not held twice
         except OSError as error:
             raise from_os_error(error, "read", self.name) from error
         if len(data) == length:
@@ -205,7 +223,10 @@ class FileReader:
         return data + rest
 
     def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
-        """Yield all bytes in order, in views of ``buffer``, each good until the next. Raises: as `readinto`."""
+        """Yield all bytes in order, in views of ``buffer``, each good until the next.
+
+        Raises: as `readinto`.
+        """
         for start in range(0, self.size, len(buffer)):
             piece = buffer[: self.size - start]
             self.readinto(start, piece)
@@ -213,7 +234,10 @@ class FileReader:
 
     def has_nul(self) -> bool:
         """Return True when the file contains a NUL byte, reading up to the first: text has none, a hole nothing else."""
-        return any(b"\0" in bytes(piece) for piece in self.pieces(memoryview(bytearray(min(_PIECE, max(self.size, 1))))))
+        return any(
+            b"\0" in bytes(piece)
+            for piece in self.pieces(memoryview(bytearray(min(_PIECE, max(self.size, 1)))))
+        )
 
     def digest(self) -> Digest:
         """Return the digest of the file's bytes, read in pieces. Raises: as `readinto`."""
@@ -254,7 +278,10 @@ class FileReader:
 
 
 def close_quietly(fd: int) -> None:
-    """Close a file that was only read or locked. Errors are ignored: what was read stays right, and the lock is gone."""
+    """Close a file that was only read or locked.
+
+    Errors are ignored: what was read stays right, and the lock is gone.
+    """
     with suppress(OSError):
         os.close(fd)
 
@@ -262,21 +289,24 @@ def close_quietly(fd: int) -> None:
 def real_path(path: str | os.PathLike[str]) -> str:
     """Return the absolute path without links, of what need not exist.
 
-    Raises: StorageError when a link in it can't be read, there are too many of them, or the current folder is gone.
+    Raises: StorageError when a link in it can't be read, there are too many of them, or the current
+    folder is gone.
     """
     try:
         return os.path.realpath(path)
     except OSError as error:
         raise from_os_error(error, "access", path) from error
     except RecursionError:  # Python follows links without the system's limit of 40, by recursion
-        raise StorageError(f"can't access {path}: too many symbolic links", path=os.fspath(path)) from None
+        raise StorageError(
+            f"can't access {path}: too many symbolic links", path=os.fspath(path)
+        ) from None
 
 
 def allow_open_files(count: int) -> None:
     """Raise the process's soft limit of open files, where it is too low for ``count`` more, as far as the system allows.
 
-    A dense model of 126 layers has 1,137 blobs, and checkpoints have hundreds of shards, where Linux's usual soft limit is
-    1,024 files and macOS's 256.
+    A dense model of 126 layers has 1,137 blobs, and checkpoints have hundreds of shards, where
+    Linux's usual soft limit is 1,024 files and macOS's 256.
     """
     needed = count + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -297,9 +327,9 @@ def is_coarse(time_ns: int) -> bool:
 class FileIdentity:
     """What tells one state of a file from another: device, inode, size and time of the last write.
 
-    ``key`` is that as a text, with the time of the last change of any kind: a link or a mode changes the key only. A file
-    that was written within the last tick of a coarse clock gets another key every time: a write in the same tick would
-    leave its times as they are.
+    ``key`` is that as a text, with the time of the last change of any kind: a link or a mode
+    changes the key only. A file that was written within the last tick of a coarse clock gets
+    another key every time: a write in the same tick would leave its times as they are.
     """
 
     __slots__ = ("_key", "key")
@@ -307,8 +337,12 @@ class FileIdentity:
     def __init__(self, status: os.stat_result) -> None:
         self._key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         self.key = " ".join(map(str, (*self._key, status.st_ctime_ns)))
-        # By the time of change, which no program sets: an archive may have set the time of writing to a whole second.
-        if is_coarse(status.st_ctime_ns) and abs(time.time_ns() - status.st_mtime_ns) < _LONGEST_TICK_NS:
+        # By the time of change, which no program sets: an archive may have set the time of writing
+        # to a whole second.
+        if (
+            is_coarse(status.st_ctime_ns)
+            and abs(time.time_ns() - status.st_mtime_ns) < _LONGEST_TICK_NS
+        ):
             self.key += f" {secrets.token_hex(16)}"
 
     @property
@@ -331,7 +365,9 @@ def _short(reader: BytesReader | FileReader, offset: int, length: int) -> ShortR
 
 
 class MappedFile:
-    """The bytes of an open file, read-only and private to the process. It lives as long as a view of it does.
+    """The bytes of an open file, read-only and private to the process.
+
+    It lives as long as a view of it does.
 
     Of a reader without a file they are its bytes in memory.
     """
@@ -339,20 +375,28 @@ class MappedFile:
     __slots__ = ("_data", "_memory", "_name", "size")
 
     def __init__(self, reader: OpenReader) -> None:
-        """Map the file that ``reader`` has open; it may be closed then. Raises: CorruptDataError, StorageError."""
+        """Map the file that ``reader`` has open; it may be closed then.
+
+        Raises: CorruptDataError, StorageError.
+        """
         self._name = reader.name
         self.size = reader.size
         fd = reader.fileno() if reader.size else None
         self._memory = memoryview(reader.read(0, reader.size)) if fd is None else memoryview(b"")
         try:
-            self._data = mmap.mmap(fd, reader.size, access=mmap.ACCESS_READ) if fd is not None else None
+            self._data = (
+                mmap.mmap(fd, reader.size, access=mmap.ACCESS_READ) if fd is not None else None
+            )
         except ValueError:  # mmap checks the size of the open file once more
             raise self._short() from None
         except OSError as error:
             raise from_os_error(error, "map", self._name) from error
 
     def view(self, begin: int = 0, end: int | None = None) -> memoryview:
-        """Return the bytes from ``begin`` to ``end`` without a copy. Raises: CorruptDataError when the file was cut."""
+        """Return the bytes from ``begin`` to ``end`` without a copy.
+
+        Raises: CorruptDataError when the file was cut.
+        """
         if self._data is None:
             return self._memory[begin:end]
         try:

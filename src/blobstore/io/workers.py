@@ -1,8 +1,11 @@
-"""Workers: threads that share one job. None of them goes on with it when it has ended, whatever has ended it.
+"""Workers: threads that share one job.
 
-A `ThreadPoolExecutor` does not promise that: it does not wait for a thread whose start was interrupted by Ctrl-C, because it
-notes a thread after its start only (python/cpython@3.11 Lib/concurrent/futures/thread.py `_adjust_thread_count`). Such a
-thread would write to files that its caller has closed or removed meanwhile.
+None of them goes on with it when it has ended, whatever has ended it.
+
+A `ThreadPoolExecutor` does not promise that: it does not wait for a thread whose start was
+interrupted by Ctrl-C, because it notes a thread after its start only (python/cpython@3.11
+Lib/concurrent/futures/thread.py `_adjust_thread_count`). Such a thread would write to files that
+its caller has closed or removed meanwhile.
 """
 
 from __future__ import annotations
@@ -21,15 +24,20 @@ _R = TypeVar("_R")
 
 
 def each(
-    items: Iterable[_T], do: Callable[[_T], None], jobs: int, *, name: str, stop: threading.Event | None = None
+    items: Iterable[_T],
+    do: Callable[[_T], None],
+    jobs: int,
+    *,
+    name: str,
+    stop: threading.Event | None = None,
 ) -> None:
     """Call ``do`` with each of ``items`` in ``jobs`` threads, which take them in order, one thread at a time.
 
-    After an error, or an interrupt, no other item is taken, and those that were taken are waited for. ``stop`` is set then:
-    what takes its time may look at it, and end early.
+    After an error, or an interrupt, no other item is taken, and those that were taken are waited
+    for. ``stop`` is set then: what takes its time may look at it, and end early.
 
-    Raises: the error of the first item, in their order, that fails, whatever the number of threads; StorageError when no
-    thread can be started.
+    Raises: the error of the first item, in their order, that fails, whatever the number of threads;
+    StorageError when no thread can be started.
     """
     job = _Job(items, do, stop or threading.Event())
     try:
@@ -42,7 +50,12 @@ def each(
 
 
 def results_of(
-    items: Sequence[_T], do: Callable[[_T], _R], jobs: int, *, name: str, stop: threading.Event | None = None
+    items: Sequence[_T],
+    do: Callable[[_T], _R],
+    jobs: int,
+    *,
+    name: str,
+    stop: threading.Event | None = None,
 ) -> list[_R]:
     """Return what ``do`` gives for each of ``items``, in their order. As `each`."""
     found: dict[int, _R] = {}
@@ -65,7 +78,9 @@ def _start(thread: threading.Thread, number: int) -> None:
 class _Job(Generic[_T]):
     """What the threads of one call of `each` share."""
 
-    def __init__(self, items: Iterable[_T], do: Callable[[_T], None], stop: threading.Event) -> None:
+    def __init__(
+        self, items: Iterable[_T], do: Callable[[_T], None], stop: threading.Event
+    ) -> None:
         self._stop = stop
         self._items = enumerate(items)
         self._do = do
@@ -120,7 +135,10 @@ class _Job(Generic[_T]):
                 self._changed.wait()
 
     def end(self) -> None:
-        """Let no thread begin anything, and return when none works. A second Ctrl-C does not end that."""
+        """Let no thread begin anything, and return when none works.
+
+        A second Ctrl-C does not end that.
+        """
         self._stop.set()
         while True:
             try:
@@ -152,11 +170,14 @@ def threads(jobs: int | None) -> int:
 
 
 class Progress(Protocol):
-    """What a function of ours is given to tell how far it is. Any function of two arguments will do.
+    """What a function of ours is given to tell how far it is.
 
-    Told after every few megabytes how many more bytes are done, and of which blob, tensor or file; from any thread. What
-    need not be read, because an earlier import has made its blobs, is told first, all at once. If it has a method
-    ``begin``, that is told before how many bytes there are in all, and again when something else begins.
+    Any function of two arguments will do.
+
+    Told after every few megabytes how many more bytes are done, and of which blob, tensor or file;
+    from any thread. What need not be read, because an earlier import has made its blobs, is told
+    first, all at once. If it has a method ``begin``, that is told before how many bytes there are
+    in all, and again when something else begins.
     """
 
     def __call__(self, nbytes: int, name: str, /) -> object:

@@ -36,5 +36,12 @@ def dequantize(
     out: _Array,
 ) -> None: ...
 def decode_blocks(
-    target: str, scale_type: str, codes: _Array, scales: _Array, first: int, rows: int, cols: int, out: _Array
+    target: str,
+    scale_type: str,
+    codes: _Array,
+    scales: _Array,
+    first: int,
+    rows: int,
+    cols: int,
+    out: _Array,
 ) -> None: ...

@@ -49,29 +49,38 @@ _DTYPE = {kind: dtype for dtype, kind in _NUMPY.items()}
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     """Return the little-endian numpy type for one element.
 
-    Raises: UnsupportedSourceError for the sub-byte types F4, F6_E2M3 and F6_E3M2, which no numpy array can hold packed.
+    Raises: UnsupportedSourceError for the sub-byte types F4, F6_E2M3 and F6_E3M2, which no numpy
+    array can hold packed.
     """
     try:
         return _NUMPY[dtype]
     except KeyError:
-        raise UnsupportedSourceError(f"numpy has no packed {dtype} arrays", hint="Read the tensor's raw bytes.") from None
+        raise UnsupportedSourceError(
+            f"numpy has no packed {dtype} arrays", hint="Read the tensor's raw bytes."
+        ) from None
 
 
 def dtype_of(array: np.ndarray[Any, Any]) -> DType:
-    """Return the safetensors dtype of a numpy array. Raises: UnsupportedSourceError when it has none."""
+    """Return the safetensors dtype of a numpy array.
+
+    Raises: UnsupportedSourceError when it has none.
+    """
     try:
         return _DTYPE[array.dtype.newbyteorder("=")]
     except (KeyError, TypeError):  # the last for dtypes without a byte order: StringDType
-        raise UnsupportedSourceError(f"safetensors has no dtype for numpy's {array.dtype}") from None
+        raise UnsupportedSourceError(
+            f"safetensors has no dtype for numpy's {array.dtype}"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedArray(Generic[T]):
     """A quantized tensor's stored arrays: numpy, torch or mlx, all of one library.
 
-    ``weight`` U32 ``[..., rows, cols * bits / 32]``; ``scale`` ``[..., rows, cols / group_size]`` in the source's float
-    dtype (affine) or U8 bit patterns (E4M3 for nvfp4, E8M0 for mxfp4 and mxfp8); ``bias`` as ``scale``, affine only;
-    ``global_scale`` one F32, only for double-scaled nvfp4.
+    ``weight`` U32 ``[..., rows, cols * bits / 32]``; ``scale`` ``[..., rows, cols / group_size]``
+    in the source's float dtype (affine) or U8 bit patterns (E4M3 for nvfp4, E8M0 for mxfp4 and
+    mxfp8); ``bias`` as ``scale``, affine only; ``global_scale`` one F32, only for double-scaled
+    nvfp4.
     """
 
     weight: T
@@ -105,16 +114,25 @@ Array = np.ndarray[Any, Any]
 
 
 def array_of(given: Any, what: str) -> Array:
-    """Return what numpy reads as an array as one, without a copy where numpy needs none; subclasses become plain arrays.
+    """Return what numpy reads as an array as one, without a copy where numpy needs none.
 
-    Raises: UsageError for anything else, and for masked values: what lies under a mask is not a value.
+    Subclasses become plain arrays.
+
+    Raises: UsageError for anything else, and for masked values: what lies under a mask is not a
+    value.
     """
     if np.ma.is_masked(given):
         raise UsageError(f"{what} has masked values", hint="Fill them first: array.filled(0).")
     try:
         return np.asarray(given)
-    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch raises the last for a tensor with a gradient
-        raise UsageError(f"{what} is a {type(given).__name__} that numpy can't read as an array: {error}") from error
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # PyTorch raises the last for a tensor with a gradient
+        raise UsageError(
+            f"{what} is a {type(given).__name__} that numpy can't read as an array: {error}"
+        ) from error
 
 
 def mapped(parts: QuantizedArray[Array], change: Callable[[Array], Array]) -> QuantizedArray[Array]:
@@ -124,10 +142,12 @@ def mapped(parts: QuantizedArray[Array], change: Callable[[Array], Array]) -> Qu
 
 
 def flat_parts(quantized: QuantizedArray[Array]) -> QuantizedArray[Array]:
-    """Return the parts flat, contiguous, aligned and in native byte order; copies only where a part is not.
+    """Return the parts flat, contiguous, aligned and in native byte order.
 
-    Raises: UsageError unless they are numpy arrays of the shapes and dtypes that the quantization says;
-    UnsupportedSourceError for a dtype that safetensors does not have.
+    Copies only where a part is not.
+
+    Raises: UsageError unless they are numpy arrays of the shapes and dtypes that the quantization
+    says; UnsupportedSourceError for a dtype that safetensors does not have.
     """
     if not isinstance(quantized, QuantizedArray):
         raise UsageError(f"a {type(quantized).__name__} is not a QuantizedArray")
@@ -141,7 +161,10 @@ def flat_parts(quantized: QuantizedArray[Array]) -> QuantizedArray[Array]:
 def _check_arrays(quantized: QuantizedArray[Array]) -> None:
     needed = {"weight": quantized.weight, "scale": quantized.scale}
     optional = {"bias": quantized.bias, "global_scale": quantized.global_scale}
-    for name, part in {**needed, **{name: part for name, part in optional.items() if part is not None}}.items():
+    for name, part in {
+        **needed,
+        **{name: part for name, part in optional.items() if part is not None},
+    }.items():
         if not isinstance(part, np.ndarray):
             raise UsageError(f"{name} is a {type(part).__name__}, not a numpy array")
         array_of(part, name)
@@ -152,7 +175,9 @@ def _check_arrays(quantized: QuantizedArray[Array]) -> None:
 def _check_shapes(quantized: QuantizedArray[Array]) -> None:
     if not quantized.quantization.divides(quantized.shape):
         group = f"groups of {quantized.group_size}"
-        raise UsageError(f"{group} do not divide the last dimension of shape {list(quantized.shape)}, which the weight has")
+        raise UsageError(
+            f"{group} do not divide the last dimension of shape {list(quantized.shape)}, which the weight has"
+        )
     parts = (quantized.weight, quantized.scale, quantized.bias, quantized.global_scale)
     described = [(dtype_of(part), part.shape) for part in parts if part is not None]
     factor = quantized.global_scale if quantized.quant_type is QuantType.NVFP4 else None

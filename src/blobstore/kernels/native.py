@@ -1,7 +1,7 @@
 """The implementations of the kernels, and which of them runs.
 
-Native ones are C++ for a level of the processor each; ``reference`` is their NumPy twin. All give the same bits for every
-input. ``native`` is the best that runs here.
+Native ones are C++ for a level of the processor each; ``reference`` is their NumPy twin. All give
+the same bits for every input. ``native`` is the best that runs here.
 
 The C++ kernels, called with the bit patterns of the arrays.
 """
@@ -27,7 +27,10 @@ def targets() -> list[str]:
 
 
 class NativeKernel:
-    """The kernels of one target through bindings.cpp; they release the interpreter lock while they work."""
+    """The kernels of one target through bindings.cpp.
+
+    They release the interpreter lock while they work.
+    """
 
     def __init__(self, target: str) -> None:
         self.name = target
@@ -57,7 +60,9 @@ class NativeKernel:
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
         """See `blobstore.kernels.native.Kernel`."""
-        scale_type = dtype_of(parts.scale).value if parts.bias is not None else "F32"  # not used by the fp types
+        scale_type = (
+            dtype_of(parts.scale).value if parts.bias is not None else "F32"
+        )  # not used by the fp types
         _native.dequantize(
             self.name,
             parts.quant_type.value,
@@ -74,7 +79,9 @@ class NativeKernel:
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
         """See `blobstore.kernels.native.Kernel`."""
         scale_type = dtype_of(scales).value
-        _native.decode_blocks(self.name, scale_type, codes, _bits(scales), run.first, run.rows, run.cols, _bits(out))
+        _native.decode_blocks(
+            self.name, scale_type, codes, _bits(scales), run.first, run.rows, run.cols, _bits(out)
+        )
 
 
 def _bits(array: Array) -> Array:
@@ -115,7 +122,10 @@ _active: Kernel = KERNELS["native"]
 
 
 def use(name: str) -> None:
-    """Choose the implementation for this process by its name in `KERNELS`. Raises: UsageError for another word."""
+    """Choose the implementation for this process by its name in `KERNELS`.
+
+    Raises: UsageError for another word.
+    """
     global _active  # noqa: PLW0603  # one choice a process, made before work starts
     if name not in KERNELS:
         raise UsageError(f"unknown kernel {name!r}", hint=f"Use one of: {', '.join(KERNELS)}.")
@@ -128,7 +138,13 @@ def active() -> Kernel:
 
 
 def chosen(kernel: Kernel | None) -> Kernel:
-    """Return the kernel that a caller gives, or the one in use for None. Raises: UsageError for anything else."""
+    """Return the kernel that a caller gives, or the one in use for None.
+
+    Raises: UsageError for anything else.
+    """
     if kernel is not None and not isinstance(kernel, Kernel):
-        raise UsageError(f"{kernel!r} is not a kernel", hint="Use one of kernels.KERNELS, such as kernels.KERNELS['plain'].")
+        raise UsageError(
+            f"{kernel!r} is not a kernel",
+            hint="Use one of kernels.KERNELS, such as kernels.KERNELS['plain'].",
+        )
     return kernel or active()

@@ -1,7 +1,7 @@
 """Quantize and dequantize arrays: the public functions.
 
-The implementations, and which of them runs, are in native.py; how scales are chosen is in scales.py; block FP8 is in
-blocks.py.
+The implementations, and which of them runs, are in native.py; how scales are chosen is in
+scales.py; block FP8 is in blocks.py.
 """
 
 from __future__ import annotations
@@ -62,20 +62,23 @@ def quantize(
 ) -> QuantizedArray[Array]:
     """Return ``array`` quantized along its last dimension.
 
-    ``array``: BF16 (ml_dtypes), F16 or F32 of shape ``[..., rows, cols]``, rank 2 or more, cols a multiple of the group
-    size; it may be read-only or empty. ``method``: "minmax" takes each group's scale from its extremes, the same bits as
-    ``mx.quantize`` for int4 and int8; "search" finds the scale (and bias), as stored, with the least squared error, and is
-    never worse in any group. ``importance``: ``[cols]`` finite numbers >= 0, what each column's squared error counts, for
-    "search" only. ``global_scale``: divide an nvfp4 tensor by a power of two first, so that small weights do not fall
-    among E4M3's subnormals; it is stored. ``jobs``: threads, each with a range of groups; the bits do not depend on it.
+    ``array``: BF16 (ml_dtypes), F16 or F32 of shape ``[..., rows, cols]``, rank 2 or more, cols a
+    multiple of the group size; it may be read-only or empty. ``method``: "minmax" takes each
+    group's scale from its extremes, the same bits as ``mx.quantize`` for int4 and int8; "search"
+    finds the scale (and bias), as stored, with the least squared error, and is never worse in any
+    group. ``importance``: ``[cols]`` finite numbers >= 0, what each column's squared error counts,
+    for "search" only. ``global_scale``: divide an nvfp4 tensor by a power of two first, so that
+    small weights do not fall among E4M3's subnormals; it is stored. ``jobs``: threads, each with a
+    range of groups; the bits do not depend on it.
 
-    The result owns new arrays; the input is read in place (a non-contiguous, misaligned or big-endian one is copied
-    first). Affine scales and biases have the input's dtype. The arithmetic is docs/quantization.md's.
+    The result owns new arrays; the input is read in place (a non-contiguous, misaligned or
+    big-endian one is copied first). Affine scales and biases have the input's dtype. The arithmetic
+    is docs/quantization.md's.
 
-    Raises: UsageError (unknown type or method, rank under 2, a group that does not divide cols, another dtype, importance
-    of wrong length or without "search", a global scale for another type, jobs under 1, masked values, an argument of
-    another type); UnsupportedSourceError (a dtype that safetensors does not have); NonFiniteWeightError with the index of
-    the first NaN or infinity.
+    Raises: UsageError (unknown type or method, rank under 2, a group that does not divide cols,
+    another dtype, importance of wrong length or without "search", a global scale for another type,
+    jobs under 1, masked values, an argument of another type); UnsupportedSourceError (a dtype that
+    safetensors does not have); NonFiniteWeightError with the index of the first NaN or infinity.
     """
     quantization = quantization_of(quant_type, group_size)
     array = array_of(array, "the array")
@@ -89,7 +92,8 @@ def quantize(
     if type(jobs) is not int or jobs < 1:
         raise UsageError(f"jobs is {jobs!r}: it must be a whole number of threads")
     choice = ScaleChoice(
-        check_method(method), checked_importance(importance, array.shape[-1]) if importance is not None else None
+        check_method(method),
+        checked_importance(importance, array.shape[-1]) if importance is not None else None,
     )
     weights = np.require(array, numpy_dtype(dtype), ("C", "A"))
     if global_scale:
@@ -98,7 +102,9 @@ def quantize(
     bad = _quantize_ranges(weights.reshape(-1), parts, choice, jobs, chosen(kernel))
     if bad >= 0:
         index = tuple(int(i) for i in np.unravel_index(bad, array.shape))
-        raise NonFiniteWeightError(f"the weight at {list(index)} is {array[index]}: it can't be quantized", index=index)
+        raise NonFiniteWeightError(
+            f"the weight at {list(index)} is {array[index]}: it can't be quantized", index=index
+        )
     return parts
 
 
@@ -109,19 +115,28 @@ def _quantizable(array: Array, quantization: Quantization) -> DType:
     if array.ndim < 2:  # noqa: PLR2004
         raise UsageError(f"only arrays of rank 2 or more can be quantized, not shape {array.shape}")
     if not quantization.divides(array.shape):
-        raise UsageError(f"groups of {quantization.group_size} do not divide the last dimension of shape {array.shape}")
+        raise UsageError(
+            f"groups of {quantization.group_size} do not divide the last dimension of shape {array.shape}"
+        )
     return dtype
 
 
-def _empty_parts(weights: Array, quantization: Quantization, global_scale: float | None) -> QuantizedArray[Array]:
+def _empty_parts(
+    weights: Array, quantization: Quantization, global_scale: float | None
+) -> QuantizedArray[Array]:
     described = quantization.parts(weights.shape, dtype_of(weights))
     weight, scale, *rest = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
     factor = None if global_scale is None else np.array([global_scale], np.float32)
     return QuantizedArray(weight, scale, rest[0] if rest else None, factor, quantization)
 
 
-def _quantize_ranges(weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice, jobs: int, kernel: Kernel) -> int:
-    """Quantize flat weights in ``jobs`` ranges of groups at the same time; return as `quantize_into`."""
+def _quantize_ranges(
+    weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice, jobs: int, kernel: Kernel
+) -> int:
+    """Quantize flat weights in ``jobs`` ranges of groups at the same time.
+
+    Return as `quantize_into`.
+    """
     group_size = parts.group_size
     groups = weights.size // group_size
     jobs = min(jobs, groups, _MOST_THREADS) or 1
@@ -129,9 +144,15 @@ def _quantize_ranges(weights: Array, parts: QuantizedArray[Array], choice: Scale
 
     def quantize_range(start: int, stop: int) -> int:
         first = start * group_size
-        column = first % choice.importance.size if choice.importance is not None and choice.importance.size else 0
+        column = (
+            first % choice.importance.size
+            if choice.importance is not None and choice.importance.size
+            else 0
+        )
         part = replace(choice, first_column=column)
-        bad = quantize_into(weights[first : stop * group_size], group_range(parts, start, stop), part, kernel=kernel)
+        bad = quantize_into(
+            weights[first : stop * group_size], group_range(parts, start, stop), part, kernel=kernel
+        )
         return bad if bad < 0 else first + bad
 
     ranges = list(pairwise(bounds))
@@ -158,7 +179,10 @@ def matrix_of(parts: QuantizedArray[Array], number: int) -> QuantizedArray[Array
 
 
 def block_of(parts: QuantizedArray[Array], rows: slice, columns: slice) -> QuantizedArray[Array]:
-    """Return rows and columns of a quantized matrix as views; the columns begin and end where groups do."""
+    """Return rows and columns of a quantized matrix as views.
+
+    The columns begin and end where groups do.
+    """
     words = slice(*(bound * parts.quant_type.bits // 32 for bound in (columns.start, columns.stop)))
     groups = slice(columns.start // parts.group_size, columns.stop // parts.group_size)
     return replace(
@@ -170,23 +194,35 @@ def block_of(parts: QuantizedArray[Array], rows: slice, columns: slice) -> Quant
 
 
 def quantize_into(
-    weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice | None = None, *, kernel: Kernel | None = None
+    weights: Array,
+    parts: QuantizedArray[Array],
+    choice: ScaleChoice | None = None,
+    *,
+    kernel: Kernel | None = None,
 ) -> int:
     """Quantize whole groups of flat, contiguous ``weights`` into ``parts``, whose arrays are flat too.
 
-    Returns the index of the first non-finite weight, or -1; with an index, the parts are unspecified.
+    Returns the index of the first non-finite weight, or -1; with an index, the parts are
+    unspecified.
     """
     return (kernel or active()).quantize(weights, parts, choice or ScaleChoice())
 
 
-def dequantize(quantized: QuantizedArray[Array], dtype: str | DType = DType.F32, *, kernel: Kernel | None = None) -> Array:
+def dequantize(
+    quantized: QuantizedArray[Array],
+    dtype: str | DType = DType.F32,
+    *,
+    kernel: Kernel | None = None,
+) -> Array:
     """Return the values ``[..., rows, cols]`` of a quantized numpy array, as a new array.
 
-    ``code * scale + bias`` for the affine types, ``code * scale`` (``* global_scale``) for the others, each operation
-    rounded to float32, and the result to ``dtype``: "float32", "bfloat16" (ml_dtypes) or "float16".
+    ``code * scale + bias`` for the affine types, ``code * scale`` (``* global_scale``) for the
+    others, each operation rounded to float32, and the result to ``dtype``: "float32", "bfloat16"
+    (ml_dtypes) or "float16".
 
-    Raises: UsageError for anything but numpy arrays with the shapes and dtypes of the type (a scale for each whole group),
-    for masked values, or for another dtype; UnsupportedSourceError for a part's dtype that safetensors does not have.
+    Raises: UsageError for anything but numpy arrays with the shapes and dtypes of the type (a scale
+    for each whole group), for masked values, or for another dtype; UnsupportedSourceError for a
+    part's dtype that safetensors does not have.
     """
     wanted = dtype if isinstance(dtype, DType) else DType.parse_float(dtype)
     if not wanted.is_float:
@@ -197,7 +233,9 @@ def dequantize(quantized: QuantizedArray[Array], dtype: str | DType = DType.F32,
     return out
 
 
-def dequantize_into(parts: QuantizedArray[Array], out: Array, *, kernel: Kernel | None = None) -> None:
+def dequantize_into(
+    parts: QuantizedArray[Array], out: Array, *, kernel: Kernel | None = None
+) -> None:
     """Fill ``out``, flat and contiguous, with the values of ``parts``, whose arrays are so too: those of `dequantize`."""
     factor = 1.0 if parts.global_scale is None else float(parts.global_scale.reshape(-1)[0])
     if not parts.quant_type.is_affine:

@@ -1,7 +1,7 @@
 """The kernels in NumPy: the arithmetic of quantize.h, dequantize.h and blocks.h, operation by operation, and the same bits.
 
-Written to be read beside them and docs/quantization.md. Everything is float32; numpy rounds each operation by itself, so
-there is no fused multiply-add to switch off.
+Written to be read beside them and docs/quantization.md. Everything is float32; numpy rounds each
+operation by itself, so there is no fused multiply-add to switch off.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ class ReferenceKernel:
         """See `blobstore.kernels.native.Kernel`."""
         codes = _unpacked(parts.weight, parts.quant_type.bits).reshape(-1, parts.group_size)
         with np.errstate(all="ignore"):
-            values = _affine_values(codes, parts) if parts.bias is not None else _fp_values(codes, parts, global_scale)
+            values = (
+                _affine_values(codes, parts)
+                if parts.bias is not None
+                else _fp_values(codes, parts, global_scale)
+            )
             out[:] = values.reshape(-1).astype(out.dtype)
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
@@ -60,9 +64,16 @@ class ReferenceKernel:
         rows, columns = np.divmod(np.arange(run.first, run.first + run.count), run.cols)
         matrices, rows = np.divmod(rows, run.rows)
         block_rows, block_columns = run.blocks
-        of_each = (matrices * block_rows + rows // FP8_BLOCK) * block_columns + columns // FP8_BLOCK - run.scales.start
+        of_each = (
+            (matrices * block_rows + rows // FP8_BLOCK) * block_columns
+            + columns // FP8_BLOCK
+            - run.scales.start
+        )
         with np.errstate(all="ignore"):
-            values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales.astype(np.float32)[of_each]
+            values = (
+                codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+                * scales.astype(np.float32)[of_each]
+            )
             out[:] = values.astype(out.dtype)
         out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
 
@@ -74,14 +85,21 @@ def _importance(choice: ScaleChoice, shape: tuple[int, ...]) -> Array | None:
     return choice.importance[columns].reshape(shape)
 
 
-def _quantize_affine(groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array | None) -> Array:
+def _quantize_affine(
+    groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array | None
+) -> Array:
     levels = np.float32(2**parts.quant_type.bits - 1)
     scale, bias = _affine_of(_running_min(groups), _running_max(groups), levels)
     stored = (scale.astype(parts.scale.dtype), bias.astype(parts.scale.dtype))
     if choice.method == "search":
         candidates = choice.candidates_for(parts.quant_type)
-        scale, bias, *stored_values = search_affine(groups, importance, (scale, bias), levels, candidates, parts.scale.dtype)
-        stored = (stored_values[0].astype(parts.scale.dtype), stored_values[1].astype(parts.scale.dtype))
+        scale, bias, *stored_values = search_affine(
+            groups, importance, (scale, bias), levels, candidates, parts.scale.dtype
+        )
+        stored = (
+            stored_values[0].astype(parts.scale.dtype),
+            stored_values[1].astype(parts.scale.dtype),
+        )
     parts.scale[:], np.asarray(parts.bias)[:] = stored
     exact = (groups - bias[:, None]) / scale[:, None]
     return np.rint(np.minimum(np.where(exact > 0, exact, np.float32(0)), levels)).astype(np.uint32)
@@ -95,14 +113,20 @@ def _affine_of(low: Array, high: Array, levels: np.float32) -> tuple[Array, Arra
     step = np.where(low_is_edge, step, -step)
     steps = np.rint(edge / step)
     has_bias = steps != 0
-    return np.where(has_bias, edge / np.where(has_bias, steps, 1), step), np.where(has_bias, edge, np.float32(0))
+    return np.where(has_bias, edge / np.where(has_bias, steps, 1), step), np.where(
+        has_bias, edge, np.float32(0)
+    )
 
 
-def _quantize_fp(groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array | None) -> Array:
+def _quantize_fp(
+    groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array | None
+) -> Array:
     kind = parts.quant_type
     groups = groups * np.float32(1 / choice.global_scale)
     scales = scale_bits(np.abs(groups).max(axis=1).astype(np.float32) / code_max(kind), kind)
-    parts.scale[:] = search_fp(groups, importance, scales, kind) if choice.method == "search" else scales
+    parts.scale[:] = (
+        search_fp(groups, importance, scales, kind) if choice.method == "search" else scales
+    )
     scale = decoded_scales(parts.scale, kind)[:, None]
     exact = np.where(scale == 0, np.float32(0), groups / scale)
     return e4m3_bits(exact) if kind is QuantType.MXFP8 else e2m1_codes(exact)
@@ -119,7 +143,9 @@ def _fp_values(codes: Array, parts: QuantizedArray[Array], global_scale: float) 
         values = codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     else:
         values = E2M1_VALUES[codes]
-    product: Array = values * decoded_scales(parts.scale, parts.quant_type)[:, None] * np.float32(global_scale)
+    product: Array = (
+        values * decoded_scales(parts.scale, parts.quant_type)[:, None] * np.float32(global_scale)
+    )
     return product
 
 
@@ -148,7 +174,9 @@ def _packed(codes: Array, bits: int) -> Array:
     """Return U32 words of ``codes`` (flat), the first code in the lowest bits."""
     per_word = 32 // bits
     shifts = (np.arange(per_word, dtype=np.uint32) * np.uint32(bits))[None, :]
-    words: Array = np.bitwise_or.reduce(codes.astype(np.uint32).reshape(-1, per_word) << shifts, axis=1)
+    words: Array = np.bitwise_or.reduce(
+        codes.astype(np.uint32).reshape(-1, per_word) << shifts, axis=1
+    )
     return words
 
 

@@ -27,11 +27,17 @@ _E2M1_BEYOND = np.float32(7)
 
 
 def search_affine(
-    groups: Array, importance: Array | None, minmax: Pair, levels: np.float32, candidates: AffineCandidates, dtype: Any
+    groups: Array,
+    importance: Array | None,
+    minmax: Pair,
+    levels: np.float32,
+    candidates: AffineCandidates,
+    dtype: Any,
 ) -> tuple[Array, Array, Array, Array]:
     """Return per group what its weights are coded by (scale, bias), and what is stored (scale, bias), all float32.
 
-    ``groups``: float32 ``[groups, group_size]``; ``importance`` alike, or None; ``minmax``: scale and bias before rounding.
+    ``groups``: float32 ``[groups, group_size]``; ``importance`` alike, or None; ``minmax``: scale
+    and bias before rounding.
     """
     search = _AffineSearch(groups, importance, minmax, levels, dtype)
     search.run(candidates)
@@ -64,7 +70,9 @@ class _AffineSearch:
     def run(self, candidates: AffineCandidates) -> None:
         """Try all candidates, in the order of search_affine.h."""
         self._attempt(self.stored)
-        counts = np.ones(self.groups.shape, bool) if self.importance is None else self.importance > 0
+        counts = (
+            np.ones(self.groups.shape, bool) if self.importance is None else self.importance > 0
+        )
         low = np.where(counts, self.groups, _INFINITY).min(axis=1)
         high = np.where(counts, self.groups, -_INFINITY).max(axis=1)
         span = high - low
@@ -77,7 +85,10 @@ class _AffineSearch:
                 slack = span - reach
                 shift = np.maximum(np.abs(slack), scale * np.float32(0.75)) * shift_by
                 bottom = (low + slack * np.float32(0.5)) + shift
-                candidate = (np.where(from_high, -scale, scale), self._rounded(np.where(from_high, bottom + reach, bottom)))
+                candidate = (
+                    np.where(from_high, -scale, scale),
+                    self._rounded(np.where(from_high, bottom + reach, bottom)),
+                )
                 error = self._attempt(candidate)
                 best = _where(error < least, candidate, best)
                 least = np.where(error < least, error, least)
@@ -131,20 +142,26 @@ class _AffineSearch:
         return rounded
 
 
-def search_fp(groups: Array, importance: Array | None, minmax: Array, quant_type: QuantType) -> Array:
+def search_fp(
+    groups: Array, importance: Array | None, minmax: Array, quant_type: QuantType
+) -> Array:
     """Return the stored scales (U8) of float32 ``[groups, group_size]``; ``minmax`` are those that minmax gives."""
     counts = np.ones(groups.shape, bool) if importance is None else importance > 0
     amax = np.where(counts, np.abs(groups), np.float32(0)).max(axis=1)
     nvfp4 = quant_type is QuantType.NVFP4
     top = _nvfp4_top(amax) if nvfp4 else e8m0_bits_up(amax / code_max(quant_type)).astype(np.int64)
     lowest = 1 if nvfp4 else np.maximum(top, 126) - 126
-    unit = np.float32(1) if nvfp4 else np.float32(1) / decoded_scales(top.astype(np.uint8), quant_type)
+    unit = (
+        np.float32(1) if nvfp4 else np.float32(1) / decoded_scales(top.astype(np.uint8), quant_type)
+    )
 
     peak, share = amax * unit, np.ones(len(groups), np.float32)
     if importance is not None:
         magnitudes = np.abs(groups) * np.reshape(unit, (-1, 1))
         most = np.argmax(_counted(magnitudes * magnitudes, importance), axis=1)[:, None]
-        peak, share = (np.take_along_axis(values, most, axis=1)[:, 0] for values in (magnitudes, importance))
+        peak, share = (
+            np.take_along_axis(values, most, axis=1)[:, 0] for values in (magnitudes, importance)
+        )
 
     def relative(codes: Array) -> Array:
         return decoded_scales(codes.astype(np.uint8), quant_type) if nvfp4 else _power(codes - top)
@@ -152,7 +169,9 @@ def search_fp(groups: Array, importance: Array | None, minmax: Array, quant_type
     def error_of(scale: Array) -> Array:
         inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
         weights = np.abs(groups) * np.reshape(unit, (-1, 1))
-        difference = weights - rounded_magnitudes(weights * inverse[:, None], quant_type) * scale[:, None]
+        difference = (
+            weights - rounded_magnitudes(weights * inverse[:, None], quant_type) * scale[:, None]
+        )
         return _sum(_counted(difference * difference, importance))
 
     found, least = minmax.astype(np.int64), error_of(relative(minmax.astype(np.int64))) * _CLEARLY
@@ -189,7 +208,11 @@ def _where(mask: Array, yes: Pair, no: Pair) -> Pair:
 
 def _counted(values: Array, importance: Array | None) -> Array:
     # Of a column of importance 0 nothing counts, not even an infinite error.
-    return values if importance is None else np.where(importance > 0, importance * values, np.float32(0))
+    return (
+        values
+        if importance is None
+        else np.where(importance > 0, importance * values, np.float32(0))
+    )
 
 
 def _sum(values: Array) -> Array:

@@ -1,8 +1,9 @@
 """Scales: how they are chosen, the small floats that they are, and the scales of block FP8.
 
-``minmax`` takes them from each group's extremes, as MLX does. ``search`` tries candidates and keeps the one with the
-least squared error (docs/quantization.md, "search"). The number formats of codes and scales are the twin of formats.h. A
-`BlockRun` is a run of the codes of block FP8 matrices, with the scales that it needs; nothing is read here.
+``minmax`` takes them from each group's extremes, as MLX does. ``search`` tries candidates and keeps
+the one with the least squared error (docs/quantization.md, "search"). The number formats of codes
+and scales are the twin of formats.h. A `BlockRun` is a run of the codes of block FP8 matrices, with
+the scales that it needs; nothing is read here.
 """
 
 from __future__ import annotations
@@ -25,12 +26,23 @@ FP8_BLOCK = 128
 """Rows and columns of the square that shares a scale in a block FP8 matrix."""
 BF16_NAN_BITS = 0x7FC0
 """What every NaN becomes in BF16."""
-E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+E2M1_VALUES = np.array(
+    [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32
+)
 _E2M1_MAX = np.float32(6)
 _E4M3_MAX = np.float32(448)
 _BITS_OF_2_TO_MINUS_127 = 0x400000
-# Midpoints between neighbouring E2M1 values, and whether the midpoint itself goes up (to the even code).
-_E2M1_MIDPOINTS = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
+# Midpoints between neighbouring E2M1 values, and whether the midpoint itself goes up (to the even
+# code).
+_E2M1_MIDPOINTS = (
+    (0.25, False),
+    (0.75, True),
+    (1.25, False),
+    (1.75, True),
+    (2.5, False),
+    (3.5, True),
+    (5.0, False),
+)
 
 
 def code_max(quant_type: QuantType) -> np.float32:
@@ -68,7 +80,10 @@ def e4m3_bits(values: Array) -> Array:
 
 
 def e2m1_codes(values: Array) -> Array:
-    """Return E2M1 codes of ``values``, rounded half to even and saturated at 6; the sign of zero is kept."""
+    """Return E2M1 codes of ``values``, rounded half to even and saturated at 6.
+
+    The sign of zero is kept.
+    """
     magnitude = np.abs(values)
     code = np.zeros(values.shape, np.uint32)
     for midpoint, goes_up in _E2M1_MIDPOINTS:
@@ -94,7 +109,9 @@ _SEARCHED_NVFP4 = 3.5 * 448
 def check_method(method: object) -> str:
     """Return ``method`` when it is a quantization method. Raises: UsageError otherwise."""
     if not isinstance(method, str) or method not in METHODS:
-        raise UsageError(f"unknown quantization method {method!r}", hint=f"Use one of: {', '.join(METHODS)}.")
+        raise UsageError(
+            f"unknown quantization method {method!r}", hint=f"Use one of: {', '.join(METHODS)}."
+        )
     return method
 
 
@@ -102,9 +119,10 @@ def check_method(method: object) -> str:
 class AffineCandidates:
     """The scales and biases that ``search`` tries for int4 and int8.
 
-    ``factors`` of the group's range over the levels are the scales; for each of ``shifts`` the codes' range is moved
-    against the group's, by that part of what they differ by (at least 0.75 scales). The best scale of each shift is
-    fitted once. ``neighbours``: the stored biases next to the best ones are tried too.
+    ``factors`` of the group's range over the levels are the scales; for each of ``shifts`` the
+    codes' range is moved against the group's, by that part of what they differ by (at least 0.75
+    scales). The best scale of each shift is fitted once. ``neighbours``: the stored biases next to
+    the best ones are tried too.
     """
 
     factors: tuple[float, ...]
@@ -112,8 +130,8 @@ class AffineCandidates:
     neighbours: bool = True
 
 
-# Few levels are worth more when the range is cut; many lose nothing when it is a little too wide, and each stored scale
-# that is tried rounds differently.
+# Few levels are worth more when the range is cut; many lose nothing when it is a little too wide,
+# and each stored scale that is tried rounds differently.
 _CANDIDATES = {
     QuantType.INT4: AffineCandidates((0.80, 0.852, 0.904, 0.956, 1.008, 1.06)),
     QuantType.INT8: AffineCandidates((1.0, 1.006, 1.012, 1.018, 1.024, 1.03)),
@@ -124,9 +142,9 @@ _CANDIDATES = {
 class ScaleChoice:
     """How scales are chosen for a run of weights; the default is plain ``minmax``.
 
-    ``importance``: float32 ``[cols]``, what each column's squared error counts in ``search``; None for all the same.
-    ``first_column``: the column of the run's first weight. ``global_scale``: a power of two that the weights of a
-    double-scaled nvfp4 tensor are divided by first.
+    ``importance``: float32 ``[cols]``, what each column's squared error counts in ``search``; None
+    for all the same. ``first_column``: the column of the run's first weight. ``global_scale``: a
+    power of two that the weights of a double-scaled nvfp4 tensor are divided by first.
     """
 
     method: str = "minmax"
@@ -143,19 +161,25 @@ class ScaleChoice:
 def checked_importance(importance: Any, cols: int | None, what: str = "importance") -> Array:
     """Return importance as a new float32 ``[cols]`` whose largest value is between 1 and 2: only ratios count.
 
-    Where all columns count the same, each is 1, and a search finds what it finds without importance.
+    Where all columns count the same, each is 1, and a search finds what it finds without
+    importance.
 
-    Raises: UsageError when it is not a vector of ``cols`` (None: any number of) finite numbers >= 0.
+    Raises: UsageError when it is not a vector of ``cols`` (None: any number of) finite numbers >=
+    0.
     """
     values = array_of(importance, what)
     if values.ndim != 1 or not (values.dtype.kind in "fiu" or values.dtype == ml_dtypes.bfloat16):
-        raise UsageError(f"{what} is {values.dtype} of shape {list(values.shape)}, not a vector of floats")
+        raise UsageError(
+            f"{what} is {values.dtype} of shape {list(values.shape)}, not a vector of floats"
+        )
     if cols is not None and values.size != cols:
         raise UsageError(f"{what} has {values.size:,} values for {cols:,} columns")
     values = values.astype(np.float64)
     if not (np.isfinite(values).all() and (values >= 0).all()):
         column = int(np.argmin(np.isfinite(values) & (values >= 0)))
-        raise UsageError(f"{what} of column {column} is {values[column]}: it must be finite and at least 0")
+        raise UsageError(
+            f"{what} of column {column} is {values[column]}: it must be finite and at least 0"
+        )
     largest = float(values.max(initial=0))
     if largest and values.min() == largest:
         return np.ones(values.size, np.float32)
@@ -166,8 +190,9 @@ def checked_importance(importance: Any, cols: int | None, what: str = "importanc
 def global_scale_of(amax: float) -> float:
     """Return the global scale of an nvfp4 tensor whose largest magnitude is ``amax``: a power of two.
 
-    The smallest with which all scales that are tried fit E4M3, so that as few as can be are subnormal. As a power of two it
-    changes no rounding: where all scales that are tried for a group are normal without it, its values are the same with it.
+    The smallest with which all scales that are tried fit E4M3, so that as few as can be are
+    subnormal. As a power of two it changes no rounding: where all scales that are tried for a group
+    are normal without it, its values are the same with it.
     """
     if not 0 < amax < math.inf:
         return 1.0
@@ -191,11 +216,11 @@ _END = 2**63
 class BlockRun:
     """``count`` codes from flat index ``first`` on, of matrices ``[rows, cols]`` that follow each other, row-major.
 
-    It may begin and end inside a row. Each matrix has its own scales, row-major too: ``blocks`` of them, those at its edges
-    for fewer than 128 rows or columns.
+    It may begin and end inside a row. Each matrix has its own scales, row-major too: ``blocks`` of
+    them, those at its edges for fewer than 128 rows or columns.
 
-    Raises: UsageError unless all four are whole numbers from 0 on, matrices of a run with codes are not empty, and the run
-    ends before 2^63.
+    Raises: UsageError unless all four are whole numbers from 0 on, matrices of a run with codes are
+    not empty, and the run ends before 2^63.
     """
 
     rows: int
@@ -207,11 +232,17 @@ class BlockRun:
         numbers = {"rows": self.rows, "cols": self.cols, "first": self.first, "count": self.count}
         for name, number in numbers.items():
             if type(number) is not int or not 0 <= number < _END:
-                raise UsageError(f"{name} is {number!r}: it must be a whole number from 0 to 2^63 - 1")
+                raise UsageError(
+                    f"{name} is {number!r}: it must be a whole number from 0 to 2^63 - 1"
+                )
         if self.first + self.count >= _END:
-            raise UsageError(f"the run ends at {self.first + self.count:,}: it must end before 2^63")
+            raise UsageError(
+                f"the run ends at {self.first + self.count:,}: it must end before 2^63"
+            )
         if self.count and not self.rows * self.cols:
-            raise UsageError(f"{self.count:,} codes can't be of matrices [{self.rows:,}, {self.cols:,}], which are empty")
+            raise UsageError(
+                f"{self.count:,} codes can't be of matrices [{self.rows:,}, {self.cols:,}], which are empty"
+            )
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -229,7 +260,9 @@ class BlockRun:
         last = self.first + self.count - 1
         begin, end = self._row_of_scales(self.first), self._row_of_scales(last)
         if self.first // self.cols == last // self.cols:
-            return range(begin + self.first % self.cols // FP8_BLOCK, end + last % self.cols // FP8_BLOCK + 1)
+            return range(
+                begin + self.first % self.cols // FP8_BLOCK, end + last % self.cols // FP8_BLOCK + 1
+            )
         return range(begin, end + self.blocks[1])
 
     def _row_of_scales(self, index: int) -> int:
@@ -240,8 +273,9 @@ class BlockRun:
     def pieces(self, scales: int) -> Iterator[BlockRun]:
         """Yield the run cut so that no piece needs many more than that many ``scales``, whatever the matrices' shape.
 
-        At most one more for each 16 of its codes, and 4. What needs fewer stays whole, unless its rows are longer than it:
-        then it is cut where a row ends, since a whole row of scales may be far more than the pieces need.
+        At most one more for each 16 of its codes, and 4. What needs fewer stays whole, unless its
+        rows are longer than it: then it is cut where a row ends, since a whole row of scales may be
+        far more than the pieces need.
         """
         block_rows, block_columns = self.blocks
         most = max(1, scales * self.rows * self.cols // max(1, block_rows * block_columns))

@@ -58,14 +58,17 @@ class TensorFacts:
 
 def are_alike(tensors: Iterable[TensorFacts]) -> bool:
     """Return True if all are of one type, so that their codes can be joined."""
-    return len({(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}) <= 1
+    return (
+        len({(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}) <= 1
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
     """The routed experts of one layer: ``name`` is the prefix of their tensors, ``place`` the part of it below the layer.
 
-    ``projections``: their tensors by the projection's name; the experts one by one are several tensors of a projection.
+    ``projections``: their tensors by the projection's name; the experts one by one are several
+    tensors of a projection.
     """
 
     name: str
@@ -81,7 +84,9 @@ class ExpertGroup:
     @property
     def mixed_projection(self) -> str | None:
         """A projection whose experts differ in type, so that their codes can't be stacked; None if all agree."""
-        return next((name for name, tensors in self.projections.items() if not are_alike(tensors)), None)
+        return next(
+            (name for name, tensors in self.projections.items() if not are_alike(tensors)), None
+        )
 
 
 @dataclass(frozen=True)
@@ -117,12 +122,18 @@ class ModelFacts:
     @property
     def types(self) -> str:
         """The quantized types of its tensors, in words."""
-        used = {tensor.quantization.quant_type for tensor in self.tensors if tensor.quantization is not None}
+        used = {
+            tensor.quantization.quant_type
+            for tensor in self.tensors
+            if tensor.quantization is not None
+        }
         return ", ".join(one.value for one in QuantType if one in used) or "unquantized"
 
 
 def _expert_groups(tensors: tuple[TensorFacts, ...]) -> tuple[ExpertGroup, ...]:
-    groups: dict[tuple[str, str], dict[str, list[TensorFacts]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, str], dict[str, list[TensorFacts]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     numbered = set()
     for tensor in tensors:
         if match := _EXPERT.fullmatch(tensor.name):
@@ -131,7 +142,10 @@ def _expert_groups(tensors: tuple[TensorFacts, ...]) -> tuple[ExpertGroup, ...]:
                 numbered.add(match["group"])
     return tuple(
         ExpertGroup(
-            name, place, _layout(members, numbered=name in numbered), {key: tuple(one) for key, one in members.items()}
+            name,
+            place,
+            _layout(members, numbered=name in numbered),
+            {key: tuple(one) for key, one in members.items()},
         )
         for (name, place), members in groups.items()
     )
@@ -162,7 +176,12 @@ class Verdict:
 
     def document(self) -> dict[str, str]:
         """Return the verdict for a JSON document."""
-        return {"runtime": self.runtime, "version": self.version, "runs": self.runs.value, "reason": self.reason}
+        return {
+            "runtime": self.runtime,
+            "version": self.version,
+            "runs": self.runs.value,
+            "reason": self.reason,
+        }
 
     @property
     def sentence(self) -> str:
@@ -170,7 +189,9 @@ class Verdict:
         runtime = f"{self.runtime} {self.version}"
         if self.runs is Runs.YES:
             return f"Runs in {runtime} ({self.reason})"
-        return f"{'Does not run' if self.runs is Runs.NO else 'Uncertain'} in {runtime}: {self.reason}"
+        return (
+            f"{'Does not run' if self.runs is Runs.NO else 'Uncertain'} in {runtime}: {self.reason}"
+        )
 
     def __str__(self) -> str:
         """Return the verdict as the answer to "runs in RUNTIME?"."""

@@ -1,10 +1,11 @@
 """Loader: a stored model as a mapping of tensors, memory-mapped.
 
-Opening reads and validates every header and maps every blob, documents too; weights are read when they are touched. The maps
-are private to the process and read-only, and they stay valid when the model is removed from the store meanwhile. While they
-are made nothing of ours removes a blob (`Store.lease`), and where that can't be had, a model whose blob is missing is looked
-at again. Blobs are immutable files: one that another program truncates while its values are being read ends the process with
-SIGBUS; the size is checked whenever a view is handed out.
+Opening reads and validates every header and maps every blob, documents too; weights are read when
+they are touched. The maps are private to the process and read-only, and they stay valid when the
+model is removed from the store meanwhile. While they are made nothing of ours removes a blob
+(`Store.lease`), and where that can't be had, a model whose blob is missing is looked at again.
+Blobs are immutable files: one that another program truncates while its values are being read ends
+the process with SIGBUS; the size is checked whenever a view is handed out.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ _LOOKS = 5
 class Model(Mapping[str, Tensor]):
     """The tensors of a stored model by logical name (companions are part of their tensor), in manifest order.
 
-    Use it as a context manager, or call `close`: arrays taken from it stay valid, new ones can't be taken.
+    Use it as a context manager, or call `close`: arrays taken from it stay valid, new ones can't be
+    taken.
     """
 
     def __init__(self, name: ModelName, manifest: Manifest, store: Home) -> None:
@@ -70,7 +72,9 @@ class Model(Mapping[str, Tensor]):
         for layer in manifest.tensor_layers:
             for tensor in self._open(layer, budget):
                 if tensor.name in self._tensors:
-                    error = CorruptDataError(f"another blob holds the tensor {tensor.name!r} too", tensor=tensor.name)
+                    error = CorruptDataError(
+                        f"another blob holds the tensor {tensor.name!r} too", tensor=tensor.name
+                    )
                     raise located(error, name, layer)
                 self._tensors[tensor.name] = tensor
 
@@ -104,12 +108,15 @@ class Model(Mapping[str, Tensor]):
     @property
     def missing(self) -> NotFoundError | None:
         """The error of a document whose blob was not there when the model was opened, if there is one."""
-        return next((held for held in self._documents.values() if isinstance(held, NotFoundError)), None)
+        return next(
+            (held for held in self._documents.values() if isinstance(held, NotFoundError)), None
+        )
 
     def verify(self) -> None:
         """Hash every blob.
 
-        Raises: DigestMismatchError with ``model``, ``blob`` and ``tensor``; UsageError when closed; as `document`.
+        Raises: DigestMismatchError with ``model``, ``blob`` and ``tensor``; UsageError when closed;
+        as `document`.
         """
         self._require_open()
         for descriptor in self.manifest.descriptors:
@@ -118,7 +125,8 @@ class Model(Mapping[str, Tensor]):
                 self._read(descriptor)
             elif Digest.of(blob.data.view()) != descriptor.digest:
                 error = DigestMismatchError(
-                    "its bytes are damaged: they do not match its digest", blob=str(descriptor.digest)
+                    "its bytes are damaged: they do not match its digest",
+                    blob=str(descriptor.digest),
                 )
                 raise located(error, self.name, descriptor)
 
@@ -153,7 +161,10 @@ class Model(Mapping[str, Tensor]):
         return sum(tensor.parameters for tensor in self.values())
 
     def document(self, name: str) -> bytes:
-        """Return a JSON document of the model, such as ``config.json``. Raises: NotFoundError, CorruptDataError."""
+        """Return a JSON document of the model, such as ``config.json``.
+
+        Raises: NotFoundError, CorruptDataError.
+        """
         layer = self.manifest.document(name)
         if layer is None:
             raise NotFoundError(f"model {self.name} has no {name}", model=str(self.name))
@@ -170,7 +181,9 @@ class Model(Mapping[str, Tensor]):
         """
         layer = self.manifest.file(name)
         if layer is None:
-            raise NotFoundError(f"model {self.name} has no file {quoted(name)}", model=str(self.name))
+            raise NotFoundError(
+                f"model {self.name} has no file {quoted(name)}", model=str(self.name)
+            )
         return self._read(layer)
 
     def files(self) -> list[str]:
@@ -184,12 +197,13 @@ class Model(Mapping[str, Tensor]):
     def arrays(self, library: Library = "numpy", *, names: Names = "ollama") -> dict[str, Any]:
         """Return every stored array, companions included, as a flat dictionary of numpy, torch or mlx arrays.
 
-        ``names="ollama"`` (as Ollama's runner sees them): NAME, NAME_scale, NAME_qbias, NAME.global_scale, for tensors of
-        the source that are called NAME.scale (and NAME.bias beside one) too;
-        ``names="mlx"`` (as mlx-lm): ….weight, ….scales, ….biases, ….global_scale. Views or copies: as in `Tensor`.
+        ``names="ollama"`` (as Ollama's runner sees them): NAME, NAME_scale, NAME_qbias,
+        NAME.global_scale, for tensors of the source that are called NAME.scale (and NAME.bias
+        beside one) too; ``names="mlx"`` (as mlx-lm): ….weight, ….scales, ….biases, ….global_scale.
+        Views or copies: as in `Tensor`.
 
-        Raises: UsageError for another word, or when the model is closed; UnsupportedSourceError when the library has no
-        such dtype, or two arrays would have one name.
+        Raises: UsageError for another word, or when the model is closed; UnsupportedSourceError
+        when the library has no such dtype, or two arrays would have one name.
         """
         self._require_open()
         if names not in _ARRAY_NAMES:
@@ -211,7 +225,10 @@ class Model(Mapping[str, Tensor]):
             raise UsageError(f"model {self.name} is closed")
 
     def close(self) -> None:
-        """Let go of the tensors' maps; each is freed with the last array taken from it. Documents can still be read."""
+        """Let go of the tensors' maps; each is freed with the last array taken from it.
+
+        Documents can still be read.
+        """
         self._tensors.clear()
         self._blobs.clear()
         self._closed = True
@@ -219,19 +236,27 @@ class Model(Mapping[str, Tensor]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def open_model(name: str | ModelName, *, store: Home, verify: bool = False) -> Model:
-    """Return a stored model, every blob of it validated and mapped. ``verify`` also reads and hashes every blob.
+    """Return a stored model, every blob of it validated and mapped.
 
-    A soft limit of open files that is too low for the model is raised, as far as the hard limit allows.
+    ``verify`` also reads and hashes every blob.
 
-    Raises: InvalidNameError; UnsupportedSourceError (no tensor blobs: a GGUF model); NotFoundError (no such model, a missing
-    blob), CorruptDataError (a blob that is short, long,
-    or no valid file; companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each with
-    ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
+    A soft limit of open files that is too low for the model is raised, as far as the hard limit
+    allows.
+
+    Raises: InvalidNameError; UnsupportedSourceError (no tensor blobs: a GGUF model); NotFoundError
+    (no such model, a missing blob), CorruptDataError (a blob that is short, long, or no valid file;
+    companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each
+    with ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
     """
     model = _whole(store.find(name), store)
     if verify:
@@ -250,7 +275,10 @@ def open_blob(reader: OpenReader, digest: Digest, budget: Budget | None = None) 
 
 
 def read_document(store: Home, name: ModelName, manifest: Manifest, document: str) -> bytes:
-    """Return a JSON document of a model. Raises: NotFoundError when it has none of that name; CorruptDataError."""
+    """Return a JSON document of a model.
+
+    Raises: NotFoundError when it has none of that name; CorruptDataError.
+    """
     layer = manifest.document(document)
     if layer is None:
         raise NotFoundError(f"model {name} has no {document}", model=str(name))
@@ -290,18 +318,27 @@ def _parts(array: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(array, QuantizedArray):
         yield "", array
         return
-    parts = (("", array.weight), (".scale", array.scale), (".bias", array.bias), (".global_scale", array.global_scale))
+    parts = (
+        ("", array.weight),
+        (".scale", array.scale),
+        (".bias", array.bias),
+        (".global_scale", array.global_scale),
+    )
     yield from ((suffix, part) for suffix, part in parts if part is not None)
 
 
 def _split_companion(name: str, names: Container[str]) -> tuple[str, str]:
     """Return a name that Ollama's runner takes for a companion's as (what it belongs to, suffix), else (name, "").
 
-    Source: ollama/ollama@fb307609 x/mlxrunner, where tensors are loaded: it reads names only. Gemma 4's ``router.scale``
-    becomes ``router_scale`` (fixtures/ollama-records, h_gemma4_moe8).
+    Source: ollama/ollama@fb307609 x/mlxrunner, where tensors are loaded: it reads names only. Gemma
+    4's ``router.scale`` becomes ``router_scale`` (fixtures/ollama-records, h_gemma4_moe8).
     """
     stem, dot, last = name.rpartition(".")
-    return (stem, dot + last) if dot and last in ("scale", "bias") and f"{stem}.scale" in names else (name, "")
+    return (
+        (stem, dot + last)
+        if dot and last in ("scale", "bias") and f"{stem}.scale" in names
+        else (name, "")
+    )
 
 
 def _ollama_name(name: str, suffix: str) -> str:
@@ -312,7 +349,9 @@ def mlx_name(name: str, suffix: str) -> str:
     """Return the name that mlx-lm has for the stored array of that suffix, of the tensor of that name."""
     if not suffix:
         return name
-    return name.removesuffix(".weight") + {".scale": ".scales", ".bias": ".biases"}.get(suffix, suffix)
+    return name.removesuffix(".weight") + {".scale": ".scales", ".bias": ".biases"}.get(
+        suffix, suffix
+    )
 
 
 _ARRAY_NAMES = {"ollama": _ollama_name, "mlx": mlx_name}

@@ -1,14 +1,18 @@
-"""mlx-lm: which models it loads, as a table and a function. Pure; mlx_lm is not imported, which would take 2 s.
+"""mlx-lm: which models it loads, as a table and a function.
 
-Source: mlx-lm 0.32.2. `MODULES` are the modules of mlx_lm/models that have a ``Model`` and its ``ModelArgs``; `REMAPPED` and
-`REMAPPED_ARCHITECTURES` are ``MODEL_REMAPPING`` and ``MODEL_ARCHITECTURE_REMAPPING`` of mlx_lm/utils.py.
-tests/unit/model/test_mlx_lm_table.py compares them with the installed mlx-lm, and prints them anew where they differ.
+Pure; mlx_lm is not imported, which would take 2 s.
+
+Source: mlx-lm 0.32.2. `MODULES` are the modules of mlx_lm/models that have a ``Model`` and its
+``ModelArgs``; `REMAPPED` and `REMAPPED_ARCHITECTURES` are ``MODEL_REMAPPING`` and
+``MODEL_ARCHITECTURE_REMAPPING`` of mlx_lm/utils.py. tests/unit/model/test_mlx_lm_table.py compares
+them with the installed mlx-lm, and prints them anew where they differ.
 
 mlx-lm: which quantized weights its networks hold as values, as tables and a function. Pure.
 
-A network holds the codes of a weight if its module can be quantized, and if loading only moves whole groups of them. The
-tables list the rest, by module of mlx_lm/models. Source: mlx-lm 0.32.2, the `sanitize` and the layers of each module.
-tests/architectures compares them with the networks that the installed mlx-lm builds.
+A network holds the codes of a weight if its module can be quantized, and if loading only moves
+whole groups of them. The tables list the rest, by module of mlx_lm/models. Source: mlx-lm 0.32.2,
+the `sanitize` and the layers of each module. tests/architectures compares them with the networks
+that the installed mlx-lm builds.
 """
 
 from __future__ import annotations
@@ -68,14 +72,22 @@ JOINED: Final[Mapping[str, str]] = {
     "kimi_k3": r"(.*\.self_attn)\.[qkv]_proj\.weight",
     "muse_spark": r"(.*\.(?:self_attn|attn))\.(?:[qkv]|gate)_proj\.weight",
 }
-"""Weights that become one, by their common prefix. Its module holds the codes of one type, without a global scale."""
+"""Weights that become one, by their common prefix.
 
-_MULTIPLIED = r"(?:embed_tokens|lm_head|q_proj|k_proj|o_proj|out_proj|gate_proj|down_proj|in_proj)\.weight"
+Its module holds the codes of one type, without a global scale.
+"""
+
+_MULTIPLIED = (
+    r"(?:embed_tokens|lm_head|q_proj|k_proj|o_proj|out_proj|gate_proj|down_proj|in_proj)\.weight"
+)
 """Weights of Falcon-H1 that are multiplied, row by row: affine codes stay under other scales."""
 _CONVOLUTION = "model.layers.0.mamba.conv1d.weight"
 
 _EMBEDDING = r"(?:(?!embed_out\.)[a-z_]*embed[a-z_]*|embedders\.[0-9]+|wte|wpe)\.weight"
-"""Tables, and the halves of latent attention: their modules can't multiply by a global scale. ``embed_out`` is a head."""
+"""Tables, and the halves of latent attention: their modules can't multiply by a global scale.
+
+``embed_out`` is a head.
+"""
 
 
 def dequantized(model: ModelFacts, module: str) -> list[str]:
@@ -83,14 +95,20 @@ def dequantized(model: ModelFacts, module: str) -> list[str]:
 
     Tensors that the network does not use, such as those of a vision tower, may be among them.
     """
-    held = {tensor.name for tensor in (*_named(model, module), *_unlike(model, module)) if tensor.quantization is not None}
+    held = {
+        tensor.name
+        for tensor in (*_named(model, module), *_unlike(model, module))
+        if tensor.quantization is not None
+    }
     return sorted(held)
 
 
 def _named(model: ModelFacts, module: str) -> Iterator[TensorFacts]:
     """Yield the tensors that the tables name, each with the types that they name it for."""
     always, scaled = _ending(_always(model, module)), _ending(_EMBEDDING)
-    multiplied = _ending(_MULTIPLIED if module == "falcon_h1" and _is_published(model) else _NOTHING)
+    multiplied = _ending(
+        _MULTIPLIED if module == "falcon_h1" and _is_published(model) else _NOTHING
+    )
     for tensor in model.tensors:
         is_affine = tensor.quantization is not None and tensor.quantization.quant_type.is_affine
         if (
@@ -190,7 +208,11 @@ def module_of(model: ModelFacts) -> str | None:
     if not isinstance(model_type, str):
         return None
     architectures = named if isinstance(named, list) else [named]
-    own = (REMAPPED_ARCHITECTURES.get((model_type, one)) for one in architectures if isinstance(one, str))
+    own = (
+        REMAPPED_ARCHITECTURES.get((model_type, one))
+        for one in architectures
+        if isinstance(one, str)
+    )
     module = next(filter(None, own), None) or REMAPPED.get(model_type, model_type)
     return module if module in MODULES else None
 
@@ -204,7 +226,9 @@ def verdict(model: ModelFacts) -> Verdict:
         return Verdict(NAME, VERSION, Runs.NO, reason)
     model_type = (model.config or {})["model_type"]
     if module in _PACKAGES:
-        return Verdict(NAME, VERSION, Runs.UNKNOWN, f"{model_type} needs the package {_PACKAGES[module]}")
+        return Verdict(
+            NAME, VERSION, Runs.UNKNOWN, f"{model_type} needs the package {_PACKAGES[module]}"
+        )
     words = [model_type if model_type == module else f"{model_type} as {module}", model.types]
     if dequantized(model, module):
         words.append("partly dequantized")
@@ -222,7 +246,11 @@ def _why_unknown(model: ModelFacts) -> str:
     if model.config is None:
         return "config.json is missing"
     model_type = model.config.get("model_type")
-    return f"it has no model type {model_type}" if isinstance(model_type, str) else "config.json has no model_type"
+    return (
+        f"it has no model type {model_type}"
+        if isinstance(model_type, str)
+        else "config.json has no model_type"
+    )
 
 
 def _obstacles(model: ModelFacts, module: str) -> Iterator[str]:
@@ -238,12 +266,14 @@ def _obstacles(model: ModelFacts, module: str) -> Iterator[str]:
 def _missing(model: ModelFacts, module: str) -> Iterator[str]:
     """Yield what networks need that checkpoints of other programs lack.
 
-    Sources: `sanitize` of mlx_lm 0.32.2 models/gpt_oss.py, which names experts ``.weight`` only where they are quantized;
-    models/bitlinear_layers.py `BitLinear`.
+    Sources: `sanitize` of mlx_lm 0.32.2 models/gpt_oss.py, which names experts ``.weight`` only
+    where they are quantized; models/bitlinear_layers.py `BitLinear`.
     """
     if module == "gpt_oss":
         yield from _unreadable_experts(model)
-    if module == "bitnet" and not any(tensor.name.endswith(".weight_scale") for tensor in model.tensors):
+    if module == "bitnet" and not any(
+        tensor.name.endswith(".weight_scale") for tensor in model.tensors
+    ):
         yield "it reads BitNet's weights only when they are packed, with a weight_scale each"
 
 
@@ -252,7 +282,9 @@ def _unreadable_experts(model: ModelFacts) -> Iterator[str]:
     for group in model.experts:
         if group.layout is not Layout.FUSED:
             continue
-        if plain := next((tensor.name for tensor in group.tensors if tensor.quantization is None), None):
+        if plain := next(
+            (tensor.name for tensor in group.tensors if tensor.quantization is None), None
+        ):
             yield f"it reads experts of gate and up in one tensor only when they are quantized, and {plain} is not"
         fused = group.projections["gate_up_proj"][0]
         if type(hidden) is int and fused.shape[-1] != hidden:

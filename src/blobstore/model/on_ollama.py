@@ -1,8 +1,9 @@
 """Ollama: which models of safetensors its MLX runner loads, as a table and a function. Pure.
 
-Source: ollama/ollama@fb307609 (v0.33.0-rc2). x/models/*/ has one package a family: its `init` registers architectures, its
-`LoadWeights` names the tensors that it reads; x/mlxrunner/model/base/base.go `New` takes the first architecture of
-config.json and no other; x/quant/quant.go has the types, which are all of ours, in every group size. A first version is the
+Source: ollama/ollama@fb307609 (v0.33.0-rc2). x/models/*/ has one package a family: its `init`
+registers architectures, its `LoadWeights` names the tensors that it reads;
+x/mlxrunner/model/base/base.go `New` takes the first architecture of config.json and no other;
+x/quant/quant.go has the types, which are all of ours, in every group size. A first version is the
 first release whose tag has it, at least 0.19.0, the first that reads what we write.
 """
 
@@ -36,7 +37,8 @@ class Family:
     - ``scaled_experts``: it multiplies by the global scales of experts, which the others ignore.
     - ``one_mode``: it takes one quantization mode for all experts.
     - ``needs``: a key of config.json that it can't do without.
-    - ``rope``: which of `_ROPE_SETTINGS` it reads; ``rope_theta`` is what it takes where config.json has none.
+    - ``rope``: which of `_ROPE_SETTINGS` it reads; ``rope_theta`` is what it takes where
+      config.json has none.
     """
 
     architectures: Mapping[str, str]
@@ -61,12 +63,24 @@ def _embeddings(*prefixes: str) -> frozenset[str]:
 
 _PLAIN = _embeddings("model.", "language_model.model.")
 _MLP_EXPERTS = list(product(("mlp.experts", "mlp.switch_mlp"), (Layout.STACKED,)))
-_DFLASH = _since("0.32.7", "DFlashDraftModel", "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel")
+_DFLASH = _since(
+    "0.32.7", "DFlashDraftModel", "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel"
+)
 
 FAMILIES: Final = (
     # llama/llama.go, qwen3/qwen3.go
-    Family(architectures=_since("0.19.0", "LlamaForCausalLM"), embeddings=_PLAIN, rope=frozenset(), rope_theta=10_000.0),
-    Family(architectures=_since("0.19.0", "Qwen3ForCausalLM"), embeddings=_PLAIN, rope=frozenset(), rope_theta=1_000_000.0),
+    Family(
+        architectures=_since("0.19.0", "LlamaForCausalLM"),
+        embeddings=_PLAIN,
+        rope=frozenset(),
+        rope_theta=10_000.0,
+    ),
+    Family(
+        architectures=_since("0.19.0", "Qwen3ForCausalLM"),
+        embeddings=_PLAIN,
+        rope=frozenset(),
+        rope_theta=1_000_000.0,
+    ),
     # gemma3/gemma3.go `parseTextConfig`
     Family(
         architectures=_since("0.19.0", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
@@ -74,23 +88,37 @@ FAMILIES: Final = (
         rope=frozenset(),
         rope_theta=1_000_000.0,
     ),
-    # gemma4/gemma4.go `resolveWeightPrefix`, `LoadWeights`; assistant.go `newAssistantModel` wants a Gemma 4 beside it
+    # gemma4/gemma4.go `resolveWeightPrefix`, `LoadWeights`; assistant.go `newAssistantModel` wants
+    # a Gemma 4 beside it
     Family(
         architectures=_since("0.21.0", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
-        | _since("0.30.3", "Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration", "gemma4_unified"),
-        embeddings=_embeddings(*map("".join, product(("", "language_model.", "model.language_model."), ("", "model.")))),
+        | _since(
+            "0.30.3",
+            "Gemma4UnifiedForCausalLM",
+            "Gemma4UnifiedForConditionalGeneration",
+            "gemma4_unified",
+        ),
+        embeddings=_embeddings(
+            *map("".join, product(("", "language_model.", "model.language_model."), ("", "model.")))
+        ),
         experts={
             ("moe.experts", Layout.NUMBERED): "0.21.0",
-            **dict.fromkeys(product(("experts", "moe", "moe.switch_mlp"), (Layout.FUSED,)), "0.31.2"),
+            **dict.fromkeys(
+                product(("experts", "moe", "moe.switch_mlp"), (Layout.FUSED,)), "0.31.2"
+            ),
         },
         drafts=_since("0.23.1", "Gemma4AssistantForCausalLM", "gemma4_assistant")
         | _since("0.30.3", "Gemma4UnifiedAssistantForCausalLM", "gemma4_unified_assistant"),
     ),
-    # glm4_moe_lite/glm4_moe_lite.go `sanitizeExpertWeights`; `SwitchMLP.Forward` multiplies in the mode of the first blob
+    # glm4_moe_lite/glm4_moe_lite.go `sanitizeExpertWeights`; `SwitchMLP.Forward` multiplies in the
+    # mode of the first blob
     Family(
         architectures=_since("0.19.0", "Glm4MoeLiteForCausalLM", "GLM4MoeLite"),
         embeddings=_embeddings("model."),
-        experts={("mlp.experts", Layout.NUMBERED): "0.19.0", **dict.fromkeys(_MLP_EXPERTS, "0.31.2")},
+        experts={
+            ("mlp.experts", Layout.NUMBERED): "0.19.0",
+            **dict.fromkeys(_MLP_EXPERTS, "0.31.2"),
+        },
         one_mode=True,
         rope=frozenset({"rope_scaling"}),
     ),
@@ -106,15 +134,24 @@ FAMILIES: Final = (
             ),
         ),
         embeddings=_embeddings(
-            "model.", "language_model.model.", "language_model.", "model.language_model.model.", "model.language_model."
+            "model.",
+            "language_model.model.",
+            "language_model.",
+            "model.language_model.model.",
+            "model.language_model.",
         ),
-        experts=dict.fromkeys([("mlp.experts", Layout.NUMBERED), ("mlp.experts", Layout.FUSED), *_MLP_EXPERTS], "0.19.0"),
+        experts=dict.fromkeys(
+            [("mlp.experts", Layout.NUMBERED), ("mlp.experts", Layout.FUSED), *_MLP_EXPERTS],
+            "0.19.0",
+        ),
         senses=True,
     ),
     # laguna/laguna.go `resolveWeightPrefix`, `LoadWeights`; dflash/dflash.go `draftTarget`
     Family(
         architectures=_since("0.22.0", "LagunaForCausalLM"),
-        embeddings=_embeddings(*map("".join, product(("", "language_model.", "model.language_model."), ("model.", "")))),
+        embeddings=_embeddings(
+            *map("".join, product(("", "language_model.", "model.language_model."), ("model.", "")))
+        ),
         experts=dict.fromkeys([("mlp.experts", Layout.NUMBERED), *_MLP_EXPERTS], "0.22.0"),
         drafts=_DFLASH,
         scaled_experts=True,
@@ -123,7 +160,10 @@ FAMILIES: Final = (
     Family(
         architectures=_since("0.30.10", "Cohere2MoeForCausalLM"),
         embeddings=_embeddings("model."),
-        experts={("mlp.experts", Layout.STACKED): "0.31.2", ("mlp.switch_mlp", Layout.STACKED): "0.30.10"},
+        experts={
+            ("mlp.experts", Layout.STACKED): "0.31.2",
+            ("mlp.switch_mlp", Layout.STACKED): "0.30.10",
+        },
         rope=frozenset(),
         rope_theta=10_000.0,
     ),
@@ -134,14 +174,28 @@ FAMILIES: Final = (
         drafts=_DFLASH,
         senses=True,
     ),
-    # nemotron_h/nemotron_h.go `parseConfig`, `resolveTensorPathLayout`, `loadLayer`; it has no rotary embedding
+    # nemotron_h/nemotron_h.go `parseConfig`, `resolveTensorPathLayout`, `loadLayer`; it has no
+    # rotary embedding
     Family(
-        architectures=_since("0.32.9", "NemotronHForCausalLM", "NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3"),
+        architectures=_since(
+            "0.32.9",
+            "NemotronHForCausalLM",
+            "NemotronH_Nano_VL_V2",
+            "NemotronH_Nano_Omni_Reasoning_V3",
+        ),
         embeddings=frozenset(
             f"{prefix}backbone.embeddings.weight"
-            for prefix in ("", "language_model.", "model.language_model.", "language_model.model.", "model.")
+            for prefix in (
+                "",
+                "language_model.",
+                "model.language_model.",
+                "language_model.model.",
+                "model.",
+            )
         ),
-        experts=dict.fromkeys(product(("mixer.experts",), (Layout.NUMBERED, Layout.STACKED)), "0.32.9"),
+        experts=dict.fromkeys(
+            product(("mixer.experts",), (Layout.NUMBERED, Layout.STACKED)), "0.32.9"
+        ),
         scaled_experts=True,
         needs="hybrid_override_pattern",
     ),
@@ -196,12 +250,20 @@ def _expert_obstacles(group: ExpertGroup, family: Family) -> Iterator[str]:
         yield f"it stacks experts, and those of {group.name} have several types in {group.mixed_projection}"
     if (group.place, group.layout) not in family.experts:
         layouts = [layout for place, layout in family.experts if place == group.place]
-        yield _wrong_layout(group, layouts) if layouts else f"its runner reads no experts called {group.place}"
+        yield (
+            _wrong_layout(group, layouts)
+            if layouts
+            else f"its runner reads no experts called {group.place}"
+        )
 
 
 def _wrong_layout(group: ExpertGroup, layouts: list[Layout]) -> str:
     wanted = _listed([layout.value for layout in layouts])
-    hint = " (import with --experts stacked)" if Layout.STACKED in layouts and group.layout is Layout.NUMBERED else ""
+    hint = (
+        " (import with --experts stacked)"
+        if Layout.STACKED in layouts and group.layout is Layout.NUMBERED
+        else ""
+    )
     return f"its runner reads experts {wanted}; here they are {group.layout.value}{hint}"
 
 
@@ -216,13 +278,17 @@ def _doubts(model: ModelFacts, family: Family) -> Iterator[str]:
             yield f"its runner drops the blob of {tensor.name}: MLX has no {tensor.dtype}"
     section = _text_section(model)
     for key in _ROPE_SETTINGS:
-        if key not in family.rope and _changes_rotation(section, section.get(key), family.rope_theta):
+        if key not in family.rope and _changes_rotation(
+            section, section.get(key), family.rope_theta
+        ):
             yield f"its runner does not read {key} of config.json, so answers may be wrong"
 
 
 def _text_section(model: ModelFacts) -> Mapping[str, Any]:
     config = model.config or {}
-    return next((config[key] for key in _TEXT_SECTIONS if isinstance(config.get(key), dict)), config)
+    return next(
+        (config[key] for key in _TEXT_SECTIONS if isinstance(config.get(key), dict)), config
+    )
 
 
 def _changes_rotation(section: Mapping[str, Any], settings: object, theta: float) -> bool:
@@ -231,7 +297,11 @@ def _changes_rotation(section: Mapping[str, Any], settings: object, theta: float
         return False
     kinds = {kind: one for kind, one in settings.items() if isinstance(one, dict)}
     if kinds:  # of layers; Gemma 3's sliding ones rotate in one way in all models
-        return any(_changes_rotation(section, one, theta) for kind, one in kinds.items() if kind != "sliding_attention")
+        return any(
+            _changes_rotation(section, one, theta)
+            for kind, one in kinds.items()
+            if kind != "sliding_attention"
+        )
     scaled = settings.get("rope_type", settings.get("type", "default")) != "default"
     return scaled or settings.get("rope_theta", theta) != section.get("rope_theta", theta)
 

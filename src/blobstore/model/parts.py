@@ -41,7 +41,8 @@ class BlobFile:
     def open(self) -> FileReader:
         """Return a reader over it.
 
-        Raises: NotFoundError, StorageError; CorruptDataError when the file is another one now, or was written to.
+        Raises: NotFoundError, StorageError; CorruptDataError when the file is another one now, or
+        was written to.
         """
         reader = FileReader(self.path, follow=False)
         try:
@@ -52,12 +53,16 @@ class BlobFile:
         return reader
 
     def read(self) -> bytes:
-        """Return its bytes. Raises: as `open`; DigestMismatchError when they are not its digest's."""
+        """Return its bytes.
+
+        Raises: as `open`; DigestMismatchError when they are not its digest's.
+        """
         with self.open() as reader:
             data = reader.read(0, reader.size)
         if Digest.of(data) != self.digest:
             raise DigestMismatchError(
-                f"blob {self.digest} is damaged: its bytes are not its digest's", blob=str(self.digest)
+                f"blob {self.digest} is damaged: its bytes are not its digest's",
+                blob=str(self.digest),
             )
         return data
 
@@ -105,7 +110,9 @@ class Weight:
     def parts(self) -> dict[str, StoredPart]:
         """Its stored arrays by suffix, the weight first."""
         return {
-            suffix: StoredPart(suffix, entry.dtype, entry.shape, self.data_start + entry.begin, entry.nbytes)
+            suffix: StoredPart(
+                suffix, entry.dtype, entry.shape, self.data_start + entry.begin, entry.nbytes
+            )
             for suffix, entry in self.stored.entries.items()
         }
 
@@ -130,13 +137,21 @@ class StoredModel:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The config blob; an empty one when the model has none. Raises: NotFoundError, CorruptDataError."""
+        """The config blob; an empty one when the model has none.
+
+        Raises: NotFoundError, CorruptDataError.
+        """
         if self.manifest.config is None:
             return ModelConfig()
-        return ModelConfig.parse(self.store.blobs.read(self.manifest.config), f"the config of {self.name}")
+        return ModelConfig.parse(
+            self.store.blobs.read(self.manifest.config), f"the config of {self.name}"
+        )
 
     def files(self) -> Iterator[StoredFile]:
-        """Yield the other files, in manifest order; no bytes are read. Raises: NotFoundError, CorruptDataError."""
+        """Yield the other files, in manifest order; no bytes are read.
+
+        Raises: NotFoundError, CorruptDataError.
+        """
         for layer in self.manifest.file_layers:
             if layer.name is not None:
                 try:
@@ -146,13 +161,19 @@ class StoredModel:
                     raise located(error, self.name, layer) from error
 
     def documents(self) -> dict[str, bytes]:
-        """Return the JSON documents by name, in manifest order. Raises: NotFoundError, CorruptDataError."""
+        """Return the JSON documents by name, in manifest order.
+
+        Raises: NotFoundError, CorruptDataError.
+        """
         names = [layer.name for layer in self.manifest.json_layers if layer.name]
         return {name: read_document(self.store, self.name, self.manifest, name) for name in names}
 
 
 def read_model(name: str | ModelName, store: Home, *, verify: bool) -> StoredModel:
-    """Return a stored model, every header of it validated; ``verify`` also hashes every blob. Raises: as `open_model`."""
+    """Return a stored model, every header of it validated; ``verify`` also hashes every blob.
+
+    Raises: as `open_model`.
+    """
     full = store.find(name)
     manifest = store.manifests.read(full)
     if not manifest.tensor_layers:
@@ -164,7 +185,9 @@ def read_model(name: str | ModelName, store: Home, *, verify: bool) -> StoredMod
         try:
             for weight in _weights(store, layer, settings, budget, verify=verify):
                 if weight.name in weights:
-                    raise CorruptDataError(f"another blob holds the tensor {weight.name!r} too", tensor=weight.name)
+                    raise CorruptDataError(
+                        f"another blob holds the tensor {weight.name!r} too", tensor=weight.name
+                    )
                 weights[weight.name] = weight
         except BlobStoreError as error:
             raise located(error, full, layer) from error
@@ -179,11 +202,17 @@ def _file(digest: Digest, reader: OpenReader) -> BlobFile:
     return BlobFile(digest, reader.name, reader.identity)
 
 
-def _weights(store: Home, layer: Descriptor, settings: Settings, budget: Budget, *, verify: bool) -> Iterator[Weight]:
+def _weights(
+    store: Home, layer: Descriptor, settings: Settings, budget: Budget, *, verify: bool
+) -> Iterator[Weight]:
     with store.blobs.open(layer) as reader:
         header = header_of(reader, budget)
         header.check_limits(reader.name)
         if verify and reader.digest() != layer.digest:
-            raise DigestMismatchError("its bytes are damaged: they do not match its digest", blob=str(layer.digest))
+            raise DigestMismatchError(
+                "its bytes are damaged: they do not match its digest", blob=str(layer.digest)
+            )
         blob = _file(layer.digest, reader)
-    yield from (Weight(stored, blob, header.data_start) for stored in stored_tensors(header, settings))
+    yield from (
+        Weight(stored, blob, header.data_start) for stored in stored_tensors(header, settings)
+    )

@@ -1,7 +1,10 @@
-"""Runtimes: where a model runs, and why not otherwise. Pure, from tables: no runtime is imported, no weight is read.
+"""Runtimes: where a model runs, and why not otherwise.
 
-A table says which architectures, types and layouts of experts a runtime reads. It does not say that each tensor fits the
-network: only a load shows that (`blobstore.mlx_lm.load`, and the export of folders for mlx-lm).
+Pure, from tables: no runtime is imported, no weight is read.
+
+A table says which architectures, types and layouts of experts a runtime reads. It does not say that
+each tensor fits the network: only a load shows that (`blobstore.mlx_lm.load`, and the export of
+folders for mlx-lm).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Tensor: one tensor of a mapped blob, as numpy, torch or mlx.
 
-numpy and torch arrays are views of the map: no byte is copied, and they are read-only. MLX on a CPU reads the file into
-its own memory when the array is evaluated; with Metal it wraps the map where it can.
+numpy and torch arrays are views of the map: no byte is copied, and they are read-only. MLX on a CPU
+reads the file into its own memory when the array is evaluated; with Metal it wraps the map where it
+can.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Blob:
     mlx_arrays: dict[str, Any] = field(default_factory=dict)
 
     def view(self, entry: TensorEntry) -> memoryview:
-        """Return the bytes of one stored array, without a copy. Raises: CorruptDataError when the file was cut."""
+        """Return the bytes of one stored array, without a copy.
+
+        Raises: CorruptDataError when the file was cut.
+        """
         start = self.header.data_start
         return self.data.view(start + entry.begin, start + entry.end)
 
@@ -91,12 +95,16 @@ class Tensor:
     @property
     def quant_type(self) -> QuantType | None:
         """The quantized type, or None."""
-        return self._stored.quantization.quant_type if self._stored.quantization is not None else None
+        return (
+            self._stored.quantization.quant_type if self._stored.quantization is not None else None
+        )
 
     @property
     def group_size(self) -> int | None:
         """Values that share a scale, or None."""
-        return self._stored.quantization.group_size if self._stored.quantization is not None else None
+        return (
+            self._stored.quantization.group_size if self._stored.quantization is not None else None
+        )
 
     @property
     def transposed(self) -> bool:
@@ -123,9 +131,12 @@ class Tensor:
         return self._blob.view(self._stored.entries[""])
 
     def numpy(self) -> Array | QuantizedArray[Array]:
-        """Return a read-only numpy view of the map; of a quantized tensor, a QuantizedArray of such views.
+        """Return a read-only numpy view of the map.
 
-        BF16 and FP8 arrays have ml_dtypes' types. Raises: UnsupportedSourceError for F4 and F6 (see `raw`).
+        Of a quantized tensor, a QuantizedArray of such views.
+
+        BF16 and FP8 arrays have ml_dtypes' types. Raises: UnsupportedSourceError for F4 and F6 (see
+        `raw`).
         """
         array: Array | QuantizedArray[Array] = self._assemble(self._numpy_part)
         return array
@@ -145,33 +156,40 @@ class Tensor:
     def dequantize(self, dtype: str | DType = DType.F32) -> Array:
         """Return the values as a new array of `shape`, each computed in float32 and rounded to ``dtype``.
 
-        ``dtype``: "float32", "bfloat16" (ml_dtypes) or "float16"; an unquantized tensor is converted.
+        ``dtype``: "float32", "bfloat16" (ml_dtypes) or "float16"; an unquantized tensor is
+        converted.
 
         Raises: UnsupportedSourceError for complex values; UsageError for another dtype.
         """
         if self.dtype is DType.C64:
-            raise UnsupportedSourceError(f"{quoted(self.name)} is complex: no float can hold it", tensor=self.name)
+            raise UnsupportedSourceError(
+                f"{quoted(self.name)} is complex: no float can hold it", tensor=self.name
+            )
         array = self.numpy()
         if isinstance(array, QuantizedArray):
             return kernels.dequantize(array, dtype)
         wanted = dtype if isinstance(dtype, DType) else DType.parse_float(dtype)
-        with np.errstate(over="ignore", invalid="ignore"):  # a signalling NaN is a value here, not an accident
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # a signalling NaN is a value here, not an accident
             return array.astype(numpy_dtype(wanted))
 
     def __getitem__(self, rows: Any) -> Array:
         """Return the rows that a numpy index of the leading dimensions selects.
 
-        Of an unquantized tensor a view (where numpy makes one); of a quantized one, those rows dequantized to a new
-        float32 array ``[..., cols]``, and only they are read.
+        Of an unquantized tensor a view (where numpy makes one); of a quantized one, those rows
+        dequantized to a new float32 array ``[..., cols]``, and only they are read.
 
-        Raises: InvalidIndexError, which is an IndexError too, for what numpy refuses, whatever error it gives; UsageError
-        for an index into quantized columns.
+        Raises: InvalidIndexError, which is an IndexError too, for what numpy refuses, whatever
+        error it gives; UsageError for an index into quantized columns.
         """
         array = self.numpy()
         if not isinstance(array, QuantizedArray):
             return self._selected(array, rows)
         if self._reaches_columns(rows):
-            raise UsageError(f"{quoted(self.name)} is quantized: index its rows, and the columns of the result")
+            raise UsageError(
+                f"{quoted(self.name)} is quantized: index its rows, and the columns of the result"
+            )
         return kernels.dequantize(
             QuantizedArray(
                 self._selected(array.weight, rows),
@@ -188,7 +206,10 @@ class Tensor:
         return selected
 
     def _reaches_columns(self, rows: Any) -> bool:
-        """Return True when a numpy index says something about the last dimension. Raises: InvalidIndexError."""
+        """Return True when a numpy index says something about the last dimension.
+
+        Raises: InvalidIndexError.
+        """
         items = rows if isinstance(rows, tuple) else (rows,)
         if any(item is Ellipsis for item in items[:-1]):
             return True
@@ -201,19 +222,26 @@ class Tensor:
         try:
             yield
         except (IndexError, ValueError, TypeError) as error:
-            raise InvalidIndexError(f"invalid index of {quoted(self.name)}: {error}", tensor=self.name) from error
+            raise InvalidIndexError(
+                f"invalid index of {quoted(self.name)}: {error}", tensor=self.name
+            ) from error
 
     def torch(self) -> Any:
-        """Return a torch tensor that shares the map's memory, or a QuantizedArray of them. Never write to it.
+        """Return a torch tensor that shares the map's memory, or a QuantizedArray of them.
 
-        An array at an odd address of its file, which blobs of ours have only behind odd-sized bytes, is copied.
+        Never write to it.
+
+        An array at an odd address of its file, which blobs of ours have only behind odd-sized
+        bytes, is copied.
 
         Raises: UnsupportedSourceError when torch has no such dtype.
         """
         return self._assemble(self._torch_part)
 
     def mlx(self) -> Any:
-        """Return an mlx array, or a QuantizedArray of them. FP8 and E8M0 bytes are uint8, as MLX has them.
+        """Return an mlx array, or a QuantizedArray of them.
+
+        FP8 and E8M0 bytes are uint8, as MLX has them.
 
         Raises: UnsupportedSourceError for a dtype or a dimension that MLX has not.
         """
@@ -222,7 +250,9 @@ class Tensor:
     def array(self, library: Library) -> Any:
         """Return `numpy`, `torch` or `mlx` by name. Raises: UsageError for another word."""
         if library not in ("numpy", "torch", "mlx"):
-            raise UsageError(f"unknown array library {library!r}", hint="Use one of: numpy, torch, mlx.")
+            raise UsageError(
+                f"unknown array library {library!r}", hint="Use one of: numpy, torch, mlx."
+            )
         return getattr(self, library)()
 
     def _assemble(self, part: Any) -> Any:
@@ -245,7 +275,9 @@ class Tensor:
             return torch.empty(entry.shape, dtype=dtype)
         view = self._blob.view(entry)
         if (self._blob.header.data_start + entry.begin) % max(1, entry.dtype.bits // 8):
-            view = memoryview(bytearray(view))  # torch needs aligned memory, and a foreign file may have it odd
+            view = memoryview(
+                bytearray(view)
+            )  # torch needs aligned memory, and a foreign file may have it odd
         with warnings.catch_warnings():
             # torch has no read-only tensors and says so; the docstring does too.
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -254,13 +286,18 @@ class Tensor:
     def _mlx_part(self, suffix: str, entry: TensorEntry) -> Any:
         if not fits_mlx(entry.dtype, entry.shape):
             raise UnsupportedSourceError(
-                f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}", tensor=self.name, blob=str(self.blob)
+                f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}",
+                tensor=self.name,
+                blob=str(self.blob),
             )
         wrapped = _mlx_wrapped(self._blob, entry)
         if wrapped is not None:
             return wrapped
-        # mx.load takes all of a file or nothing, and by its path, which may lead to another one since, or to none.
-        fits = all(fits_mlx(other.dtype, other.shape) for other in self._blob.header.tensors.values())
+        # mx.load takes all of a file or nothing, and by its path, which may lead to another one
+        # since, or to none.
+        fits = all(
+            fits_mlx(other.dtype, other.shape) for other in self._blob.header.tensors.values()
+        )
         if fits and (loaded := _mlx_loaded(self._blob)):
             return loaded[self.name + suffix]
         return _mlx_of(_numpy_view(self._blob, entry), copy=True)
@@ -290,14 +327,21 @@ _TORCH_NAMES = {
 
 
 def _numpy_view(blob: Blob, entry: TensorEntry) -> Array:
-    return np.frombuffer(blob.view(entry), numpy_dtype(entry.dtype), math.prod(entry.shape)).reshape(entry.shape)
+    return np.frombuffer(
+        blob.view(entry), numpy_dtype(entry.dtype), math.prod(entry.shape)
+    ).reshape(entry.shape)
 
 
 def _dimensions_taken(item: Any) -> int:
-    """Return how many dimensions of an array one item of a numpy index is about. Raises: ValueError for ragged lists."""
+    """Return how many dimensions of an array one item of a numpy index is about.
+
+    Raises: ValueError for ragged lists.
+    """
     if item is None or item is Ellipsis:
         return 0
-    is_mask = isinstance(item, bool | np.bool | np.ndarray | list) and np.asarray(item).dtype == bool
+    is_mask = (
+        isinstance(item, bool | np.bool | np.ndarray | list) and np.asarray(item).dtype == bool
+    )
     return np.asarray(item).ndim if is_mask else 1
 
 
@@ -314,7 +358,10 @@ def _mlx() -> Any:
 
 
 def _mlx_of(view: Array, *, copy: bool) -> Any:
-    """Return an mlx array of a numpy view: FP8 as uint8, as `mx.load` gives it. Raises: ValueError when it has to copy."""
+    """Return an mlx array of a numpy view: FP8 as uint8, as `mx.load` gives it.
+
+    Raises: ValueError when it has to copy.
+    """
     mx = _mlx()
     if view.dtype == ml_dtypes.bfloat16:
         return mx.asarray(view.view(np.uint16), copy=copy).view(mx.bfloat16)
@@ -336,7 +383,8 @@ def _mlx_wrapped(blob: Blob, entry: TensorEntry) -> Any:
 def _mlx_loaded(blob: Blob) -> dict[str, Any]:
     """Return the blob's arrays as `mx.load` gives them, lazily read from the file that was validated and mapped.
 
-    None of them when that file is not the one of its path any more: it was removed from the store, or made again.
+    None of them when that file is not the one of its path any more: it was removed from the store,
+    or made again.
     """
     mx = _mlx()
     if not blob.mlx_arrays:
@@ -351,5 +399,7 @@ def _mlx_loaded(blob: Blob) -> dict[str, Any]:
         try:
             blob.mlx_arrays = mx.load(blob.path, format="safetensors")
         except RuntimeError as error:  # what MLX says when it can't open the file
-            raise StorageError(f"MLX can't load blob {blob.digest}: {error}", blob=str(blob.digest)) from error
+            raise StorageError(
+                f"MLX can't load blob {blob.digest}: {error}", blob=str(blob.digest)
+            ) from error
     return blob.mlx_arrays

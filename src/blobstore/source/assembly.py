@@ -1,15 +1,17 @@
 """Assembly: the weights of a checkpoint, put together from their tensors, for an import. Pure.
 
-Which tensors are a quantized weight is in producers.py; whatever looks packed and is in no row that is imported is refused
-by name.
+Which tensors are a quantized weight is in producers.py; whatever looks packed and is in no row that
+is imported is refused by name.
 
-Refusals: tensors that look packed and are in no format that is imported: refused by name, none is guessed. Pure.
+Refusals: tensors that look packed and are in no format that is imported: refused by name, none is
+guessed. Pure.
 
 Sources of the signs that producers.py has no row for: quanto, huggingface/optimum-quanto @3dd9e9df
-optimum/quanto/tensor/qtensor.py `save_to_state_dict`, @1a707590 tensor/weights/qbits.py (``_data``, ``_scale``, ``_shift``;
-packed codes are ``_data._data``); torchao, pytorch/ao @19264180 torchao/prototype/safetensors/safetensors_support.py
-`flatten_tensor_state_dict` (``X._weight_qdata``, ``X._weight_scale``); bitsandbytes as in producers.py, whose codes have
-the dtype of ``bnb_4bit_quant_storage``.
+optimum/quanto/tensor/qtensor.py `save_to_state_dict`, @1a707590 tensor/weights/qbits.py (``_data``,
+``_scale``, ``_shift``; packed codes are ``_data._data``); torchao, pytorch/ao @19264180
+torchao/prototype/safetensors/safetensors_support.py `flatten_tensor_state_dict`
+(``X._weight_qdata``, ``X._weight_scale``); bitsandbytes as in producers.py, whose codes have the
+dtype of ``bnb_4bit_quant_storage``.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ _LEAST_ELEMENTS = 1024
 class Sign:
     """What shows a format: a tensor with ``suffix`` and a dtype, beside one named with ``beside`` instead of it.
 
-    In ``reason``, ``{beside}`` stands for that one. Without a suffix, weights and experts are meant.
+    In ``reason``, ``{beside}`` stands for that one. Without a suffix, weights and experts are
+    meant.
     """
 
     suffix: str
@@ -62,14 +65,20 @@ class Sign:
 
 
 _INT8 = "weights of 8-bit integers with scales are not imported"
-_FP8_SCALE = "its scale {beside} is of another dtype or shape than those of FP8 blocks (BF16, F16 or F32)"
+_FP8_SCALE = (
+    "its scale {beside} is of another dtype or shape than those of FP8 blocks (BF16, F16 or F32)"
+)
 # The most telling sign first. All of these are tensors that no row of producers.py has taken.
 _SIGNS = (
     Sign("", _OTHER_FP8, "only F8_E4M3 weights are decoded"),
     Sign("", _E4M3, _FP8_SCALE, "_scale_inv"),
     Sign("", _E4M3, _FP8_SCALE, "_scale"),
     Sign("", _E4M3, "an FP8 weight without a scale for each block of it (X.weight_scale_inv)"),
-    Sign(".weight_packed", _BYTES, "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale beside them"),
+    Sign(
+        ".weight_packed",
+        _BYTES,
+        "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale beside them",
+    ),
     Sign(".weight_packed", _INTEGERS, "weights packed into integers are not imported"),
     Sign(".qweight", _INTEGERS, "AWQ and GPTQ weights are not imported"),
     Sign("", _ANY, "bitsandbytes weights are not imported", ".absmax"),
@@ -77,12 +86,23 @@ _SIGNS = (
     Sign("._data._data", _ANY, "quanto weights are not imported", "._scale"),
     Sign("_qdata", _ANY, "torchao weights are not imported", "_scale"),
     Sign(
-        ".weight", _BYTES, "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them", ".weight_scale"
+        ".weight",
+        _BYTES,
+        "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them",
+        ".weight_scale",
     ),
     Sign(
-        ".weight", _BYTES, "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them", ".weight_scale_2"
+        ".weight",
+        _BYTES,
+        "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them",
+        ".weight_scale_2",
     ),
-    Sign("", _BYTES, "packed experts that are stacked, with {beside}, are not imported", "_weight_scale"),
+    Sign(
+        "",
+        _BYTES,
+        "packed experts that are stacked, with {beside}, are not imported",
+        "_weight_scale",
+    ),
     Sign(".weight", _SIGNED_BYTES, _INT8, ".weight_scale"),
     Sign(".weight", _SIGNED_BYTES, _INT8, ".SCB"),
     Sign(".weight", _WORDS, "{beside} do not fit weights that MLX packed", ".scales"),
@@ -116,8 +136,15 @@ def look_packed(
             if tensor.dtype not in sign.dtypes or not name.endswith(sign.suffix):
                 continue
             beside = name.removesuffix(sign.suffix) + sign.beside
-            if (beside in everything or not sign.beside) and (sign.suffix or _may_be_weight(name, tensor)):
-                yield name, sign.reason.format(beside=_described(beside, everything) if sign.beside else "")
+            if (beside in everything or not sign.beside) and (
+                sign.suffix or _may_be_weight(name, tensor)
+            ):
+                yield (
+                    name,
+                    sign.reason.format(
+                        beside=_described(beside, everything) if sign.beside else ""
+                    ),
+                )
     for name in tensors:
         if (row := counting_row(name, everything)) is not None and not row.imported:
             yield name, f"{row.name} weights are not imported"
@@ -126,7 +153,9 @@ def look_packed(
 
 def _may_be_weight(name: str, tensor: Stored) -> bool:
     """Return True for whatever is called a weight, and for matrices of experts, which often are not; no scale is one."""
-    return name.endswith(".weight") or (is_expert(name) and len(tensor.shape) > 1 and "scale" not in name.rpartition(".")[2])
+    return name.endswith(".weight") or (
+        is_expert(name) and len(tensor.shape) > 1 and "scale" not in name.rpartition(".")[2]
+    )
 
 
 def _described(name: str, everything: Mapping[str, Stored]) -> str:
@@ -139,10 +168,17 @@ def _unexplained(tensors: Mapping[str, Stored], config: SourceConfig) -> Iterato
     for name, tensor in tensors.items():
         if method is not None and method not in _KNOWN_METHODS:
             if tensor.dtype in _CODES and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
-                yield name, f"config.json says that it was quantized by {quoted(method)}, which is not imported"
+                yield (
+                    name,
+                    f"config.json says that it was quantized by {quoted(method)}, which is not imported",
+                )
         elif tensor.dtype is DType.U8 and name.endswith("_blocks") and method == "mxfp4":
             yield name, "its _scales are missing"
-        elif tensor.dtype is DType.U32 and settings is not None and _module_of(name, settings) is not None:
+        elif (
+            tensor.dtype is DType.U32
+            and settings is not None
+            and _module_of(name, settings) is not None
+        ):
             yield name, "its scales are missing, and config.json says that MLX quantized it"
 
 
@@ -161,22 +197,27 @@ PACKED_FORMATS = frozenset({"nvfp4-pack-quantized", "mixed-precision"})
 def source_weights(inventory: Inventory) -> tuple[SourceWeight, ...]:
     """Return the weights of a checkpoint, sorted by name; companions are part of their weight.
 
-    Raises: UnsupportedSourceError naming tensor, format and reason for whatever is packed in another way, has parts that
-    do not fit together, or lacks one, and for two weights of one name.
+    Raises: UnsupportedSourceError naming tensor, format and reason for whatever is packed in
+    another way, has parts that do not fit together, or lacks one, and for two weights of one name.
     """
-    found = {name: row for name in inventory.tensors if (row := importing_row(name, inventory.tensors))}
+    found = {
+        name: row for name in inventory.tensors if (row := importing_row(name, inventory.tensors))
+    }
     consumed = set(found)
     weights = []
     for name, producer in found.items():
         weights.append(_READERS[producer.name](_Found(inventory, producer, name)))
         base = name.removesuffix(producer.weight)
-        # Activations' scales hang on the module, also where the weight is FP8: X.weight, X.input_scale.
+        # Activations' scales hang on the module, also where the weight is FP8: X.weight,
+        # X.input_scale.
         module = base.removesuffix(".weight")
         consumed.update(base + suffix for suffix in producer.companions)
         consumed.update(module + suffix for suffix in producer.dropped)
     rest = {name: tensor for name, tensor in inventory.tensors.items() if name not in consumed}
     check_unpacked(rest, inventory)
-    result = sorted([*weights, *map(SourceWeight.plain, rest.values())], key=lambda weight: weight.name)
+    result = sorted(
+        [*weights, *map(SourceWeight.plain, rest.values())], key=lambda weight: weight.name
+    )
     for one, other in pairwise(result):
         if one.name == other.name:
             raise named_twice(one.name, one, other)
@@ -199,7 +240,9 @@ class _Found:
     def parts(self) -> dict[str, SourceTensor]:
         """The tensors by the suffix of the array that they become."""
         tensors = self.inventory.tensors
-        names = {"": self.name} | {stored: self.base + suffix for suffix, stored in self.producer.companions.items()}
+        names = {"": self.name} | {
+            stored: self.base + suffix for suffix, stored in self.producer.companions.items()
+        }
         return {stored: tensors[name] for stored, name in names.items() if name in tensors}
 
     @property
@@ -212,7 +255,11 @@ class _Found:
 
     def unsaid(self, what: str) -> str:
         """Return that nothing says ``what``."""
-        return f"no config.json says {what}" if self.inventory.config is None else f"config.json does not say {what}"
+        return (
+            f"no config.json says {what}"
+            if self.inventory.config is None
+            else f"config.json does not say {what}"
+        )
 
     def refused(self, reason: str, hint: str | None = None) -> UnsupportedSourceError:
         """Return the error that says why the weight is not imported."""
@@ -225,7 +272,10 @@ class _Found:
 
 
 def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight:
-    """Return a weight whose codes are stored as ours are, byte for byte; its companions must have the right sizes."""
+    """Return a weight whose codes are stored as ours are, byte for byte.
+
+    Its companions must have the right sizes.
+    """
     parts, producer = found.parts, found.producer
     *lead, last = parts[""].shape or (0,)
     if producer.joined:
@@ -235,16 +285,32 @@ def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight
     scale = parts[".scale"]
     dtype = scale.dtype if quantization.quant_type.is_affine else DType.BF16
     if not dtype.is_float:
-        raise found.refused(f"its scale {quoted(scale.name)} is {dtype}, and those of {quantization} are floats")
-    weight = SourceWeight(name, dtype, shape, parts, Form.CODES, producer.name, quantization, producer.inverse_global_scale)
+        raise found.refused(
+            f"its scale {quoted(scale.name)} is {dtype}, and those of {quantization} are floats"
+        )
+    weight = SourceWeight(
+        name,
+        dtype,
+        shape,
+        parts,
+        Form.CODES,
+        producer.name,
+        quantization,
+        producer.inverse_global_scale,
+    )
     if math.prod(words) * _WORD_BYTES != parts[""].nbytes or not quantization.divides(shape):
         raise found.refused(f"{list(parts[''].shape)} are not whole groups of {quantization}")
-    wanted = {part.suffix: part for part in quantization.parts(shape, dtype, global_scale=weight.global_scale_shape)}
+    wanted = {
+        part.suffix: part
+        for part in quantization.parts(shape, dtype, global_scale=weight.global_scale_shape)
+    }
     for suffix, part in wanted.items():
         if suffix and not _holds(parts.get(suffix), part):
             raise found.refused(_unfit(parts.get(suffix), part))
     if ".bias" in parts.keys() - wanted.keys():
-        raise found.refused(f"it has biases, {quoted(parts['.bias'].name)}, and {quantization} has none")
+        raise found.refused(
+            f"it has biases, {quoted(parts['.bias'].name)}, and {quantization} has none"
+        )
     return weight
 
 
@@ -252,7 +318,9 @@ def _holds(tensor: SourceTensor | None, part: Part) -> bool:
     """Return True when the tensor has the bytes of that array: a scale's E4M3 or E8M0 bits may have any 8-bit dtype."""
     if tensor is None or (part.suffix == ".global_scale" and tensor.shape not in ((), (1,))):
         return False
-    return tensor.shape == part.shape and (tensor.dtype is part.dtype or (part.dtype is DType.U8 and tensor.dtype.bits == 8))  # noqa: PLR2004
+    return tensor.shape == part.shape and (
+        tensor.dtype is part.dtype or (part.dtype is DType.U8 and tensor.dtype.bits == 8)  # noqa: PLR2004
+    )
 
 
 def _unfit(tensor: SourceTensor | None, part: Part) -> str:
@@ -266,8 +334,11 @@ def _unfit(tensor: SourceTensor | None, part: Part) -> str:
 
 def _mlx(found: _Found) -> SourceWeight:
     if (scale := found.inventory.tensors.get(f"{found.base}.global_scale")) is not None:
-        # mlx_lm 0.32.2 models/switch_layers.py `_quantize_experts`; left out, all weights would be wrong by a factor.
-        raise found.refused(f"its global scale {quoted(scale.name)}, which MLX counts in 2688ths, is not imported")
+        # mlx_lm 0.32.2 models/switch_layers.py `_quantize_experts`; left out, all weights would be
+        # wrong by a factor.
+        raise found.refused(
+            f"its global scale {quoted(scale.name)}, which MLX counts in 2688ths, is not imported"
+        )
     settings = found.config.mlx_quantization
     module = settings.of(found.base) if settings is not None else None
     if module is None:
@@ -275,15 +346,22 @@ def _mlx(found: _Found) -> SourceWeight:
     try:
         quantization = module.quantization
     except UsageError as error:
-        reason = f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type here"
+        reason = (
+            f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type here"
+        )
         raise found.refused(reason, error.hint) from None
     return _codes(found, quantization, found.name)
 
 
 def _inferred(found: _Found) -> Quantization:
-    """Return the only quantization that the tensors' shapes allow. Raises: UnsupportedSourceError for none or several."""
+    """Return the only quantization that the tensors' shapes allow.
+
+    Raises: UnsupportedSourceError for none or several.
+    """
     possible = []
-    for quantization in (Quantization(kind, size) for kind in QuantType for size in kind.group_sizes):
+    for quantization in (
+        Quantization(kind, size) for kind in QuantType for size in kind.group_sizes
+    ):
         if quantization.quant_type.is_affine == (".bias" in found.parts):
             try:
                 _codes(found, quantization, found.name)
@@ -292,14 +370,20 @@ def _inferred(found: _Found) -> Quantization:
             possible.append(quantization)
     if len(possible) != 1:
         answers = ", ".join(map(str, possible)) or "none"
-        raise found.refused(f"{found.unsaid('how it was quantized')}, and its shapes fit {answers}", found.config_hint)
+        raise found.refused(
+            f"{found.unsaid('how it was quantized')}, and its shapes fit {answers}",
+            found.config_hint,
+        )
     return possible[0]
 
 
 def _nvfp4(found: _Found) -> SourceWeight:
     if (scale := found.inventory.tensors.get(f"{found.base}.pre_quant_scale")) is not None:
-        # ModelOpt's NVFP4_AWQ: the weights were divided by it, and no layernorm took it up (unified_export_hf.py).
-        raise found.refused(f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form has")
+        # ModelOpt's NVFP4_AWQ: the weights were divided by it, and no layernorm took it up
+        # (unified_export_hf.py).
+        raise found.refused(
+            f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form has"
+        )
     formats = found.config.packed_formats
     if formats and found.producer is COMPRESSED_NVFP4 and formats.isdisjoint(PACKED_FORMATS):
         raise found.refused(f"config.json says that its format is {', '.join(sorted(formats))}")
@@ -307,7 +391,8 @@ def _nvfp4(found: _Found) -> SourceWeight:
 
 
 def _gpt_oss(found: _Found) -> SourceWeight:
-    # As mlx-lm names it (ml-explore/mlx-lm@1245c2ec mlx_lm/models/gpt_oss.py `sanitize`), so that its model finds it.
+    # As mlx-lm names it (ml-explore/mlx-lm@1245c2ec mlx_lm/models/gpt_oss.py `sanitize`), so that
+    # its model finds it.
     return _codes(found, _MXFP4, found.base + ".weight")
 
 
@@ -315,16 +400,22 @@ def _block_fp8(found: _Found) -> SourceWeight:
     parts = found.parts
     block = found.config.fp8_block_size
     if block not in (None, (FP8_BLOCK, FP8_BLOCK)):
-        raise found.refused(f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded")
+        raise found.refused(
+            f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded"
+        )
     shape = parts[""].shape
     if len(shape) < 2:  # noqa: PLR2004
         raise found.refused(f"{list(shape)} is not a matrix")
     wanted = (*shape[:-2], -(-shape[-2] // FP8_BLOCK), -(-shape[-1] // FP8_BLOCK))
     scale = parts[".scale"]
     if scale.shape != wanted:
-        raise found.refused(f"its scale {quoted(scale.name)} is {list(scale.shape)}, and 128x128 blocks need {list(wanted)}")
+        raise found.refused(
+            f"its scale {quoted(scale.name)} is {list(scale.shape)}, and 128x128 blocks need {list(wanted)}"
+        )
     if block is None:
-        raise found.refused(f"{found.unsaid('which weights share a scale')} (weight_block_size)", found.config_hint)
+        raise found.refused(
+            f"{found.unsaid('which weights share a scale')} (weight_block_size)", found.config_hint
+        )
     return SourceWeight(found.name, DType.BF16, shape, parts, Form.BLOCK_FP8, found.producer.name)
 
 

@@ -1,9 +1,10 @@
 """Files: what lies in a checkpoint's folder beside its weights and JSON documents, and which of it an import keeps.
 
-Everything that belongs to the checkpoint is kept, subfolders included: templates, tokenizers, processors, texts, code (which
-is never run), and the weights of subfolders, as files. Left out, each with its reason: hidden files, weights in other
-formats, training state, caches, links that lead out of the folder, and what is beyond the limits. A folder is
-walked breadth first, in the order of names, so that the limits cut the same files everywhere.
+Everything that belongs to the checkpoint is kept, subfolders included: templates, tokenizers,
+processors, texts, code (which is never run), and the weights of subfolders, as files. Left out,
+each with its reason: hidden files, weights in other formats, training state, caches, links that
+lead out of the folder, and what is beyond the limits. A folder is walked breadth first, in the
+order of names, so that the limits cut the same files everywhere.
 """
 
 from __future__ import annotations
@@ -33,12 +34,40 @@ MAX_BYTES = 4 * 2**30
 """Bytes of all kept files."""
 
 OTHER_WEIGHTS = (
-    *("*.gguf", "*.ggml", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data"),
-    *("*.onnx.data", "*.ot", "*.pdparams", "*.tflite", "*.mlmodel", "*.mlpackage/", "*.mlmodelc/", "*.engine"),
+    *(
+        "*.gguf",
+        "*.ggml",
+        "*.bin",
+        "*.pt",
+        "*.pth",
+        "*.ckpt",
+        "*.npz",
+        "*.h5",
+        "*.msgpack",
+        "*.onnx",
+        "*.onnx_data",
+    ),
+    *(
+        "*.onnx.data",
+        "*.ot",
+        "*.pdparams",
+        "*.tflite",
+        "*.mlmodel",
+        "*.mlpackage/",
+        "*.mlmodelc/",
+        "*.engine",
+    ),
 )
 """Files and folders that hold weights too, in formats that are not read."""
 _TRAINING = (
-    *("optimizer.*", "scheduler.*", "rng_state*", "scaler.pt", "training_args.bin", "events.out.tfevents.*"),
+    *(
+        "optimizer.*",
+        "scheduler.*",
+        "rng_state*",
+        "scaler.pt",
+        "training_args.bin",
+        "events.out.tfevents.*",
+    ),
     *("checkpoint-[0-9]*/", "global_step[0-9]*/"),
 )
 _CACHES = ("__pycache__/", "*.pyc")
@@ -91,7 +120,8 @@ def other_files(folder: Path, own: Collection[str], without: Path | None = None)
     walk = _Walk(folder, frozenset(own), real_path(without) if without is not None else None)
     walk.run()
     return OtherFiles(
-        tuple(sorted(walk.kept, key=lambda file: file.name)), tuple(sorted(walk.left_out, key=lambda one: one.name))
+        tuple(sorted(walk.kept, key=lambda file: file.name)),
+        tuple(sorted(walk.left_out, key=lambda one: one.name)),
     )
 
 
@@ -109,7 +139,10 @@ class _Walk:
     homes: tuple[str, ...] = ()
 
     def run(self) -> None:
-        """Walk. Raises: StorageError when the folder can't be listed; NotFoundError for a link to nothing."""
+        """Walk.
+
+        Raises: StorageError when the folder can't be listed; NotFoundError for a link to nothing.
+        """
         self.homes = tuple(_homes(self.folder))
         try:
             waiting = deque(self._enter("", self._listed("")))
@@ -134,7 +167,9 @@ class _Walk:
         self.entries += len(entries)
         if len(entries) > MAX_ENTRIES:
             first = _said(entries[MAX_ENTRIES].name)
-            self.left_out.append(LeftOut(f"{first} and what follows", _BEYOND, len(entries) - MAX_ENTRIES))
+            self.left_out.append(
+                LeftOut(f"{first} and what follows", _BEYOND, len(entries) - MAX_ENTRIES)
+            )
         store = _STORE if {entry.name for entry in entries} >= _STORE else ()
         folders = []
         for entry in entries[:MAX_ENTRIES]:
@@ -145,11 +180,17 @@ class _Walk:
         return folders
 
     def _listed(self, prefix: str) -> list[os.DirEntry[str]]:
-        """Return a folder's entries by name; of a subfolder no more than the limit and one. Raises: OSError."""
+        """Return a folder's entries by name; of a subfolder no more than the limit and one.
+
+        Raises: OSError.
+        """
         with os.scandir(self.folder / prefix) as entries:
             if prefix:
                 return sorted(islice(entries, MAX_ENTRIES + 1), key=lambda entry: entry.name)
-            return sorted((entry for entry in entries if entry.name not in self.own), key=lambda entry: entry.name)
+            return sorted(
+                (entry for entry in entries if entry.name not in self.own),
+                key=lambda entry: entry.name,
+            )
 
     def _look(self, entry: os.DirEntry[str], prefix: str) -> bool:
         """Take in an entry; return True for a folder that is to be walked."""
@@ -171,8 +212,12 @@ class _Walk:
     def _take(self, name: str, entry: os.DirEntry[str]) -> None:
         try:
             status = entry.stat()
-        except OSError as error:  # a link to nothing: in the Hugging Face cache a download that was cut off
-            broken = broken_link(self.folder / name) if isinstance(error, FileNotFoundError) else None
+        except (
+            OSError
+        ) as error:  # a link to nothing: in the Hugging Face cache a download that was cut off
+            broken = (
+                broken_link(self.folder / name) if isinstance(error, FileNotFoundError) else None
+            )
             raise broken or from_os_error(error, "stat", entry.path) from error
         if not stat.S_ISREG(status.st_mode):
             self._leave(name, "not a regular file")
@@ -182,7 +227,9 @@ class _Walk:
             self._leave(name, f"beyond the {MAX_BYTES // 2**30} GiB that are kept of such files")
         else:
             self.nbytes += status.st_size
-            self.kept.append(KeptFile(name, str(self.folder / name), FileIdentity(status), status.st_size))
+            self.kept.append(
+                KeptFile(name, str(self.folder / name), FileIdentity(status), status.st_size)
+            )
 
     def _bad_link(self, entry: os.DirEntry[str]) -> str | None:
         """Return why a link is not followed: it is a folder's (which may lead back), or it leads out of the checkpoint."""
@@ -202,7 +249,8 @@ class _Walk:
 def _homes(folder: Path) -> Iterator[str]:
     """Yield the folders that links may lead into: the checkpoint's, and of a Hugging Face snapshot its repository's.
 
-    A snapshot is ``models--ORG--NAME/snapshots/REVISION``; its files are links into ``models--ORG--NAME/blobs``.
+    A snapshot is ``models--ORG--NAME/snapshots/REVISION``; its files are links into
+    ``models--ORG--NAME/blobs``.
     """
     real = Path(real_path(folder))
     yield str(real)

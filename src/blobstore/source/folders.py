@@ -1,8 +1,9 @@
 """Folders: where the files of a checkpoint are listed and opened by name, on a disk or behind a server.
 
-Whoever reads a checkpoint reads it through `Folder`, so that it does not matter where the files lie. A name is one plain
-file name; what an index or a listing says is checked before it becomes a name. A folder has the budget of its checkpoint,
-where every header and document is counted before it is read.
+Whoever reads a checkpoint reads it through `Folder`, so that it does not matter where the files
+lie. A name is one plain file name; what an index or a listing says is checked before it becomes a
+name. A folder has the budget of its checkpoint, where every header and document is counted before
+it is read.
 """
 
 from __future__ import annotations
@@ -50,24 +51,30 @@ class Folder(Protocol):
         """Return the path or address of a file, there or not."""
 
     def names(self) -> list[str] | None:
-        """Return the names of its files, sorted; None where a server does not list them. Raises: StorageError."""
+        """Return the names of its files, sorted; None where a server does not list them.
+
+        Raises: StorageError.
+        """
 
     def distinct(self, names: Sequence[str]) -> list[str]:
         """Return the first name of each file among those that ``names`` are, in their order."""
 
-    def reading(self, names: Sequence[str], read: Callable[[RangeReader], _T]) -> AbstractContextManager[Iterator[_T]]:
+    def reading(
+        self, names: Sequence[str], read: Callable[[RangeReader], _T]
+    ) -> AbstractContextManager[Iterator[_T]]:
         """Give what ``read`` makes of a reader over each file, in the order of ``names``.
 
         The first error ends it, and so does leaving the block: no other file is opened then.
 
-        Raises: NotFoundError when a file is missing; StorageError; RemoteError; LimitExceededError; what ``read`` raises.
+        Raises: NotFoundError when a file is missing; StorageError; RemoteError; LimitExceededError;
+        what ``read`` raises.
         """
 
     def read(self, name: str, limit: int) -> bytes:
         """Return a small file's bytes.
 
-        Raises: NotFoundError, StorageError, RemoteError; LimitExceededError when they are more than ``limit``, or than is
-        left of the budget.
+        Raises: NotFoundError, StorageError, RemoteError; LimitExceededError when they are more than
+        ``limit``, or than is left of the budget.
         """
 
 
@@ -87,7 +94,8 @@ class LocalFolder:
         """Return the names of its files, sorted."""
         try:
             with os.scandir(self.path) as entries:
-                # Everything except folders: a broken link or a FIFO is refused when it is opened, and does not vanish here.
+                # Everything except folders: a broken link or a FIFO is refused when it is opened,
+                # and does not vanish here.
                 return sorted(entry.name for entry in entries if not _is_folder(entry))
         except OSError as error:
             raise from_os_error(error, "list", self.path) from error
@@ -112,7 +120,9 @@ class LocalFolder:
         return list(files.values())
 
     @contextmanager
-    def reading(self, names: Sequence[str], read: Callable[[RangeReader], _T]) -> Iterator[Iterator[_T]]:
+    def reading(
+        self, names: Sequence[str], read: Callable[[RangeReader], _T]
+    ) -> Iterator[Iterator[_T]]:
         """Give what ``read`` makes of each file; one is open at a time."""
         yield map(partial(self._read_one, read), names)
 
@@ -125,7 +135,10 @@ class LocalFolder:
         with self.open(name) as reader:
             if reader.size > limit:
                 path = self.place(name)
-                raise LimitExceededError(f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}", path=path)
+                raise LimitExceededError(
+                    f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}",
+                    path=path,
+                )
             take_text(self.budget, reader.size, reader.name)
             return reader.read(0, reader.size)
 
@@ -152,11 +165,18 @@ def broken_link(path: Path) -> NotFoundError | None:
     except OSError:
         return None
     message = f"{path} is a link to {target}, which is missing"
-    return MissingFileError(message, path=str(path), hint="If it is in the Hugging Face cache: download the model again.")
+    return MissingFileError(
+        message,
+        path=str(path),
+        hint="If it is in the Hugging Face cache: download the model again.",
+    )
 
 
 class WebFolder:
-    """A folder behind a server, which lists nothing. Opened files have been read as far as their headers go."""
+    """A folder behind a server, which lists nothing.
+
+    Opened files have been read as far as their headers go.
+    """
 
     def __init__(self, folder: RemoteFolder, budget: Budget) -> None:
         self._folder = folder
@@ -174,7 +194,9 @@ class WebFolder:
         """Return the names: a server does not say which of them are one file."""
         return list(names)
 
-    def reading(self, names: Sequence[str], read: Callable[[RangeReader], _T]) -> AbstractContextManager[Iterator[_T]]:
+    def reading(
+        self, names: Sequence[str], read: Callable[[RangeReader], _T]
+    ) -> AbstractContextManager[Iterator[_T]]:
         """Give what ``read`` makes of each file; several are read at once."""
         return self._folder.reading(names, read, self.budget)
 
@@ -187,12 +209,16 @@ class WebFolder:
 
 HUB = "https://huggingface.co"
 MAIN = "main"
-# huggingface_hub@1.5 utils/_validators.py `validate_repo_id`: each part of at most 96 characters, none of which is a
-# hyphen or a dot at an end or beside another; repositories without an owner are the Hub's oldest.
+# huggingface_hub@1.5 utils/_validators.py `validate_repo_id`: each part of at most 96 characters,
+# none of which is a hyphen or a dot at an end or beside another; repositories without an owner are
+# the Hub's oldest.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_]|[.-](?![.-]|/|$)){0,95}"
 _REPOSITORY = re.compile(rf"(?:{_PART}/)?{_PART}", re.ASCII)
-# git-check-ref-format(1): what a branch or tag can't have in its name; a commit's hash passes as well.
-_REVISION = re.compile(r"(?![/.-]|@$)(?!.*(?://|\.\.|@\{|/\.|\.lock(?:/|$)))[!-~]{1,255}(?<![/.])", re.ASCII)
+# git-check-ref-format(1): what a branch or tag can't have in its name; a commit's hash passes as
+# well.
+_REVISION = re.compile(
+    r"(?![/.-]|@$)(?!.*(?://|\.\.|@\{|/\.|\.lock(?:/|$)))[!-~]{1,255}(?<![/.])", re.ASCII
+)
 _NOT_IN_REVISION = frozenset(" ~^:?*[\\")
 
 
@@ -210,8 +236,13 @@ class RemoteFolder:
         self._remote = remote
 
     def url(self, name: str) -> str:
-        """Return the address of a file. Raises: InvalidNameError (rule P1) for a name that leads elsewhere."""
-        return self.base_url + "/".join(quote(part, safe="") for part in relative_path(name).split("/"))
+        """Return the address of a file.
+
+        Raises: InvalidNameError (rule P1) for a name that leads elsewhere.
+        """
+        return self.base_url + "/".join(
+            quote(part, safe="") for part in relative_path(name).split("/")
+        )
 
     def open(self, name: str) -> HttpReader:
         """Return a reader of one file. Raises: as `Remote.open`."""
@@ -232,14 +263,19 @@ class RemoteFolder:
         return self._remote.read_document(self.url(name), limit, budget)
 
     def find(self, name: str, limit: int) -> bytes | None:
-        """Return all of a small file, None if it does not exist. Raises: as `Remote.read_document`."""
+        """Return all of a small file, None if it does not exist.
+
+        Raises: as `Remote.read_document`.
+        """
         try:
             return self.read(name, limit)
         except NotFoundError:
             return None
 
 
-def hub_folder(remote: Remote, repository: str, revision: str = MAIN, endpoint: str = HUB) -> RemoteFolder:
+def hub_folder(
+    remote: Remote, repository: str, revision: str = MAIN, endpoint: str = HUB
+) -> RemoteFolder:
     """Return the files of a repository at a revision (branch, tag or commit) of the Hugging Face Hub.
 
     A token of ``remote`` is for the endpoint, when this is the first address it is used with.

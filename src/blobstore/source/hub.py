@@ -1,16 +1,19 @@
 """The Hub: its addresses, and its cache on this machine.
 
-The Hugging Face cache: ``models--ORG--NAME/snapshots/COMMIT`` is a folder of links, one for each commit that was used.
+The Hugging Face cache: ``models--ORG--NAME/snapshots/COMMIT`` is a folder of links, one for each
+commit that was used.
 
-``refs/REVISION`` holds the commit that a branch or tag stood for. No name on the Hub contains ``--``, so the folder's name
-is the repository's. Source: huggingface_hub file_download.py `repo_folder_name`, `_cache_commit_hash_for_specific_revision`.
+``refs/REVISION`` holds the commit that a branch or tag stood for. No name on the Hub contains
+``--``, so the folder's name is the repository's. Source: huggingface_hub file_download.py
+`repo_folder_name`, `_cache_commit_hash_for_specific_revision`.
 
-The Hub: its addresses; and what to do about a checkpoint that is given by an address, for imports read local files.
+The Hub: its addresses; and what to do about a checkpoint that is given by an address, for imports
+read local files.
 
 ``hf://`` addresses follow huggingface_hub's grammar (utils/_hf_uris.py at version 2.4.0):
-``hf://[models/]ORG/NAME[@REVISION][/PATH]``, where a revision is one segment, its slashes as ``%2F``, or ``refs/pr/N`` or
-``refs/convert/NAME``. Addresses of the Hub's pages (``https://huggingface.co/ORG/NAME/tree/main``) are the repositories
-that they show.
+``hf://[models/]ORG/NAME[@REVISION][/PATH]``, where a revision is one segment, its slashes as
+``%2F``, or ``refs/pr/N`` or ``refs/convert/NAME``. Addresses of the Hub's pages
+(``https://huggingface.co/ORG/NAME/tree/main``) are the repositories that they show.
 """
 
 from __future__ import annotations
@@ -40,9 +43,13 @@ HUB_SCHEME = "hf://"
 MAIN = "main"
 
 _REVISION = re.compile(r"@(refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)|[^/]*)(?:/|$)", re.ASCII)
-_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}", re.ASCII)
+_REPOSITORY = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}", re.ASCII
+)
 _HUB_HOST = re.compile(r"^(?:hf|huggingface)\.co/")
-_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?P<rest>.*)", re.ASCII | re.DOTALL)
+_ADDRESS = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?P<rest>.*)", re.ASCII | re.DOTALL
+)
 """With one slash where the text has been a `Path`."""
 _OTHER_KINDS = ("datasets", "spaces", "kernels", "buckets")
 _PAGES = ("tree", "blob", "resolve", "raw")
@@ -63,7 +70,10 @@ class HubTarget:
 
 
 def parse_hub(text: str) -> HubTarget:
-    """Return what an ``hf://`` address names. Raises: UsageError for one that is not a model's, or breaks rule P1."""
+    """Return what an ``hf://`` address names.
+
+    Raises: UsageError for one that is not a model's, or breaks rule P1.
+    """
     body = text.removeprefix(HUB_SCHEME)
     first, _, rest = body.partition("/")
     if first in _OTHER_KINDS:
@@ -74,7 +84,9 @@ def parse_hub(text: str) -> HubTarget:
     if at and before.count("/") <= 1:
         match = _REVISION.match(body, len(before))
         if match is None or not match[1]:
-            raise UsageError(f"{quoted(text)} has no revision after its @", hint="hf://ORG/NAME@REVISION/PATH")
+            raise UsageError(
+                f"{quoted(text)} has no revision after its @", hint="hf://ORG/NAME@REVISION/PATH"
+            )
         revision, path = unquote(match[1]), body[match.end() :]
         return HubTarget(before, revision, _path(path, text))
     parts = body.split("/", 2)
@@ -91,7 +103,10 @@ def parse_hub_page(url: str, endpoint: str = HUB) -> HubTarget | None:
     except ValueError:  # no URL: brackets that are not closed
         return None
     base = hub.path.rstrip("/") + "/"
-    if (parts.scheme, parts.netloc.lower()) != (hub.scheme, hub.netloc.lower()) or not parts.path.startswith(base):
+    if (parts.scheme, parts.netloc.lower()) != (
+        hub.scheme,
+        hub.netloc.lower(),
+    ) or not parts.path.startswith(base):
         return None
     owner, *more = (unquote(part) for part in parts.path.removeprefix(base).rstrip("/").split("/"))
     if not owner or not more or owner in (*_OTHER_KINDS, "api"):
@@ -119,11 +134,16 @@ def refuse_remote(source: str) -> None:
         return
     address = f"{match['scheme'].lower()}://{match['rest']}"
     message = f"can't read {quoted(address)}: only local files and folders are imported so far"
-    raise UsageError(message, hint=_how_to_get(address, match["scheme"].lower(), match["rest"]), path=address)
+    raise UsageError(
+        message, hint=_how_to_get(address, match["scheme"].lower(), match["rest"]), path=address
+    )
 
 
 def absent(source: str) -> NotFoundError:
-    """Return the error for a path that does not exist; what may be a repository of the Hub gets the commands for that."""
+    """Return the error for a path that does not exist.
+
+    What may be a repository of the Hub gets the commands for that.
+    """
     hint, repository = None, _HUB_HOST.sub("", source)
     is_near = os.path.isdir(os.path.dirname(source))  # noqa: PTH112, PTH120  # then it is a misspelt path
     if _REPOSITORY.fullmatch(repository) and not is_near and not source.endswith(_FILE_ENDS):
@@ -183,10 +203,12 @@ def repository_name(folder: Path) -> str | None:
 
 
 def snapshot_in(folder: Path) -> Path:
-    """Return the snapshot that a repository's folder in the cache stands for; every other folder as it is.
+    """Return the snapshot that a repository's folder in the cache stands for.
 
-    That is the one that ``refs/main`` names, else the only one. Raises: NotFoundError when that is missing;
-    UnsupportedSourceError when there are several and no ``refs/main``; StorageError.
+    Every other folder as it is.
+
+    That is the one that ``refs/main`` names, else the only one. Raises: NotFoundError when that is
+    missing; UnsupportedSourceError when there are several and no ``refs/main``; StorageError.
     """
     snapshots = folder / _SNAPSHOTS
     try:
@@ -200,10 +222,14 @@ def snapshot_in(folder: Path) -> Path:
     if commit is not None:
         if commit not in present:
             message = f"{folder}: refs/main names the snapshot {commit}, which is missing"
-            raise NotFoundError(message, path=str(snapshots / commit), hint=_hint(snapshots, present))
+            raise NotFoundError(
+                message, path=str(snapshots / commit), hint=_hint(snapshots, present)
+            )
         return snapshots / commit
     if not present:
-        raise NotFoundError(f"{folder} has no snapshot", path=str(folder), hint="Download the model again.")
+        raise NotFoundError(
+            f"{folder} has no snapshot", path=str(folder), hint="Download the model again."
+        )
     if len(present) > 1:
         message = f"{folder} has {len(present)} snapshots, and no refs/main says which one counts"
         raise UnsupportedSourceError(message, path=str(folder), hint=_hint(snapshots, present))
@@ -211,7 +237,10 @@ def snapshot_in(folder: Path) -> Path:
 
 
 def _main_commit(folder: Path) -> str | None:
-    """Return the commit in ``refs/main``; None if it is missing. Raises: NotFoundError if it does not name a snapshot."""
+    """Return the commit in ``refs/main``; None if it is missing.
+
+    Raises: NotFoundError if it does not name a snapshot.
+    """
     refs = folder / "refs"
     try:
         raw = LocalFolder(refs).read(_MAIN, _LONGEST_REF)
@@ -236,4 +265,6 @@ def _hint(snapshots: Path, present: list[str]) -> str | None:
     if not present:
         return None
     more = f" (and {len(present) - _SHOWN} more)" if len(present) > _SHOWN else ""
-    return f"Give one of them: {', '.join(str(snapshots / name) for name in present[:_SHOWN])}{more}"
+    return (
+        f"Give one of them: {', '.join(str(snapshots / name) for name in present[:_SHOWN])}{more}"
+    )

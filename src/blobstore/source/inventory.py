@@ -1,8 +1,9 @@
 """Inventory: what a checkpoint consists of, from its headers and JSON documents. No weight is read.
 
-Which files belong to a checkpoint (docs/formats.md section 5): with a shard index exactly the files and tensors that it
-names; without one ``model.safetensors`` or ``model-*.safetensors``, both together being an error; where there is no
-``model``, the only other set of weights (shards.py). A single ``.safetensors`` file is a checkpoint without documents.
+Which files belong to a checkpoint (docs/formats.md section 5): with a shard index exactly the files
+and tensors that it names; without one ``model.safetensors`` or ``model-*.safetensors``, both
+together being an error; where there is no ``model``, the only other set of weights (shards.py). A
+single ``.safetensors`` file is a checkpoint without documents.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class SourceTensor:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """A checkpoint: its tensors by name, sorted; its JSON documents by file name, sorted; what else lies in its folder.
+    """A checkpoint: its tensors by name, sorted; its JSON documents by file name, sorted.
+
+    What else lies in its folder.
 
     ``other_files``: its other files, and what was left out.
     """
@@ -112,12 +115,13 @@ class Inventory:
 def read_inventory(source: str | os.PathLike[str], *, without: Path | None = None) -> Inventory:
     """Return the inventory of a .safetensors file or of a checkpoint folder, but what is at ``without``: a draft model.
 
-    A shard index stands for its folder with the files that it names, and a repository's folder in the Hugging Face cache for
-    its snapshot.
+    A shard index stands for its folder with the files that it names, and a repository's folder in
+    the Hugging Face cache for its snapshot.
 
-    Raises: NotFoundError (no such path, no weights, a shard that is missing, a link to nothing), HeaderError, DocumentError
-    (config.json, index), CorruptDataError (index and shards disagree), UnsupportedSourceError (an adapter, several sets of
-    weights, both single file and shards), UsageError (an address, an empty path), LimitExceededError, StorageError.
+    Raises: NotFoundError (no such path, no weights, a shard that is missing, a link to nothing),
+    HeaderError, DocumentError (config.json, index), CorruptDataError (index and shards disagree),
+    UnsupportedSourceError (an adapter, several sets of weights, both single file and shards),
+    UsageError (an address, an empty path), LimitExceededError, StorageError.
     """
     if not os.fspath(source):
         raise UsageError("the source is empty", hint="Is a variable unset?")
@@ -145,7 +149,9 @@ def read_inventory(source: str | os.PathLike[str], *, without: Path | None = Non
     return Inventory(str(path), (file,), _tensors([(file, header)]), {}, None)
 
 
-def _read_folder(folder: LocalFolder, without: Path | None, asked: WeightSet | None = None) -> Inventory:
+def _read_folder(
+    folder: LocalFolder, without: Path | None, asked: WeightSet | None = None
+) -> Inventory:
     names = folder.names()
     weights = asked or _choose(folder, names)
     index = read_index(folder, weights.index) if weights.index is not None else None
@@ -154,11 +160,24 @@ def _read_folder(folder: LocalFolder, without: Path | None, asked: WeightSet | N
     if index is not None:
         others = [name for name in names if name.endswith(SUFFIX) and name not in chosen]
         own = {set_of(name) for name in chosen}
-        _check_left_out(folder, index.weight_map, [name for name in others if set_of(name) in (None, *own)])
+        _check_left_out(
+            folder, index.weight_map, [name for name in others if set_of(name) in (None, *own)]
+        )
     documents = {name: _read_document(folder, name) for name in names if _is_document(name)}
-    config = SourceConfig.parse(documents[CONFIG_NAME], folder.place(CONFIG_NAME)) if CONFIG_NAME in documents else None
+    config = (
+        SourceConfig.parse(documents[CONFIG_NAME], folder.place(CONFIG_NAME))
+        if CONFIG_NAME in documents
+        else None
+    )
     others_found = other_files(folder.path, {*chosen, *documents}, without)
-    return Inventory(folder.name, tuple(file for file, _ in read), _tensors(read), documents, config, others_found)
+    return Inventory(
+        folder.name,
+        tuple(file for file, _ in read),
+        _tensors(read),
+        documents,
+        config,
+        others_found,
+    )
 
 
 def _choose(folder: LocalFolder, names: list[str]) -> WeightSet:
@@ -198,14 +217,18 @@ def _sets_hint(folder: LocalFolder, sets: list[WeightSet]) -> str:
 def _weights_hint(folder: LocalFolder, names: list[str]) -> str | None:
     if files := [name for name in names if name.endswith(SUFFIX)]:
         return f"Import the file itself: {folder.place(files[0])}"
-    if others := [name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)]:
+    if others := [
+        name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)
+    ]:
         return f"{others[0]} is not safetensors: convert it first."
     if (inner := folder_with_weights(folder.path)) is not None:
         return f"A folder in it has some: {shlex.join(('blobstore', 'import', str(inner)))}"
     return None
 
 
-def _read_shards(folder: LocalFolder, names: Iterable[str], index: ShardIndex | None) -> list[tuple[SourceFile, Header]]:
+def _read_shards(
+    folder: LocalFolder, names: Iterable[str], index: ShardIndex | None
+) -> list[tuple[SourceFile, Header]]:
     """Return the files with their headers; equal metadata are kept once."""
     check, read = ShardCheck(index), []
     known: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
@@ -223,7 +246,14 @@ def _read_file(folder: LocalFolder, name: str) -> tuple[SourceFile, Header]:
     with folder.open(name) as reader:
         header = header_of(reader, folder.budget)
         header.check_limits(reader.name)
-        file = SourceFile(folder.place(name), name, reader.identity, reader.size, tuple(header.tensors), header.metadata)
+        file = SourceFile(
+            folder.place(name),
+            name,
+            reader.identity,
+            reader.size,
+            tuple(header.tensors),
+            header.metadata,
+        )
     return file, header
 
 
@@ -231,7 +261,9 @@ def _check_left_out(folder: LocalFolder, held: Mapping[str, str], left_out: Iter
     """Raise CorruptDataError when a file that is not in the index holds a tensor of it too."""
     for name in left_out:
         if twice := sorted(held.keys() & _tensor_names(folder, name)):
-            message = f"{folder.place(name)} is not in the index, but holds the tensor {twice[0]!r} too"
+            message = (
+                f"{folder.place(name)} is not in the index, but holds the tensor {twice[0]!r} too"
+            )
             raise CorruptDataError(message, tensor=twice[0], rule="I1")
 
 
@@ -252,7 +284,9 @@ def _check_storable(folder: LocalFolder, name: str) -> None:
         file_name(name)
     except InvalidNameError as error:
         path = folder.place(name)
-        raise UnsupportedSourceError(f"{quoted(path)} can't be stored: {error}", path=path) from None
+        raise UnsupportedSourceError(
+            f"{quoted(path)} can't be stored: {error}", path=path
+        ) from None
 
 
 def _read_document(folder: LocalFolder, name: str) -> bytes:

@@ -1,8 +1,11 @@
-"""Packings: what a quantized weight's tensors stand for, told from their headers and config.json. Pure.
+"""Packings: what a quantized weight's tensors stand for, told from their headers and config.json.
 
-An inspection counts weights before packing, those of formats too that are not imported. Which tensors belong together is in
-producers.py; here each row has a reader, which says the shape of the values and how they are kept, or why that can't be
-told. Nothing is guessed: several answers that fit are an error.
+Pure.
+
+An inspection counts weights before packing, those of formats too that are not imported. Which
+tensors belong together is in producers.py; here each row has a reader, which says the shape of the
+values and how they are kept, or why that can't be told. Nothing is guessed: several answers that
+fit are an error.
 """
 
 from __future__ import annotations
@@ -21,12 +24,19 @@ if TYPE_CHECKING:
 
 
 _WORD_BITS = 32
-_AFFINE = tuple((f"int{bits}", bits, size) for bits in (1, 2, 3, 4, 5, 6, 8) for size in (32, 64, 128))
+_AFFINE = tuple(
+    (f"int{bits}", bits, size) for bits in (1, 2, 3, 4, 5, 6, 8) for size in (32, 64, 128)
+)
 _SMALL_FLOATS = (("nvfp4", 4, 16), ("mxfp4", 4, 32), ("mxfp8", 8, 32))
 _EXPONENTS = frozenset({DType.U8, DType.F8_E8M0})
 _CODE_BITS = range(1, 9)
 _TILE = 16
-_FORMATS = {"compressed-tensors": "compressed-tensors", "modelopt": "ModelOpt", "bitnet": "BitNet", "quark": "Quark"}
+_FORMATS = {
+    "compressed-tensors": "compressed-tensors",
+    "modelopt": "ModelOpt",
+    "bitnet": "BitNet",
+    "quark": "Quark",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,10 @@ class UnclearPackingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A quantized weight that was found: whose, and where. ``config`` reads config.json when it is first asked for."""
+    """A quantized weight that was found: whose, and where.
+
+    ``config`` reads config.json when it is first asked for.
+    """
 
     row: Producer
     name: str
@@ -91,18 +104,31 @@ class _Found:
         method = self.settings.get("quant_method")
         return _FORMATS.get(method, self.row.name) if isinstance(method, str) else self.row.name
 
-    def packed(self, shape: tuple[int, ...], packing: Packing, form: str | None = None) -> PackedWeight:
+    def packed(
+        self, shape: tuple[int, ...], packing: Packing, form: str | None = None
+    ) -> PackedWeight:
         """Return the weight, by the name that it has where it is not packed."""
         named_otherwise = self.row.weight not in ("", ".weight")
-        return PackedWeight(self.base + ".weight" if named_otherwise else self.name, shape, packing, form or self.row.name)
+        return PackedWeight(
+            self.base + ".weight" if named_otherwise else self.name,
+            shape,
+            packing,
+            form or self.row.name,
+        )
 
 
 def read_packing(
-    row: Producer, name: str, tensors: Mapping[str, Stored], config: Callable[[], SourceConfig | None]
+    row: Producer,
+    name: str,
+    tensors: Mapping[str, Stored],
+    config: Callable[[], SourceConfig | None],
 ) -> PackedWeight:
-    """Return what the weight ``name`` stands for, which is of that row. ``tensors``: all that may lie beside it.
+    """Return what the weight ``name`` stands for, which is of that row.
 
-    Raises: UnclearPackingError when it can't be told; DocumentError when config.json has to be read and is not valid.
+    ``tensors``: all that may lie beside it.
+
+    Raises: UnclearPackingError when it can't be told; DocumentError when config.json has to be read
+    and is not valid.
     """
     return _READERS[row.name](_Found(row, name, tensors, config))
 
@@ -132,7 +158,8 @@ def _mlx(found: _Found) -> PackedWeight:
 def _nvfp4(found: _Found) -> PackedWeight:
     formats = {text for text in _formats(found.settings) if text.endswith("-pack-quantized")}
     kinds = {text.removesuffix("-pack-quantized") for text in formats} - {"nvfp4"}
-    # Others have NVFP4's tensors with another meaning of their scales, such as mixfp4: as many values.
+    # Others have NVFP4's tensors with another meaning of their scales, such as mixfp4: as many
+    # values.
     kind = kinds.pop() if len(kinds) == 1 and "nvfp4-pack-quantized" not in formats else "nvfp4"
     return _of_bytes(found, 2, Packing(kind, 4, _TILE))
 
@@ -154,7 +181,12 @@ def _formats(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _gpt_oss(found: _Found) -> PackedWeight:
-    if not found.shape or found.scale.shape != found.shape[:-1] or found.shape[-1] != _TILE or len(found.shape) < 2:  # noqa: PLR2004
+    if (
+        not found.shape
+        or found.scale.shape != found.shape[:-1]
+        or found.shape[-1] != _TILE
+        or len(found.shape) < 2  # noqa: PLR2004
+    ):
         raise UnclearPackingError("unknown layout: gpt-oss has other shapes of blocks and scales")
     *lead, groups, _ = found.shape
     return found.packed((*lead, groups * 32), Packing("mxfp4", 4, 32))
@@ -191,14 +223,17 @@ def _group_size(found: _Found, codes: int) -> int | None:
 def _packed_words(found: _Found) -> PackedWeight:
     """Return a weight of codes packed without gaps into words, row by row.
 
-    The last word of a row may be filled up. Where the scales do not say how long rows are, it is counted as if it were not.
+    The last word of a row may be filled up. Where the scales do not say how long rows are, it is
+    counted as if it were not.
     """
     if len(found.shape) < 2:  # noqa: PLR2004
         raise UnclearPackingError("compressed-tensors' packed weights are not matrices")
     *lead, rows, words = found.shape
     groups = found.scale.shape[-1] if len(found.scale.shape) > 1 else 1
     zero_points = found.beside(".weight_zero_point")
-    zeros_are_packed = zero_points is not None and zero_points.dtype is DType.I32 and len(zero_points.shape) > 1
+    zeros_are_packed = (
+        zero_points is not None and zero_points.dtype is DType.I32 and len(zero_points.shape) > 1
+    )
     packed_rows = zero_points.shape[-2] if zero_points is not None and zeros_are_packed else None
     fitting = set()
     for bits, size in _weight_groups(found.settings) or [(bits, None) for bits in _CODE_BITS]:
@@ -209,7 +244,9 @@ def _packed_words(found: _Found) -> PackedWeight:
         if -(-cols * bits // _WORD_BITS) == words:
             fitting.add((bits, size if in_groups else None, cols))
     if len(fitting) != 1:
-        raise UnclearPackingError("nothing says of how many bits the codes of compressed-tensors are")
+        raise UnclearPackingError(
+            "nothing says of how many bits the codes of compressed-tensors are"
+        )
     bits, size, cols = fitting.pop()
     return found.packed((*lead, rows, cols), Packing(f"int{bits}", bits, size))
 
@@ -220,7 +257,11 @@ def _weight_groups(settings: Mapping[str, Any]) -> list[tuple[int, int | None]]:
     found = []
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
-        bits, size = (weights.get("num_bits"), weights.get("group_size")) if isinstance(weights, dict) else (None, None)
+        bits, size = (
+            (weights.get("num_bits"), weights.get("group_size"))
+            if isinstance(weights, dict)
+            else (None, None)
+        )
         if type(bits) is int and bits in _CODE_BITS:
             found.append((bits, size if type(size) is int and size > 0 else None))
     return found
@@ -233,12 +274,16 @@ def _scaled_bytes(found: _Found) -> PackedWeight:
     if form == "BitNet" and len(shape) > 1:
         return found.packed((*shape[:-2], shape[-2] * 4, shape[-1]), Packing("bitnet", 2), form)
     if len(shape) > 1 and len(scale) == len(shape):
-        if scale[:-1] == shape[:-1] and (found.scale.dtype in _EXPONENTS or found.scale.dtype is DType.F8_E4M3):
+        if scale[:-1] == shape[:-1] and (
+            found.scale.dtype in _EXPONENTS or found.scale.dtype is DType.F8_E4M3
+        ):
             fp4 = _fp4(found)
             return found.packed(fp4.shape, fp4.packing, form)
         if scale[:-1] == shape[:-1]:
             return found.packed(_doubled(shape), Packing("int4", 4, _group_size(found, 2)), form)
-        if scale[:-2] == shape[:-2] and scale[-2] == 2 * shape[-2]:  # ModelOpt packs two rows into one
+        if (
+            scale[:-2] == shape[:-2] and scale[-2] == 2 * shape[-2]
+        ):  # ModelOpt packs two rows into one
             size = shape[-1] // scale[-1] if scale[-1] > 1 and not shape[-1] % scale[-1] else None
             return found.packed((*shape[:-2], scale[-2], shape[-1]), Packing("int4", 4, size), form)
     raise UnclearPackingError("nothing says how many codes are in a byte")
@@ -249,13 +294,21 @@ def _stacked_nvfp4(found: _Found) -> PackedWeight:
         raise UnclearPackingError("the scales do not have the groups of nvfp4/16")
     *lead, rows, cols = found.shape
     along_rows = found.scale.shape[-1] == cols
-    return found.packed((*lead, rows * 2, cols) if along_rows else (*lead, rows, cols * 2), Packing("nvfp4", 4, _TILE))
+    return found.packed(
+        (*lead, rows * 2, cols) if along_rows else (*lead, rows, cols * 2),
+        Packing("nvfp4", 4, _TILE),
+    )
 
 
 def _qweight(found: _Found) -> PackedWeight:
     """Return a weight of AWQ or GPTQ: both store it transposed, AWQ with its outputs packed, GPTQ with its inputs."""
     shape, scales = found.shape, found.scale.shape
-    if len(shape) < 2 or len(scales) != len(shape) or shape[:-2] != scales[:-2] or not math.prod(scales):  # noqa: PLR2004
+    if (
+        len(shape) < 2  # noqa: PLR2004
+        or len(scales) != len(shape)
+        or shape[:-2] != scales[:-2]
+        or not math.prod(scales)
+    ):
         raise UnclearPackingError("unknown layout: AWQ and GPTQ have other scales beside qweight")
     *lead, rows, cols = shape
     groups, out = scales[-2:]
@@ -272,7 +325,9 @@ def _awq_or_gptq(found: _Found, rows: int, cols: int, out: int) -> tuple[int, in
     said = found.settings.get("bits", found.settings.get("w_bit"))
     possible = {said} if type(said) is int and said in _CODE_BITS else set(_CODE_BITS)
     if zeros is not None and zeros.shape:
-        possible = {bits for bits in possible if zeros.shape[-1] * _WORD_BITS == out * bits} or possible
+        possible = {
+            bits for bits in possible if zeros.shape[-1] * _WORD_BITS == out * bits
+        } or possible
     if order is not None and order.shape and order.shape[-1] > 1:
         possible = {bits for bits in possible if rows * _WORD_BITS == order.shape[-1] * bits}
     if cols == out and len(possible) == 1 and not rows * _WORD_BITS % (bits := possible.pop()):
@@ -281,7 +336,10 @@ def _awq_or_gptq(found: _Found, rows: int, cols: int, out: int) -> tuple[int, in
 
 
 def _bitsandbytes(found: _Found) -> PackedWeight:
-    """Return a weight of 4-bit codes in blocks; its shape is in the data, not in the header, so here it is flat."""
+    """Return a weight of 4-bit codes in blocks.
+
+    Its shape is in the data, not in the header, so here it is flat.
+    """
     count = found.tensors[found.name].nbytes * 2
     kind = next(kind for kind, row in producers.BITSANDBYTES.items() if row is found.row)
     blocks = math.prod(found.scale.shape)
@@ -294,12 +352,17 @@ def _int8(found: _Found) -> PackedWeight:
 
 
 def _exl2(found: _Found) -> PackedWeight:
-    """Return a weight of several widths; its outputs are filled up to a multiple of 32, and counted so."""
+    """Return a weight of several widths.
+
+    Its outputs are filled up to a multiple of 32, and counted so.
+    """
     order = found.beside(".q_invperm")
     if len(found.shape) != 2 or order is None or not math.prod(order.shape):  # noqa: PLR2004
         raise UnclearPackingError("unknown layout: EXL2 has other codes")
     inputs = math.prod(order.shape)
-    return found.packed((found.shape[1], inputs), Packing("exl2", round(found.shape[0] * _WORD_BITS / inputs, 2)))
+    return found.packed(
+        (found.shape[1], inputs), Packing("exl2", round(found.shape[0] * _WORD_BITS / inputs, 2))
+    )
 
 
 def _exl3(found: _Found) -> PackedWeight:

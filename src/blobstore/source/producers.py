@@ -1,22 +1,29 @@
-"""Producers: which programs store quantized weights in which tensors. A table; nothing is read here.
+"""Producers: which programs store quantized weights in which tensors.
 
-What each producer writes is a row. An import takes the rows that are ``imported`` (assembly.py) and refuses the others
-(assembly.py); an inspection counts what all of them stand for (packings.py). Sources, by row:
+A table; nothing is read here.
+
+What each producer writes is a row. An import takes the rows that are ``imported`` (assembly.py) and
+refuses the others (assembly.py); an inspection counts what all of them stand for (packings.py).
+Sources, by row:
 
 - MLX: mlx 0.32.4 `mx.quantize`; mlx_lm 0.32.2 models/switch_layers.py (a global scale).
-- compressed-tensors: vllm-project/compressed-tensors @01dd1a58 compressors/nvfp4/base.py, pack_quantized/base.py, @54f44f2b
-  pack_quantized/helpers.py `pack_to_int32`, @7e71d9e6 int4_quantized/base.py, @a118207b naive_quantized/fp8_block.py,
-  @22f1b0f3 quantization/lifecycle/forward_helpers.py `_dequantize` (scales are divided by the global one).
-- ModelOpt: NVIDIA/TensorRT-Model-Optimizer @87f791d6 modelopt/torch/export/unified_export_hf.py `_export_quantized_weight`,
-  @f5a1489c modelopt/torch/export/quant_utils.py.
+- compressed-tensors: vllm-project/compressed-tensors @01dd1a58 compressors/nvfp4/base.py,
+  pack_quantized/base.py, @54f44f2b pack_quantized/helpers.py `pack_to_int32`, @7e71d9e6
+  int4_quantized/base.py, @a118207b naive_quantized/fp8_block.py, @22f1b0f3
+  quantization/lifecycle/forward_helpers.py `_dequantize` (scales are divided by the global one).
+- ModelOpt: NVIDIA/TensorRT-Model-Optimizer @87f791d6 modelopt/torch/export/unified_export_hf.py
+  `_export_quantized_weight`, @f5a1489c modelopt/torch/export/quant_utils.py.
 - gpt-oss: huggingface/transformers @0189b1d0 integrations/mxfp4.py `convert_moe_packed_tensors`.
-- FP8, FP4 experts: huggingface/transformers @0095b976 and 5.23.0 integrations/finegrained_fp8.py `FP8Linear`, `_unpack_fp4`.
+- FP8, FP4 experts: huggingface/transformers @0095b976 and 5.23.0 integrations/finegrained_fp8.py
+  `FP8Linear`, `_unpack_fp4`.
 - AWQ: casper-hansen/AutoAWQ @030fe2a1 awq/modules/linear/gemm.py. GPTQ: AutoGPTQ/AutoGPTQ @058fd80a
   auto_gptq/nn_modules/qlinear/qlinear_cuda.py `QuantLinear`.
 - blobstore: an exported folder has the names of a store's blobs (docs/formats.md section 3).
-- bitsandbytes: bitsandbytes-foundation/bitsandbytes @005a63c2 nn/modules.py `Linear4bit._save_to_state_dict`, `Int8Params`.
-- EETQ, BitNet: huggingface/transformers 5.23.0 integrations/eetq.py, bitnet.py. EXL2: exllamav2 conversion/adaptivegptq.py
-  `pack` (neggles/exllamav2 @0c2100bd). EXL3: turboderp-org/exllamav3 @0c647502 modules/quant/exl3.py `LinearEXL3`.
+- bitsandbytes: bitsandbytes-foundation/bitsandbytes @005a63c2 nn/modules.py
+  `Linear4bit._save_to_state_dict`, `Int8Params`.
+- EETQ, BitNet: huggingface/transformers 5.23.0 integrations/eetq.py, bitnet.py. EXL2: exllamav2
+  conversion/adaptivegptq.py `pack` (neggles/exllamav2 @0c2100bd). EXL3: turboderp-org/exllamav3
+  @0c647502 modules/quant/exl3.py `LinearEXL3`.
 """
 
 from __future__ import annotations
@@ -49,9 +56,9 @@ class Stored(Protocol):
 class Producer:
     """How one program stores a quantized weight ``X``: the suffixes of its tensors, and which dtypes they have there.
 
-    ``companions``: suffix in the source → suffix of the array that it becomes, or what it is for where it becomes none; all
-    but ``optional`` ones must be there. ``dropped``: scales of activations, which no weight needs. ``joined``: codes lie in
-    blocks of a dimension of their own.
+    ``companions``: suffix in the source → suffix of the array that it becomes, or what it is for
+    where it becomes none; all but ``optional`` ones must be there. ``dropped``: scales of
+    activations, which no weight needs. ``joined``: codes lie in blocks of a dimension of their own.
     """
 
     name: str
@@ -75,7 +82,9 @@ class Producer:
         if tensors[name].dtype not in self.weight_dtypes or not name.endswith(self.weight):
             return False
         base = name.removesuffix(self.weight)
-        if not all(base + suffix in tensors for suffix in self.companions if suffix not in self.optional):
+        if not all(
+            base + suffix in tensors for suffix in self.companions if suffix not in self.optional
+        ):
             return False
         return tensors[base + self.scale].dtype in self.scale_dtypes
 
@@ -142,12 +151,23 @@ OWN = Producer(
 
 
 def _counted(
-    name: str, weight: str, weight_dtypes: Iterable[DType], scale: str, *others: str, optional: Iterable[str] = ()
+    name: str,
+    weight: str,
+    weight_dtypes: Iterable[DType],
+    scale: str,
+    *others: str,
+    optional: Iterable[str] = (),
 ) -> Producer:
     """Return a row of what is not imported: ``others`` must be there too."""
     companions = {scale: ".scale", **{suffix: suffix for suffix in (*others, *optional)}}
     return Producer(
-        name, weight, frozenset(weight_dtypes), _SCALES, companions, optional=frozenset(optional), imported=False
+        name,
+        weight,
+        frozenset(weight_dtypes),
+        _SCALES,
+        companions,
+        optional=frozenset(optional),
+        imported=False,
     )
 
 
@@ -165,7 +185,9 @@ SCALED_BYTES = _counted(
     ".weight_scale",
     optional=(".weight_scale_2", ".weight_zero_point", ".weight_shape"),
 )
-STACKED_NVFP4 = _counted("ModelOpt NVFP4", "", {DType.U8}, "_weight_scale", optional=("_weight_scale_2",))
+STACKED_NVFP4 = _counted(
+    "ModelOpt NVFP4", "", {DType.U8}, "_weight_scale", optional=("_weight_scale_2",)
+)
 QWEIGHT = _counted("GPTQ", ".qweight", {DType.I32}, ".scales", optional=(".qzeros", ".g_idx"))
 QUANT_STATE = ".weight.quant_state.bitsandbytes__"
 BITSANDBYTES = {
@@ -180,9 +202,16 @@ BITSANDBYTES = {
     for kind in ("nf4", "fp4")
 }
 EXL2 = _counted(
-    "EXL2", ".q_weight", {DType.I32}, ".q_scale", ".q_invperm", optional=(".q_scale_max", ".q_groups", ".q_perm")
+    "EXL2",
+    ".q_weight",
+    {DType.I32},
+    ".q_scale",
+    ".q_invperm",
+    optional=(".q_scale_max", ".q_groups", ".q_perm"),
 )
-EXL3 = _counted("EXL3", ".trellis", {DType.I16}, ".suh", ".svh", optional=(".mcg", ".mul1", ".su", ".sv"))
+EXL3 = _counted(
+    "EXL3", ".trellis", {DType.I16}, ".suh", ".svh", optional=(".mcg", ".mul1", ".su", ".sv")
+)
 FP4_EXPERTS = (
     _counted("FP4", ".weight", {DType.I8}, ".scale"),
     _counted("FP4", "", {DType.I8}, "_scale_inv"),
@@ -249,7 +278,9 @@ def counting_row(name: str, tensors: Mapping[str, Stored]) -> Producer | None:
     return _row(name, tensors, _COUNTED_BY_DTYPE)
 
 
-def _row(name: str, tensors: Mapping[str, Stored], rows: Mapping[DType, tuple[Producer, ...]]) -> Producer | None:
+def _row(
+    name: str, tensors: Mapping[str, Stored], rows: Mapping[DType, tuple[Producer, ...]]
+) -> Producer | None:
     for row in rows.get(tensors[name].dtype, ()):
         if row.stores(name, tensors):
             return row

@@ -94,16 +94,17 @@ class SourceReaders:
     def readinto(self, tensor: SourceTensor, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with a tensor's bytes from its byte ``start`` on.
 
-        Raises: NotFoundError, CorruptDataError when the file changed since the inventory; ShortReadError; StorageError.
+        Raises: NotFoundError, CorruptDataError when the file changed since the inventory;
+        ShortReadError; StorageError.
         """
         self._reader(tensor.file).readinto(tensor.offset + start, buffer)
 
     def values(self, weight: SourceWeight, start: int, count: int) -> Array:
         """Return ``count`` values from index ``start`` on, as a flat array of the weight's dtype.
 
-        It is valid until the thread's next call. Those of a dtype that numpy has not are returned as bytes, and ``start``
-        and ``count`` are then bytes; of codes, they are whole groups. Raises: as `readinto`; UnsupportedSourceError for a
-        global scale of 0.
+        It is valid until the thread's next call. Those of a dtype that numpy has not are returned
+        as bytes, and ``start`` and ``count`` are then bytes; of codes, they are whole groups.
+        Raises: as `readinto`; UnsupportedSourceError for a global scale of 0.
         """
         if weight.form is Form.PLAIN:
             if weight.transposed:
@@ -118,14 +119,17 @@ class SourceReaders:
     def global_scale(self, weight: SourceWeight) -> np.float32:
         """Return what a double-scaled weight's values are multiplied by.
 
-        Raises: UnsupportedSourceError when it, or its inverse where that is needed, is not a finite number.
+        Raises: UnsupportedSourceError when it, or its inverse where that is needed, is not a finite
+        number.
         """
         tensor = weight.parts[".global_scale"]
         stored = self._read(tensor, 0, np.empty(1, np.float32))[0]
         with np.errstate(divide="ignore", over="ignore"):
             scale = np.float32(1) / stored if weight.inverse_global_scale else stored
         if not (np.isfinite(stored) and np.isfinite(scale)):
-            message = f"the global scale {quoted(tensor.name)} is {stored}: no weight can be scaled by it"
+            message = (
+                f"the global scale {quoted(tensor.name)} is {stored}: no weight can be scaled by it"
+            )
             raise UnsupportedSourceError(message, tensor=tensor.name, path=tensor.file.path)
         return np.float32(scale)
 
@@ -146,7 +150,9 @@ class SourceReaders:
         """Return the values of a tile as the file has them: a line for each column, which is a part of a line there."""
         tensor, (rows, cols) = weight.tensor, weight.shape[-2:]
         height, width = tile.shape
-        strip = self._scratch.array("stored", tile.size, numpy_dtype(tensor.dtype)).reshape(width, height)
+        strip = self._scratch.array("stored", tile.size, numpy_dtype(tensor.dtype)).reshape(
+            width, height
+        )
         first = (tile.matrix * cols + tile.col) * rows + tile.row
         if height == rows:
             self._read(tensor, first, strip.reshape(-1))
@@ -154,11 +160,15 @@ class SourceReaders:
         reader, raw = self._reader(tensor.file), strip.reshape(-1).view(np.uint8).data
         line, begin = height * strip.itemsize, tensor.offset + first * strip.itemsize
         for number in range(width):
-            reader.readinto(begin + number * rows * strip.itemsize, raw[number * line : (number + 1) * line])
+            reader.readinto(
+                begin + number * rows * strip.itemsize, raw[number * line : (number + 1) * line]
+            )
         return strip
 
     def _decoded(self, weight: SourceWeight, start: int, count: int) -> Array:
-        codes = self._read(weight.tensor, start, self._scratch.array("stored", count, np.dtype(np.uint8)))
+        codes = self._read(
+            weight.tensor, start, self._scratch.array("stored", count, np.dtype(np.uint8))
+        )
         out = self._scratch.array("decoded", count, numpy_dtype(DType.BF16))
         tensor = weight.parts[".scale"]
         *_, rows, cols = weight.shape
@@ -179,7 +189,9 @@ class SourceReaders:
             scratch = self._scratch.array(part.suffix, part.shape[0], numpy_dtype(part.dtype))
             arrays[part.suffix] = self._read(weight.parts[part.suffix], first, scratch)
         scale = np.array([self.global_scale(weight)]) if ".global_scale" in weight.parts else None
-        array = QuantizedArray(arrays[""], arrays[".scale"], arrays.get(".bias"), scale, quantization)
+        array = QuantizedArray(
+            arrays[""], arrays[".scale"], arrays.get(".bias"), scale, quantization
+        )
         return kernels.dequantize(array, weight.dtype)
 
     def _reader(self, file: SourceFile) -> FileReader:

@@ -1,19 +1,21 @@
 """Shards: which files of a folder hold a checkpoint's tensors, and whether they and their index agree.
 
-Loaders know weights by name: ``model`` (transformers, mlx-lm), ``diffusion_pytorch_model`` (diffusers) and
-``consolidated`` (Mistral), each as one file or as shards with an index. A variant is part of the name:
-``model.fp16.safetensors``, ``model.fp16-00001-of-00002.safetensors``, once ``model-00001-of-00002.fp16.safetensors``;
-``model.safetensors.index.fp16.json``. Source: huggingface/diffusers@0043aa1d pipelines/pipeline_loading_utils.py
-`variant_compatible_siblings`.
+Loaders know weights by name: ``model`` (transformers, mlx-lm), ``diffusion_pytorch_model``
+(diffusers) and ``consolidated`` (Mistral), each as one file or as shards with an index. A variant
+is part of the name: ``model.fp16.safetensors``, ``model.fp16-00001-of-00002.safetensors``, once
+``model-00001-of-00002.fp16.safetensors``; ``model.safetensors.index.fp16.json``. Source:
+huggingface/diffusers@0043aa1d pipelines/pipeline_loading_utils.py `variant_compatible_siblings`.
 
-Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names; every file that it names is there, holds the
-tensors that it is said to hold, and no others. Nothing is opened before the index is checked. Unknown keys are ignored.
+Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names; every file that it
+names is there, holds the tensors that it is said to hold, and no others. Nothing is opened before
+the index is checked. Unknown keys are ignored.
 
-Adapters: what was trained beside a model, and is not one. They are told apart by file and tensor names. Pure.
+Adapters: what was trained beside a model, and is not one. They are told apart by file and tensor
+names. Pure.
 
-Sources: huggingface/peft (utils/constants.py `SAFETENSORS_WEIGHTS_NAME`; utils/save_and_load.py `get_peft_model_state_dict`:
-names begin with ``base_model.model.``); mlx_lm 0.32.2 tuner/utils.py, tuner/lora.py (``adapters.safetensors``,
-``lora_a`` and ``lora_b``).
+Sources: huggingface/peft (utils/constants.py `SAFETENSORS_WEIGHTS_NAME`; utils/save_and_load.py
+`get_peft_model_state_dict`: names begin with ``base_model.model.``); mlx_lm 0.32.2 tuner/utils.py,
+tuner/lora.py (``adapters.safetensors``, ``lora_a`` and ``lora_b``).
 """
 
 from __future__ import annotations
@@ -56,14 +58,17 @@ def adapter_among(names: Iterable[str]) -> str | None:
 def are_adapters(names: Collection[str]) -> bool:
     """Return True when all these tensors are an adapter's."""
     return bool(names) and (
-        all(name.startswith(_PEFT_PREFIX) for name in names) or all(name.endswith(_MLX_SUFFIXES) for name in names)
+        all(name.startswith(_PEFT_PREFIX) for name in names)
+        or all(name.endswith(_MLX_SUFFIXES) for name in names)
     )
 
 
 def adapter_error(path: str) -> UnsupportedSourceError:
     """Return the error that says that a path leads to an adapter, and what to do with it."""
     return UnsupportedSourceError(
-        f"{path} is an adapter, not a model: it needs the model that it changes", path=path, hint=_HINT
+        f"{path} is an adapter, not a model: it needs the model that it changes",
+        path=path,
+        hint=_HINT,
     )
 
 
@@ -97,20 +102,24 @@ class ShardIndex:
     def parse(cls, raw: bytes, what: str = "shard index") -> ShardIndex:
         """Return the index in ``raw``.
 
-        Raises: DocumentError (rule I1) when weight_map is missing or empty, or names something else than a plain
-        ``*.safetensors`` file; LimitExceededError for more than 200 MB or 10,000 files.
+        Raises: DocumentError (rule I1) when weight_map is missing or empty, or names something else
+        than a plain ``*.safetensors`` file; LimitExceededError for more than 200 MB or 10,000
+        files.
         """
         document = parse_object(raw, what, rule="I1", limit=MAX_INDEX)
         weight_map = document.get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise DocumentError(f"{what}: weight_map does not map tensors to files (rule I1)", rule="I1")
+            raise DocumentError(
+                f"{what}: weight_map does not map tensors to files (rule I1)", rule="I1"
+            )
         checked: set[str] = set()
         for tensor, name in weight_map.items():
             if not isinstance(name, str) or name not in checked:
                 checked.add(_shard_name(name, f"{what}: weight_map of {quoted(tensor)}"))
         if len(checked) > MAX_SHARDS:
             raise LimitExceededError(
-                f"limit exceeded: {what} names {len(checked):,} files, at most {MAX_SHARDS:,}", rule="I1"
+                f"limit exceeded: {what} names {len(checked):,} files, at most {MAX_SHARDS:,}",
+                rule="I1",
             )
         return cls(weight_map, document)
 
@@ -133,7 +142,8 @@ def _shard_name(value: object, place: str) -> str:
 def read_index(folder: Folder, name: str = INDEX_NAME) -> ShardIndex:
     """Return a folder's shard index; its shards are there, if the folder lists what it has.
 
-    Raises: NotFoundError (no index, a shard that is missing), DocumentError, LimitExceededError, StorageError.
+    Raises: NotFoundError (no index, a shard that is missing), DocumentError, LimitExceededError,
+    StorageError.
     """
     index = ShardIndex.parse(folder.read(name, MAX_INDEX), folder.place(name))
     present = folder.names()
@@ -145,15 +155,17 @@ def read_index(folder: Folder, name: str = INDEX_NAME) -> ShardIndex:
 def missing_shard(folder: Folder, index: str, shard: str) -> NotFoundError:
     """Return the error for a shard that an index names, and that is not there."""
     return MissingFileError(
-        f"{folder.place(index)} names the shard {shard}, which is missing", path=folder.place(shard), rule="I1"
+        f"{folder.place(index)} names the shard {shard}, which is missing",
+        path=folder.place(shard),
+        rule="I1",
     )
 
 
 class ShardCheck:
     """Checks a checkpoint's shards against its index and one another, one by one as they are read.
 
-    With an index each tensor is in exactly the shard that it names, and the shards hold nothing else; without one no two
-    shards hold a tensor of one name.
+    With an index each tensor is in exactly the shard that it names, and the shards hold nothing
+    else; without one no two shards hold a tensor of one name.
     """
 
     def __init__(self, index: ShardIndex | None) -> None:
@@ -164,8 +176,8 @@ class ShardCheck:
     def add(self, place: str, file: str, tensors: Collection[str]) -> None:
         """Take in a shard: its path or address, its file name, the names of its tensors.
 
-        Raises: CorruptDataError (rule I1) when it and the index disagree, DocumentError (rule I1) when another shard has one
-        of its tensors.
+        Raises: CorruptDataError (rule I1) when it and the index disagree, DocumentError (rule I1)
+        when another shard has one of its tensors.
         """
         if self._index is None:
             self._check_others(place, tensors)
@@ -205,7 +217,8 @@ def _check_shard(index: ShardIndex, place: str, file: str, tensors: Collection[s
 class WeightSet:
     """The files of a folder that are one set of weights by their names; ``name`` is ``model``, ``model.fp16``, ….
 
-    A set may have an index, a single file and shards at once: the reader decides which of them count.
+    A set may have an index, a single file and shards at once: the reader decides which of them
+    count.
     """
 
     name: str
@@ -222,7 +235,8 @@ class WeightSet:
 def weight_sets(names: Iterable[str]) -> list[WeightSet]:
     """Return the sets of weights that a folder's files are, by name, without those that a loader passes over.
 
-    ``model`` is what counts where there is one, and a variant does not where the set without it is there too.
+    ``model`` is what counts where there is one, and a variant does not where the set without it is
+    there too.
     """
     sets: dict[str, WeightSet] = {}
     for name in sorted(names):
@@ -237,7 +251,9 @@ def weight_sets(names: Iterable[str]) -> list[WeightSet]:
             found.shards.append(name)
     if _FIRST in sets:
         return [sets[_FIRST]]
-    return [found for name, found in sets.items() if name.partition(".")[0] not in sets.keys() - {name}]
+    return [
+        found for name, found in sets.items() if name.partition(".")[0] not in sets.keys() - {name}
+    ]
 
 
 def set_of(name: str) -> str | None:
@@ -258,7 +274,10 @@ def folder_with_weights(folder: Path) -> Path | None:
 
 
 def is_index(name: str) -> bool:
-    """Return True for a shard index's file name; some have a variant in it: ``model.safetensors.index.fp16.json``."""
+    """Return True for a shard index's file name.
+
+    Some have a variant in it: ``model.safetensors.index.fp16.json``.
+    """
     return name.endswith(".json") and ".safetensors.index." in name
 
 
@@ -266,11 +285,17 @@ def check_complete(folder: Folder, shards: Iterable[str]) -> None:
     """Raise NotFoundError when the names of shards without an index, ``…-00001-of-00003…``, say that one is missing."""
     present = set(shards)
     claims = {
-        match.group("before", "total", "after"): match for name in sorted(present) if (match := _SHARD_FILE.fullmatch(name))
+        match.group("before", "total", "after"): match
+        for name in sorted(present)
+        if (match := _SHARD_FILE.fullmatch(name))
     }
     for (before, total, after), match in sorted(claims.items()):
         width = len(match["number"])
-        wanted = (f"{before}{number:0{width}}-of-{total}{after}" for number in range(1, int(total) + 1))
+        wanted = (
+            f"{before}{number:0{width}}-of-{total}{after}" for number in range(1, int(total) + 1)
+        )
         if missing := next((name for name in wanted if name not in present), None):
             path = folder.place(missing)
-            raise MissingFileError(f"{folder.name} has {match[0]}, but {missing} is missing", path=path)
+            raise MissingFileError(
+                f"{folder.name} has {match[0]}, but {missing} is missing", path=path
+            )

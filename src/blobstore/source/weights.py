@@ -1,9 +1,10 @@
 """Classify: which kind of checkpoint its weights make it. Pure.
 
-SourceWeight: one weight of a checkpoint, however many tensors it is stored as. A value; nothing is read here.
+SourceWeight: one weight of a checkpoint, however many tensors it is stored as. A value; nothing is
+read here.
 
-An unquantized weight is one tensor. A quantized one has companions: scales, biases, a global scale. A weight that is
-stored as block FP8 has one scale for each block of 128 rows and 128 columns.
+An unquantized weight is one tensor. A quantized one has companions: scales, biases, a global scale.
+A weight that is stored as block FP8 has one scale for each block of 128 rows and 128 columns.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ class Form(enum.Enum):
 class SourceWeight:
     """One weight: its name in the model, the dtype and shape of its values, and the tensors it is stored as.
 
-    ``parts`` are the tensors by the suffix of the array that they become ("", ".scale", ".bias", ".global_scale").
-    ``producer`` is the program that quantized it, by its name in producers.py. ``quantization`` is that of ``CODES``, which
-    are copied or dequantized; ``dtype`` is then the one that values are dequantized to. ``inverse_global_scale``: the source
-    stores what values are divided by. ``transposed``: ``shape``, and the order of the values, have the last two axes of the
-    checkpoint's tensor swapped; of ``PLAIN`` values these are swapped as they are read.
+    ``parts`` are the tensors by the suffix of the array that they become ("", ".scale", ".bias",
+    ".global_scale"). ``producer`` is the program that quantized it, by its name in producers.py.
+    ``quantization`` is that of ``CODES``, which are copied or dequantized; ``dtype`` is then the
+    one that values are dequantized to. ``inverse_global_scale``: the source stores what values are
+    divided by. ``transposed``: ``shape``, and the order of the values, have the last two axes of
+    the checkpoint's tensor swapped; of ``PLAIN`` values these are swapped as they are read.
     """
 
     name: str
@@ -97,7 +99,8 @@ class SourceWeight:
     def values_at_once(self, most: int) -> int:
         """Return how many values to read at a time, ``most`` at most.
 
-        Whole rows of a transposed weight: the file has a row's values far apart, and reading half a row costs as much.
+        Whole rows of a transposed weight: the file has a row's values far apart, and reading half a
+        row costs as much.
         """
         return most - most % self.shape[-1] if self.transposed and most > self.shape[-1] else most
 
@@ -115,14 +118,22 @@ class SourceWeight:
     def layout(self) -> tuple[object, ...]:
         """What experts of one projection have in common."""
         scale = self.parts.get(".scale")
-        return (self.tensor.dtype, self.dtype, self.shape, self.quantization, scale and (scale.dtype, scale.shape))
+        return (
+            self.tensor.dtype,
+            self.dtype,
+            self.shape,
+            self.quantization,
+            scale and (scale.dtype, scale.shape),
+        )
 
 
 def named_twice(name: str, one: SourceWeight, other: SourceWeight) -> UnsupportedSourceError:
     """Return the error that says which tensors would both have ``name``."""
     places = [f"{weight.tensor.name!r} of {weight.file.name}" for weight in (one, other)]
     return UnsupportedSourceError(
-        f"two tensors would have the name {quoted(name)}: {places[0]} and {places[1]}", tensor=name, path=other.file.path
+        f"two tensors would have the name {quoted(name)}: {places[0]} and {places[1]}",
+        tensor=name,
+        path=other.file.path,
     )
 
 
@@ -138,7 +149,10 @@ FILE_TYPES = frozenset(kind.value for kind in QuantType)
 
 
 class SourceKind(enum.Enum):
-    """A kind of checkpoint; the value is Ollama's name for it (x/create/classify.go, ollama/ollama@fb307609)."""
+    """A kind of checkpoint.
+
+    The value is Ollama's name for it (x/create/classify.go, ollama/ollama@fb307609).
+    """
 
     FLOAT = "float"
     PREQUANTIZED = "prequantized"
@@ -156,9 +170,9 @@ def classify(weights: Iterable[SourceWeight]) -> SourceKind:
 def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) -> QuantType | None:
     """Return the type that a source was quantized to: that of all its quantized weights, FP8 being mxfp8.
 
-    Of several types it is the one that the source says was asked for: MLX's general settings in ``config``, as Ollama has it
-    (fixtures/ollama-records, d_mlx_mixed_4_8), or `FILE_TYPE` in the metadata of an export of ours. None for no type, or
-    where that is not said.
+    Of several types it is the one that the source says was asked for: MLX's general settings in
+    ``config``, as Ollama has it (fixtures/ollama-records, d_mlx_mixed_4_8), or `FILE_TYPE` in the
+    metadata of an export of ours. None for no type, or where that is not said.
     """
     types = {
         QuantType.MXFP8 if weight.quantization is None else weight.quantization.quant_type
@@ -167,7 +181,9 @@ def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) 
     }
     if len(types) == 1:
         return types.pop()
-    said = {weight.file.metadata.get(FILE_TYPE) for weight in weights if weight.producer == OWN.name}
+    said = {
+        weight.file.metadata.get(FILE_TYPE) for weight in weights if weight.producer == OWN.name
+    }
     settings = config.mlx_quantization if config is not None else None
     with suppress(UsageError):  # a type that is not one of ours
         said |= {settings.quantization.quant_type.value} if settings is not None else set()

@@ -1,8 +1,9 @@
 """A layered store: a store of one's own over others that are only read.
 
-A model folder that many share is used where it lies, and never copied: what a lower store has is found and opened there.
-Everything that is written, removed or cleaned up concerns the upper store only. A model of the upper store hides one of the
-same name below, and an upper store's blob is opened before the same blob below. The order of the lower stores counts.
+A model folder that many share is used where it lies, and never copied: what a lower store has is
+found and opened there. Everything that is written, removed or cleaned up concerns the upper store
+only. A model of the upper store hides one of the same name below, and an upper store's blob is
+opened before the same blob below. The order of the lower stores counts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from blobstore.errors import BlobStoreError, ConflictError, NotFoundError, Usage
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Earlier, Expected, Finished, Home, How, Removal, Session, Summaries, Writer
+from blobstore.store.ports import (
+    Earlier,
+    Expected,
+    Finished,
+    Home,
+    How,
+    Removal,
+    Session,
+    Summaries,
+    Writer,
+)
 
 _T = TypeVar("_T")
 
@@ -62,7 +73,9 @@ class LayeredManifests:
         seen: dict[tuple[str, ...], ModelName] = {}
         for home in self._homes:
             above = set(seen)
-            seen |= {name.folded: name for name in home.manifests.names() if name.folded not in above}
+            seen |= {
+                name.folded: name for name in home.manifests.names() if name.folded not in above
+            }
         return sorted(seen.values())
 
     def home_of(self, name: ModelName) -> Home:
@@ -124,7 +137,12 @@ class LayeredSession:
         return self._upper.add(descriptor, reader)
 
     def publish(
-        self, name: ModelName, manifest: Manifest, *, expected: Expected = None, below: Collection[Digest] = ()
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
     ) -> set[Digest]:
         """See `Session`: a blob that a lower home has is not written, or is copied up."""
         missing = {blob.digest for blob in self._lower.missing(manifest.descriptors)}
@@ -140,7 +158,8 @@ class LayeredSession:
 class LayeredStore:
     """An upper home over lower ones, which are only read. See `Home`.
 
-    ``copies_up``: a model that is written gets all of its blobs in the upper home, also those that a lower one has.
+    ``copies_up``: a model that is written gets all of its blobs in the upper home, also those that
+    a lower one has.
     """
 
     def __init__(self, upper: Home, lower: Sequence[Home], *, copies_up: bool = False) -> None:
@@ -148,7 +167,9 @@ class LayeredStore:
         self.upper = upper
         self.lower = tuple(lower)
         homes = (upper, *self.lower)
-        if len({home.address for home in homes}) < len(homes) and not any(home.address == "memory" for home in homes):
+        if len({home.address for home in homes}) < len(homes) and not any(
+            home.address == "memory" for home in homes
+        ):
             raise UsageError(f"a store is given twice: {', '.join(home.address for home in homes)}")
         self.blobs = LayeredBlobs(homes, [upper] if copies_up else None)
         self.manifests = LayeredManifests(homes)
@@ -189,7 +210,9 @@ class LayeredStore:
     @contextmanager
     def lease(self) -> Iterator[bool]:
         """See `Home`: one of all homes."""
-        leases: list[AbstractContextManager[bool]] = [home.lease() for home in (self.upper, *self.lower)]
+        leases: list[AbstractContextManager[bool]] = [
+            home.lease() for home in (self.upper, *self.lower)
+        ]
         with ExitStack() as stack:
             held = [stack.enter_context(lease) for lease in leases]
             yield all(held)
@@ -199,7 +222,10 @@ class LayeredStore:
         return self.upper.remove(self._own(name))
 
     def copy(self, source: str | ModelName, target: str | ModelName) -> ModelName:
-        """Give a model, wherever it lies, a name in the upper home. Raises: as `find`; UsageError when that is its own."""
+        """Give a model, wherever it lies, a name in the upper home.
+
+        Raises: as `find`; UsageError when that is its own.
+        """
         old, new = self.find(source), self.target(target)
         if old == new and self.manifests.home_of(old) is self.upper:
             raise UsageError(f"{old} is its own copy", model=str(old))
@@ -207,11 +233,13 @@ class LayeredStore:
             session.publish(new, self.manifests.read(old))
         return new
 
-    def move(self, source: str | ModelName, target: str | ModelName, *, replace: bool = False) -> ModelName:
+    def move(
+        self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
+    ) -> ModelName:
         """Rename a model of the upper home: the new name comes first, then the old one goes.
 
-        Raises: as `copy`; UsageError for a model that only a lower home has, and when there is another model of that name
-        and not ``replace``.
+        Raises: as `copy`; UsageError for a model that only a lower home has, and when there is
+        another model of that name and not ``replace``.
         """
         old, new = self._own(source), self.target(target)
         manifest = self.manifests.read(old)
@@ -220,7 +248,9 @@ class LayeredStore:
                 session.publish(new, manifest, expected=None if replace else (None, manifest.raw))
             except ConflictError as error:
                 hint = "Remove it first, or replace it: --force."
-                raise UsageError(f"model {new} already exists", model=str(new), hint=hint) from error
+                raise UsageError(
+                    f"model {new} already exists", model=str(new), hint=hint
+                ) from error
         if old != new:
             self.upper.remove(old)
         return new
@@ -234,7 +264,10 @@ class LayeredStore:
 
 
 def _first(asked: list[tuple[Callable[[Descriptor], _T], Descriptor]]) -> _T:
-    """Return the first answer that is no error; else raise an error that says more than that a blob is missing."""
+    """Return the first answer that is no error.
+
+    Else raise an error that says more than that a blob is missing.
+    """
     failure: BlobStoreError | None = None
     for ask, descriptor in asked:
         try:

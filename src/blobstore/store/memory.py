@@ -1,4 +1,7 @@
-"""A store in memory: for tests, and for programs that keep nothing. It forgets everything with the process."""
+"""A store in memory: for tests, and for programs that keep nothing.
+
+It forgets everything with the process.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ class MemoryBlobs:
         """See `Blobs`."""
         by_digest = {descriptor.digest: descriptor for descriptor in descriptors}
         return [
-            blob for blob in by_digest.values() if len(self._blobs.get(blob.digest, b"")) != blob.size or not self._has(blob)
+            blob
+            for blob in by_digest.values()
+            if len(self._blobs.get(blob.digest, b"")) != blob.size or not self._has(blob)
         ]
 
     def _has(self, descriptor: Descriptor) -> bool:
@@ -162,7 +167,9 @@ class MemorySession:
 
     earlier = None
 
-    def __init__(self, blobs: MemoryBlobs, manifests: MemoryManifests, mutex: threading.Lock) -> None:
+    def __init__(
+        self, blobs: MemoryBlobs, manifests: MemoryManifests, mutex: threading.Lock
+    ) -> None:
         self._blobs = blobs
         self._manifests = manifests
         self._mutex = mutex
@@ -197,7 +204,12 @@ class MemorySession:
         return How.COPIED
 
     def publish(
-        self, name: ModelName, manifest: Manifest, *, expected: Expected = None, below: Collection[Digest] = ()
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
     ) -> set[Digest]:
         """See `Session`."""
         manifest.check_limits()
@@ -205,13 +217,19 @@ class MemorySession:
         with self._mutex:
             if (spelled := self._manifests.spelled(name)) != name:
                 message = f"there is a model {spelled}, and {name} differs from it only in case"
-                raise UsageError(message, model=str(spelled), hint=f"Try again: it will be {spelled}.")
+                raise UsageError(
+                    message, model=str(spelled), hint=f"Try again: it will be {spelled}."
+                )
             if expected is not None and self._manifests.raw(name) not in expected:
-                raise ConflictError(f"{name} was changed by another meanwhile", model=str(name), hint="Try again.")
+                raise ConflictError(
+                    f"{name} was changed by another meanwhile", model=str(name), hint="Try again."
+                )
             created = {blob.digest for blob in self._blobs.missing(named)}
             new = {digest: self._made[digest] for digest in created if digest in self._made}
             for descriptor in named:
-                _check(descriptor, new) if descriptor.digest in new else self._blobs.open(descriptor)
+                _check(descriptor, new) if descriptor.digest in new else self._blobs.open(
+                    descriptor
+                )
             self._blobs.keep(new)
             self._manifests.link(name, manifest.raw)
         return created
@@ -260,7 +278,11 @@ class MemoryStore:
         with self._mutex:
             gone = self.manifests.read(found).descriptors
             self.manifests.remove(found)
-            needed = {blob.digest for other in self.manifests.names() for blob in self.manifests.read(other).descriptors}
+            needed = {
+                blob.digest
+                for other in self.manifests.names()
+                for blob in self.manifests.read(other).descriptors
+            }
             removed = tuple(blob for blob in gone if blob.digest not in needed)
             for blob in removed:
                 self.blobs.drop(blob.digest)

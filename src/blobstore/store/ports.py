@@ -1,12 +1,14 @@
 """The ports of a store: what a home of blobs and manifests does, wherever it lies.
 
-A home keeps *blobs*, content by digest that never changes, and *manifests*, names that do. What is being written lies in a
-*session*, and nobody sees it before it is published: the manifest last. ``store/local/`` is the home in a folder, shared
-with Ollama; memory.py one in memory; layered.py one over several others. `transfer` copies models between any two.
-`blobstore.testing.StoreTests` says in tests what is said here in words.
+A home keeps *blobs*, content by digest that never changes, and *manifests*, names that do. What is
+being written lies in a *session*, and nobody sees it before it is published: the manifest last.
+``store/local/`` is the home in a folder, shared with Ollama; memory.py one in memory; layered.py
+one over several others. `transfer` copies models between any two. `blobstore.testing.StoreTests`
+says in tests what is said here in words.
 
-What only some homes can do (make a blob again from what an earlier import left, map a file) is an attribute that is None, or
-a method of what they return (`io.ranges.RangeReader`), and never asked for by the class of a home.
+What only some homes can do (make a blob again from what an earlier import left, map a file) is an
+attribute that is None, or a method of what they return (`io.ranges.RangeReader`), and never asked
+for by the class of a home.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from blobstore.names import Digest, ModelName
 
 
 class How(StrEnum):
-    """How a blob came into a home: it was there; as another name of the same file; sharing its blocks; copied."""
+    """How a blob came into a home: it was there; as another name of the same file.
+
+    Sharing its blocks; copied.
+    """
 
     THERE = "there"
     LINKED = "linked"
@@ -34,7 +39,10 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A model in short. ``is_plain``: its manifest is written as Ollama writes them (local/references.py)."""
+    """A model in short.
+
+    ``is_plain``: its manifest is written as Ollama writes them (local/references.py).
+    """
 
     size: int
     parameters: int
@@ -75,11 +83,14 @@ class Writer(Protocol):
         aligned: bool = False,
         hashed: Callable[[], None] = lambda: None,
     ) -> Finished | None:
-        """Write a contiguous buffer at ``offset``; return the blob when it is complete now, else None.
+        """Write a contiguous buffer at ``offset``.
 
-        ``gap``: so many bytes behind it come by `put_aside`, before the last piece before the gap. ``aligned``: the
-        buffer's address has the same remainder by the page size as ``offset``. ``hashed`` is called, from any thread, when
-        the buffer is not needed any more. Raises: StorageError.
+        Return the blob when it is complete now, else None.
+
+        ``gap``: so many bytes behind it come by `put_aside`, before the last piece before the gap.
+        ``aligned``: the buffer's address has the same remainder by the page size as ``offset``.
+        ``hashed`` is called, from any thread, when the buffer is not needed any more. Raises:
+        StorageError.
         """
 
     def put_aside(self, offset: int, data: Any) -> None:
@@ -138,15 +149,18 @@ class Session(Protocol):
         expected: Expected = None,
         below: Collection[Digest] = (),
     ) -> set[Digest]:
-        """Make the blobs that the manifest names visible, then the model; return the digests that were not there before.
+        """Make the blobs that the manifest names visible, then the model.
 
-        ``expected``: the bytes of manifests that the name may have just now, None among them standing for no manifest; else
-        somebody was faster. None alone: whatever it has is replaced. ``below``: blobs that need not be here, because another
-        home has them (layered.py); what the session made of them is forgotten.
+        Return the digests that were not there before.
 
-        Raises: ConflictError; NotFoundError or CorruptDataError when a blob of the manifest is neither in the session nor in
-        the home with its size; LimitExceededError for a manifest that could not be read back; StorageError. The name keeps
-        what it had then.
+        ``expected``: the bytes of manifests that the name may have just now, None among them
+        standing for no manifest; else somebody was faster. None alone: whatever it has is replaced.
+        ``below``: blobs that need not be here, because another home has them (layered.py); what the
+        session made of them is forgotten.
+
+        Raises: ConflictError; NotFoundError or CorruptDataError when a blob of the manifest is
+        neither in the session nor in the home with its size; LimitExceededError for a manifest that
+        could not be read back; StorageError. The name keeps what it had then.
         """
 
 
@@ -157,9 +171,12 @@ class Blobs(Protocol):
     """Content by digest. It never changes: a blob is there whole, or not at all."""
 
     def open(self, descriptor: Descriptor) -> OpenReader:
-        """Return a reader over a blob that has the descriptor's size; its bytes are not checked here.
+        """Return a reader over a blob that has the descriptor's size.
 
-        Raises: NotFoundError when it is missing; CorruptDataError when its size differs; with ``blob``.
+        Its bytes are not checked here.
+
+        Raises: NotFoundError when it is missing; CorruptDataError when its size differs; with
+        ``blob``.
         """
 
     def read(self, descriptor: Descriptor) -> bytes:
@@ -242,10 +259,16 @@ class Home(Protocol):
         """
 
     def session(self, source: str = "") -> AbstractContextManager[Session]:
-        """Begin to write. ``source`` says what is written, to go on with it when the session does not end."""
+        """Begin to write.
+
+        ``source`` says what is written, to go on with it when the session does not end.
+        """
 
     def lease(self) -> AbstractContextManager[bool]:
         """Keep blobs from being removed while they are read; the value says whether that is so."""
 
     def remove(self, name: str | ModelName) -> Removal:
-        """Remove a model, and those of its blobs that no other model needs. Raises: NotFoundError; AmbiguousNameError."""
+        """Remove a model, and those of its blobs that no other model needs.
+
+        Raises: NotFoundError; AmbiguousNameError.
+        """

@@ -1,10 +1,11 @@
 """StoredTensor: the logical tensors of a blob, read from its header. Pure.
 
-A quantized tensor is stored as several arrays: ``NAME`` (U32 codes), ``NAME.scale``, for affine types ``NAME.bias``, for
-double-scaled nvfp4 ``NAME.global_scale``. Its type is in the blob's metadata: ``NAME.quant_type`` and ``NAME.group_size``
-win over ``quant_type`` and ``group_size``; without metadata it is inferred when the shapes allow only one answer, else it is
-that of the model's config.json (docs/formats.md sections 3 and 7). ``NAME.transposed`` says that the last two axes are
-swapped (section 3).
+A quantized tensor is stored as several arrays: ``NAME`` (U32 codes), ``NAME.scale``, for affine
+types ``NAME.bias``, for double-scaled nvfp4 ``NAME.global_scale``. Its type is in the blob's
+metadata: ``NAME.quant_type`` and ``NAME.group_size`` win over ``quant_type`` and ``group_size``;
+without metadata it is inferred when the shapes allow only one answer, else it is that of the
+model's config.json (docs/formats.md sections 3 and 7). ``NAME.transposed`` says that the last two
+axes are swapped (section 3).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ SUFFIXES = ("", ".scale", ".bias", ".global_scale")
 class StoredTensor:
     """One logical tensor of a blob: ``entries`` are its stored arrays by suffix, ``""`` being the weight.
 
-    ``transposed``: the checkpoint's tensor has the last two axes the other way round. It is stored, and its `shape` is
-    ``[..., out, in]``, so that groups run along the inputs.
+    ``transposed``: the checkpoint's tensor has the last two axes the other way round. It is stored,
+    and its `shape` is ``[..., out, in]``, so that groups run along the inputs.
     """
 
     name: str
@@ -86,22 +87,40 @@ def _no_settings() -> None:
 def stored_tensors(header: Header, settings: Settings = _no_settings) -> Iterator[StoredTensor]:
     """Yield the logical tensors of a blob, in stored order; ``settings`` are those of its model's config.json.
 
-    Raises: CorruptDataError with ``tensor`` when a quantized tensor lacks a companion or one has the wrong dtype or
-    shape, or its type can't be told; UnsupportedSourceError for a type that does not exist here; as ``settings``, when
-    they are needed.
+    Raises: CorruptDataError with ``tensor`` when a quantized tensor lacks a companion or one has
+    the wrong dtype or shape, or its type can't be told; UnsupportedSourceError for a type that does
+    not exist here; as ``settings``, when they are needed.
     """
-    companions = {name + suffix for name in header.tensors if _has_scale(header, name) for suffix in SUFFIXES[1:]}
-    described = {key.removesuffix(".quant_type") for key in header.metadata if key.endswith(".quant_type")}
+    companions = {
+        name + suffix
+        for name in header.tensors
+        if _has_scale(header, name)
+        for suffix in SUFFIXES[1:]
+    }
+    described = {
+        key.removesuffix(".quant_type") for key in header.metadata if key.endswith(".quant_type")
+    }
     if missing := sorted(described - header.tensors.keys()):
-        raise CorruptDataError(f"the quantized tensor {quoted(missing[0])} is missing", tensor=missing[0])
+        raise CorruptDataError(
+            f"the quantized tensor {quoted(missing[0])} is missing", tensor=missing[0]
+        )
     quantized = False
-    for name in sorted(header.tensors.keys() - companions, key=lambda name: header.tensors[name].begin):
+    for name in sorted(
+        header.tensors.keys() - companions, key=lambda name: header.tensors[name].begin
+    ):
         entries = {suffix: header.tensors[name + suffix] for suffix in _suffixes(header, name)}
         quantization = _quantization(name, entries, header.metadata, settings)
         quantized = quantized or quantization is not None
-        yield StoredTensor(name, entries, quantization, _is_transposed(name, entries, quantization, header.metadata))
+        yield StoredTensor(
+            name,
+            entries,
+            quantization,
+            _is_transposed(name, entries, quantization, header.metadata),
+        )
     if "quant_type" in header.metadata and not quantized:
-        raise CorruptDataError(f"the blob is called {header.metadata['quant_type']}, but holds no quantized tensor")
+        raise CorruptDataError(
+            f"the blob is called {header.metadata['quant_type']}, but holds no quantized tensor"
+        )
 
 
 def _has_scale(header: Header, name: str) -> bool:
@@ -118,14 +137,19 @@ def _quantization(
     name: str, entries: Mapping[str, TensorEntry], metadata: Mapping[str, str], settings: Settings
 ) -> Quantization | None:
     own = f"{name}.quant_type" in metadata
-    if entries[""].dtype is not DType.U32 or not (own or "quant_type" in metadata or ".scale" in entries):
+    if entries[""].dtype is not DType.U32 or not (
+        own or "quant_type" in metadata or ".scale" in entries
+    ):
         if own:
             raise CorruptDataError(
-                f"tensor {name!r} is {entries[''].dtype}, but its metadata call it quantized", tensor=name
+                f"tensor {name!r} is {entries[''].dtype}, but its metadata call it quantized",
+                tensor=name,
             )
         return None
     if ".scale" not in entries:
-        raise CorruptDataError(f"the scale of the quantized tensor {name!r} is missing", tensor=name)
+        raise CorruptDataError(
+            f"the scale of the quantized tensor {name!r} is missing", tensor=name
+        )
     if own or "quant_type" in metadata:
         quantization = _described(name, metadata, f"{name}." if own else "")
     else:
@@ -135,7 +159,10 @@ def _quantization(
 
 
 def _is_transposed(
-    name: str, entries: Mapping[str, TensorEntry], quantization: Quantization | None, metadata: Mapping[str, str]
+    name: str,
+    entries: Mapping[str, TensorEntry],
+    quantization: Quantization | None,
+    metadata: Mapping[str, str],
 ) -> bool:
     value = metadata.get(f"{name}.transposed")
     if value is None:
@@ -172,7 +199,8 @@ def _inferred(name: str, entries: Mapping[str, TensorEntry], settings: Settings)
     if len(possible) != 1:
         answers = ", ".join(str(quantization) for quantization in possible) or "none"
         raise CorruptDataError(
-            f"the type of {name!r} can't be told: its blob has no metadata, and its shapes fit {answers}", tensor=name
+            f"the type of {name!r} can't be told: its blob has no metadata, and its shapes fit {answers}",
+            tensor=name,
         )
     return possible[0]
 
@@ -202,7 +230,11 @@ def _wrong_part(entries: Mapping[str, TensorEntry], quantization: Quantization) 
     wanted = {part.suffix: part for part in quantization.parts(shape, scale.dtype)}
     for suffix, entry in entries.items():
         if suffix == ".global_scale":
-            if quantization.quant_type is not QuantType.NVFP4 or entry.dtype is not DType.F32 or math.prod(entry.shape) != 1:
+            if (
+                quantization.quant_type is not QuantType.NVFP4
+                or entry.dtype is not DType.F32
+                or math.prod(entry.shape) != 1
+            ):
                 return f"its global scale is {entry.dtype} {list(entry.shape)}"
         elif suffix not in wanted:
             return f"it has a {suffix[1:]}"

@@ -1,7 +1,8 @@
 """Transfer: models from one store to another, whatever kind the two are.
 
-Only blobs that the target lacks are read, several at once, each checked against its digest; a model's manifest comes last.
-So a transfer that ends early leaves no half model, and the next one does not begin again.
+Only blobs that the target lacks are read, several at once, each checked against its digest; a
+model's manifest comes last. So a transfer that ends early leaves no half model, and the next one
+does not begin again.
 """
 
 from __future__ import annotations
@@ -40,23 +41,29 @@ def transfer(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[Transferred]:
-    """Copy models from ``source`` to ``target``, with their raw manifests; return what became of each.
+    """Copy models from ``source`` to ``target``, with their raw manifests.
 
-    ``names``: one or several of those in the source, which they get in the target too; a mapping gives them others. A model
-    of that name is replaced. ``jobs``: threads (None: one a core). ``progress`` is told of the bytes of each blob that has
-    come. A blob of the target is taken for what its name and size say, and is not read.
+    Return what became of each.
 
-    Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError, UsageError (one name for two) before anything
-    is written; for a blob that is missing or damaged in the source NotFoundError, CorruptDataError or DigestMismatchError;
-    StorageError. Models before the one that fails are in the target. What has come of it, a home that remembers uses
-    again, but after a StorageError: the disk may be full.
+    ``names``: one or several of those in the source, which they get in the target too; a mapping
+    gives them others. A model of that name is replaced. ``jobs``: threads (None: one a core).
+    ``progress`` is told of the bytes of each blob that has come. A blob of the target is taken for
+    what its name and size say, and is not read.
+
+    Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError, UsageError (one name
+    for two) before anything is written; for a blob that is missing or damaged in the source
+    NotFoundError, CorruptDataError or DigestMismatchError; StorageError. Models before the one that
+    fails are in the target. What has come of it, a home that remembers uses again, but after a
+    StorageError: the disk may be full.
     """
     if isinstance(names, str | ModelName):
         names = [names]
     pairs = names.items() if isinstance(names, Mapping) else ((name, name) for name in names)
     planned = [(source.find(old), target.target(new)) for old, new in pairs]
     if len({new.folded for _, new in planned}) < len(planned):
-        raise UsageError(f"two models would get one name: {', '.join(str(new) for _, new in planned)}")
+        raise UsageError(
+            f"two models would get one name: {', '.join(str(new) for _, new in planned)}"
+        )
     return [_transfer(old, new, source, target, threads(jobs), progress) for old, new in planned]
 
 
@@ -94,7 +101,10 @@ def _transfer(
 
 @contextmanager
 def _kept(session: Session) -> Iterator[None]:
-    """Keep what has come for the next transfer when this one fails; but not on a disk that may be full."""
+    """Keep what has come for the next transfer when this one fails.
+
+    But not on a disk that may be full.
+    """
     try:
         yield
     except StorageError:

@@ -9,8 +9,8 @@ Who writes a home of their own (`blobstore.store.ports.Home`) writes beside it::
         def new_home(self, folder):
             return MyHome(folder)
 
-and pytest runs them all. ``folder`` is empty, and another one for each test. `StoreTests.other_reader` may be given, for
-homes that several processes share.
+and pytest runs them all. ``folder`` is empty, and another one for each test.
+`StoreTests.other_reader` may be given, for homes that several processes share.
 """
 
 from blobstore.testing.blobs import BlobTests

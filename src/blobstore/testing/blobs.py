@@ -18,7 +18,16 @@ from blobstore.formats.documents import Manifest
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
 from blobstore.store.ports import Home, How, Session
-from blobstore.testing.homes import SIZES, HomeTests, M, blobs_of, commit, data_of, descriptor_of, manifest_of
+from blobstore.testing.homes import (
+    SIZES,
+    HomeTests,
+    M,
+    blobs_of,
+    commit,
+    data_of,
+    descriptor_of,
+    manifest_of,
+)
 
 
 class BlobTests(HomeTests):
@@ -51,7 +60,10 @@ class BlobTests(HomeTests):
         assert commit(home, "m", data) == {Digest.of(data)}
         with self.other_reader(home).blobs.open(descriptor_of(data)) as reader:
             assert (reader.size, reader.read(0, size)) == (size, data)
-            assert b"".join(bytes(piece) for piece in reader.pieces(memoryview(bytearray(1000)))) == data
+            assert (
+                b"".join(bytes(piece) for piece in reader.pieces(memoryview(bytearray(1000))))
+                == data
+            )
 
     @pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
     def test_pieces_in_any_order(self, home: Home, session: Session, size: int) -> None:
@@ -61,7 +73,9 @@ class BlobTests(HomeTests):
         random.Random(size).shuffle(pieces)
         told: list[int] = []
         with closing(session.writer(size)) as writer:
-            *others, last = [writer.put(a, data[a:b], hashed=lambda: told.append(1)) for a, b in pieces]
+            *others, last = [
+                writer.put(a, data[a:b], hashed=lambda: told.append(1)) for a, b in pieces
+            ]
         assert last is not None
         assert others == [None] * len(others)
         assert (last.digest, last.size, len(told)) == (Digest.of(data), size, len(pieces))
@@ -69,7 +83,9 @@ class BlobTests(HomeTests):
         assert blobs_of(home, "m") == [data]
 
     @pytest.mark.parametrize("gap", [1, 4096, 100_000])
-    def test_a_gap_is_written_before_the_piece_before_it(self, home: Home, session: Session, gap: int) -> None:
+    def test_a_gap_is_written_before_the_piece_before_it(
+        self, home: Home, session: Session, gap: int
+    ) -> None:
         data = data_of(8192 + gap)
         with closing(session.writer(len(data))) as writer:
             writer.put(4096 + gap, data[4096 + gap :])
@@ -83,7 +99,10 @@ class BlobTests(HomeTests):
     def test_a_blob_by_many_threads(self, home: Home, session: Session) -> None:
         data = data_of(2**20)
         with closing(session.writer(len(data))) as writer, ThreadPoolExecutor(8) as pool:
-            put = [pool.submit(writer.put, at, data[at : at + 1024]) for at in range(0, len(data), 1024)]
+            put = [
+                pool.submit(writer.put, at, data[at : at + 1024])
+                for at in range(0, len(data), 1024)
+            ]
             (blob,) = [done for one in put if (done := one.result()) is not None]
         assert blob.digest == Digest.of(data)
         session.publish(M, manifest_of(data))
@@ -133,7 +152,9 @@ class BlobTests(HomeTests):
         assert blobs_of(home, "m") == [data]
 
     @pytest.mark.parametrize("size", [0, 1, 2**20 + 1])
-    def test_a_copy_of_all_that_a_reader_gives(self, home: Home, session: Session, size: int) -> None:
+    def test_a_copy_of_all_that_a_reader_gives(
+        self, home: Home, session: Session, size: int
+    ) -> None:
         data = data_of(size)
         blob = session.copy(BytesReader(data))
         assert (blob.digest, blob.size) == (Digest.of(data), size)

@@ -15,7 +15,20 @@ from blobstore.store.ports import Home, Session
 
 SIZES = (0, 1, 511, 4095, 4096, 4097, 65_537, 2**20, 2**20 + 1)
 """Of blobs: around pages, sectors and buffers."""
-HOSTILE = ("", ".", "..", "../m", "/etc/passwd", "a/b/c/d/e", "m:", "m:..", "m\\n", "m\0", "a//b", "\u212a")
+HOSTILE = (
+    "",
+    ".",
+    "..",
+    "../m",
+    "/etc/passwd",
+    "a/b/c/d/e",
+    "m:",
+    "m:..",
+    "m\\n",
+    "m\0",
+    "a//b",
+    "\u212a",
+)
 """Names that are none, or that would lead elsewhere."""
 NAMES = ("m", "m:tag", "ns/m:tag", "host.example/ns/m:tag", "host.example:5000/ns/m:tag")
 M, N = ModelName.parse("m"), ModelName.parse("n")
@@ -28,12 +41,16 @@ def data_of(size: int, seed: int = 0) -> bytes:
 
 def descriptor_of(data: bytes, name: str | None = None) -> Descriptor:
     """Return what a manifest says of a blob."""
-    return Descriptor(media_type="application/octet-stream", digest=Digest.of(data), size=len(data), name=name)
+    return Descriptor(
+        media_type="application/octet-stream", digest=Digest.of(data), size=len(data), name=name
+    )
 
 
 def manifest_of(*blobs: bytes) -> Manifest:
     """Return a manifest with a layer for each blob."""
-    return Manifest(layers=tuple(descriptor_of(data, f"layer{number}") for number, data in enumerate(blobs)))
+    return Manifest(
+        layers=tuple(descriptor_of(data, f"layer{number}") for number, data in enumerate(blobs))
+    )
 
 
 def commit(home: Home, name: str, *blobs: bytes, expected: Any = None) -> set[Digest]:

@@ -20,7 +20,18 @@ from blobstore.formats.documents import Manifest
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home, Session
-from blobstore.testing.homes import HOSTILE, NAMES, HomeTests, M, N, blobs_of, commit, data_of, descriptor_of, manifest_of
+from blobstore.testing.homes import (
+    HOSTILE,
+    NAMES,
+    HomeTests,
+    M,
+    N,
+    blobs_of,
+    commit,
+    data_of,
+    descriptor_of,
+    manifest_of,
+)
 
 
 class ModelTests(HomeTests):
@@ -39,7 +50,9 @@ class ModelTests(HomeTests):
         assert blobs_of(seen, "m") == [b"one", b"two"]
 
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-    def test_a_session_that_fails_leaves_nothing(self, home: Home, error: type[BaseException]) -> None:
+    def test_a_session_that_fails_leaves_nothing(
+        self, home: Home, error: type[BaseException]
+    ) -> None:
         with suppress(error), home.session() as session:
             session.put(b"one")
             raise error
@@ -140,16 +153,25 @@ class ModelTests(HomeTests):
                 layer = descriptor_of(b"%d" % number, f"layer{number}")
                 with suppress(ConflictError), home.session() as session:
                     session.put(b"%d" % number)
-                    session.publish(M, Manifest(layers=(*before.layers, layer)), expected=(before.raw,))
+                    session.publish(
+                        M, Manifest(layers=(*before.layers, layer)), expected=(before.raw,)
+                    )
                     return
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(add, range(8)))
-        assert {layer.name for layer in home.manifests.read(M).layers} == {f"layer{number}" for number in range(8)}
+        assert {layer.name for layer in home.manifests.read(M).layers} == {
+            f"layer{number}" for number in range(8)
+        }
 
     def test_sessions_at_once(self, home: Home) -> None:
         with ThreadPoolExecutor(6) as pool:
-            list(pool.map(lambda number: commit(home, f"m{number}", b"shared", data_of(5000, number)), range(12)))
+            list(
+                pool.map(
+                    lambda number: commit(home, f"m{number}", b"shared", data_of(5000, number)),
+                    range(12),
+                )
+            )
         assert len(home.manifests.names()) == 12
         for number in range(12):
             assert blobs_of(home, f"m{number}") == [b"shared", data_of(5000, number)]
@@ -211,7 +233,9 @@ class ModelTests(HomeTests):
     def test_a_removed_model_is_gone(self, home: Home) -> None:
         commit(home, "m", b"one", b"two")
         removal = home.remove("m")
-        assert {blob.digest for blob in removal.removed} | {blob.digest for blob in removal.kept} == {
+        assert {blob.digest for blob in removal.removed} | {
+            blob.digest for blob in removal.kept
+        } == {
             Digest.of(b"one"),
             Digest.of(b"two"),
         }

@@ -18,7 +18,15 @@ from blobstore.names import Digest
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home, How
 from blobstore.store.transfer import transfer
-from blobstore.testing.homes import HomeTests, M, blobs_of, commit, data_of, descriptor_of, manifest_of
+from blobstore.testing.homes import (
+    HomeTests,
+    M,
+    blobs_of,
+    commit,
+    data_of,
+    descriptor_of,
+    manifest_of,
+)
 
 
 class TransferTests(HomeTests):

@@ -1,1 +1,4 @@
-"""Views: results as documents. What ``--json`` prints, what a program or a web page gets, and what the docs list."""
+"""Views: results as documents.
+
+What ``--json`` prints, what a program or a web page gets, and what the docs list.
+"""

@@ -68,7 +68,9 @@ class VerifyView(View):
         ]
         broken = [BrokenManifestView.model_validate(one) for one in result.broken]
         odd = [OddFileView.model_validate(one) for one in result.odd]
-        return cls(checked=result.checked, bytes=result.nbytes, damaged=damaged, broken=broken, odd=odd)
+        return cls(
+            checked=result.checked, bytes=result.nbytes, damaged=damaged, broken=broken, odd=odd
+        )
 
 
 class RemainingView(View):
@@ -117,7 +119,9 @@ class UnneededBlobView(View):
     @classmethod
     def of(cls, blob: UnneededBlob, reason: str, *, kept: bool) -> UnneededBlobView:
         """Return the view of a blob."""
-        return cls(digest=str(blob.digest), size=blob.size, age=int(blob.age_s), reason=reason, kept=kept)
+        return cls(
+            digest=str(blob.digest), size=blob.size, age=int(blob.age_s), reason=reason, kept=kept
+        )
 
 
 class LeftoverView(View):
@@ -145,7 +149,10 @@ class PruneView(View):
     def of(cls, result: PruneResult, *, dry_run: bool) -> PruneView:
         """Return the view of a clean-up."""
         removed = [UnneededBlobView.of(blob, blob.reason, kept=False) for blob in result.removed]
-        spared = [UnneededBlobView.of(blob, "it is within the grace time", kept=True) for blob in result.spared]
+        spared = [
+            UnneededBlobView.of(blob, "it is within the grace time", kept=True)
+            for blob in result.spared
+        ]
         return cls(
             dry_run=dry_run,
             removed=len(removed),
@@ -154,7 +161,10 @@ class PruneView(View):
             kept_bytes=sum(blob.size for blob in spared),
             freed=result.freed,
             blobs=[*removed, *spared],
-            leftovers=[LeftoverView(path=str(one.path), size=one.nbytes, reason=one.reason) for one in result.leftovers],
+            leftovers=[
+                LeftoverView(path=str(one.path), size=one.nbytes, reason=one.reason)
+                for one in result.leftovers
+            ],
             forgotten=[str(name) for name in result.forgotten],
         )
 
@@ -205,6 +215,16 @@ class UsageView(View):
         models = []
         for model in usage.models:
             sizes = {"bytes": model.nbytes, "unique": model.unique, "shared": model.shared}
-            broken = {**dict.fromkeys(sizes), "error": model.error.message} if model.error is not None else {}
+            broken = (
+                {**dict.fromkeys(sizes), "error": model.error.message}
+                if model.error is not None
+                else {}
+            )
             models.append(ModelUsageView.model_validate({"name": model.name, **sizes, **broken}))
-        return cls(blobs=usage.blobs, bytes=usage.nbytes, models=models, reclaimable=usage.reclaimable, trash=usage.trash)
+        return cls(
+            blobs=usage.blobs,
+            bytes=usage.nbytes,
+            models=models,
+            reclaimable=usage.reclaimable,
+            trash=usage.trash,
+        )

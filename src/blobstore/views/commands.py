@@ -38,9 +38,14 @@ VIEWS: Final[dict[str, Any]] = {
 
 
 def schema(command: str) -> dict[str, Any]:
-    """Return the JSON Schema of what a command prints with ``--json``. Raises: UsageError for another command."""
+    """Return the JSON Schema of what a command prints with ``--json``.
+
+    Raises: UsageError for another command.
+    """
     if command not in VIEWS:
-        raise UsageError(f"no command {command!r} prints JSON", hint=f"Use one of: {', '.join(VIEWS)}.")
+        raise UsageError(
+            f"no command {command!r} prints JSON", hint=f"Use one of: {', '.join(VIEWS)}."
+        )
     return TypeAdapter(VIEWS[command]).json_schema(mode="serialization")
 
 
@@ -62,11 +67,16 @@ def _section(command: str) -> str:
         what = f"A list. {found.get('description', '')}"
     if "properties" not in found:
         return "A map of texts to texts.\n"
-    rows = "".join(f"| `{key}` | {kind} | {says} |\n" for key, kind, says in _rows(found, found.get("$defs", {}), ""))
+    rows = "".join(
+        f"| `{key}` | {kind} | {says} |\n"
+        for key, kind, says in _rows(found, found.get("$defs", {}), "")
+    )
     return f"{what}\n\n| key | type | what |\n|---|---|---|\n{rows}"
 
 
-def _rows(node: dict[str, Any], kinds: dict[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
+def _rows(
+    node: dict[str, Any], kinds: dict[str, Any], prefix: str
+) -> Iterator[tuple[str, str, str]]:
     required = set(node.get("required", ()))
     for key, value in node["properties"].items():
         kind, inner, suffix = _kind(value, kinds)
@@ -90,5 +100,9 @@ def _kind(value: dict[str, Any], kinds: dict[str, Any]) -> tuple[str, dict[str, 
         return f"list of {kind}s", inner_node, "[]"
     if value.get("type") == "object":
         of = value.get("additionalProperties")
-        return (f"map to {_kind(of, kinds)[0]}" if isinstance(of, dict) and of else "object"), None, ""
+        return (
+            (f"map to {_kind(of, kinds)[0]}" if isinstance(of, dict) and of else "object"),
+            None,
+            "",
+        )
     return str(value.get("type", "any")), None, ""

@@ -45,7 +45,11 @@ class ChangedTensorView(View):
     def of(cls, change: ChangedTensor) -> ChangedTensorView:
         """Return the view of a change."""
         errors = change.errors
-        figures = None if errors is None else {**ErrorsView.figures(errors), "odd_values": change.odd_values}
+        figures = (
+            None
+            if errors is None
+            else {**ErrorsView.figures(errors), "odd_values": change.odd_values}
+        )
         error = None if figures is None else ChangeErrorsView.model_validate(figures)
         before, after = TensorFactView.of(change.before), TensorFactView.of(change.after)
         return cls(name=change.before.name, before=before, after=after, error=error)
@@ -91,7 +95,9 @@ class DiffView(View):
             changed=list(map(ChangedTensorView.of, found.changed)),
             equal=found.equal,
             documents=DocumentChangesView(
-                added=list(documents.added), removed=list(documents.removed), changed=list(documents.changed)
+                added=list(documents.added),
+                removed=list(documents.removed),
+                changed=list(documents.changed),
             ),
             shared_bytes=found.shared_bytes,
             bytes=SidesView(a=found.nbytes[0], b=found.nbytes[1]),
@@ -142,5 +148,7 @@ class QualityView(View):
             )
             for tensor in report.tensors
         ]
-        whole = QualityErrorsView.model_validate({**ErrorsView.figures(report.errors), "saturated": report.errors.saturated})
+        whole = QualityErrorsView.model_validate(
+            {**ErrorsView.figures(report.errors), "saturated": report.errors.saturated}
+        )
         return cls(name=str(report.name), tensors=tensors, model=whole)

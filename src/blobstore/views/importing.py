@@ -37,7 +37,16 @@ class ImportView(View):
     @classmethod
     def of(cls, result: ImportResult) -> ImportView:
         """Return the view of a result."""
-        plain = ("blobs", "created", "reused", "recalled", "source_bytes", "stored_bytes", "new_bytes", "saved_bytes")
+        plain = (
+            "blobs",
+            "created",
+            "reused",
+            "recalled",
+            "source_bytes",
+            "stored_bytes",
+            "new_bytes",
+            "saved_bytes",
+        )
         fields = {key: getattr(result, key) for key in (*plain, "bits_per_weight", "seconds")}
         runs_in = [VerdictView(**verdict.document()) for verdict in result.runs_in]
         known = {"name": result.name, "digest": result.digest, "runs_in": runs_in}
@@ -55,7 +64,9 @@ class PlannedTensorView(View):
     transposed: bool
     kept: str | None = Field(description="why it is not quantized")
     sources: list[str] = Field(description="the tensors that it is made of")
-    relative_error: float | None = Field(default=None, description="with a target: what was measured")
+    relative_error: float | None = Field(
+        default=None, description="with a target: what was measured"
+    )
 
     @classmethod
     def of(cls, tensor: OutputTensor, plan: ImportPlan) -> PlannedTensorView:
@@ -135,12 +146,15 @@ class FoundQuantizationView(View):
 class InspectionView(View):
     """What a checkpoint or a stored model holds; huggingface.js's keys come first.
 
-    Headers are those of the files: `__metadata__`, and tensors with `dtype`, `shape` and `data_offsets`. It is one line.
+    Headers are those of the files: `__metadata__`, and tensors with `dtype`, `shape` and
+    `data_offsets`. It is one line.
     """
 
     sharded: bool
     header: dict[str, Any] = Field(default={}, description="when it is one file")
-    index: dict[str, Any] = Field(default={}, description="when it is sharded: the index, or one made of the files")
+    index: dict[str, Any] = Field(
+        default={}, description="when it is sharded: the index, or one made of the files"
+    )
     headers: dict[str, Any] = Field(default={}, description="when it is sharded: by file name")
     parameter_count: dict[str, int] = Field(description="by dtype")
     parameters: int

@@ -41,9 +41,14 @@ class ListItemView(View):
         where = {} if place is None else {"store": place}
         if isinstance(error := getattr(model, "error", None), BlobStoreError):
             nothing = dict.fromkeys(("id", "size", "modified", "quant_type", "parameters"))
-            return cls.model_validate({"name": model.name, **nothing, "error": error.message, **where})
+            return cls.model_validate(
+                {"name": model.name, **nothing, "error": error.message, **where}
+            )
         known = {key: getattr(model, key) for key in ("size", "quant_type", "parameters")}
-        times = {"id": str(getattr(model, "id", "")), "modified": rfc3339(getattr(model, "modified", None))}
+        times = {
+            "id": str(getattr(model, "id", "")),
+            "modified": rfc3339(getattr(model, "modified", None)),
+        }
         return cls.model_validate({"name": model.name, **known, **times, **where})
 
 
@@ -76,7 +81,9 @@ class ModelView(View):
     coverage: CoverageView | None = Field(default=None, description="with --coverage")
 
     @classmethod
-    def of(cls, summary: ModelSummary, details: ModelDetails, coverage: Coverage | None) -> ModelView:
+    def of(
+        cls, summary: ModelSummary, details: ModelDetails, coverage: Coverage | None
+    ) -> ModelView:
         """Return the view of a model; ``coverage`` where it is asked for."""
         tensors = [
             StoredTensorView(
@@ -120,7 +127,13 @@ class RemovalView(View):
     def of(cls, name: ModelName, removal: Removal) -> RemovalView:
         """Return the view of a removal."""
         freed = sum(blob.size for blob in removal.removed)
-        return cls(name=str(name), removed=len(removal.removed), bytes=freed, kept=len(removal.kept), reason=removal.reason)
+        return cls(
+            name=str(name),
+            removed=len(removal.removed),
+            bytes=freed,
+            kept=len(removal.kept),
+            reason=removal.reason,
+        )
 
 
 class NewNameView(View):
@@ -141,13 +154,25 @@ class CopyView(NewNameView):
     """A model that was copied; to another store, what came in which way."""
 
     store: str = Field(default="", description="with --to: the other store")
-    there: WayView = Field(default=WayView(blobs=0, bytes=0), description="with --to: blobs that the store had")
-    cloned: WayView = Field(default=WayView(blobs=0, bytes=0), description="with --to: blobs that share their blocks")
-    linked: WayView = Field(default=WayView(blobs=0, bytes=0), description="with --to: blobs that are the same file")
-    copied: WayView = Field(default=WayView(blobs=0, bytes=0), description="with --to: blobs that were copied")
+    there: WayView = Field(
+        default=WayView(blobs=0, bytes=0), description="with --to: blobs that the store had"
+    )
+    cloned: WayView = Field(
+        default=WayView(blobs=0, bytes=0), description="with --to: blobs that share their blocks"
+    )
+    linked: WayView = Field(
+        default=WayView(blobs=0, bytes=0), description="with --to: blobs that are the same file"
+    )
+    copied: WayView = Field(
+        default=WayView(blobs=0, bytes=0), description="with --to: blobs that were copied"
+    )
 
     @classmethod
     def of(cls, done: Transferred, store: str) -> CopyView:
         """Return the view of a model that was copied to another store."""
-        ways = {how.value: WayView(blobs=done.blobs[how], bytes=done.nbytes[how]) for how in done.blobs}
-        return cls.model_validate({"source": done.source, "name": done.name, "store": store, **ways})
+        ways = {
+            how.value: WayView(blobs=done.blobs[how], bytes=done.nbytes[how]) for how in done.blobs
+        }
+        return cls.model_validate(
+            {"source": done.source, "name": done.name, "store": store, **ways}
+        )

@@ -13,13 +13,19 @@ if TYPE_CHECKING:
 
 Text = Annotated[str, BeforeValidator(str)]
 """Text of a name, a digest or a path."""
-Figure = Annotated[float | None, AfterValidator(lambda value: value if value is None or math.isfinite(value) else None)]
+Figure = Annotated[
+    float | None,
+    AfterValidator(lambda value: value if value is None or math.isfinite(value) else None),
+]
 """A number; null for infinity and NaN, which JSON does not have."""
 Bytes = Annotated[int, Field(ge=0, description="bytes")]
 
 
 class View(BaseModel):
-    """A document. Keys without a value in one kind of result are left out of it: their fields are not set."""
+    """A document.
+
+    Keys without a value in one kind of result are left out of it: their fields are not set.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, from_attributes=True)
 
@@ -57,7 +63,9 @@ class TallyView(View):
     def of(cls, tally: Tally) -> TallyView:
         """Return the view of a tally."""
         left_out = [LeftOutView.model_validate(one) for one in tally.left_out]
-        return cls(source=tally.source, stored=tally.stored, derived=dict(tally.derived), left_out=left_out)
+        return cls(
+            source=tally.source, stored=tally.stored, derived=dict(tally.derived), left_out=left_out
+        )
 
 
 class CoverageView(View):

@@ -1,8 +1,9 @@
 """The fault laboratory: what the experiments in ``tests/faults`` are made of (docs/reliability.md, "The fault laboratory").
 
-``command``  runs our command in a fork, stopped at its system calls: one may kill it, fail, or do half its work; it stands
-on ``seccomp`` (how the kernel asks), ``system_calls`` (which, and what they are) and ``half``
-``checker``  what a store holds, found with the standard library only · ``figures`` what was counted, in one line
-``commands``, ``cases``  what is disturbed, and what may be there afterwards · ``wandering`` random commands on one store
-``disk``  a file system whose disk is recorded, and the disks that a power cut may leave of it; ``fuse``, ``mounts``
+``command``  runs our command in a fork, stopped at its system calls: one may kill it, fail, or do
+half its work; it stands on ``seccomp`` (how the kernel asks), ``system_calls`` (which, and what
+they are) and ``half`` ``checker``  what a store holds, found with the standard library only ·
+``figures`` what was counted, in one line ``commands``, ``cases``  what is disturbed, and what may
+be there afterwards · ``wandering`` random commands on one store ``disk``  a file system whose disk
+is recorded, and the disks that a power cut may leave of it; ``fuse``, ``mounts``
 """

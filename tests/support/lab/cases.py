@@ -77,10 +77,19 @@ class Case:
             self.command.before()
             before()
 
-        arguments = [argument.format(work=self.work, store=root) for argument in self.command.arguments]
+        arguments = [
+            argument.format(work=self.work, store=root) for argument in self.command.arguments
+        ]
         within = [self.work, root] if watched or decide is not None else []
         program = partial(self.command.program, root) if self.command.program is not None else None
-        return run(*arguments, within=within, decide=decide, before=prepare, looks=self._looks, program=program)
+        return run(
+            *arguments,
+            within=within,
+            decide=decide,
+            before=prepare,
+            looks=self._looks,
+            program=program,
+        )
 
     def check(self, root: Path, done: Done, figures: Figures, what: object) -> Found:
         """Count what is wrong with a store after a disturbed run: it is as before or as after, name by name."""
@@ -88,7 +97,9 @@ class Case:
         at = f"{self.command.name}, {what}"
         for corrupt in set(found.corrupt) - set(self.start.corrupt):
             figures.wrong("corrupt", f"{at}: {corrupt}")
-        if len(found.dangling) > len(self.start.dangling) or (done.code == 0 and found.dangling != self.end.dangling):
+        if len(found.dangling) > len(self.start.dangling) or (
+            done.code == 0 and found.dangling != self.end.dangling
+        ):
             figures.wrong("dangling", f"{at}: {found.dangling}")
         if not is_between(found.models, self.start.models, self.end.models, said=done.code == 0):
             figures.wrong("lost", f"{at}: {found.models}, exit code {done.code}")
@@ -111,8 +122,14 @@ class Case:
         at = f"{self.command.name}, {what}, again"
         found = look(root)
         # What has been removed or given back can't be removed or given back again.
-        is_done = done.code == 0 or (done.code == 1 and ("not found" in done.err or "is empty" in done.err))
-        figures.expect(is_done and found.models == self.end.models, "re-runs failed", f"{at}: {done.code} {done.err}")
+        is_done = done.code == 0 or (
+            done.code == 1 and ("not found" in done.err or "is empty" in done.err)
+        )
+        figures.expect(
+            is_done and found.models == self.end.models,
+            "re-runs failed",
+            f"{at}: {done.code} {done.err}",
+        )
         figures.expect(not found.strays, "strays", f"{at}: {found.strays}")
         figures.expect(found.corrupt == self.end.corrupt, "corrupt", f"{at}: {found.corrupt}")
         figures.expect(found.dangling == self.end.dangling, "dangling", f"{at}: {found.dangling}")
@@ -124,24 +141,35 @@ def check_clean(root: Path, figures: Figures, what: object) -> None:
     done = run(*PRUNE_ALL, "--store", root)
     found = look(root)
     left = [*found.temporary, *found.orphans]
-    figures.expect(done.code == 0 and not left, "left after prune", f"{what}: {done.code} {done.err} {left}")
+    figures.expect(
+        done.code == 0 and not left, "left after prune", f"{what}: {done.code} {done.err} {left}"
+    )
 
 
 def check_verify(root: Path, figures: Figures, what: object) -> None:
     """Count where our own verify says something else than the checker."""
     done, found = run("verify", "--store", root), look(root)
     is_damaged = bool(found.corrupt or found.dangling)
-    figures.expect(done.code == (3 if is_damaged else 0), "verify disagrees", f"{what}: {done.code} {done.out} {found}")
+    figures.expect(
+        done.code == (3 if is_damaged else 0),
+        "verify disagrees",
+        f"{what}: {done.code} {done.out} {found}",
+    )
 
 
 @cache
 def standard_cases(folder: Path) -> tuple[Case, ...]:
-    """Return all commands with their stores in ``folder``; they are made once for all experiments."""
+    """Return all commands with their stores in ``folder``.
+
+    They are made once for all experiments.
+    """
     return tuple(Case(command, folder) for command in COMMANDS)
 
 
 def is_between(found: Models, start: Models, end: Models, *, said: bool) -> bool:
-    """Return True when models are as a command may leave them: each name as before or as after; after, when that was said.
+    """Return True when models are as a command may leave them: each name as before or as after.
+
+    After, when that was said.
 
     No manifest that is there before and after (under another name, perhaps) is ever nowhere.
     """

@@ -1,7 +1,8 @@
 """What a store holds, found with the standard library only and by the format alone: no code of ours is believed here.
 
-The format: a file in ``blobs/`` is named ``sha256-`` and the sha256 of its bytes; a file four folders deep in ``manifests/``
-is a manifest, whose config and layers name blobs by digest and size (shared/FORMAT.md, section 4).
+The format: a file in ``blobs/`` is named ``sha256-`` and the sha256 of its bytes; a file four
+folders deep in ``manifests/`` is a manifest, whose config and layers name blobs by digest and size
+(shared/FORMAT.md, section 4).
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ _NAME = len("sha256-") + 64
 class Found:
     """A store: its ``models`` (name: sha256 of the manifest's bytes), and all that is wrong or left over in it.
 
-    ``corrupt``: blobs whose bytes are not their digest's · ``dangling``: what manifests name and is not there with its size
-    · ``strays``: files that have no business in ``blobs/`` or ``manifests/`` · ``orphans``: blobs of no manifest
-    · ``temporary``: what lies in ``.blobstore/tmp`` · ``half_written``: its folders with other files than finished blobs
-    · ``trash``: names of the blobs there
-    · ``broken``: models with a blob that is corrupt or not there.
+    ``corrupt``: blobs whose bytes are not their digest's · ``dangling``: what manifests name and is
+    not there with its size · ``strays``: files that have no business in ``blobs/`` or
+    ``manifests/`` · ``orphans``: blobs of no manifest · ``temporary``: what lies in
+    ``.blobstore/tmp`` · ``half_written``: its folders with other files than finished blobs ·
+    ``trash``: names of the blobs there · ``broken``: models with a blob that is corrupt or not
+    there.
     """
 
     models: dict[str, str] = field(default_factory=dict)
@@ -44,7 +46,10 @@ class Found:
 
 
 def look(root: Path) -> Found:
-    """Return what the store at ``root`` holds; every blob is hashed. An absent store is an empty one."""
+    """Return what the store at ``root`` holds; every blob is hashed.
+
+    An absent store is an empty one.
+    """
     found = Found()
     sizes = dict(_blobs(root / "blobs", found))
     named: set[str] = set()
@@ -62,13 +67,17 @@ def look(root: Path) -> Found:
                 found.broken.add(_short(name))
             if sizes.get(blob) != layer.get("size"):
                 found.broken.add(_short(name))
-                found.dangling.append(f"{_short(name)} names {blob} of {layer.get('size')} bytes: {sizes.get(blob)}")
+                found.dangling.append(
+                    f"{_short(name)} names {blob} of {layer.get('size')} bytes: {sizes.get(blob)}"
+                )
     found.orphans.extend(sorted(set(sizes) - named))
     for folder in sorted((root / ".blobstore" / "tmp").glob("*")):
         found.temporary.append(folder.name)
         if any(not _BLOB.fullmatch(path.name) for path in folder.glob("*")):
             found.half_written.append(folder.name)
-    found.trash.extend(path.name[:_NAME] for path in sorted((root / ".blobstore" / "trash").glob("*/sha256-*")))
+    found.trash.extend(
+        path.name[:_NAME] for path in sorted((root / ".blobstore" / "trash").glob("*/sha256-*"))
+    )
     return found
 
 
@@ -84,7 +93,10 @@ def _blobs(folder: Path, found: Found) -> Iterator[tuple[str, int]]:
 
 
 def _layers(raw: bytes) -> list[dict[str, Any]]:
-    """Return the descriptors of a manifest; one that is no JSON names a blob that can't be there."""
+    """Return the descriptors of a manifest.
+
+    One that is no JSON names a blob that can't be there.
+    """
     try:
         document = json.loads(raw)
         config = document.get("config")

@@ -1,7 +1,8 @@
 """Our command in a child of this process, stopped at its system calls: each may go on, fail, do half its work, or kill it.
 
-The child is a fork, so Python's start is paid once: a run with a fault takes as long as the command's work, some 30 ms. It
-runs the real command line, ``blobstore ARGUMENTS…``, with its own output and exit code.
+The child is a fork, so Python's start is paid once: a run with a fault takes as long as the
+command's work, some 30 ms. It runs the real command line, ``blobstore ARGUMENTS…``, with its own
+output and exit code.
 """
 
 from __future__ import annotations
@@ -104,10 +105,11 @@ def run(
 ) -> Done:
     """Run ``blobstore ARGUMENTS…`` in a fork of this process.
 
-    With ``within``, its calls on paths below those folders, and its prints, are noted, and ``decide`` is asked about each.
-    ``looks``: the calls that only look at files are among them. ``before`` is called in the child first. ``program`` is run
-    instead of the command line. ``kill_after_s``: it is killed after so many seconds. One that takes a minute is killed too,
-    and hung.
+    With ``within``, its calls on paths below those folders, and its prints, are noted, and
+    ``decide`` is asked about each. ``looks``: the calls that only look at files are among them.
+    ``before`` is called in the child first. ``program`` is run instead of the command line.
+    ``kill_after_s``: it is killed after so many seconds. One that takes a minute is killed too, and
+    hung.
     """
     if within and not is_possible():
         raise NotShownError("system calls can be stopped at on Linux only")
@@ -116,7 +118,14 @@ def run(
     pid = os.fork()
     if pid == 0:
         ours.close()
-        _be_the_command(arguments, outputs, theirs if within else None, before, ALL_NUMBERS if looks else NUMBERS, program)
+        _be_the_command(
+            arguments,
+            outputs,
+            theirs if within else None,
+            before,
+            ALL_NUMBERS if looks else NUMBERS,
+            program,
+        )
     theirs.close()
     calls: list[Call] = []
     try:
@@ -184,11 +193,19 @@ def _be_the_command(
         os._exit(code)
 
 
-def _watch(pid: int, asked: socket.socket, within: tuple[str, ...], decide: Decide | None, calls: list[Call]) -> bool:
+def _watch(
+    pid: int,
+    asked: socket.socket,
+    within: tuple[str, ...],
+    decide: Decide | None,
+    calls: list[Call],
+) -> bool:
     """Decide about every call of the command until it has ended; return whether it hung."""
     _, fds, _, _ = socket.recv_fds(asked, 1, 1)
     if not fds:
-        raise NotShownError("this kernel does not let a process be stopped at its system calls (seccomp_unotify)")
+        raise NotShownError(
+            "this kernel does not let a process be stopped at its system calls (seccomp_unotify)"
+        )
     listener = Listener(fds[0])
     memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -233,10 +250,16 @@ def _call(pid: int, memory: int, stop: Stop, within: tuple[str, ...]) -> Call | 
     except OSError:  # it was killed meanwhile, or names no open file
         return None
     reads = not is_creating(flags) if name.startswith("open") else name in READING
-    return Call(name, paths, reads) if any(path.startswith((OUTPUT, *within)) for path in paths) else None
+    return (
+        Call(name, paths, reads)
+        if any(path.startswith((OUTPUT, *within)) for path in paths)
+        else None
+    )
 
 
-def _paths(pid: int, memory: int, letters: str, arguments: tuple[int, ...]) -> tuple[tuple[str, ...], int]:
+def _paths(
+    pid: int, memory: int, letters: str, arguments: tuple[int, ...]
+) -> tuple[tuple[str, ...], int]:
     """Return the paths that the arguments name, and the flags among them."""
     paths: list[str] = []
     folder = flags = 0
@@ -247,9 +270,15 @@ def _paths(pid: int, memory: int, letters: str, arguments: tuple[int, ...]) -> t
         elif letter == "d":
             folder, has_folder = argument & 0xFFFFFFFF, True
         elif letter == "p":
-            path = os.pread(memory, _LONGEST_PATH, argument).split(b"\0", 1)[0].decode(errors="surrogateescape")
+            path = (
+                os.pread(memory, _LONGEST_PATH, argument)
+                .split(b"\0", 1)[0]
+                .decode(errors="surrogateescape")
+            )
             if has_folder and folder != _HERE and not path.startswith("/"):
-                path = f"{_open_path(pid, folder)}/{path}".removesuffix("/")  # no path: the open file itself
+                path = f"{_open_path(pid, folder)}/{path}".removesuffix(
+                    "/"
+                )  # no path: the open file itself
             paths.append(path)
         elif letter == "o":
             flags = argument

@@ -22,7 +22,13 @@ from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.local import session
 from blobstore.store.local.store import Store, open_store
-from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.checkpoints import (
+    LLAMA_CONFIG,
+    normal,
+    safetensors_bytes,
+    small_tensors,
+    write_checkpoint,
+)
 from support.lab.command import Action, Kill, run
 from support.lab.system_calls import Call
 
@@ -31,8 +37,8 @@ from support.lab.system_calls import Call
 class Command:
     """A command to disturb: how its store is made in a folder, its arguments, and what is changed in its process.
 
-    ``{work}`` in an argument is the folder, ``{store}`` the store in it. ``program`` is run with the store's folder instead
-    of the command line.
+    ``{work}`` in an argument is the folder, ``{store}`` the store in it. ``program`` is run with
+    the store's folder instead of the command line.
     """
 
     name: str
@@ -70,12 +76,20 @@ def model(seed: str, **more: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, 
     return {**small_tensors(), "own.weight": normal(seed, 64, 64), **more}
 
 
-def _add(work: Path, store: Store, name: str, tensors: Mapping[str, np.ndarray[Any, Any]], **options: Any) -> None:
-    blobstore.import_model(write_checkpoint(work / "sources" / name, tensors), name, store=store, jobs=1, **options)
+def _add(
+    work: Path, store: Store, name: str, tensors: Mapping[str, np.ndarray[Any, Any]], **options: Any
+) -> None:
+    blobstore.import_model(
+        write_checkpoint(work / "sources" / name, tensors), name, store=store, jobs=1, **options
+    )
 
 
 def _source(work: Path, tensors: Mapping[str, np.ndarray[Any, Any]] | None = None) -> None:
-    write_checkpoint(work / "new", model("new") if tensors is None else tensors, {**LLAMA_CONFIG, "num_hidden_layers": 1})
+    write_checkpoint(
+        work / "new",
+        model("new") if tensors is None else tensors,
+        {**LLAMA_CONFIG, "num_hidden_layers": 1},
+    )
 
 
 def _fresh(work: Path, store: Store) -> None:
@@ -96,7 +110,9 @@ def _damaged(work: Path, store: Store) -> None:
     """The model is there, with a flipped bit, a blob that is too short and one that is missing."""
     _beside(work, store)
     blobstore.import_model(work / "new", "new", store=store, quant="int4", jobs=1)
-    flipped, short, missing = [store.blobs.path / layer.digest.file_name for layer in store.manifest(NEW).layers[:3]]
+    flipped, short, missing = [
+        store.blobs.path / layer.digest.file_name for layer in store.manifest(NEW).layers[:3]
+    ]
     data = flipped.read_bytes()
     flipped.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     short.write_bytes(short.read_bytes()[:-1])
@@ -134,7 +150,9 @@ def _large(work: Path, store: Store) -> None:
 
 def _experts(work: Path, store: Store) -> None:
     experts = {
-        f"model.layers.0.mlp.experts.{expert}.{projection}.weight": normal(f"{expert}{projection}", 64, 64)
+        f"model.layers.0.mlp.experts.{expert}.{projection}.weight": normal(
+            f"{expert}{projection}", 64, 64
+        )
         for expert in range(4)
         for projection in ("down_proj", "up_proj")
     }
@@ -143,7 +161,9 @@ def _experts(work: Path, store: Store) -> None:
 
 def _one_file(work: Path, store: Store) -> None:
     work.mkdir(exist_ok=True)
-    (work / "new.safetensors").write_bytes(safetensors_bytes({"only.weight": normal("only", 64, 64)}))
+    (work / "new.safetensors").write_bytes(
+        safetensors_bytes({"only.weight": normal("only", 64, 64)})
+    )
 
 
 def _one(work: Path, store: Store) -> None:
@@ -161,7 +181,13 @@ def _unneeded(work: Path, store: Store) -> None:
     _resumed(work, store)
     _add(work, store, "other", model("other"), quant="int4")
     for gone in ("gone", "gone too"):
-        _add(work, store, gone.replace(" ", "-"), model(gone, more=normal(gone, 64, 64)), quant="int4")
+        _add(
+            work,
+            store,
+            gone.replace(" ", "-"),
+            model(gone, more=normal(gone, 64, 64)),
+            quant="int4",
+        )
         store.manifests.remove(ModelName.parse(gone.replace(" ", "-")))
         if gone == "gone":
             prune(store, grace_s=0, sole_owner=True)
@@ -181,7 +207,9 @@ _REPAIR = ("repair", "new", "--from", "{work}/new", "--jobs", "1", "--store", "{
 _QUANTIZED = (*_IMPORT, "--quant", "int4")
 COMMANDS = (
     Command("import", _fresh, _IMPORT, as_it_is),
-    Command("import one file", _one_file, ("import", "{work}/new.safetensors", *_IMPORT[2:]), as_it_is),
+    Command(
+        "import one file", _one_file, ("import", "{work}/new.safetensors", *_IMPORT[2:]), as_it_is
+    ),
     Command("import quantized", _fresh, _QUANTIZED, as_it_is),
     Command("import beside another", _beside, _QUANTIZED, as_it_is),
     Command("import over an older one", _over, _QUANTIZED, as_it_is),
@@ -215,7 +243,10 @@ def kill_before_visible(call: Call) -> Action | None:
 
 
 def warm_up() -> None:
-    """Do once what every fork would do again: import all modules, read the commands' parameters; and take memory late."""
+    """Do once what every fork would do again: import all modules, read the commands' parameters.
+
+    And take memory late.
+    """
     for module in pkgutil.walk_packages(blobstore.__path__, "blobstore."):
         if module.name.rpartition(".")[2] != "__main__":
             import_module(module.name)

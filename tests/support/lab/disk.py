@@ -1,8 +1,9 @@
 """Power cuts: a file system on a recorded disk, and the disks that a power cut at any moment may leave of it.
 
-A disk with a write cache promises that what was written before a flush is there after it. Of what was written since, it
-may keep all, nothing, or any of it: block by block, in any order. So a recording gives as many cuts as one likes: the writes
-up to the last flush, and of each block written since then one of its states.
+A disk with a write cache promises that what was written before a flush is there after it. Of what
+was written since, it may keep all, nothing, or any of it: block by block, in any order. So a
+recording gives as many cuts as one likes: the writes up to the last flush, and of each block
+written since then one of its states.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Event:
 
 
 @contextmanager
-def recorded(folder: Path, image: bytes, log: Path, kind: str, options: str) -> Iterator[tuple[Path, Path]]:
+def recorded(
+    folder: Path, image: bytes, log: Path, kind: str, options: str
+) -> Iterator[tuple[Path, Path]]:
     """Yield a mounted file system of that kind whose disk is recorded to ``log``, and the file that takes marks."""
     (served := folder / "served").mkdir(exist_ok=True)
     (target := folder / "mounted").mkdir(exist_ok=True)
@@ -64,7 +67,10 @@ class Replay:
     """The disk after so many events, moved forward only."""
 
     def __init__(self, image: bytes, events: Sequence[Event], blocks: Sequence[int]) -> None:
-        """Start before the first event. ``blocks``: what the disk writes at once or not at all, one chosen for each cut."""
+        """Start before the first event.
+
+        ``blocks``: what the disk writes at once or not at all, one chosen for each cut.
+        """
         self._blocks = blocks
         self._events = events
         self._durable = bytearray(image)
@@ -74,7 +80,14 @@ class Replay:
 
     def cut(self, position: int, moments: random.Random) -> bytearray:
         """Return a disk as it may be found after a power cut between two events; ``marks`` are those before it."""
-        flush = max((index for index in range(self._flushed, position) if self._events[index].kind == FLUSH), default=None)
+        flush = max(
+            (
+                index
+                for index in range(self._flushed, position)
+                if self._events[index].kind == FLUSH
+            ),
+            default=None,
+        )
         if flush is not None:
             for event in self._events[self._flushed : flush]:
                 if event.kind == WRITE:
@@ -90,7 +103,9 @@ class Replay:
         return disk
 
 
-def _write_some(disk: bytearray, pending: Sequence[Event], size: int, moments: random.Random) -> None:
+def _write_some(
+    disk: bytearray, pending: Sequence[Event], size: int, moments: random.Random
+) -> None:
     """Write of each block of that size either nothing or one of its states, with one of several chances."""
     kept = moments.choice(_KEPT)
     states: dict[int, list[memoryview]] = defaultdict(list)

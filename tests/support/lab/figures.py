@@ -16,8 +16,8 @@ class NotShownError(Exception):
 class Figures:
     """Counts in the order in which they were first named; those of ``zero`` must stay 0.
 
-    ``quiet``: what is wrong is not said. That is for controls: the same experiment on code that is broken on purpose, which
-    has to see that (`control`).
+    ``quiet``: what is wrong is not said. That is for controls: the same experiment on code that is
+    broken on purpose, which has to see that (`control`).
     """
 
     def __init__(self, *counted: str, zero: Iterable[str], quiet: bool = False) -> None:

@@ -1,7 +1,8 @@
 """The file systems that stores can be put on (``--on``): each is mounted for as long as a block lasts.
 
-``memory`` is what the experiments use that are not about a file system. The others are made on disks in memory; overlays and
-the passing FUSE file systems lie over such a memory. What a file system has no kernel for here is said by its mount.
+``memory`` is what the experiments use that are not about a file system. The others are made on
+disks in memory; overlays and the passing FUSE file systems lie over such a memory. What a file
+system has no kernel for here is said by its mount.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Overlaid:
-    """Stores in the lower layer of an overlay of their own; with ``partly``, every second file lies in the upper one."""
+    """Stores in the lower layer of an overlay of their own.
+
+    With ``partly``, every second file lies in the upper one.
+    """
 
     partly: bool
 
@@ -81,7 +85,8 @@ Mounted = Callable[[Path], AbstractContextManager[Path]]
 class FileSystem:
     """A file system: ``mounted`` yields a folder on it, below a folder for what that needs.
 
-    ``disk``: the format (formats.py) that its power cuts are tried on; nothing for one without a disk.
+    ``disk``: the format (formats.py) that its power cuts are tried on; nothing for one without a
+    disk.
     """
 
     name: str
@@ -110,7 +115,10 @@ def _on_a_disk(kind: str, make: tuple[str, ...], folder: Path) -> Iterator[Path]
 
 @contextmanager
 def _overlay(folder: Path) -> Iterator[Path]:
-    with _tmpfs(folder) as memory, mount("overlay", _made(memory / "merged"), _overlaid(memory)) as target:
+    with (
+        _tmpfs(folder) as memory,
+        mount("overlay", _made(memory / "merged"), _overlaid(memory)) as target,
+    ):
         yield target
 
 
@@ -131,7 +139,10 @@ def _overlaid(memory: Path) -> str:
 
 @contextmanager
 def _bind(folder: Path) -> Iterator[Path]:
-    with _tmpfs(folder) as memory, _by_program(_made(memory / "bound"), "bindfs", _made(memory / "real")) as target:
+    with (
+        _tmpfs(folder) as memory,
+        _by_program(_made(memory / "bound"), "bindfs", _made(memory / "real")) as target,
+    ):
         yield target
 
 
@@ -191,10 +202,17 @@ def _made(folder: Path) -> Path:
 
 
 def _run(*line: str | Path) -> str:
-    """Run a program and return what it says. Raises: NotShownError when it is not installed, or fails."""
-    with TemporaryFile("w+") as said:  # a pipe would stay open as long as a program that serves through FUSE
+    """Run a program and return what it says.
+
+    Raises: NotShownError when it is not installed, or fails.
+    """
+    with TemporaryFile(
+        "w+"
+    ) as said:  # a pipe would stay open as long as a program that serves through FUSE
         try:
-            done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=False)
+            done = subprocess.run(
+                line, stdin=subprocess.DEVNULL, stdout=said, stderr=said, check=False
+            )
         except FileNotFoundError as error:
             raise NotShownError(f"{line[0]} is not installed") from error
         said.seek(0)
@@ -208,7 +226,9 @@ MEMORY = FileSystem("memory", _memory, disk="ext4")
 _EVERY = (
     FileSystem("ext4", partial(_on_a_disk, "ext4", ("mkfs.ext4", "-q", "-F")), disk="ext4"),
     FileSystem("xfs", partial(_on_a_disk, "xfs", ("mkfs.xfs", "-q", "-f")), disk="xfs"),
-    FileSystem("btrfs", partial(_on_a_disk, "btrfs", ("mkfs.btrfs", "-q", "-f", "--mixed")), disk="btrfs"),
+    FileSystem(
+        "btrfs", partial(_on_a_disk, "btrfs", ("mkfs.btrfs", "-q", "-f", "--mixed")), disk="btrfs"
+    ),
     FileSystem("overlay", _overlay),
     FileSystem("overlay-lower", _tmpfs, stores=Overlaid(partly=False)),
     FileSystem("overlay-partly", _tmpfs, stores=Overlaid(partly=True)),

@@ -1,9 +1,10 @@
 """Journaling file systems for recorded disks: how each is made, how it is mounted, and what a machine does at its start.
 
-Where a disk writes sectors of 512 bytes, a cut may tear a block that lies in several of them. ext4 is made for that in
-all but its superblock (`_repair_superblock`). XFS and Btrfs are not: XFS does not replay the log into a block whose first
-sector is as new as the log (linux fs/xfs/xfs_buf_item_recover.c `xlog_recover_get_buf_lsn`), and the superblock of Btrfs has
-4,096 bytes under one checksum. Their disks write blocks of 4,096 bytes at once, as today's do.
+Where a disk writes sectors of 512 bytes, a cut may tear a block that lies in several of them. ext4
+is made for that in all but its superblock (`_repair_superblock`). XFS and Btrfs are not: XFS does
+not replay the log into a block whose first sector is as new as the log (linux
+fs/xfs/xfs_buf_item_recover.c `xlog_recover_get_buf_lsn`), and the superblock of Btrfs has 4,096
+bytes under one checksum. Their disks write blocks of 4,096 bytes at once, as today's do.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from pathlib import Path
 from support.lab.figures import NotShownError
 
 _BLOCK = 4096
-_GROUP = 8192  # blocks: a second group, and with it a backup of the superblock, on a disk this small
+_GROUP = (
+    8192  # blocks: a second group, and with it a backup of the superblock, on a disk this small
+)
 _SUPERBLOCK = slice(1024, 2048)
 _CRC32C = 0x82F63B78
 
@@ -27,8 +30,9 @@ _CRC32C = 0x82F63B78
 class Format:
     """A journaling file system of ``nbytes``, made by the command ``make``, to be mounted with each of ``options``.
 
-    ``blocks``: bytes that the disk writes as a whole or not at all, one of them chosen for each cut. ``start`` does what a
-    machine does at its start before it mounts the disk in a file, and returns True when that repaired something.
+    ``blocks``: bytes that the disk writes as a whole or not at all, one of them chosen for each
+    cut. ``start`` does what a machine does at its start before it mounts the disk in a file, and
+    returns True when that repaired something.
     """
 
     name: str
@@ -39,7 +43,10 @@ class Format:
     start: Callable[[Path], bool]
 
     def empty_image(self, path: Path) -> bytes:
-        """Return the bytes of an empty file system, made at ``path``. Raises: NotShownError without the tool for it."""
+        """Return the bytes of an empty file system, made at ``path``.
+
+        Raises: NotShownError without the tool for it.
+        """
         path.write_bytes(b"")
         os.truncate(path, self.nbytes)
         try:
@@ -47,7 +54,9 @@ class Format:
         except FileNotFoundError as error:
             raise NotShownError(f"{self.make[0]} is not installed") from error
         except subprocess.CalledProcessError as error:
-            raise NotShownError(f"{self.make[0]} of this machine can't make such a disk: {error.stderr.decode()}") from error
+            raise NotShownError(
+                f"{self.make[0]} of this machine can't make such a disk: {error.stderr.decode()}"
+            ) from error
         return path.read_bytes()
 
 
@@ -56,7 +65,11 @@ def _repair_superblock(path: Path) -> bool:
     with path.open("rb") as file:
         if not has_torn_superblock(file.read(_SUPERBLOCK.stop)):
             return False
-    subprocess.run(["e2fsck", "-p", "-b", f"{_GROUP}", "-B", f"{_BLOCK}", path], check=False, capture_output=True)
+    subprocess.run(
+        ["e2fsck", "-p", "-b", f"{_GROUP}", "-B", f"{_BLOCK}", path],
+        check=False,
+        capture_output=True,
+    )
     return True
 
 
@@ -86,7 +99,19 @@ _EXT4 = Format(
     "ext4",
     48 * 2**20,
     (
-        *("mkfs.ext4", "-q", "-F", "-b", f"{_BLOCK}", "-g", f"{_GROUP}", "-O", "metadata_csum", "-J", "size=4"),
+        *(
+            "mkfs.ext4",
+            "-q",
+            "-F",
+            "-b",
+            f"{_BLOCK}",
+            "-g",
+            f"{_GROUP}",
+            "-O",
+            "metadata_csum",
+            "-J",
+            "size=4",
+        ),
         *("-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"),
     ),
     ("commit=1", "commit=5", "defaults", "noauto_da_alloc,data=writeback"),

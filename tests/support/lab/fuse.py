@@ -1,8 +1,9 @@
 """A folder with two files, served by this process: a disk, whose every write and flush is recorded, and marks beside them.
 
-The kernel's protocol itself (linux/fuse.h, version 7.31), as much as a loop device and a text file need. ``disk`` holds the
-bytes of an image; what is written to ``marks`` comes to stand between the writes that came before and those that come after.
-Requests are answered one after the other: what was written before a flush is on the "disk" when the flush is answered.
+The kernel's protocol itself (linux/fuse.h, version 7.31), as much as a loop device and a text file
+need. ``disk`` holds the bytes of an image; what is written to ``marks`` comes to stand between the
+writes that came before and those that come after. Requests are answered one after the other: what
+was written before a flush is on the "disk" when the flush is answered.
 """
 
 from __future__ import annotations
@@ -88,12 +89,16 @@ class RecordedDisk:
 
     def _init(self, _node: int, body: bytes) -> bytes:
         flags = struct.unpack_from("=IIII", body)[3] & (_BIG_WRITES | _MAX_PAGES)
-        return struct.pack("=IIIIHHIIHH32x", 7, 31, _MOST, flags, 16, 12, _MOST, 1, _MOST // 4096, 0)
+        return struct.pack(
+            "=IIIIHHIIHH32x", 7, 31, _MOST, flags, 16, 12, _MOST, 1, _MOST // 4096, 0
+        )
 
     def _attributes(self, node: int) -> bytes:
         size = len(self._data) if node == _DISK else 0
         mode = stat.S_IFDIR | 0o755 if node == _ROOT else stat.S_IFREG | 0o600
-        return _ATTRIBUTES.pack(node, size, size // 512, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+        return _ATTRIBUTES.pack(
+            node, size, size // 512, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0
+        )
 
     def _lookup(self, _node: int, body: bytes) -> bytes:
         found = _NAMES.get(body.rstrip(b"\0"))
@@ -128,7 +133,9 @@ class RecordedDisk:
 
 
 def serve(image: bytes, log: Path, folder: Path) -> int:
-    """Start a process that serves the two files in ``folder`` and records to ``log``; return its id.
+    """Start a process that serves the two files in ``folder`` and records to ``log``.
+
+    Return its id.
 
     It ends when the folder is unmounted. Raises: NotShownError.
     """
@@ -149,7 +156,8 @@ def serve(image: bytes, log: Path, folder: Path) -> int:
 def _be_the_server(fd: int, image: bytes, log: Path) -> None:
     code = 1
     try:
-        # A reader of the experiment's output waits for its end, and not for this process, which a busy disk outlives.
+        # A reader of the experiment's output waits for its end, and not for this process, which a
+        # busy disk outlives.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(nowhere, stream)

@@ -15,8 +15,8 @@ _VECTOR = struct.Struct("@NN")
 def do_half(pid: int, memory: int, name: str, arguments: tuple[int, ...]) -> int | None:
     """Do half of a call's bytes, rounded down, and return how many; None when it is no such call, or its half is nothing.
 
-    ``memory``: the process's memory, open for reading and writing. Writes around the page cache are halved by 4 KiB.
-    Raises: OSError as the call would.
+    ``memory``: the process's memory, open for reading and writing. Writes around the page cache are
+    halved by 4 KiB. Raises: OSError as the call would.
     """
     fd, address, length, offset = (*arguments, 0, 0, 0, 0)[:4]
     if name in ("preadv", "preadv2"):

@@ -19,12 +19,17 @@ _NO_SUID_NO_DEVICES = 2 | 4
 
 @functools.cache
 def keep_mounts_private() -> None:
-    """Mount nothing for others from here on; a second call does nothing, or what was mounted by then could not be unmounted.
+    """Mount nothing for others from here on.
+
+    A second call does nothing, or what was mounted by then could not be unmounted.
 
     Raises: NotShownError without the right to mount.
     """
     library = ctypes.CDLL(None, use_errno=True)
-    if library.unshare(_NEW_MOUNTS) != 0 or library.mount(None, b"/", None, _RECURSIVE | _PRIVATE, None) != 0:
+    if (
+        library.unshare(_NEW_MOUNTS) != 0
+        or library.mount(None, b"/", None, _RECURSIVE | _PRIVATE, None) != 0
+    ):
         raise NotShownError(f"mounting needs root: {os.strerror(ctypes.get_errno())}")
 
 

@@ -28,7 +28,10 @@ def _checkpoint(work: Path, store: Store) -> None:
     (repository / "refs" / "main").write_text("abc")
     tensors = model("hub")
     names = sorted(tensors)
-    shards = {"model-00001-of-00002.safetensors": names[:4], "model-00002-of-00002.safetensors": names[4:]}
+    shards = {
+        "model-00001-of-00002.safetensors": names[:4],
+        "model-00002-of-00002.safetensors": names[4:],
+    }
     files = {
         "config.json": json.dumps(LLAMA_CONFIG).encode(),
         "tokenizer.json": b'{"version":"1.0"}',
@@ -38,14 +41,21 @@ def _checkpoint(work: Path, store: Store) -> None:
         "model.safetensors.index.json": json.dumps(
             {"weight_map": {name: shard for shard, held in shards.items() for name in held}}
         ).encode(),
-        **{shard: safetensors_bytes({name: tensors[name] for name in held}) for shard, held in shards.items()},
+        **{
+            shard: safetensors_bytes({name: tensors[name] for name in held})
+            for shard, held in shards.items()
+        },
     }
     for number, (name, data) in enumerate(files.items()):
         (blobs / f"{number:040x}").write_bytes(data)
-        (snapshot / name).symlink_to(os.path.relpath(blobs / f"{number:040x}", (snapshot / name).parent))
+        (snapshot / name).symlink_to(
+            os.path.relpath(blobs / f"{number:040x}", (snapshot / name).parent)
+        )
     write_checkpoint(work / "draft", {"draft.weight": normal("draft", 64, 64)})
     (work / "policy.toml").write_text('quant = "int8"\n')
-    (work / "Modelfile").write_text("FROM hub/models--org--name\nSYSTEM text\nPARAMETER temperature 0.5\n")
+    (work / "Modelfile").write_text(
+        "FROM hub/models--org--name\nSYSTEM text\nPARAMETER temperature 0.5\n"
+    )
 
 
 def _file(work: Path, store: Store) -> None:
@@ -101,7 +111,12 @@ READERS = (
     ),
     Command("plan", _checkpoint, ("plan", _HUB, "--quant", "int4")),
     Command("import all files", _checkpoint, (*_IMPORT, _HUB, "new"), as_it_is),
-    Command("import a Modelfile", _checkpoint, (*_IMPORT, "--modelfile", "{work}/Modelfile", "new"), as_it_is),
+    Command(
+        "import a Modelfile",
+        _checkpoint,
+        (*_IMPORT, "--modelfile", "{work}/Modelfile", "new"),
+        as_it_is,
+    ),
     Command(
         "import with a policy and a draft",
         _checkpoint,
@@ -119,11 +134,17 @@ READERS = (
     Command("du", _PRUNED, ("du", *_IN_STORE)),
     Command("prune tried", _PRUNED, ("prune", "--dry-run", *_IN_STORE)),
     Command("diff", two, ("diff", "old", "other", "--error", *_IN_STORE)),
-    Command("quality", two, ("quality", "old", "--against", "{work}/sources/old", "--jobs", "1", *_IN_STORE)),
+    Command(
+        "quality",
+        two,
+        ("quality", "old", "--against", "{work}/sources/old", "--jobs", "1", *_IN_STORE),
+    ),
     Command("export", two, ("export", "old", "{store}-out", "--jobs", "1", *_IN_STORE)),
     Command("metadata get", _file, ("metadata", "get", "{store}/m.safetensors")),
     Command("metadata set", _file, ("metadata", "set", "{store}/m.safetensors", "k", "n" * 2000)),
-    Command("metadata set anew", _file, ("metadata", "set", "{store}/m.safetensors", "k", "n" * 9000)),
+    Command(
+        "metadata set anew", _file, ("metadata", "set", "{store}/m.safetensors", "k", "n" * 9000)
+    ),
     Command("numpy", two, ("numpy",), program=_program(_arrays)),
     Command("torch", two, ("torch",), program=_program(_torch)),
     Command("mlx", two, ("mlx",), program=_program(_mlx)),

@@ -1,7 +1,8 @@
 """Stopping at system calls: a process asks for it, another is told of each call before it happens and decides.
 
-The kernel's own way (seccomp_unotify(2), Linux 5.5): no debugger, no signal, and a call of any thread is seen. The one who
-decides may let the call go on, answer it with a result or an error, or kill the caller.
+The kernel's own way (seccomp_unotify(2), Linux 5.5): no debugger, no signal, and a call of any
+thread is seen. The one who decides may let the call go on, answer it with a result or an error, or
+kill the caller.
 """
 
 from __future__ import annotations
@@ -39,22 +40,31 @@ class Stop:
 
 
 def stop_at(numbers: Iterable[int]) -> int:
-    """Make this process, and all that it starts, wait at the calls of these numbers; return whom to ask with `Listener`.
+    """Make this process, and all that it starts, wait at the calls of these numbers.
+
+    Return whom to ask with `Listener`.
 
     Raises: OSError where the kernel can't.
     """
     wanted = sorted(numbers)
     program = [
         _INSTRUCTION.pack(_LOAD, 0, 0, 0),
-        *(_INSTRUCTION.pack(_JUMP_IF_EQUAL, len(wanted) - index, 0, number) for index, number in enumerate(wanted)),
+        *(
+            _INSTRUCTION.pack(_JUMP_IF_EQUAL, len(wanted) - index, 0, number)
+            for index, number in enumerate(wanted)
+        ),
         _INSTRUCTION.pack(_RETURN, 0, 0, _ALLOW),
         _INSTRUCTION.pack(_RETURN, 0, 0, _ASK),
     ]
     code = ctypes.create_string_buffer(b"".join(program))
-    filter_program = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
+    filter_program = ctypes.create_string_buffer(
+        struct.pack("@HP", len(program), ctypes.addressof(code))
+    )
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    fd = library.syscall(_SECCOMP_CALL[os.uname().machine], _SET_MODE_FILTER, _NEW_LISTENER, filter_program)
+    fd = library.syscall(
+        _SECCOMP_CALL[os.uname().machine], _SET_MODE_FILTER, _NEW_LISTENER, filter_program
+    )
     if fd < 0:
         raise OSError(ctypes.get_errno(), "seccomp")
     return int(fd)

@@ -1,6 +1,7 @@
 """The system calls that read, change and look at a disk: their numbers on this machine, their paths and what they are to us.
 
-Sources: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (the table of arm64).
+Sources: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (the
+table of arm64).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _MACHINES = ("x86_64", "aarch64")
-# name: number on x86-64, on arm64 (-1: there is none), and its arguments that are paths: "f" an open file, "d" a folder with
-# the path behind it, "p" a path, "b" a buffer, "n" how long it is, "o" flags of open, "-" anything else.
+# name: number on x86-64, on arm64 (-1: there is none), and its arguments that are paths: "f" an
+# open file, "d" a folder with the path behind it, "p" a path, "b" a buffer, "n" how long it is, "o"
+# flags of open, "-" anything else.
 _TABLE = {
     "read": (0, 63, "fbn"),
     "pread64": (17, 67, "fbn-"),
@@ -77,11 +79,18 @@ HERE = _MACHINES.index(platform.machine()) if platform.machine() in _MACHINES el
 
 
 def _numbers(table: Mapping[str, tuple[int, int, str]]) -> dict[int, str]:
-    return {row[HERE]: name for name, row in table.items() if row[HERE] >= 0} if HERE is not None else {}
+    return (
+        {row[HERE]: name for name, row in table.items() if row[HERE] >= 0}
+        if HERE is not None
+        else {}
+    )
 
 
 NUMBERS = _numbers(_TABLE)
-"""Name of each watched call by its number on this machine; nothing where the numbers are not known."""
+"""Name of each watched call by its number on this machine.
+
+Nothing where the numbers are not known.
+"""
 ALL_NUMBERS = _numbers(_TABLE | _LOOKS)
 """The same, with the calls that only look."""
 

@@ -18,7 +18,8 @@ _STRIDE = 1_000_003
 class Task:
     """An experiment's ``folder`` on a ``file_system``, and ``part`` of ``parts`` (from 0) of ``count`` faults.
 
-    ``count`` None is the long form. ``seed``: another one makes other random choices; every part makes its own.
+    ``count`` None is the long form. ``seed``: another one makes other random choices; every part
+    makes its own.
     """
 
     folder: Path
@@ -47,8 +48,13 @@ class Task:
         return number // self.parts + (self.part < number % self.parts)
 
     def pick(self, items: Sequence[_Item], *, of: float = 1) -> Sequence[_Item]:
-        """Return this part's share of the items to try: ``count`` times ``of``, evenly spread; all in the long form."""
-        return sample(items, None if self.count is None else round(self.count * of))[self.part :: self.parts]
+        """Return this part's share of the items to try: ``count`` times ``of``, evenly spread.
+
+        All in the long form.
+        """
+        return sample(items, None if self.count is None else round(self.count * of))[
+            self.part :: self.parts
+        ]
 
 
 def sample(items: Sequence[_Item], count: int | None) -> Sequence[_Item]:

@@ -34,11 +34,16 @@ class Choices:
         self._moments = moments
         self.sources: list[tuple[Path, str, str]] = []
         for number in range(_SOURCES):
-            tensors = model(f"source {number}", **{"more.weight": normal(f"more {number}", 512, 256 * number + 64)})
+            tensors = model(
+                f"source {number}",
+                **{"more.weight": normal(f"more {number}", 512, 256 * number + 64)},
+            )
             source = write_checkpoint(folder / f"source{number}", tensors)
             for quant in _TYPES:
                 wanted = None if quant == "none" else quant
-                result = blobstore.import_model(source, "m", store=open_store(folder / "elsewhere"), quant=wanted)
+                result = blobstore.import_model(
+                    source, "m", store=open_store(folder / "elsewhere"), quant=wanted
+                )
                 self.sources.append((source, quant, result.digest.hex))
 
     def choose(self, models: Models) -> tuple[list[object], dict[str, str]]:
@@ -52,9 +57,9 @@ class Choices:
         if kind < 0.35 and name in models:
             return ["cp", name, other], {**after, other: models[name]}
         if kind < 0.4 and name in models:
-            return ["mv", name, other, "--force"], {key: value for key, value in after.items() if key != name} | {
-                other: models[name]
-            }
+            return ["mv", name, other, "--force"], {
+                key: value for key, value in after.items() if key != name
+            } | {other: models[name]}
         if kind < 0.5 and models:  # else the store may not be there yet, which is an error
             return [*PRUNE_ALL], after
         source, quant, digest = self._moments.choice(self.sources)
@@ -76,7 +81,10 @@ class Wanderer:
         self._models: Models = {}
 
     def step(self, figures: Figures) -> tuple[bool, int]:
-        """Run and kill one command, and look; return whether it was killed, and how many temporary folders it left."""
+        """Run and kill one command, and look.
+
+        Return whether it was killed, and how many temporary folders it left.
+        """
         arguments, end = self._choices.choose(self._models)
         before = look(self._root).temporary
         done = self._killed(arguments)

@@ -36,7 +36,9 @@ def document(done: tuple[int, str, str], code: int = 0) -> Any:
     return json.loads(done[1])
 
 
-def test_verify_says_what_is_damaged_and_exits_with_3(cli: Run, store: Store, tmp_path: Path) -> None:
+def test_verify_says_what_is_damaged_and_exits_with_3(
+    cli: Run, store: Store, tmp_path: Path
+) -> None:
     assert cli("import", write_checkpoint(tmp_path / "s"), "m", "--quant", "int4")[0] == 0
     code, out, _ = cli("verify")
     assert (code, out.splitlines()[-1].split(": ")[1]) == (0, "all sound")
@@ -74,7 +76,13 @@ def test_prune_and_undo(cli: Run, store: Store) -> None:
         layer_by_hand(store, "", data)
     os.utime(blob_path(store, b"orphan"), (0, 0))
     dry = document(cli("prune", "--dry-run", "--json"))
-    assert (dry["dry_run"], dry["removed"], dry["bytes"], dry["kept"], dry["kept_bytes"]) == (True, 1, 6, 1, 9)
+    assert (dry["dry_run"], dry["removed"], dry["bytes"], dry["kept"], dry["kept_bytes"]) == (
+        True,
+        1,
+        6,
+        1,
+        9,
+    )
     assert [(blob["size"], blob["kept"]) for blob in dry["blobs"]] == [(6, False), (9, True)]
     assert blob_path(store, b"orphan").exists()
     code, out, _ = cli("prune")
@@ -100,7 +108,9 @@ def test_prune_refuses_while_a_manifest_can_not_be_read(cli: Run, store: Store) 
     manifest_path(store, "m").write_bytes(b"{")
     code, out, err = cli("prune")
     assert (code, out) == (1, "")
-    assert err.startswith("Error: nothing is removed: the manifest of m:latest can't be read\nHint: ")
+    assert err.startswith(
+        "Error: nothing is removed: the manifest of m:latest can't be read\nHint: "
+    )
 
 
 def test_prune_of_models_without_manifests_and_back(cli: Run, store: Store, tmp_path: Path) -> None:
@@ -109,7 +119,10 @@ def test_prune_of_models_without_manifests_and_back(cli: Run, store: Store, tmp_
     everything = ("prune", "--grace", "0", "--sole-owner")
     code, out, err = cli(*everything)
     assert (code, out) == (1, "")
-    assert "the only model that was stored here has no manifest: m:latest\nHint: Is the disk of " in err
+    assert (
+        "the only model that was stored here has no manifest: m:latest\nHint: Is the disk of "
+        in err
+    )
     assert (
         "Would move the copies of the manifest of 1 model (m:latest) to the trash, too"
         in cli(*everything, "--forget", "--dry-run")[1]
@@ -152,7 +165,10 @@ def test_diff(cli: Run, store: Store, tmp_path: Path) -> None:
     for name, kind in (("a", "int4"), ("b", "int8")):
         assert cli("import", source, name, "--quant", kind)[0] == 0
     found = document(cli("diff", "a", "b", "--error", "--json"))
-    kinds = {change["name"]: (change["before"]["type"], change["after"]["type"]) for change in found["changed"]}
+    kinds = {
+        change["name"]: (change["before"]["type"], change["after"]["type"])
+        for change in found["changed"]
+    }
     assert kinds["model.layers.0.mlp.up_proj.weight"] == ("int4/32", "int8/64")
     assert all(0 < change["error"]["relative_rmse"] < 0.2 for change in found["changed"])
     assert found["documents"]["changed"] == ["(config)", "blobstore.json"]
@@ -169,7 +185,10 @@ def test_mv(cli: Run, store: Store) -> None:
     commit_model(store, "n", b"two")
     assert cli("mv", "m", "o")[1] == "Moved m:latest to o:latest\n"
     assert cli("mv", "o", "n")[0] == 2
-    assert document(cli("mv", "o", "n", "--force", "--json")) == {"source": "o:latest", "name": "n:latest"}
+    assert document(cli("mv", "o", "n", "--force", "--json")) == {
+        "source": "o:latest",
+        "name": "n:latest",
+    }
     assert [str(name) for name, _ in store.models()] == ["n:latest"]
     assert cli("mv", "o", "n")[0] == 1
 
@@ -177,7 +196,13 @@ def test_mv(cli: Run, store: Store) -> None:
 def test_wait_and_who_is_waited_for(cli: Run, store: Store) -> None:
     commit_model(store, "m", b"one")
     with process(HOLD, store.root, "alone") as child:
-        for words in (("rm", "m"), ("cp", "m", "n"), ("mv", "m", "n"), ("prune",), ("prune", "--undo")):
+        for words in (
+            ("rm", "m"),
+            ("cp", "m", "n"),
+            ("mv", "m", "n"),
+            ("prune",),
+            ("prune", "--undo"),
+        ):
             code, out, err = cli(*words, "--wait", "0")
             assert (code, out) == (1, "")
             assert f"process {child.pid} (" in err

@@ -61,8 +61,12 @@ def lines(text: str) -> list[list[str]]:
 
 
 def test_import_text(cli: Cli, source: Path) -> None:
-    first, sizes, blobs, rate, runs_in, coverage = cli.text("import", source, "--quant", "int4").splitlines()
-    identity = open_store(cli.store).manifest(next(iter(open_store(cli.store).models()))[0]).digest.short
+    first, sizes, blobs, rate, runs_in, coverage = cli.text(
+        "import", source, "--quant", "int4"
+    ).splitlines()
+    identity = (
+        open_store(cli.store).manifest(next(iter(open_store(cli.store).models()))[0]).digest.short
+    )
     assert first == f"tiny:int4   {identity}"
     assert re.fullmatch(r"65\.7 KB in, [0-9.]+ KB stored, 8\.61 bits per weight", sizes)
     assert re.fullmatch(r"9 blobs: 9 new \([0-9.]+ KB\), 0 were there", blobs)
@@ -93,17 +97,38 @@ def test_import_json(cli: Cli, source: Path) -> None:
             "coverage",
         ),
     ]
-    assert (document["name"], document["blobs"], document["created"], document["reused"]) == ("mine:x", 9, 9, 0)
+    assert (document["name"], document["blobs"], document["created"], document["reused"]) == (
+        "mine:x",
+        9,
+        9,
+        0,
+    )
     assert re.fullmatch("sha256:[0-9a-f]{64}", document["digest"])
     assert document["source_bytes"] == 65_664
     again = cli.json("import", source, "mine:x", "--quant", "int8")
-    assert (again["created"], again["reused"], again["new_bytes"], again["digest"]) == (0, 9, 0, document["digest"])
+    assert (again["created"], again["reused"], again["new_bytes"], again["digest"]) == (
+        0,
+        9,
+        0,
+        document["digest"],
+    )
     assert (document["recalled"], again["recalled"]) == (0, 6)
     assert (document["saved_bytes"], again["saved_bytes"]) == (0, again["stored_bytes"])
 
 
 def test_import_takes_all_options_of_a_plan(cli: Cli, source: Path) -> None:
-    options = ["--quant", "int4", "--group-size", 64, "--dtype", "float16", "--profile", "ollama", "--experts", "stacked"]
+    options = [
+        "--quant",
+        "int4",
+        "--group-size",
+        64,
+        "--dtype",
+        "float16",
+        "--profile",
+        "ollama",
+        "--experts",
+        "stacked",
+    ]
     plan = cli_plan(cli, source, *options, "--align", 4096, "--method", "minmax")
     cli.text("import", source, *options, "--align", 4096, "--method", "minmax")
     shown = {tensor["name"]: tensor for tensor in cli.json("show", "tiny:int4")["tensors"]}
@@ -117,7 +142,9 @@ def cli_plan(cli: Cli, *arguments: object) -> Any:
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(cli: Cli, source: Path) -> None:
-    assert cli.json("import", source, "--quant", "int4", "--dry-run") == cli_plan(cli, source, "--quant", "int4")
+    assert cli.json("import", source, "--quant", "int4", "--dry-run") == cli_plan(
+        cli, source, "--quant", "int4"
+    )
     assert not cli.store.exists()
 
 
@@ -157,7 +184,9 @@ def test_plan_json(cli: Cli, source: Path) -> None:
         ],
     }
     cli.text("import", source, "--quant", "int4")
-    assert plan["stored_bytes"] == sum(path.stat().st_size for path in (cli.store / "blobs").iterdir())
+    assert plan["stored_bytes"] == sum(
+        path.stat().st_size for path in (cli.store / "blobs").iterdir()
+    )
 
 
 @pytest.mark.parametrize("word", ["list", "ls"])
@@ -176,7 +205,11 @@ def test_list_json(cli: Cli, source: Path) -> None:
     made = cli.json("import", source, "--quant", "int4")
     (item,) = cli.json("list")
     assert list(item) == ["name", "id", "size", "modified", "quant_type", "parameters"]
-    assert (item["name"], item["id"], item["size"]) == ("tiny:int4", made["digest"], made["stored_bytes"])
+    assert (item["name"], item["id"], item["size"]) == (
+        "tiny:int4",
+        made["digest"],
+        made["stored_bytes"],
+    )
     assert (item["quant_type"], item["parameters"]) == ("int4", 32_832)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", item["modified"])
 
@@ -194,7 +227,9 @@ def test_a_broken_model_is_listed_beside_the_others(cli: Cli, source: Path) -> N
     items = cli.json("list", "--sort", "name")
     assert [item["quant_type"] for item in items] == [None, "BF16", None]
     assert list(items[0]) == [*items[1], "error"]
-    assert items[0]["id"] is items[0]["size"] is items[0]["modified"] is items[0]["parameters"] is None
+    assert (
+        items[0]["id"] is items[0]["size"] is items[0]["modified"] is items[0]["parameters"] is None
+    )
 
 
 def test_show_text(cli: Cli, source: Path) -> None:
@@ -261,7 +296,12 @@ def test_show_json(cli: Cli) -> None:
     }
     assert made["runs_in"] == [
         {"runtime": "mlx-lm", "version": "0.32.2", "runs": "yes", "reason": "qwen3, int4, int8"},
-        {"runtime": "Ollama", "version": "0.33.0-rc2", "runs": "yes", "reason": "Qwen3ForCausalLM, int4, int8"},
+        {
+            "runtime": "Ollama",
+            "version": "0.33.0-rc2",
+            "runs": "yes",
+            "reason": "Qwen3ForCausalLM, int4, int8",
+        },
     ]
     assert len(tensors) == 47
     assert next(tensor for tensor in tensors if tensor["name"] == UP) == {
@@ -287,7 +327,11 @@ def test_cp(cli: Cli, source: Path) -> None:
     cli.text("import", source)
     assert cli.text("cp", "tiny", "copy:v2") == "Copied tiny:latest to copy:v2\n"
     assert cli.json("cp", "tiny", "a/b") == {"source": "tiny:latest", "name": "a/b:latest"}
-    assert [item["name"] for item in cli.json("list", "--sort", "name")] == ["a/b:latest", "copy:v2", "tiny:latest"]
+    assert [item["name"] for item in cli.json("list", "--sort", "name")] == [
+        "a/b:latest",
+        "copy:v2",
+        "tiny:latest",
+    ]
     assert len({item["id"] for item in cli.json("list")}) == 1
 
 
@@ -296,7 +340,13 @@ def test_rm(cli: Cli, source: Path) -> None:
     cli.text("cp", "tiny", "copy")
     assert cli.text("rm", "tiny") == "Removed tiny:latest: 0 blobs, 0 B\n"
     assert cli.json("rm", "copy") == [
-        {"name": "copy:latest", "removed": 9, "bytes": made["stored_bytes"], "kept": 0, "reason": None}
+        {
+            "name": "copy:latest",
+            "removed": 9,
+            "bytes": made["stored_bytes"],
+            "kept": 0,
+            "reason": None,
+        }
     ]
     assert cli.json("list") == []
     assert list((cli.store / "blobs").iterdir()) == []
@@ -313,7 +363,10 @@ def test_rm_of_several_and_of_what_must_be_kept(cli: Cli, source: Path) -> None:
 
 
 def test_the_store_of_the_environment(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
@@ -323,7 +376,9 @@ def test_the_store_of_the_environment(
     assert run(["import", str(source), "c"]) == 0
     assert capsys.readouterr().err == ""
     for folder, name in (("ollama", "a"), ("option", "b"), ("home/.ollama/models", "c")):
-        assert [str(found) for found, _ in open_store(tmp_path / folder).models()] == [f"{name}:latest"]
+        assert [str(found) for found, _ in open_store(tmp_path / folder).models()] == [
+            f"{name}:latest"
+        ]
 
 
 def test_run_continues_a_text(cli: Cli) -> None:
@@ -337,8 +392,16 @@ def test_run_continues_a_text(cli: Cli) -> None:
 def test_version_and_help(cli: Cli) -> None:
     assert run(["--version"]) == 0
     best = kernels.KERNELS["native"].name
-    assert re.fullmatch(rf"blobstore \d+\.\d+\.\d+ \(kernels: {best}\)\n", cli._capsys.readouterr().out)
-    for arguments in (["--help"], ["-h"], ["import", "--help"], ["rm", "-h"], ["quality", "--help"]):
+    assert re.fullmatch(
+        rf"blobstore \d+\.\d+\.\d+ \(kernels: {best}\)\n", cli._capsys.readouterr().out
+    )
+    for arguments in (
+        ["--help"],
+        ["-h"],
+        ["import", "--help"],
+        ["rm", "-h"],
+        ["quality", "--help"],
+    ):
         assert run(arguments) == 0
         output = cli._capsys.readouterr()
         assert (output.out[:6], output.err) == ("Usage:", "")
@@ -354,4 +417,6 @@ def test_the_help_of_import_lists_what_a_search_takes(cli: Cli) -> None:
     for word in ("import", "plan"):
         assert run([word, "--help"]) == 0
         text = cli._capsys.readouterr().out
-        assert all(part in text for part in ("--method", "search", "--importance", "--global-scale"))
+        assert all(
+            part in text for part in ("--method", "search", "--importance", "--global-scale")
+        )

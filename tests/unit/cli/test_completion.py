@@ -71,7 +71,12 @@ def test_what_a_word_may_be(line: str, words: list[str], files: bool) -> None:
     assert ([word for word, _ in found.words], found.files) == (words, files)
 
 
-WORD = st.one_of(st.sampled_from(["import", "show", "metadata", "--quant", "--store", "--quant=", "--", "-", ""]), st.text())
+WORD = st.one_of(
+    st.sampled_from(
+        ["import", "show", "metadata", "--quant", "--store", "--quant=", "--", "-", ""]
+    ),
+    st.text(),
+)
 
 
 @given(st.lists(WORD, min_size=1, max_size=6))
@@ -115,14 +120,19 @@ def test_words_of_a_line(line: str, words: list[str]) -> None:
     assert words_of(line) == words
 
 
-def test_a_store_that_can_not_be_read_completes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_store_that_can_not_be_read_completes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert run(["complete", "--", "show", "--store", str(tmp_path / "no"), ""]) == 0
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_shell_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["completion", "tcsh"]) == 2
-    assert capsys.readouterr().err == "Error: no completion for 'tcsh'\nHint: Use one of: bash, zsh, fish.\n"
+    assert (
+        capsys.readouterr().err
+        == "Error: no completion for 'tcsh'\nHint: Use one of: bash, zsh, fish.\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,12 +152,18 @@ def test_bash(store: Store, tmp_path: Path, line: str, replies: list[str]) -> No
         blobstore.import_model(write_checkpoint(tmp_path / "tiny"), store=store, quant=quant)
     (tmp_path / "blobstore").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m blobstore "$@"\n')
     (tmp_path / "blobstore").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "OLLAMA_MODELS": str(store.root)}
-    script = (
-        'source <(blobstore completion bash); COMP_LINE=$1; COMP_POINT=${#1}; _blobstore blobstore; echo "${COMPREPLY[@]}"'
-    )
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "OLLAMA_MODELS": str(store.root),
+    }
+    script = 'source <(blobstore completion bash); COMP_LINE=$1; COMP_POINT=${#1}; _blobstore blobstore; echo "${COMPREPLY[@]}"'
     done = subprocess.run(
-        ["bash", "--norc", "-c", script, "bash", line], env=environment, capture_output=True, text=True, check=True
+        ["bash", "--norc", "-c", script, "bash", line],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == replies
     assert done.stderr == ""

@@ -27,7 +27,8 @@ from blobstore.store.local.store import Store, open_store
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Snapshot = Callable[[Store], dict[str, str]]
 
-# A million blobs are too many for a test: test_more_tensors_than_a_manifest_may_have_layers stands for it.
+# A million blobs are too many for a test: test_more_tensors_than_a_manifest_may_have_layers stands
+# for it.
 NOT_IMPORTED = {"st-many-1e6-empty"}
 BEYOND_LIMITS = {"st-shape-65-dims", "st-name-1MB", "st-hdr-99MB-name"}
 WITHOUT_TENSORS = {
@@ -116,7 +117,9 @@ def test_checkpoints_to_refuse(
     assert snapshot(held) == before
 
 
-@pytest.mark.parametrize("case", [case for case in VALID if case.id in BEYOND_LIMITS | WITHOUT_TENSORS], ids=case_id)
+@pytest.mark.parametrize(
+    "case", [case for case in VALID if case.id in BEYOND_LIMITS | WITHOUT_TENSORS], ids=case_id
+)
 def test_checkpoints_without_tensors_or_beyond_limits(
     case: Case, held: Store, folder: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshot
 ) -> None:
@@ -124,20 +127,32 @@ def test_checkpoints_without_tensors_or_beyond_limits(
     before = snapshot(held)
     message = fail(capsys, arguments_of(held, source))
     assert ("limit exceeded" if case.id in BEYOND_LIMITS else "no tensors") in message
-    assert isinstance(refusal(lambda: plan_import(source)), LimitExceededError) == (case.id in BEYOND_LIMITS)
+    assert isinstance(refusal(lambda: plan_import(source)), LimitExceededError) == (
+        case.id in BEYOND_LIMITS
+    )
     assert snapshot(held) == before
 
 
 @pytest.mark.parametrize(
-    "name", ["st-shape-65-dims", "st-name-1MB", "st-json-deep-in-unknown-field", "st-hdr-90MB-open-brackets"]
+    "name",
+    [
+        "st-shape-65-dims",
+        "st-name-1MB",
+        "st-json-deep-in-unknown-field",
+        "st-hdr-90MB-open-brackets",
+    ],
 )
-def test_a_limit_error_says_which_file(name: str, held: Store, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_error_says_which_file(
+    name: str, held: Store, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = write_checkpoint_of(find("header", name), folder)
     assert str(source) in fail(capsys, arguments_of(held, source))
 
 
 @pytest.mark.parametrize("case", IMPORTED, ids=case_id)
-def test_every_byte_comes_back(case: Case, store: Store, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_byte_comes_back(
+    case: Case, store: Store, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = write_checkpoint_of(case, folder)
     reference: dict[str, Any] = dict(safetensors.deserialize(case.data))
     succeed(capsys, *arguments_of(store, source))
@@ -152,7 +167,9 @@ def test_every_byte_comes_back(case: Case, store: Store, folder: Path, capsys: p
 
 
 @pytest.mark.parametrize("case", accepted("index"), ids=case_id)
-def test_sharded_checkpoints(case: Case, store: Store, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sharded_checkpoints(
+    case: Case, store: Store, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = write_checkpoint_of(case, folder)
     succeed(capsys, *arguments_of(store, source))
     shards = [safetensors.deserialize(file.read_bytes()) for file in source.glob("*.safetensors")]
@@ -181,14 +198,22 @@ def test_control_characters_do_not_reach_the_terminal(
     assert names == {tensor for tensor, _ in safetensors.deserialize(source.read_bytes())}
 
 
-def test_control_characters_of_a_refused_file_do_not_either(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_of_a_refused_file_do_not_either(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = folder / "model.safetensors"
-    source.write_bytes(raw_safetensors({"\x1b[2J\u202e\n\x85": {"dtype": "\x1b[31m", "shape": [], "data_offsets": [0, 0]}}))
+    source.write_bytes(
+        raw_safetensors(
+            {"\x1b[2J\u202e\n\x85": {"dtype": "\x1b[31m", "shape": [], "data_offsets": [0, 0]}}
+        )
+    )
     assert "\\x1b[2J\\u202e\\n\\x85" in fail(capsys, ["plan", str(source)])
 
 
 @pytest.mark.parametrize("most", [1000, pytest.param(MAX_LAYERS, marks=pytest.mark.long)])
-def test_more_tensors_than_a_manifest_may_have_layers(folder: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_more_tensors_than_a_manifest_may_have_layers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
     monkeypatch.setattr(plan, "MAX_LAYERS", most)
     source = folder / "model.safetensors"
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
@@ -209,7 +234,11 @@ def test_a_manifest_that_could_not_be_read_back_is_not_written(
     import_model(write_checkpoint(folder / "small"), "small", store=store)
     source = folder / "model.safetensors"
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    source.write_bytes(raw_safetensors({f"{number:04d}".ljust(65_000, "n"): entry for number in range(most // 61_000)}))
+    source.write_bytes(
+        raw_safetensors(
+            {f"{number:04d}".ljust(65_000, "n"): entry for number in range(most // 61_000)}
+        )
+    )
     before = snapshot(store)
     assert "limit exceeded" in fail(capsys, arguments_of(store, source, "small"))
     assert snapshot(store) == before
@@ -218,7 +247,9 @@ def test_a_manifest_that_could_not_be_read_back_is_not_written(
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file that can be imported."""
-    return find("header", "st-cov-two-adjacent").write(tmp_path_factory.mktemp("source") / "model.safetensors")
+    return find("header", "st-cov-two-adjacent").write(
+        tmp_path_factory.mktemp("source") / "model.safetensors"
+    )
 
 
 def name_text(case: Case) -> str:
@@ -291,7 +322,9 @@ def test_processes_that_refuse(
 
 
 @pytest.mark.parametrize("name", ["name-dash-start", "name-trailing-newline"])
-def test_processes_that_refuse_names(name: str, source: Path, held: Store, command: Command, snapshot: Snapshot) -> None:
+def test_processes_that_refuse_names(
+    name: str, source: Path, held: Store, command: Command, snapshot: Snapshot
+) -> None:
     before = snapshot(held)
     done = command("import", "--store", str(held.root), source, name_text(find("name", name)))
     check_failure(done.returncode, done.stdout, done.stderr, 2)

@@ -22,10 +22,16 @@ def source(tmp_path: Path) -> Path:
     names = ("model.layers.0.mlp.up_proj.weight", "mtp.fc.weight")
     tensors: dict[str, Any] = dict(fp8_model({name: normal(name, 128, 128) for name in names}))
     tensors |= {name.replace(".weight", ".input_scale"): np.ones((), np.float32) for name in names}
-    config = {**LLAMA_CONFIG, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    config = {
+        **LLAMA_CONFIG,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
     source = sentence_transformer(tmp_path / "m")
     write_checkpoint(source, tensors, config)
-    return write(source, {**{f"{letter}.bin": b"" for letter in "abcdefg"}, ".cache/x": b"", "x\x1b[31m": b""})
+    return write(
+        source,
+        {**{f"{letter}.bin": b"" for letter in "abcdefg"}, ".cache/x": b"", "x\x1b[31m": b""},
+    )
 
 
 LINES = [
@@ -37,7 +43,9 @@ LINES = [
 ]
 
 
-def test_an_import_says_what_it_left_out(source: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_import_says_what_it_left_out(
+    source: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     option = ["--store", str(store.root)]
     assert run(["plan", str(source)]) == 0
     planned = capsys.readouterr().out.splitlines()
@@ -46,7 +54,10 @@ def test_an_import_says_what_it_left_out(source: Path, store: Store, capsys: pyt
     assert planned[-8:] == printed[-8:]
     assert printed[-8:-3] == LINES
     assert printed[-3] == "Left out: .cache/: hidden, so not part of the checkpoint"
-    assert printed[-2] == "Left out: a.bin, b.bin, c.bin, d.bin, e.bin and 2 more: weights in a format that is not read"
+    assert (
+        printed[-2]
+        == "Left out: a.bin, b.bin, c.bin, d.bin, e.bin and 2 more: weights in a format that is not read"
+    )
     assert printed[-1].startswith(r"Left out: x\x1b[31m: its name can't be stored")
 
 
@@ -57,7 +68,9 @@ def test_show_says_it_later(source: Path, store: Store, capsys: pytest.CaptureFi
     assert run(["show", "m", "--coverage", "--json", *option]) == 0
     shown = json.loads(capsys.readouterr().out)["coverage"]
     hidden = [one for one in imported["files"]["left_out"] if one["name"] == ".cache/"]
-    assert [one for one in imported["files"]["left_out"] if one not in hidden] == shown["files"].pop("left_out")
+    assert [one for one in imported["files"]["left_out"] if one not in hidden] == shown[
+        "files"
+    ].pop("left_out")
     del imported["files"]["left_out"]
     assert shown == imported
     assert run(["show", "m", "--coverage", *option]) == 0
@@ -66,13 +79,17 @@ def test_show_says_it_later(source: Path, store: Store, capsys: pytest.CaptureFi
     assert "stored" not in capsys.readouterr().out
 
 
-def test_one_line_when_nothing_is_left_out(tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_when_nothing_is_left_out(
+    tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, option = write_checkpoint(tmp_path / "m"), ["--store", str(store.root)]
     assert run(["import", str(source), "m", *option]) == 0
     assert capsys.readouterr().out.splitlines()[5:] == ["6 of 6 tensors and 2 of 2 files stored"]
 
 
-def test_of_ollamas_models_it_says_what_is_known(tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_ollamas_models_it_says_what_is_known(
+    tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, option = write_checkpoint(tmp_path / "m"), ["--store", str(store.root)]
     assert run(["import", str(source), "m", "--profile", "ollama", *option]) == 0
     capsys.readouterr()

@@ -45,7 +45,11 @@ def fail(capsys: pytest.CaptureFixture[str]) -> Fail:
 @pytest.mark.parametrize(
     ("options", "says", "hint"),
     [
-        (["--quant", "int3"], "unknown quantization type 'int3'", "int4, int8, nvfp4, mxfp4, mxfp8"),
+        (
+            ["--quant", "int3"],
+            "unknown quantization type 'int3'",
+            "int4, int8, nvfp4, mxfp4, mxfp8",
+        ),
         (["--quant", ""], "unknown quantization type ''", "int4"),
         (["--quant", "int4", "--group-size", "48"], "int4 has no groups of 48", "32, 64, 128"),
         (["--quant", "nvfp4", "--group-size", "32"], "nvfp4 has no groups of 32", "16"),
@@ -74,7 +78,9 @@ def test_options_that_do_not_exist(
 def test_groups_that_divide_nothing(fail: Fail, tmp_path: Path, word: str) -> None:
     source = write_checkpoint(tmp_path / "odd", {"x.weight": normal("x", 64, 100)})
     error = fail(2, word, source, "--quant", "int4")
-    assert all(part in error for part in ("nothing can be quantized to int4", "'x.weight' [64, 100]", "32"))
+    assert all(
+        part in error for part in ("nothing can be quantized to int4", "'x.weight' [64, 100]", "32")
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,13 +94,17 @@ def test_groups_that_divide_nothing(fail: Fail, tmp_path: Path, word: str) -> No
         (["a.gguf", "weights.safetensors"], "Import the file itself: {folder}/weights.safetensors"),
     ],
 )
-def test_a_folder_without_weights(fail: Fail, tmp_path: Path, files: list[str], hint: str | None) -> None:
+def test_a_folder_without_weights(
+    fail: Fail, tmp_path: Path, files: list[str], hint: str | None
+) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
     for name in files:
         (folder / name).write_bytes(b"{}")
     error = f"Error: no weights in {folder}: no model.safetensors\n"
-    assert fail(1, "import", folder) == (error if hint is None else f"{error}Hint: {hint.format(folder=folder)}\n")
+    assert fail(1, "import", folder) == (
+        error if hint is None else f"{error}Hint: {hint.format(folder=folder)}\n"
+    )
 
 
 def test_sources_that_are_not_there(fail: Fail, tmp_path: Path) -> None:
@@ -108,11 +118,17 @@ def test_files_that_are_no_safetensors(fail: Fail, tmp_path: Path) -> None:
     assert "not a safetensors file" in fail(1, "import", path)
 
 
-@pytest.mark.parametrize("name", ["../x", "a b", "", "a/b/c/d", "x:", "é", "-x/y", "x" * 81, "http:///x"])
+@pytest.mark.parametrize(
+    "name", ["../x", "a b", "", "a/b/c/d", "x:", "é", "-x/y", "x" * 81, "http:///x"]
+)
 @pytest.mark.parametrize("word", ["import", "show", "rm", "cp from", "cp to", "run"])
-def test_names_that_are_no_names(fail: Fail, source: Path, tmp_path: Path, word: str, name: str) -> None:
+def test_names_that_are_no_names(
+    fail: Fail, source: Path, tmp_path: Path, word: str, name: str
+) -> None:
     arguments = {
-        "import": ["import", source, "--", name] if name.startswith("-") else ["import", source, name],
+        "import": ["import", source, "--", name]
+        if name.startswith("-")
+        else ["import", source, name],
         "show": ["show", "--", name],
         "rm": ["rm", "--", name],
         "cp from": ["cp", "--", name, "x"],
@@ -133,7 +149,13 @@ def test_a_source_whose_stem_is_no_name(fail: Fail, tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", ["show", "rm", "cp", "run"])
 def test_models_that_are_not_there(fail: Fail, tmp_path: Path, word: str) -> None:
     (tmp_path / "store").mkdir()
-    arguments = [word, "ghost", *(["x"] if word in ("cp", "run") else []), "--store", tmp_path / "store"]
+    arguments = [
+        word,
+        "ghost",
+        *(["x"] if word in ("cp", "run") else []),
+        "--store",
+        tmp_path / "store",
+    ]
     assert fail(1, *arguments).startswith("Error: model 'ghost:latest' not found\n")
 
 
@@ -158,7 +180,9 @@ def test_a_model_that_is_not_there_makes_no_store(fail: Fail, tmp_path: Path, wo
         (["metadata", "get"], "FILE", "blobstore metadata get"),
     ],
 )
-def test_commands_that_are_not_complete(fail: Fail, arguments: list[str], says: str, command: str) -> None:
+def test_commands_that_are_not_complete(
+    fail: Fail, arguments: list[str], says: str, command: str
+) -> None:
     error, hint, end = fail(2, *arguments).split("\n")
     assert says in error
     assert hint == f"Hint: {command} --help shows what is possible."
@@ -174,7 +198,9 @@ def test_an_import_needs_a_source_or_a_modelfile_that_names_one(fail: Fail, word
 
 
 def test_no_threads(fail: Fail, source: Path, tmp_path: Path) -> None:
-    assert "at least one thread is needed, not 0" in fail(2, "import", source, "--jobs", 0, "--store", tmp_path / "store")
+    assert "at least one thread is needed, not 0" in fail(
+        2, "import", source, "--jobs", 0, "--store", tmp_path / "store"
+    )
 
 
 def test_a_bad_weight_is_a_failure(fail: Fail, tmp_path: Path) -> None:
@@ -198,7 +224,9 @@ def test_damaged_models(fail: Fail, store: Store) -> None:
 
 @pytest.mark.parametrize("word", ["import", "list", "cp"])
 @pytest.mark.parametrize("name", ["file", "loop"])
-def test_a_store_that_is_no_folder(fail: Fail, source: Path, tmp_path: Path, name: str, word: str) -> None:
+def test_a_store_that_is_no_folder(
+    fail: Fail, source: Path, tmp_path: Path, name: str, word: str
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "loop").symlink_to("loop")
     arguments = {"import": [source], "list": [], "cp": ["a", "b"]}[word]
@@ -211,8 +239,15 @@ def test_kernels_that_do_not_exist(fail: Fail, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_exit_code_reaches_the_shell(command: Command, tmp_path: Path) -> None:
-    for arguments, code in ((["list"], 0), (["show", "ghost"], 1), (["show", "../x"], 2), (["frobnicate"], 2)):
-        done = command(*arguments, *(["--store", tmp_path] if code != 2 or arguments[0] == "show" else []))
+    for arguments, code in (
+        (["list"], 0),
+        (["show", "ghost"], 1),
+        (["show", "../x"], 2),
+        (["frobnicate"], 2),
+    ):
+        done = command(
+            *arguments, *(["--store", tmp_path] if code != 2 or arguments[0] == "show" else [])
+        )
         assert done.returncode == code
         assert (done.stderr == "") == (code == 0)
         assert (done.stdout != "") == (code == 0)
@@ -224,7 +259,9 @@ EVIL = "evil\x1b]0;owned\x07\x1b[31m\u202e\n\x9b"
 def test_control_characters_of_files_are_never_printed_raw(
     tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = write_checkpoint(tmp_path / "m", {**small_tensors(), EVIL: normal("e", 3)}, {"architectures": [EVIL]})
+    source = write_checkpoint(
+        tmp_path / "m", {**small_tensors(), EVIL: normal("e", 3)}, {"architectures": [EVIL]}
+    )
     (source / f"{EVIL.replace('/', '')}.safetensors").write_bytes(b"")
     store_option = ["--store", str(store.root)]
     assert run(["plan", str(source)]) == 0
@@ -240,13 +277,18 @@ def test_control_characters_of_files_are_never_printed_raw(
 
 
 @pytest.mark.parametrize("command", ["import", "plan"])
-def test_left_out_files_are_said(source: Path, store: Store, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_left_out_files_are_said(
+    source: Path, store: Store, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     (source / "consolidated.safetensors").write_bytes(b"")
     options = ["--store", str(store.root)] if command == "import" else []
     assert run([command, str(source), *options]) == 0
     *_, count, line = capsys.readouterr().out.splitlines()
     assert count.endswith("tensors and 2 of 3 files stored")
-    assert line == "Left out: consolidated.safetensors: safetensors that are not part of the checkpoint"
+    assert (
+        line
+        == "Left out: consolidated.safetensors: safetensors that are not part of the checkpoint"
+    )
     assert run([command, str(source), *options, "--json"]) == 0
     (left_out,) = json.loads(capsys.readouterr().out)["coverage"]["files"]["left_out"]
     assert (left_out["name"], left_out["count"]) == ("consolidated.safetensors", 1)

@@ -14,7 +14,9 @@ from blobstore.cli.main import run
 from blobstore.store.local.store import Store
 
 
-def exported(store: Store, capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> tuple[str, str]:
+def exported(
+    store: Store, capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
+) -> tuple[str, str]:
     """Return what ``export`` prints on stdout and on stderr."""
     assert run(["export", *map(str, arguments), "--store", str(store.root)]) == code
     return tuple(capsys.readouterr())
@@ -22,7 +24,9 @@ def exported(store: Store, capsys: pytest.CaptureFixture[str], *arguments: objec
 
 def test_the_rate_is_said(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "in"), "m", store=store)
-    text, errors = exported(store, capsys, "m", tmp_path / "out", "--max-shard-size", "20KB", "--jobs", 1)
+    text, errors = exported(
+        store, capsys, "m", tmp_path / "out", "--max-shard-size", "20KB", "--jobs", 1
+    )
     first, rate = text.splitlines()
     assert first == f"m:latest in {tmp_path / 'out'}: 7 files"
     assert re.fullmatch(r"\d\d\.\d KB in \d+\.\d\d s, [0-9.]+ [KMG]?B/s", rate)
@@ -31,8 +35,12 @@ def test_the_rate_is_said(store: Store, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_json_and_notes(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {**LLAMA_CONFIG, "quantization_config": {"\u202e": 1}}
-    blobstore.import_model(write_checkpoint(tmp_path / "in", config=config), "m", store=store, quant="int4")
-    text, errors = exported(store, capsys, "m", tmp_path / "out", "--dequantize", "bf16", "--json", "--verify")
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "in", config=config), "m", store=store, quant="int4"
+    )
+    text, errors = exported(
+        store, capsys, "m", tmp_path / "out", "--dequantize", "bf16", "--json", "--verify"
+    )
     document = json.loads(text)
     assert list(document) == ["name", "folder", "files", "bytes", "notes", "seconds"]
     assert [file["name"] for file in document["files"]] == ["config.json", "model.safetensors"]
@@ -52,7 +60,12 @@ def test_json_and_notes(store: Store, tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_wrong_use(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
+    store: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    says: str,
 ) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "in"), "m", store=store)
     text, errors = exported(store, capsys, "m", tmp_path / "out", *arguments, code=code)
@@ -62,7 +75,9 @@ def test_wrong_use(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_something_in_it(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_something_in_it(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "in"), "m", store=store)
     _, errors = exported(store, capsys, "m", tmp_path / "in", code=1)
     assert (

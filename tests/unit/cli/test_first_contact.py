@@ -55,7 +55,9 @@ def test_a_command_alone_prints_its_help(answer: Answer, arguments: list[str]) -
 
 
 def test_blobstore_alone_in_a_process() -> None:
-    done = subprocess.run([sys.executable, "-m", "blobstore"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "blobstore"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("Usage: ")
     assert "  import  " in done.stdout
     assert done.stderr == ""
@@ -99,7 +101,9 @@ def test_the_default_store_before_the_first_import(answer: Answer, home: Path) -
     ],
     ids=" ".join,
 )
-def test_a_store_that_is_named_and_does_not_exist(answer: Answer, tmp_path: Path, arguments: list[str]) -> None:
+def test_a_store_that_is_named_and_does_not_exist(
+    answer: Answer, tmp_path: Path, arguments: list[str]
+) -> None:
     code, _, error = answer(*arguments, "--store", tmp_path / "typo")
     assert (code, error.split("\n")[0]) == (1, f"Error: there is no store at {tmp_path}/typo")
     assert "Hint: " in error
@@ -126,12 +130,17 @@ def test_a_store_is_required_by_the_library_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", ["models", "documents"])
-def test_a_folder_of_something_else_is_not_a_store(answer: Answer, tmp_path: Path, inside: str) -> None:
+def test_a_folder_of_something_else_is_not_a_store(
+    answer: Answer, tmp_path: Path, inside: str
+) -> None:
     (tmp_path / "home" / inside / "manifests").mkdir(parents=True)
     for command in ("list", "verify"):
         code, _, error = answer(command, "--store", tmp_path / "home")
         assert code == 1
-        assert f"Error: there is no store at {tmp_path}/home: the folder contains neither blobs nor manifests\n" in error
+        assert (
+            f"Error: there is no store at {tmp_path}/home: the folder contains neither blobs nor manifests\n"
+            in error
+        )
         assert (f"Hint: Did you mean {tmp_path}/home/models?" in error) == (inside == "models")
 
 
@@ -144,7 +153,11 @@ def test_a_list_is_sorted(answer: Answer, store: Store, tmp_path: Path) -> None:
         source = tmp_path / f"{age}.safetensors"
         source.write_bytes(safetensors_bytes({"x.weight": normal(name, rows, 64)}))
         blobstore.import_model(source, name, store=store)
-    for name, moment in (("a:old", 1_000_000_000), ("b:large", 1_200_000_000), ("c:new", 1_400_000_000)):
+    for name, moment in (
+        ("a:old", 1_000_000_000),
+        ("b:large", 1_200_000_000),
+        ("c:new", 1_400_000_000),
+    ):
         os.utime(manifest_path(store, name), (moment, moment))
     manifest_path(store, "broken").parent.mkdir()
     manifest_path(store, "broken").write_bytes(b"{")
@@ -156,7 +169,10 @@ def test_a_list_is_sorted(answer: Answer, store: Store, tmp_path: Path) -> None:
     }.items():
         text = answer("list", *option, "--store", store.root)[1]
         assert [line.split()[0] for line in text.splitlines()[1:]] == expected
-        assert [item["name"] for item in json.loads(answer("list", *option, "--json", "--store", store.root)[1])] == expected
+        assert [
+            item["name"]
+            for item in json.loads(answer("list", *option, "--json", "--store", store.root)[1])
+        ] == expected
     code, _, error = answer("list", "--sort", "age", "--store", store.root)
     assert (code, error) == (2, "Error: unknown order 'age'\nHint: Use one of: name, time, size.\n")
 
@@ -190,10 +206,15 @@ def models(store: Store, tmp_path: Path) -> Store:
     ],
     ids=" ".join,
 )
-def test_other_tags_are_named(answer: Answer, models: Store, tmp_path: Path, arguments: list[str]) -> None:
+def test_other_tags_are_named(
+    answer: Answer, models: Store, tmp_path: Path, arguments: list[str]
+) -> None:
     command, *rest = (str(tmp_path / "s") if word == "SOURCE" else word for word in arguments)
     code, _, error = answer(command, "qwen3:int4", *rest, "--store", models.root)
-    assert (code, error) == (1, "Error: model 'qwen3:int4' not found\nHint: The store has qwen3:int8, qwen3:latest.\n")
+    assert (code, error) == (
+        1,
+        "Error: model 'qwen3:int4' not found\nHint: The store has qwen3:int8, qwen3:latest.\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,11 +233,17 @@ def test_similar_names_are_offered(answer: Answer, models: Store, name: str, hin
 
 def test_inspect_names_other_tags(answer: Answer, models: Store) -> None:
     error = answer("inspect", "qwen3:int4", "--store", models.root)[2]
-    assert error.splitlines()[1] == "Hint: The store has qwen3:int8, qwen3:latest. A Hub repository is hf://ORG/NAME."
+    assert (
+        error.splitlines()[1]
+        == "Hint: The store has qwen3:int8, qwen3:latest. A Hub repository is hf://ORG/NAME."
+    )
 
 
 def test_what_a_hint_does_not_follow_or_show(answer: Answer, models: Store, tmp_path: Path) -> None:
-    """Links below manifests/ lead nowhere, and odd names are no models; manifests/ itself may be a link."""
+    """Links below manifests/ lead nowhere, and odd names are no models.
+
+    Manifests/ itself may be a link.
+    """
     folder = manifest_path(models, "qwen3:int8").parent
     (folder / "-odd name").write_bytes(b"")
     (folder / "link").symlink_to(folder / "int8")
@@ -224,7 +251,9 @@ def test_what_a_hint_does_not_follow_or_show(answer: Answer, models: Store, tmp_
     folder.parent.joinpath("linked").symlink_to(folder)
     models.manifests.path.rename(tmp_path / "elsewhere")
     models.manifests.path.symlink_to(tmp_path / "elsewhere")
-    assert answer("show", "qwen3:x", "--store", models.root)[2].endswith("The store has qwen3:int8, qwen3:latest.\n")
+    assert answer("show", "qwen3:x", "--store", models.root)[2].endswith(
+        "The store has qwen3:int8, qwen3:latest.\n"
+    )
     assert "linked" not in answer("show", "linkee", "--store", models.root)[2]
 
 
@@ -253,9 +282,18 @@ QWEN = "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B && blobstore import Q
             "https://x.org/m.safetensors?a=1&b=2",
             f"{GET}curl -L -o m.safetensors 'https://x.org/m.safetensors?a=1&b=2' && blobstore import m.safetensors\n",
         ),
-        ("s3://bucket/models/qwen/", f"{GET}aws s3 cp --recursive s3://bucket/models/qwen/ qwen && blobstore import qwen\n"),
-        ("s3://bucket/m.safetensors", f"{GET}aws s3 cp s3://bucket/m.safetensors m.safetensors && blobstore import m.saf"),
-        ("https://x.org/folder/", "Hint: Download it to a folder first, then: blobstore import FOLDER\n"),
+        (
+            "s3://bucket/models/qwen/",
+            f"{GET}aws s3 cp --recursive s3://bucket/models/qwen/ qwen && blobstore import qwen\n",
+        ),
+        (
+            "s3://bucket/m.safetensors",
+            f"{GET}aws s3 cp s3://bucket/m.safetensors m.safetensors && blobstore import m.saf",
+        ),
+        (
+            "https://x.org/folder/",
+            "Hint: Download it to a folder first, then: blobstore import FOLDER\n",
+        ),
         ("hf://", "Hint: Download it to a folder first, then: blobstore import FOLDER\n"),
         ("hf://a/b/../c", "Hint: Download it to a folder first, then: blobstore import FOLDER\n"),
         ("https://[x/m", "Hint: Download it to a folder first, then: blobstore import FOLDER\n"),
@@ -268,18 +306,26 @@ def test_addresses(answer: Answer, source: str, hint: str) -> None:
         code, _, error = answer(command, source)
         assert code == 2
         first, second = error.splitlines(keepends=True)
-        assert first == f"Error: can't read {source!r}: only local files and folders are imported so far\n"
+        assert (
+            first
+            == f"Error: can't read {source!r}: only local files and folders are imported so far\n"
+        )
         assert second.startswith(hint)
 
 
-@given(st.sampled_from(["hf://", "https://huggingface.co/", "https://", "s3://", "file://", "xy://"]), st.text())
+@given(
+    st.sampled_from(["hf://", "https://huggingface.co/", "https://", "s3://", "file://", "xy://"]),
+    st.text(),
+)
 def test_an_address_is_refused_with_a_hint(scheme: str, rest: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_inventory(scheme + rest)
     assert caught.value.hint
 
 
-def test_a_repository_by_its_name(answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_by_its_name(
+    answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     error = f"Error: no file or folder at Qwen/Qwen3-0.6B\nHint: If that is a model on Hugging Face: {QWEN}"
     assert answer("import", "Qwen/Qwen3-0.6B") == (1, "", error)
@@ -318,7 +364,9 @@ def test_a_tag_that_says_another_type(
 ) -> None:
     source, options = write_checkpoint(tmp_path / "s"), ["--quant", quant] if quant else []
     for more in ([], ["--dry-run"]):
-        code, _, error = answer("import", source, f"x:{tag}", *options, *more, "--store", store.root)
+        code, _, error = answer(
+            "import", source, f"x:{tag}", *options, *more, "--store", store.root
+        )
         assert (code, error) == (
             2,
             (
@@ -330,14 +378,27 @@ def test_a_tag_that_says_another_type(
         blobstore.import_model(source, f"x:{tag}", store=store, quant=quant)
     assert not store.root.exists()
     assert answer("import", source, f"x:{tag}", *options, "--force", "--store", store.root)[0] == 0
-    assert str(blobstore.import_model(source, f"x:{tag}", store=store, quant=quant, force=True).name) == f"x:{tag}"
+    assert (
+        str(blobstore.import_model(source, f"x:{tag}", store=store, quant=quant, force=True).name)
+        == f"x:{tag}"
+    )
 
 
 @pytest.mark.parametrize(
     ("tag", "quant"),
-    [("int4", "int4"), ("q4", "int4"), ("fp8", "int8"), ("fp8", "mxfp8"), ("fp4", "nvfp4"), ("bf16", None), ("8b", "int4")],
+    [
+        ("int4", "int4"),
+        ("q4", "int4"),
+        ("fp8", "int8"),
+        ("fp8", "mxfp8"),
+        ("fp4", "nvfp4"),
+        ("bf16", None),
+        ("8b", "int4"),
+    ],
 )
-def test_a_tag_that_says_the_type(store: Store, tmp_path: Path, tag: str, quant: str | None) -> None:
+def test_a_tag_that_says_the_type(
+    store: Store, tmp_path: Path, tag: str, quant: str | None
+) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "s"), f"x:{tag}", store=store, quant=quant)
 
 
@@ -357,7 +418,9 @@ def test_a_tag_and_a_source_that_is_quantized(store: Store, tmp_path: Path) -> N
         blobstore.import_model(tmp_path / "out", "y:mxfp4", store=store)
 
 
-def test_an_empty_source_is_not_the_current_folder(answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_source_is_not_the_current_folder(
+    answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(write_checkpoint(tmp_path / "m"))
     assert answer("plan", "") == (2, "", "Error: the source is empty\nHint: Is a variable unset?\n")
 
@@ -365,7 +428,9 @@ def test_an_empty_source_is_not_the_current_folder(answer: Answer, tmp_path: Pat
 def test_a_file_that_is_not_safetensors(answer: Answer, tmp_path: Path) -> None:
     code, _, error = answer("plan", write_checkpoint(tmp_path / "m") / "config.json")
     assert code == 1
-    assert error.endswith("\nHint: A checkpoint is a .safetensors file, or a folder with such files in it.\n")
+    assert error.endswith(
+        "\nHint: A checkpoint is a .safetensors file, or a folder with such files in it.\n"
+    )
 
 
 def test_a_file_with_the_name_of_our_record(answer: Answer, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""``blobstore inspect`` as a person uses it: summary, tables, tree, JSON; names and texts of files are made harmless."""
+"""``blobstore inspect`` as a person uses it: summary, tables, tree, JSON.
+
+Names and texts of files are made harmless.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,11 @@ def test_summary_of_a_quantized_model(show: Callable[..., str], store: Store) ->
     blobstore.import_model(PYCODE, "p", store=store, quant="int4")
     facts, quantizations, _ = show("p", "--store", store.root).split("\n\n")
     shown = dict(rows(facts))
-    assert (shown["kind"], shown["tensors"], shown["parameters"]) == ("model", "47", "5.25M (5,245,696)")
+    assert (shown["kind"], shown["tensors"], shown["parameters"]) == (
+        "model",
+        "47",
+        "5.25M (5,245,696)",
+    )
     assert shown["dtypes"] == "U32 4.19M, BF16 1.05M"
     assert shown["types"] == "int4/32 2.1M, int8/64 2.1M, BF16 1.05M"
     heading, *found = rows(quantizations)
@@ -88,8 +95,14 @@ def test_modelspec_and_large_metadata(show: Callable[..., str], tmp_path: Path) 
         "format": "pt",
         **{f"key{number:03}": "v" for number in range(60)},
     }
-    _, modelspec, others = show(write_sparse(tmp_path / "m.safetensors", {"x": ("F32", (3,))}, metadata)).split("\n\n")
-    assert rows(modelspec) == [["MODELSPEC", "VALUE"], ["thumbnail", "(5.02 KB)"], ["title", "A title"]]
+    _, modelspec, others = show(
+        write_sparse(tmp_path / "m.safetensors", {"x": ("F32", (3,))}, metadata)
+    ).split("\n\n")
+    assert rows(modelspec) == [
+        ["MODELSPEC", "VALUE"],
+        ["thumbnail", "(5.02 KB)"],
+        ["title", "A title"],
+    ]
     table = dict(row if len(row) == 2 else [row[0], ""] for row in rows(others))
     assert table["format"] == "pt"
     assert table["and 22 more"] == ""
@@ -108,10 +121,38 @@ def test_notes(show: Callable[..., str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sort", "first"),
     [
-        ("file", ["lm_head.weight", "model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"]),
-        ("name", ["lm_head.weight", "model.embed_tokens.weight", "model.layers.0.input_layernorm.weight"]),
-        ("size", ["model.layers.0.mlp.down_proj.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"]),
-        ("parameters", ["model.layers.0.mlp.down_proj.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"]),
+        (
+            "file",
+            [
+                "lm_head.weight",
+                "model.embed_tokens.weight",
+                "model.layers.0.input_layernorm.weight",
+            ],
+        ),
+        (
+            "name",
+            [
+                "lm_head.weight",
+                "model.embed_tokens.weight",
+                "model.layers.0.input_layernorm.weight",
+            ],
+        ),
+        (
+            "size",
+            [
+                "model.layers.0.mlp.down_proj.weight",
+                "model.layers.0.mlp.up_proj.weight",
+                "lm_head.weight",
+            ],
+        ),
+        (
+            "parameters",
+            [
+                "model.layers.0.mlp.down_proj.weight",
+                "model.layers.0.mlp.up_proj.weight",
+                "lm_head.weight",
+            ],
+        ),
     ],
 )
 def test_tensors(show: Callable[..., str], tmp_path: Path, sort: str, first: list[str]) -> None:
@@ -124,11 +165,19 @@ def test_tensors(show: Callable[..., str], tmp_path: Path, sort: str, first: lis
 
 def test_tensors_of_shards_and_packed_ones(show: Callable[..., str], tmp_path: Path) -> None:
     tensors, config, *_ = PACKED["mlx 6 bits"]
-    named = {f"layers.{number}{suffix}": tensor for number in (10, 9) for suffix, tensor in tensors.items()}
-    table = show(write_sparse_folder(tmp_path, named, config, shards=2), "--tensors", "--sort", "name").split("\n\n")[-1]
+    named = {
+        f"layers.{number}{suffix}": tensor
+        for number in (10, 9)
+        for suffix, tensor in tensors.items()
+    }
+    table = show(
+        write_sparse_folder(tmp_path, named, config, shards=2), "--tensors", "--sort", "name"
+    ).split("\n\n")[-1]
     heading, *found = rows(table)
     assert heading[-1] == "FILE"
-    assert [row[:4] for row in found] == [[f"layers.{number}.weight", "int6/64", "96x128", "12,288"] for number in (9, 10)]
+    assert [row[:4] for row in found] == [
+        [f"layers.{number}.weight", "int6/64", "96x128", "12,288"] for number in (9, 10)
+    ]
 
 
 def test_tree(show: Callable[..., str]) -> None:
@@ -189,12 +238,21 @@ def test_json_of_shards(show: Callable[..., str], tmp_path: Path) -> None:
     assert list(document)[:3] == ["sharded", "index", "headers"]
     assert document["index"] == json.loads((folder / "model.safetensors.index.json").read_text())
     assert document["headers"] == {
-        file.name: json.loads(file.read_bytes()[8 : 8 + int.from_bytes(file.read_bytes()[:8], "little")])
+        file.name: json.loads(
+            file.read_bytes()[8 : 8 + int.from_bytes(file.read_bytes()[:8], "little")]
+        )
         for file in sorted(folder.glob("*.safetensors"))
     }
     assert document["parameter_count"] == {"I32": 3 * 96 * 128}
     assert document["quantization"] == [
-        {"type": "int4", "bits": 4, "group_size": 32, "format": "AWQ", "tensors": 3, "parameters": 3 * 96 * 128}
+        {
+            "type": "int4",
+            "bits": 4,
+            "group_size": 32,
+            "format": "AWQ",
+            "tensors": 3,
+            "parameters": 3 * 96 * 128,
+        }
     ]
 
 
@@ -206,7 +264,10 @@ def test_json_of_a_stored_model(show: Callable[..., str], store: Store, tmp_path
     weights = document["index"]["weight_map"]
     assert weights["lm_head.weight.scale"] == "lm_head.weight"
     assert document["parameter_count"] == {"BF16": 6208, "U32": 26_624}
-    assert document["headers"]["lm_head.weight"]["__metadata__"] == {"group_size": "64", "quant_type": "int8"}
+    assert document["headers"]["lm_head.weight"]["__metadata__"] == {
+        "group_size": "64",
+        "quant_type": "int8",
+    }
 
 
 def hostile_file(path: Path) -> tuple[Path, dict[str, Any]]:
@@ -251,7 +312,9 @@ def test_the_process_writes_the_same(command: Command, tmp_path: Path) -> None:
         ([], 1, "no file or folder"),
     ],
 )
-def test_wrong_use(arguments: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use(
+    arguments: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["inspect", str(tmp_path / "missing"), *arguments]) == code
     assert says in capsys.readouterr().err
 
@@ -263,5 +326,7 @@ from blobstore.cli.main import run
 assert run(["inspect", sys.argv[1], "--tensors", "--tree"]) == 0
 assert not {"numpy", "mlx", "torch", "httpx2", "blobstore.formats.documents", "blobstore.kernels"} & set(sys.modules)
 """
-    folder = write_sparse_folder(tmp_path / "m", {f"{n}.weight": ("BF16", (8, n)) for n in range(9)}, {}, shards=3)
+    folder = write_sparse_folder(
+        tmp_path / "m", {f"{n}.weight": ("BF16", (8, n)) for n in range(9)}, {}, shards=3
+    )
     subprocess.run([sys.executable, "-c", code, folder], check=True, stdout=subprocess.DEVNULL)

@@ -63,7 +63,10 @@ def test_set_says_what_it_did(cli: Cli) -> None:
 
 
 def test_set_from_json(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert json.loads(cli("set", "--json", '{"k": "ü", "format": "np"}')) == {"format": "np", "k": "ü"}
+    assert json.loads(cli("set", "--json", '{"k": "ü", "format": "np"}')) == {
+        "format": "np",
+        "k": "ü",
+    }
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b' {"only": "this"}\n')))
     cli("set", "-", "--replace")
     assert cli.map() == {"only": "this"}
@@ -107,6 +110,9 @@ def test_hostile_text_is_printed_escaped_and_exact_as_json(cli: Cli) -> None:
     cli("set", hostile[:20], hostile)
     text = cli("get")
     assert "\\x1b[31mred\\u202eleft\\x07" in text
-    assert all(character.isprintable() or character == "\n" for character in text + cli("get", hostile[:20]))
+    assert all(
+        character.isprintable() or character == "\n"
+        for character in text + cli("get", hostile[:20])
+    )
     assert cli.map()[hostile[:20]] == hostile
     assert "\x1b" not in cli("get", "\x1b", code=1)

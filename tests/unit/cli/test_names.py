@@ -40,7 +40,10 @@ def test_each_command_says_how_the_store_spells_a_name(
         printed = json.loads(capsys.readouterr().out)
         assert (printed["name"], printed.get("source")) == (name, source)
     assert run(["rm", "qwen:int4", "QWEN:INT4", "qwen:NEW", "--json"]) == 0
-    assert [removal["name"] for removal in json.loads(capsys.readouterr().out)] == ["Qwen:Int4", "Qwen:new"]
+    assert [removal["name"] for removal in json.loads(capsys.readouterr().out)] == [
+        "Qwen:Int4",
+        "Qwen:new",
+    ]
     assert list(model.models()) == []
 
 
@@ -59,17 +62,27 @@ def test_what_a_newer_ollama_has_is_said(model: Store, capsys: pytest.CaptureFix
     assert run(["show", "qwen:int4", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["name"] == "Qwen:Int4"
-    assert err == "Note: a newer Ollama has its own Qwen:Int4, in manifests-v2/: it does not read this one\n"
+    assert (
+        err
+        == "Note: a newer Ollama has its own Qwen:Int4, in manifests-v2/: it does not read this one\n"
+    )
     linked(model, manifest_of(model, b"one"), "ollama.com/library/only/there")
     assert run(["show", "only:there"]) == 1
     assert "Hint: A newer Ollama has it, in manifests-v2/" in capsys.readouterr().err
 
 
-def test_an_import_that_a_newer_ollama_will_not_see_warns(model: Store, tmp_path: Path, command: Command) -> None:
+def test_an_import_that_a_newer_ollama_will_not_see_warns(
+    model: Store, tmp_path: Path, command: Command
+) -> None:
     linked(model, manifest_of(model, b"one"))
-    done = command("import", tmp_path / "s", "New", env={**os.environ, "OLLAMA_MODELS": str(model.root)})
+    done = command(
+        "import", tmp_path / "s", "New", env={**os.environ, "OLLAMA_MODELS": str(model.root)}
+    )
     assert done.returncode == 0
-    assert done.stderr == "a newer Ollama has its own New:latest, in manifests-v2/: it will not read this one\n"
+    assert (
+        done.stderr
+        == "a newer Ollama has its own New:latest, in manifests-v2/: it will not read this one\n"
+    )
     assert done.stdout.startswith("New:latest")
 
 
@@ -81,5 +94,7 @@ def test_models_are_shown_where_those_of_newer_ollamas_can_not_be_read(
         assert run(line) == 0
         out, err = capsys.readouterr()
         assert "Qwen:Int4" in out
-        assert err.startswith(f"Note: the models of newer Ollamas are unknown: {model.root}/manifests-v2 is a symbolic link")
+        assert err.startswith(
+            f"Note: the models of newer Ollamas are unknown: {model.root}/manifests-v2 is a symbolic link"
+        )
     assert run(["prune"]) == 1

@@ -47,20 +47,26 @@ def test_an_empty_store_option_is_wrong_use(capsys: pytest.CaptureFixture[str]) 
     assert "--store is empty" in capsys.readouterr().err
 
 
-def test_rm_removes_all_or_none(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_removes_all_or_none(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "m"), "m", store=store)
     assert run(["rm", "m", "missing", "--store", str(store.root)]) == 1
     assert "'missing:latest' not found" in capsys.readouterr().err
     assert len(list(store.models())) == 1
 
 
-def test_rm_of_a_model_twice(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_of_a_model_twice(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "m"), "m", store=store)
     assert run(["rm", "m", "m:latest", "--json", "--store", str(store.root)]) == 0
     assert [removal["name"] for removal in json.loads(capsys.readouterr().out)] == ["m:latest"]
 
 
-def test_a_manifest_from_another_age_is_listed(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_from_another_age_is_listed(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "m"), "m", store=store)
     try:
         os.utime(manifest_path(store, "m"), (10**14, 10**14))
@@ -85,7 +91,9 @@ def test_a_very_long_error_is_cut(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("prompt", ["", "\udcff"])
-def test_a_prompt_that_is_no_text(prompt: str, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_that_is_no_text(
+    prompt: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     blobstore.import_model(PYCODE, "m", store=store)
     assert run(["run", "m", prompt, "--store", str(store.root)]) == 2
     assert "prompt" in capsys.readouterr().err
@@ -99,8 +107,13 @@ def test_what_a_terminal_would_act_on_is_escaped() -> None:
 def test_parts_that_do_not_fit_are_not_dequantized() -> None:
     quantized = blobstore.quantize(np.ones((2, 64), np.float16), "int4")
     assert quantized.bias is not None
-    for scale, bias in ((quantized.scale[:1], quantized.bias), (quantized.scale, quantized.bias.astype(np.float32))):
-        wrong = blobstore.QuantizedArray(quantized.weight, scale, bias, None, quantized.quantization)
+    for scale, bias in (
+        (quantized.scale[:1], quantized.bias),
+        (quantized.scale, quantized.bias.astype(np.float32)),
+    ):
+        wrong = blobstore.QuantizedArray(
+            quantized.weight, scale, bias, None, quantized.quantization
+        )
         with pytest.raises(UsageError, match="has the parts"):
             blobstore.dequantize(wrong)
     with pytest.raises(UsageError, match="only BF16"):

@@ -18,11 +18,28 @@ from blobstore.cli.main import run
 COMMANDS = {
     "import": ("import", "{closed}/source", "m", "--store", "{new}"),
     "import a file": ("import", "{closed}/source/model.safetensors", "m", "--store", "{new}"),
-    "import a relative draft": ("import", "{open}", "m", "--store", "{new}", "--draft", "{closed}/source"),
+    "import a relative draft": (
+        "import",
+        "{open}",
+        "m",
+        "--store",
+        "{new}",
+        "--draft",
+        "{closed}/source",
+    ),
     "policy": ("plan", "{open}", "--policy", "{closed}/policy.toml"),
     "modelfile": ("plan", "--modelfile", "{closed}/Modelfile"),
     "from": ("plan", "--modelfile", "{from}"),
-    "importance": ("plan", "{open}", "--quant", "int4", "--method", "search", "--importance", "{closed}/i.safetensors"),
+    "importance": (
+        "plan",
+        "{open}",
+        "--quant",
+        "int4",
+        "--method",
+        "search",
+        "--importance",
+        "{closed}/i.safetensors",
+    ),
     "plan": ("plan", "{closed}/source"),
     "plan a repository of the cache": ("plan", "{closed}/models--org--name"),
     "inspect": ("inspect", "{closed}/source"),
@@ -35,7 +52,18 @@ COMMANDS = {
     "repair": ("repair", "m", "--from", "{closed}/source", "--store", "{store}"),
     **{
         name: (*name.split(), "--store", "{closed}/store")
-        for name in ("list", "show m", "rm m", "cp m n", "mv m n", "verify", "prune", "prune --undo", "du", "diff m m")
+        for name in (
+            "list",
+            "show m",
+            "rm m",
+            "cp m n",
+            "mv m n",
+            "verify",
+            "prune",
+            "prune --undo",
+            "du",
+            "diff m m",
+        )
     },
     "import into": ("import", "{open}", "m", "--store", "{closed}/store"),
 }
@@ -44,7 +72,9 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def places() -> Iterator[dict[str, Path]]:
     """Folders that other users may enter, and one that they may not, with the same in it."""
-    codecs.lookup("utf-8-sig")  # of a Modelfile; the other user may not read this Python's own files
+    codecs.lookup(
+        "utf-8-sig"
+    )  # of a Modelfile; the other user may not read this Python's own files
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         root.chmod(0o755)
@@ -58,7 +88,13 @@ def places() -> Iterator[dict[str, Path]]:
         (root / "new").mkdir(mode=0o777)
         for place in (root, closed):
             blobstore.import_model(source, "m", store=blobstore.open_store(place / "store"))
-        yield {"open": source, "closed": closed, "new": root / "new", "store": root / "store", "from": root / "from"}
+        yield {
+            "open": source,
+            "closed": closed,
+            "new": root / "new",
+            "store": root / "store",
+            "from": root / "from",
+        }
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o444], ids=["no right", "only to list"])
@@ -78,7 +114,9 @@ def test_a_folder_that_may_not_be_searched(
     assert output.err.count("\n") == 1 + output.err.count("\nHint: ")
 
 
-def test_the_standard_input_that_can_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_standard_input_that_can_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_checkpoint(tmp_path / "m") / "model.safetensors"
     with (tmp_path / "write-only").open("w") as stream:
 

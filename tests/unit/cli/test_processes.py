@@ -27,10 +27,16 @@ def line(*arguments: object) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["list"], ["list", "--json"], ["show", "m"], ["cp", "m", "n"], ["rm", "m"]]
+    "arguments",
+    [["--help"], ["list"], ["list", "--json"], ["show", "m"], ["cp", "m", "n"], ["rm", "m"]],
 )
 def test_what_the_light_commands_do_not_load(tmp_path: Path, arguments: list[str]) -> None:
-    blobstore.import_model(write_checkpoint(tmp_path / "m"), store=open_store(tmp_path / "store"), quant="int4", name="m")
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "m"),
+        store=open_store(tmp_path / "store"),
+        quant="int4",
+        name="m",
+    )
     code = """
 import json, sys
 from blobstore.cli.main import run
@@ -38,7 +44,9 @@ code = run(sys.argv[1:])
 print(json.dumps([code, *sys.modules]))
 """
     store = [] if arguments == ["--help"] else ["--store", tmp_path / "store"]
-    done = subprocess.run([sys.executable, "-c", code, *arguments, *store], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments, *store], capture_output=True, text=True, check=True
+    )
     status, *modules = json.loads(done.stdout.splitlines()[-1])
     assert status == 0
     assert {name.split(".")[0] for name in modules} & HEAVY == set()
@@ -48,8 +56,12 @@ print(json.dumps([code, *sys.modules]))
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, lines_read: int) -> None:
     """The plan is longer than a pipe's 64 KiB, so it can't have been written before the reader goes."""
     source = tmp_path / "many.safetensors"
-    source.write_bytes(safetensors_bytes({f"{number:064}": np.ones(1, np.uint8) for number in range(2000)}))
-    with subprocess.Popen(line("plan", source), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    source.write_bytes(
+        safetensors_bytes({f"{number:064}": np.ones(1, np.uint8) for number in range(2000)})
+    )
+    with subprocess.Popen(
+        line("plan", source), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None
         assert child.stderr is not None
         for _ in range(lines_read):
@@ -71,7 +83,9 @@ def test_what_a_command_does_and_found_does_not_depend_on_its_reader(tmp_path: P
         blobstore.import_model(write_checkpoint(tmp_path / name), name, store=store)
     max(store.blobs.path.iterdir(), key=lambda path: path.stat().st_size).write_bytes(b"damaged")
     for words, code in ((["verify"], 3), (["rm", "m", "n"], 0)):
-        with subprocess.Popen(line(*words, "--store", store.root), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        with subprocess.Popen(
+            line(*words, "--store", store.root), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as child:
             assert child.stdout is not None
             assert child.stderr is not None
             child.stdout.close()
@@ -82,7 +96,9 @@ def test_what_a_command_does_and_found_does_not_depend_on_its_reader(tmp_path: P
 def test_closed_standard_streams(tmp_path: Path) -> None:
     """Python gives a closed stream no object at all, and prints to stdout what was for it."""
     script = f"{' '.join(line('verify', '--store', tmp_path))} 2>&-; {' '.join(line('show', 'm', '--store', tmp_path))} 2>&-"
-    done = subprocess.run(["bash", "-c", f"{script}; {script} >&- <&-"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", f"{script}; {script} >&- <&-"], capture_output=True, text=True, check=False
+    )
     assert done.stdout.splitlines() == ["Checked 0 blobs, hashed 0 B: all sound"] * 2
     assert done.returncode == 1
 
@@ -92,7 +108,9 @@ def test_closed_standard_streams(tmp_path: Path) -> None:
 def test_output_that_can_not_be_written_is_an_error(tmp_path: Path, arguments: list[str]) -> None:
     store = ["--store", tmp_path] if arguments[0] == "list" else []
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(line(*arguments, *store), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            line(*arguments, *store), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert done.returncode == 1
     assert done.stderr.startswith("Error: ")
     assert "no space left" in done.stderr.lower()
@@ -103,14 +121,19 @@ def test_output_in_a_narrow_encoding(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     source = write_checkpoint(tmp_path / "m")
     for arguments in (["plan", source], ["plan", tmp_path / "é"]):
-        done = subprocess.run(line(*arguments), capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run(
+            line(*arguments), capture_output=True, text=True, check=False, env=environment
+        )
         assert "Traceback" not in done.stderr
         assert done.returncode == (0 if arguments[1] == source else 1), done.stderr[-300:]
 
 
 def test_no_progress_where_stderr_is_no_terminal(tmp_path: Path) -> None:
     done = subprocess.run(
-        line("import", PYCODE_MOE, "--store", tmp_path / "store"), capture_output=True, text=True, check=True
+        line("import", PYCODE_MOE, "--store", tmp_path / "store"),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stderr == ""
 
@@ -135,7 +158,9 @@ def in_terminal(arguments: list[str], **environment: str) -> str:
 
 
 def test_one_progress_bar_in_a_terminal(tmp_path: Path) -> None:
-    text = in_terminal(line("import", PYCODE_MOE, "--store", tmp_path / "store", "--quant", "int4"), NO_COLOR="")
+    text = in_terminal(
+        line("import", PYCODE_MOE, "--store", tmp_path / "store", "--quant", "int4"), NO_COLOR=""
+    )
     assert "10.1/10.1 MB" in text
     assert "━" in text
     assert text.count("\n") <= 2
@@ -172,16 +197,33 @@ main()
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_ctrl_c_ends_an_import_and_leaves_the_store(tmp_path: Path, snapshot: Snapshot, jobs: int) -> None:
+def test_ctrl_c_ends_an_import_and_leaves_the_store(
+    tmp_path: Path, snapshot: Snapshot, jobs: int
+) -> None:
     store = open_store(tmp_path / "store")
     blobstore.import_model(write_checkpoint(tmp_path / "old"), store=store)
     before = snapshot(store)
     nbytes = 2**30
     source = tmp_path / "big.safetensors"
-    source.write_bytes(raw_safetensors({"x.weight": {"dtype": "F32", "shape": [2**18, 1024], "data_offsets": [0, nbytes]}}))
+    source.write_bytes(
+        raw_safetensors(
+            {"x.weight": {"dtype": "F32", "shape": [2**18, 1024], "data_offsets": [0, nbytes]}}
+        )
+    )
     os.truncate(source, source.stat().st_size + nbytes)
-    arguments = ["import", str(source), "--quant", "int4", "--store", str(store.root), "--jobs", str(jobs)]
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED, *arguments], capture_output=True, text=True, check=False)
+    arguments = [
+        "import",
+        str(source),
+        "--quant",
+        "int4",
+        "--store",
+        str(store.root),
+        "--jobs",
+        str(jobs),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *arguments], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (130, "")
     assert snapshot(store) == before
     assert list((store.root / ".blobstore/tmp").iterdir()) == []

@@ -30,11 +30,15 @@ def commands_with_json(group: Any, prefix: str = "") -> set[str]:
 
 
 def test_every_command_with_json_has_a_view() -> None:
-    assert commands_with_json(typer.main.get_command(app)) - {"ls"} == {name for name in VIEWS if "--" not in name}
+    assert commands_with_json(typer.main.get_command(app)) - {"ls"} == {
+        name for name in VIEWS if "--" not in name
+    }
 
 
 def test_the_page_is_made_of_them() -> None:
-    assert (ROOT / "docs" / "json.md").read_text() == page(), "blobstore schema --page > docs/json.md"
+    assert (ROOT / "docs" / "json.md").read_text() == page(), (
+        "blobstore schema --page > docs/json.md"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +70,17 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     }
 
 
-def test_what_is_printed_fits(lines: dict[str, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_fits(
+    lines: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
     for command, line in lines.items():
         assert run([*line, "--json"]) == 0, capsys.readouterr().err
         printed = json.loads(capsys.readouterr().out)
         adapter = TypeAdapter(VIEWS[command.partition(" --")[0]])
         adapter.validate_python(printed)
-    assert {command.partition(" --")[0] for command in lines} == {name for name in VIEWS if "--" not in name} - ONLY_WITH_MLX
+    assert {command.partition(" --")[0] for command in lines} == {
+        name for name in VIEWS if "--" not in name
+    } - ONLY_WITH_MLX
 
 
 @pytest.mark.parametrize("command", VIEWS)
@@ -83,7 +91,9 @@ def test_the_command_prints_a_schema(command: str, capsys: pytest.CaptureFixture
     assert schema(command)["type"] in ("object", "array")
 
 
-@pytest.mark.parametrize(("line", "says"), [(["schema"], "needs a COMMAND"), (["schema", "bake"], "no command 'bake'")])
+@pytest.mark.parametrize(
+    ("line", "says"), [(["schema"], "needs a COMMAND"), (["schema", "bake"], "no command 'bake'")]
+)
 def test_what_has_none(line: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(line) == 2
     assert says in capsys.readouterr().err

@@ -34,13 +34,20 @@ def assert_dequantized(store: Store, folder: Path, dtype: str, names: set[str]) 
     assert found.keys() == names
     with blobstore.open_model("m", store=store) as model:
         for name, tensor in model.items():
-            if tensor.quant_type is None and not tensor.dtype.is_float and tensor.dtype.value != "F64":
+            if (
+                tensor.quant_type is None
+                and not tensor.dtype.is_float
+                and tensor.dtype.value != "F64"
+            ):
                 assert found[name] == (tensor.dtype.value, tensor.shape, bits(tensor.numpy()))
             elif name in found:
                 assert found[name] == (DTYPES[dtype], tensor.shape, bits(tensor.dequantize(dtype)))
             else:  # a stack that was taken apart
                 group, projection = name.split("experts.")
-                experts = [found[f"{group}experts.{number}.{projection}"] for number in range(tensor.shape[0])]
+                experts = [
+                    found[f"{group}experts.{number}.{projection}"]
+                    for number in range(tensor.shape[0])
+                ]
                 assert b"".join(expert[2] for expert in experts) == bits(tensor.dequantize(dtype))
                 assert all(expert[:2] == (DTYPES[dtype], tensor.shape[1:]) for expert in experts)
 
@@ -51,10 +58,16 @@ def test_values(store: Store, tmp_path: Path, quant: str | None, dtype: str) -> 
     tensors = mixture_tensors(np.float32 if dtype == "bfloat16" else ml_dtypes.bfloat16) | {
         "wide": np.linspace(-3, 3, 64).reshape(8, 8)
     }
-    source = write_checkpoint(tmp_path / "in", tensors, {**LLAMA_CONFIG, "dtype": "bfloat16", "torch_dtype": None})
+    source = write_checkpoint(
+        tmp_path / "in", tensors, {**LLAMA_CONFIG, "dtype": "bfloat16", "torch_dtype": None}
+    )
     experts = "stacked" if quant in ("int4", "nvfp4") else "packed"
-    blobstore.import_model(source, "m", store=store, quant=quant, experts=experts, global_scale=quant == "nvfp4")
-    blobstore.export_model("m", tmp_path / "out", store=store, dequantize=dtype, max_shard_size=100_000)
+    blobstore.import_model(
+        source, "m", store=store, quant=quant, experts=experts, global_scale=quant == "nvfp4"
+    )
+    blobstore.export_model(
+        "m", tmp_path / "out", store=store, dequantize=dtype, max_shard_size=100_000
+    )
     assert_dequantized(store, tmp_path / "out", dtype, set(tensors))
     assert json.loads((tmp_path / "out" / "config.json").read_bytes()) == {
         **LLAMA_CONFIG,
@@ -64,19 +77,29 @@ def test_values(store: Store, tmp_path: Path, quant: str | None, dtype: str) -> 
 
 
 def test_a_quantized_source_and_its_claims(store: Store, tmp_path: Path) -> None:
-    tensors = {"a.weight": normal("a", 64, 64), "b.weight": normal("b", 32, 128), "n.norm": normal("n", 64)}
+    tensors = {
+        "a.weight": normal("a", 64, 64),
+        "b.weight": normal("b", 32, 128),
+        "n.norm": normal("n", 64),
+    }
     config = {
         **LLAMA_CONFIG,
         "quantization": {"group_size": 32, "bits": 4},
         "text_config": {"torch_dtype": "float16", "hidden_size": 64},
     }
     blobstore.import_model(
-        write_checkpoint(tmp_path / "in", mlx_model(tensors, (32, 4, "affine")), config), "m", store=store
+        write_checkpoint(tmp_path / "in", mlx_model(tensors, (32, 4, "affine")), config),
+        "m",
+        store=store,
     )
     result = blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float32")
     assert_dequantized(store, tmp_path / "out", "float32", set(tensors))
     assert result.notes == ("config.json: quantization of the source left out",)
-    config = {**LLAMA_CONFIG, "text_config": {"torch_dtype": "float32", "hidden_size": 64}, "torch_dtype": "float32"}
+    config = {
+        **LLAMA_CONFIG,
+        "text_config": {"torch_dtype": "float32", "hidden_size": 64},
+        "torch_dtype": "float32",
+    }
     written = (tmp_path / "out" / "config.json").read_text()
     assert json.loads(written) == config
     assert written.endswith("\n}\n")
@@ -85,19 +108,25 @@ def test_a_quantized_source_and_its_claims(store: Store, tmp_path: Path) -> None
 def test_a_value_that_does_not_fit_is_an_error_that_names_it(store: Store, tmp_path: Path) -> None:
     weights = np.ones((64, 64), np.float32)
     weights[40, 3] = 70_000
-    blobstore.import_model(write_checkpoint(tmp_path / "in", {"a.weight": weights}), "m", store=store)
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "in", {"a.weight": weights}), "m", store=store
+    )
     with pytest.raises(
         UnsupportedSourceError, match=r"'a\.weight'.*\[40, 3\] is 70000\.0, which does not fit F16"
     ) as caught:
         blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16")
     assert (caught.value.tensor, caught.value.index) == ("a.weight", (40, 3))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "store"]
-    blobstore.import_model(write_checkpoint(tmp_path / "in", {"a.weight": weights}), "m", store=store, quant="int4")
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "in", {"a.weight": weights}), "m", store=store, quant="int4"
+    )
     with pytest.raises(UnsupportedSourceError, match="does not fit F16"):
         blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16")
 
 
-def test_with_many_threads_the_first_error_is_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_many_threads_the_first_error_is_told(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("blobstore.export.writing._BATCH_PIECES", 1)
     weights = np.ones((64, 256), np.float32)
     weights[::8] = 1e9
@@ -125,6 +154,8 @@ def test_arrays_at_odd_places(store: Store, tmp_path: Path) -> None:
 
 def test_infinite_and_odd_values_stay_what_they_are(store: Store, tmp_path: Path) -> None:
     values = np.array([np.inf, -np.inf, np.nan, -0.0, 1e-45, 3.0], np.float32)
-    blobstore.import_model(write_checkpoint(tmp_path / "in", {"a.weight": values}), "m", store=store)
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "in", {"a.weight": values}), "m", store=store
+    )
     blobstore.export_model("m", tmp_path / "out", store=store, dequantize="bfloat16")
     assert_dequantized(store, tmp_path / "out", "bfloat16", {"a.weight"})

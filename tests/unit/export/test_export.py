@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from support import PYCODE, QUANT_TYPES
 from support.arrays import bits_of_parts
-from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.checkpoints import (
+    LLAMA_CONFIG,
+    normal,
+    safetensors_bytes,
+    small_tensors,
+    write_checkpoint,
+)
 from support.exports import (
     imported_again,
     metadata_of,
@@ -33,7 +39,11 @@ METADATA = {"format": "pt", "note": "ä\n\x1b", "": "empty"}
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_what_came_in_goes_out_byte_for_byte(store: Store, tmp_path: Path) -> None:
@@ -63,7 +73,11 @@ def test_shards_of_the_source_become_one_file(store: Store, tmp_path: Path) -> N
     tensors = mixture_tensors()
     names = list(reversed(tensors))
     shards = [{name: tensors[name] for name in names[part::3]} for part in range(3)]
-    source = write_shards(tmp_path / "in", shards, [METADATA | {"n": "1"}, METADATA | {"only": "x"}, METADATA | {"n": "2"}])
+    source = write_shards(
+        tmp_path / "in",
+        shards,
+        [METADATA | {"n": "1"}, METADATA | {"only": "x"}, METADATA | {"n": "2"}],
+    )
     blobstore.import_model(source, "m", store=store)
     result = blobstore.export_model("m", tmp_path / "out", store=store)
     assert sorted(result.files) == ["config.json", "model.safetensors"]
@@ -87,14 +101,16 @@ def test_the_sources_own_files(store: Store, tmp_path: Path) -> None:
         name = f"model-{number + 1:05}-of-00003.safetensors"
         assert metadata_of(tmp_path / "out" / name) == metadata
         header = (tmp_path / "out" / name).read_bytes()
-        assert [key for key in json.loads(header[8 : header.index(b"}}") + 2]) if key != "__metadata__"] == list(
-            shards[number]
-        )
+        assert [
+            key for key in json.loads(header[8 : header.index(b"}}") + 2]) if key != "__metadata__"
+        ] == list(shards[number])
     assert (tmp_path / "out" / INDEX).read_bytes() == (source / INDEX).read_bytes()
 
 
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"quant": "int8"}])
-def test_an_index_that_is_not_right_any_more_is_made_again(store: Store, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_an_index_that_is_not_right_any_more_is_made_again(
+    store: Store, tmp_path: Path, options: dict[str, Any]
+) -> None:
     tensors = small_tensors()
     names = list(tensors)
     shards = [{name: tensors[name] for name in names[part::2]} for part in range(2)]
@@ -103,7 +119,9 @@ def test_an_index_that_is_not_right_any_more_is_made_again(store: Store, tmp_pat
     blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
     index = json.loads((tmp_path / "out" / INDEX).read_bytes())
     assert index["weight_map"].keys() == raw_tensors(tmp_path / "out").keys()
-    assert index["metadata"]["total_size"] == sum(len(data) for _, _, data in raw_tensors(tmp_path / "out").values())
+    assert index["metadata"]["total_size"] == sum(
+        len(data) for _, _, data in raw_tensors(tmp_path / "out").values()
+    )
 
 
 def test_metadata_go_to_every_shard(store: Store, tmp_path: Path) -> None:
@@ -123,18 +141,24 @@ def test_an_import_of_the_export_stores_the_same_blobs(
     store: Store, tmp_path: Path, quant: str | None, experts: str
 ) -> None:
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
-    manifest = blobstore.import_model(source, "m", store=store, quant=quant, experts=experts).manifest
+    manifest = blobstore.import_model(
+        source, "m", store=store, quant=quant, experts=experts
+    ).manifest
     again = imported_again(store, "m", tmp_path / "out", experts=experts)
     assert tensor_layers(again) == tensor_layers(manifest)
     names = raw_tensors(source).keys()
-    assert {name for name in raw_tensors(tmp_path / "out") if not name.endswith((".scale", ".bias"))} == names
+    assert {
+        name for name in raw_tensors(tmp_path / "out") if not name.endswith((".scale", ".bias"))
+    } == names
     assert (tmp_path / "out" / "config.json").read_bytes() == (source / "config.json").read_bytes()
 
 
 def test_mixed_types_and_global_scales(store: Store, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
     rules = ["*.0.*=nvfp4", "*.1.up*=int8/32", "*.down_proj.weight=int4/64"]
-    manifest = blobstore.import_model(source, "m", store=store, rules=rules, global_scale=True).manifest
+    manifest = blobstore.import_model(
+        source, "m", store=store, rules=rules, global_scale=True
+    ).manifest
     assert tensor_layers(imported_again(store, "m", tmp_path / "out")) == tensor_layers(manifest)
     assert any(name.endswith(".global_scale") for name in raw_tensors(tmp_path / "out"))
     with pytest.raises(UnsupportedSourceError, match=r"experts of .* differ"):
@@ -145,10 +169,15 @@ def test_the_ollama_profile_keeps_its_stacks(store: Store, tmp_path: Path) -> No
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
     blobstore.import_model(source, "m", store=store, quant="int4", profile="ollama")
     imported_again(store, "m", tmp_path / "out", profile="ollama")
-    with blobstore.open_model("m", store=store) as old, blobstore.open_model("again", store=store) as new:
+    with (
+        blobstore.open_model("m", store=store) as old,
+        blobstore.open_model("again", store=store) as new,
+    ):
         assert old.keys() == new.keys()
         assert all(
-            bits_of_parts(old[name].numpy()) == bits_of_parts(new[name].numpy()) for name in old if old[name].quant_type
+            bits_of_parts(old[name].numpy()) == bits_of_parts(new[name].numpy())
+            for name in old
+            if old[name].quant_type
         )
     assert "model.layers.0.mlp.experts.up_proj.weight" in raw_tensors(tmp_path / "out")
     assert metadata_of(tmp_path / "out" / "model.safetensors")["format"] == "pt"
@@ -161,7 +190,10 @@ FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128,
 PREQUANTIZED = {
     "mlx": (mlx_model(small_tensors(), (32, 4, "affine")), MLX),
     "fp8": (fp8_model(small_tensors()), FP8),
-    "modelopt": (nvfp4_model(small_tensors(), modelopt=True), {"quantization_config": {"quant_method": "modelopt"}}),
+    "modelopt": (
+        nvfp4_model(small_tensors(), modelopt=True),
+        {"quantization_config": {"quant_method": "modelopt"}},
+    ),
     "compressed": (
         nvfp4_model(small_tensors(), modelopt=False),
         {"text_config": {"quantization_config": {"quant_method": "compressed-tensors"}}},
@@ -187,7 +219,9 @@ def test_sources_that_were_quantized(store: Store, tmp_path: Path, kind: str) ->
     # An export of the import of an export knows nothing of the first source, and is the same.
     blobstore.export_model("again", tmp_path / "out2", store=store)
     assert raw_tensors(tmp_path / "out2") == raw_tensors(tmp_path / "out")
-    assert metadata_of(tmp_path / "out2" / "model.safetensors") == metadata_of(tmp_path / "out" / "model.safetensors")
+    assert metadata_of(tmp_path / "out2" / "model.safetensors") == metadata_of(
+        tmp_path / "out" / "model.safetensors"
+    )
     blobstore.export_model("again", tmp_path / "values", store=store, dequantize="bfloat16")
     assert metadata_of(tmp_path / "values" / "model.safetensors") == {"format": "pt"}
 
@@ -196,14 +230,20 @@ def test_sources_that_were_quantized(store: Store, tmp_path: Path, kind: str) ->
 def test_an_export_counts_as_its_model(store: Store, tmp_path: Path, limit: int) -> None:
     """A weight and its scales may lie in two shards: an import and an inspection put them together again."""
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
-    manifest = blobstore.import_model(source, "m", store=store, quant="int4", rules=["*.1.mlp.*=mxfp8"]).manifest
+    manifest = blobstore.import_model(
+        source, "m", store=store, quant="int4", rules=["*.1.mlp.*=mxfp8"]
+    ).manifest
     result = blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size=limit)
     model, folder = blobstore.inspect("m", store=store), blobstore.inspect(tmp_path / "out")
     assert (folder.notes, folder.parameters) == ((), model.parameters)
-    assert sorted((one.name, one.type_name, one.shape, one.nbytes) for one in folder.tensors) == sorted(
-        (one.name, one.type_name, one.shape, one.nbytes) for one in model.tensors
-    )
-    shards = [set(raw_tensors_of(tmp_path / "out" / name)) for name in result.files if name.endswith(".safetensors")]
+    assert sorted(
+        (one.name, one.type_name, one.shape, one.nbytes) for one in folder.tensors
+    ) == sorted((one.name, one.type_name, one.shape, one.nbytes) for one in model.tensors)
+    shards = [
+        set(raw_tensors_of(tmp_path / "out" / name))
+        for name in result.files
+        if name.endswith(".safetensors")
+    ]
     torn = [
         name
         for shard in shards
@@ -211,7 +251,9 @@ def test_an_export_counts_as_its_model(store: Store, tmp_path: Path, limit: int)
         if name + ".scale" not in shard and any(name + ".scale" in other for other in shards)
     ]
     assert bool(torn) == (limit == 15_000)
-    assert tensor_layers(blobstore.import_model(tmp_path / "out", "again", store=store).manifest) == tensor_layers(manifest)
+    assert tensor_layers(
+        blobstore.import_model(tmp_path / "out", "again", store=store).manifest
+    ) == tensor_layers(manifest)
 
 
 def test_metadata_that_fit_no_weight_are_said(store: Store, tmp_path: Path) -> None:
@@ -220,18 +262,26 @@ def test_metadata_that_fit_no_weight_are_said(store: Store, tmp_path: Path) -> N
     blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size=50_000)
     first = min((tmp_path / "out").glob("model-*"))
     blobstore.edit_metadata(first, {"nothing.quant_type": "int4"})
-    assert any("look like an exported model" in note for note in blobstore.inspect(tmp_path / "out").notes)
+    assert any(
+        "look like an exported model" in note for note in blobstore.inspect(tmp_path / "out").notes
+    )
 
 
 def test_one_file_without_documents(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "odd name.safetensors"
     path.write_bytes(
         safetensors_bytes(
-            {"a": np.arange(3, dtype=np.int8), "b": np.zeros((0, 4), np.float32), "c": np.float64(2).reshape(())}
+            {
+                "a": np.arange(3, dtype=np.int8),
+                "b": np.zeros((0, 4), np.float32),
+                "c": np.float64(2).reshape(()),
+            }
         )
     )
     blobstore.import_model(path, "m", store=store)
-    assert blobstore.export_model("m", tmp_path / "out", store=store).files.keys() == {"model.safetensors"}
+    assert blobstore.export_model("m", tmp_path / "out", store=store).files.keys() == {
+        "model.safetensors"
+    }
     assert raw_tensors(tmp_path / "out") == raw_tensors(tmp_path)
     assert metadata_of(tmp_path / "out" / "model.safetensors") == {}
     blobstore.export_model("m", tmp_path / "same", store=store, max_shard_size="source")
@@ -240,7 +290,9 @@ def test_one_file_without_documents(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 7])
-def test_pieces_are_cut_and_put_together(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+def test_pieces_are_cut_and_put_together(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
     for name, value in {"_COPIED_AT_ONCE": 1000, "_BATCH_BYTES": 3000, "_BATCH_PIECES": 2}.items():
         monkeypatch.setattr(f"blobstore.export.writing.{name}", value)
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
@@ -250,13 +302,17 @@ def test_pieces_are_cut_and_put_together(store: Store, tmp_path: Path, monkeypat
 
 
 def test_many_tensors(store: Store, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "in", {f"t{n}": np.full(n % 5, n, np.int16) for n in range(300)})
+    source = write_checkpoint(
+        tmp_path / "in", {f"t{n}": np.full(n % 5, n, np.int16) for n in range(300)}
+    )
     blobstore.import_model(source, "m", store=store)
     blobstore.export_model("m", tmp_path / "out", store=store)
     assert raw_tensors(tmp_path / "out") == raw_tensors(source)
 
 
-def test_a_header_over_the_limit_is_refused(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_over_the_limit_is_refused(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "in"), "m", store=store)
     monkeypatch.setattr(outputs, "MAX_HEADER", 500)
     with pytest.raises(LimitExceededError, match=r"model\.safetensors would have a header"):
@@ -264,7 +320,12 @@ def test_a_header_over_the_limit_is_refused(store: Store, tmp_path: Path, monkey
 
 
 def test_names_that_only_others_would_misread(store: Store, tmp_path: Path) -> None:
-    tensors = {"é<&>\u2028": normal("a", 4), 'quo"te\\': normal("b", 4), "\x1b[31m": normal("c", 4), "": normal("d", 4)}
+    tensors = {
+        "é<&>\u2028": normal("a", 4),
+        'quo"te\\': normal("b", 4),
+        "\x1b[31m": normal("c", 4),
+        "": normal("d", 4),
+    }
     source = write_checkpoint(tmp_path / "in", tensors)
     blobstore.import_model(source, "m", store=store)
     blobstore.export_model("m", tmp_path / "out", store=store)
@@ -307,7 +368,9 @@ def test_the_type_that_was_asked_for_comes_back(store: Store, tmp_path: Path, pr
 
 
 @pytest.mark.parametrize("said", [None, "mxfp4", "Q4_K_M", ""])
-def test_a_type_that_no_tensor_has_was_not_asked_for(store: Store, tmp_path: Path, said: str | None) -> None:
+def test_a_type_that_no_tensor_has_was_not_asked_for(
+    store: Store, tmp_path: Path, said: str | None
+) -> None:
     blobstore.import_model(PYCODE, "m", store=store, quant="int4")
     blobstore.export_model("m", tmp_path / "out", store=store)
     changes = {"file_type": said}
@@ -315,7 +378,9 @@ def test_a_type_that_no_tensor_has_was_not_asked_for(store: Store, tmp_path: Pat
     assert blobstore.plan_import(tmp_path / "out").config.file_type == ""
 
 
-def test_a_metadata_of_that_name_that_is_the_source_s_own_comes_back(store: Store, tmp_path: Path) -> None:
+def test_a_metadata_of_that_name_that_is_the_source_s_own_comes_back(
+    store: Store, tmp_path: Path
+) -> None:
     source = tmp_path / "in.safetensors"
     source.write_bytes(safetensors_bytes(small_tensors(), {"file_type": "a kind of file"}))
     blobstore.import_model(source, "m", store=store)

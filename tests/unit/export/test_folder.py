@@ -1,4 +1,7 @@
-"""The folder of an export is whole or not there; what was in its place stays; and damage in the store is found."""
+"""The folder of an export is whole or not there; what was in its place stays.
+
+And damage in the store is found.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,9 @@ def names(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in tmp_path.iterdir() if path.name not in ("in", "store"))
 
 
-def test_an_empty_folder_is_filled_and_a_link_to_one_stays(model: Path, store: Store, tmp_path: Path) -> None:
+def test_an_empty_folder_is_filled_and_a_link_to_one_stays(
+    model: Path, store: Store, tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "link").symlink_to("out")
     result = blobstore.export_model("m", tmp_path / "link", store=store)
@@ -56,7 +61,9 @@ def test_what_is_there_stays(model: Path, store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("y")
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("full", "file"):
-        with pytest.raises(StorageError, match="already exists and is not an empty folder") as caught:
+        with pytest.raises(
+            StorageError, match="already exists and is not an empty folder"
+        ) as caught:
             blobstore.export_model("m", tmp_path / name, store=store)
         assert caught.value.hint
     blobstore.export_model("m", tmp_path / "dangling", store=store)
@@ -67,22 +74,30 @@ def test_what_is_there_stays(model: Path, store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["store", "store/blobs", "store/new/deep", "link/x"])
-def test_folders_in_the_store_are_refused(model: Path, store: Store, tmp_path: Path, place: str) -> None:
+def test_folders_in_the_store_are_refused(
+    model: Path, store: Store, tmp_path: Path, place: str
+) -> None:
     (tmp_path / "link").symlink_to("store")
     with pytest.raises(UsageError, match="is in the store"):
         blobstore.export_model("m", tmp_path / place, store=store)
 
 
-@pytest.mark.parametrize("place", ["in/config.json/x", "a\0b", "loop/x", "/proc/nothing/x", "/proc", "x" * 300])
+@pytest.mark.parametrize(
+    "place", ["in/config.json/x", "a\0b", "loop/x", "/proc/nothing/x", "/proc", "x" * 300]
+)
 def test_folders_that_can_not_be(model: Path, store: Store, tmp_path: Path, place: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(BlobStoreError) as caught:
-        blobstore.export_model("m", f"{tmp_path}/{place}" if not place.startswith("/") else place, store=store)
+        blobstore.export_model(
+            "m", f"{tmp_path}/{place}" if not place.startswith("/") else place, store=store
+        )
     assert isinstance(caught.value, StorageError | NotFoundError)
     assert names(tmp_path) == ["loop"]
 
 
-def test_a_folder_that_was_filled_meanwhile_stays(model: Path, store: Store, tmp_path: Path) -> None:
+def test_a_folder_that_was_filled_meanwhile_stays(
+    model: Path, store: Store, tmp_path: Path
+) -> None:
     def fill(_: int, __: str) -> None:
         (tmp_path / "out").mkdir(exist_ok=True)
         (tmp_path / "out" / "mine").write_text("x")
@@ -101,7 +116,9 @@ def test_of_two_exports_at_once_one_is_refused(model: Path, store: Store, tmp_pa
         assert refused.wait(60)
 
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(blobstore.export_model, "m", tmp_path / "out", store=store, progress=wait)
+        first = pool.submit(
+            blobstore.export_model, "m", tmp_path / "out", store=store, progress=wait
+        )
         assert begun.wait(60)
         try:
             with pytest.raises(BusyError, match="another export into the same folder"):
@@ -134,11 +151,16 @@ def test_what_a_killed_export_left_is_removed(model: Path, store: Store, tmp_pat
     (left / "draft" / "half").write_text("x")
     (left / "stray.safetensors").symlink_to("nowhere")
     blobstore.export_model("m", tmp_path / "out", store=store)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
     assert names(tmp_path) == ["out"]
 
 
-def test_a_link_in_the_staging_folders_place_is_not_followed(model: Path, store: Store, tmp_path: Path) -> None:
+def test_a_link_in_the_staging_folders_place_is_not_followed(
+    model: Path, store: Store, tmp_path: Path
+) -> None:
     (tmp_path / "victim").mkdir()
     (tmp_path / "victim" / "mine").write_text("x")
     (tmp_path / STAGING).symlink_to("victim")
@@ -168,7 +190,9 @@ def damage(store: Store, name: str, how: str) -> Path:
 
 
 @pytest.mark.parametrize(("how", "kind"), [("missing", NotFoundError), ("short", CorruptDataError)])
-def test_missing_and_short_blobs(model: Path, store: Store, tmp_path: Path, how: str, kind: type[BlobStoreError]) -> None:
+def test_missing_and_short_blobs(
+    model: Path, store: Store, tmp_path: Path, how: str, kind: type[BlobStoreError]
+) -> None:
     path = damage(store, "lm_head.weight", how)
     with pytest.raises(kind, match=r"m:latest.*lm_head\.weight") as caught:
         blobstore.export_model("m", tmp_path / "out", store=store)
@@ -190,7 +214,9 @@ def test_a_blob_that_is_replaced_while_it_is_copied(
 ) -> None:
     monkeypatch.setattr(writing, "_BATCH_PIECES", 1)
     with blobstore.open_model("m", store=store) as opened:
-        path = store.root / "blobs" / opened["model.layers.0.self_attn.q_proj.weight"].blob.file_name
+        path = (
+            store.root / "blobs" / opened["model.layers.0.self_attn.q_proj.weight"].blob.file_name
+        )
 
     def replace(_: int, name: str) -> None:
         if name == "model.safetensors":
@@ -221,9 +247,13 @@ def test_a_foreign_model_without_config(store: Store, tmp_path: Path) -> None:
         blobstore.export_model("m", tmp_path / "mlx", store=store, format="mlx")
 
 
-def test_file_systems_without_syncfs(model: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_systems_without_syncfs(
+    model: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[str] = []
     monkeypatch.setattr(folder, "syncs_whole", lambda _: False)
-    monkeypatch.setattr(folder, "sync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    monkeypatch.setattr(
+        folder, "sync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+    )
     blobstore.export_model("m", tmp_path / "out", store=store)
     assert sorted(synced) == ["config.json", "model.safetensors"]

@@ -37,7 +37,13 @@ def test_texts_come_back(store: Store, tmp_path: Path) -> None:
         "template": "{{ .System }}\n<|user|>{{ .Prompt }}\n\n",
         "system": ' spaces around, "quotes" and ### ',
         "licenses": ["one\r\nline", 'ends with "'],
-        "parameters": ["temperature=0.7", "stop=<|end|>", 'stop="x"', "num_ctx=4096", "use_mmap=true"],
+        "parameters": [
+            "temperature=0.7",
+            "stop=<|end|>",
+            'stop="x"',
+            "num_ctx=4096",
+            "use_mmap=true",
+        ],
     }
     file = tmp_path / "Modelfile"
     file.write_text(
@@ -48,7 +54,9 @@ def test_texts_come_back(store: Store, tmp_path: Path) -> None:
     manifest = blobstore.import_model(source, "m", store=store, modelfile=file, **options).manifest
     result = blobstore.export_model("m", tmp_path / "out", store=store)
     assert result.notes == ()
-    again = blobstore.import_model(None, "again", store=store, modelfile=tmp_path / "out" / "Modelfile").manifest
+    again = blobstore.import_model(
+        None, "again", store=store, modelfile=tmp_path / "out" / "Modelfile"
+    ).manifest
     assert again.config == manifest.config
     assert others(again) == others(manifest)
     assert len(others(manifest)) == 6
@@ -56,19 +64,29 @@ def test_texts_come_back(store: Store, tmp_path: Path) -> None:
 
 def others(manifest: Manifest) -> list[tuple[str, str]]:
     """Return the layers that are neither tensors nor JSON documents."""
-    return [(layer.media_type, str(layer.digest)) for layer in manifest.layers if layer.name is None]
+    return [
+        (layer.media_type, str(layer.digest)) for layer in manifest.layers if layer.name is None
+    ]
 
 
 @pytest.mark.parametrize("config", [QWEN, LLAMA_CONFIG, {**LLAMA_CONFIG, "model_type": None}])
-def test_without_texts_there_is_no_modelfile(store: Store, tmp_path: Path, config: dict[str, Any]) -> None:
+def test_without_texts_there_is_no_modelfile(
+    store: Store, tmp_path: Path, config: dict[str, Any]
+) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "in", config=config), "m", store=store)
-    assert blobstore.export_model("m", tmp_path / "out", store=store).files.keys() == {"config.json", "model.safetensors"}
+    assert blobstore.export_model("m", tmp_path / "out", store=store).files.keys() == {
+        "config.json",
+        "model.safetensors",
+    }
 
 
 def test_a_parser_of_the_users_choice_alone(store: Store, tmp_path: Path) -> None:
     (tmp_path / "Modelfile").write_text("FROM in\nRENDERER mine\n")
     blobstore.import_model(
-        write_checkpoint(tmp_path / "in", config=QWEN), "m", store=store, modelfile=tmp_path / "Modelfile"
+        write_checkpoint(tmp_path / "in", config=QWEN),
+        "m",
+        store=store,
+        modelfile=tmp_path / "Modelfile",
     )
     blobstore.export_model("m", tmp_path / "out", store=store)
     assert (tmp_path / "out" / "Modelfile").read_text() == "FROM .\nRENDERER mine\n"
@@ -98,19 +116,39 @@ def test_what_a_modelfile_can_not_say_is_left_out_and_said(layer: Layer) -> None
 
 
 def test_a_draft_model_is_a_checkpoint_of_its_own(store: Store, tmp_path: Path) -> None:
-    draft = write_checkpoint(tmp_path / "draft", {"d.weight": normal("d", 64, 64)}, {"architectures": ["Eagle"], "eagle": 1})
+    draft = write_checkpoint(
+        tmp_path / "draft",
+        {"d.weight": normal("d", 64, 64)},
+        {"architectures": ["Eagle"], "eagle": 1},
+    )
     source = write_checkpoint(tmp_path / "in")
     manifest = blobstore.import_model(
         source, "m", store=store, quant="int4", draft=draft, draft_quant="int8", system="s"
     ).manifest
     blobstore.export_model("m", tmp_path / "out", store=store)
-    names = {"config.json", "model.safetensors", "Modelfile", "draft/config.json", "draft/model.safetensors"}
+    names = {
+        "config.json",
+        "model.safetensors",
+        "Modelfile",
+        "draft/config.json",
+        "draft/model.safetensors",
+    }
     assert {
-        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()
+        path.relative_to(tmp_path / "out").as_posix()
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
     } == names
-    assert (tmp_path / "out" / "draft" / "config.json").read_bytes() == (draft / "config.json").read_bytes()
-    assert raw_tensors(tmp_path / "out" / "draft").keys() == {"d.weight", "d.weight.scale", "d.weight.bias"}
-    again = blobstore.import_model(None, "again", store=store, modelfile=tmp_path / "out" / "Modelfile").manifest
+    assert (tmp_path / "out" / "draft" / "config.json").read_bytes() == (
+        draft / "config.json"
+    ).read_bytes()
+    assert raw_tensors(tmp_path / "out" / "draft").keys() == {
+        "d.weight",
+        "d.weight.scale",
+        "d.weight.bias",
+    }
+    again = blobstore.import_model(
+        None, "again", store=store, modelfile=tmp_path / "out" / "Modelfile"
+    ).manifest
     assert tensor_layers(again) == tensor_layers(manifest)
 
 
@@ -124,12 +162,16 @@ def test_tensors_called_draft_are_no_draft_model(store: Store, tmp_path: Path) -
 def test_an_unknown_draft_is_left_out_for_mlx_and_said(store: Store, tmp_path: Path) -> None:
     from support import PYCODE
 
-    draft = write_checkpoint(tmp_path / "draft", {"d.weight": normal("d", 64, 64)}, {"model_type": "eagle"})
+    draft = write_checkpoint(
+        tmp_path / "draft", {"d.weight": normal("d", 64, 64)}, {"model_type": "eagle"}
+    )
     (draft / "tokenizer.model").write_bytes(b"x")
     blobstore.import_model(PYCODE, "m", store=store, draft=draft)
     result = blobstore.export_model("m", tmp_path / "out", store=store, format="mlx")
     assert len(result.notes) == 1
-    assert result.notes[0].startswith("the draft model was left out: mlx-lm can't build model m:latest (draft): ")
+    assert result.notes[0].startswith(
+        "the draft model was left out: mlx-lm can't build model m:latest (draft): "
+    )
     assert not (tmp_path / "out" / "draft").exists()
 
 
@@ -148,7 +190,17 @@ def with_documents(store: Store, tmp_path: Path, documents: dict[str | None, byt
 
 @pytest.mark.parametrize(
     "name",
-    ["../x.json", "/etc/x.json", "a/b.json", "a\\b.json", "x\0.json", "..", ".", "draft/../x.json", "model.safetensors"],
+    [
+        "../x.json",
+        "/etc/x.json",
+        "a/b.json",
+        "a\\b.json",
+        "x\0.json",
+        "..",
+        ".",
+        "draft/../x.json",
+        "model.safetensors",
+    ],
 )
 def test_hostile_names_of_documents(store: Store, tmp_path: Path, name: str) -> None:
     with_documents(store, tmp_path, {name: b"{}"})
@@ -169,7 +221,10 @@ def test_hostile_names_of_documents(store: Store, tmp_path: Path, name: str) -> 
         {
             "version": 1,
             "sources": [],
-            "coverage": {"tensors": {"source": 1, "stored": -1}, "files": {"source": 1, "stored": 1}},
+            "coverage": {
+                "tensors": {"source": 1, "stored": -1},
+                "files": {"source": 1, "stored": 1},
+            },
         },
     ],
 )
@@ -182,7 +237,10 @@ def test_a_broken_own_document(store: Store, tmp_path: Path, document: Any) -> N
 
 @pytest.mark.parametrize("name", ["../evil.safetensors", "..", "a/b.safetensors"])
 def test_hostile_names_of_the_sources_files(store: Store, tmp_path: Path, name: str) -> None:
-    own = {"version": 1, "sources": [{"name": name, "metadata": {}, "tensors": list(small_tensors())}]}
+    own = {
+        "version": 1,
+        "sources": [{"name": name, "metadata": {}, "tensors": list(small_tensors())}],
+    }
     with_documents(store, tmp_path, {"blobstore.json": json.dumps(own).encode()})
     with pytest.raises(UnsupportedSourceError, match="can't be a file"):
         blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
@@ -192,7 +250,9 @@ def test_hostile_names_of_the_sources_files(store: Store, tmp_path: Path, name: 
 def test_an_unnamed_document_is_said(store: Store, tmp_path: Path) -> None:
     with_documents(store, tmp_path, {None: b"{}"})
     result = blobstore.export_model("m", tmp_path / "out", store=store)
-    assert result.notes == (f"a layer of type '{JSON_MEDIA_TYPE}' can't be written in a Modelfile and was left out",)
+    assert result.notes == (
+        f"a layer of type '{JSON_MEDIA_TYPE}' can't be written in a Modelfile and was left out",
+    )
 
 
 def test_a_damaged_document_is_an_error(store: Store, tmp_path: Path) -> None:

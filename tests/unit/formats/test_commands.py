@@ -9,7 +9,8 @@ import pytest
 from blobstore.errors import DocumentError, LimitExceededError
 from blobstore.formats.modelfile_commands import MAX_MODELFILE, read_script
 
-# Most of these, and 600,000 random ones, were compared with a transcription of Ollama's parser that ran in Go.
+# Most of these, and 600,000 random ones, were compared with a transcription of Ollama's parser that
+# ran in Go.
 TEXTS = {
     "plain": ("FROM a", [("from", "", "a")]),
     "any case": ("fRoM a\nSystem b", [("from", "", "a"), ("system", "", "b")]),
@@ -18,10 +19,16 @@ TEXTS = {
     "quotes": ('SYSTEM " a "', [("system", "", " a ")]),
     "quotes inside": ('SYSTEM a "b" c', [("system", "", 'a "b" c')]),
     "quotes at the end only": ('SYSTEM a"', [("system", "", 'a"')]),
-    "empty": ("SYSTEM \nSYSTEM ''\nSYSTEM \"\"", [("system", "", ""), ("system", "", "''"), ("system", "", "")]),
+    "empty": (
+        "SYSTEM \nSYSTEM ''\nSYSTEM \"\"",
+        [("system", "", ""), ("system", "", "''"), ("system", "", "")],
+    ),
     "empty triple": ('SYSTEM """"""', [("system", "", "")]),
     "five quotes go on": ('SYSTEM """""\n"""', [("system", "", '""\n')]),
-    "several lines": ('SYSTEM """\na "b"\n\nc""" \nFROM x', [("system", "", '\na "b"\n\nc'), ("from", "", "x")]),
+    "several lines": (
+        'SYSTEM """\na "b"\n\nc""" \nFROM x',
+        [("system", "", '\na "b"\n\nc'), ("from", "", "x")],
+    ),
     "one quote, several lines": ('SYSTEM "a\nb"', [("system", "", "a\nb")]),
     "spaces before the line break": ('SYSTEM "a \t\n\nb"', [("system", "", "a \t\n\nb")]),
     "text after the closing quotes": ('SYSTEM "a" b\nc"', [("system", "", 'a" b\nc')]),
@@ -30,10 +37,16 @@ TEXTS = {
     "CRLF is kept in quotes": ('SYSTEM "a\r\nb"\r\n', [("system", "", "a\r\nb")]),
     "CR": ("FROM a\rSYSTEM b", [("from", "", "a"), ("system", "", "b")]),
     "comments": ("# FROM x\n  # y\nFROM a # b\n#", [("from", "", "a # b")]),
-    "parameter": ("PARAMETER stop  a b \nparameter top_k 1", [("parameter", "stop", "a b"), ("parameter", "top_k", "1")]),
+    "parameter": (
+        "PARAMETER stop  a b \nparameter top_k 1",
+        [("parameter", "stop", "a b"), ("parameter", "top_k", "1")],
+    ),
     "parameter without text": ("PARAMETER stop \n", [("parameter", "stop", "")]),
     "spaces before the name": ("PARAMETER   top_k\t1", [("parameter", "top_k", "1")]),
-    "message": ('MESSAGE user "a: b"\nMESSAGE x y', [("message", "user", "a: b"), ("message", "x", "y")]),
+    "message": (
+        'MESSAGE user "a: b"\nMESSAGE x y',
+        [("message", "user", "a: b"), ("message", "x", "y")],
+    ),
     "tabs are kept": ("SYSTEM a\tb", [("system", "", "a\tb")]),
     "beyond Latin": ("SYSTEM é 漢 🙂", [("system", "", "é 漢 🙂")]),
     "nothing": ("", []),
@@ -63,12 +76,19 @@ def test_characters_that_do_not_print_are_left_out_and_counted() -> None:
 
 def test_characters_that_this_python_does_not_know_are_kept() -> None:
     # U+0378 is in no version of Unicode so far; U+FFFE never will be.
-    assert read_script("SYSTEM a\u0378\ufffe".encode(), "Modelfile").commands[0].text == "a\u0378\ufffe"
+    assert (
+        read_script("SYSTEM a\u0378\ufffe".encode(), "Modelfile").commands[0].text
+        == "a\u0378\ufffe"
+    )
 
 
 def test_every_command_knows_its_line() -> None:
     script = read_script(b'\r\n# x\rFROM a\nSYSTEM """\r\nb\r\n\n"""\r\n\r\nLICENSE c', "Modelfile")
-    assert [(command.name, command.line) for command in script.commands] == [("from", 3), ("system", 4), ("license", 9)]
+    assert [(command.name, command.line) for command in script.commands] == [
+        ("from", 3),
+        ("system", 4),
+        ("license", 9),
+    ]
 
 
 BAD = {
@@ -141,5 +161,6 @@ def test_the_time_is_linear_in_the_size(name: str) -> None:
         read_script(raw, "Modelfile")
     except DocumentError as error:
         assert len(str(error)) < 300  # noqa: PT017  # either may happen; a message never holds the file
-    # Up to 1 s measured for this megabyte; looking at the whole value at every space, as Ollama does, takes minutes.
+    # Up to 1 s measured for this megabyte; looking at the whole value at every space, as Ollama
+    # does, takes minutes.
     assert time.process_time() - started < 10

@@ -15,8 +15,13 @@ from blobstore.errors import DocumentError
 from blobstore.formats.checkpoint import SourceConfig, parse_config, with_floats
 from blobstore.store.local.store import Store
 
-LITERAL = '{"model_type": "llama", "limits": [0.0, Infinity, -Infinity], "text_config": {"odd": NaN}}'
-TAGGED = {"time_step_limit": [0.0, {"__float__": "Infinity"}], "text_config": {"low": {"__float__": "-Infinity"}}}
+LITERAL = (
+    '{"model_type": "llama", "limits": [0.0, Infinity, -Infinity], "text_config": {"odd": NaN}}'
+)
+TAGGED = {
+    "time_step_limit": [0.0, {"__float__": "Infinity"}],
+    "text_config": {"low": {"__float__": "-Infinity"}},
+}
 
 
 def test_words_that_python_writes_are_read() -> None:
@@ -27,7 +32,8 @@ def test_words_that_python_writes_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a": Inf}', '{"a": infinity}', '{"a": +Infinity}', '{"a": Infinity, "a": 1}', "Infinity"]
+    "text",
+    ['{"a": Inf}', '{"a": infinity}', '{"a": +Infinity}', '{"a": Infinity, "a": 1}', "Infinity"],
 )
 def test_nothing_else_is_laxer(text: str) -> None:
     with pytest.raises(DocumentError) as caught:
@@ -37,12 +43,22 @@ def test_nothing_else_is_laxer(text: str) -> None:
 
 def test_tagged_floats_become_floats() -> None:
     assert parse_config(json.dumps(TAGGED).encode()) == TAGGED
-    assert with_floats(TAGGED) == {"time_step_limit": [0.0, math.inf], "text_config": {"low": -math.inf}}
+    assert with_floats(TAGGED) == {
+        "time_step_limit": [0.0, math.inf],
+        "text_config": {"low": -math.inf},
+    }
     assert math.isnan(with_floats({"__float__": "NaN"}))
 
 
 @pytest.mark.parametrize(
-    "value", [{"__float__": "1.5"}, {"__float__": ["Infinity"]}, {"__float__": "Infinity", "more": 1}, "Infinity", None]
+    "value",
+    [
+        {"__float__": "1.5"},
+        {"__float__": ["Infinity"]},
+        {"__float__": "Infinity", "more": 1},
+        "Infinity",
+        None,
+    ],
 )
 def test_what_is_not_a_tag_stays(value: Any) -> None:
     assert with_floats({"key": value}) == {"key": value}
@@ -67,12 +83,18 @@ def test_a_config_is_stored_and_exported_as_it_is(limit: str, tmp_path: Path, st
     ("module", "group_size", "bits"),
     [
         ({"bits": 8}, 64, 8),  # RWKV-7's predicate
-        ({"group_size": None, "bits": 4, "mode": "affine"}, 64, 4),  # a recipe without --q-group-size
+        (
+            {"group_size": None, "bits": 4, "mode": "affine"},
+            64,
+            4,
+        ),  # a recipe without --q-group-size
         ({"mode": "mxfp8"}, 32, 8),
         ({"mode": "nvfp4", "group_size": None}, 16, 4),
     ],
 )
-def test_settings_of_a_module_without_sizes_are_its_modes(module: dict[str, Any], group_size: int, bits: int) -> None:
+def test_settings_of_a_module_without_sizes_are_its_modes(
+    module: dict[str, Any], group_size: int, bits: int
+) -> None:
     config = {"quantization": {"group_size": 32, "bits": 4, "a": module}}
     settings = SourceConfig.parse(json.dumps(config).encode()).mlx_quantization
     found = settings.of("a") if settings is not None else None
@@ -81,7 +103,8 @@ def test_settings_of_a_module_without_sizes_are_its_modes(module: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "quantization", [{"bits": 4}, {"group_size": 64}, {"group_size": "64", "bits": 4}, {"a": {"bits": 4}}]
+    "quantization",
+    [{"bits": 4}, {"group_size": 64}, {"group_size": "64", "bits": 4}, {"a": {"bits": 4}}],
 )
 def test_settings_of_all_modules_have_sizes(quantization: dict[str, Any]) -> None:
     with pytest.raises(DocumentError) as caught:

@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import write_checkpoint
-from support.corpus import Case, accepted, case_id, find, index_tensor, layers, load, refusal, rejected, write_index_folder
+from support.corpus import (
+    Case,
+    accepted,
+    case_id,
+    find,
+    index_tensor,
+    layers,
+    load,
+    refusal,
+    rejected,
+    write_index_folder,
+)
 
 from blobstore import open_model
 from blobstore.errors import (
@@ -36,7 +47,9 @@ ABOUT_A_STORE: dict[str, tuple[type[BlobStoreError], str]] = {
     "manifest-blob-missing": (NotFoundError, "sha256:" + "c" * 64),
 }
 FROM_A_REGISTRY = ("manifest-size-5MiB",)
-BROKEN_ALONE = [case for case in rejected("manifest") if case.id not in {*ABOUT_A_STORE, *FROM_A_REGISTRY}]
+BROKEN_ALONE = [
+    case for case in rejected("manifest") if case.id not in {*ABOUT_A_STORE, *FROM_A_REGISTRY}
+]
 NAME = ModelName.parse("corpus")
 
 
@@ -50,7 +63,9 @@ def test_manifests(case: Case) -> None:
     assert manifest.media_type == document.get("mediaType", manifest.media_type)
     assert (manifest.config is None) == ("config" not in document)
     assert len(manifest.layers) == len(document["layers"])
-    for descriptor, wanted in zip(manifest.descriptors, [*document["layers"], document.get("config")], strict=False):
+    for descriptor, wanted in zip(
+        manifest.descriptors, [*document["layers"], document.get("config")], strict=False
+    ):
         assert str(descriptor.digest) == wanted["digest"]
         assert (descriptor.media_type, descriptor.size) == (wanted["mediaType"], wanted["size"])
         assert descriptor.name == wanted.get("name")
@@ -66,7 +81,9 @@ def test_manifests_to_refuse(case: Case) -> None:
 
 
 def test_an_image_index_is_called_so() -> None:
-    assert "image index" in str(refusal(lambda: Manifest.parse(find("manifest", "manifest-index-type").data)))
+    assert "image index" in str(
+        refusal(lambda: Manifest.parse(find("manifest", "manifest-index-type").data))
+    )
 
 
 @pytest.mark.parametrize("name", ["manifest-size-5MiB", "manifest-layers-100k"])
@@ -113,7 +130,9 @@ def broken(store: Store) -> BlobStoreError:
     return corpus.error
 
 
-@pytest.mark.parametrize("case", [case for case in load("manifest") if case.id in ABOUT_A_STORE], ids=case_id)
+@pytest.mark.parametrize(
+    "case", [case for case in load("manifest") if case.id in ABOUT_A_STORE], ids=case_id
+)
 def test_manifests_that_the_store_does_not_bear_out(case: Case, held: Store) -> None:
     kind, digest = ABOUT_A_STORE[case.id]
     (held.root / "blobs" / ("sha256-" + "a3f5" * 16)).write_bytes(b"blob")
@@ -131,9 +150,15 @@ def test_manifests_that_the_store_does_not_bear_out(case: Case, held: Store) -> 
 
 
 @pytest.mark.parametrize("case", BROKEN_ALONE, ids=case_id)
-def test_beside_a_broken_manifest_models_are_listed_and_no_blob_is_removed(case: Case, held: Store) -> None:
+def test_beside_a_broken_manifest_models_are_listed_and_no_blob_is_removed(
+    case: Case, held: Store
+) -> None:
     link(held, case.data)
-    for error in (refusal(lambda: held.manifest(NAME)), refusal(lambda: open_model("corpus", store=held)), broken(held)):
+    for error in (
+        refusal(lambda: held.manifest(NAME)),
+        refusal(lambda: open_model("corpus", store=held)),
+        broken(held),
+    ):
         assert isinstance(error, DocumentError | LimitExceededError)
         assert error.model == str(NAME)
     blobs = sorted((held.root / "blobs").iterdir())
@@ -188,9 +213,13 @@ class Bomb:
 @pytest.mark.parametrize("case", rejected("index"), ids=case_id)
 def test_indexes_to_refuse(case: Case, tmp_path: Path) -> None:
     write_index_folder(case, tmp_path / "model")
-    (tmp_path / "model" / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "unpickled")))
+    (tmp_path / "model" / "pytorch_model.bin").write_bytes(
+        pickle.dumps(Bomb(tmp_path / "unpickled"))
+    )
     error = refusal(lambda: read_inventory(tmp_path / "model"))
-    assert isinstance(error, NotFoundError if case.id == "index-missing-shard" else CorruptDataError)
+    assert isinstance(
+        error, NotFoundError if case.id == "index-missing-shard" else CorruptDataError
+    )
     assert error.rule == case.rule
     assert str(tmp_path / "model") in str(error)
     assert not (tmp_path / "unpickled").exists()
@@ -203,7 +232,9 @@ def test_indexes_to_refuse(case: Case, tmp_path: Path) -> None:
         ("index-wrong-shard", "model-00002-of-00002.safetensors", "a"),
     ],
 )
-def test_a_shard_without_the_tensor_that_the_index_promises(name: str, empty: str, tensor: str, tmp_path: Path) -> None:
+def test_a_shard_without_the_tensor_that_the_index_promises(
+    name: str, empty: str, tensor: str, tmp_path: Path
+) -> None:
     write_index_folder(find("index", name), tmp_path / "model", empty)
     error = refusal(lambda: read_inventory(tmp_path / "model"))
     assert isinstance(error, CorruptDataError)

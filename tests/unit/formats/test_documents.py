@@ -36,11 +36,14 @@ def test_the_draft_comes_after_the_capabilities_in_ollamas_key_order() -> None:
 
 
 def test_an_architecture_is_escaped_as_go_does() -> None:
-    assert CONFIG.model_copy(update={"draft": Draft.of("<a&b>")}).encode() == PLAIN % (DRAFT % rb"\u003ca\u0026b\u003e")
+    assert CONFIG.model_copy(update={"draft": Draft.of("<a&b>")}).encode() == PLAIN % (
+        DRAFT % rb"\u003ca\u0026b\u003e"
+    )
 
 
 @pytest.mark.parametrize(
-    "draft", [{}, {"architecture": "X"}, {"config": "draft/config.json", "model_format": "safetensors"}]
+    "draft",
+    [{}, {"architecture": "X"}, {"config": "draft/config.json", "model_format": "safetensors"}],
 )
 def test_a_draft_is_read_leniently_and_keeps_what_it_has(draft: dict[str, str]) -> None:
     config = ModelConfig.parse(json.dumps({"model_format": "safetensors", "draft": draft}).encode())
@@ -57,7 +60,12 @@ def manifest_with(**fields: object) -> dict[str, object]:
     """Return a manifest of two layers that share a blob, with other fields."""
     layer = {"mediaType": "x", "digest": f"sha256:{'0' * 64}", "size": 5}
     config = {"mediaType": "y", "digest": f"sha256:{'1' * 64}", "size": 7}
-    return {"schemaVersion": 2, "mediaType": "z", "config": config, "layers": [layer, layer]} | fields
+    return {
+        "schemaVersion": 2,
+        "mediaType": "z",
+        "config": config,
+        "layers": [layer, layer],
+    } | fields
 
 
 def parsed_manifest(document: dict[str, object]) -> Manifest:

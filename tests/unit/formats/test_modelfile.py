@@ -44,20 +44,36 @@ LAYERS = (
     ("application/vnd.ollama.image.license", b"\nApache\n"),
     (
         "application/vnd.ollama.image.params",
-        rb'{"num_ctx":8192,"stop":["\u003c|user|\u003e","\u003c|end|\u003e"],"temperature":0.7}' + b"\n",
+        (
+            rb'{"num_ctx":8192,"stop":["\u003c|user|\u003e","\u003c|end|\u003e"],"temperature":0.7}'
+            b"\n"
+        ),
     ),
     (
         "application/vnd.ollama.image.messages",
-        rb'[{"role":"user","content":"Hello, \u003cyou\u003e"},{"role":"assistant","content":"Hi: there"}]' + b"\n",
+        (
+            rb'[{"role":"user","content":"Hello, \u003cyou\u003e"},{"role":"assistant","content":"Hi: there"}]'
+            b"\n"
+        ),
     ),
 )
-CONFIG = ModelConfig(model_format="safetensors", renderer="r", parser="p", requires="0.19.0", capabilities=["completion"])
+CONFIG = ModelConfig(
+    model_format="safetensors",
+    renderer="r",
+    parser="p",
+    requires="0.19.0",
+    capabilities=["completion"],
+)
 
 
 def test_every_command_has_its_field() -> None:
     modelfile = Modelfile.parse(EVERYTHING)
     assert (modelfile.source, modelfile.draft) == ("./weights", "../draft")
-    assert (modelfile.parser, modelfile.renderer, modelfile.requires) == ("qwen3", "qwen3-coder", "0.20.0")
+    assert (modelfile.parser, modelfile.renderer, modelfile.requires) == (
+        "qwen3",
+        "qwen3-coder",
+        "0.20.0",
+    )
     assert modelfile.licenses == ("MIT", "\nApache\n")
     assert modelfile.parameters["stop"] == ("<|user|>", "<|end|>")
     assert modelfile.messages == (("user", "Hello, <you>"), ("assistant", "Hi: there"))
@@ -74,7 +90,10 @@ def test_the_order_of_the_commands_does_not_change_the_layers() -> None:
     assert kinds == ["template", "system", "license", "license", "params", "messages"]
 
 
-@pytest.mark.parametrize("text", ["FROM .", 'FROM .\nSYSTEM ""\nTEMPLATE \nLICENSE """"""\nDRAFT ""\nPARAMETER low_vram 1'])
+@pytest.mark.parametrize(
+    "text",
+    ["FROM .", 'FROM .\nSYSTEM ""\nTEMPLATE \nLICENSE """"""\nDRAFT ""\nPARAMETER low_vram 1'],
+)
 def test_nothing_said_is_no_layer(text: str) -> None:
     modelfile = Modelfile.parse(text.encode())
     assert modelfile.layers() == Modelfile().layers() == ()
@@ -82,12 +101,16 @@ def test_nothing_said_is_no_layer(text: str) -> None:
 
 
 def test_the_last_text_counts() -> None:
-    modelfile = Modelfile.parse(b"FROM x\nSYSTEM a\nSYSTEM b\nTEMPLATE c\nTEMPLATE d\nPARSER e\nPARSER f")
+    modelfile = Modelfile.parse(
+        b"FROM x\nSYSTEM a\nSYSTEM b\nTEMPLATE c\nTEMPLATE d\nPARSER e\nPARSER f"
+    )
     assert (modelfile.system, modelfile.template, modelfile.parser) == ("b", "d", "f")
 
 
 def test_what_ollama_leaves_out_is_said() -> None:
-    modelfile = Modelfile.parse(b"FROM x\nPARAMETER mirostat 1\nSYSTEM a\0b\x07\nPARAMETER low_vram maybe", "M")
+    modelfile = Modelfile.parse(
+        b"FROM x\nPARAMETER mirostat 1\nSYSTEM a\0b\x07\nPARAMETER low_vram maybe", "M"
+    )
     assert modelfile.notes == (
         "M: line 4: low_vram has no effect in Ollama any more and was left out",
         "M: line 2: mirostat has no effect in Ollama any more and was left out",
@@ -122,7 +145,9 @@ def test_a_wrong_command_is_named_with_its_line(text: str) -> None:
 
 
 def test_an_adapter_is_refused_with_the_reason() -> None:
-    with pytest.raises(UnsupportedSourceError, match="line 2: ADAPTER: adapters can't be imported") as caught:
+    with pytest.raises(
+        UnsupportedSourceError, match="line 2: ADAPTER: adapters can't be imported"
+    ) as caught:
         Modelfile.parse(b"FROM a\nADAPTER ./lora")
     assert "Merge" in str(caught.value.hint)
 
@@ -146,8 +171,17 @@ def test_options_win_and_licenses_add_up() -> None:
     )
     assert (modelfile.template, modelfile.system) == ("T", "")
     assert modelfile.licenses == ("MIT", "\nApache\n", "BSD")
-    assert modelfile.parameters == {"temperature": pytest.approx(0.7), "stop": ("x",), "num_ctx": 8192, "seed": 7}
-    assert (modelfile.parser, modelfile.renderer, modelfile.requires) == ("P", "qwen3-coder", "0.21")
+    assert modelfile.parameters == {
+        "temperature": pytest.approx(0.7),
+        "stop": ("x",),
+        "num_ctx": 8192,
+        "seed": 7,
+    }
+    assert (modelfile.parser, modelfile.renderer, modelfile.requires) == (
+        "P",
+        "qwen3-coder",
+        "0.21",
+    )
     assert [media_type.rpartition(".")[2] for media_type, _ in modelfile.layers()] == [
         *("template", "license", "license", "license", "params", "messages")
     ]
@@ -159,7 +193,9 @@ def test_no_option_changes_nothing() -> None:
 
 
 def test_options_alone_keep_every_character() -> None:
-    assert Modelfile().with_options(system=" a\0\u200d\n").layers() == ((LAYERS[1][0], " a\0\u200d\n".encode()),)
+    assert Modelfile().with_options(system=" a\0\u200d\n").layers() == (
+        (LAYERS[1][0], " a\0\u200d\n".encode()),
+    )
 
 
 @pytest.mark.parametrize("name", ["template", "system", "parser", "renderer"])
@@ -179,12 +215,48 @@ def test_a_config_gets_what_the_modelfile_says_and_keeps_the_rest() -> None:
     config = Modelfile.parse(EVERYTHING).configure(CONFIG)
     assert (config.parser, config.renderer, config.requires) == ("qwen3", "qwen3-coder", "0.20.0")
     assert config.capabilities == ["completion"]
-    assert Modelfile().configure(CONFIG) == Modelfile(parser="", renderer="").configure(CONFIG) == CONFIG
+    assert (
+        Modelfile().configure(CONFIG)
+        == Modelfile(parser="", renderer="").configure(CONFIG)
+        == CONFIG
+    )
 
 
-VERSIONS = ("0.19.0", "0.19", "1", "v0.20.0", "0.19.1-rc1", "0.20.0-rc.1.x-y+build.01", "0.19.0+b", "99999999.0.0")
-NO_VERSIONS = ("", "v", "vv1.0.0", "V1.0.0", "1.", "1.2.", "01.2.3", "1.2.3.4", "1.2.3-", "1.2.3-01", "1.2.3-a..b", "1.2.3+")
-MORE_NO_VERSIONS = ("1-rc1", "1.2+b", "-1", " 1", "1.2.3\n", "1.2.3-é", "²", "latest", "1." + "9" * 5000)
+VERSIONS = (
+    "0.19.0",
+    "0.19",
+    "1",
+    "v0.20.0",
+    "0.19.1-rc1",
+    "0.20.0-rc.1.x-y+build.01",
+    "0.19.0+b",
+    "99999999.0.0",
+)
+NO_VERSIONS = (
+    "",
+    "v",
+    "vv1.0.0",
+    "V1.0.0",
+    "1.",
+    "1.2.",
+    "01.2.3",
+    "1.2.3.4",
+    "1.2.3-",
+    "1.2.3-01",
+    "1.2.3-a..b",
+    "1.2.3+",
+)
+MORE_NO_VERSIONS = (
+    "1-rc1",
+    "1.2+b",
+    "-1",
+    " 1",
+    "1.2.3\n",
+    "1.2.3-é",
+    "²",
+    "latest",
+    "1." + "9" * 5000,
+)
 
 
 @pytest.mark.parametrize("text", VERSIONS)

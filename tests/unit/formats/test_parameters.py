@@ -16,8 +16,9 @@ from blobstore.formats.modelfile_commands import (
     parse_parameters,
 )
 
-# KEY=VALUE → the JSON value that Go 1.27 wrote for FormatParams' value (None: Go, or we, refuse the text).
-# 510,000 random floats, among them every power of two and halves between two floats, gave Go's text as well.
+# KEY=VALUE → the JSON value that Go 1.27 wrote for FormatParams' value (None: Go, or we, refuse the
+# text). 510,000 random floats, among them every power of two and halves between two floats, gave
+# Go's text as well.
 VALUES = {
     "num_ctx=4096": "4096",
     "num_ctx=+1": "1",
@@ -53,7 +54,8 @@ VALUES = {
     "temperature=3.40282356e38": "3.4028235e+38",
     "temperature=3.4028236e38": None,
     "temperature=3.5e38": None,
-    # Just above the middle of 1 and the next float: rounded to 64 bits first, it would be the middle and become 1.
+    # Just above the middle of 1 and the next float: rounded to 64 bits first, it would be the
+    # middle and become 1.
     "temperature=1.0000000596046448": "1.0000001",
     "temperature=1.000000059604644775390625": "1",
     "temperature=1.00000005960464477539062500000000000000000001": "1.0000001",
@@ -90,19 +92,26 @@ def test_values_have_gos_text(option: str) -> None:
             parse_parameters([option])
         return
     assert encode_parameters(parse_parameters([option])) == f'{{"{key}":{wanted}}}\n'.encode()
-    assert json.loads(wanted) == json.loads(encode_parameters({key: parse_parameter(key, text)}))[key]
+    assert (
+        json.loads(wanted) == json.loads(encode_parameters({key: parse_parameter(key, text)}))[key]
+    )
 
 
 def test_keys_are_sorted_texts_collected_and_of_others_the_last_one_counts() -> None:
     options = ["top_k=1", "stop=b", "min_p=0.05", "stop=a", "top_k=2", "stop=b"]
-    assert encode_parameters(parse_parameters(options)) == b'{"min_p":0.05,"stop":["b","a","b"],"top_k":2}\n'
+    assert (
+        encode_parameters(parse_parameters(options))
+        == b'{"min_p":0.05,"stop":["b","a","b"],"top_k":2}\n'
+    )
 
 
 def test_no_parameters_are_an_empty_object() -> None:
     assert encode_parameters({}) == b"{}\n"
 
 
-@pytest.mark.parametrize("key", ["", "Temperature", "template", "num_gqa", "tfs_z", "a" * 1000, "\x1b[31m"])
+@pytest.mark.parametrize(
+    "key", ["", "Temperature", "template", "num_gqa", "tfs_z", "a" * 1000, "\x1b[31m"]
+)
 def test_an_unknown_key_is_refused_and_named(key: str) -> None:
     with pytest.raises(UsageError, match="unknown parameter '") as caught:
         parse_parameters([f"{key}=1"])

@@ -25,7 +25,10 @@ def total(items: Sequence[Item], chosen: Sequence[int]) -> tuple[int, float]:
 def random_items(generator: random.Random, most: int = 6) -> list[list[Choice]]:
     count = generator.randint(1, most)
     return [
-        [Choice(generator.randint(1, 1000), generator.random()) for _ in range(generator.randint(1, 5))]
+        [
+            Choice(generator.randint(1, 1000), generator.random())
+            for _ in range(generator.randint(1, 5))
+        ]
         for _ in range(count)
     ]
 
@@ -34,7 +37,10 @@ def tensors(generator: random.Random, count: int) -> list[list[Choice]]:
     """Return items as a model has them: few sizes, errors that differ by a tenth."""
     sizes = [generator.choice([2**16, 3 * 2**18, 2**20]) for _ in range(count)]
     return [
-        [Choice(int(size * bits / 8), size * error * generator.uniform(0.95, 1.05)) for bits, error in BITS]
+        [
+            Choice(int(size * bits / 8), size * error * generator.uniform(0.95, 1.05))
+            for bits, error in BITS
+        ]
         for size in sizes
     ]
 
@@ -62,7 +68,9 @@ def test_few_items_get_what_trying_everything_finds(seed: int) -> None:
     generator = random.Random(seed)
     for _ in range(25):
         items = random_items(generator)
-        budget = generator.randint(least_bytes(items), sum(max(choice.nbytes for choice in item) for item in items) + 50)
+        budget = generator.randint(
+            least_bytes(items), sum(max(choice.nbytes for choice in item) for item in items) + 50
+        )
         nbytes, error = total(items, allocate(items, budget))
         fitting = [(size, lost) for size, lost in selections(items) if size <= budget]
         near = [(size, lost) for size, lost in fitting if size >= NEAR * budget]

@@ -33,7 +33,13 @@ LAYER = "model.layers.0.mlp.w"
 CONFIG = {**LLAMA_CONFIG, **FP8_CONFIG}
 VALUES = CHUNK // 2
 """The values of a run of a tensor that is not quantized."""
-STACKS = [(VALUES, 1, 1), (VALUES // 2, 1, 2), (VALUES // 2, 2, 1), (VALUES // 512, 4, 128), (128, 128, 128)]
+STACKS = [
+    (VALUES, 1, 1),
+    (VALUES // 2, 1, 2),
+    (VALUES // 2, 2, 1),
+    (VALUES // 512, 4, 128),
+    (128, 128, 128),
+]
 
 any_stack = pytest.mark.parametrize("stack", STACKS, ids=str)
 
@@ -64,7 +70,11 @@ class Watch:
     def reads_of(self, tensor: SourceTensor) -> list[range]:
         """Return what was read of a tensor, as ranges of its bytes."""
         begin, end = tensor.offset, tensor.offset + tensor.nbytes
-        return [range(part.start - begin, part.stop - begin) for part in self.read if begin <= part.start < end]
+        return [
+            range(part.start - begin, part.stop - begin)
+            for part in self.read
+            if begin <= part.start < end
+        ]
 
 
 def block_weight(folder: Path, shape: tuple[int, ...]) -> SourceWeight:
@@ -72,7 +82,9 @@ def block_weight(folder: Path, shape: tuple[int, ...]) -> SourceWeight:
     scales = (*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128))
     tensors = {
         f"{LAYER}.weight": np.resize(np.arange(256, dtype=np.uint8), shape).view(E4M3),
-        f"{LAYER}.weight_scale_inv": np.linspace(1e-4, 1e-2, math.prod(scales), dtype=np.float32).reshape(scales),
+        f"{LAYER}.weight_scale_inv": np.linspace(
+            1e-4, 1e-2, math.prod(scales), dtype=np.float32
+        ).reshape(scales),
     }
     (weight,) = source_weights(read_inventory(write_checkpoint(folder, tensors, CONFIG)))
     return weight
@@ -98,13 +110,21 @@ def test_a_run_takes_few_calls_whatever_the_matrices(
     [
         pytest.param((4096, 1, 1), 1000, 10, 1000, 10, id="ten matrices of one value"),
         pytest.param((2, 1280, 1280), 1280 * 300 + 5, 9, 2 * 10, 1, id="within a block"),
-        pytest.param((2, 1280, 1280), 1280 * 1280 + 120, 9, 10 * 10, 2, id="two blocks of the second matrix"),
+        pytest.param(
+            (2, 1280, 1280), 1280 * 1280 + 120, 9, 10 * 10, 2, id="two blocks of the second matrix"
+        ),
         pytest.param((2, 1280, 1280), 1280 * 127, 1280 * 2, 0, 20, id="two rows of blocks"),
         pytest.param((1, 1280, 1280), 1280 * 127 + 1279, 2, 9, 2, id="from one row to the next"),
     ],
 )
 def test_only_the_scales_that_a_run_needs_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], start: int, count: int, first: int, read: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    start: int,
+    count: int,
+    first: int,
+    read: int,
 ) -> None:
     weight, readers, watch = block_weight(tmp_path, shape), SourceReaders(), Watch(monkeypatch)
     try:
@@ -118,7 +138,9 @@ def test_only_the_scales_that_a_run_needs_are_read(
 
 @pytest.mark.parametrize(("jobs", "chunk"), [(1, CHUNK), (3, LEAST)])
 @pytest.mark.parametrize("kind", [kind for kind in DECODED if "_inv" in kind])
-@pytest.mark.parametrize("shape", [(1100, 1, 1), (3, 2, 130, 33), (40, 2, 64), (2, 129, 160)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1100, 1, 1), (3, 2, 130, 33), (40, 2, 64), (2, 129, 160)], ids=str
+)
 def test_a_stack_is_imported_with_the_values_of_its_matrices(
     store: Store, tmp_path: Path, kind: str, shape: tuple[int, ...], jobs: int, chunk: int
 ) -> None:

@@ -1,4 +1,7 @@
-"""Buffers: there are so many and no more, placed as they have to be; after an import, failed or not, all are free."""
+"""Buffers: there are so many and no more, placed as they have to be.
+
+After an import, failed or not, all are free.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +81,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("jobs", [1, 2, 8])
 @pytest.mark.parametrize("bad", [None, (0, 0), (5, 0), (5, 63), (9, 63)])
-def test_all_buffers_come_back(tmp_path: Path, store: Store, jobs: int, bad: tuple[int, int] | None) -> None:
-    tensors = {f"{number}.weight": normal(str(number), 64, 64, dtype=np.float32) for number in range(10)}
+def test_all_buffers_come_back(
+    tmp_path: Path, store: Store, jobs: int, bad: tuple[int, int] | None
+) -> None:
+    tensors = {
+        f"{number}.weight": normal(str(number), 64, 64, dtype=np.float32) for number in range(10)
+    }
     if bad is not None:
         tensors[f"{bad[0]}.weight"][bad[1], 5] = np.nan
     source = write_checkpoint(tmp_path / "m", tensors)
@@ -98,7 +105,9 @@ def test_all_buffers_come_back(tmp_path: Path, store: Store, jobs: int, bad: tup
 
 
 def test_buffers_are_no_larger_than_the_largest_blob(tmp_path: Path, store: Store) -> None:
-    source = write_checkpoint(tmp_path / "m", {"a": normal("a", 64), "b": normal("b", 40), "large": normal("l", 512, 64)})
+    source = write_checkpoint(
+        tmp_path / "m", {"a": normal("a", 64), "b": normal("b", 40), "large": normal("l", 512, 64)}
+    )
     plan = blobstore.plan_import(source)
     blobstore.import_model(source, store=store)
     assert pools[-1].nbytes == LEAST < max(blob.size for blob in plan.blobs)

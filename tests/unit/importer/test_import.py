@@ -12,7 +12,13 @@ import pytest
 from safetensors.numpy import load_file
 from support import PYCODE, PYCODE_MOE, QUANT_TYPES
 from support.arrays import bits
-from support.checkpoints import normal, raw_safetensors, safetensors_bytes, small_tensors, write_checkpoint
+from support.checkpoints import (
+    normal,
+    raw_safetensors,
+    safetensors_bytes,
+    small_tensors,
+    write_checkpoint,
+)
 from support.chunks import chunks_of
 from support.stores import manifest_path, wrong_digests
 
@@ -39,11 +45,15 @@ def test_the_number_of_threads_changes_nothing(
     assert snapshot(stores[0]) == snapshot(stores[1])
     assert wrong_digests(stores[0]) == []
     with blobstore.open_model("m", store=stores[0], verify=True) as model:
-        assert model.parameters == sum(array.size for array in load_file(source / "model.safetensors").values())
+        assert model.parameters == sum(
+            array.size for array in load_file(source / "model.safetensors").values()
+        )
 
 
 @pytest.mark.parametrize(("source", "experts"), FORMS, ids=["dense", "packed", "stacked"])
-def test_without_quantization_every_bit_comes_back(store: Store, source: Path, experts: str | None) -> None:
+def test_without_quantization_every_bit_comes_back(
+    store: Store, source: Path, experts: str | None
+) -> None:
     blobstore.import_model(source, "m", store=store, experts=experts)
     wanted = load_file(source / "model.safetensors")
     with blobstore.open_model("m", store=store) as model:
@@ -52,7 +62,9 @@ def test_without_quantization_every_bit_comes_back(store: Store, source: Path, e
                 assert bits(tensor.numpy()) == bits(wanted.pop(name))
             else:
                 group, projection = name.split(".experts.")
-                parts = [wanted.pop(f"{group}.experts.{number}.{projection}") for number in range(8)]
+                parts = [
+                    wanted.pop(f"{group}.experts.{number}.{projection}") for number in range(8)
+                ]
                 assert bits(tensor.numpy()) == bits(np.stack(parts))
     assert wanted == {}
 
@@ -68,7 +80,9 @@ def test_without_quantization_every_bit_comes_back(store: Store, source: Path, e
         ("llama-3.2/model.safetensors", "mxfp4", "model:mxfp4"),
     ],
 )
-def test_names_made_from_the_source(store: Store, tmp_path: Path, path: str, quant: str | None, name: str) -> None:
+def test_names_made_from_the_source(
+    store: Store, tmp_path: Path, path: str, quant: str | None, name: str
+) -> None:
     write_checkpoint(tmp_path / "llama-3.2")
     result = blobstore.import_model(f"{tmp_path}/{path}", store=store, quant=quant)
     assert str(result.name) == name
@@ -77,16 +91,23 @@ def test_names_made_from_the_source(store: Store, tmp_path: Path, path: str, qua
 
 def test_a_file_keeps_the_dots_of_its_stem(store: Store, tmp_path: Path) -> None:
     (tmp_path / "v1.5.safetensors").write_bytes(safetensors_bytes(small_tensors()))
-    assert str(blobstore.import_model(tmp_path / "v1.5.safetensors", store=store).name) == "v1.5:latest"
+    assert (
+        str(blobstore.import_model(tmp_path / "v1.5.safetensors", store=store).name)
+        == "v1.5:latest"
+    )
 
 
-def test_the_current_folder_has_a_name_too(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_has_a_name_too(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(write_checkpoint(tmp_path / "here"))
     assert str(blobstore.import_model(".", store=store).name) == "here:latest"
 
 
 @pytest.mark.parametrize("folder", ["with space", ".hidden", "é", "a:b"])
-def test_a_source_whose_name_is_no_model_name_needs_one(store: Store, tmp_path: Path, folder: str) -> None:
+def test_a_source_whose_name_is_no_model_name_needs_one(
+    store: Store, tmp_path: Path, folder: str
+) -> None:
     write_checkpoint(tmp_path / folder)
     with pytest.raises(InvalidNameError):
         blobstore.import_model(tmp_path / folder, store=store)
@@ -98,7 +119,10 @@ def test_a_name_may_be_text_or_a_value(store: Store, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m")
     blobstore.import_model(source, "example.org/team/x:y", store=store)
     blobstore.import_model(source, ModelName(model="z"), store=store)
-    assert manifest_path(store, "example.org/team/x:y").read_bytes() == manifest_path(store, "z").read_bytes()
+    assert (
+        manifest_path(store, "example.org/team/x:y").read_bytes()
+        == manifest_path(store, "z").read_bytes()
+    )
     with pytest.raises(InvalidNameError):
         blobstore.import_model(source, "../x", store=store)
 
@@ -114,12 +138,17 @@ def test_what_the_result_says(store: Store, tmp_path: Path) -> None:
     assert result.source_bytes == sum(array.nbytes for array in tensors.values())
     assert result.digest == store.manifest(result.name).digest == result.manifest.digest
     weights = sum(array.size for array in tensors.values())
-    kept = tensors["model.embed_tokens.weight"].size + tensors["model.layers.0.input_layernorm.weight"].size
+    kept = (
+        tensors["model.embed_tokens.weight"].size
+        + tensors["model.layers.0.input_layernorm.weight"].size
+    )
     assert result.bits_per_weight == pytest.approx((kept * 16 + (weights - kept) * 8.5) / weights)
     assert result.seconds > 0
 
 
-def test_a_second_import_reuses_everything(store: Store, tmp_path: Path, snapshot: Snapshot) -> None:
+def test_a_second_import_reuses_everything(
+    store: Store, tmp_path: Path, snapshot: Snapshot
+) -> None:
     source = write_checkpoint(tmp_path / "m")
     first = blobstore.import_model(source, store=store, quant="int4")
     before = snapshot(store)
@@ -145,7 +174,9 @@ def test_an_import_of_a_name_again_replaces_the_model(store: Store, tmp_path: Pa
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "link"])
-def test_an_import_heals_every_damaged_blob(store: Store, tmp_path: Path, snapshot: Snapshot, damage: str) -> None:
+def test_an_import_heals_every_damaged_blob(
+    store: Store, tmp_path: Path, snapshot: Snapshot, damage: str
+) -> None:
     source = write_checkpoint(tmp_path / "m")
     blobstore.import_model(source, store=store, quant="int4")
     before = snapshot(store)
@@ -167,15 +198,29 @@ def test_an_import_heals_every_damaged_blob(store: Store, tmp_path: Path, snapsh
 
 @pytest.mark.parametrize("jobs", [1, 4])
 @pytest.mark.parametrize("quant", [None, "int4"])
-def test_progress_adds_up_to_all_source_bytes(store: Store, tmp_path: Path, jobs: int, quant: str | None) -> None:
-    tensors = {**small_tensors(), "big.weight": np.zeros((500, 1024), np.float32), "empty": np.zeros((0, 3), np.float32)}
+def test_progress_adds_up_to_all_source_bytes(
+    store: Store, tmp_path: Path, jobs: int, quant: str | None
+) -> None:
+    tensors = {
+        **small_tensors(),
+        "big.weight": np.zeros((500, 1024), np.float32),
+        "empty": np.zeros((0, 3), np.float32),
+    }
     source = write_checkpoint(tmp_path / "m", tensors)
     told: list[tuple[int, str]] = []
     with chunks_of(65_536):
         result = blobstore.import_model(
-            source, store=store, quant=quant, jobs=jobs, progress=lambda n, name: told.append((n, name))
+            source,
+            store=store,
+            quant=quant,
+            jobs=jobs,
+            progress=lambda n, name: told.append((n, name)),
         )
-    assert sum(nbytes for nbytes, _ in told) == result.source_bytes == sum(array.nbytes for array in tensors.values())
+    assert (
+        sum(nbytes for nbytes, _ in told)
+        == result.source_bytes
+        == sum(array.nbytes for array in tensors.values())
+    )
     assert {name for nbytes, name in told if nbytes} == tensors.keys() - {"empty"}
     assert sum(name == "big.weight" for _, name in told) > 1
 
@@ -191,7 +236,9 @@ def test_an_error_of_the_progress_function_is_the_callers_own(store: Store, tmp_
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 4, 16])
-def test_the_error_is_the_first_of_the_plan_whatever_the_threads(store: Store, tmp_path: Path, jobs: int) -> None:
+def test_the_error_is_the_first_of_the_plan_whatever_the_threads(
+    store: Store, tmp_path: Path, jobs: int
+) -> None:
     tensors: dict[str, np.ndarray[Any, Any]] = {"0.good.weight": normal("g", 32, 64)}
     tensors["1.slow.weight"] = np.zeros((3000, 1024), np.float32)
     tensors["1.slow.weight"][-1, -1] = np.nan
@@ -211,14 +258,20 @@ def test_an_error_stops_the_blobs_after_it(store: Store, tmp_path: Path, jobs: i
     nbytes = 256 * 2**20
     header = {
         "0.weight": {"dtype": "F32", "shape": [32, 64], "data_offsets": [0, 8192]},
-        "1.weight": {"dtype": "F32", "shape": [nbytes // 4096, 1024], "data_offsets": [8192, 8192 + nbytes]},
+        "1.weight": {
+            "dtype": "F32",
+            "shape": [nbytes // 4096, 1024],
+            "data_offsets": [8192, 8192 + nbytes],
+        },
     }
     source = tmp_path / "m.safetensors"
     source.write_bytes(raw_safetensors(header, np.full(2048, np.nan, np.float32).tobytes()))
     os.truncate(source, source.stat().st_size + nbytes)
     told: list[int] = []
     with pytest.raises(NonFiniteWeightError):
-        blobstore.import_model(source, store=store, quant="int8", jobs=jobs, progress=lambda n, _: told.append(n))
+        blobstore.import_model(
+            source, store=store, quant="int8", jobs=jobs, progress=lambda n, _: told.append(n)
+        )
     assert sum(told) < nbytes / 2
 
 
@@ -231,11 +284,15 @@ def test_no_threads_are_a_usage_error(store: Store, tmp_path: Path, jobs: int) -
 
 @pytest.mark.parametrize("experts", ["packed", "stacked"])
 @pytest.mark.parametrize("quant", [None, "int4", "nvfp4"])
-def test_whatever_is_imported_opens(store: Store, tmp_path: Path, experts: str, quant: str | None) -> None:
+def test_whatever_is_imported_opens(
+    store: Store, tmp_path: Path, experts: str, quant: str | None
+) -> None:
     """Also what looks odd beside quantized experts: integers, scales of nothing, empty tensors."""
     group = "model.layers.0.mlp.experts"
     projections = ("up_proj", "down_proj")
-    tensors = {f"{group}.{e}.{p}.weight": normal(f"{e}{p}", 32, 64) for e in range(2) for p in projections}
+    tensors = {
+        f"{group}.{e}.{p}.weight": normal(f"{e}{p}", 32, 64) for e in range(2) for p in projections
+    }
     tensors |= {
         f"{group}.map": np.arange(4, dtype=np.uint32),
         f"{group}.0.up_proj.bias": normal("b", 32),

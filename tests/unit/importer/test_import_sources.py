@@ -10,7 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.arrays import bits
-from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.checkpoints import (
+    LLAMA_CONFIG,
+    normal,
+    safetensors_bytes,
+    small_tensors,
+    write_checkpoint,
+)
 
 import blobstore
 from blobstore.errors import (
@@ -37,7 +43,9 @@ def write_shards(folder: Path, *, index: bool = True) -> Path:
         tensors = {name: array for name, array in small_tensors().items() if shards[name] == file}
         (folder / file).write_bytes(safetensors_bytes(tensors))
     if index:
-        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": shards}))
+        (folder / INDEX).write_text(
+            json.dumps({"metadata": {"total_size": 1}, "weight_map": shards})
+        )
     return folder
 
 
@@ -92,7 +100,9 @@ def test_a_source_that_is_reached_through_links(store: Store, tmp_path: Path) ->
     assert list(blobstore.open_model("file", store=store)) == ["model.embed_tokens.weight"]
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("gone")], ids=["fifo", "dangling"])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("gone")], ids=["fifo", "dangling"]
+)
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", INDEX, TWO])
 @pytest.mark.parametrize("index", [True, False])
 def test_a_file_of_the_checkpoint_that_can_not_be_read_is_not_left_out(
@@ -109,7 +119,8 @@ def test_a_file_of_the_checkpoint_that_can_not_be_read_is_not_left_out(
 
 
 @pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: path.symlink_to("gone"), lambda path: path.symlink_to("/dev/zero")]
+    "make",
+    [os.mkfifo, lambda path: path.symlink_to("gone"), lambda path: path.symlink_to("/dev/zero")],
 )
 def test_a_source_that_is_no_regular_file_is_an_error_at_once(
     store: Store, tmp_path: Path, make: Callable[[Path], None]
@@ -141,7 +152,9 @@ def test_a_file_that_is_cut_short(store: Store, tmp_path: Path, kept: int) -> No
 
 def test_a_pointer_of_git_lfs_is_called_that(store: Store, tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "m") / "model.safetensors"
-    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 1\n")
+    path.write_bytes(
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 1\n"
+    )
     with pytest.raises(CorruptDataError, match="git-lfs"):
         blobstore.import_model(tmp_path / "m", store=store)
 
@@ -174,7 +187,12 @@ def _append(path: Path) -> None:
 @pytest.mark.parametrize("when", ["first chunk", "last chunk"])
 @pytest.mark.parametrize("jobs", [1, 4])
 def test_a_source_that_changes_under_the_import(
-    store: Store, tmp_path: Path, snapshot: Snapshot, change: Callable[[Path], None], when: str, jobs: int
+    store: Store,
+    tmp_path: Path,
+    snapshot: Snapshot,
+    change: Callable[[Path], None],
+    when: str,
+    jobs: int,
 ) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "old"), store=store)
     before = snapshot(store)
@@ -199,7 +217,9 @@ def test_a_source_that_changes_under_the_import(
 
 
 @pytest.mark.parametrize("change", [_replace, _append, Path.unlink])
-def test_a_shard_that_changes_before_it_is_opened(store: Store, tmp_path: Path, change: Callable[[Path], None]) -> None:
+def test_a_shard_that_changes_before_it_is_opened(
+    store: Store, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
     path = write_shards(tmp_path / "m") / ONE
     os.utime(path, (1, 1))
     plan = blobstore.plan_import(tmp_path / "m")
@@ -254,7 +274,11 @@ def _add_single_file(folder: Path) -> None:
     ],
 )
 def test_an_index_and_shards_that_disagree(
-    store: Store, tmp_path: Path, change: Callable[[Path], None], kind: type[BlobStoreError], says: str
+    store: Store,
+    tmp_path: Path,
+    change: Callable[[Path], None],
+    kind: type[BlobStoreError],
+    says: str,
 ) -> None:
     change(write_shards(tmp_path / "m"))
     with pytest.raises(kind, match=says):

@@ -1,4 +1,7 @@
-"""What an import does to values: casts are ml_dtypes', copies keep every bit, chunks leave no seam; bad weights are told."""
+"""What an import does to values: casts are ml_dtypes', copies keep every bit, chunks leave no seam.
+
+Bad weights are told.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,11 @@ from blobstore.store.local.store import Store
 Array = np.ndarray[Any, Any]
 Snapshot = Callable[[Store], dict[str, str]]
 CHUNK = 4 * 2**20
-KINDS: dict[str, Any] = {"bfloat16": BF16, "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
+KINDS: dict[str, Any] = {
+    "bfloat16": BF16,
+    "float16": np.dtype(np.float16),
+    "float32": np.dtype(np.float32),
+}
 W = "x.weight"
 
 
@@ -35,7 +42,9 @@ def imported(store: Store, folder: Path, tensors: dict[str, Array], **options: A
 @pytest.mark.parametrize("kind", [*KINDS.values(), np.dtype(np.float64)], ids=str)
 def test_conversion_is_ml_dtypes_cast(store: Store, tmp_path: Path, kind: Any, to: str) -> None:
     values = normal("w", 31, 64, dtype=np.float32, scale=1.0).astype(kind)
-    values[0, :8] = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 6e-8, -1e-7, 61440], np.float64).astype(kind)
+    values[0, :8] = np.array(
+        [np.inf, -np.inf, np.nan, 0.0, -0.0, 6e-8, -1e-7, 61440], np.float64
+    ).astype(kind)
     tensor = imported(store, tmp_path, {W: values, "s": values[1, 1]}, dtype=to)[W]
     with np.errstate(over="ignore"):
         wanted = values.astype(KINDS[to])
@@ -50,8 +59,11 @@ def test_conversion_leaves_what_is_no_float(store: Store, tmp_path: Path) -> Non
         "empty": np.zeros((0, 2), np.float32),
     }
     model = imported(store, tmp_path, tensors, dtype="bfloat16")
-    assert {name: (tensor.numpy().dtype, bits(tensor.numpy())) for name, tensor in model.items()} == {
-        name: (BF16 if name == "empty" else array.dtype, bits(array)) for name, array in tensors.items()
+    assert {
+        name: (tensor.numpy().dtype, bits(tensor.numpy())) for name, tensor in model.items()
+    } == {
+        name: (BF16 if name == "empty" else array.dtype, bits(array))
+        for name, array in tensors.items()
     }
 
 
@@ -59,17 +71,23 @@ def test_conversion_leaves_what_is_no_float(store: Store, tmp_path: Path) -> Non
 def test_conversion_comes_before_quantization(store: Store, tmp_path: Path, quant: str) -> None:
     values = normal("w", 32, 64, dtype=np.float32)
     parts = imported(store, tmp_path, {W: values}, dtype="float16", quant=quant)[W].numpy()
-    assert bits_of_parts(parts) == bits_of_parts(blobstore.quantize(values.astype(np.float16), quant))
+    assert bits_of_parts(parts) == bits_of_parts(
+        blobstore.quantize(values.astype(np.float16), quant)
+    )
 
 
-def test_float64_can_be_quantized_when_it_is_converted(store: Store, tmp_path: Path, snapshot: Snapshot) -> None:
+def test_float64_can_be_quantized_when_it_is_converted(
+    store: Store, tmp_path: Path, snapshot: Snapshot
+) -> None:
     values = normal("w", 32, 64, dtype=np.float32).astype(np.float64)
     with pytest.raises(UnsupportedSourceError) as caught:
         imported(store, tmp_path, {W: values}, quant="int8")
     assert caught.value.tensor == W
     assert snapshot(store) == {}
     parts = imported(store, tmp_path, {W: values}, quant="int8", dtype="float32")[W].numpy()
-    assert bits_of_parts(parts) == bits_of_parts(blobstore.quantize(values.astype(np.float32), "int8"))
+    assert bits_of_parts(parts) == bits_of_parts(
+        blobstore.quantize(values.astype(np.float32), "int8")
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +103,14 @@ def test_float64_can_be_quantized_when_it_is_converted(store: Store, tmp_path: P
 )
 @pytest.mark.parametrize("quant", [None, "int8"])
 def test_a_value_that_does_not_fit_is_named(
-    store: Store, tmp_path: Path, snapshot: Snapshot, kind: Any, value: float, to: str, shown: str, quant: str | None
+    store: Store,
+    tmp_path: Path,
+    snapshot: Snapshot,
+    kind: Any,
+    value: float,
+    to: str,
+    shown: str,
+    quant: str | None,
 ) -> None:
     values = np.zeros((40, 64), np.float64).astype(kind)
     values[0, 0], values[33, 7], values[34, 0] = np.nan if quant is None else 0, value, value
@@ -114,7 +139,9 @@ def test_a_weight_that_is_not_finite_is_named(
     assert snapshot(store) == {}
 
 
-def test_the_index_counts_from_the_start_of_the_tensor_not_of_a_chunk(store: Store, tmp_path: Path) -> None:
+def test_the_index_counts_from_the_start_of_the_tensor_not_of_a_chunk(
+    store: Store, tmp_path: Path
+) -> None:
     values = np.zeros((5000, 512), np.float32)
     values[4321, 123] = np.nan
     with pytest.raises(NonFiniteWeightError) as caught:
@@ -126,21 +153,34 @@ def test_the_index_counts_from_the_start_of_the_tensor_not_of_a_chunk(store: Sto
     assert overflow.value.index == (4321, 123)
 
 
-def test_a_bad_weight_of_a_stacked_expert_is_named_as_in_its_file(store: Store, tmp_path: Path) -> None:
-    tensors = {f"model.layers.0.mlp.experts.{e}.up_proj.weight": normal(str(e), 32, 64) for e in range(3)}
+def test_a_bad_weight_of_a_stacked_expert_is_named_as_in_its_file(
+    store: Store, tmp_path: Path
+) -> None:
+    tensors = {
+        f"model.layers.0.mlp.experts.{e}.up_proj.weight": normal(str(e), 32, 64) for e in range(3)
+    }
     tensors["model.layers.0.mlp.experts.2.up_proj.weight"][5, 6] = np.nan
     for experts in ("packed", "stacked"):
         with pytest.raises(NonFiniteWeightError) as caught:
             imported(store, tmp_path, tensors, quant="int8", experts=experts)
-        assert (caught.value.tensor, caught.value.index) == ("model.layers.0.mlp.experts.2.up_proj.weight", (5, 6))
+        assert (caught.value.tensor, caught.value.index) == (
+            "model.layers.0.mlp.experts.2.up_proj.weight",
+            (5, 6),
+        )
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "same"}, {"quant": "int4"}])
-def test_copies_keep_every_bit_of_a_nan(store: Store, tmp_path: Path, options: dict[str, str]) -> None:
+def test_copies_keep_every_bit_of_a_nan(
+    store: Store, tmp_path: Path, options: dict[str, str]
+) -> None:
     patterns = {
-        "float32": np.array([0x7FC12345, 0xFFC00001, 0x7F800001, 0xFFBFFFFF, 0x80000000, 1], np.uint32).view(np.float32),
+        "float32": np.array(
+            [0x7FC12345, 0xFFC00001, 0x7F800001, 0xFFBFFFFF, 0x80000000, 1], np.uint32
+        ).view(np.float32),
         "bfloat16": np.array([0x7FC1, 0xFFC1, 0x7F81, 0xFFBF, 0x8000, 1], np.uint16).view(BF16),
-        "float16": np.array([0x7E01, 0xFE01, 0x7C01, 0xFDFF, 0x8000, 1], np.uint16).view(np.float16),
+        "float16": np.array([0x7E01, 0xFE01, 0x7C01, 0xFDFF, 0x8000, 1], np.uint16).view(
+            np.float16
+        ),
     }
     for name, array in patterns.items():
         chosen = {key: name if value == "same" else value for key, value in options.items()}
@@ -151,7 +191,9 @@ def test_copies_keep_every_bit_of_a_nan(store: Store, tmp_path: Path, options: d
 
 @pytest.mark.parametrize("kind", [BF16, np.dtype(np.float32)], ids=str)
 @pytest.mark.parametrize("quant", QUANT_TYPES)
-def test_a_tensor_of_several_chunks_is_quantized_as_one(store: Store, tmp_path: Path, quant: str, kind: Any) -> None:
+def test_a_tensor_of_several_chunks_is_quantized_as_one(
+    store: Store, tmp_path: Path, quant: str, kind: Any
+) -> None:
     values = normal("big", 2 * CHUNK // kind.itemsize // 192 + 7, 192, dtype=kind)
     assert values.nbytes > 2 * CHUNK
     assert CHUNK % (192 * kind.itemsize) != 0, "a chunk ends inside a row"
@@ -161,10 +203,14 @@ def test_a_tensor_of_several_chunks_is_quantized_as_one(store: Store, tmp_path: 
     assert bits_of_parts(parts) == bits_of_parts(wanted)
 
 
-def test_a_tensor_of_several_chunks_is_copied_and_converted_as_one(store: Store, tmp_path: Path) -> None:
+def test_a_tensor_of_several_chunks_is_copied_and_converted_as_one(
+    store: Store, tmp_path: Path
+) -> None:
     values = normal("big", CHUNK // 4 + 12_345, dtype=np.float32)
     assert bits(imported(store, tmp_path, {W: values})[W].numpy()) == bits(values)
-    assert bits(imported(store, tmp_path, {W: values}, dtype="bfloat16")[W].numpy()) == bits(values.astype(BF16))
+    assert bits(imported(store, tmp_path, {W: values}, dtype="bfloat16")[W].numpy()) == bits(
+        values.astype(BF16)
+    )
 
 
 def test_types_that_numpy_does_not_have_are_copied(store: Store, tmp_path: Path) -> None:

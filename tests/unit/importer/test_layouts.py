@@ -42,7 +42,11 @@ FIXTURES = [ROOT / "fixtures" / name for name in ("pycode-5m", "pycode-moe-5m")]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def draft_of(source: Path) -> dict[str, Any]:
@@ -75,11 +79,15 @@ def test_every_file_of_a_fixture_comes_back(store: Store, tmp_path: Path, source
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_quantized_all_but_the_weights_comes_back(store: Store, tmp_path: Path, layout: Write) -> None:
+def test_quantized_all_but_the_weights_comes_back(
+    store: Store, tmp_path: Path, layout: Write
+) -> None:
     source = layout(tmp_path / "in")
     blobstore.import_model(source, "m", store=store, quant="int4", **draft_of(source))
     blobstore.export_model("m", tmp_path / "out", store=store)
-    left = {"model.safetensors.index.json"} | {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    left = {"model.safetensors.index.json"} | {
+        f"model-0000{number}-of-00002.safetensors" for number in (1, 2)
+    }
     made = {"model.safetensors", "draft/model.safetensors"}
     found, files = files_of(tmp_path / "out"), files_of(source)
     assert {name: found[name] for name in files.keys() - left - made} == {
@@ -89,7 +97,9 @@ def test_quantized_all_but_the_weights_comes_back(store: Store, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_the_ollama_profile_stores_documents_only_and_says_so(store: Store, tmp_path: Path, layout: Write) -> None:
+def test_the_ollama_profile_stores_documents_only_and_says_so(
+    store: Store, tmp_path: Path, layout: Write
+) -> None:
     source = layout(tmp_path / "in")
     result = blobstore.import_model(source, "m", store=store, profile="ollama", **draft_of(source))
     assert not any(layer.media_type == FILE_MEDIA_TYPE for layer in result.manifest.layers)
@@ -121,19 +131,38 @@ def test_layers_are_in_one_order(store: Store, tmp_path: Path) -> None:
     manifest = blobstore.import_model(source, M, store=store, draft=source / "draft").manifest
     assert [layer.name for layer in manifest.layers] == [
         *("lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"),
-        *("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja", "blobstore.json"),
-        *("draft.fc.weight", "draft/config.json", "draft/chat_templates/a.jinja", "draft/tokenizer.model"),
+        *(
+            "config.json",
+            "generation_config.json",
+            "tokenizer_config.json",
+            "chat_template.jinja",
+            "blobstore.json",
+        ),
+        *(
+            "draft.fc.weight",
+            "draft/config.json",
+            "draft/chat_templates/a.jinja",
+            "draft/tokenizer.model",
+        ),
     ]
 
 
-def test_a_draft_folder_that_is_not_the_draft_is_left_out_and_said(store: Store, tmp_path: Path) -> None:
+def test_a_draft_folder_that_is_not_the_draft_is_left_out_and_said(
+    store: Store, tmp_path: Path
+) -> None:
     source, draft = with_draft(tmp_path / "in"), with_draft(tmp_path / "other") / "draft"
     coverage = blobstore.import_model(source, M, store=store, draft=draft).coverage
-    assert {one.name for one in coverage.left_out} == {name for name in files_of(source) if name.startswith("draft/")}
-    assert {one.reason for one in coverage.left_out} == {"the draft model's files are called draft/…"}
+    assert {one.name for one in coverage.left_out} == {
+        name for name in files_of(source) if name.startswith("draft/")
+    }
+    assert {one.reason for one in coverage.left_out} == {
+        "the draft model's files are called draft/…"
+    }
 
 
-def test_without_a_draft_a_folder_of_that_name_is_kept_as_files(store: Store, tmp_path: Path) -> None:
+def test_without_a_draft_a_folder_of_that_name_is_kept_as_files(
+    store: Store, tmp_path: Path
+) -> None:
     source = with_draft(tmp_path / "in")
     expect_back(store, source, tmp_path / "out")
     assert blobstore.plan_import(source).coverage.kept_whole == ("draft/model.safetensors",)
@@ -145,13 +174,17 @@ def test_a_modelfile_of_the_source_keeps_its_name(store: Store, tmp_path: Path) 
     result = blobstore.export_model("m", tmp_path / "out", store=store)
     assert (tmp_path / "out" / "Modelfile").read_bytes() == (source / "Modelfile").read_bytes()
     assert "SYSTEM Be brief." in (tmp_path / "out" / "Modelfile.blobstore").read_text()
-    assert result.notes == ("Modelfile is the source's; what the model has beside its weights is in 'Modelfile.blobstore'",)
+    assert result.notes == (
+        "Modelfile is the source's; what the model has beside its weights is in 'Modelfile.blobstore'",
+    )
 
 
 def test_the_modelfiles_of_exports_do_not_meet(store: Store, tmp_path: Path) -> None:
     blobstore.import_model(documented(tmp_path / "in"), "m", store=store, system="Be brief.")
     blobstore.export_model("m", tmp_path / "one", store=store)
-    blobstore.import_model(tmp_path / "one", "n", store=store, modelfile=tmp_path / "one" / "Modelfile.blobstore")
+    blobstore.import_model(
+        tmp_path / "one", "n", store=store, modelfile=tmp_path / "one" / "Modelfile.blobstore"
+    )
     blobstore.export_model("n", tmp_path / "two", store=store)
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
     blobstore.import_model(tmp_path / "two", "o", store=store, system="Be long.")
@@ -166,13 +199,17 @@ def test_an_import_and_show_agree_on_where_a_model_runs(
 ) -> None:
     result = blobstore.import_model(layout(tmp_path / "in"), M, store=store)
     manifest = store.manifest(M)
-    assert describe(store, manifest, summarize(store, M, manifest).tensors).runs_in == result.runs_in
+    assert (
+        describe(store, manifest, summarize(store, M, manifest).tensors).runs_in == result.runs_in
+    )
 
 
 def test_a_modelfile_that_an_export_made_is_not_made_twice(store: Store, tmp_path: Path) -> None:
     blobstore.import_model(instruct(tmp_path / "in"), "m", store=store, system="Be brief.")
     blobstore.export_model("m", tmp_path / "one", store=store)
-    blobstore.import_model(tmp_path / "one", "m", store=store, modelfile=tmp_path / "one" / "Modelfile")
+    blobstore.import_model(
+        tmp_path / "one", "m", store=store, modelfile=tmp_path / "one" / "Modelfile"
+    )
     assert blobstore.export_model("m", tmp_path / "two", store=store).notes == ()
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
 
@@ -191,7 +228,20 @@ def test_mlx_gets_every_file_too(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("../x", "/etc/x", "a/../../x", "a\\b", "C:x", "x\0", "..", ".", "", "a//b", ".git/config", "A/.GIT/x"),
+        *(
+            "../x",
+            "/etc/x",
+            "a/../../x",
+            "a\\b",
+            "C:x",
+            "x\0",
+            "..",
+            ".",
+            "",
+            "a//b",
+            ".git/config",
+            "A/.GIT/x",
+        ),
         *("model.safetensors", "config.json", "config.json/x", "chat_template.jinja/x"),
     ],
 )
@@ -208,10 +258,16 @@ def test_hostile_names_of_files_are_refused(store: Store, tmp_path: Path, name: 
     assert not any((tmp_path / "out").rglob("*"))
 
 
-def test_a_damaged_file_is_no_part_of_an_export_and_is_repaired(store: Store, tmp_path: Path) -> None:
-    source = write(instruct(tmp_path / "in"), {"large.txt": BINARY * 2000, "tokenizer.model": BINARY})
+def test_a_damaged_file_is_no_part_of_an_export_and_is_repaired(
+    store: Store, tmp_path: Path
+) -> None:
+    source = write(
+        instruct(tmp_path / "in"), {"large.txt": BINARY * 2000, "tokenizer.model": BINARY}
+    )
     manifest = blobstore.import_model(source, M, store=store).manifest
-    damaged = [layer for layer in manifest.file_layers if layer.name in ("large.txt", "tokenizer.model")]
+    damaged = [
+        layer for layer in manifest.file_layers if layer.name in ("large.txt", "tokenizer.model")
+    ]
     for layer in damaged:
         path = store.root / "blobs" / layer.digest.file_name
         path.write_bytes(b"X" + path.read_bytes()[1:])
@@ -235,7 +291,9 @@ def test_a_file_that_changes_after_it_was_planned_is_an_error(store: Store, tmp_
 
 
 def test_ollamas_models_have_a_coverage_too(store: Store, tmp_path: Path) -> None:
-    manifest = blobstore.import_model(model(tmp_path / "in"), M, store=store, profile="ollama").manifest
+    manifest = blobstore.import_model(
+        model(tmp_path / "in"), M, store=store, profile="ollama"
+    ).manifest
     coverage = stored_coverage(store, manifest)
     assert (coverage.tensors.source, coverage.tensors.stored) == (None, 3)
     assert (coverage.files.source, coverage.files.stored) == (None, 2)
@@ -259,14 +317,31 @@ def test_what_an_early_version_recorded_has_no_coverage(store: Store, tmp_path: 
 def test_links_and_hidden_files_do_not_change_a_models_id(store: Store, tmp_path: Path) -> None:
     source = instruct(tmp_path / "in")
     one = blobstore.import_model(source, "one", store=store)
-    write(source, {".cache/huggingface/x.lock": "", ".DS_Store": BINARY, ".env": "SECRET=1", ".git/config": ""})
+    write(
+        source,
+        {
+            ".cache/huggingface/x.lock": "",
+            ".DS_Store": BINARY,
+            ".env": "SECRET=1",
+            ".git/config": "",
+        },
+    )
     other = blobstore.import_model(source, "other", store=store)
     assert one.digest == other.digest
-    assert [left.name for left in other.coverage.left_out] == [".DS_Store", ".cache/", ".env", ".git/"]
-    assert other.coverage.files.source == one.coverage.files.source == len(list(source.iterdir())) - 4
+    assert [left.name for left in other.coverage.left_out] == [
+        ".DS_Store",
+        ".cache/",
+        ".env",
+        ".git/",
+    ]
+    assert (
+        other.coverage.files.source == one.coverage.files.source == len(list(source.iterdir())) - 4
+    )
 
 
-def test_weights_of_folders_that_are_too_large_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_folders_that_are_too_large_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("blobstore.source.files.MAX_FILE", 2**20)
     source = model(tmp_path / "in")
     save(source / "vision" / "model.safetensors", "a")

@@ -9,7 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.checkpoints import LLAMA_CONFIG, normal, raw_safetensors, safetensors_bytes, small_tensors, write_checkpoint
+from support.checkpoints import (
+    LLAMA_CONFIG,
+    normal,
+    raw_safetensors,
+    safetensors_bytes,
+    small_tensors,
+    write_checkpoint,
+)
 
 import blobstore
 from blobstore.errors import (
@@ -49,7 +56,9 @@ def test_a_source_file_with_a_name_that_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [[0, 2**63], [2**32, 0, 2**32], [0, 2**61]])
 def test_empty_tensors_of_impossible_shapes(tmp_path: Path, shape: list[int]) -> None:
     path = tmp_path / "m.safetensors"
-    path.write_bytes(raw_safetensors({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}))
+    path.write_bytes(
+        raw_safetensors({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}})
+    )
     with pytest.raises(BlobStoreError) as caught:
         blobstore.plan_import(path)
     assert caught.value.path == str(path)
@@ -64,8 +73,12 @@ def test_a_companion_with_a_name_beyond_the_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["conv.scales", "stem_blocks", "x.weight_scale", "gate.scales"])
-def test_float_tensors_with_names_of_quantized_formats_are_imported(tmp_path: Path, name: str, store: Store) -> None:
-    source = write_checkpoint(tmp_path / "m", {**small_tensors(), name: normal(name, 4, 8, dtype=np.float32)})
+def test_float_tensors_with_names_of_quantized_formats_are_imported(
+    tmp_path: Path, name: str, store: Store
+) -> None:
+    source = write_checkpoint(
+        tmp_path / "m", {**small_tensors(), name: normal(name, 4, 8, dtype=np.float32)}
+    )
     blobstore.import_model(source, "m", store=store, quant="int4")
     with blobstore.open_model("m", store=store) as model:
         assert model[name].shape == (4, 8)
@@ -92,7 +105,9 @@ def test_a_gguf_model_is_listed_and_not_opened(store: Store, tmp_path: Path) -> 
 def test_complex_values_are_not_halved(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     data = np.array([1 + 2j], np.complex64).tobytes()
-    path.write_bytes(raw_safetensors({"x": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}}, data))
+    path.write_bytes(
+        raw_safetensors({"x": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}}, data)
+    )
     blobstore.import_model(path, "m", store=store)
     with blobstore.open_model("m", store=store) as model:
         assert model["x"].numpy()[0] == 1 + 2j
@@ -103,7 +118,9 @@ def test_complex_values_are_not_halved(store: Store, tmp_path: Path) -> None:
 
 
 def test_a_config_without_quantization_settings_is_read(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "m", config={**LLAMA_CONFIG, "quantization": None, "vision_config": None})
+    folder = write_checkpoint(
+        tmp_path / "m", config={**LLAMA_CONFIG, "quantization": None, "vision_config": None}
+    )
     assert blobstore.plan_import(folder).config.capabilities == ["completion"]
 
 

@@ -1,4 +1,7 @@
-"""repair: what is damaged becomes what it was, byte for byte, with any options of the import; nothing else is touched."""
+"""repair: what is damaged becomes what it was, byte for byte, with any options of the import.
+
+Nothing else is touched.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
 
 M = ModelName.parse("m")
-EXPERTS = {f"model.layers.0.mlp.experts.{index}.up_proj.weight": normal(str(index), 64, 64) for index in range(3)}
+EXPERTS = {
+    f"model.layers.0.mlp.experts.{index}.up_proj.weight": normal(str(index), 64, 64)
+    for index in range(3)
+}
 
 
 @pytest.fixture
@@ -50,7 +56,9 @@ def paths(store: Store, *words: str) -> list[Path]:
     named = [(layer.name or "?", layer) for layer in manifest.layers]
     if "" in words and manifest.config is not None:
         named.append(("", manifest.config))
-    chosen = [layer for name, layer in named if any(word in name if word else not name for word in words)]
+    chosen = [
+        layer for name, layer in named if any(word in name if word else not name for word in words)
+    ]
     assert chosen
     return [store.blobs.path / layer.digest.file_name for layer in chosen]
 
@@ -72,14 +80,21 @@ OPTIONS: list[dict[str, Any]] = [
     {"quant": "int4"},
     {"quant": "int8", "group_size": 32, "dtype": "float16"},
     {"quant": "nvfp4", "method": "search", "global_scale": True},
-    {"quant": "mxfp8", "rules": ["*up_proj*=none", "lm_head*=int8/32"], "alignment": 4096, "experts": "stacked"},
+    {
+        "quant": "mxfp8",
+        "rules": ["*up_proj*=none", "lm_head*=int8/32"],
+        "alignment": 4096,
+        "experts": "stacked",
+    },
     {"target_bpw": 7.0},
     {"quant": "int4", "profile": "ollama"},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_everything_that_a_source_gives_is_made_again(store: Store, source: Path, options: dict[str, Any]) -> None:
+def test_everything_that_a_source_gives_is_made_again(
+    store: Store, source: Path, options: dict[str, Any]
+) -> None:
     blobstore.import_model(source, M, store=store, **options)
     before = contents(store)
     times = {path: path.stat().st_ctime_ns for path in (store.root / "blobs").iterdir()}
@@ -92,13 +107,17 @@ def test_everything_that_a_source_gives_is_made_again(store: Store, source: Path
     assert contents(store) == before
     assert verify(store).is_sound
     untouched = times.keys() - set(damaged)
-    assert {path: path.stat().st_ctime_ns for path in untouched} == {path: times[path] for path in untouched}
+    assert {path: path.stat().st_ctime_ns for path in untouched} == {
+        path: times[path] for path in untouched
+    }
     assert not list(store.root.glob(".blobstore/tmp/*"))
 
 
 @pytest.mark.parametrize("lost", ["blobstore.json", "", "config.json"])
 @pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
-def test_documents_are_made_again_the_options_too(store: Store, source: Path, options: dict[str, Any], lost: str) -> None:
+def test_documents_are_made_again_the_options_too(
+    store: Store, source: Path, options: dict[str, Any], lost: str
+) -> None:
     blobstore.import_model(source, M, store=store, **options)
     before = contents(store)
     for path in paths(store, lost, "q_proj"):
@@ -111,7 +130,9 @@ def test_documents_are_made_again_the_options_too(store: Store, source: Path, op
     assert contents(store) == before
 
 
-def test_a_sound_model_needs_no_source(store: Store, source: Path, snapshot: Callable[[Store], dict[str, str]]) -> None:
+def test_a_sound_model_needs_no_source(
+    store: Store, source: Path, snapshot: Callable[[Store], dict[str, str]]
+) -> None:
     blobstore.import_model(source, M, store=store)
     before = snapshot(store)
     for nothing in ("nowhere", None):
@@ -120,7 +141,9 @@ def test_a_sound_model_needs_no_source(store: Store, source: Path, snapshot: Cal
     assert snapshot(store) == before
 
 
-def test_without_a_source_a_manifest_comes_back_and_a_blob_does_not(store: Store, source: Path) -> None:
+def test_without_a_source_a_manifest_comes_back_and_a_blob_does_not(
+    store: Store, source: Path
+) -> None:
     blobstore.import_model(source, M, store=store)
     path = manifest_path(store, "m")
     manifest = path.read_bytes()
@@ -129,20 +152,31 @@ def test_without_a_source_a_manifest_comes_back_and_a_blob_does_not(store: Store
     assert path.read_bytes() == manifest
     path.unlink()
     next(store.blobs.path.iterdir()).unlink()
-    with pytest.raises(UsageError, match=r"damaged or missing: 1 of the [0-9]+ blobs of m:latest") as caught:
+    with pytest.raises(
+        UsageError, match=r"damaged or missing: 1 of the [0-9]+ blobs of m:latest"
+    ) as caught:
         repair_model("m", store=store)
-    assert caught.value.hint == "Make them again from the checkpoint: blobstore repair m:latest --from SOURCE"
+    assert (
+        caught.value.hint
+        == "Make them again from the checkpoint: blobstore repair m:latest --from SOURCE"
+    )
     assert not path.exists()
 
 
-def test_files_that_the_import_had_beside_the_source(store: Store, source: Path, tmp_path: Path) -> None:
-    draft = write_checkpoint(tmp_path / "draft", {"d.weight": normal("d", 64, 64)}, {"architectures": ["Draft"]})
+def test_files_that_the_import_had_beside_the_source(
+    store: Store, source: Path, tmp_path: Path
+) -> None:
+    draft = write_checkpoint(
+        tmp_path / "draft", {"d.weight": normal("d", 64, 64)}, {"architectures": ["Draft"]}
+    )
     modelfile = tmp_path / "Modelfile"
     modelfile.write_text("FROM source\nTEMPLATE hello\nPARSER qwen3\n")
     importance = tmp_path / "importance.safetensors"
     importance.write_bytes(safetensors_bytes({"lm_head.weight": np.arange(64, dtype=np.float32)}))
     options: dict[str, Any] = {"quant": "int4", "method": "search", "draft_quant": "int8"}
-    blobstore.import_model(source, M, store=store, draft=draft, modelfile=modelfile, importance=importance, **options)
+    blobstore.import_model(
+        source, M, store=store, draft=draft, modelfile=modelfile, importance=importance, **options
+    )
     before = contents(store)
 
     def broken() -> None:
@@ -157,15 +191,21 @@ def test_files_that_the_import_had_beside_the_source(store: Store, source: Path,
         repair_model("m", source, store=store, importance=other)
     result = repair_model("m", source, store=store, importance=importance)
     assert len(result.repaired) == 1
-    assert sorted(left.blob.name or left.blob.media_type.rpartition(".")[2] for left in result.remaining) == [
+    assert sorted(
+        left.blob.name or left.blob.media_type.rpartition(".")[2] for left in result.remaining
+    ) == [
         "draft.d.weight",
         "draft/config.json",
         "template",
         "v1+json",
     ]
-    assert "--draft" in next(left.reason for left in result.remaining if left.blob.name == "draft.d.weight")
+    assert "--draft" in next(
+        left.reason for left in result.remaining if left.blob.name == "draft.d.weight"
+    )
     broken()
-    result = repair_model("m", source, store=store, importance=importance, draft=draft, modelfile=modelfile)
+    result = repair_model(
+        "m", source, store=store, importance=importance, draft=draft, modelfile=modelfile
+    )
     assert (len(result.repaired), result.remaining) == (5, ())
     assert contents(store) == before
 
@@ -174,13 +214,18 @@ def test_another_source_is_refused_and_nothing_is_written(
     store: Store, source: Path, tmp_path: Path, snapshot: Callable[[Store], dict[str, str]]
 ) -> None:
     blobstore.import_model(source, M, store=store, quant="int4")
-    other = {name: array if "lm_head" not in name else array * 2 for name, array in small_tensors().items()}
+    other = {
+        name: array if "lm_head" not in name else array * 2
+        for name, array in small_tensors().items()
+    }
     shorter = {**small_tensors(), "lm_head.weight": normal("x", 32, 64)}
     without = {name: array for name, array in small_tensors().items() if "lm_head" not in name}
     (path,) = paths(store, "lm_head")
     damage(path)
     before = snapshot(store)
-    for number, (tensors, says) in enumerate(((other, "other bytes"), (shorter, "another size"), (without, "no lm_head"))):
+    for number, (tensors, says) in enumerate(
+        ((other, "other bytes"), (shorter, "another size"), (without, "no lm_head"))
+    ):
         with pytest.raises(UnsupportedSourceError, match=says) as caught:
             repair_model("m", write_checkpoint(tmp_path / str(number), tensors), store=store)
         assert caught.value.blob == path.name.replace("-", ":")
@@ -208,7 +253,9 @@ def test_a_source_under_another_name_or_in_another_place(store: Store, tmp_path:
 
 
 @pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"{"), damage, Path.unlink])
-def test_a_manifest_comes_back_from_its_copy(store: Store, source: Path, change: Callable[[Path], object]) -> None:
+def test_a_manifest_comes_back_from_its_copy(
+    store: Store, source: Path, change: Callable[[Path], object]
+) -> None:
     blobstore.import_model(source, M, store=store, quant="int4")
     raw = manifest_path(store, "m").read_bytes()
     before = contents(store)
@@ -225,8 +272,14 @@ def test_of_two_copies_the_right_one_comes_back(
     store: Store, source: Path, tmp_path: Path, change: Callable[[Path], object]
 ) -> None:
     """An import that is killed before it links its manifest leaves a copy of it, whose blobs may not even be there."""
-    for seed in ("one", "two", "three"):  # copies are sorted by a hash: it must not be the first by chance
-        other = write_checkpoint(tmp_path / seed, {**small_tensors(), "lm_head.weight": normal(seed, 64, 64)})
+    for seed in (
+        "one",
+        "two",
+        "three",
+    ):  # copies are sorted by a hash: it must not be the first by chance
+        other = write_checkpoint(
+            tmp_path / seed, {**small_tensors(), "lm_head.weight": normal(seed, 64, 64)}
+        )
         blobstore.import_model(other, M, store=store)
         left = manifest_path(store, "m").read_bytes()
         store.remove(M)
@@ -238,12 +291,16 @@ def test_of_two_copies_the_right_one_comes_back(
         assert manifest_path(store, "m").read_bytes() == raw
 
 
-def test_a_manifest_comes_back_only_when_the_whole_model_is_sound(store: Store, source: Path, tmp_path: Path) -> None:
+def test_a_manifest_comes_back_only_when_the_whole_model_is_sound(
+    store: Store, source: Path, tmp_path: Path
+) -> None:
     blobstore.import_model(source, M, store=store)
     for path in paths(store, "lm_head", "embed"):
         damage(path)
     manifest_path(store, "m").write_bytes(b"{")
-    other = write_checkpoint(tmp_path / "o", {**small_tensors(), **EXPERTS, "lm_head.weight": normal("other", 64, 64)})
+    other = write_checkpoint(
+        tmp_path / "o", {**small_tensors(), **EXPERTS, "lm_head.weight": normal("other", 64, 64)}
+    )
     result = repair_model("m", other, store=store)
     assert [left.blob.name for left in result.remaining] == ["lm_head.weight"]
     assert (len(result.repaired), result.manifest_restored) == (1, False)
@@ -303,7 +360,9 @@ def test_a_model_of_another_kind_is_refused(store: Store, source: Path) -> None:
         repair_model("m", source, store=store)
 
 
-def test_a_folder_in_the_place_of_a_blob_is_an_error_and_a_link_is_replaced(store: Store, source: Path) -> None:
+def test_a_folder_in_the_place_of_a_blob_is_an_error_and_a_link_is_replaced(
+    store: Store, source: Path
+) -> None:
     blobstore.import_model(source, M, store=store)
     before = contents(store)
     (path,) = paths(store, "lm_head")
@@ -320,7 +379,10 @@ def test_a_folder_in_the_place_of_a_blob_is_an_error_and_a_link_is_replaced(stor
 @pytest.mark.parametrize("options", OPTIONS[:5], ids=str)
 def test_recorded_options_are_read_back(source: Path, options: dict[str, Any]) -> None:
     raw = blobstore.plan_import(source, **options).documents["blobstore.json"]
-    assert make_plan(read_inventory(source), recorded_import(raw).options).documents["blobstore.json"] == raw
+    assert (
+        make_plan(read_inventory(source), recorded_import(raw).options).documents["blobstore.json"]
+        == raw
+    )
 
 
 @pytest.mark.parametrize(
@@ -344,14 +406,18 @@ def test_recorded_options_are_read_back(source: Path, options: dict[str, Any]) -
         lambda document: document["options"].pop("rules"),
     ],
 )
-def test_a_document_that_is_none_of_ours(source: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def test_a_document_that_is_none_of_ours(
+    source: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
     document = json.loads(blobstore.plan_import(source, quant="int4").documents["blobstore.json"])
     change(document)
     with pytest.raises((DocumentError, UnsupportedSourceError), match=r"B1|version"):
         recorded_import(json.dumps(document).encode())
 
 
-def test_a_damaged_blob_that_two_models_share_is_repaired_for_both(store: Store, source: Path) -> None:
+def test_a_damaged_blob_that_two_models_share_is_repaired_for_both(
+    store: Store, source: Path
+) -> None:
     blobstore.import_model(source, M, store=store)
     store.copy(M, ModelName.parse("n"))
     commit_model(store, "other", safetensors_bytes({"x": np.arange(3.0)}))
@@ -360,7 +426,9 @@ def test_a_damaged_blob_that_two_models_share_is_repaired_for_both(store: Store,
     assert verify(store).is_sound
 
 
-def test_a_config_that_a_newer_ollama_ended_with_a_newline_comes_back_so(store: Store, source: Path) -> None:
+def test_a_config_that_a_newer_ollama_ended_with_a_newline_comes_back_so(
+    store: Store, source: Path
+) -> None:
     blobstore.import_model(source, M, store=store, quant="int4", profile="ollama")
     config = with_newline_config(store, "m", "n")
     before = contents(store)

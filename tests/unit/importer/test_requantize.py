@@ -9,7 +9,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
-from support.producers import COPIED, FP8_CONFIG, Kind, Stored, block_fp8, gpt_oss, mlx_affine, nvfp4
+from support.producers import (
+    COPIED,
+    FP8_CONFIG,
+    Kind,
+    Stored,
+    block_fp8,
+    gpt_oss,
+    mlx_affine,
+    nvfp4,
+)
 from support.weights import assert_same_parts
 
 import blobstore
@@ -22,10 +31,14 @@ Array = np.ndarray[Any, Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
 LAYER = "model.layers.0"
 EXPERTS = f"{LAYER}.mlp.experts"
-KINDS = {name: COPIED[name] for name in COPIED if "/32" in name or "int" not in name} | {"fp8": block_fp8()}
+KINDS = {name: COPIED[name] for name in COPIED if "/32" in name or "int" not in name} | {
+    "fp8": block_fp8()
+}
 
 
-def requantized(store: Store, folder: Path, config: Any, tensors: dict[str, Array], **options: Any) -> Model:
+def requantized(
+    store: Store, folder: Path, config: Any, tensors: dict[str, Array], **options: Any
+) -> Model:
     """Import with --requantize, and return the opened model."""
     source = write_checkpoint(folder, tensors, {**LLAMA_CONFIG, **config})
     blobstore.import_model(source, "m", store=store, requantize=True, **options)
@@ -49,7 +62,12 @@ def assert_kept(model: Model, weight: Stored) -> None:
     stored = model[weight.name].numpy()
     assert isinstance(stored, QuantizedArray)
     assert stored.quant_type.value == weight.quant_type
-    parts = {"": stored.weight, ".scale": stored.scale, ".bias": stored.bias, ".global_scale": stored.global_scale}
+    parts = {
+        "": stored.weight,
+        ".scale": stored.scale,
+        ".bias": stored.bias,
+        ".global_scale": stored.global_scale,
+    }
     for suffix, part in weight.arrays.items():
         assert parts[suffix].tobytes() == part.tobytes(), suffix  # type: ignore[union-attr]  # has that part
     np.testing.assert_array_equal(model[weight.name].dequantize(), weight.values)
@@ -66,7 +84,9 @@ def test_a_matrix(store: Store, tmp_path: Path, kind: Kind, quant: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_what_the_policy_leaves_alone_keeps_its_codes(store: Store, tmp_path: Path, kind: Kind) -> None:
+def test_what_the_policy_leaves_alone_keeps_its_codes(
+    store: Store, tmp_path: Path, kind: Kind
+) -> None:
     kept = [kind.make(name, (8, 256)) for name in ("model.embed_tokens", f"{LAYER}.mlp.gate")]
     other = kind.make(f"{LAYER}.mlp.up_proj", (8, 256))
     tensors = kept[0].tensors | kept[1].tensors | other.tensors
@@ -109,7 +129,9 @@ def test_fp8_that_no_rule_names_still_becomes_mxfp8(store: Store, tmp_path: Path
 def test_experts(store: Store, tmp_path: Path, kind: Kind, experts: str) -> None:
     weights = [kind.make(f"{EXPERTS}.{expert}.up_proj", (8, 256)) for expert in range(3)]
     tensors = {name: array for weight in weights for name, array in weight.tensors.items()}
-    with requantized(store, tmp_path / "s", kind.config, tensors, quant="int4", experts=experts) as model:
+    with requantized(
+        store, tmp_path / "s", kind.config, tensors, quant="int4", experts=experts
+    ) as model:
         if experts == "packed":
             for weight in weights:
                 assert_quantized(model, weight.name, values_of(weight), "int4")
@@ -121,7 +143,9 @@ def test_experts(store: Store, tmp_path: Path, kind: Kind, experts: str) -> None
 @pytest.mark.parametrize("name", ["down_proj", "gate_up_proj"])
 def test_a_stack_of_experts(store: Store, tmp_path: Path, name: str) -> None:
     weight = gpt_oss().make(f"{EXPERTS}.{name}", (3, 8, 64))
-    with requantized(store, tmp_path / "s", gpt_oss().config, weight.tensors, quant="int8") as model:
+    with requantized(
+        store, tmp_path / "s", gpt_oss().config, weight.tensors, quant="int8"
+    ) as model:
         assert_quantized(model, weight.name, values_of(weight), "int8")
 
 
@@ -135,12 +159,16 @@ def test_experts_that_are_left_alone_keep_a_global_scale_each(
     weights = []
     for expert in range(3):
         kind = nvfp4(modelopt=modelopt, factor=0.001 * (expert + 1))
-        weights += [kind.make(f"{EXPERTS}.{expert}.{name}", shape) for name, shape in SHAPES.items()]
+        weights += [
+            kind.make(f"{EXPERTS}.{expert}.{name}", shape) for name, shape in SHAPES.items()
+        ]
     for weight in weights:
         tensors |= weight.tensors
     with requantized(store, tmp_path / "s", {}, tensors, quant="int4", experts=experts) as model:
         for weight in weights:
-            if ".up_proj" in weight.name or experts == "packed":  # a packed group is quantized as a whole, or not
+            if (
+                ".up_proj" in weight.name or experts == "packed"
+            ):  # a packed group is quantized as a whole, or not
                 assert_kept(model, weight)
         if experts == "stacked":
             for weight in weights:
@@ -153,7 +181,9 @@ SHAPES = {"down_proj": (48, 64), "up_proj": (64, 48)}
 
 @pytest.mark.parametrize("experts", ["packed", "stacked"])
 @pytest.mark.parametrize("options", [{}, {"quant": "int4", "requantize": True}])
-def test_a_gap_in_the_numbers_of_experts_with_global_scales(tmp_path: Path, experts: str, options: dict[str, Any]) -> None:
+def test_a_gap_in_the_numbers_of_experts_with_global_scales(
+    tmp_path: Path, experts: str, options: dict[str, Any]
+) -> None:
     tensors: dict[str, Array] = {}
     for expert in (0, 2):
         tensors |= nvfp4(modelopt=True).make(f"{EXPERTS}.{expert}.up_proj", (8, 64)).tensors
@@ -163,18 +193,27 @@ def test_a_gap_in_the_numbers_of_experts_with_global_scales(tmp_path: Path, expe
 
 @pytest.mark.parametrize("profile", ["default", "ollama"])
 @pytest.mark.parametrize("options", [{}, {"quant": "int4", "requantize": True}])
-def test_two_tensors_that_become_one_expert(tmp_path: Path, profile: str, options: dict[str, Any]) -> None:
+def test_two_tensors_that_become_one_expert(
+    tmp_path: Path, profile: str, options: dict[str, Any]
+) -> None:
     name = f"{EXPERTS}.0.up_proj"
-    tensors = nvfp4(modelopt=False).make(name, (8, 64)).tensors | {f"{name}.weight": normal("w", 8, 64)}
+    tensors = nvfp4(modelopt=False).make(name, (8, 64)).tensors | {
+        f"{name}.weight": normal("w", 8, 64)
+    }
     with pytest.raises(UnsupportedSourceError, match="two tensors would have the name") as caught:
         blobstore.plan_import(write_checkpoint(tmp_path / "s", tensors), profile=profile, **options)
     assert caught.value.tensor == f"{name}.weight"
-    assert all(word in str(caught.value) for word in ("up_proj.weight'", "up_proj.weight_packed'", "model.safetensors"))
+    assert all(
+        word in str(caught.value)
+        for word in ("up_proj.weight'", "up_proj.weight_packed'", "model.safetensors")
+    )
 
 
 def test_a_float_source_is_quantized_as_ever(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "s")
-    with_it, without = (blobstore.plan_import(source, quant="int4", requantize=on) for on in (True, False))
+    with_it, without = (
+        blobstore.plan_import(source, quant="int4", requantize=on) for on in (True, False)
+    )
     assert [blob.entries for blob in with_it.blobs] == [blob.entries for blob in without.blobs]
 
 
@@ -194,7 +233,9 @@ def test_it_needs_a_type(tmp_path: Path) -> None:
 
 
 def test_a_global_scale_is_made_of_all_experts(store: Store, tmp_path: Path) -> None:
-    weights = [nvfp4(modelopt=True).make(f"{EXPERTS}.{expert}.up_proj", (8, 256)) for expert in range(3)]
+    weights = [
+        nvfp4(modelopt=True).make(f"{EXPERTS}.{expert}.up_proj", (8, 256)) for expert in range(3)
+    ]
     tensors = {name: array for weight in weights for name, array in weight.tensors.items()}
     options = {"quant": "nvfp4", "global_scale": True, "experts": "stacked"}
     with requantized(store, tmp_path / "s", {}, tensors, **options) as model:

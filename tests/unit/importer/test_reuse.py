@@ -70,7 +70,10 @@ def test_a_part_is_told_of_first(source: Path, store: Store) -> None:
     first = import_(source, store)
     tensor_blob(store).unlink()
     told: list[tuple[int, str]] = []
-    assert import_(source, store, progress=lambda nbytes, blob: told.append((nbytes, blob))).recalled == 5
+    assert (
+        import_(source, store, progress=lambda nbytes, blob: told.append((nbytes, blob))).recalled
+        == 5
+    )
     head = small_tensors()["lm_head.weight"].nbytes
     assert told[0] == (first.source_bytes - head, "")
     assert sum(nbytes for nbytes, _ in told) == first.source_bytes
@@ -112,7 +115,9 @@ def _fifo(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_remove, _shorten, _lengthen, _empty, _flip, _link, _fifo])
 @pytest.mark.parametrize("verify", [False, True])
-def test_a_damaged_blob_is_made_again(source: Path, store: Store, damage: Change, *, verify: bool) -> None:
+def test_a_damaged_blob_is_made_again(
+    source: Path, store: Store, damage: Change, *, verify: bool
+) -> None:
     first = import_(source, store)
     path = tensor_blob(store)
     whole = path.read_bytes()
@@ -186,7 +191,9 @@ def test_a_blob_that_can_not_be_made_young_is_made_again(
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_a_copied_store_is_hashed_and_used(source: Path, store: Store, tmp_path: Path, *, verify: bool) -> None:
+def test_a_copied_store_is_hashed_and_used(
+    source: Path, store: Store, tmp_path: Path, *, verify: bool
+) -> None:
     first = import_(source, store)
     shutil.copytree(store.root, tmp_path / "copy")
     copy = open_store(tmp_path / "copy")
@@ -206,9 +213,16 @@ def test_a_store_without_its_journal_makes_all_again(source: Path, store: Store)
 @pytest.mark.parametrize("every_s", [0.0, 1e9])
 @pytest.mark.parametrize("kind", ["folder", "noise"])
 def test_a_broken_journal_is_no_error_for_what_is_imported(
-    source: Path, store: Store, logged: list[str], monkeypatch: pytest.MonkeyPatch, kind: str, every_s: float
+    source: Path,
+    store: Store,
+    logged: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    every_s: float,
 ) -> None:
-    monkeypatch.setattr("blobstore.store.local.session._NOTE_EVERY_S", every_s)  # during the import, or only at its end
+    monkeypatch.setattr(
+        "blobstore.store.local.session._NOTE_EVERY_S", every_s
+    )  # during the import, or only at its end
     first = import_(source, store)
     (path,) = (store.root / ".blobstore/journal").iterdir()
     path.unlink()
@@ -244,7 +258,9 @@ def _rewrite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_touch, _replace, _rename, _rewrite])
-def test_a_source_that_may_be_another_is_read_again(source: Path, store: Store, tmp_path: Path, change: Change) -> None:
+def test_a_source_that_may_be_another_is_read_again(
+    source: Path, store: Store, tmp_path: Path, change: Change
+) -> None:
     """Also when its size and its time of writing are what they were."""
     import_(source, store)
     change(source / "model.safetensors")
@@ -255,7 +271,10 @@ def test_a_source_that_may_be_another_is_read_again(source: Path, store: Store, 
 
 @pytest.fixture
 def tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system whose times are those of one tick of two seconds, as on FAT; the source was written in it."""
+    """A file system whose times are those of one tick of two seconds, as on FAT.
+
+    The source was written in it.
+    """
     now_ns = time.time_ns() // (2 * 10**9) * 2 * 10**9
 
     def coarse(call: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
@@ -272,7 +291,9 @@ def tick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tick")
-def test_a_source_that_changes_within_a_tick_of_its_clock_is_read_again(source: Path, store: Store, tmp_path: Path) -> None:
+def test_a_source_that_changes_within_a_tick_of_its_clock_is_read_again(
+    source: Path, store: Store, tmp_path: Path
+) -> None:
     import_(source, store)
     _rewrite(source / "model.safetensors")
     again = import_(source, store)
@@ -300,21 +321,27 @@ def test_a_blob_that_is_damaged_within_a_tick_of_its_clock_is_made_again(
     assert (again.digest, again.recalled) == (first.digest, 5)
 
 
-def test_a_source_under_another_name_is_read_again(source: Path, store: Store, tmp_path: Path) -> None:
+def test_a_source_under_another_name_is_read_again(
+    source: Path, store: Store, tmp_path: Path
+) -> None:
     first = import_(source, store)
     renamed = source.rename(tmp_path / "renamed")
     again = import_(renamed, store)
     assert (again.digest, again.recalled, again.created) == (first.digest, 0, 0)
 
 
-def test_a_source_behind_a_link_is_the_same_journals(source: Path, store: Store, tmp_path: Path) -> None:
+def test_a_source_behind_a_link_is_the_same_journals(
+    source: Path, store: Store, tmp_path: Path
+) -> None:
     import_(source, store)
     (tmp_path / "link").symlink_to(source)
     import_(tmp_path / "link", store)
     assert len(list((store.root / ".blobstore/journal").iterdir())) == 1
 
 
-def test_a_source_with_bytes_behind_its_end_is_refused_as_before(source: Path, store: Store) -> None:
+def test_a_source_with_bytes_behind_its_end_is_refused_as_before(
+    source: Path, store: Store
+) -> None:
     first = import_(source, store)
     with (source / "model.safetensors").open("ab") as file:
         file.write(b"x")
@@ -329,8 +356,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "int4": {},
     "int4/64": {"group_size": 64},
     "int4 search": {"method": "search"},
-    "int4 important": {"method": "search", "importance": {"lm_head.weight": np.arange(1, 65, dtype=np.float32)}},
-    "int4 less important": {"method": "search", "importance": {"lm_head.weight": np.arange(65, 1, -1).astype(np.float32)}},
+    "int4 important": {
+        "method": "search",
+        "importance": {"lm_head.weight": np.arange(1, 65, dtype=np.float32)},
+    },
+    "int4 less important": {
+        "method": "search",
+        "importance": {"lm_head.weight": np.arange(65, 1, -1).astype(np.float32)},
+    },
     "nvfp4": {"quant": "nvfp4"},
     "nvfp4 global": {"quant": "nvfp4", "global_scale": True},
     "mxfp4": {"quant": "mxfp4"},
@@ -342,9 +375,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_other_options_use_only_what_is_the_same(source: Path, store: Store, tmp_path: Path) -> None:
+def test_other_options_use_only_what_is_the_same(
+    source: Path, store: Store, tmp_path: Path
+) -> None:
     """Each import into a store full of the others gives what it gives into an empty one."""
-    fresh = {name: import_(source, open_store(tmp_path / name.replace("/", "-")), **OPTIONS[name]) for name in OPTIONS}
+    fresh = {
+        name: import_(source, open_store(tmp_path / name.replace("/", "-")), **OPTIONS[name])
+        for name in OPTIONS
+    }
     for name, options in OPTIONS.items():
         assert import_(source, store, **options).digest == fresh[name].digest, name
     for name, options in OPTIONS.items():
@@ -357,7 +395,9 @@ def test_other_options_use_only_what_is_the_same(source: Path, store: Store, tmp
 
 def test_tensors_of_the_same_bytes_are_all_found(store: Store, tmp_path: Path) -> None:
     same = normal("same", 64, 64)
-    source = write_checkpoint(tmp_path / "m", {"a.weight": same, "b.weight": same, "c.weight": normal("c", 64, 64)})
+    source = write_checkpoint(
+        tmp_path / "m", {"a.weight": same, "b.weight": same, "c.weight": normal("c", 64, 64)}
+    )
     first = import_(source, store)
     again = import_(source, store)
     assert (again.digest, again.recalled) == (first.digest, 3)
@@ -369,7 +409,9 @@ def test_two_imports_of_a_source_at_once(source: Path, store: Store) -> None:
 
     def run(number: int) -> None:
         together.wait()
-        results.append(blobstore.import_model(source, f"m{number % 2}", store=store, quant="int4", jobs=2))
+        results.append(
+            blobstore.import_model(source, f"m{number % 2}", store=store, quant="int4", jobs=2)
+        )
 
     for _ in range(3):
         threads = [threading.Thread(target=run, args=[number]) for number in range(4)]
@@ -377,7 +419,13 @@ def test_two_imports_of_a_source_at_once(source: Path, store: Store) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        _flip(next(path for path in sorted((store.root / "blobs").iterdir()) if path.stat().st_size > 5000))
+        _flip(
+            next(
+                path
+                for path in sorted((store.root / "blobs").iterdir())
+                if path.stat().st_size > 5000
+            )
+        )
     assert len(results) == 12
     assert len({result.digest for result in results}) == 1
     assert rest_of(store) == []
@@ -404,13 +452,18 @@ blobstore.import_model(source, "m", store=blobstore.open_store(root), quant="int
 @pytest.fixture
 def larger(tmp_path: Path) -> Path:
     """A checkpoint of 1 MiB in eight weights."""
-    tensors = {f"model.layers.{number}.mlp.up_proj.weight": normal(str(number), 256, 256) for number in range(8)}
+    tensors = {
+        f"model.layers.{number}.mlp.up_proj.weight": normal(str(number), 256, 256)
+        for number in range(8)
+    }
     folder = write_checkpoint(tmp_path / "larger", tensors)
     os.utime(folder / "model.safetensors", (1, 1))
     return folder
 
 
-def test_a_killed_import_goes_on_where_it_stopped(larger: Path, store: Store, tmp_path: Path) -> None:
+def test_a_killed_import_goes_on_where_it_stopped(
+    larger: Path, store: Store, tmp_path: Path
+) -> None:
     wanted = import_(larger, open_store(tmp_path / "other")).digest
     with process(HALF, larger, store.root):
         pass
@@ -429,7 +482,9 @@ def test_a_killed_import_goes_on_where_it_stopped(larger: Path, store: Store, tm
 
 
 @pytest.mark.parametrize("damage", [_remove, _shorten, _flip, _link, _fifo])
-def test_what_a_killed_import_left_is_not_believed(larger: Path, store: Store, tmp_path: Path, damage: Change) -> None:
+def test_what_a_killed_import_left_is_not_believed(
+    larger: Path, store: Store, tmp_path: Path, damage: Change
+) -> None:
     wanted = import_(larger, open_store(tmp_path / "other")).digest
     interrupt(larger, store)
     left = sorted(store.root.glob(".blobstore/tmp/*/sha256-*"))
@@ -442,10 +497,15 @@ def test_what_a_killed_import_left_is_not_believed(larger: Path, store: Store, t
     assert [path for path in store.root.glob(".blobstore/tmp/*/*") if path != left[0]] == []
 
 
-def test_a_killed_import_of_other_options_is_of_no_use_and_no_harm(larger: Path, store: Store, tmp_path: Path) -> None:
+def test_a_killed_import_of_other_options_is_of_no_use_and_no_harm(
+    larger: Path, store: Store, tmp_path: Path
+) -> None:
     interrupt(larger, store)
     result = import_(larger, store, quant="int8")
-    assert (result.digest, result.recalled) == (import_(larger, open_store(tmp_path / "other"), quant="int8").digest, 0)
+    assert (result.digest, result.recalled) == (
+        import_(larger, open_store(tmp_path / "other"), quant="int8").digest,
+        0,
+    )
     assert len(rest_of(store)) == 1
     assert import_(larger, store).recalled >= 2
     assert rest_of(store) == []
@@ -496,7 +556,12 @@ def _write_into(path: Path) -> None:
 @pytest.mark.parametrize("change", [_truncate, _grow, _replace, _write_into, _remove])
 @pytest.mark.parametrize("jobs", [1, 4])
 def test_after_a_source_that_changed_under_the_import_the_next_run_is_clean(
-    larger: Path, store: Store, tmp_path: Path, snapshot: Callable[[Store], dict[str, str]], change: Change, jobs: int
+    larger: Path,
+    store: Store,
+    tmp_path: Path,
+    snapshot: Callable[[Store], dict[str, str]],
+    change: Change,
+    jobs: int,
 ) -> None:
     path = larger / "model.safetensors"
     whole = path.read_bytes()
@@ -518,5 +583,8 @@ def test_after_a_source_that_changed_under_the_import_the_next_run_is_clean(
     path.write_bytes(whole)
     os.utime(path, (1, 1))
     result = import_(larger, store)
-    assert (result.digest, result.recalled) == (import_(larger, open_store(tmp_path / "other")).digest, 0)
+    assert (result.digest, result.recalled) == (
+        import_(larger, open_store(tmp_path / "other")).digest,
+        0,
+    )
     assert wrong_digests(store) == []

@@ -53,19 +53,31 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of weights, experts and odd tensors."""
-    return write_checkpoint(tmp_path_factory.mktemp("source") / "m", {**small_tensors(), **ODD, **EXPERTS})
+    return write_checkpoint(
+        tmp_path_factory.mktemp("source") / "m", {**small_tensors(), **ODD, **EXPERTS}
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_size_of_runs_and_the_number_of_threads_change_nothing(source: Path, tmp_path: Path, form: str) -> None:
-    wanted = blobstore.import_model(source, store=open_store(tmp_path / "whole"), jobs=1, **FORMS[form]).digest
+def test_the_size_of_runs_and_the_number_of_threads_change_nothing(
+    source: Path, tmp_path: Path, form: str
+) -> None:
+    wanted = blobstore.import_model(
+        source, store=open_store(tmp_path / "whole"), jobs=1, **FORMS[form]
+    ).digest
     told: list[int] = []
-    for number, (chunk, jobs) in enumerate([(LEAST, 1), (LEAST, 8), (4096, 2), (4096, 8), (65_536, 3)]):
+    for number, (chunk, jobs) in enumerate(
+        [(LEAST, 1), (LEAST, 8), (4096, 2), (4096, 8), (65_536, 3)]
+    ):
         store = open_store(tmp_path / str(number))
         told.clear()
         with chunks_of(chunk):
             result = blobstore.import_model(
-                source, store=store, jobs=jobs, progress=lambda nbytes, _: told.append(nbytes), **FORMS[form]
+                source,
+                store=store,
+                jobs=jobs,
+                progress=lambda nbytes, _: told.append(nbytes),
+                **FORMS[form],
             )
         assert result.digest == wanted, (chunk, jobs)
         assert sum(told) == result.source_bytes
@@ -78,14 +90,20 @@ def test_memory_changes_nothing(source: Path, store: Store, jobs: int, more: int
     with chunks_of(4096):
         memory = least_memory(jobs) + more
         digests = {
-            blobstore.import_model(source, store=store, quant="int4", jobs=jobs, memory=memory, verify_reuse=False).digest,
-            blobstore.import_model(source, "other", store=open_store(store.root / "other"), quant="int4").digest,
+            blobstore.import_model(
+                source, store=store, quant="int4", jobs=jobs, memory=memory, verify_reuse=False
+            ).digest,
+            blobstore.import_model(
+                source, "other", store=open_store(store.root / "other"), quant="int4"
+            ).digest,
         }
     assert len(digests) == 1
 
 
 @pytest.mark.parametrize("jobs", [1, 8])
-def test_too_little_memory_is_a_usage_error_that_says_how_much_is_enough(source: Path, store: Store, jobs: int) -> None:
+def test_too_little_memory_is_a_usage_error_that_says_how_much_is_enough(
+    source: Path, store: Store, jobs: int
+) -> None:
     with pytest.raises(UsageError, match=f"{jobs} threads") as caught:
         blobstore.import_model(source, store=store, jobs=jobs, memory=least_memory(jobs) - 1)
     assert f"{least_memory(jobs):,}" in str(caught.value.hint)
@@ -104,7 +122,11 @@ def test_block_fp8_is_told_of_to_the_last_byte() -> None:
     with chunks_of(4096):
         runs = list(runs_of(blob))
     assert len(runs) > 500
-    assert sum(run.source_bytes for run in runs) == blob.source_bytes == sum(tensor.nbytes for tensor in tensors)
+    assert (
+        sum(run.source_bytes for run in runs)
+        == blob.source_bytes
+        == sum(tensor.nbytes for tensor in tensors)
+    )
 
 
 def test_a_large_weight_is_cut_and_its_companions_lie_in_the_gap_behind_it() -> None:
@@ -116,11 +138,18 @@ def test_a_large_weight_is_cut_and_its_companions_lie_in_the_gap_behind_it() -> 
     assert last.gap == blob.size - last.end == 4096 * 8192 // 16 + 4
     assert all(isinstance(step, Values) for run in first[1:] for step in run.steps)
     assert isinstance(last.steps[-1], GlobalScale)
-    assert all(step.count * 2 <= CHUNK for run in first[1:] for step in run.steps if isinstance(step, Values))
+    assert all(
+        step.count * 2 <= CHUNK
+        for run in first[1:]
+        for step in run.steps
+        if isinstance(step, Values)
+    )
 
 
 def test_a_header_larger_than_a_run_is_cut_too(tmp_path: Path, store: Store) -> None:
-    tensors = {f"model.layers.0.mlp.experts.{'n' * 2000}.{number}": normal("x", 4) for number in range(30)}
+    tensors = {
+        f"model.layers.0.mlp.experts.{'n' * 2000}.{number}": normal("x", 4) for number in range(30)
+    }
     source = write_checkpoint(tmp_path / "m", tensors)
     with chunks_of(4096):
         blobstore.import_model(source, "m", store=store)
@@ -132,8 +161,12 @@ def test_a_header_larger_than_a_run_is_cut_too(tmp_path: Path, store: Store) -> 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_error_is_that_of_the_first_run_that_fails(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    tensors = {f"{number:02}.weight": normal(str(number), 64, 64, dtype=np.float32) for number in range(12)}
-    bad = sorted((chance.randrange(12), chance.randrange(64), chance.randrange(64)) for _ in range(5))
+    tensors = {
+        f"{number:02}.weight": normal(str(number), 64, 64, dtype=np.float32) for number in range(12)
+    }
+    bad = sorted(
+        (chance.randrange(12), chance.randrange(64), chance.randrange(64)) for _ in range(5)
+    )
     for number, row, column in bad:
         tensors[f"{number:02}.weight"][row, column] = chance.choice([np.nan, np.inf])
     source = write_checkpoint(tmp_path / "m", tensors)

@@ -64,7 +64,9 @@ def test_bits_per_weight_are_met_from_below(quant: str | None, bits: float) -> N
     assert 0.99 * bits <= plan.bits_per_weight <= bits
     assert plan.notes == ()
     families = {kind.split("/")[0] for kind in types(plan).values()} - {"none"}
-    wanted = {"int4": {"int4", "int8"}, "nvfp4": {"nvfp4", "mxfp4", "mxfp8"}}.get(quant or "", families)
+    wanted = {"int4": {"int4", "int8"}, "nvfp4": {"nvfp4", "mxfp4", "mxfp8"}}.get(
+        quant or "", families
+    )
     assert families <= wanted
 
 
@@ -83,11 +85,17 @@ def test_expert_groups_get_one_type_when_packed(experts: str, bits: float) -> No
     plan = blobstore.plan_import(PYCODE_MOE, target_bpw=bits, experts=experts)
     assert 0.99 * bits <= plan.bits_per_weight <= bits
     for layer in range(3):
-        kinds = {kind for name, kind in types(plan).items() if name.startswith(EXPERTS.format(layer))}
+        kinds = {
+            kind for name, kind in types(plan).items() if name.startswith(EXPERTS.format(layer))
+        }
         assert len(kinds) == 1 or experts == "stacked"
     rules = [str(rule) for rule in plan.options.rules]
-    assert sum(rule.startswith(EXPERTS.format(1) + ".*=") for rule in rules) == (experts == "packed")
-    assert sum(rule.startswith(EXPERTS.format(1) + ".up_proj.weight=") for rule in rules) == (experts == "stacked")
+    assert sum(rule.startswith(EXPERTS.format(1) + ".*=") for rule in rules) == (
+        experts == "packed"
+    )
+    assert sum(rule.startswith(EXPERTS.format(1) + ".up_proj.weight=") for rule in rules) == (
+        experts == "stacked"
+    )
 
 
 def test_the_ollama_profile_takes_targets_too() -> None:
@@ -96,7 +104,9 @@ def test_the_ollama_profile_takes_targets_too() -> None:
 
 
 def test_what_was_chosen_is_stored_as_rules_that_repeat_the_import(store: Store) -> None:
-    first = blobstore.import_model(PYCODE_MOE, "a", store=store, target_bpw=5.0, quant="int4", method="search")
+    first = blobstore.import_model(
+        PYCODE_MOE, "a", store=store, target_bpw=5.0, quant="int4", method="search"
+    )
     with blobstore.open_model("a", store=store) as model:
         options = json.loads(model.document("blobstore.json"))["options"]
     given = {name: options[name] for name in ("quant", "method", "rules")}
@@ -111,12 +121,18 @@ def test_threads_change_nothing() -> None:
     assert plans[0].documents == plans[1].documents
 
 
-def test_the_errors_are_those_of_the_stored_weights(store: Store, sample: pytest.MonkeyPatch) -> None:
+def test_the_errors_are_those_of_the_stored_weights(
+    store: Store, sample: pytest.MonkeyPatch
+) -> None:
     sample.setattr(target, "SAMPLE", WHOLE)
     plan = blobstore.plan_import(PYCODE, target_bpw=6.0, method="search")
-    blobstore.import_model(PYCODE, "m", store=store, rules=[str(rule) for rule in plan.options.rules], method="search")
+    blobstore.import_model(
+        PYCODE, "m", store=store, rules=[str(rule) for rule in plan.options.rules], method="search"
+    )
     measured = blobstore.measure_quality("m", PYCODE, store=store)
-    stored = {tensor.name: tensor.errors.relative_rmse for tensor in measured.tensors if tensor.quantized}
+    stored = {
+        tensor.name: tensor.errors.relative_rmse for tensor in measured.tensors if tensor.quantized
+    }
     for name, error in plan.relative_errors.items():
         assert error == pytest.approx(stored.get(name, 0.0), rel=1e-4)
 
@@ -143,7 +159,12 @@ def test_wide_rows_are_measured_in_pieces(tmp_path: Path, sample: pytest.MonkeyP
 
 def test_the_users_rules_stay(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "m", **small_tensors())
-    rules = ["*.0.a_proj.weight=int8/32", "*.1.*=none", "*.layers.0.b_proj.weight=mxfp4", f"{EMBED}=none"]
+    rules = [
+        "*.0.a_proj.weight=int8/32",
+        "*.1.*=none",
+        "*.layers.0.b_proj.weight=mxfp4",
+        f"{EMBED}=none",
+    ]
     plan = blobstore.plan_import(source, target_bpw=10.5, rules=rules)
     kinds = types(plan)
     assert 0.99 * 10.5 <= plan.bits_per_weight <= 10.5
@@ -156,7 +177,9 @@ def test_the_users_rules_stay(tmp_path: Path) -> None:
 
 
 def test_a_rule_splits_a_group_and_the_rest_of_it_is_chosen_for() -> None:
-    plan = blobstore.plan_import(PYCODE_MOE, target_bpw=6.0, rules=["*.experts.*.down_proj.weight=int8"])
+    plan = blobstore.plan_import(
+        PYCODE_MOE, target_bpw=6.0, rules=["*.experts.*.down_proj.weight=int8"]
+    )
     kinds = types(plan)
     group = {name: kind for name, kind in kinds.items() if name.startswith(EXPERTS.format(0))}
     assert {kind for name, kind in group.items() if ".down_proj." in name} == {"int8/64"}
@@ -167,7 +190,11 @@ def test_a_rule_splits_a_group_and_the_rest_of_it_is_chosen_for() -> None:
 def test_norms_and_gates_are_kept_and_embeddings_are_chosen_for() -> None:
     kinds = types(blobstore.plan_import(PYCODE_MOE, target_bpw=4.6))
     assert kinds[EMBED] != "none"
-    assert all(kind == "none" for name, kind in kinds.items() if "norm" in name or name.endswith(".mlp.gate.weight"))
+    assert all(
+        kind == "none"
+        for name, kind in kinds.items()
+        if "norm" in name or name.endswith(".mlp.gate.weight")
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,16 +203,28 @@ def test_norms_and_gates_are_kept_and_embeddings_are_chosen_for() -> None:
         ({"quant": "int4", "group_size": 128}, {"int4/128", "int8/32", "int8/64", "int8/128"}),
         ({"quant": "int8", "group_size": 64}, {"int4/32", "int4/64", "int4/128", "int8/64"}),
         ({"quant": "mxfp8"}, {"nvfp4/16", "mxfp4/32", "mxfp8/32"}),
-        ({"profile": "ollama", "quant": "int4"}, {"int4/32", "int4/64", "int4/128", "int8/32", "int8/64", "int8/128"}),
+        (
+            {"profile": "ollama", "quant": "int4"},
+            {"int4/32", "int4/64", "int4/128", "int8/32", "int8/64", "int8/128"},
+        ),
     ],
 )
-def test_group_sizes_that_are_given_are_kept_to(options: Mapping[str, Any], wanted: set[str]) -> None:
+def test_group_sizes_that_are_given_are_kept_to(
+    options: Mapping[str, Any], wanted: set[str]
+) -> None:
     for bits in (4.6, 9.0):
-        assert set(types(blobstore.plan_import(PYCODE, target_bpw=bits, **options)).values()) - {"none"} <= wanted
+        assert (
+            set(types(blobstore.plan_import(PYCODE, target_bpw=bits, **options)).values())
+            - {"none"}
+            <= wanted
+        )
 
 
 def test_a_search_loses_less_than_minmax() -> None:
-    plans = [blobstore.plan_import(PYCODE, target_bpw=5.0, method=method) for method in ("minmax", "search")]
+    plans = [
+        blobstore.plan_import(PYCODE, target_bpw=5.0, method=method)
+        for method in ("minmax", "search")
+    ]
     lost = [sum(error**2 for error in plan.relative_errors.values()) for plan in plans]
     assert lost[1] < 0.95 * lost[0]
 
@@ -206,7 +245,9 @@ def test_importance_moves_bits_to_where_it_lies_on_bad_columns(tmp_path: Path) -
     neighbours = np.where(np.arange(256) % 32, 1.0, 0.0).astype(np.float32)
     vectors = dict.fromkeys(tensors, 1 - neighbours) | {"model.layers.0.c_proj.weight": neighbours}
     plain, weighed = (
-        blobstore.plan_import(source, target_bpw=6.0, quant="int4", method="search", importance=importance)
+        blobstore.plan_import(
+            source, target_bpw=6.0, quant="int4", method="search", importance=importance
+        )
         for importance in (None, vectors)
     )
     sizes = [{tensor.name: tensor.nbytes for tensor in plan.tensors} for plan in (plain, weighed)]
@@ -224,18 +265,28 @@ def test_importance_may_be_given_for_a_tensor_that_is_kept() -> None:
             blobstore.plan_import(PYCODE, target_bpw=6.0, method="search", importance=wrong)
 
 
-@pytest.mark.parametrize("wanted", [{"target_bpw": 17.0}, {"target_size": 10**9}, {"target_bpw": 1e300}])
+@pytest.mark.parametrize(
+    "wanted", [{"target_bpw": 17.0}, {"target_size": 10**9}, {"target_bpw": 1e300}]
+)
 def test_everything_is_kept_when_that_is_smaller(wanted: dict[str, Any], tmp_path: Path) -> None:
     tensors = small_tensors() | {UP: np.full((128, 64), np.nan, BF16)}
-    plan = blobstore.plan_import(write_checkpoint(tmp_path / "m", tensors), **wanted)  # no weight is even read
+    plan = blobstore.plan_import(
+        write_checkpoint(tmp_path / "m", tensors), **wanted
+    )  # no weight is even read
     assert set(types(plan).values()) == {"none"}
     assert "everything is kept" in plan.notes[0]
     assert set(plan.relative_errors.values()) == {0.0}
 
 
-@pytest.mark.parametrize("wanted", [{"target_bpw": 4.0}, {"target_size": 1_000_000}, {"target_size": 1}])
-def test_less_than_the_smallest_is_an_error_that_says_what_is_possible(wanted: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"with the smallest types the model has ([0-9,]+) bytes, ([0-9.]+) bits") as caught:
+@pytest.mark.parametrize(
+    "wanted", [{"target_bpw": 4.0}, {"target_size": 1_000_000}, {"target_size": 1}]
+)
+def test_less_than_the_smallest_is_an_error_that_says_what_is_possible(
+    wanted: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        UsageError, match=r"with the smallest types the model has ([0-9,]+) bytes, ([0-9.]+) bits"
+    ) as caught:
         blobstore.plan_import(PYCODE, **wanted)
     words = str(caught.value).replace(",", "").split()
     nbytes, bits = (words[words.index(unit) - 1] for unit in ("bytes", "bits"))
@@ -258,7 +309,9 @@ def test_targets_that_are_none_are_wrong_use(options: dict[str, Any]) -> None:
         blobstore.plan_import(PYCODE, **options)
 
 
-def test_a_weight_that_is_not_finite_is_an_error_with_its_place(tmp_path: Path, sample: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_is_not_finite_is_an_error_with_its_place(
+    tmp_path: Path, sample: pytest.MonkeyPatch
+) -> None:
     sample.setattr(target, "SAMPLE", WHOLE)
     bad = normal("bad", 64, 256)
     bad[40, 7] = np.inf
@@ -266,7 +319,10 @@ def test_a_weight_that_is_not_finite_is_an_error_with_its_place(tmp_path: Path, 
     for jobs in (1, 3):
         with pytest.raises(NonFiniteWeightError) as caught:
             blobstore.plan_import(source, target_bpw=6.0, jobs=jobs)
-        assert (caught.value.tensor, caught.value.index) == ("model.layers.1.b_proj.weight", (40, 7))
+        assert (caught.value.tensor, caught.value.index) == (
+            "model.layers.1.b_proj.weight",
+            (40, 7),
+        )
 
 
 def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
@@ -286,7 +342,11 @@ def test_a_quantized_source_needs_to_be_requantized(store: Store, tmp_path: Path
         "y.weight": normal("y", 64, 256),
     }
     config = {**LLAMA_CONFIG, "quantization": {"group_size": 32, "bits": 4}}
-    source = write_checkpoint(tmp_path / "m", {name: array for name, array in tensors.items() if array is not None}, config)
+    source = write_checkpoint(
+        tmp_path / "m",
+        {name: array for name, array in tensors.items() if array is not None},
+        config,
+    )
     with pytest.raises(UnsupportedSourceError, match="quantized already"):
         blobstore.plan_import(source, target_bpw=4.6)
     plan = blobstore.plan_import(source, target_bpw=4.6, requantize=True)
@@ -297,7 +357,11 @@ def test_a_quantized_source_needs_to_be_requantized(store: Store, tmp_path: Path
 
 
 def test_converted_weights_are_measured_as_they_are_quantized(tmp_path: Path) -> None:
-    source = checkpoint(tmp_path / "m", scale=2.0, **{"model.layers.0.a_proj.weight": np.full((64, 256), 1e6, np.float32)})
+    source = checkpoint(
+        tmp_path / "m",
+        scale=2.0,
+        **{"model.layers.0.a_proj.weight": np.full((64, 256), 1e6, np.float32)},
+    )
     with pytest.raises(NonFiniteWeightError):
         blobstore.plan_import(source, target_bpw=6.0, dtype="float16")
     assert blobstore.plan_import(source, target_bpw=6.0, dtype="bfloat16").bits_per_weight <= 6.0
@@ -310,22 +374,34 @@ def test_a_draft_counts_and_keeps_its_type(tmp_path: Path) -> None:
     assert types(plan)[f"draft.{UP}"] == "int8/64"
 
 
-def test_the_commands_print_the_plan_with_its_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_print_the_plan_with_its_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["plan", str(PYCODE), "--target-bpw", "5"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].split() == ["TENSOR", "TYPE", "SHAPE", "SIZE", "ERROR"]
     assert any(line.startswith(HEAD) and line.endswith("%") for line in shown)
     assert any(line.startswith("model.norm.weight") and line.endswith("512 B") for line in shown)
     assert run(["plan", str(PYCODE), "--target-bpw", "5", "--json", "--jobs", "1"]) == 0
-    tensors = [tensor for blob in json.loads(capsys.readouterr().out)["blobs"] for tensor in blob["tensors"]]
+    tensors = [
+        tensor
+        for blob in json.loads(capsys.readouterr().out)["blobs"]
+        for tensor in blob["tensors"]
+    ]
     assert {type(tensor["relative_error"]) for tensor in tensors} == {float, type(None)}
     store = tmp_path / "store"
     assert run(["import", str(PYCODE), "m", "--target-size", "4MB", "--store", str(store)]) == 0
     assert "ERROR" in capsys.readouterr().out
-    assert 3_960_000 <= sum(path.stat().st_size for path in (store / "blobs").iterdir()) <= 4_000_000
+    assert (
+        3_960_000 <= sum(path.stat().st_size for path in (store / "blobs").iterdir()) <= 4_000_000
+    )
     assert run(["import", str(PYCODE), "m", "--target-size", "1GB", "--store", str(store)]) == 0
     assert "Note: everything is kept" in capsys.readouterr().err
-    for wrong in (["--target-size", "4MB", "--target-bpw", "4"], ["--target-size", "much"], ["--target-bpw", "1"]):
+    for wrong in (
+        ["--target-size", "4MB", "--target-bpw", "4"],
+        ["--target-size", "much"],
+        ["--target-bpw", "1"],
+    ):
         assert run(["import", str(PYCODE), "m", *wrong, "--store", str(store)]) == 2
 
 

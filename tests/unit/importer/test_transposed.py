@@ -68,14 +68,20 @@ def turned(array: Array) -> Array:
 @pytest.mark.parametrize("dtype", [BF16, np.float16, np.float32], ids=str)
 def test_groups_run_along_inputs(store: Store, tmp_path: Path, quant: str, dtype: Any) -> None:
     tensors = fused(dtype)
-    blobstore.import_model(write_checkpoint(tmp_path / "m", tensors, CONFIG), "m", store=store, quant=quant)
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "m", tensors, CONFIG), "m", store=store, quant=quant
+    )
     with blobstore.open_model("m", store=store, verify=True) as model:
         for name in (GATE_UP, DOWN):
             stored = model[name].numpy()
             assert isinstance(stored, QuantizedArray)
             assert model[name].transposed
             assert model[name].shape == tensors[name].swapaxes(-1, -2).shape
-            wanted = quantize(turned(tensors[name]), model[name].quant_type or "", group_size=model[name].group_size)
+            wanted = quantize(
+                turned(tensors[name]),
+                model[name].quant_type or "",
+                group_size=model[name].group_size,
+            )
             assert bits_of_parts(stored) == bits_of_parts(wanted)
         others = model.keys() - {GATE_UP, DOWN}
         assert not any(model[name].transposed for name in others)
@@ -96,45 +102,75 @@ def test_ollamas_profile_transposes_nothing(store: Store, source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"quant": "int4"}, {"quant": "nvfp4", "global_scale": True}, {"quant": "mxfp8", "dtype": "float32"}], ids=str
+    "options",
+    [
+        {"quant": "int4"},
+        {"quant": "nvfp4", "global_scale": True},
+        {"quant": "mxfp8", "dtype": "float32"},
+    ],
+    ids=str,
 )
 def test_the_size_of_runs_and_the_number_of_threads_change_nothing(
     source: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    wanted = blobstore.import_model(source, store=open_store(tmp_path / "whole"), jobs=1, **options).digest
+    wanted = blobstore.import_model(
+        source, store=open_store(tmp_path / "whole"), jobs=1, **options
+    ).digest
     for number, (chunk, jobs) in enumerate([(LEAST, 1), (4096, 3), (65_536, 2)]):
         store = open_store(tmp_path / str(number))
         with chunks_of(chunk):
-            assert blobstore.import_model(source, store=store, jobs=jobs, **options).digest == wanted, (chunk, jobs)
+            assert (
+                blobstore.import_model(source, store=store, jobs=jobs, **options).digest == wanted
+            ), (chunk, jobs)
         assert wrong_digests(store) == []
 
 
 @pytest.mark.parametrize("quant", QUANT_TYPES)
-def test_an_export_of_values_has_the_sources_layout(store: Store, source: Path, tmp_path: Path, quant: str) -> None:
+def test_an_export_of_values_has_the_sources_layout(
+    store: Store, source: Path, tmp_path: Path, quant: str
+) -> None:
     blobstore.import_model(source, "m", store=store, quant=quant)
     export_model("m", tmp_path / "values", store=store, dequantize="float32")
     blobstore.import_model(tmp_path / "values", "again", store=store)
-    with blobstore.open_model("m", store=store) as model, blobstore.open_model("again", store=store) as again:
+    with (
+        blobstore.open_model("m", store=store) as model,
+        blobstore.open_model("again", store=store) as again,
+    ):
         for name, array in fused().items():
             values = model[name].dequantize()
             assert again[name].shape == array.shape
-            assert np.array_equal(again[name].numpy(), turned(values) if model[name].transposed else values)
+            assert np.array_equal(
+                again[name].numpy(), turned(values) if model[name].transposed else values
+            )
 
 
-def test_an_export_of_our_form_stores_the_same_again(store: Store, source: Path, tmp_path: Path) -> None:
+def test_an_export_of_our_form_stores_the_same_again(
+    store: Store, source: Path, tmp_path: Path
+) -> None:
     blobstore.import_model(source, "m", store=store, quant="int4")
     export_model("m", tmp_path / "own", store=store)
     blobstore.import_model(tmp_path / "own", "again", store=store)
-    with blobstore.open_model("m", store=store) as model, blobstore.open_model("again", store=store) as again:
-        facts = [{name: (one.blob, one.transposed) for name, one in each.items()} for each in (model, again)]
+    with (
+        blobstore.open_model("m", store=store) as model,
+        blobstore.open_model("again", store=store) as again,
+    ):
+        facts = [
+            {name: (one.blob, one.transposed) for name, one in each.items()}
+            for each in (model, again)
+        ]
     assert facts[0] == facts[1]
 
 
-def test_an_export_quantized_again_stays_transposed(store: Store, source: Path, tmp_path: Path) -> None:
+def test_an_export_quantized_again_stays_transposed(
+    store: Store, source: Path, tmp_path: Path
+) -> None:
     blobstore.import_model(source, "m", store=store, quant="int8")
     export_model("m", tmp_path / "own", store=store)
     blobstore.import_model(tmp_path / "own", "again", store=store, quant="int4", requantize=True)
-    with blobstore.open_model("m", store=store) as model, blobstore.open_model("again", store=store) as again:
+    with (
+        blobstore.open_model("m", store=store) as model,
+        blobstore.open_model("again", store=store) as again,
+    ):
         assert again[GATE_UP].transposed
         wanted = quantize(model[GATE_UP].dequantize("bfloat16"), "int4")
         stored = again[GATE_UP].numpy()
@@ -154,17 +190,26 @@ def test_an_error_names_the_place_in_the_source(store: Store, tmp_path: Path) ->
     tensors = fused()
     tensors[DOWN][2, 7, 31] = np.inf
     with pytest.raises(NonFiniteWeightError) as caught:
-        blobstore.import_model(write_checkpoint(tmp_path / "m", tensors, CONFIG), "m", store=store, quant="int4")
+        blobstore.import_model(
+            write_checkpoint(tmp_path / "m", tensors, CONFIG), "m", store=store, quant="int4"
+        )
     assert (caught.value.tensor, caught.value.index) == (DOWN, (2, 7, 31))
 
 
-@pytest.mark.parametrize("other", [{}, {"quant": "int8", "profile": "ollama"}, {"quant": "mxfp8"}], ids=str)
+@pytest.mark.parametrize(
+    "other", [{}, {"quant": "int8", "profile": "ollama"}, {"quant": "mxfp8"}], ids=str
+)
 @pytest.mark.parametrize("is_first", [True, False])
-def test_diff_compares_the_same_weights(store: Store, source: Path, other: dict[str, Any], is_first: bool) -> None:
+def test_diff_compares_the_same_weights(
+    store: Store, source: Path, other: dict[str, Any], is_first: bool
+) -> None:
     blobstore.import_model(source, "turned", store=store, quant="int4")
     blobstore.import_model(source, "other", store=store, **other)
     names = ("turned", "other") if is_first else ("other", "turned")
-    found = {change.before.name: change for change in diff_models(*names, store=store, error=True).changed}
+    found = {
+        change.before.name: change
+        for change in diff_models(*names, store=store, error=True).changed
+    }
     errors = found[DOWN].errors
     assert errors is not None
     assert errors.count == fused()[DOWN].size
@@ -173,9 +218,15 @@ def test_diff_compares_the_same_weights(store: Store, source: Path, other: dict[
 
 def test_repair_makes_the_same_bytes(store: Store, source: Path) -> None:
     digest = blobstore.import_model(source, "m", store=store, quant="int4").digest
-    layer = next(layer for layer in store.manifest(ModelName.parse("m")).tensor_layers if layer.name == EXPERTS)
+    layer = next(
+        layer
+        for layer in store.manifest(ModelName.parse("m")).tensor_layers
+        if layer.name == EXPERTS
+    )
     store.blobs.remove(layer.digest)
-    assert [blob.digest for blob in repair_model("m", source, store=store).repaired] == [layer.digest]
+    assert [blob.digest for blob in repair_model("m", source, store=store).repaired] == [
+        layer.digest
+    ]
     assert store.manifest(ModelName.parse("m")).digest == digest
     assert wrong_digests(store) == []
 
@@ -190,19 +241,29 @@ def test_a_target_measures_what_will_be_stored(store: Store, source: Path) -> No
 def test_values_come_back_in_chunks_of_any_size(store: Store, source: Path, tmp_path: Path) -> None:
     blobstore.import_model(source, "m", store=store, quant="int4")
     export_model("m", tmp_path / "whole", store=store, dequantize="bfloat16")
-    with mock.patch.object(writing, "_VALUES_AT_ONCE", 1024), mock.patch.object(values, "_AT_ONCE", 96):
+    with (
+        mock.patch.object(writing, "_VALUES_AT_ONCE", 1024),
+        mock.patch.object(values, "_AT_ONCE", 96),
+    ):
         export_model("m", tmp_path / "cut", store=store, dequantize="bfloat16")
     with mock.patch.object(writing, "_VALUES_AT_ONCE", 128):  # less than a row
         export_model("m", tmp_path / "parts", store=store, dequantize="bfloat16", jobs=2)
-    files = {folder: (tmp_path / folder / "model.safetensors").read_bytes() for folder in ("whole", "cut", "parts")}
+    files = {
+        folder: (tmp_path / folder / "model.safetensors").read_bytes()
+        for folder in ("whole", "cut", "parts")
+    }
     assert files["cut"] == files["whole"]
     assert files["parts"] == files["whole"]
 
 
-def test_a_value_that_does_not_fit_is_named_by_its_place_in_the_source(store: Store, tmp_path: Path) -> None:
+def test_a_value_that_does_not_fit_is_named_by_its_place_in_the_source(
+    store: Store, tmp_path: Path
+) -> None:
     tensors = fused()
     tensors[DOWN][2, 7, 31] = 1e6
-    blobstore.import_model(write_checkpoint(tmp_path / "m", tensors, CONFIG), "m", store=store, quant="mxfp8")
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "m", tensors, CONFIG), "m", store=store, quant="mxfp8"
+    )
     with pytest.raises(UnsupportedSourceError, match="does not fit F16") as caught:
         export_model("m", tmp_path / "out", store=store, dequantize="float16")
     assert (caught.value.tensor, caught.value.index) == (DOWN, (2, 7, 31))
@@ -221,7 +282,11 @@ def metadata_of(**metadata: str) -> Header:
     return Header(entries, {"quant_type": "int4", "group_size": "32", **metadata}, 8)
 
 
-@pytest.mark.parametrize("metadata", [{"x.transposed": "yes"}, {"x.transposed": "false"}, {"y.transposed": "true"}], ids=str)
+@pytest.mark.parametrize(
+    "metadata",
+    [{"x.transposed": "yes"}, {"x.transposed": "false"}, {"y.transposed": "true"}],
+    ids=str,
+)
 def test_metadata_that_can_not_be_are_damage(metadata: dict[str, str]) -> None:
     with pytest.raises(CorruptDataError, match="transposed") as caught:
         list(stored_tensors(metadata_of(**metadata)))
@@ -229,13 +294,20 @@ def test_metadata_that_can_not_be_are_damage(metadata: dict[str, str]) -> None:
 
 
 def test_metadata_are_read_for_the_tensor_that_they_name() -> None:
-    read = {tensor.name: tensor.transposed for tensor in stored_tensors(metadata_of(**{"x.transposed": "true"}))}
+    read = {
+        tensor.name: tensor.transposed
+        for tensor in stored_tensors(metadata_of(**{"x.transposed": "true"}))
+    }
     assert read == {"x": True, "y": False}
 
 
 def test_importance_is_that_of_inputs(store: Store, source: Path) -> None:
     weighed = np.linspace(0.1, 9, HIDDEN, dtype=np.float32)
-    options: dict[str, Any] = {"quant": "int4", "method": "search", "rules": [f"{DOWN}=none", "*o_proj*=none"]}
+    options: dict[str, Any] = {
+        "quant": "int4",
+        "method": "search",
+        "rules": [f"{DOWN}=none", "*o_proj*=none"],
+    }
     vectors = {GATE_UP: weighed}
     blobstore.import_model(source, "m", store=store, importance=vectors, **options)
     with blobstore.open_model("m", store=store) as model:
@@ -244,4 +316,6 @@ def test_importance_is_that_of_inputs(store: Store, source: Path) -> None:
         wanted = quantize(turned(fused()[GATE_UP]), "int4", method="search", importance=weighed)
         assert bits_of_parts(stored) == bits_of_parts(wanted)
     with pytest.raises(UsageError, match=str(HIDDEN)):
-        blobstore.plan_import(source, importance={GATE_UP: np.ones(2 * INNER, np.float32)}, **options)
+        blobstore.plan_import(
+            source, importance={GATE_UP: np.ones(2 * INNER, np.float32)}, **options
+        )

@@ -11,7 +11,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.checkpoints import normal, safetensors_bytes, write_checkpoint
-from support.stores import layer_by_hand, link_by_hand, manifest_path, stored_arrays, with_newline_config
+from support.stores import (
+    layer_by_hand,
+    link_by_hand,
+    manifest_path,
+    stored_arrays,
+    with_newline_config,
+)
 
 import blobstore
 from blobstore.cli.main import run
@@ -24,7 +30,9 @@ Array = np.ndarray[Any, Any]
 
 
 def link(store: Store, name: str, arrays: dict[str, Array]) -> None:
-    link_by_hand(store, name, {key: safetensors_bytes({key: array}) for key, array in arrays.items()})
+    link_by_hand(
+        store, name, {key: safetensors_bytes({key: array}) for key, array in arrays.items()}
+    )
 
 
 def names(found: ModelDiff) -> tuple[list[str], list[str], list[str]]:
@@ -36,8 +44,26 @@ def names(found: ModelDiff) -> tuple[list[str], list[str], list[str]]:
 
 
 def test_added_removed_changed_and_equal_tensors(store: Store) -> None:
-    link(store, "a", {"same": np.arange(3.0), "gone": np.arange(4.0), "other": np.zeros(5), "shape": np.zeros((2, 3))})
-    link(store, "b", {"same": np.arange(3.0), "new": np.arange(4.0), "other": np.ones(5), "shape": np.zeros((3, 2))})
+    link(
+        store,
+        "a",
+        {
+            "same": np.arange(3.0),
+            "gone": np.arange(4.0),
+            "other": np.zeros(5),
+            "shape": np.zeros((2, 3)),
+        },
+    )
+    link(
+        store,
+        "b",
+        {
+            "same": np.arange(3.0),
+            "new": np.arange(4.0),
+            "other": np.ones(5),
+            "shape": np.zeros((3, 2)),
+        },
+    )
     found = diff_models("a", "b", store=store, error=True)
     assert names(found) == (["new"], ["gone"], ["other", "shape"])
     assert found.equal == 1
@@ -79,7 +105,10 @@ def test_a_changed_type_and_its_error(store: Store, quant_type: str) -> None:
 
 def test_scales_alone_make_a_change(store: Store) -> None:
     arrays, metadata = stored_arrays("w", normal("w", 8, 256), "int8")
-    other = {**arrays, "w.scale": (arrays["w.scale"].astype(np.float32) * 2).astype(ml_dtypes.bfloat16)}
+    other = {
+        **arrays,
+        "w.scale": (arrays["w.scale"].astype(np.float32) * 2).astype(ml_dtypes.bfloat16),
+    }
     link_by_hand(store, "a", {"w": safetensors_bytes(arrays, metadata)})
     link_by_hand(store, "b", {"w": safetensors_bytes(other, metadata)})
     assert names(diff_models("a", "b", store=store))[2] == ["w"]
@@ -93,17 +122,42 @@ def test_large_tensors_are_compared_in_chunks(store: Store) -> None:
     link(store, "b", {"w": changed})
     (change,) = diff_models("a", "b", store=store, error=True, jobs=2).changed
     assert change.errors is not None
-    assert (change.errors.count, change.errors.max_error, change.errors.squared_error) == (2**20 + 7, 3, 9)
+    assert (change.errors.count, change.errors.max_error, change.errors.squared_error) == (
+        2**20 + 7,
+        3,
+        9,
+    )
 
 
-def test_values_whose_squares_no_float_holds(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_whose_squares_no_float_holds(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     link(store, "a", {"w": np.array([1e300, 1e308])})
     link(store, "b", {"w": np.array([-1e300, -1e308])})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert run(["diff", "a", "b", "--error", "--json", "--jobs", str(10**20), "--store", str(store.root)]) == 0
+        assert (
+            run(
+                [
+                    "diff",
+                    "a",
+                    "b",
+                    "--error",
+                    "--json",
+                    "--jobs",
+                    str(10**20),
+                    "--store",
+                    str(store.root),
+                ]
+            )
+            == 0
+        )
     (change,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["changed"]
-    assert (change["error"]["weights"], change["error"]["rmse"], change["error"]["cosine"]) == (2, None, None)
+    assert (change["error"]["weights"], change["error"]["rmse"], change["error"]["cosine"]) == (
+        2,
+        None,
+        None,
+    )
 
 
 def test_scales_of_the_same_bits_and_another_dtype_are_not_equal(store: Store) -> None:
@@ -116,7 +170,10 @@ def test_scales_of_the_same_bits_and_another_dtype_are_not_equal(store: Store) -
 
 
 def test_values_that_are_no_numbers(store: Store) -> None:
-    """Infinities and NaN that both have are no error; those that one has are counted by themselves."""
+    """Infinities and NaN that both have are no error.
+
+    Those that one has are counted by themselves.
+    """
     inf, nan = np.inf, np.nan
     link(store, "a", {"w": np.array([inf, nan, 1, 2, 3], np.float32)})
     link(store, "b", {"w": np.array([inf, nan, inf, 2, 5], np.float32)})

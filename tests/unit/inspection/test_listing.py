@@ -1,4 +1,7 @@
-"""list: headers are read of models that were never listed before; what is remembered is never trusted over the store."""
+"""list: headers are read of models that were never listed before.
+
+What is remembered is never trusted over the store.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from blobstore.store.care.prune import prune
 from blobstore.store.local.journal import Summary, SummaryCache
 from blobstore.store.local.store import Store, open_store
 
-A, B = (safetensors_bytes({name: np.zeros((3, number), np.float16)}) for number, name in enumerate("ab", 4))
+A, B = (
+    safetensors_bytes({name: np.zeros((3, number), np.float16)})
+    for number, name in enumerate("ab", 4)
+)
 ONE = Summary(1234, 567, "int4", is_plain=True)
 
 
@@ -37,12 +43,18 @@ def headers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     return iter([read])  # type: ignore[return-value]
 
 
-def test_headers_are_read_once_for_all_and_shared_ones_once_for_both(store: Store, headers: Iterator[list[str]]) -> None:
+def test_headers_are_read_once_for_all_and_shared_ones_once_for_both(
+    store: Store, headers: Iterator[list[str]]
+) -> None:
     read = next(headers)
     commit_model(store, "m", A, B)
     commit_model(store, "n", A)
     first = list_models(store)
-    assert [(str(model.name), model.parameters, model.quant_type) for model in first if isinstance(model, ListedModel)] == [
+    assert [
+        (str(model.name), model.parameters, model.quant_type)
+        for model in first
+        if isinstance(model, ListedModel)
+    ] == [
         ("m:latest", 27, "F16"),
         ("n:latest", 12, "F16"),
     ]
@@ -72,11 +84,15 @@ def test_a_blob_that_goes_missing_or_comes_back_is_noticed(store: Store) -> None
     (model,) = list_models(store)
     assert isinstance(model, BrokenModel)
     assert (model.error.model, model.error.blob) == ("m:latest", path.name.replace("-", ":"))
-    path.with_name("away").rename(path.with_name(path.name.replace("-", ":")))  # as the first Ollamas named it
+    path.with_name("away").rename(
+        path.with_name(path.name.replace("-", ":"))
+    )  # as the first Ollamas named it
     assert isinstance(list_models(store)[0], ListedModel)
 
 
-def test_a_manifest_that_is_not_plain_is_remembered_too(store: Store, headers: Iterator[list[str]]) -> None:
+def test_a_manifest_that_is_not_plain_is_remembered_too(
+    store: Store, headers: Iterator[list[str]]
+) -> None:
     read = next(headers)
     link_by_hand(store, "m", {"a": A})  # with spaces
     assert isinstance(list_models(store)[0], ListedModel)
@@ -86,15 +102,23 @@ def test_a_manifest_that_is_not_plain_is_remembered_too(store: Store, headers: I
     assert isinstance(list_models(store)[0], BrokenModel)
 
 
-def test_a_model_that_is_removed_while_it_is_listed_is_not_broken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_removed_while_it_is_listed_is_not_broken(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit_model(store, "m", A)
     blob_path(store, A).unlink()
     real = listing._is_there
-    monkeypatch.setattr(listing, "_is_there", lambda store, name: (manifest_path(store, "m").unlink(), real(store, name))[1])
+    monkeypatch.setattr(
+        listing,
+        "_is_there",
+        lambda store, name: (manifest_path(store, "m").unlink(), real(store, name))[1],
+    )
     assert list_models(store) == []
 
 
-def test_only_the_stores_owner_leaves_a_cache(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_stores_owner_leaves_a_cache(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Folders that root left would be in the way of everybody else's imports."""
     link_by_hand(store, "m", {"a": A})
     real = os.geteuid()
@@ -103,7 +127,9 @@ def test_only_the_stores_owner_leaves_a_cache(store: Store, monkeypatch: pytest.
     assert not (store.root / ".blobstore").exists()
     monkeypatch.undo()
     list_models(store)
-    assert [path.name for path in (store.root / ".blobstore").rglob("*") if path.is_file()] == ["summaries"]
+    assert [path.name for path in (store.root / ".blobstore").rglob("*") if path.is_file()] == [
+        "summaries"
+    ]
 
 
 def test_a_cache_that_can_not_be_written_or_read_is_none(store: Store) -> None:

@@ -1,4 +1,7 @@
-"""Metadata of a file: read, edited in place or by a new file; everything else stays byte for byte."""
+"""Metadata of a file: read, edited in place or by a new file.
+
+Everything else stays byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,18 @@ from blobstore.inspection.rewriting import _LINE, HeaderText, encode_metadata
 from blobstore.io.ranges import FileReader
 
 DATA = bytes(range(256)) * 40
-ENTRY = '"x": {"dtype":"U8", "extra": [1.50, {"deep": null}], "shape":[10240],"data_offsets":[0,10240]}'
+ENTRY = (
+    '"x": {"dtype":"U8", "extra": [1.50, {"deep": null}], "shape":[10240],"data_offsets":[0,10240]}'
+)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A file with odd but valid JSON, 200 spaces behind it, metadata after a tensor, and no room anywhere else."""
-    return write(tmp_path / "m.safetensors", f'{{{ENTRY},"__metadata__" :{{"a":"1","ü":"\\u00fc"}}}}' + " " * 200)
+    return write(
+        tmp_path / "m.safetensors",
+        f'{{{ENTRY},"__metadata__" :{{"a":"1","ü":"\\u00fc"}}}}' + " " * 200,
+    )
 
 
 def write(path: Path, text: str) -> Path:
@@ -241,7 +249,9 @@ def test_edits_at_once_lose_nothing(file: Path) -> None:
     assert_sound(file, {"a": "1", "ü": "ü"} | {f"key{n}": "v" * 100 for n in range(32)})
 
 
-def test_an_edit_that_takes_long_makes_others_wait_and_then_give_up(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_that_takes_long_makes_others_wait_and_then_give_up(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metadata, "_WAIT_S", 0)
     with metadata._opened(file), pytest.raises(BusyError, match="edited by another process"):
         blobstore.edit_metadata(file, {"a": "2"})
@@ -321,7 +331,9 @@ def test_a_record_that_says_nothing_about_the_file_is_removed(torn: Torn) -> Non
         assert not torn.record.exists()
 
 
-@pytest.mark.parametrize(("first", "needs_record"), [(502, False), (503, True), (504, False), (511, False)])
+@pytest.mark.parametrize(
+    ("first", "needs_record"), [(502, False), (503, True), (504, False), (511, False)]
+)
 def test_a_record_is_written_where_two_sectors_of_the_file_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, needs_record: bool
 ) -> None:
@@ -348,15 +360,25 @@ def with_fields(record: bytes, **fields: object) -> bytes:
 @pytest.mark.parametrize("field", [None, "inode", "size", "begin", "sha256", "version"])
 def test_a_record_of_another_file_is_not_obeyed(torn: Torn, field: str | None) -> None:
     record, half = torn.record.read_bytes(), torn.new[:504] + torn.old[504:]
-    others = {"inode": 1, "size": torn.path.stat().st_size + 1, "begin": 0, "sha256": "0" * 64, "version": 0}
+    others = {
+        "inode": 1,
+        "size": torn.path.stat().st_size + 1,
+        "begin": 0,
+        "sha256": "0" * 64,
+        "version": 0,
+    }
     torn.write(half)
-    torn.record.write_bytes(with_fields(record, **({} if field is None else {field: others[field]})))
+    torn.record.write_bytes(
+        with_fields(record, **({} if field is None else {field: others[field]}))
+    )
     blobstore.read_metadata(torn.path)
     assert header_of(torn.path) == (torn.old if field is None else half)
     assert not torn.record.exists()
 
 
-def test_a_record_of_another_user_is_not_obeyed(torn: Torn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_of_another_user_is_not_obeyed(
+    torn: Torn, monkeypatch: pytest.MonkeyPatch
+) -> None:
     half = torn.new[:504] + torn.old[504:]
     torn.write(half)
     status = FileReader.status
@@ -383,7 +405,9 @@ def test_a_large_file_is_written_anew_with_its_data(tmp_path: Path) -> None:
         np.testing.assert_array_equal(opened.get_tensor("x"), values)
 
 
-def test_whole_blocks_are_copied_from_their_beginning_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_blocks_are_copied_from_their_beginning_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only so can a file system share them."""
     path = write(tmp_path / "m", f"{{{ENTRY}}}")
     ranges = []
@@ -402,5 +426,9 @@ def test_whole_blocks_are_copied_from_their_beginning_on(tmp_path: Path, monkeyp
 
 
 def test_copying_by_hand_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.copy_file_range", lambda *_: (_ for _ in ()).throw(OSError(18, "cross-device")), raising=False)
+    monkeypatch.setattr(
+        "os.copy_file_range",
+        lambda *_: (_ for _ in ()).throw(OSError(18, "cross-device")),
+        raising=False,
+    )
     test_a_large_file_is_written_anew_with_its_data(tmp_path)

@@ -1,4 +1,7 @@
-"""Weights that are packed in forms which are not imported are counted too; what can't be told is said."""
+"""Weights that are packed in forms which are not imported are counted too.
+
+What can't be told is said.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,9 @@ def test_modules_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", UNCLEAR)
 def test_what_can_not_be_told_is_counted_as_stored_and_said(tmp_path: Path, name: str) -> None:
     tensors, config, says = UNCLEAR[name]
-    named = {f"{base}{suffix}": tensor for base in ("a", "b", "c") for suffix, tensor in tensors.items()}
+    named = {
+        f"{base}{suffix}": tensor for base in ("a", "b", "c") for suffix, tensor in tensors.items()
+    }
     found = inspect(write_sparse_folder(tmp_path, named, config))
     assert found.parameters == 3 * sum(math.prod(shape) for _, shape in tensors.values())
     assert found.quantizations == ()
@@ -71,7 +76,9 @@ def test_what_can_not_be_told_is_counted_as_stored_and_said(tmp_path: Path, name
 
 def test_a_bare_file_is_counted_by_the_config_beside_it(tmp_path: Path) -> None:
     tensors, config, quantization, shape = PACKED["mlx 3 bits"]
-    folder = write_sparse_folder(tmp_path, {f"{BASE}{suffix}": tensor for suffix, tensor in tensors.items()}, config)
+    folder = write_sparse_folder(
+        tmp_path, {f"{BASE}{suffix}": tensor for suffix, tensor in tensors.items()}, config
+    )
     found = inspect(folder / "model.safetensors")
     assert found.parameters == math.prod(shape)
     assert f"{found.tensors[0].packing} {found.tensors[0].format}" == quantization
@@ -80,7 +87,9 @@ def test_a_bare_file_is_counted_by_the_config_beside_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"quantization": {"bits": 7, "group_size": 64}}'])
 def test_a_config_that_can_not_be_used_is_said(tmp_path: Path, text: str) -> None:
     tensors, *_ = PACKED["mlx 5 bits"]  # in groups of 64: no other type has these shapes
-    folder = write_sparse_folder(tmp_path, {f"{BASE}{suffix}": tensor for suffix, tensor in tensors.items()})
+    folder = write_sparse_folder(
+        tmp_path, {f"{BASE}{suffix}": tensor for suffix, tensor in tensors.items()}
+    )
     (folder / "config.json").write_text(text)
     found = inspect(folder)
     assert found.parameters == math.prod((ROWS, COLS))
@@ -97,7 +106,10 @@ def test_a_config_is_not_read_for_weights_that_are_not_packed(tmp_path: Path) ->
 def test_a_text_model_s_settings_hold_for_the_whole(tmp_path: Path) -> None:
     tensors, config, *_ = PACKED["compressed-tensors int4"]
     named = {f"{BASE}{suffix}": tensor for suffix, tensor in tensors.items()}
-    assert inspect(write_sparse_folder(tmp_path, named, {"text_config": config})).parameters == ROWS * COLS
+    assert (
+        inspect(write_sparse_folder(tmp_path, named, {"text_config": config})).parameters
+        == ROWS * COLS
+    )
 
 
 def test_a_damaged_blob_is_counted_as_stored_and_said(tmp_path: Path) -> None:

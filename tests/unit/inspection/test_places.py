@@ -32,8 +32,16 @@ INDEX = "model.safetensors.index.json"
 
 
 def test_a_file_a_folder_and_an_index(tmp_path: Path) -> None:
-    single, sharded = write_sparse_folder(tmp_path / "a", TENSORS), write_sparse_folder(tmp_path / "b", TENSORS, shards=3)
-    targets = {single / "model.safetensors": "file", single: "folder", sharded: "folder", sharded / INDEX: "index"}
+    single, sharded = (
+        write_sparse_folder(tmp_path / "a", TENSORS),
+        write_sparse_folder(tmp_path / "b", TENSORS, shards=3),
+    )
+    targets = {
+        single / "model.safetensors": "file",
+        single: "folder",
+        sharded: "folder",
+        sharded / INDEX: "index",
+    }
     for target, kind in targets.items():
         found = inspect(target)
         assert (found.kind, found.name) == (TargetKind(kind), str(target))
@@ -42,9 +50,9 @@ def test_a_file_a_folder_and_an_index(tmp_path: Path) -> None:
         assert (found.index is not None) == found.sharded
         assert sum(len(header.tensors) for header in found.headers.values()) == len(TENSORS)
         assert found.notes == ()
-    assert {tensor.name: tensor.file for tensor in inspect(sharded).tensors} == json.loads((sharded / INDEX).read_text())[
-        "weight_map"
-    ]
+    assert {tensor.name: tensor.file for tensor in inspect(sharded).tensors} == json.loads(
+        (sharded / INDEX).read_text()
+    )["weight_map"]
 
 
 def test_one_shard_alone(tmp_path: Path) -> None:
@@ -68,20 +76,29 @@ def test_a_single_file_beside_shards_is_what_counts(tmp_path: Path) -> None:
     found = inspect(folder)
     assert found.parameter_count == {"F32": 3}
     names = ", ".join(f"'model-0000{number}-of-00005.safetensors'" for number in (1, 2, 3))
-    assert found.notes == (f"not counted, for they are not among the checkpoint's files: {names} and 2 more",)
+    assert found.notes == (
+        f"not counted, for they are not among the checkpoint's files: {names} and 2 more",
+    )
 
 
 def test_an_index_of_another_name(tmp_path: Path) -> None:
     folder = write_sparse_folder(tmp_path, TENSORS, shards=2)
     (folder / INDEX).rename(folder / "diffusion_pytorch_model.safetensors.index.json")
     assert inspect(folder).index is not None
-    (folder / "diffusion_pytorch_model.safetensors.index.json").rename(folder / "model.safetensors.index.fp16.json")
+    (folder / "diffusion_pytorch_model.safetensors.index.json").rename(
+        folder / "model.safetensors.index.fp16.json"
+    )
     assert inspect(folder / "model.safetensors.index.fp16.json").kind is TargetKind.INDEX
 
 
 def test_files_of_any_name_each_for_itself(tmp_path: Path) -> None:
-    """Two adapters have tensors of the same names; nothing belongs together that lies in two files."""
-    write_sparse(tmp_path / "a.safetensors", {"x.qweight": ("I32", (128, 12)), "x.scales": ("F16", (4, 96))})
+    """Two adapters have tensors of the same names.
+
+    Nothing belongs together that lies in two files.
+    """
+    write_sparse(
+        tmp_path / "a.safetensors", {"x.qweight": ("I32", (128, 12)), "x.scales": ("F16", (4, 96))}
+    )
     write_sparse(tmp_path / "b.safetensors", {"x.qweight": ("I32", (64, 64))})
     found = inspect(tmp_path)
     assert found.sharded
@@ -96,11 +113,21 @@ def test_files_of_any_name_each_for_itself(tmp_path: Path) -> None:
     ("make", "says", "hint"),
     [
         (Path.exists, "no .safetensors file", None),
-        (lambda folder: (folder / "model.gguf").touch(), "no .safetensors file", "model.gguf is not safetensors."),
-        (lambda folder: write_checkpoint(folder / "unet"), "no .safetensors file", "unet has some."),
+        (
+            lambda folder: (folder / "model.gguf").touch(),
+            "no .safetensors file",
+            "model.gguf is not safetensors.",
+        ),
+        (
+            lambda folder: write_checkpoint(folder / "unet"),
+            "no .safetensors file",
+            "unet has some.",
+        ),
     ],
 )
-def test_a_folder_without_weights(tmp_path: Path, make: Callable[[Path], object], says: str, hint: str | None) -> None:
+def test_a_folder_without_weights(
+    tmp_path: Path, make: Callable[[Path], object], says: str, hint: str | None
+) -> None:
     make(tmp_path)
     with pytest.raises(NotFoundError, match=says) as caught:
         inspect(tmp_path)
@@ -112,7 +139,9 @@ def test_an_index_that_gives_another_size_is_said(tmp_path: Path) -> None:
     index = json.loads((folder / INDEX).read_text())
     index["metadata"]["total_size"] += 1
     (folder / INDEX).write_text(json.dumps(index))
-    assert inspect(folder).notes == ("the index says that the tensors have 881 bytes (total_size); they have 880",)
+    assert inspect(folder).notes == (
+        "the index says that the tensors have 881 bytes (total_size); they have 880",
+    )
     index["metadata"] = "none"
     (folder / INDEX).write_text(json.dumps(index))
     assert inspect(folder).notes == ()
@@ -132,30 +161,57 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     for target in (path, tmp_path):
         found = inspect(target)
         assert found.parameter_count == COUNT
-        assert json.loads(json.dumps(inspection_document(found)))["files"][0]["name"] == "\udcff.safetensors"
+        assert (
+            json.loads(json.dumps(inspection_document(found)))["files"][0]["name"]
+            == "\udcff.safetensors"
+        )
 
 
 def _edit_index(folder: Path, **weight_map: str | None) -> None:
     index = json.loads((folder / INDEX).read_text())
     index["weight_map"] |= weight_map
-    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if file is not None}
+    index["weight_map"] = {
+        name: file for name, file in index["weight_map"].items() if file is not None
+    }
     (folder / INDEX).write_text(json.dumps(index))
 
 
 @pytest.mark.parametrize(
     ("damage", "kind", "says"),
     [
-        (lambda folder: _edit_index(folder, ghost="model-00001-of-00002.safetensors"), CorruptDataError, "'ghost'"),
-        (lambda folder: _edit_index(folder, **{"layers.3.weight": None}), CorruptDataError, "does not name it"),
-        (lambda folder: _edit_index(folder, x="../x.safetensors"), DocumentError, "not a file name"),
+        (
+            lambda folder: _edit_index(folder, ghost="model-00001-of-00002.safetensors"),
+            CorruptDataError,
+            "'ghost'",
+        ),
+        (
+            lambda folder: _edit_index(folder, **{"layers.3.weight": None}),
+            CorruptDataError,
+            "does not name it",
+        ),
+        (
+            lambda folder: _edit_index(folder, x="../x.safetensors"),
+            DocumentError,
+            "not a file name",
+        ),
         (lambda folder: _edit_index(folder, x="x.bin"), DocumentError, "not a .safetensors file"),
-        (lambda folder: _edit_index(folder, x="absent.safetensors"), NotFoundError, "absent.safetensors, which is missing"),
+        (
+            lambda folder: _edit_index(folder, x="absent.safetensors"),
+            NotFoundError,
+            "absent.safetensors, which is missing",
+        ),
         (lambda folder: (folder / INDEX).write_text('{"weight_map": []}'), DocumentError, "I1"),
         (lambda folder: (folder / INDEX).write_text("{" * 100), DocumentError, "I1"),
-        (lambda folder: (folder / "model-00001-of-00002.safetensors").write_bytes(b"{}"), HeaderError, "F1"),
+        (
+            lambda folder: (folder / "model-00001-of-00002.safetensors").write_bytes(b"{}"),
+            HeaderError,
+            "F1",
+        ),
     ],
 )
-def test_damage_is_refused(tmp_path: Path, damage: Callable[[Path], object], kind: type[BlobStoreError], says: str) -> None:
+def test_damage_is_refused(
+    tmp_path: Path, damage: Callable[[Path], object], kind: type[BlobStoreError], says: str
+) -> None:
     folder = write_sparse_folder(tmp_path, TENSORS, shards=2)
     damage(folder)
     with pytest.raises(kind, match=says):
@@ -170,7 +226,10 @@ def test_a_tensor_in_two_shards_is_damage(tmp_path: Path) -> None:
 
 
 def test_metadata_that_differ_are_said(tmp_path: Path) -> None:
-    for name, metadata in {"a": {"format": "pt", "x": "1"}, "b": {"format": "pt", "x": "2", "y": "3"}}.items():
+    for name, metadata in {
+        "a": {"format": "pt", "x": "1"},
+        "b": {"format": "pt", "x": "2", "y": "3"},
+    }.items():
         write_sparse(tmp_path / f"{name}.safetensors", {name: ("F32", (3,))}, metadata)
     found = inspect(tmp_path)
     assert found.metadata == {"format": "pt", "y": "3"}
@@ -179,7 +238,9 @@ def test_metadata_that_differ_are_said(tmp_path: Path) -> None:
 
 def test_a_stored_model_has_the_metadata_of_its_source(store: Store, tmp_path: Path) -> None:
     source = tmp_path / "m.safetensors"
-    source.write_bytes(safetensors_bytes(small_tensors(), {"format": "pt", "modelspec.title": "Tiny"}))
+    source.write_bytes(
+        safetensors_bytes(small_tensors(), {"format": "pt", "modelspec.title": "Tiny"})
+    )
     blobstore.import_model(source, "m", store=store, quant="int4")
     found = inspect("m", store=store)
     assert found.metadata == {"format": "pt", "modelspec.title": "Tiny"}
@@ -199,7 +260,11 @@ def test_stored_models_of_others(store: Store) -> None:
 
 def test_a_damaged_stored_model_is_refused_by_model_and_blob(store: Store) -> None:
     data = raw_safetensors(
-        {"x": {"dtype": "U32", "shape": [4], "data_offsets": [0, 16]}, "__metadata__": {"quant_type": "int4"}}, b"0" * 16
+        {
+            "x": {"dtype": "U32", "shape": [4], "data_offsets": [0, 16]},
+            "__metadata__": {"quant_type": "int4"},
+        },
+        b"0" * 16,
     )
     manifest = commit_model(store, "m", data)
     with pytest.raises(CorruptDataError, match="model m:latest: blob sha256:") as caught:
@@ -222,8 +287,13 @@ def test_a_filter_keeps_what_matches_with_its_parts(store: Store, tmp_path: Path
     assert found.parameters == 96 * 64 + 2 * 64 * 128
     held = {name for header in found.headers.values() for name in header.tensors}
     assert held == {part for tensor in found.tensors for part in tensor.parts}
-    assert everything.only(["*.scale"]).parameters == everything.only(["*proj*", "lm_head*"]).parameters
+    assert (
+        everything.only(["*.scale"]).parameters
+        == everything.only(["*proj*", "lm_head*"]).parameters
+    )
     assert everything.only(["nothing"]).bits_per_weight is None
-    sharded = inspect(write_sparse_folder(tmp_path / "s", TENSORS, shards=3)).only(["layers.[12].*"])
+    sharded = inspect(write_sparse_folder(tmp_path / "s", TENSORS, shards=3)).only(
+        ["layers.[12].*"]
+    )
     assert sharded.index is not None
     assert set(sharded.index["weight_map"]) == {"layers.1.weight", "layers.2.weight"}

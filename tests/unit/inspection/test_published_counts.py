@@ -1,7 +1,8 @@
 """Counts that others have published, of headers that are made from the architectures' dimensions.
 
-Source: huggingface/huggingface.js packages/hub/src/lib/parse-safetensors-metadata.spec.ts, August 2026; each is the Hub's
-answer for the repository that is named, and the total is that of the unquantized model, where there is one.
+Source: huggingface/huggingface.js packages/hub/src/lib/parse-safetensors-metadata.spec.ts, August
+2026; each is the Hub's answer for the repository that is named, and the total is that of the
+unquantized model, where there is one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ LLAMA_8B = {"layers": 32, "hidden": 4096, "inner": 14336, "keys": 1024, "vocabul
 LLAMA_70B = {"layers": 80, "hidden": 8192, "inner": 28672, "keys": 1024, "vocabulary": 128_256}
 
 
-def llama(linear: Linear, dtype: str, *, layers: int, hidden: int, inner: int, keys: int, vocabulary: int) -> Tensors:
+def llama(
+    linear: Linear, dtype: str, *, layers: int, hidden: int, inner: int, keys: int, vocabulary: int
+) -> Tensors:
     """Return the tensors of a Llama 3 whose linear layers are stored by ``linear``."""
     shapes = {
         "mlp.down_proj": (hidden, inner),
@@ -37,10 +40,16 @@ def llama(linear: Linear, dtype: str, *, layers: int, hidden: int, inner: int, k
     }
 
     def parts() -> Iterator[Tensors]:
-        yield {f"{name}.weight": (dtype, (vocabulary, hidden)) for name in ("lm_head", "model.embed_tokens")}
+        yield {
+            f"{name}.weight": (dtype, (vocabulary, hidden))
+            for name in ("lm_head", "model.embed_tokens")
+        }
         yield {"model.norm.weight": (dtype, (hidden,))}
         for layer in (f"model.layers.{number}" for number in range(layers)):
-            yield {f"{layer}.{name}_layernorm.weight": (dtype, (hidden,)) for name in ("input", "post_attention")}
+            yield {
+                f"{layer}.{name}_layernorm.weight": (dtype, (hidden,))
+                for name in ("input", "post_attention")
+            }
             yield from (linear(f"{layer}.{name}", *shape) for name, shape in shapes.items())
 
     return merged(parts())
@@ -85,10 +94,16 @@ def gpt_oss(layers: int, experts: int) -> Tensors:
     hidden, queries, keys, vocabulary = 2880, 4096, 512, 201_088
 
     def parts() -> Iterator[Tensors]:
-        yield {f"{name}.weight": ("BF16", (vocabulary, hidden)) for name in ("lm_head", "model.embed_tokens")}
+        yield {
+            f"{name}.weight": ("BF16", (vocabulary, hidden))
+            for name in ("lm_head", "model.embed_tokens")
+        }
         yield {"model.norm.weight": ("BF16", (hidden,))}
         for layer in (f"model.layers.{number}" for number in range(layers)):
-            yield {f"{layer}.{name}_layernorm.weight": ("BF16", (hidden,)) for name in ("input", "post_attention")}
+            yield {
+                f"{layer}.{name}_layernorm.weight": ("BF16", (hidden,))
+                for name in ("input", "post_attention")
+            }
             yield {f"{layer}.self_attn.sinks": ("BF16", (64,))}
             yield {
                 f"{layer}.mlp.router.weight": ("BF16", (experts, hidden)),
@@ -104,13 +119,18 @@ def gpt_oss(layers: int, experts: int) -> Tensors:
                 yield {f"{layer}.self_attn.{name}_proj.bias": ("BF16", (rows,))}
             for name, rows in (("gate_up_proj", 2 * hidden), ("down_proj", hidden)):
                 yield {f"{layer}.mlp.experts.{name}_bias": ("BF16", (experts, rows))}
-                yield {f"{layer}.mlp.experts.{name}_blocks": ("U8", (experts, rows, hidden // 32, 16))}
+                yield {
+                    f"{layer}.mlp.experts.{name}_blocks": ("U8", (experts, rows, hidden // 32, 16))
+                }
                 yield {f"{layer}.mlp.experts.{name}_scales": ("U8", (experts, rows, hidden // 32))}
 
     return merged(parts())
 
 
-W4A16 = {"config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128}}}, "format": "pack-quantized"}
+W4A16 = {
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 128}}},
+    "format": "pack-quantized",
+}
 PUBLISHED: dict[str, tuple[Tensors, dict[str, Any], dict[str, int], str]] = {
     "gptq": (
         llama(gptq, "F16", **LLAMA_8B),
@@ -148,11 +168,15 @@ PUBLISHED: dict[str, tuple[Tensors, dict[str, Any], dict[str, int], str]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_quantized_models_count_as_published(tmp_path: Path, name: str) -> None:
     tensors, settings, counts, quantization = PUBLISHED[name]
-    folder = write_sparse_folder(tmp_path / name, tensors, {"quantization_config": settings}, shards=3)
+    folder = write_sparse_folder(
+        tmp_path / name, tensors, {"quantization_config": settings}, shards=3
+    )
     found = inspect(folder)
     assert found.parameter_count == counts
     assert found.parameters == sum(counts.values())
-    assert [f"{one.type}/{one.group_size} {one.format} {one.tensors}" for one in found.quantizations] == [quantization]
+    assert [
+        f"{one.type}/{one.group_size} {one.format} {one.tensors}" for one in found.quantizations
+    ] == [quantization]
     assert found.notes == ()
 
 
@@ -183,8 +207,12 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
 @pytest.mark.parametrize("repository", COUNTS)
 def test_they_do_from_a_web_server(hub: Nginx, repository: str) -> None:
     hub.requests()
-    found = inspect(f"hf://{repository}" if "/" in repository else f"{hub.url}/{repository}/resolve/main", endpoint=hub.url)
+    found = inspect(
+        f"hf://{repository}" if "/" in repository else f"{hub.url}/{repository}/resolve/main",
+        endpoint=hub.url,
+    )
     assert found.parameter_count == COUNTS[repository]
     assert found.notes == ()
-    # An index, its shards, and for integers that may be packed config.json, which is not there; or what is no index first.
+    # An index, its shards, and for integers that may be packed config.json, which is not there; or
+    # what is no index first.
     assert len(hub.requests()) <= 2 * len(found.files) + 1

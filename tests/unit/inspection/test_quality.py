@@ -37,7 +37,9 @@ Snapshot = Callable[[Store], dict[str, str]]
 W = "x.weight"
 
 
-def test_what_is_stored_as_it_was_is_compared_and_counts_no_weights(store: Store, tmp_path: Path) -> None:
+def test_what_is_stored_as_it_was_is_compared_and_counts_no_weights(
+    store: Store, tmp_path: Path
+) -> None:
     tensors = small_tensors()
     report = measured(store, tmp_path, tensors, tensors)
     assert report.name == ModelName.parse("m")
@@ -58,7 +60,9 @@ def test_the_most_damaged_come_first_then_names(store: Store, tmp_path: Path) ->
 def test_threads_change_nothing_and_nothing_is_written(store: Store, snapshot: Snapshot) -> None:
     imported(store, PYCODE, quant="nvfp4")
     before = snapshot(store)
-    reports = [blobstore.measure_quality("m", PYCODE, store=store, jobs=jobs) for jobs in (None, 1, 7)]
+    reports = [
+        blobstore.measure_quality("m", PYCODE, store=store, jobs=jobs) for jobs in (None, 1, 7)
+    ]
     assert reports == reports[:1] * 3
     assert snapshot(store) == before
 
@@ -67,7 +71,11 @@ def test_progress_is_told_every_byte_of_the_source(store: Store) -> None:
     told: Counter[str] = Counter()
     imported(store, PYCODE, quant="int8")
     blobstore.measure_quality(
-        "m", PYCODE, store=store, jobs=1, progress=lambda nbytes, tensor: told.update({tensor: nbytes})
+        "m",
+        PYCODE,
+        store=store,
+        jobs=1,
+        progress=lambda nbytes, tensor: told.update({tensor: nbytes}),
     )
     assert sum(told.values()) == blobstore.plan_import(PYCODE).inventory.nbytes
     assert set(told) == set(blobstore.open_model("m", store=store))
@@ -77,7 +85,9 @@ def test_a_source_of_another_form_is_the_same_source(store: Store, tmp_path: Pat
     tensors = {W: normal("x", 32, 64)}
     source = write_checkpoint(tmp_path / "source", tensors)
     report = blobstore.measure_quality(imported(store, source, quant="int4"), source, store=store)
-    assert blobstore.measure_quality("m:latest", source / "model.safetensors", store=store) == report
+    assert (
+        blobstore.measure_quality("m:latest", source / "model.safetensors", store=store) == report
+    )
     assert blobstore.measure_quality(ModelName.parse("m"), str(source), store=store) == report
 
 
@@ -89,7 +99,9 @@ def test_tensors_of_zeros_lose_nothing(store: Store, tmp_path: Path) -> None:
         assert tensor.errors.count == 2048
 
 
-def test_a_source_of_zeros_for_a_model_of_others_has_no_relative_error_and_comes_first(store: Store, tmp_path: Path) -> None:
+def test_a_source_of_zeros_for_a_model_of_others_has_no_relative_error_and_comes_first(
+    store: Store, tmp_path: Path
+) -> None:
     good = {"a.weight": normal("a", 32, 64), W: normal("x", 32, 64)}
     report = measured(store, tmp_path, good, good | {W: np.zeros((32, 64), BF16)}, quant="int8")
     first, second = report.tensors
@@ -101,7 +113,9 @@ def test_a_source_of_zeros_for_a_model_of_others_has_no_relative_error_and_comes
 
 @pytest.mark.parametrize("shape", [(0, 64), (32, 0), (0,)])
 @pytest.mark.parametrize("options", [{}, {"dtype": "float16"}], ids=["kept", "converted"])
-def test_empty_tensors(store: Store, tmp_path: Path, shape: tuple[int, ...], options: dict[str, str]) -> None:
+def test_empty_tensors(
+    store: Store, tmp_path: Path, shape: tuple[int, ...], options: dict[str, str]
+) -> None:
     tensors = {"e": np.zeros(shape, np.float32), "s": np.array(2.5, np.float32)}
     report = measured(store, tmp_path, tensors, tensors, **options)
     empty = next(tensor for tensor in report.tensors if tensor.name == "e")
@@ -118,7 +132,11 @@ def test_an_empty_quantized_tensor_of_another_writer(store: Store, tmp_path: Pat
 
 
 @pytest.mark.parametrize("place", [0, 4321, -1])
-@pytest.mark.parametrize("kind", [BF16, np.dtype(np.int64), np.dtype(np.uint8), np.dtype(ml_dtypes.float8_e4m3fn)], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [BF16, np.dtype(np.int64), np.dtype(np.uint8), np.dtype(ml_dtypes.float8_e4m3fn)],
+    ids=str,
+)
 def test_a_byte_that_differs_in_what_is_stored_as_it_was_is_corrupt(
     store: Store, tmp_path: Path, kind: Any, place: int
 ) -> None:
@@ -126,7 +144,9 @@ def test_a_byte_that_differs_in_what_is_stored_as_it_was_is_corrupt(
     other = data.copy()
     other[place] ^= 1
     with pytest.raises(CorruptDataError, match="'n'") as caught:
-        measured(store, tmp_path, {"n": data.view(kind), "a": data}, {"n": other.view(kind), "a": data})
+        measured(
+            store, tmp_path, {"n": data.view(kind), "a": data}, {"n": other.view(kind), "a": data}
+        )
     assert caught.value.tensor == "n"
 
 
@@ -138,7 +158,9 @@ def test_a_byte_that_differs_behind_the_first_chunk_is_seen(store: Store, tmp_pa
         measured(store, tmp_path, {"n": data}, {"n": other})
 
 
-def test_types_that_numpy_does_not_have_are_compared_by_their_bytes(store: Store, tmp_path: Path) -> None:
+def test_types_that_numpy_does_not_have_are_compared_by_their_bytes(
+    store: Store, tmp_path: Path
+) -> None:
     header = {"f4": {"dtype": "F4", "shape": [2**20 + 6], "data_offsets": [0, 2**19 + 3]}}
     data = bytes(range(256)) * 2048 + b"abc"
     path = tmp_path / "m.safetensors"
@@ -192,8 +214,12 @@ def test_memory_does_not_grow_with_the_tensor(tmp_path: Path) -> None:
 
 def test_a_config_of_another_architecture_does_not_matter(store: Store, tmp_path: Path) -> None:
     tensors = small_tensors()
-    blobstore.import_model(write_checkpoint(tmp_path / "a", tensors), "m", store=store, quant="int4")
-    other = write_checkpoint(tmp_path / "b", tensors, LLAMA_CONFIG | {"architectures": ["Qwen3ForCausalLM"]})
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "a", tensors), "m", store=store, quant="int4"
+    )
+    other = write_checkpoint(
+        tmp_path / "b", tensors, LLAMA_CONFIG | {"architectures": ["Qwen3ForCausalLM"]}
+    )
     assert len(blobstore.measure_quality("m", other, store=store).tensors) == len(tensors)
 
 
@@ -203,14 +229,20 @@ def test_float64_that_was_converted_is_measured(store: Store, tmp_path: Path) ->
     assert 0 < (tensor.errors.relative_rmse or 0) < 1e-7
 
 
-def test_values_that_are_not_finite_and_come_back_as_they_were_are_no_error(store: Store, tmp_path: Path) -> None:
+def test_values_that_are_not_finite_and_come_back_as_they_were_are_no_error(
+    store: Store, tmp_path: Path
+) -> None:
     values = np.array([np.inf, -np.inf, np.nan, 1.0, 0.0], np.float32)
     values.view(np.uint32)[4] = 0x7F800001  # a signalling NaN
     (tensor,) = measured(store, tmp_path, {"n": values}, {"n": values}, dtype="bfloat16").tensors
     assert (tensor.errors.rmse, tensor.errors.max_error) == (0, 0)
 
 
-def test_a_source_with_a_document_of_our_name_is_measured_as_it_was_imported(store: Store, tmp_path: Path) -> None:
+def test_a_source_with_a_document_of_our_name_is_measured_as_it_was_imported(
+    store: Store, tmp_path: Path
+) -> None:
     source = write_checkpoint(tmp_path / "s")
     (source / "blobstore.json").write_text("{}")
-    assert blobstore.measure_quality(imported(store, source, profile="ollama"), source, store=store).tensors
+    assert blobstore.measure_quality(
+        imported(store, source, profile="ollama"), source, store=store
+    ).tensors

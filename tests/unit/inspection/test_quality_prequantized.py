@@ -36,11 +36,23 @@ def test_what_is_copied_has_no_error(store: Store, tmp_path: Path, kind: Kind) -
     weight = kind.make(f"{LAYER}.mlp.up_proj", (6, 256))
     source = source_of(tmp_path / "s", kind, weight.tensors)
     blobstore.import_model(source, "m", store=store)
-    report = {tensor.name: tensor for tensor in blobstore.measure_quality("m", source, store=store).tensors}
+    report = {
+        tensor.name: tensor
+        for tensor in blobstore.measure_quality("m", source, store=store).tensors
+    }
     assert set(report) == {weight.name, *NORM}
-    assert (report[weight.name].type_name, report[weight.name].shape) == (weight.quant_type, (6, 256))
+    assert (report[weight.name].type_name, report[weight.name].shape) == (
+        weight.quant_type,
+        (6, 256),
+    )
     errors = report[weight.name].errors
-    assert (errors.count, errors.rmse, errors.max_error, errors.relative_rmse, errors.cosine) == (6 * 256, 0, 0, 0, 1)
+    assert (errors.count, errors.rmse, errors.max_error, errors.relative_rmse, errors.cosine) == (
+        6 * 256,
+        0,
+        0,
+        0,
+        1,
+    )
     assert report[next(iter(NORM))].kept
 
 
@@ -55,14 +67,23 @@ def test_what_is_quantized_again(store: Store, tmp_path: Path, kind: Kind, quant
         assert isinstance(stored, QuantizedArray)
         wanted = figures(weight.values, model[weight.name].dequantize(), stored)
     if quant == "nvfp4" and not stored.scale.all():
-        del wanted["saturated"]  # groups too small for E4M3 have a scale of 0, and those figures leave them out
+        del wanted[
+            "saturated"
+        ]  # groups too small for E4M3 have a scale of 0, and those figures leave them out
     measured = blobstore.measure_quality("m", source, store=store).tensors[0]
-    assert (measured.name, measured.type_name, measured.quantized, measured.kept) == (weight.name, quant, True, False)
+    assert (measured.name, measured.type_name, measured.quantized, measured.kept) == (
+        weight.name,
+        quant,
+        True,
+        False,
+    )
     assert_reports(measured.errors, wanted)
 
 
 @pytest.mark.parametrize("experts", ["packed", "stacked"])
-@pytest.mark.parametrize("kind", [COPIED["mlx mxfp4"], nvfp4(modelopt=False), block_fp8()], ids=["mlx", "nvfp4", "fp8"])
+@pytest.mark.parametrize(
+    "kind", [COPIED["mlx mxfp4"], nvfp4(modelopt=False), block_fp8()], ids=["mlx", "nvfp4", "fp8"]
+)
 def test_experts(store: Store, tmp_path: Path, kind: Kind, experts: str) -> None:
     weights = [kind.make(f"{EXPERTS}.{expert}.up_proj", (6, 256)) for expert in range(3)]
     source = source_of(tmp_path / "s", kind, *(weight.tensors for weight in weights))
@@ -73,12 +94,17 @@ def test_experts(store: Store, tmp_path: Path, kind: Kind, experts: str) -> None
     assert (report.errors.rmse == 0) == copied
 
 
-def test_fp8_that_stays_bf16_is_compared_with_what_it_decodes_to(store: Store, tmp_path: Path) -> None:
+def test_fp8_that_stays_bf16_is_compared_with_what_it_decodes_to(
+    store: Store, tmp_path: Path
+) -> None:
     kind = block_fp8()
     weight = kind.make("model.embed_tokens", (130, 200))
     source = source_of(tmp_path / "s", kind, weight.tensors)
     blobstore.import_model(source, "m", store=store)
-    report = {tensor.name: tensor for tensor in blobstore.measure_quality("m", source, store=store).tensors}
+    report = {
+        tensor.name: tensor
+        for tensor in blobstore.measure_quality("m", source, store=store).tensors
+    }
     assert (report[weight.name].type_name, report[weight.name].errors.rmse) == ("BF16", 0)
 
 
@@ -94,7 +120,9 @@ def test_another_source_is_seen(store: Store, tmp_path: Path) -> None:
         blobstore.measure_quality("m", source_of(tmp_path / "c", kind, changed), store=store)
 
 
-def test_a_float_model_against_a_quantized_source_and_the_other_way_round(store: Store, tmp_path: Path) -> None:
+def test_a_float_model_against_a_quantized_source_and_the_other_way_round(
+    store: Store, tmp_path: Path
+) -> None:
     kind = COPIED["mlx int4/64 bfloat16"]
     weight = kind.make(f"{LAYER}.mlp.up_proj", (6, 256))
     quantized = source_of(tmp_path / "q", kind, weight.tensors)

@@ -50,7 +50,11 @@ W = "x.weight"
     ids=["name", "shape", "rank", "I32", "U8"],
 )
 def test_another_checkpoint_is_refused_by_name(
-    store: Store, tmp_path: Path, quant: str | None, source: dict[str, Array], kind: type[BlobStoreError]
+    store: Store,
+    tmp_path: Path,
+    quant: str | None,
+    source: dict[str, Array],
+    kind: type[BlobStoreError],
 ) -> None:
     with pytest.raises(kind) as caught:
         measured(store, tmp_path, {W: normal("x", 32, 64)}, source, quant=quant)
@@ -60,7 +64,12 @@ def test_another_checkpoint_is_refused_by_name(
 
 def test_tensors_that_only_the_source_has_do_not_matter(store: Store, tmp_path: Path) -> None:
     weight = {W: normal("x", 32, 64)}
-    assert len(measured(store, tmp_path, weight, weight | {"more": np.arange(4)}, quant="int4").tensors) == 1
+    assert (
+        len(
+            measured(store, tmp_path, weight, weight | {"more": np.arange(4)}, quant="int4").tensors
+        )
+        == 1
+    )
 
 
 def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:
@@ -83,7 +92,11 @@ def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:
 def test_a_model_without_tensor_blobs_is_of_another_kind(store: Store) -> None:
     path = manifest_path(store, "m")
     path.parent.mkdir(parents=True)
-    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{'0' * 64}", "size": 4}
+    layer = {
+        "mediaType": "application/vnd.ollama.image.model",
+        "digest": f"sha256:{'0' * 64}",
+        "size": 4,
+    }
     path.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
     with pytest.raises(UnsupportedSourceError, match="GGUF"):
         blobstore.measure_quality("m", PYCODE, store=store)
@@ -94,7 +107,9 @@ def test_a_damaged_model_is_corrupt(store: Store, tmp_path: Path) -> None:
     commit_model(store, "m", data)
     blob_path(store, data).write_bytes(data[:-1])
     with pytest.raises(CorruptDataError):
-        blobstore.measure_quality("m", write_checkpoint(tmp_path / "s", {"x": normal("x", 3)}), store=store)
+        blobstore.measure_quality(
+            "m", write_checkpoint(tmp_path / "s", {"x": normal("x", 3)}), store=store
+        )
 
 
 def test_a_source_that_was_cut_before_is_corrupt(store: Store, tmp_path: Path) -> None:
@@ -123,7 +138,9 @@ def test_a_source_that_changes_while_it_is_read_is_an_error(
         else:
             file.write_bytes(file.read_bytes())
 
-    with pytest.raises(NotFoundError if change == "removed" else CorruptDataError, match=r"model\.safetensors"):
+    with pytest.raises(
+        NotFoundError if change == "removed" else CorruptDataError, match=r"model\.safetensors"
+    ):
         blobstore.measure_quality("m", source, store=store, jobs=1, progress=spoil)
 
 
@@ -149,8 +166,12 @@ def test_no_threads_is_wrong_use(store: Store, tmp_path: Path, jobs: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("stored", "source"), [(np.arange(8), np.arange(8.0)), (np.arange(8), np.arange(8, dtype=np.int32))], ids=["F64", "I32"]
+    ("stored", "source"),
+    [(np.arange(8), np.arange(8.0)), (np.arange(8), np.arange(8, dtype=np.int32))],
+    ids=["F64", "I32"],
 )
-def test_whole_numbers_of_another_kind_are_refused(store: Store, tmp_path: Path, stored: Array, source: Array) -> None:
+def test_whole_numbers_of_another_kind_are_refused(
+    store: Store, tmp_path: Path, stored: Array, source: Array
+) -> None:
     with pytest.raises(UnsupportedSourceError):
         measured(store, tmp_path, {"ids": stored}, {"ids": source})

@@ -1,4 +1,7 @@
-"""What a text names: a path, an address, a repository of the Hub, a stored model; the Hub's grammar is huggingface_hub's."""
+"""What a text names: a path, an address, a repository of the Hub, a stored model.
+
+The Hub's grammar is huggingface_hub's.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,11 @@ from blobstore.source.hub import HubTarget
 from blobstore.store.local.store import Store
 
 _SEGMENT = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}[A-Za-z0-9_]", fullmatch=True).filter(
-    lambda text: ".." not in text and "--" not in text and text not in ("models", "datasets", "spaces", "kernels", "buckets")
+    lambda text: (
+        ".." not in text
+        and "--" not in text
+        and text not in ("models", "datasets", "spaces", "kernels", "buckets")
+    )
 )
 _REVISION = st.one_of(
     _SEGMENT,
@@ -35,7 +42,9 @@ _REVISION = st.one_of(
 def test_hub_addresses_are_those_of_huggingface_hub(
     owner: str, name: str, revision: str | None, path: list[str], prefixed: bool
 ) -> None:
-    text = f"hf://{'models/' if prefixed else ''}{owner}/{name}" + (f"@{revision}" if revision is not None else "")
+    text = f"hf://{'models/' if prefixed else ''}{owner}/{name}" + (
+        f"@{revision}" if revision is not None else ""
+    )
     text = "/".join([text, *path])
     theirs = huggingface_hub.parse_hf_uri(text)
     ours = parse_target(text)
@@ -54,9 +63,18 @@ def test_hub_addresses_are_those_of_huggingface_hub(
             "https://huggingface.co/org/name/blob/refs%2Fpr%2F2/a.safetensors",
             HubTarget("org/name", "refs/pr/2", "a.safetensors"),
         ),
-        ("https://huggingface.co/org/name/resolve/main/x?download=true", HubTarget("org/name", "main", "x")),
-        ("https://huggingface.co/org/name/discussions/1", WebTarget("https://huggingface.co/org/name/discussions/1")),
-        ("https://huggingface.co/datasets/org/name", WebTarget("https://huggingface.co/datasets/org/name")),
+        (
+            "https://huggingface.co/org/name/resolve/main/x?download=true",
+            HubTarget("org/name", "main", "x"),
+        ),
+        (
+            "https://huggingface.co/org/name/discussions/1",
+            WebTarget("https://huggingface.co/org/name/discussions/1"),
+        ),
+        (
+            "https://huggingface.co/datasets/org/name",
+            WebTarget("https://huggingface.co/datasets/org/name"),
+        ),
         ("http://huggingface.co/org/name", WebTarget("http://huggingface.co/org/name")),
         ("https://example.org/org/name", WebTarget("https://example.org/org/name")),
     ],
@@ -66,7 +84,9 @@ def test_pages_of_the_hub_are_its_repositories(page: str, target: object) -> Non
 
 
 def test_another_endpoint_s_pages() -> None:
-    assert parse_target("http://localhost:1/hf/org/name/tree/x", "http://localhost:1/hf") == HubTarget("org/name", "x", "")
+    assert parse_target(
+        "http://localhost:1/hf/org/name/tree/x", "http://localhost:1/hf"
+    ) == HubTarget("org/name", "x", "")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +106,14 @@ def test_what_a_text_names(text: str, target: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["hf://org/name@", "hf://org/name@/x", "hf://datasets/org/name", "hf://org/name/../x", "hf://org/name/a//b"]
+    "text",
+    [
+        "hf://org/name@",
+        "hf://org/name@/x",
+        "hf://datasets/org/name",
+        "hf://org/name/../x",
+        "hf://org/name/a//b",
+    ],
 )
 def test_addresses_that_are_none_of_a_model(text: str) -> None:
     with pytest.raises(UsageError):
@@ -94,14 +121,24 @@ def test_addresses_that_are_none_of_a_model(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["hf://", "hf://a b/c", "hf://org/name@a..b", "http://", "http://user:pw@host/x", "https://\0/"]
+    "text",
+    [
+        "hf://",
+        "hf://a b/c",
+        "hf://org/name@a..b",
+        "http://",
+        "http://user:pw@host/x",
+        "https://\0/",
+    ],
 )
 def test_addresses_that_nothing_is_asked_at(text: str) -> None:
     with pytest.raises(UsageError):
         inspect(text)
 
 
-def test_a_path_that_exists_wins_over_a_stored_model(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_exists_wins_over_a_stored_model(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_checkpoint(tmp_path / "tiny")
     blobstore.import_model(source, "tiny", store=store, quant="int8")
     assert inspect("tiny", store=store).kind is TargetKind.MODEL
@@ -135,7 +172,9 @@ def test_what_can_not_be_looked_at(store: Store, target: str) -> None:
         inspect(target, store=store)
 
 
-def test_a_store_that_is_none_is_no_matter_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_none_is_no_matter_for_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").write_bytes(safetensors_bytes(small_tensors()))
     (tmp_path / "models").write_text("no folder")

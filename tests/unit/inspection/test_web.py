@@ -40,7 +40,11 @@ def server() -> Iterator[Server]:
 
 def served(folder: Path, base: str = "") -> dict[str, bytes]:
     """Return the files of a folder by their targets, as a server has them."""
-    return {f"{base}{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        f"{base}{path.relative_to(folder)}": path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -65,7 +69,10 @@ def test_a_folder_an_index_and_a_file(server: Server, sharded: Path, base: str) 
     assert here(found, sharded) == replace(inspect(sharded), name=str(sharded))
     assert here(inspect(server.at(base).rstrip("/")), sharded).tensors == found.tensors
     for target in (INDEX, f"{INDEX}?download=true"):
-        assert replace(inspect(server.at(base + target)), kind=TargetKind.FOLDER, name=found.name) == found
+        assert (
+            replace(inspect(server.at(base + target)), kind=TargetKind.FOLDER, name=found.name)
+            == found
+        )
     shard = "model-00002-of-00003.safetensors"
     script = server.play(files(served(sharded, base)))
     assert inspect(server.at(base + shard)).headers == inspect(sharded / shard).headers
@@ -82,7 +89,9 @@ def test_a_folder_of_one_file(server: Server, tmp_path: Path) -> None:
 
 def test_a_config_is_read_for_packed_weights(server: Server, tmp_path: Path) -> None:
     tensors, config, _, shape = PACKED["mlx 3 bits"]
-    folder = write_sparse_folder(tmp_path, {f"x{suffix}": tensor for suffix, tensor in tensors.items()}, config)
+    folder = write_sparse_folder(
+        tmp_path, {f"x{suffix}": tensor for suffix, tensor in tensors.items()}, config
+    )
     script = server.play(files(served(folder, "m/")))
     for target in ("m/", "m/model.safetensors"):
         (tensor,) = inspect(server.at(target)).tensors
@@ -91,7 +100,10 @@ def test_a_config_is_read_for_packed_weights(server: Server, tmp_path: Path) -> 
 
 
 def test_a_file_of_any_address(server: Server, tmp_path: Path) -> None:
-    """Signed addresses have a query and end in anything; what has nothing below it is tried as a file."""
+    """Signed addresses have a query and end in anything.
+
+    What has nothing below it is tried as a file.
+    """
     data = safetensors_bytes(small_tensors())
     script = server.play(files({"download?id=7&sig=secret%2Fx": data, "blobs/sha256-00": data}))
     found = inspect(server.at("download?id=7&sig=secret%2Fx"))
@@ -121,7 +133,8 @@ def test_a_shard_that_is_missing(server: Server, sharded: Path) -> None:
     del table["model-00002-of-00003.safetensors"]
     server.play(files(table))
     with pytest.raises(
-        NotFoundError, match=f"{INDEX} names the shard model-00002-of-00003.safetensors, which is missing"
+        NotFoundError,
+        match=f"{INDEX} names the shard model-00002-of-00003.safetensors, which is missing",
     ) as caught:
         inspect(server.at(""))
     assert caught.value.rule == "I1"
@@ -137,20 +150,32 @@ def test_a_shard_that_is_missing(server: Server, sharded: Path) -> None:
     ],
     ids=["html", "forbidden", "no file", "a path in an index"],
 )
-def test_what_a_server_should_not_answer(server: Server, answer: Answer, kind: type[BlobStoreError]) -> None:
+def test_what_a_server_should_not_answer(
+    server: Server, answer: Answer, kind: type[BlobStoreError]
+) -> None:
     script = server.play(answer)
     with pytest.raises(kind):
         inspect(server.at(""))
     assert all(".." not in asked.target for asked in script.asked)
 
 
-def test_an_index_of_shards_that_never_come(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_of_shards_that_never_come(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of them together get the time that one would get."""
     monkeypatch.setitem(Budget.__init__.__kwdefaults__, "seconds", 0.5)
-    index = {"weight_map": {f"t{number}": f"model-{number:05}-of-09999.safetensors" for number in range(9999)}}
+    index = {
+        "weight_map": {
+            f"t{number}": f"model-{number:05}-of-09999.safetensors" for number in range(9999)
+        }
+    }
     table = files({INDEX: json.dumps(index).encode()})
-    script = server.play(lambda asked: table(asked) if asked.target == f"/{INDEX}" else repeat(WAIT))
-    with pytest.raises(LimitExceededError, match=r"limit exceeded: servers sent [0-9,]+ bytes for http://127"):
+    script = server.play(
+        lambda asked: table(asked) if asked.target == f"/{INDEX}" else repeat(WAIT)
+    )
+    with pytest.raises(
+        LimitExceededError, match=r"limit exceeded: servers sent [0-9,]+ bytes for http://127"
+    ):
         inspect(server.at(""))
     assert len(script.asked) <= 1 + 16
 
@@ -164,11 +189,18 @@ def test_a_repository_of_the_hub(server: Server, sharded: Path, tmp_path: Path) 
     server.play(hub(sharded))
     expected = inspect(sharded)
     found = inspect("hf://org/name", endpoint=endpoint)
-    assert (found.name, found.tensors, found.index) == ("hf://org/name", expected.tensors, expected.index)
+    assert (found.name, found.tensors, found.index) == (
+        "hf://org/name",
+        expected.tensors,
+        expected.index,
+    )
     assert inspect(f"{endpoint}/org/name/tree/main", endpoint=endpoint).tensors == expected.tensors
     assert inspect(f"hf://org/name/{INDEX}", endpoint=endpoint).tensors == expected.tensors
     single = inspect("hf://models/org/name/model-00001-of-00003.safetensors", endpoint=endpoint)
-    assert (single.kind, list(single.headers)) == (TargetKind.FILE, ["model-00001-of-00003.safetensors"])
+    assert (single.kind, list(single.headers)) == (
+        TargetKind.FILE,
+        ["model-00001-of-00003.safetensors"],
+    )
     server.play(hub(write_checkpoint(tmp_path / "r" / "unet").parent, revision="refs%2Fpr%2F3"))
     assert inspect("hf://org/name@refs/pr/3/unet", endpoint=endpoint).parameters == 32_832
     with pytest.raises(NotFoundError):
@@ -180,7 +212,10 @@ def authorizations(asked: list[Asked]) -> set[str | None]:
 
 
 def test_a_token_goes_to_the_hub_and_nowhere_else(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = write_checkpoint(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_secret\n")
@@ -197,7 +232,9 @@ def test_a_token_goes_to_the_hub_and_nowhere_else(
     assert "hf_secret" not in "".join(capsys.readouterr())
 
 
-def test_the_command_shows_what_is_far_away(server: Server, sharded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_what_is_far_away(
+    server: Server, sharded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server.play(files(served(sharded)))
     assert run(["inspect", server.at(""), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

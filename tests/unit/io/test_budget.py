@@ -82,7 +82,9 @@ def test_a_stored_model_has_half_the_text_of_a_checkpoint() -> None:
 def test_tensors_are_counted() -> None:
     budget = Budget("m", tensors=3)
     budget.take_tensors(2, "a")
-    assert "has 2 tensors, which makes 4 in m; at most 3" in str(refused(lambda: budget.take_tensors(2, "the header")))
+    assert "has 2 tensors, which makes 4 in m; at most 3" in str(
+        refused(lambda: budget.take_tensors(2, "the header"))
+    )
 
 
 def test_servers_get_more_time_while_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +100,9 @@ def test_servers_get_more_time_while_they_send(monkeypatch: pytest.MonkeyPatch) 
     now += 60
     error = refused(budget.seconds_left)
     assert "servers sent 20,000,000 bytes for m in 119 seconds" in str(error)
-    assert "limit exceeded: servers sent" in str(refused(lambda: budget.receive(limits.MAX_RECEIVED)))
+    assert "limit exceeded: servers sent" in str(
+        refused(lambda: budget.receive(limits.MAX_RECEIVED))
+    )
     assert pickle.loads(pickle.dumps(error)).hint == error.hint
 
 
@@ -107,12 +111,16 @@ def test_padding_is_not_counted() -> None:
     budget = Budget("m", text=9000)
     for _ in range(20):
         read_header(BytesReader(raw_safetensors(text + b" " * 4000)), budget)
-    error = refused(lambda: [read_header(BytesReader(raw_safetensors(text), "x"), budget) for _ in range(150)])
+    error = refused(
+        lambda: [read_header(BytesReader(raw_safetensors(text), "x"), budget) for _ in range(150)]
+    )
     assert error.path == "x"
     assert str(error).startswith("x: limit exceeded: the header has ")
 
 
-def test_without_a_budget_a_header_may_be_as_large_as_the_format_allows(least: Callable[..., None]) -> None:
+def test_without_a_budget_a_header_may_be_as_large_as_the_format_allows(
+    least: Callable[..., None],
+) -> None:
     least(text=10, tensors=0)
     assert len(read_header(BytesReader(ONE)).tensors) == 1
 
@@ -168,19 +176,25 @@ def test_the_documents_of_a_checkpoint_together(tmp_path: Path) -> None:
     assert "the file has 150,000,000 bytes" in str(error)
 
 
-def test_equal_metadata_are_kept_and_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_metadata_are_kept_and_encoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = shards(tmp_path / "m", 10)
     inventory = read_inventory(folder)
     assert len({id(file.metadata) for file in inventory.files}) == 1
     encoded = []
     real = own_document.strictjson.encode
-    monkeypatch.setattr(own_document.strictjson, "encode", lambda value: (encoded.append(value), real(value))[1])
+    monkeypatch.setattr(
+        own_document.strictjson, "encode", lambda value: (encoded.append(value), real(value))[1]
+    )
     document = json.loads(plan_import(folder).documents["blobstore.json"])
     assert [source["metadata"] for source in document["sources"]] == [{"note": "x" * 1000}] * 10
     assert encoded.count({"note": "x" * 1000}) == 1
 
 
-def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_could_not_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = shards(tmp_path / "m", 10)
     monkeypatch.setattr(own_document, "MAX_DOCUMENT", 10_000)
     error = refused(lambda: plan_import(folder))
@@ -197,8 +211,13 @@ def test_links_to_one_file_are_counted_once(tmp_path: Path) -> None:
     (tmp_path / "e.safetensors").write_bytes(ONE)
     found = inspect(tmp_path)
     assert [file.name for file in found.files] == ["a.safetensors", "e.safetensors"]
-    assert found.notes[0] == "no index and no model.safetensors: 2 files are counted, each for itself"
-    assert "links to files that are: 'b.safetensors', 'c.safetensors', 'd.safetensors'" in found.notes[1]
+    assert (
+        found.notes[0] == "no index and no model.safetensors: 2 files are counted, each for itself"
+    )
+    assert (
+        "links to files that are: 'b.safetensors', 'c.safetensors', 'd.safetensors'"
+        in found.notes[1]
+    )
 
 
 # The first shard that is wrong
@@ -206,7 +225,9 @@ def test_links_to_one_file_are_counted_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [inspect, read_inventory])
 @pytest.mark.parametrize("indexed", [True, False])
-def test_no_shard_is_opened_after_one_that_is_wrong(read: Callable[[Path], object], indexed: bool, tmp_path: Path) -> None:
+def test_no_shard_is_opened_after_one_that_is_wrong(
+    read: Callable[[Path], object], indexed: bool, tmp_path: Path
+) -> None:
     folder = shards(tmp_path / "m", 4, ONE)  # the second shard holds the first one's tensor
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     (folder / names[3]).unlink()
@@ -224,8 +245,14 @@ def test_no_shard_is_opened_after_one_that_is_wrong(read: Callable[[Path], objec
 
 
 READERS: dict[str, Callable[[Store], object]] = {
-    "list": lambda store: [model.error for model in listing.list_models(store) if isinstance(model, listing.BrokenModel)],
-    "show": lambda store: summarize(store, ModelName.parse("m"), store.manifest(ModelName.parse("m"))),
+    "list": lambda store: [
+        model.error
+        for model in listing.list_models(store)
+        if isinstance(model, listing.BrokenModel)
+    ],
+    "show": lambda store: summarize(
+        store, ModelName.parse("m"), store.manifest(ModelName.parse("m"))
+    ),
     "show --coverage": lambda store: stored_coverage(store, store.manifest(ModelName.parse("m"))),
     "inspect": lambda store: inspect("m", store=store),
     "open_model": lambda store: open_model("m", store=store),
@@ -235,8 +262,12 @@ READERS: dict[str, Callable[[Store], object]] = {
 
 @pytest.mark.parametrize("limit", ["text", "tensors"])
 @pytest.mark.parametrize("reader", READERS)
-def test_the_headers_of_a_stored_model_together(reader: str, limit: str, store: Store, least: Callable[..., None]) -> None:
-    commit_model(store, "m", *(safetensors_bytes({f"t{number}": np.arange(8.0)}) for number in range(9)))
+def test_the_headers_of_a_stored_model_together(
+    reader: str, limit: str, store: Store, least: Callable[..., None]
+) -> None:
+    commit_model(
+        store, "m", *(safetensors_bytes({f"t{number}": np.arange(8.0)}) for number in range(9))
+    )
     least(**{limit: {"text": 500, "tensors": 8}[limit]})
     try:
         found = READERS[reader](store)
@@ -257,7 +288,9 @@ def test_documents_count_as_layers_too(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"needs {len(planned.layers)} layers, at most {len(planned.layers) - 1}" in str(error)
 
 
-def test_no_more_blobs_are_planned_than_a_manifest_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_blobs_are_planned_than_a_manifest_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[object] = []
     real = plan.PlannedBlob
     monkeypatch.setattr(plan, "MAX_LAYERS", 3)

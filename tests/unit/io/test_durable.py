@@ -18,7 +18,8 @@ FUSE, NFS, EXT4 = 0x65735546, 0x6969, 0xEF53
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_trusted"), [(FUSE, False), (NFS, False), (0x12345678, False), (None, False), (EXT4, True)]
+    ("kind", "is_trusted"),
+    [(FUSE, False), (NFS, False), (0x12345678, False), (None, False), (EXT4, True)],
 )
 def test_syncfs_is_trusted_where_it_is_known_to_sync(
     monkeypatch: pytest.MonkeyPatch, kind: int | None, is_trusted: bool
@@ -30,7 +31,11 @@ def test_syncfs_is_trusted_where_it_is_known_to_sync(
 
 def test_a_write_of_half_the_bytes_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, bytes(data)[: max(1, len(data) // 2)], offset))
+    monkeypatch.setattr(
+        os,
+        "pwrite",
+        lambda fd, data, offset: real(fd, bytes(data)[: max(1, len(data) // 2)], offset),
+    )
     fd = files.create_file(tmp_path / "file")
     files.write_all_at(fd, 3, memoryview(b"0123456789"))
     os.close(fd)
@@ -55,5 +60,7 @@ def test_a_blob_of_an_old_ollama_is_removed_with_its_model(store: Store) -> None
     commit_model(store, "m", b"one")
     new = blob_path(store, b"one")
     old = new.rename(new.with_name(new.name.replace("-", ":")))
-    assert [blob.size for blob in store.remove(ModelName.parse("m")).removed if blob.size == len(b"one")] == [3]
+    assert [
+        blob.size for blob in store.remove(ModelName.parse("m")).removed if blob.size == len(b"one")
+    ] == [3]
     assert not old.exists()

@@ -1,7 +1,7 @@
 """Inputs that take no space on a disk and would take gigabytes of memory: they are refused, and the process stays small.
 
-Each command runs in a process of its own, which says how much memory it had at most. (`ru_maxrss` would not do: it begins
-with what the process has that starts it.)
+Each command runs in a process of its own, which says how much memory it had at most. (`ru_maxrss`
+would not do: it begins with what the process has that starts it.)
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def shards_of_metadata(folder: Path) -> Path:
     """1,000 shards of 1 MB of metadata, all but one the same file."""
     folder.mkdir()
     names = [f"model-{number:05}-of-01000.safetensors" for number in range(1, 1001)]
-    (folder / names[0]).write_bytes(raw_safetensors({"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, bytes(4)))
+    (folder / names[0]).write_bytes(
+        raw_safetensors({"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, bytes(4))
+    )
     (folder / names[1]).write_bytes(raw_safetensors({"__metadata__": {"k": "<" * MIB}}))
     linked(folder, names[1], names[2:])
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
@@ -49,7 +51,9 @@ def files_of_tensors(folder: Path) -> Path:
     """500 files of 17,000 empty tensors, all the same."""
     folder.mkdir()
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    (folder / "a.safetensors").write_bytes(raw_safetensors({f"{number:x}": entry for number in range(17_000)}))
+    (folder / "a.safetensors").write_bytes(
+        raw_safetensors({f"{number:x}": entry for number in range(17_000)})
+    )
     linked(folder, "a.safetensors", [f"a{number:03}.safetensors" for number in range(499)])
     return folder
 
@@ -90,11 +94,19 @@ def template_of_nothing(folder: Path) -> Path:
 def test_memory(make: Callable[[Path], Path], command: str, code: int, tmp_path: Path) -> None:
     folder = make(tmp_path / "m")
     assert (
-        sum(file.st_blocks * 512 for file in {path.stat().st_ino: path.stat() for path in folder.iterdir()}.values())
+        sum(
+            file.st_blocks * 512
+            for file in {path.stat().st_ino: path.stat() for path in folder.iterdir()}.values()
+        )
         < 3 * MIB
     )
     line = [sys.executable, "-c", PROGRAM, command, str(folder)]
-    done = subprocess.run(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False, timeout=300
+    )
     *errors, peak = done.stderr.splitlines()
-    assert (done.returncode, any(text.startswith("Error: ") for text in errors)) == (code, code != 0), errors
+    assert (done.returncode, any(text.startswith("Error: ") for text in errors)) == (
+        code,
+        code != 0,
+    ), errors
     assert int(peak) * 1024 < MOST

@@ -59,7 +59,9 @@ def test_an_error_of_the_items_themselves_comes_after_those_of_what_was_begun(jo
 
 
 @pytest.mark.parametrize("interrupted", [0, 1, 2])
-def test_a_thread_whose_start_is_interrupted_is_waited_for(monkeypatch: pytest.MonkeyPatch, interrupted: int) -> None:
+def test_a_thread_whose_start_is_interrupted_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, interrupted: int
+) -> None:
     """As by Ctrl-C: the thread runs, and its starter does not know."""
     real, started = threading.Thread.start, 0
 
@@ -89,7 +91,9 @@ def test_a_thread_whose_start_is_interrupted_is_waited_for(monkeypatch: pytest.M
     assert (working, most) == ([], last)
 
 
-def test_an_interrupt_while_threads_work_waits_for_them_even_when_it_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_threads_work_waits_for_them_even_when_it_comes_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = threading.Condition.wait
     waits = 0
 

@@ -24,7 +24,10 @@ from blobstore.formats.quant import Quantization, QuantType
 Array = np.ndarray[Any, Any]
 
 WEIGHTS = random_weights(F32, 4, 64)
-INT4, NVFP4 = blobstore.quantize(WEIGHTS, "int4"), blobstore.quantize(WEIGHTS, "nvfp4", global_scale=True)
+INT4, NVFP4 = (
+    blobstore.quantize(WEIGHTS, "int4"),
+    blobstore.quantize(WEIGHTS, "nvfp4", global_scale=True),
+)
 
 
 class Unreadable:
@@ -77,10 +80,14 @@ def laid_out() -> dict[str, Array]:
 
 @pytest.mark.parametrize("layout", laid_out())
 @pytest.mark.parametrize("options", [{}, {"jobs": 3}, {"method": "search"}], ids=str)
-def test_the_layout_of_an_array_does_not_change_its_bits(layout: str, options: dict[str, Any]) -> None:
+def test_the_layout_of_an_array_does_not_change_its_bits(
+    layout: str, options: dict[str, Any]
+) -> None:
     for quant_type in ("int4", "nvfp4"):
         expected = blobstore.quantize(WEIGHTS, quant_type, **options)
-        assert_same_parts(blobstore.quantize(laid_out()[layout], quant_type, **options), expected, layout)
+        assert_same_parts(
+            blobstore.quantize(laid_out()[layout], quant_type, **options), expected, layout
+        )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +125,9 @@ def test_what_is_not_an_array_of_numbers_is_refused(given: Any) -> None:
 @any_of_no_array
 @pytest.mark.parametrize("part", ["weight", "scale", "bias", "global_scale", "quantization"])
 @pytest.mark.parametrize("whole", [INT4, NVFP4], ids=["int4", "nvfp4"])
-def test_parts_that_are_not_arrays_of_the_type_are_refused(whole: QuantizedArray[Array], part: str, given: Any) -> None:
+def test_parts_that_are_not_arrays_of_the_type_are_refused(
+    whole: QuantizedArray[Array], part: str, given: Any
+) -> None:
     if given is None and getattr(whole, part) is None:
         return
     if given is None and part == "global_scale":
@@ -128,20 +137,26 @@ def test_parts_that_are_not_arrays_of_the_type_are_refused(whole: QuantizedArray
 
 
 @pytest.mark.parametrize(
-    "given", [None, 3, "int4", WEIGHTS, (INT4.weight, INT4.scale)], ids=lambda given: type(given).__name__
+    "given",
+    [None, 3, "int4", WEIGHTS, (INT4.weight, INT4.scale)],
+    ids=lambda given: type(given).__name__,
 )
 def test_what_is_not_quantized_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match="is not a QuantizedArray"):
         blobstore.dequantize(given)
 
 
-@pytest.mark.parametrize("given", [None, 4, b"int4", ["int4"], QuantType, INT4.quantization], ids=repr)
+@pytest.mark.parametrize(
+    "given", [None, 4, b"int4", ["int4"], QuantType, INT4.quantization], ids=repr
+)
 def test_a_type_that_is_not_a_word_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match="unknown quantization type"):
         blobstore.quantize(WEIGHTS, given)
 
 
-@pytest.mark.parametrize("given", [None, 4, b"float32", ["float32"], np.float32, np.dtype("f4")], ids=repr)
+@pytest.mark.parametrize(
+    "given", [None, 4, b"float32", ["float32"], np.float32, np.dtype("f4")], ids=repr
+)
 def test_a_dtype_that_is_not_a_word_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match="unknown dtype"):
         blobstore.dequantize(INT4, given)
@@ -165,9 +180,12 @@ def test_an_option_of_another_type_is_refused(options: dict[str, Any], message: 
 
 
 @pytest.mark.parametrize(
-    ("quant_type", "group_size"), [("int4", 32), ("int4", 128), ("int8", 64), ("nvfp4", 16), ("mxfp8", 32)]
+    ("quant_type", "group_size"),
+    [("int4", 32), ("int4", 128), ("int8", 64), ("nvfp4", 16), ("mxfp8", 32)],
 )
-def test_parts_whose_groups_do_not_divide_their_rows_are_refused(quant_type: str, group_size: int) -> None:
+def test_parts_whose_groups_do_not_divide_their_rows_are_refused(
+    quant_type: str, group_size: int
+) -> None:
     quantization = Quantization(QuantType(quant_type), group_size)
     words = group_size * quantization.quant_type.bits // 32
     for cols in set(range(3 * words)) - {0, words, 2 * words}:
@@ -183,18 +201,27 @@ def test_parts_whose_groups_do_not_divide_their_rows_are_refused(quant_type: str
 def test_parts_may_be_big_endian_matrices_or_views(dtype: Any) -> None:
     parts = blobstore.quantize(random_weights(dtype, 4, 64), "int4")
     expected = raw(blobstore.dequantize(parts))
-    for change in (lambda part: part.view(np.matrix), np.asfortranarray, lambda part: part[::-1].copy()[::-1]):
+    for change in (
+        lambda part: part.view(np.matrix),
+        np.asfortranarray,
+        lambda part: part[::-1].copy()[::-1],
+    ):
         weight, scale, bias = (change(part) for part in (parts.weight, parts.scale, parts.bias))
         changed = QuantizedArray(weight, scale, bias, None, parts.quantization)
         np.testing.assert_array_equal(raw(blobstore.dequantize(changed)), expected)
     if dtype != BF16:  # ml_dtypes has no byte order
-        scale, bias = (np.asarray(part).astype(part.dtype.newbyteorder(">")) for part in (parts.scale, parts.bias))
+        scale, bias = (
+            np.asarray(part).astype(part.dtype.newbyteorder(">"))
+            for part in (parts.scale, parts.bias)
+        )
         changed = QuantizedArray(parts.weight.astype(">u4"), scale, bias, None, parts.quantization)
         np.testing.assert_array_equal(raw(blobstore.dequantize(changed)), expected)
 
 
 shapes = st.lists(st.sampled_from([0, 1, 2, 7, 8, 16, 32, 64]), max_size=3).map(tuple)
-dtypes = st.sampled_from(["u1", "u4", ">u4", "i4", "f2", ">f2", "f4", ">f4", "f8", "c8", "?", "O", "U1", BF16])
+dtypes = st.sampled_from(
+    ["u1", "u4", ">u4", "i4", "f2", ">f2", "f4", ">f4", "f8", "c8", "?", "O", "U1", BF16]
+)
 steps = st.sampled_from([1, 2, -1, -2])
 
 
@@ -217,16 +244,30 @@ def ends_well(call: Any) -> None:
 quant_types = st.sampled_from([member.value for member in QuantType])
 
 
-@given(arrays(), quant_types, st.sampled_from([None, 16, 32, 64]), st.sampled_from(["minmax", "search"]), st.integers(0, 3))
+@given(
+    arrays(),
+    quant_types,
+    st.sampled_from([None, 16, 32, 64]),
+    st.sampled_from(["minmax", "search"]),
+    st.integers(0, 3),
+)
 def test_any_array_is_quantized_or_refused(
     array: Array, quant_type: str, group_size: int | None, method: str, jobs: int
 ) -> None:
-    ends_well(lambda: blobstore.quantize(array, quant_type, group_size=group_size, method=method, jobs=jobs))
+    ends_well(
+        lambda: blobstore.quantize(
+            array, quant_type, group_size=group_size, method=method, jobs=jobs
+        )
+    )
 
 
-@given(arrays(), arrays(), st.one_of(st.none(), arrays()), st.one_of(st.none(), arrays()), quant_types)
+@given(
+    arrays(), arrays(), st.one_of(st.none(), arrays()), st.one_of(st.none(), arrays()), quant_types
+)
 def test_any_parts_are_dequantized_or_refused(
     weight: Array, scale: Array, bias: Array | None, factor: Array | None, quant_type: str
 ) -> None:
     quantization = blobstore.kernels.quantization_of(quant_type)
-    ends_well(lambda: blobstore.dequantize(QuantizedArray(weight, scale, bias, factor, quantization)))
+    ends_well(
+        lambda: blobstore.dequantize(QuantizedArray(weight, scale, bias, factor, quantization))
+    )

@@ -12,26 +12,39 @@ from hypothesis import strategies as st
 from blobstore.errors import UsageError
 from blobstore.kernels.scales import BlockRun
 
-sizes = st.one_of(st.integers(1, 4), st.integers(1, 400), st.sampled_from([127, 128, 129, 256, 257, 5000]))
+sizes = st.one_of(
+    st.integers(1, 4), st.integers(1, 400), st.sampled_from([127, 128, 129, 256, 257, 5000])
+)
 
 
 @st.composite
 def runs(draw: st.DrawFn) -> BlockRun:
     """Return a run of up to 3,000 codes through matrices of any shape."""
-    return BlockRun(rows=draw(sizes), cols=draw(sizes), first=draw(st.integers(0, 10**6)), count=draw(st.integers(0, 3000)))
+    return BlockRun(
+        rows=draw(sizes),
+        cols=draw(sizes),
+        first=draw(st.integers(0, 10**6)),
+        count=draw(st.integers(0, 3000)),
+    )
 
 
 def scales_of_codes(run: BlockRun) -> Any:
     """Return the flat index of each code's scale."""
     index = np.arange(run.first, run.first + run.count)
-    matrix, row, column = index // run.cols // run.rows, index // run.cols % run.rows, index % run.cols
+    matrix, row, column = (
+        index // run.cols // run.rows,
+        index // run.cols % run.rows,
+        index % run.cols,
+    )
     rows, columns = -(-run.rows // 128), -(-run.cols // 128)
     return (matrix * rows + row // 128) * columns + column // 128
 
 
 @settings(max_examples=100)
 @given(runs())
-def test_the_scales_of_a_run_hold_those_of_its_codes_and_no_row_of_scales_without_one(run: BlockRun) -> None:
+def test_the_scales_of_a_run_hold_those_of_its_codes_and_no_row_of_scales_without_one(
+    run: BlockRun,
+) -> None:
     of_codes = scales_of_codes(run)
     if not run.count:
         assert len(run.scales) == 0
@@ -44,7 +57,9 @@ def test_the_scales_of_a_run_hold_those_of_its_codes_and_no_row_of_scales_withou
 
 @settings(max_examples=100)
 @given(runs(), st.sampled_from([1, 2, 16, 300, 10**6]))
-def test_pieces_are_the_run_in_order_and_need_few_scales_whatever_the_shape(run: BlockRun, most: int) -> None:
+def test_pieces_are_the_run_in_order_and_need_few_scales_whatever_the_shape(
+    run: BlockRun, most: int
+) -> None:
     end = run.first
     for piece in run.pieces(most):
         assert (piece.rows, piece.cols, piece.first) == (run.rows, run.cols, end)
@@ -56,7 +71,16 @@ def test_pieces_are_the_run_in_order_and_need_few_scales_whatever_the_shape(run:
 
 @pytest.mark.parametrize(
     ("rows", "cols", "pieces"),
-    [(1, 1, 8), (1, 2, 4), (2, 1, 4), (4, 128, 1), (128, 128, 1), (7168, 2048, 1), (2**21, 1, 1), (1, 2**40, 1)],
+    [
+        (1, 1, 8),
+        (1, 2, 4),
+        (2, 1, 4),
+        (4, 128, 1),
+        (128, 128, 1),
+        (7168, 2048, 1),
+        (2**21, 1, 1),
+        (1, 2**40, 1),
+    ],
 )
 def test_a_run_of_an_import_takes_few_pieces(rows: int, cols: int, pieces: int) -> None:
     run = BlockRun(rows=rows, cols=cols, first=0, count=2**21)

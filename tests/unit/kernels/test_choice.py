@@ -20,7 +20,8 @@ from blobstore.kernels.reference import ReferenceKernel
 
 Array = np.ndarray[Any, Any]
 
-# The flags of /proc/cpuinfo for what each target is compiled for (x86-64 psABI: the levels of the processor).
+# The flags of /proc/cpuinfo for what each target is compiled for (x86-64 psABI: the levels of the
+# processor).
 LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": {"avx2", "bmi1", "bmi2", "fma"},
@@ -52,7 +53,9 @@ def test_the_targets_are_those_of_this_processor_the_best_first() -> None:
     assert list(TARGETS) == [*(name for name, needed in LEVELS.items() if needed <= flags), "plain"]
 
 
-def test_the_kernels_are_the_targets_under_their_names_the_best_also_as_native_and_the_twin() -> None:
+def test_the_kernels_are_the_targets_under_their_names_the_best_also_as_native_and_the_twin() -> (
+    None
+):
     assert list(kernels.KERNELS) == ["native", *_native.targets(), "reference"]
     assert kernels.KERNELS["native"] is next(iter(TARGETS.values()))
     assert all(kernel.name == name for name, kernel in kernels.KERNELS.items() if name != "native")
@@ -111,7 +114,9 @@ def native_quantize(quant_type: str = "int4", **changes: Any) -> int:
         "float_type": "F32",
         "weights": np.zeros(64, np.uint32),
         "group_size": 32,
-        "words": np.zeros(64 * (4 if quant_type in {"int4", "mxfp4", "nvfp4"} else 8) // 32, np.uint32),
+        "words": np.zeros(
+            64 * (4 if quant_type in {"int4", "mxfp4", "nvfp4"} else 8) // 32, np.uint32
+        ),
         "scales": np.zeros(2, np.uint32 if affine else np.uint8),
         "biases": np.zeros(2, np.uint32) if affine else None,
         "global_scale": 1.0,
@@ -132,7 +137,9 @@ def native_dequantize(quant_type: str = "int4", **changes: Any) -> None:
         "quant_type": quant_type,
         "scale_type": "F32",
         "out_type": "F32",
-        "words": np.zeros(64 * (4 if quant_type in {"int4", "mxfp4", "nvfp4"} else 8) // 32, np.uint32),
+        "words": np.zeros(
+            64 * (4 if quant_type in {"int4", "mxfp4", "nvfp4"} else 8) // 32, np.uint32
+        ),
         "scales": np.zeros(2, np.uint32 if affine else np.uint8),
         "biases": np.zeros(2, np.uint32) if affine else None,
         "group_size": 32,
@@ -176,7 +183,9 @@ BOTH_REFUSE = [
 
 
 @pytest.mark.parametrize(("quant_type", "changes", "message"), BOTH_REFUSE)
-def test_native_refuses_arrays_that_do_not_fit(quant_type: str, changes: dict[str, Any], message: str) -> None:
+def test_native_refuses_arrays_that_do_not_fit(
+    quant_type: str, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         native_quantize(quant_type, **changes)
     with pytest.raises(ValueError, match=message):
@@ -195,7 +204,9 @@ def test_native_refuses_arrays_that_do_not_fit(quant_type: str, changes: dict[st
         ({"method": "best"}, "unknown name"),
     ],
 )
-def test_native_quantize_refuses_weights_of_another_size(changes: dict[str, Any], message: str) -> None:
+def test_native_quantize_refuses_weights_of_another_size(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         native_quantize(**changes)
 
@@ -211,7 +222,9 @@ def test_native_quantize_refuses_weights_of_another_size(changes: dict[str, Any]
         ({"scale_type": "BF16"}, "scales"),
     ],
 )
-def test_native_dequantize_refuses_values_of_another_size(changes: dict[str, Any], message: str) -> None:
+def test_native_dequantize_refuses_values_of_another_size(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         native_dequantize(**changes)
 

@@ -20,11 +20,26 @@ Array = np.ndarray[Any, Any]
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 NAN = 0x7FC0
-# Blocks of one row or column and more, whole and cut ones, rows shorter than a block or than any vector.
-SHAPES = [(1, 1), (300, 1), (129, 3), (257, 33), (5, 127), (130, 128), (129, 129), (3, 513), (300, 260), (128, 384)]
+# Blocks of one row or column and more, whole and cut ones, rows shorter than a block or than any
+# vector.
+SHAPES = [
+    (1, 1),
+    (300, 1),
+    (129, 3),
+    (257, 33),
+    (5, 127),
+    (130, 128),
+    (129, 129),
+    (3, 513),
+    (300, 260),
+    (128, 384),
+]
 
-any_kernel = pytest.mark.parametrize("kernel", [*TARGETS.values(), TWIN], ids=lambda kernel: kernel.name)
-# Stacks ``[matrices, rows, cols]`` from one value a scale to matrices of several blocks, cut at both edges.
+any_kernel = pytest.mark.parametrize(
+    "kernel", [*TARGETS.values(), TWIN], ids=lambda kernel: kernel.name
+)
+# Stacks ``[matrices, rows, cols]`` from one value a scale to matrices of several blocks, cut at
+# both edges.
 STACKS = [
     (700, 1, 1),
     (350, 1, 2),
@@ -62,7 +77,10 @@ def matrix(shape: tuple[int, int], number: int = 0) -> tuple[Array, Array]:
 
 
 def stacked(stack: tuple[int, int, int], dtype: np.dtype[Any] = F32) -> tuple[Array, Array, Array]:
-    """Return a stack's codes and scales, and the bits expected of it, each matrix's by itself; all flat."""
+    """Return a stack's codes and scales, and the bits expected of it, each matrix's by itself.
+
+    All flat.
+    """
     count, *shape = stack
     pairs = [matrix((shape[0], shape[1]), number) for number in range(count)]
     pairs = [(codes, scales.astype(dtype)) for codes, scales in pairs]
@@ -84,13 +102,28 @@ def assert_every_code_decodes(scales: Array, kernel: kernels.Kernel) -> None:
     np.testing.assert_array_equal(raw(values).reshape(codes.shape), expected)
     # The same codes one after the other, each a matrix of its own: a vector then has many scales.
     run = BlockRun(rows=1, cols=1, first=0, count=codes.size)
-    values = kernels.decode_blocks(codes.reshape(-1), np.tile(np.repeat(scales, 128), 2), run, kernel=kernel)
+    values = kernels.decode_blocks(
+        codes.reshape(-1), np.tile(np.repeat(scales, 128), 2), run, kernel=kernel
+    )
     np.testing.assert_array_equal(raw(values).reshape(codes.shape), expected)
 
 
 @any_kernel
 def test_every_code_with_scales_at_the_corners_of_float32(kernel: kernels.Kernel) -> None:
-    corners = [0, 1, 2, 3, 0x7FFFFF, 0x800000, 0x800001, 0x3F800000, 0x3F808000, 0x7F000000, 0x7F7F7FFF, 0x7F7F8000]
+    corners = [
+        0,
+        1,
+        2,
+        3,
+        0x7FFFFF,
+        0x800000,
+        0x800001,
+        0x3F800000,
+        0x3F808000,
+        0x7F000000,
+        0x7F7F7FFF,
+        0x7F7F8000,
+    ]
     corners += [0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0x7FFFFFFF]
     bits = np.array([corner | sign for corner in corners for sign in (0, 2**31)], np.uint32)
     assert_every_code_decodes(bits.view(np.float32), kernel)
@@ -104,8 +137,11 @@ def test_every_code_with_scales_of_every_exponent_and_random_bits(kernel: kernel
 
 
 @any_kernel
-def test_every_code_with_scales_that_are_bf16_or_halfway_between_two(kernel: kernels.Kernel) -> None:
-    # Products with powers of two are then ties, which go to the even neighbour, in the subnormals too.
+def test_every_code_with_scales_that_are_bf16_or_halfway_between_two(
+    kernel: kernels.Kernel,
+) -> None:
+    # Products with powers of two are then ties, which go to the even neighbour, in the subnormals
+    # too.
     bits = every_16_bit_value(BF16)[::97].view(np.uint16).astype(np.uint32) << 16
     assert_every_code_decodes(np.concatenate([bits, bits | 0x8000]).view(np.float32), kernel)
 
@@ -127,7 +163,12 @@ def test_every_code_with_scales_that_are_stored_in_16_bits(kernel: kernels.Kerne
         pytest.param(0x00, -1.0, 0x8000, id="zero by a negative scale"),
         pytest.param(0x38, 1 + 2.0**-8, 0x3F80, id="tie to the even value below"),
         pytest.param(0x38, 1 + 3 * 2.0**-8, 0x3F82, id="tie to the even value above"),
-        pytest.param(0x39, float.fromhex("0x1.d38e38p-1"), 0x3F84, id="rounded to float32 first, then to BF16"),
+        pytest.param(
+            0x39,
+            float.fromhex("0x1.d38e38p-1"),
+            0x3F84,
+            id="rounded to float32 first, then to BF16",
+        ),
         pytest.param(0x01, 1.0, 0x3B00, id="smallest code, 2^-9"),
         pytest.param(0x01, 2.0**-124, 0x0001, id="smallest BF16"),
         pytest.param(0x01, 2.0**-125, 0x0000, id="half of it"),
@@ -148,7 +189,9 @@ def test_every_code_with_scales_that_are_stored_in_16_bits(kernel: kernels.Kerne
         pytest.param(0xB8, -np.nan, NAN, id="negative NaN scale"),
     ],
 )
-def test_values_computed_by_hand(code: int, scale: float, bits: int, kernel: kernels.Kernel) -> None:
+def test_values_computed_by_hand(
+    code: int, scale: float, bits: int, kernel: kernels.Kernel
+) -> None:
     codes = np.full(70, code, np.uint8)
     for shape in ((1, 70), (1, 1)):
         run = BlockRun(rows=shape[0], cols=shape[1], first=0, count=70)
@@ -160,7 +203,9 @@ def test_values_computed_by_hand(code: int, scale: float, bits: int, kernel: ker
 @any_shape
 def test_a_matrix_of_any_shape(shape: tuple[int, int], kernel: kernels.Kernel) -> None:
     codes, scales = matrix(shape)
-    values = kernels.decode_blocks(codes.reshape(-1), scales.reshape(-1), whole(codes), kernel=kernel)
+    values = kernels.decode_blocks(
+        codes.reshape(-1), scales.reshape(-1), whole(codes), kernel=kernel
+    )
     assert (values.dtype, values.shape) == (BF16, (codes.size,))
     np.testing.assert_array_equal(raw(values).reshape(shape), expected_bits(codes, scales))
 
@@ -168,15 +213,23 @@ def test_a_matrix_of_any_shape(shape: tuple[int, int], kernel: kernels.Kernel) -
 @any_kernel
 @any_scale_dtype
 @any_stack
-def test_a_stack_of_matrices_in_one_call(stack: tuple[int, int, int], dtype: np.dtype[Any], kernel: kernels.Kernel) -> None:
+def test_a_stack_of_matrices_in_one_call(
+    stack: tuple[int, int, int], dtype: np.dtype[Any], kernel: kernels.Kernel
+) -> None:
     codes, scales, expected = stacked(stack, dtype)
     run = BlockRun(rows=stack[1], cols=stack[2], first=0, count=codes.size)
-    np.testing.assert_array_equal(raw(kernels.decode_blocks(codes, scales, run, kernel=kernel)), expected)
+    np.testing.assert_array_equal(
+        raw(kernels.decode_blocks(codes, scales, run, kernel=kernel)), expected
+    )
 
 
 def runs_of(size: int, rows: int, cols: int) -> Iterator[tuple[int, int]]:
     """Yield ranges: around rows, rows of blocks, columns of blocks and matrices, then random short and long ones."""
-    near = {start + by for start in (0, cols, 128, 128 * cols, rows * cols, size) for by in (-1, 0, 1, 33)}
+    near = {
+        start + by
+        for start in (0, cols, 128, 128 * cols, rows * cols, size)
+        for by in (-1, 0, 1, 33)
+    }
     ends = sorted(end for end in near if 0 <= end <= size)
     yield from ((start, stop) for start in ends for stop in ends if start <= stop)
     generator = np.random.default_rng(size)
@@ -196,7 +249,9 @@ def test_a_run_has_the_bits_of_the_whole_and_nothing_around_it_is_written(
         buffer.fill(0x55)
         out = buffer.view(BF16)[64 : 64 + stop - start]
         run = BlockRun(rows=stack[1], cols=stack[2], first=start, count=stop - start)
-        kernels.decode_blocks_into(codes[start:stop], scales[run.scales.start : run.scales.stop], out, run, kernel=kernel)
+        kernels.decode_blocks_into(
+            codes[start:stop], scales[run.scales.start : run.scales.stop], out, run, kernel=kernel
+        )
         np.testing.assert_array_equal(raw(out), expected[start:stop], err_msg=f"{start}:{stop}")
         around = np.delete(buffer, slice(128, 128 + 2 * (stop - start)))
         assert (around == 0x55).all(), f"{start}:{stop}"
@@ -217,15 +272,26 @@ def test_the_pieces_of_a_run_have_the_bits_of_the_whole(
         kernels.decode_blocks_into(codes[place], needed, out[place], run, kernel=kernel)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(decode, BlockRun(rows=stack[1], cols=stack[2], first=0, count=codes.size).pieces(most)))
+        list(
+            pool.map(
+                decode,
+                BlockRun(rows=stack[1], cols=stack[2], first=0, count=codes.size).pieces(most),
+            )
+        )
     np.testing.assert_array_equal(raw(out), expected)
 
 
 @any_kernel
-@pytest.mark.parametrize(("shape", "first"), [((2, 3), 0), ((2, 3), 1), ((0, 3), 0), ((0, 0), 0), ((2, 0), 0)])
-def test_an_empty_run_has_no_values(shape: tuple[int, int], first: int, kernel: kernels.Kernel) -> None:
+@pytest.mark.parametrize(
+    ("shape", "first"), [((2, 3), 0), ((2, 3), 1), ((0, 3), 0), ((0, 0), 0), ((2, 0), 0)]
+)
+def test_an_empty_run_has_no_values(
+    shape: tuple[int, int], first: int, kernel: kernels.Kernel
+) -> None:
     run = BlockRun(rows=shape[0], cols=shape[1], first=first, count=0)
-    values = kernels.decode_blocks(np.empty(0, np.uint8), np.empty(0, np.float32), run, kernel=kernel)
+    values = kernels.decode_blocks(
+        np.empty(0, np.uint8), np.empty(0, np.float32), run, kernel=kernel
+    )
     assert (values.dtype, values.shape) == (BF16, (0,))
 
 
@@ -233,7 +299,9 @@ def test_the_kernel_in_use_decodes_when_none_is_given(monkeypatch: pytest.Monkey
     used: list[str] = []
     monkeypatch.setattr(type(TWIN), "decode_blocks", lambda self, *_: used.append(self.name))
     monkeypatch.setattr("blobstore.kernels.native._active", TWIN)
-    kernels.decode_blocks(np.zeros(4, np.uint8), np.ones(1, np.float32), BlockRun(rows=1, cols=4, first=0, count=4))
+    kernels.decode_blocks(
+        np.zeros(4, np.uint8), np.ones(1, np.float32), BlockRun(rows=1, cols=4, first=0, count=4)
+    )
     assert used == ["reference"]
 
 
@@ -246,7 +314,10 @@ RUN = BlockRun(rows=300, cols=200, first=0, count=300)  # two rows of the first 
     [
         ({"codes": np.zeros(300, np.int8)}, "codes is int8 of shape"),
         ({"codes": np.zeros(300, E4M3)}, "codes is float8_e4m3fn"),
-        ({"codes": np.zeros((2, 150), U8)}, r"codes is uint8 of shape \[2, 150\], not uint8 of shape \[300\]"),
+        (
+            {"codes": np.zeros((2, 150), U8)},
+            r"codes is uint8 of shape \[2, 150\], not uint8 of shape \[300\]",
+        ),
         ({"codes": np.zeros(299, U8)}, r"codes is uint8 of shape \[299\]"),
         ({"codes": np.zeros(600, U8)[::2]}, "codes is not a contiguous"),
         ({"codes": np.zeros(300, U8)[::-1]}, "codes is not a contiguous"),
@@ -259,7 +330,10 @@ RUN = BlockRun(rows=300, cols=200, first=0, count=300)  # two rows of the first 
         ({"scales": np.ones(1, F32)}, r"of shape \[1\], not"),
         ({"scales": np.ones(3, F32)}, r"of shape \[3\], not"),
         ({"scales": None}, "scales is NoneType"),
-        ({"out": np.zeros(299, BF16)}, r"out is bfloat16 of shape \[299\], not bfloat16 of shape \[300\]"),
+        (
+            {"out": np.zeros(299, BF16)},
+            r"out is bfloat16 of shape \[299\], not bfloat16 of shape \[300\]",
+        ),
         ({"out": np.zeros(300, F16)}, "out is float16"),
         ({"out": np.zeros(300, np.uint16)}, "out is uint16"),
         ({"out": np.zeros(600, BF16)[::2]}, "out is not a contiguous"),
@@ -268,7 +342,12 @@ RUN = BlockRun(rows=300, cols=200, first=0, count=300)  # two rows of the first 
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
-    fits = {"codes": np.zeros(300, U8), "scales": np.ones(2, F32), "out": np.zeros(300, BF16), "run": RUN}
+    fits = {
+        "codes": np.zeros(300, U8),
+        "scales": np.ones(2, F32),
+        "out": np.zeros(300, BF16),
+        "run": RUN,
+    }
     kernels.decode_blocks_into(**fits)
     with pytest.raises(UsageError, match=message):
         kernels.decode_blocks_into(**{**fits, **changes})
@@ -281,7 +360,9 @@ def test_values_are_not_written_over_what_they_are_made_of() -> None:
     with pytest.raises(UsageError, match="shares memory"):
         kernels.decode_blocks_into(buffer[:300], scales, buffer[298:898].view(BF16), RUN)
     with pytest.raises(UsageError, match="shares memory"):
-        kernels.decode_blocks_into(buffer[:4], scales[:1], scales.view(BF16), BlockRun(rows=1, cols=4, first=0, count=4))
+        kernels.decode_blocks_into(
+            buffer[:4], scales[:1], scales.view(BF16), BlockRun(rows=1, cols=4, first=0, count=4)
+        )
 
 
 def native_decode(**changes: Any) -> None:

@@ -1,4 +1,7 @@
-"""What can't be quantized is refused with an error that says what was given; odd layouts and empty arrays are accepted."""
+"""What can't be quantized is refused with an error that says what was given.
+
+Odd layouts and empty arrays are accepted.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 any_type = pytest.mark.parametrize("quant_type", TYPES)
 any_form = pytest.mark.parametrize(("quant_type", "group_size"), EVERY)
 any_method = pytest.mark.parametrize("method", kernels.METHODS)
-any_kernel = pytest.mark.parametrize("kernel", [*TARGETS.values(), TWIN], ids=lambda kernel: kernel.name)
+any_kernel = pytest.mark.parametrize(
+    "kernel", [*TARGETS.values(), TWIN], ids=lambda kernel: kernel.name
+)
 
 
 @any_method
@@ -76,7 +81,9 @@ def test_a_non_finite_weight_is_found_in_whole_blocks_and_in_single_groups(
 
 
 @pytest.mark.parametrize("index", [(0, 0), (0, 63), (31, 0), (31, 63)], ids=str)
-def test_the_index_of_a_non_finite_weight_is_the_caller_s_and_not_the_copy_s(index: tuple[int, int]) -> None:
+def test_the_index_of_a_non_finite_weight_is_the_caller_s_and_not_the_copy_s(
+    index: tuple[int, int],
+) -> None:
     weights = np.ones((64, 32), np.float32).T
     weights[index] = np.nan
     with pytest.raises(NonFiniteWeightError) as caught:
@@ -103,7 +110,9 @@ def test_the_index_of_a_non_finite_weight_is_the_caller_s_and_not_the_copy_s(ind
 )
 @any_method
 @pytest.mark.parametrize("quant_type", ["int4", "mxfp8"])
-def test_an_array_that_cannot_be_quantized_is_a_usage_error(quant_type: str, array: Any, message: str, method: str) -> None:
+def test_an_array_that_cannot_be_quantized_is_a_usage_error(
+    quant_type: str, array: Any, message: str, method: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         kernels.quantize(array, quant_type, method=method)
 
@@ -121,12 +130,18 @@ def test_an_array_of_a_dtype_that_safetensors_has_not_is_an_unsupported_source(a
 @pytest.mark.parametrize(
     ("quant_type", "group_size"),
     [
-        *((quant_type, size) for quant_type in ("int4", "int8") for size in (48, 16, 256, 0, -32, 32.0, True, "32")),
+        *(
+            (quant_type, size)
+            for quant_type in ("int4", "int8")
+            for size in (48, 16, 256, 0, -32, 32.0, True, "32")
+        ),
         *(("nvfp4", size) for size in (32, 64)),
         *((quant_type, size) for quant_type in ("mxfp4", "mxfp8") for size in (16, 64)),
     ],
 )
-def test_a_group_size_that_the_type_does_not_have_is_a_usage_error(quant_type: str, group_size: Any) -> None:
+def test_a_group_size_that_the_type_does_not_have_is_a_usage_error(
+    quant_type: str, group_size: Any
+) -> None:
     with pytest.raises(UsageError, match=f"{quant_type} has no groups of {group_size!r}"):
         kernels.quantize(np.ones((2, 768), np.float32), quant_type, group_size=group_size)
 
@@ -152,7 +167,9 @@ def test_jobs_that_are_no_whole_number_of_threads_are_a_usage_error(method: str,
 
 @any_method
 @pytest.mark.parametrize("quant_type", ["int4", "int8", "mxfp4", "mxfp8"])
-def test_a_global_scale_for_another_type_than_nvfp4_is_a_usage_error(quant_type: str, method: str) -> None:
+def test_a_global_scale_for_another_type_than_nvfp4_is_a_usage_error(
+    quant_type: str, method: str
+) -> None:
     with pytest.raises(UsageError, match=f"only nvfp4 has a global scale, not {quant_type}"):
         kernels.quantize(np.ones((2, 64), np.float32), quant_type, method=method, global_scale=True)
 
@@ -187,7 +204,9 @@ def test_importance_that_is_no_vector_of_finite_numbers_at_least_0_is_a_usage_er
     quant_type: str, importance: Any, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        kernels.quantize(np.ones((2, 64), np.float32), quant_type, method="search", importance=importance)
+        kernels.quantize(
+            np.ones((2, 64), np.float32), quant_type, method="search", importance=importance
+        )
 
 
 @pytest.mark.parametrize("exponent", [200, -200])
@@ -195,7 +214,9 @@ def test_of_importance_beyond_float32_only_the_ratios_count(exponent: int) -> No
     weights, importance = random_weights(BF16, 8, 64), random_importance(64)
     expected = kernels.quantize(weights, "int4", method="search", importance=importance)
     scaled = np.ldexp(importance.astype(np.float64), exponent)
-    assert_same_parts(kernels.quantize(weights, "int4", method="search", importance=scaled), expected)
+    assert_same_parts(
+        kernels.quantize(weights, "int4", method="search", importance=scaled), expected
+    )
 
 
 @any_type
@@ -204,19 +225,28 @@ def test_importance_without_a_search_is_a_usage_error(quant_type: str) -> None:
         kernels.quantize(np.ones((2, 64), np.float32), quant_type, importance=np.ones(64))
 
 
-@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, np.int32, np.uint8, ">f4", list])
+@pytest.mark.parametrize(
+    "kind",
+    [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, np.int32, np.uint8, ">f4", list],
+)
 def test_importance_may_have_any_real_number_type(kind: Any) -> None:
     weights = random_weights(BF16, 8, 64)
     values = np.arange(64) % 5
-    expected = kernels.quantize(weights, "int4", method="search", importance=values.astype(np.float32))
+    expected = kernels.quantize(
+        weights, "int4", method="search", importance=values.astype(np.float32)
+    )
     importance = values.tolist() if kind is list else values.astype(kind)
-    assert_same_parts(kernels.quantize(weights, "int4", method="search", importance=importance), expected)
+    assert_same_parts(
+        kernels.quantize(weights, "int4", method="search", importance=importance), expected
+    )
 
 
 def test_affine_parts_without_a_bias_are_a_usage_error() -> None:
     quantized = kernels.quantize(np.ones((2, 64), np.float32), "int4")
     with pytest.raises(UsageError, match="has the parts"):
-        kernels.dequantize(QuantizedArray(quantized.weight, quantized.scale, None, None, quantized.quantization))
+        kernels.dequantize(
+            QuantizedArray(quantized.weight, quantized.scale, None, None, quantized.quantization)
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "", "uint32"])
@@ -234,7 +264,13 @@ def test_an_array_of_another_layout_is_its_contiguous_copy(
     square = random_weights(dtype, 256, 256)
     octets = np.frombuffer(b"\0" + square.tobytes(), np.uint8)[1:]
     misaligned = np.ndarray(square.shape, dtype, octets)
-    layouts = [square.T, square[::-3, ::2], square[:, ::-1], square.reshape(2, 128, 256).swapaxes(0, 1), misaligned]
+    layouts = [
+        square.T,
+        square[::-3, ::2],
+        square[:, ::-1],
+        square.reshape(2, 128, 256).swapaxes(0, 1),
+        misaligned,
+    ]
     if dtype != BF16:  # ml_dtypes has no other byte order
         layouts.append(square.astype(dtype.newbyteorder(">")))
     for view in layouts:
@@ -254,9 +290,16 @@ def test_empty_arrays_are_quantized_to_empty_parts(
     vectors = (None, np.ones(shape[-1]), np.zeros(shape[-1])) if method == "search" else (None,)
     for importance in vectors:
         for kernel in (*TARGETS.values(), TWIN):
-            options = {"group_size": group_size, "method": method, "importance": importance, "kernel": kernel}
+            options = {
+                "group_size": group_size,
+                "method": method,
+                "importance": importance,
+                "kernel": kernel,
+            }
             for jobs in (1, 3):
-                quantized = kernels.quantize(np.zeros(shape, dtype), quant_type, jobs=jobs, **options)
+                quantized = kernels.quantize(
+                    np.zeros(shape, dtype), quant_type, jobs=jobs, **options
+                )
                 assert all(part.size == 0 for part in parts_of(quantized))
                 assert kernels.dequantize(quantized, "bfloat16", kernel=kernel).shape == shape
 
@@ -264,20 +307,28 @@ def test_empty_arrays_are_quantized_to_empty_parts(
 @any_method
 @pytest.mark.parametrize("shape", [(0, 64), (3, 0)], ids=str)
 def test_an_empty_array_has_a_global_scale_of_1(shape: tuple[int, ...], method: str) -> None:
-    quantized = kernels.quantize(np.zeros(shape, np.float32), "nvfp4", method=method, global_scale=True)
+    quantized = kernels.quantize(
+        np.zeros(shape, np.float32), "nvfp4", method=method, global_scale=True
+    )
     assert quantized.global_scale is not None
     assert quantized.global_scale.tolist() == [1]
     assert kernels.dequantize(quantized).shape == shape
 
 
 @any_form
-def test_importance_of_0_everywhere_gives_what_minmax_gives(quant_type: str, group_size: int) -> None:
+def test_importance_of_0_everywhere_gives_what_minmax_gives(
+    quant_type: str, group_size: int
+) -> None:
     weights = random_weights(F32, 24, 128)
-    found = kernels.quantize(weights, quant_type, group_size=group_size, method="search", importance=np.zeros(128))
+    found = kernels.quantize(
+        weights, quant_type, group_size=group_size, method="search", importance=np.zeros(128)
+    )
     assert_same_parts(found, kernels.quantize(weights, quant_type, group_size=group_size))
     importance = random_importance(128)
     importance[:group_size] = 0  # all of a group's columns, and others count
-    found = kernels.quantize(weights, quant_type, group_size=group_size, method="search", importance=importance)
+    found = kernels.quantize(
+        weights, quant_type, group_size=group_size, method="search", importance=importance
+    )
     plain = kernels.quantize(weights, quant_type, group_size=group_size)
     np.testing.assert_array_equal(found.scale[:, 0], plain.scale[:, 0])
     errors, plain_errors = squared_errors(weights, found), squared_errors(weights, plain)
@@ -286,7 +337,9 @@ def test_importance_of_0_everywhere_gives_what_minmax_gives(quant_type: str, gro
 
 @pytest.mark.parametrize("quant_type", ["int4", "nvfp4", "mxfp8"])
 @pytest.mark.parametrize("factor", [[], [2.0, 3.0], [[2.0]]], ids=str)
-def test_a_global_scale_of_wrong_shape_or_type_is_a_usage_error(quant_type: str, factor: Any) -> None:
+def test_a_global_scale_of_wrong_shape_or_type_is_a_usage_error(
+    quant_type: str, factor: Any
+) -> None:
     quantized = kernels.quantize(np.ones((2, 64), np.float32), quant_type)
     with pytest.raises(UsageError, match="has the parts"):
         kernels.dequantize(replace(quantized, global_scale=np.array(factor, np.float32)))
@@ -299,10 +352,15 @@ def test_a_global_scale_of_wrong_shape_or_type_is_a_usage_error(quant_type: str,
 def test_a_global_scale_may_be_a_scalar() -> None:
     """Programs that quantize store either form, and it is kept as it is."""
     quantized = kernels.quantize(np.ones((2, 64), np.float32), "nvfp4")
-    scalar, vector = (kernels.dequantize(replace(quantized, global_scale=np.array(two, np.float32))) for two in (2, [2]))
+    scalar, vector = (
+        kernels.dequantize(replace(quantized, global_scale=np.array(two, np.float32)))
+        for two in (2, [2])
+    )
     np.testing.assert_array_equal(scalar, vector)
 
 
 def test_a_misspelt_method_is_said_to_be_one() -> None:
     with pytest.raises(UsageError, match="unknown quantization method 'serach'"):
-        kernels.quantize(np.ones((2, 64), np.float32), "int4", method="serach", importance=np.ones(64))
+        kernels.quantize(
+            np.ones((2, 64), np.float32), "int4", method="serach", importance=np.ones(64)
+        )

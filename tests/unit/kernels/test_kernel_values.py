@@ -15,16 +15,25 @@ from blobstore.kernels.arrays import QuantizedArray
 Array = np.ndarray[Any, Any]
 
 any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-any_kernel = pytest.mark.parametrize("kernel", [*TARGETS.values(), TWIN], ids=lambda kernel: kernel.name)
+any_kernel = pytest.mark.parametrize(
+    "kernel", [*TARGETS.values(), TWIN], ids=lambda kernel: kernel.name
+)
 
 
 def codes_of(quantized: QuantizedArray[Array]) -> list[int]:
     """Return the codes of all words, read with shifts: the first code is in the lowest bits."""
     bits = quantized.quant_type.bits
-    return [int(word) >> shift & (1 << bits) - 1 for word in quantized.weight.ravel() for shift in range(0, 32, bits)]
+    return [
+        int(word) >> shift & (1 << bits) - 1
+        for word in quantized.weight.ravel()
+        for shift in range(0, 32, bits)
+    ]
 
 
-@pytest.mark.parametrize(("quant_type", "words"), [("int4", [0x76543210, 0xFEDCBA98]), ("int8", [0x03020100, 0x07060504])])
+@pytest.mark.parametrize(
+    ("quant_type", "words"),
+    [("int4", [0x76543210, 0xFEDCBA98]), ("int8", [0x03020100, 0x07060504])],
+)
 def test_the_first_code_of_a_word_is_in_its_lowest_bits(quant_type: str, words: list[int]) -> None:
     levels = 15 if quant_type == "int4" else 255
     weights = np.resize(np.arange(-levels, 1, dtype=np.float32), (1, 256))
@@ -42,15 +51,42 @@ def test_the_first_code_of_a_word_is_in_its_lowest_bits(quant_type: str, words: 
 @pytest.mark.parametrize(
     ("quant_type", "weights", "scale", "bias", "codes"),
     [
-        pytest.param("int4", [*range(16)] * 2, -1, 15, [*range(15, -1, -1)] * 2, id="int4 upper edge"),
+        pytest.param(
+            "int4", [*range(16)] * 2, -1, 15, [*range(15, -1, -1)] * 2, id="int4 upper edge"
+        ),
         pytest.param("int4", [*range(-15, 1)] * 2, 1, -15, [*range(16)] * 2, id="int4 lower edge"),
-        pytest.param("int4", [-8, 7, 0.5, 1.5, -0.5] + [0] * 27, 1, -8, [0, 15, 8, 10, 8] + [8] * 27, id="int4 ties"),
-        pytest.param("int4", [-8, 6] + [0] * 30, 8 / 9, -8, [0, 15] + [9] * 30, id="int4 step shrinks and 6 is clamped"),
-        pytest.param("int4", [3] + [2.5] * 31, -3 / 90, 3, [0] + [15] * 31, id="int4 far from zero"),
+        pytest.param(
+            "int4",
+            [-8, 7, 0.5, 1.5, -0.5] + [0] * 27,
+            1,
+            -8,
+            [0, 15, 8, 10, 8] + [8] * 27,
+            id="int4 ties",
+        ),
+        pytest.param(
+            "int4",
+            [-8, 6] + [0] * 30,
+            8 / 9,
+            -8,
+            [0, 15] + [9] * 30,
+            id="int4 step shrinks and 6 is clamped",
+        ),
+        pytest.param(
+            "int4", [3] + [2.5] * 31, -3 / 90, 3, [0] + [15] * 31, id="int4 far from zero"
+        ),
         pytest.param("int4", [3] * 32, -1e-7, 3, [0] * 32, id="int4 constant"),
         pytest.param("int4", [0] * 32, -1e-7, 0, [0] * 32, id="int4 zeros"),
-        pytest.param("int8", [-128, 127] + [0] * 62, 1, -128, [0, 255] + [128] * 62, id="int8 lower edge"),
-        pytest.param("int8", [127.5, -127.5] + [0] * 62, -255 / 256, 127.5, [0, 255] + [128] * 62, id="int8 even edges"),
+        pytest.param(
+            "int8", [-128, 127] + [0] * 62, 1, -128, [0, 255] + [128] * 62, id="int8 lower edge"
+        ),
+        pytest.param(
+            "int8",
+            [127.5, -127.5] + [0] * 62,
+            -255 / 256,
+            127.5,
+            [0, 255] + [128] * 62,
+            id="int8 even edges",
+        ),
     ],
 )
 def test_affine_groups_computed_by_hand(
@@ -62,7 +98,9 @@ def test_affine_groups_computed_by_hand(
     dtype: np.dtype[Any],
     kernel: kernels.Kernel,
 ) -> None:
-    quantized = kernels.quantize(np.array([weights], dtype), quant_type, group_size=len(weights), kernel=kernel)
+    quantized = kernels.quantize(
+        np.array([weights], dtype), quant_type, group_size=len(weights), kernel=kernel
+    )
     assert codes_of(quantized) == codes
     assert quantized.scale.dtype == dtype
     assert quantized.scale.tolist() == np.array([[scale]], np.float32).astype(dtype).tolist()
@@ -80,12 +118,16 @@ def test_a_constant_group_beyond_the_range_of_steps_has_scale_minus_zero_and_com
     quantized = kernels.quantize(weights, "int4", kernel=kernel)
     assert quantized.scale.tolist() == [[0]]
     assert np.signbit(quantized.scale).tolist() == [[True]]
-    np.testing.assert_array_equal(kernels.dequantize(quantized, kernel=kernel), weights.astype(np.float32))
+    np.testing.assert_array_equal(
+        kernels.dequantize(quantized, kernel=kernel), weights.astype(np.float32)
+    )
 
 
 @any_kernel
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-def test_a_group_whose_range_overflows_float32_has_an_infinite_scale(dtype: np.dtype[Any], kernel: kernels.Kernel) -> None:
+def test_a_group_whose_range_overflows_float32_has_an_infinite_scale(
+    dtype: np.dtype[Any], kernel: kernels.Kernel
+) -> None:
     weights = np.resize(np.array([3e38, -2e38], dtype), (1, 32))
     quantized = kernels.quantize(weights, "int4", kernel=kernel)
     assert quantized.scale.tolist() == [[-np.inf]]
@@ -93,7 +135,9 @@ def test_a_group_whose_range_overflows_float32_has_an_infinite_scale(dtype: np.d
 
 
 @any_kernel
-@pytest.mark.parametrize(("quant_type", "last"), [("mxfp4", 3.5 * 2.0**126), ("mxfp8", 248 * 2.0**120)])
+@pytest.mark.parametrize(
+    ("quant_type", "last"), [("mxfp4", 3.5 * 2.0**126), ("mxfp8", 248 * 2.0**120)]
+)
 def test_the_largest_float32_weights_round_to_an_mx_value_beyond_float32(
     quant_type: str, last: float, kernel: kernels.Kernel
 ) -> None:
@@ -108,22 +152,56 @@ def test_the_largest_float32_weights_round_to_an_mx_value_beyond_float32(
 @pytest.mark.parametrize(
     ("quant_type", "weights", "scale", "codes"),
     [
-        pytest.param("nvfp4", [0, 0.5, 1, 1.5, 2, 3, 4, 6], 0x38, [0, 1, 2, 3, 4, 5, 6, 7], id="nvfp4 values"),
-        pytest.param("nvfp4", [-0.0, -0.5, -1, -1.5, -2, -3, -4, -6], 0x38, [*range(8, 16)], id="nvfp4 negative values"),
-        pytest.param("nvfp4", [6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], 0x38, [7, 0, 2, 2, 4, 4, 6, 6], id="nvfp4 ties"),
+        pytest.param(
+            "nvfp4", [0, 0.5, 1, 1.5, 2, 3, 4, 6], 0x38, [0, 1, 2, 3, 4, 5, 6, 7], id="nvfp4 values"
+        ),
+        pytest.param(
+            "nvfp4",
+            [-0.0, -0.5, -1, -1.5, -2, -3, -4, -6],
+            0x38,
+            [*range(8, 16)],
+            id="nvfp4 negative values",
+        ),
+        pytest.param(
+            "nvfp4",
+            [6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5],
+            0x38,
+            [7, 0, 2, 2, 4, 4, 6, 6],
+            id="nvfp4 ties",
+        ),
         pytest.param("nvfp4", [-12, -0.5, 1.5, 12], 0x40, [15, 8, 2, 7], id="nvfp4 scale 2"),
-        pytest.param("nvfp4", [6.3, 3], 0x38, [7, 5], id="nvfp4 scale rounds down and 6.3 saturates"),
+        pytest.param(
+            "nvfp4", [6.3, 3], 0x38, [7, 5], id="nvfp4 scale rounds down and 6.3 saturates"
+        ),
         pytest.param("nvfp4", [6.4, 2.25], 0x39, [7, 4], id="nvfp4 scale rounds up to 1.125"),
-        pytest.param("nvfp4", [21504, 2688, 448, -21504], 0x7E, [7, 7, 2, 15], id="nvfp4 scale saturates"),
+        pytest.param(
+            "nvfp4", [21504, 2688, 448, -21504], 0x7E, [7, 7, 2, 15], id="nvfp4 scale saturates"
+        ),
         pytest.param("nvfp4", [6 * 2.0**-9, -(2.0**-9)], 0x01, [7, 10], id="nvfp4 smallest scale"),
-        pytest.param("nvfp4", [6 * 2.0**-10, -6 * 2.0**-10], 0x00, [0, 0], id="nvfp4 scale zero gives codes 0"),
+        pytest.param(
+            "nvfp4",
+            [6 * 2.0**-10, -6 * 2.0**-10],
+            0x00,
+            [0, 0],
+            id="nvfp4 scale zero gives codes 0",
+        ),
         pytest.param("mxfp4", [6, -3, 0.25, 5], 127, [7, 13, 0, 6], id="mxfp4 scale 1"),
         pytest.param("mxfp4", [6.5, -2.5, 3.5, 12], 128, [5, 10, 4, 7], id="mxfp4 scale 2"),
         pytest.param("mxfp4", [3, -0.125, -0.375], 126, [7, 8, 10], id="mxfp4 scale 1/2"),
         pytest.param("mxfp4", [-0.0, 0], 0, [8, 0], id="mxfp4 zeros keep their sign"),
-        pytest.param("mxfp8", [448, 1, -1, 0, -0.0], 127, [0x7E, 0x38, 0xB8, 0, 0x80], id="mxfp8 values"),
-        pytest.param("mxfp8", [448, 2.0**-9, -(2.0**-10), 3 * 2.0**-10], 127, [0x7E, 1, 0x80, 2], id="mxfp8 subnormals"),
-        pytest.param("mxfp8", [448, 432, 400, -17, -19], 127, [0x7E, 0x7E, 0x7C, 0xD8, 0xDA], id="mxfp8 ties"),
+        pytest.param(
+            "mxfp8", [448, 1, -1, 0, -0.0], 127, [0x7E, 0x38, 0xB8, 0, 0x80], id="mxfp8 values"
+        ),
+        pytest.param(
+            "mxfp8",
+            [448, 2.0**-9, -(2.0**-10), 3 * 2.0**-10],
+            127,
+            [0x7E, 1, 0x80, 2],
+            id="mxfp8 subnormals",
+        ),
+        pytest.param(
+            "mxfp8", [448, 432, 400, -17, -19], 127, [0x7E, 0x7E, 0x7C, 0xD8, 0xDA], id="mxfp8 ties"
+        ),
         pytest.param("mxfp8", [464, -2], 128, [0x76, 0xB8], id="mxfp8 scale 2"),
     ],
 )
@@ -152,7 +230,9 @@ def test_affine_words_dequantize_to_values_computed_by_hand(kernel: kernels.Kern
 
 
 @any_kernel
-def test_affine_dequantize_rounds_the_product_before_it_adds_the_bias(kernel: kernels.Kernel) -> None:
+def test_affine_dequantize_rounds_the_product_before_it_adds_the_bias(
+    kernel: kernels.Kernel,
+) -> None:
     scale = np.float32(1 + 2.0**-23)
     words = np.full((1, 4), 0xBBBBBBBB, np.uint32)
     parts = np.array([[scale]]), np.array([[-11]], np.float32)
@@ -162,8 +242,12 @@ def test_affine_dequantize_rounds_the_product_before_it_adds_the_bias(kernel: ke
 
 
 @any_kernel
-def test_a_global_scale_multiplies_the_rounded_product_of_code_and_scale(kernel: kernels.Kernel) -> None:
-    values = np.array([[0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]], np.float32)
+def test_a_global_scale_multiplies_the_rounded_product_of_code_and_scale(
+    kernel: kernels.Kernel,
+) -> None:
+    values = np.array(
+        [[0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]], np.float32
+    )
     plain = kernels.quantize(values * np.float32(1.75), "nvfp4", kernel=kernel)
     factor = np.array([0.1], np.float32)
     scaled = QuantizedArray(plain.weight, plain.scale, None, factor, plain.quantization)

@@ -38,13 +38,19 @@ any_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 any_form = pytest.mark.parametrize(("quant_type", "group_size"), EVERY)
 
 
-def both(weights: Array, quant_type: str, group_size: int, **options: Any) -> tuple[QuantizedArray[Array], ...]:
+def both(
+    weights: Array, quant_type: str, group_size: int, **options: Any
+) -> tuple[QuantizedArray[Array], ...]:
     """Return what a search and what minmax gives."""
-    searched = kernels.quantize(weights, quant_type, group_size=group_size, method="search", **options)
+    searched = kernels.quantize(
+        weights, quant_type, group_size=group_size, method="search", **options
+    )
     return searched, kernels.quantize(weights, quant_type, group_size=group_size)
 
 
-def assert_never_worse(weights: Array, quant_type: str, group_size: int, importance: Array | None = None) -> Array:
+def assert_never_worse(
+    weights: Array, quant_type: str, group_size: int, importance: Array | None = None
+) -> Array:
     """Fail if any group's error is larger than minmax's; return which groups' errors are smaller.
 
     Where float32 overflows, minmax reads back as infinities or NaN, which nothing is worse than.
@@ -56,20 +62,26 @@ def assert_never_worse(weights: Array, quant_type: str, group_size: int, importa
         )
     bounded = np.isfinite(minmax)
     worse = bounded & ~(searched <= minmax)
-    assert not worse.any(), f"groups {np.flatnonzero(worse)[:5]}: {searched[worse][:5]} > {minmax[worse][:5]}"
+    assert not worse.any(), (
+        f"groups {np.flatnonzero(worse)[:5]}: {searched[worse][:5]} > {minmax[worse][:5]}"
+    )
     return searched < minmax
 
 
 @any_dtype
 @any_form
-def test_search_is_never_worse_than_minmax(quant_type: str, group_size: int, dtype: np.dtype[Any]) -> None:
+def test_search_is_never_worse_than_minmax(
+    quant_type: str, group_size: int, dtype: np.dtype[Any]
+) -> None:
     better = assert_never_worse(shaped_groups(dtype, GROUPS, group_size), quant_type, group_size)
     assert better.any() or quant_type == "mxfp8"
 
 
 @any_dtype
 @any_form
-def test_search_is_never_worse_on_groups_far_from_zero(quant_type: str, group_size: int, dtype: np.dtype[Any]) -> None:
+def test_search_is_never_worse_on_groups_far_from_zero(
+    quant_type: str, group_size: int, dtype: np.dtype[Any]
+) -> None:
     noise = shaped_groups(F32, 8000, group_size, seed=(1,))
     offsets = np.resize(np.array([1, -1, 30, 1000], np.float32), (8000, 1))
     for unit in (1, 1e-3, 1e-6):
@@ -79,7 +91,9 @@ def test_search_is_never_worse_on_groups_far_from_zero(quant_type: str, group_si
 
 @any_dtype
 @any_form
-def test_search_is_never_worse_at_any_magnitude(quant_type: str, group_size: int, dtype: np.dtype[Any]) -> None:
+def test_search_is_never_worse_at_any_magnitude(
+    quant_type: str, group_size: int, dtype: np.dtype[Any]
+) -> None:
     noise = np.random.default_rng(group_size).standard_normal((20, 128))
     limit = float(ml_dtypes.finfo(dtype).max)
     with np.errstate(over="ignore"):
@@ -121,7 +135,9 @@ def test_search_is_never_worse_for_constants_and_spikes_of_every_16_bit_value(
     constants = np.repeat(finite[::5], group_size, axis=1)
     spikes, two_values = np.zeros_like(constants), constants.copy()
     spikes[:, group_size // 2] = finite[::5, 0]
-    two_values[:, ::2] = finite[np.random.default_rng(5).integers(len(finite), size=(len(constants), 1)), 0]
+    two_values[:, ::2] = finite[
+        np.random.default_rng(5).integers(len(finite), size=(len(constants), 1)), 0
+    ]
     for weights in (constants, spikes, two_values):
         assert_never_worse(weights, quant_type, group_size)
         assert_no_nan(kernels.quantize(weights, quant_type, group_size=group_size, method="search"))
@@ -136,22 +152,31 @@ def test_a_group_that_minmax_stores_exactly_is_stored_as_minmax_stores_it(
     weights = np.full((20, group_size), value, dtype)
     searched, minmax = both(weights, quant_type, group_size)
     exact = squared_errors(weights, minmax) == 0
-    np.testing.assert_array_equal(raw(searched.scale).ravel()[exact], raw(minmax.scale).ravel()[exact])
+    np.testing.assert_array_equal(
+        raw(searched.scale).ravel()[exact], raw(minmax.scale).ravel()[exact]
+    )
     assert (squared_errors(weights, searched)[exact] == 0).all()
     assert exact.all() or value not in {0.0, -0.0}
 
 
 @any_dtype
 @any_form
-def test_with_importance_the_weighted_error_is_never_worse(quant_type: str, group_size: int, dtype: np.dtype[Any]) -> None:
+def test_with_importance_the_weighted_error_is_never_worse(
+    quant_type: str, group_size: int, dtype: np.dtype[Any]
+) -> None:
     groups = 1600 * 5
     weights = shaped_groups(dtype, groups, group_size, seed=(2,)).reshape(-1, 5 * group_size)
     searched = kernels.quantize(weights, quant_type, group_size=group_size, method="search")
     for seed in range(3):
         importance = random_importance(5 * group_size, seed)
         assert_never_worse(weights, quant_type, group_size, importance)
-        weighted = kernels.quantize(weights, quant_type, group_size=group_size, method="search", importance=importance)
-        sums = [squared_errors(weights, quantized, importance).sum() for quantized in (weighted, searched)]
+        weighted = kernels.quantize(
+            weights, quant_type, group_size=group_size, method="search", importance=importance
+        )
+        sums = [
+            squared_errors(weights, quantized, importance).sum()
+            for quantized in (weighted, searched)
+        ]
         assert sums[0] < sums[1] or quant_type == "mxfp8"
 
 
@@ -163,14 +188,19 @@ def test_importance_times_a_power_of_two_gives_the_same_bits_and_a_power_of_two_
 ) -> None:
     weights = random_weights(dtype, 30, 640)
     options = {"group_size": group_size, "method": "search"}
-    for importance, same in ((np.ones(640), None), (random_importance(640), random_importance(640))):
+    for importance, same in (
+        (np.ones(640), None),
+        (random_importance(640), random_importance(640)),
+    ):
         scaled = kernels.quantize(weights, quant_type, importance=importance * factor, **options)
         assert_same_parts(scaled, kernels.quantize(weights, quant_type, importance=same, **options))
 
 
 @pytest.mark.parametrize("constant", [1.3, 0.37, 7e30, 1e-20], ids=str)
 @any_form
-def test_any_constant_importance_gives_the_bits_of_none(quant_type: str, group_size: int, constant: float) -> None:
+def test_any_constant_importance_gives_the_bits_of_none(
+    quant_type: str, group_size: int, constant: float
+) -> None:
     weights = shaped_groups(BF16, 4000, group_size)
     importance = np.full(group_size, constant)
     options = {"group_size": group_size, "method": "search"}
@@ -189,7 +219,8 @@ def test_weights_of_importance_0_do_not_keep_the_others_from_their_best_scale(
     spiked[:, 0] = 3e4
     options = {"group_size": group_size, "method": "search", "importance": importance}
     alone, beside = (
-        squared_errors(values, kernels.quantize(values, quant_type, **options), importance) for values in (weights, spiked)
+        squared_errors(values, kernels.quantize(values, quant_type, **options), importance)
+        for values in (weights, spiked)
     )
     np.testing.assert_allclose(beside, alone, rtol=2e-4, atol=0)
 
@@ -200,7 +231,12 @@ def test_weights_of_importance_0_do_not_keep_the_others_from_their_best_scale(
         *(("int4", 32, dtype, 0.87) for dtype in DTYPES),
         *(("int4", 64, dtype, 0.90) for dtype in DTYPES),
         *(("int4", 128, dtype, 0.92) for dtype in DTYPES),
-        ("int8", 64, BF16, 0.75),  # of which most is minmax's rounding of scale and bias after it chose the codes
+        (
+            "int8",
+            64,
+            BF16,
+            0.75,
+        ),  # of which most is minmax's rounding of scale and bias after it chose the codes
         *(("int8", 64, dtype, 0.89) for dtype in (F16, F32)),
         *(("nvfp4", 16, dtype, 0.87) for dtype in DTYPES),
         *(("mxfp4", 32, dtype, 0.96) for dtype in DTYPES),
@@ -211,15 +247,22 @@ def test_the_error_of_a_search_on_normal_weights_is_at_most_this_part_of_minmax_
     quant_type: str, group_size: int, dtype: np.dtype[Any], bound: float
 ) -> None:
     weights = (np.random.default_rng(7).standard_normal((512, 2560)) * 0.7).astype(dtype)
-    searched, minmax = (squared_errors(weights, quantized).sum() for quantized in both(weights, quant_type, group_size))
+    searched, minmax = (
+        squared_errors(weights, quantized).sum()
+        for quantized in both(weights, quant_type, group_size)
+    )
     assert np.sqrt(searched / minmax) <= bound
 
 
 @pytest.mark.parametrize(("quant_type", "group_size"), [("int4", 32), ("int8", 64), *FP])
-def test_a_huge_weight_of_importance_0_does_not_stop_the_search(quant_type: str, group_size: int) -> None:
+def test_a_huge_weight_of_importance_0_does_not_stop_the_search(
+    quant_type: str, group_size: int
+) -> None:
     weights = np.random.default_rng(4).standard_normal((64, group_size)).astype(np.float32)
     weights[:, 3] = 1e22  # its squared error is infinite
     importance = np.where(np.arange(group_size) == 3, 0.0, 1.0)
-    quantized = kernels.quantize(weights, quant_type, group_size=group_size, method="search", importance=importance)
+    quantized = kernels.quantize(
+        weights, quant_type, group_size=group_size, method="search", importance=importance
+    )
     error = (kernels.dequantize(quantized).astype(np.float64) - weights) * importance
     assert np.sqrt(np.mean(error**2)) < 0.2

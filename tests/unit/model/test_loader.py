@@ -46,13 +46,21 @@ def source() -> Mapping[str, Array]:
 def expected_type(name: str) -> str:
     if "norm" in name or "embed" in name:
         return "BF16"
-    return "int8/64" if any(word in name for word in ("lm_head", "v_proj", "k_proj", "down_proj")) else "int4/32"
+    return (
+        "int8/64"
+        if any(word in name for word in ("lm_head", "v_proj", "k_proj", "down_proj"))
+        else "int4/32"
+    )
 
 
 def test_names_shapes_and_types_are_the_sources(pycode: Model, source: Mapping[str, Array]) -> None:
     assert set(pycode) == set(source)
     for name, tensor in pycode.items():
-        kind = f"{tensor.quant_type}/{tensor.group_size}" if tensor.quant_type is not None else str(tensor.dtype)
+        kind = (
+            f"{tensor.quant_type}/{tensor.group_size}"
+            if tensor.quant_type is not None
+            else str(tensor.dtype)
+        )
         assert (tensor.name, tensor.shape, kind) == (name, source[name].shape, expected_type(name))
         assert tensor.dtype is (DType.BF16 if tensor.quant_type is None else DType.U32)
         assert tensor.parameters == source[name].size
@@ -86,7 +94,9 @@ def test_documents_and_config(pycode: Model) -> None:
         pycode.document("absent.json")
 
 
-def test_every_tensor_is_what_quantizing_its_source_gives(pycode: Model, source: Mapping[str, Array]) -> None:
+def test_every_tensor_is_what_quantizing_its_source_gives(
+    pycode: Model, source: Mapping[str, Array]
+) -> None:
     for name, tensor in pycode.items():
         parts = tensor.numpy()
         if isinstance(parts, QuantizedArray):
@@ -105,8 +115,12 @@ FLAT_NAMES = {
 
 
 @pytest.mark.parametrize("names", ["ollama", "mlx"])
-@pytest.mark.parametrize(("library", "kind"), [("numpy", np.ndarray), ("torch", torch.Tensor), ("mlx", mx.array)])
-def test_arrays_are_flat_and_named_as_asked(pycode: Model, library: Any, kind: type, names: Any) -> None:
+@pytest.mark.parametrize(
+    ("library", "kind"), [("numpy", np.ndarray), ("torch", torch.Tensor), ("mlx", mx.array)]
+)
+def test_arrays_are_flat_and_named_as_asked(
+    pycode: Model, library: Any, kind: type, names: Any
+) -> None:
     arrays = pycode.arrays(library, names=names)
     assert [name for name in arrays if ".0.mlp.up_proj" in name] == FLAT_NAMES[names]
     quantized = sum(tensor.quant_type is not None for tensor in pycode.values())
@@ -127,7 +141,16 @@ def test_arrays_of_types_without_bias_and_with_a_global_scale(store: Store) -> N
 
 
 def test_tensors_named_like_companions_are_named_as_the_runner_names_them(store: Store) -> None:
-    names = ["router.proj.weight", "router.scale", "ln.scale", "ln.bias", "x.bias", "scale", "y.rescale", "z.scale.weight"]
+    names = [
+        "router.proj.weight",
+        "router.scale",
+        "ln.scale",
+        "ln.bias",
+        "x.bias",
+        "scale",
+        "y.rescale",
+        "z.scale.weight",
+    ]
     link_by_hand(store, "m", {"all": safetensors_bytes({name: normal(name, 4) for name in names})})
     model = blobstore.open_model("m", store=store)
     renamed = {"router.scale": "router_scale", "ln.scale": "ln_scale", "ln.bias": "ln_qbias"}
@@ -138,11 +161,21 @@ def test_tensors_named_like_companions_are_named_as_the_runner_names_them(store:
 
 @pytest.mark.parametrize(
     ("other", "names"),
-    [("x.biases", "mlx"), ("x.scales", "mlx"), ("x.weight_qbias", "ollama"), ("x.weight_scale", "ollama")],
+    [
+        ("x.biases", "mlx"),
+        ("x.scales", "mlx"),
+        ("x.weight_qbias", "ollama"),
+        ("x.weight_scale", "ollama"),
+    ],
 )
-def test_arrays_never_drop_one_of_two_with_the_same_flat_name(store: Store, other: str, names: Any) -> None:
+def test_arrays_never_drop_one_of_two_with_the_same_flat_name(
+    store: Store, other: str, names: Any
+) -> None:
     arrays, metadata = stored_arrays("x.weight", normal("x", 4, 64), "int8")
-    blobs = {"x.weight": safetensors_bytes(arrays, metadata), other: safetensors_bytes({other: np.ones(3, np.float32)})}
+    blobs = {
+        "x.weight": safetensors_bytes(arrays, metadata),
+        other: safetensors_bytes({other: np.ones(3, np.float32)}),
+    }
     link_by_hand(store, "m", blobs)
     with pytest.raises(blobstore.BlobStoreError, match=other):
         blobstore.open_model("m", store=store).arrays(names=names)
@@ -159,7 +192,10 @@ def test_arrays_outlive_the_removal_of_the_model(store: Store, tmp_path: Path) -
     blobstore.import_model(write_checkpoint(tmp_path / "m"), store=store, quant="int8")
     model = blobstore.open_model("m:int8", store=store)
     lazy = model["lm_head.weight"].mlx().weight
-    held, wanted = model.arrays("torch"), {name: array.copy() for name, array in model.arrays("numpy").items()}
+    held, wanted = (
+        model.arrays("torch"),
+        {name: array.copy() for name, array in model.arrays("numpy").items()},
+    )
     assert store.remove(model.name).reason is None
     assert list((store.root / "blobs").iterdir()) == []
     assert all(bits(array) == bits(wanted[name]) for name, array in held.items())
@@ -192,7 +228,9 @@ def test_after_close_arrays_stay_and_no_new_ones_come(store: Store, tmp_path: Pa
 
 def test_a_model_may_have_more_blobs_than_a_process_may_have_files_open(store: Store) -> None:
     """A dense model of 126 layers has 1,137 tensors; Linux gives a process 1,024 files."""
-    commit_model(store, "m", *(safetensors_bytes({f"t{n}": np.array([n], np.int64)}) for n in range(400)))
+    commit_model(
+        store, "m", *(safetensors_bytes({f"t{n}": np.array([n], np.int64)}) for n in range(400))
+    )
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
     try:

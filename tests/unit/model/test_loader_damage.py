@@ -33,7 +33,9 @@ def _blob(quant_type: str = "int4", group_size: int | None = None) -> bytes:
 
 def linked(store: Store, blob: bytes) -> Path:
     """Link the model ``m`` of that blob and a sound one; return where the blob lies."""
-    link_by_hand(store, "m", {NAME: blob, "b.weight": safetensors_bytes({"b.weight": normal("b", 4, 64)})})
+    link_by_hand(
+        store, "m", {NAME: blob, "b.weight": safetensors_bytes({"b.weight": normal("b", 4, 64)})}
+    )
     return blob_path(store, blob)
 
 
@@ -46,7 +48,14 @@ def assert_names_all(error: BlobStoreError, blob: Path, tensor: str | None = NAM
         assert part in error.message
 
 
-def refused(store: Store, blob: Path, kind: type[BlobStoreError], *, verify: bool = False, tensor: str = NAME) -> None:
+def refused(
+    store: Store,
+    blob: Path,
+    kind: type[BlobStoreError],
+    *,
+    verify: bool = False,
+    tensor: str = NAME,
+) -> None:
     with pytest.raises(kind) as caught:
         blobstore.open_model("m", store=store, verify=verify)
     assert_names_all(caught.value, blob, tensor)
@@ -100,7 +109,10 @@ def test_a_blob_of_zeros(store: Store, size: int) -> None:
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("quant_type", ["int4", "mxfp8"])
 def test_bits_of_a_header(store: Store, quant_type: str, step: int) -> None:
-    """A flip is found when it is read at once; without that it gives a typed error, or as many tensors as there were."""
+    """A flip is found when it is read at once.
+
+    Without that it gives a typed error, or as many tensors as there were.
+    """
     path = linked(store, blob := _blob(quant_type))
     for bit in range(0, 8 * (8 + int.from_bytes(blob[:8], "little")), step):
         damaged = bytearray(blob)
@@ -126,7 +138,9 @@ def test_a_flipped_bit_of_the_data(store: Store, position: int) -> None:
 
 
 def test_a_damaged_document(store: Store) -> None:
-    layer = layer_by_hand(store, "config.json", b'{"a":1}') | {"mediaType": "application/vnd.ollama.image.json"}
+    layer = layer_by_hand(store, "config.json", b'{"a":1}') | {
+        "mediaType": "application/vnd.ollama.image.json"
+    }
     path = manifest_path(store, "m")
     path.parent.mkdir(parents=True)
     weights = layer_by_hand(store, "x", safetensors_bytes({"x": normal("x", 3)}))
@@ -143,7 +157,9 @@ def test_a_damaged_document(store: Store) -> None:
         blobstore.open_model("m", store=store).document("config.json")
 
 
-def test_a_blob_that_may_not_be_read_is_not_called_missing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_that_may_not_be_read_is_not_called_missing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = linked(store, _blob())
 
     def refuse(name: str, flags: int, real: Callable[[str, int], int] = os.open) -> int:
@@ -177,8 +193,16 @@ def _with(suffix: str, array: np.ndarray) -> Change:  # type: ignore[type-arg]
         ("nvfp4", _without(".scale"), "scale .* missing"),
         ("int4", _with(".scale", np.ones((4, 4), np.uint8)), "scale is U8"),
         ("int4", _with(".scale", np.ones((4, 4), np.int32)), "scale is I32"),
-        ("int4", _with(".scale", np.ones((4, 4), np.float32)), r"bias is BF16 \[4, 4\], not F32 \[4, 4\]"),
-        ("int4", _with(".bias", np.ones((4, 4), np.float32)), r"bias is F32 \[4, 4\], not BF16 \[4, 4\]"),
+        (
+            "int4",
+            _with(".scale", np.ones((4, 4), np.float32)),
+            r"bias is BF16 \[4, 4\], not F32 \[4, 4\]",
+        ),
+        (
+            "int4",
+            _with(".bias", np.ones((4, 4), np.float32)),
+            r"bias is F32 \[4, 4\], not BF16 \[4, 4\]",
+        ),
         ("int4", _with(".scale", normal("s", 4, 2)), r"scale is BF16 \[4, 2\], not BF16 \[4, 4\]"),
         ("int4", _with(".scale", normal("s", 2, 8)), r"scale is BF16 \[2, 8\]"),
         ("int4", _with(".scale", normal("s", 16)), r"scale is BF16 \[16\]"),
@@ -194,7 +218,9 @@ def _with(suffix: str, array: np.ndarray) -> Change:  # type: ignore[type-arg]
         ("nvfp4", _with(".global_scale", np.ones(2, np.float32)), r"global scale is F32 \[2\]"),
     ],
 )
-def test_companions_that_are_missing_or_do_not_fit(store: Store, quant_type: str, change: Change, says: str) -> None:
+def test_companions_that_are_missing_or_do_not_fit(
+    store: Store, quant_type: str, change: Change, says: str
+) -> None:
     parts, metadata = stored_arrays(NAME, normal("a", 4, 128), quant_type)
     change(parts)
     path = linked(store, safetensors_bytes(parts, metadata))
@@ -203,8 +229,12 @@ def test_companions_that_are_missing_or_do_not_fit(store: Store, quant_type: str
         blobstore.open_model("m", store=store)
 
 
-@pytest.mark.parametrize("metadata", [{"quant_type": "int4", "group_size": "32"}, {f"{NAME}.quant_type": "int4"}])
-def test_a_quantized_weight_that_is_missing_leaves_no_orphaned_scales(store: Store, metadata: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "metadata", [{"quant_type": "int4", "group_size": "32"}, {f"{NAME}.quant_type": "int4"}]
+)
+def test_a_quantized_weight_that_is_missing_leaves_no_orphaned_scales(
+    store: Store, metadata: dict[str, str]
+) -> None:
     parts, _ = stored_arrays(NAME, normal("a", 4, 128), "int4")
     del parts[NAME]
     linked(store, safetensors_bytes(parts, metadata))
@@ -215,14 +245,19 @@ def test_a_quantized_weight_that_is_missing_leaves_no_orphaned_scales(store: Sto
 def test_two_blobs_that_hold_the_same_tensor(store: Store) -> None:
     one, two = (safetensors_bytes({"same": np.full(3, value, np.float32)}) for value in (1, 2))
     link_by_hand(store, "m", {"same": one, "other": two})
-    with pytest.raises(CorruptDataError, match="another blob holds the tensor 'same' too") as caught:
+    with pytest.raises(
+        CorruptDataError, match="another blob holds the tensor 'same' too"
+    ) as caught:
         blobstore.open_model("m", store=store)
     assert (caught.value.model, caught.value.tensor) == ("m:latest", "same")
     assert caught.value.blob == blob_path(store, two).name.replace("-", ":")
 
 
 def test_a_tensor_beyond_the_limits_is_refused(store: Store) -> None:
-    path = linked(store, raw_safetensors({NAME: {"dtype": "U8", "shape": [1] * 65, "data_offsets": [0, 1]}}, b"x"))
+    path = linked(
+        store,
+        raw_safetensors({NAME: {"dtype": "U8", "shape": [1] * 65, "data_offsets": [0, 1]}}, b"x"),
+    )
     with pytest.raises(BlobStoreError, match="rank 65") as caught:
         blobstore.open_model("m", store=store)
     assert_names_all(caught.value, path)

@@ -41,7 +41,9 @@ def kind(model: Model, name: str) -> str:
 def test_the_blobs_metadata(store: Store, quant_type: str, group_size: int) -> None:
     model = opened(store, *stored_arrays(W, normal("w", 4, 256), quant_type, group_size))
     assert (kind(model, W), model[W].shape) == (f"{quant_type}/{group_size}", (4, 256))
-    wanted = blobstore.dequantize(blobstore.quantize(normal("w", 4, 256), quant_type, group_size=group_size))
+    wanted = blobstore.dequantize(
+        blobstore.quantize(normal("w", 4, 256), quant_type, group_size=group_size)
+    )
     assert np.array_equal(model[W].dequantize(), wanted)
 
 
@@ -56,14 +58,20 @@ def test_a_tensors_own_metadata_win_over_the_blobs(store: Store) -> None:
 
 def test_an_ambiguous_shape_is_told_by_its_own_metadata(store: Store) -> None:
     arrays, _ = stored_arrays(W, normal("w", 4, 256), "int8", 32)
-    assert kind(opened(store, arrays, {f"{W}.quant_type": "int8", f"{W}.group_size": "32"}), W) == "int8/32"
+    assert (
+        kind(opened(store, arrays, {f"{W}.quant_type": "int8", f"{W}.group_size": "32"}), W)
+        == "int8/32"
+    )
     assert kind(opened(store, arrays, {"quant_type": "int4", "group_size": "64"}), W) == "int4/64"
 
 
 @pytest.mark.parametrize(
-    ("quant_type", "group_size"), [("int4", 32), ("int8", 128), ("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32)]
+    ("quant_type", "group_size"),
+    [("int4", 32), ("int8", 128), ("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32)],
 )
-def test_without_metadata_the_only_answer_is_taken(store: Store, quant_type: str, group_size: int) -> None:
+def test_without_metadata_the_only_answer_is_taken(
+    store: Store, quant_type: str, group_size: int
+) -> None:
     arrays, _ = stored_arrays(W, normal("w", 4, 256), quant_type, group_size)
     assert kind(opened(store, arrays, {}), W) == f"{quant_type}/{group_size}"
 
@@ -77,7 +85,9 @@ def test_without_metadata_the_only_answer_is_taken(store: Store, quant_type: str
         ("int8", 64, "int4/128, int8/64"),
     ],
 )
-def test_without_metadata_two_answers_are_an_error(store: Store, quant_type: str, group_size: int, answers: str) -> None:
+def test_without_metadata_two_answers_are_an_error(
+    store: Store, quant_type: str, group_size: int, answers: str
+) -> None:
     arrays, _ = stored_arrays(W, normal("w", 4, 256), quant_type, group_size)
     with pytest.raises(CorruptDataError, match=answers) as caught:
         opened(store, arrays, {})
@@ -107,7 +117,9 @@ def test_without_metadata_no_answer_is_an_error(store: Store) -> None:
         ({"quant_type": "int4", "group_size": "9" * 5000}, "999"),
     ],
 )  # fmt: skip
-def test_a_type_that_does_not_exist_is_unsupported(store: Store, metadata: dict[str, str], says: str) -> None:
+def test_a_type_that_does_not_exist_is_unsupported(
+    store: Store, metadata: dict[str, str], says: str
+) -> None:
     arrays, _ = stored_arrays(W, normal("w", 4, 256), "int4")
     with pytest.raises(UnsupportedSourceError, match=says) as caught:
         opened(store, arrays, metadata)
@@ -127,7 +139,9 @@ def test_a_float_beside_quantized_tensors_stays_a_float(store: Store) -> None:
 
 
 def test_unsigned_integers_without_scale_or_metadata_are_just_integers(store: Store) -> None:
-    model = opened(store, {W: np.arange(8, dtype=np.uint32), f"{W}.bias": np.ones(8, np.float32)}, {})
+    model = opened(
+        store, {W: np.arange(8, dtype=np.uint32), f"{W}.bias": np.ones(8, np.float32)}, {}
+    )
     assert set(model) == {W, f"{W}.bias"}
     assert model[W].quant_type is None
 

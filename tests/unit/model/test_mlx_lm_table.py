@@ -29,25 +29,38 @@ def _names_at_top(file: Path) -> set[str]:
 
 def _constant(name: str) -> Any:
     for node in ast.parse((PACKAGE / "utils.py").read_text()).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == name
+        ):
             return ast.literal_eval(node.value)
     raise AssertionError(f"mlx_lm/utils.py has no {name}")
 
 
 def test_the_table_is_that_of_the_installed_version() -> None:
     installed = importlib.metadata.version("mlx-lm")
-    assert installed == mlx_lm.VERSION, f"the table is of mlx-lm {mlx_lm.VERSION}, installed is {installed}: renew it"
+    assert installed == mlx_lm.VERSION, (
+        f"the table is of mlx-lm {mlx_lm.VERSION}, installed is {installed}: renew it"
+    )
 
 
 def test_modules() -> None:
-    has_model = {file.stem for file in (PACKAGE / "models").glob("*.py") if {"Model", "ModelArgs"} <= _names_at_top(file)}
+    has_model = {
+        file.stem
+        for file in (PACKAGE / "models").glob("*.py")
+        if {"Model", "ModelArgs"} <= _names_at_top(file)
+    }
     assert has_model == mlx_lm.MODULES, " ".join(sorted(has_model))
 
 
 def test_remapped_types() -> None:
     assert _constant("MODEL_REMAPPING") == mlx_lm.REMAPPED
     assert _constant("MODEL_ARCHITECTURE_REMAPPING") == mlx_lm.REMAPPED_ARCHITECTURES
-    assert set(mlx_lm.REMAPPED.values()) | set(mlx_lm.REMAPPED_ARCHITECTURES.values()) <= mlx_lm.MODULES
+    assert (
+        set(mlx_lm.REMAPPED.values()) | set(mlx_lm.REMAPPED_ARCHITECTURES.values())
+        <= mlx_lm.MODULES
+    )
 
 
 def test_dequantized_weights_are_of_models_that_it_has() -> None:

@@ -110,14 +110,18 @@ def test_torch_shares_the_map(every_dtype: Model, name: str) -> None:
 def test_mlx_has_the_same_bits(every_dtype: Model, name: str) -> None:
     array, wanted = every_dtype[name].mlx(), EVERY_DTYPE[name]
     assert (tuple(array.shape), bits(array)) == (wanted.shape, bits(wanted))
-    assert str(array.dtype).removeprefix("mlx.core.") == ("uint8" if name == "f8" else str(wanted.dtype))
+    assert str(array.dtype).removeprefix("mlx.core.") == (
+        "uint8" if name == "f8" else str(wanted.dtype)
+    )
 
 
 def test_bool_in_all_libraries(store: Store) -> None:
     header = {"mask": {"dtype": "BOOL", "shape": [3], "data_offsets": [0, 3]}}
     link_by_hand(store, "m", {"mask": raw_safetensors(header, b"\1\0\1")})
     mask = blobstore.open_model("m", store=store)["mask"]
-    assert mask.numpy().tolist() == mask.torch().tolist() == mask.mlx().tolist() == [True, False, True]
+    assert (
+        mask.numpy().tolist() == mask.torch().tolist() == mask.mlx().tolist() == [True, False, True]
+    )
 
 
 def test_arrays_that_begin_at_odd_addresses(store: Store) -> None:
@@ -125,17 +129,29 @@ def test_arrays_that_begin_at_odd_addresses(store: Store) -> None:
         "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},
         "b": {"dtype": "F32", "shape": [2], "data_offsets": [1, 9]},
     }
-    link_by_hand(store, "m", {"a": raw_safetensors(header, b"\7" + np.array([1, 2], np.float32).tobytes())})
+    link_by_hand(
+        store, "m", {"a": raw_safetensors(header, b"\7" + np.array([1, 2], np.float32).tobytes())}
+    )
     b = blobstore.open_model("m", store=store)["b"]
-    assert b.numpy().tolist() == b.torch().tolist() == b.mlx().tolist() == b.dequantize().tolist() == [1, 2]
+    assert (
+        b.numpy().tolist()
+        == b.torch().tolist()
+        == b.mlx().tolist()
+        == b.dequantize().tolist()
+        == [1, 2]
+    )
 
 
 def test_quantized_arrays_that_begin_at_odd_addresses(store: Store) -> None:
     parts, metadata = stored_arrays("w", normal("w", 4, 64), "int4")
-    link_by_hand(store, "m", {"w": safetensors_bytes({"a": np.ones(1, np.uint8), **parts}, metadata)})
+    link_by_hand(
+        store, "m", {"w": safetensors_bytes({"a": np.ones(1, np.uint8), **parts}, metadata)}
+    )
     w = blobstore.open_model("m", store=store)["w"]
     assert bits_of_parts(w.mlx()) == bits_of_parts(w.torch()) == bits_of_parts(w.numpy())
-    assert np.array_equal(w.dequantize(), blobstore.dequantize(blobstore.quantize(normal("w", 4, 64), "int4")))
+    assert np.array_equal(
+        w.dequantize(), blobstore.dequantize(blobstore.quantize(normal("w", 4, 64), "int4"))
+    )
 
 
 def test_a_quantized_tensor_is_its_parts_in_every_library(dense: Model) -> None:
@@ -145,7 +161,11 @@ def test_a_quantized_tensor_is_its_parts_in_every_library(dense: Model) -> None:
     assert (parts.weight.dtype, parts.weight.shape) == (np.uint32, (768, 32))
     assert (parts.scale.dtype, parts.scale.shape) == (ml_dtypes.bfloat16, (768, 8))
     assert parts.bias is not None
-    assert (parts.bias.dtype, parts.bias.shape, parts.global_scale) == (ml_dtypes.bfloat16, (768, 8), None)
+    assert (parts.bias.dtype, parts.bias.shape, parts.global_scale) == (
+        ml_dtypes.bfloat16,
+        (768, 8),
+        None,
+    )
     assert not any(part.flags.writeable for part in (parts.weight, parts.scale, parts.bias))
     for other in (dense[UP].torch(), dense[UP].mlx()):
         assert isinstance(other, QuantizedArray)
@@ -164,7 +184,9 @@ def test_array_takes_the_library_by_name(dense: Model) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dequantize_rounds_float32_values_to_a_dtype(dense: Model, dtype: str) -> None:
-    kind = np.dtype({"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype])
+    kind = np.dtype(
+        {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[dtype]
+    )
     for name in ("model.layers.0.mlp.up_proj.weight", "model.norm.weight"):
         array = dense[name].dequantize(dtype)
         assert array.dtype == kind
@@ -177,7 +199,11 @@ def test_dequantize_rounds_float32_values_to_a_dtype(dense: Model, dtype: str) -
 def test_dequantize_gives_new_float32_arrays(dense: Model) -> None:
     for name in (UP, "model.norm.weight"):
         array = dense[name].dequantize()
-        assert (array.dtype, array.shape, array.flags.writeable) == (np.float32, dense[name].shape, True)
+        assert (array.dtype, array.shape, array.flags.writeable) == (
+            np.float32,
+            dense[name].shape,
+            True,
+        )
 
 
 ROWS: list[Any] = [
@@ -198,7 +224,9 @@ ROWS: list[Any] = [
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"]
+)
 def test_rows_are_those_of_the_whole(dense: Model, name: str, rows: Any) -> None:
     tensor = dense[name]
     assert np.array_equal(tensor[rows], tensor.dequantize()[rows])
@@ -241,7 +269,9 @@ def test_rows_of_rank_3(stacked: Model, rows: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "index", [(0, 0, 0), (0, 0, slice(0, 8)), (..., 0), (..., slice(0, 32)), (slice(None), ..., 0)], ids=str
+    "index",
+    [(0, 0, 0), (0, 0, slice(0, 8)), (..., 0), (..., slice(0, 32)), (slice(None), ..., 0)],
+    ids=str,
 )
 def test_quantized_columns_are_refused(stacked: Model, index: Any) -> None:
     with pytest.raises(UsageError, match="index its rows"):
@@ -264,7 +294,14 @@ def test_what_a_library_can_not_hold_is_an_unsupported_source(store: Store) -> N
     }
     link_by_hand(store, "m", {"all": raw_safetensors(header, bytes(12))})
     model = blobstore.open_model("m", store=store)
-    refused = (("f4", "numpy"), ("f4", "torch"), ("f4", "mlx"), ("e5m2", "mlx"), ("f64", "mlx"), ("wide", "mlx"))
+    refused = (
+        ("f4", "numpy"),
+        ("f4", "torch"),
+        ("f4", "mlx"),
+        ("e5m2", "mlx"),
+        ("f64", "mlx"),
+        ("wide", "mlx"),
+    )
     for name, library in refused:
         with pytest.raises(UnsupportedSourceError):
             model[name].array(library)  # type: ignore[arg-type]
@@ -306,7 +343,9 @@ def test_an_index_that_numpy_refuses_is_one_error(dense: Model, name: str, index
     assert caught.value.tensor == name
 
 
-@pytest.mark.parametrize("index", [np.s_[:: 2**40], np.s_[:: -(2**40)], np.s_[2**40 :], True, (True, 1), []], ids=str)
+@pytest.mark.parametrize(
+    "index", [np.s_[:: 2**40], np.s_[:: -(2**40)], np.s_[2**40 :], True, (True, 1), []], ids=str
+)
 def test_odd_indices_select_what_numpy_selects(dense: Model, index: Any) -> None:
     np.testing.assert_array_equal(dense[UP][index], dense[UP].dequantize()[index])
 

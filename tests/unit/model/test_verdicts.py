@@ -28,11 +28,19 @@ def _weight(name: str, quantization: Quantization | None = INT4, **changes: Any)
 
 def _model(architecture: str, model_type: str, *tensors: TensorFacts, **config: Any) -> ModelFacts:
     head = (EMBEDDING, _weight("model.layers.0.self_attn.q_proj.weight"))
-    return ModelFacts({"architectures": [architecture], "model_type": model_type, **config}, DOCUMENTS, (*head, *tensors))
+    return ModelFacts(
+        {"architectures": [architecture], "model_type": model_type, **config},
+        DOCUMENTS,
+        (*head, *tensors),
+    )
 
 
-def _one_by_one(group: str = EXPERTS, quantization: Quantization | None = INT4, **changes: Any) -> list[TensorFacts]:
-    names = [f"{group}.{expert}.{projection}.weight" for expert in range(2) for projection in PROJECTIONS]
+def _one_by_one(
+    group: str = EXPERTS, quantization: Quantization | None = INT4, **changes: Any
+) -> list[TensorFacts]:
+    names = [
+        f"{group}.{expert}.{projection}.weight" for expert in range(2) for projection in PROJECTIONS
+    ]
     return [_weight(name, quantization, **changes) for name in names]
 
 
@@ -66,13 +74,20 @@ def test_a_dense_model() -> None:
 
 
 def test_an_unquantized_model() -> None:
-    model = ModelFacts({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, DOCUMENTS, (EMBEDDING,))
-    assert [_yes(verdict) for verdict in _both(model)] == ["qwen3, unquantized", "Qwen3ForCausalLM, unquantized"]
+    model = ModelFacts(
+        {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, DOCUMENTS, (EMBEDDING,)
+    )
+    assert [_yes(verdict) for verdict in _both(model)] == [
+        "qwen3, unquantized",
+        "Qwen3ForCausalLM, unquantized",
+    ]
 
 
 def test_only_the_first_architecture_counts_for_ollama() -> None:
     model = _model("New", "qwen3")
-    several = replace(model, config={"architectures": ["New", "Qwen3ForCausalLM"], "model_type": "qwen3"})
+    several = replace(
+        model, config={"architectures": ["New", "Qwen3ForCausalLM"], "model_type": "qwen3"}
+    )
     assert _no(ollama.verdict(several)) == "its runner has no New"
 
 
@@ -81,25 +96,55 @@ def test_only_the_first_architecture_counts_for_ollama() -> None:
     [
         (None, "config.json is missing", "config.json is missing"),
         ({}, "config.json has no model_type", "config.json names no architecture"),
-        ({"architectures": [], "model_type": 3}, "config.json has no model_type", "config.json names no architecture"),
-        ({"architectures": ["XForY"], "model_type": "x"}, "it has no model type x", "its runner has no XForY"),
-        ({"text_config": {"model_type": "llama"}}, "config.json has no model_type", "config.json names no architecture"),
+        (
+            {"architectures": [], "model_type": 3},
+            "config.json has no model_type",
+            "config.json names no architecture",
+        ),
+        (
+            {"architectures": ["XForY"], "model_type": "x"},
+            "it has no model type x",
+            "its runner has no XForY",
+        ),
+        (
+            {"text_config": {"model_type": "llama"}},
+            "config.json has no model_type",
+            "config.json names no architecture",
+        ),
         # A module of mlx_lm/models, but none with a model.
-        ({"architectures": ["Base"], "model_type": "base"}, "it has no model type base", "its runner has no Base"),
+        (
+            {"architectures": ["Base"], "model_type": "base"},
+            "it has no model type base",
+            "its runner has no Base",
+        ),
     ],
 )
-def test_no_architecture_that_is_known(config: dict[str, Any] | None, ours: str, theirs: str) -> None:
-    assert [_no(verdict) for verdict in _both(ModelFacts(config, DOCUMENTS, (EMBEDDING,)))] == [ours, theirs]
+def test_no_architecture_that_is_known(
+    config: dict[str, Any] | None, ours: str, theirs: str
+) -> None:
+    assert [_no(verdict) for verdict in _both(ModelFacts(config, DOCUMENTS, (EMBEDDING,)))] == [
+        ours,
+        theirs,
+    ]
 
 
 def test_gpt_oss_in_bfloat16_is_not_what_mlx_lm_reads() -> None:
     down, fused = _weight(f"{EXPERTS}.down_proj"), _weight(f"{EXPERTS}.gate_up_proj", None)
-    biases = [TensorFacts(f"{EXPERTS}.{name}_proj_bias", DType.BF16, (4, 64)) for name in ("gate_up", "down")]
+    biases = [
+        TensorFacts(f"{EXPERTS}.{name}_proj_bias", DType.BF16, (4, 64))
+        for name in ("gate_up", "down")
+    ]
     ours, _ = _both(_model("GptOssForCausalLM", "gpt_oss", down, fused, *biases))
     assert _no(ours).endswith(f"only when they are quantized, and {EXPERTS}.gate_up_proj is not")
-    ours, _ = _both(_model("GptOssForCausalLM", "gpt_oss", down, replace(fused, quantization=INT8), *biases))
+    ours, _ = _both(
+        _model("GptOssForCausalLM", "gpt_oss", down, replace(fused, quantization=INT8), *biases)
+    )
     assert _yes(ours) == "gpt_oss, int4, int8"
-    ours, _ = _both(_model("GptOssForCausalLM", "gpt_oss", down, replace(fused, quantization=INT8), hidden_size=32))
+    ours, _ = _both(
+        _model(
+            "GptOssForCausalLM", "gpt_oss", down, replace(fused, quantization=INT8), hidden_size=32
+        )
+    )
     assert _no(ours).startswith(f"{EXPERTS}.gate_up_proj is quantized along its outputs")
 
 
@@ -126,7 +171,9 @@ def test_gpt_oss() -> None:
         ("BailingMoeV2_5ForCausalLM", "bailing_hybrid", "bailing_hybrid, int4"),
     ],
 )
-def test_types_that_mlx_lm_has_under_another_name(architecture: str, model_type: str, reason: str) -> None:
+def test_types_that_mlx_lm_has_under_another_name(
+    architecture: str, model_type: str, reason: str
+) -> None:
     assert _yes(mlx_lm.verdict(_model(architecture, model_type))) == reason
 
 
@@ -135,17 +182,24 @@ def test_a_tokenizer_is_needed() -> None:
     slow = replace(model, documents=frozenset({"config.json", "tokenizer.model"}))
     assert _yes(mlx_lm.verdict(slow)) == "llama, int4"
     assert _no(ollama.verdict(slow)) == "there is no tokenizer.json"
-    assert _no(mlx_lm.verdict(replace(model, documents=frozenset({"config.json"})))) == "there is no tokenizer"
+    assert (
+        _no(mlx_lm.verdict(replace(model, documents=frozenset({"config.json"}))))
+        == "there is no tokenizer"
+    )
 
 
 def test_the_embedding_has_to_be_where_the_runner_looks() -> None:
     config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
-    model = ModelFacts(config, DOCUMENTS, (replace(EMBEDDING, name="model.language_model.embed_tokens.weight"),))
+    model = ModelFacts(
+        config, DOCUMENTS, (replace(EMBEDDING, name="model.language_model.embed_tokens.weight"),)
+    )
     assert _no(ollama.verdict(model)) == (
         "its runner finds no token embedding: none is called "
         "language_model.model.embed_tokens.weight or model.embed_tokens.weight"
     )
-    assert _yes(ollama.verdict(replace(model, config=config | {"architectures": ["Qwen3_5ForCausalLM"]})))
+    assert _yes(
+        ollama.verdict(replace(model, config=config | {"architectures": ["Qwen3_5ForCausalLM"]}))
+    )
 
 
 def test_arrays_that_mlx_has_not() -> None:
@@ -163,7 +217,10 @@ def test_images_are_for_some() -> None:
         "Gemma3ForConditionalGeneration, int4, text only",
     ]
     qwen = _model("Qwen3_5ForConditionalGeneration", "qwen3_5", vision_config={"hidden_size": 4})
-    assert [_yes(one) for one in _both(qwen)] == ["qwen3_5, int4, text only", "Qwen3_5ForConditionalGeneration, int4"]
+    assert [_yes(one) for one in _both(qwen)] == [
+        "qwen3_5, int4, text only",
+        "Qwen3_5ForConditionalGeneration, int4",
+    ]
 
 
 COHERE = ("Cohere2MoeForCausalLM", "cohere2_moe")
@@ -173,9 +230,15 @@ def test_cohere2_moe_needs_its_experts_stacked() -> None:
     assert _no(ollama.verdict(_model(*COHERE, *_one_by_one()))) == (
         "its runner reads experts stacked; here they are one by one (import with --experts stacked)"
     )
-    assert _yes(ollama.verdict(_model(*COHERE, *_stacked()))) == "Cohere2MoeForCausalLM, int4, from version 0.31.2"
+    assert (
+        _yes(ollama.verdict(_model(*COHERE, *_stacked())))
+        == "Cohere2MoeForCausalLM, int4, from version 0.31.2"
+    )
     older = _stacked("model.layers.0.mlp.switch_mlp")
-    assert _yes(ollama.verdict(_model(*COHERE, *older))) == "Cohere2MoeForCausalLM, int4, from version 0.30.10"
+    assert (
+        _yes(ollama.verdict(_model(*COHERE, *older)))
+        == "Cohere2MoeForCausalLM, int4, from version 0.30.10"
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +248,11 @@ def test_cohere2_moe_needs_its_experts_stacked() -> None:
         ("Qwen3NextForCausalLM", _stacked(), None),
         ("Qwen3_5MoeForCausalLM", _stacked(EXPERTS, "gate_up_proj", "down_proj"), None),
         ("Gemma4ForCausalLM", _one_by_one("model.layers.0.moe.experts"), None),
-        ("Gemma4ForCausalLM", _stacked("model.layers.0.experts", "gate_up_proj", "down_proj"), None),
+        (
+            "Gemma4ForCausalLM",
+            _stacked("model.layers.0.experts", "gate_up_proj", "down_proj"),
+            None,
+        ),
         (
             "Gemma4ForCausalLM",
             _stacked("model.layers.0.moe.experts"),
@@ -203,18 +270,26 @@ def test_cohere2_moe_needs_its_experts_stacked() -> None:
         ("LlamaForCausalLM", [_weight("model.layers.0.mlp.shared_experts.up_proj.weight")], None),
     ],
 )
-def test_where_experts_are_read(architecture: str, tensors: list[TensorFacts], reason: str | None) -> None:
+def test_where_experts_are_read(
+    architecture: str, tensors: list[TensorFacts], reason: str | None
+) -> None:
     verdict = ollama.verdict(_model(architecture, "x", *tensors))
     assert (_no(verdict) if reason else _yes(verdict).split(",")[0]) == (reason or architecture)
 
 
 def test_codes_of_experts_that_differ_in_type_can_not_be_stacked() -> None:
     first, *others = _one_by_one()
-    model = _model("Qwen3_5MoeForCausalLM", "qwen3_5_moe", replace(first, quantization=INT8), *others)
+    model = _model(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe", replace(first, quantization=INT8), *others
+    )
     ours, theirs = _both(model)
     assert _yes(ours) == "qwen3_5_moe, int4, int8, partly dequantized"
-    assert _no(theirs) == f"it stacks experts, and those of {EXPERTS} have several types in gate_proj"
-    per_projection = [_weight(one.name, INT8 if "down" in one.name else INT4) for one in _one_by_one()]
+    assert (
+        _no(theirs) == f"it stacks experts, and those of {EXPERTS} have several types in gate_proj"
+    )
+    per_projection = [
+        _weight(one.name, INT8 if "down" in one.name else INT4) for one in _one_by_one()
+    ]
     assert _yes(ollama.verdict(_model("Qwen3_5MoeForCausalLM", "qwen3_5_moe", *per_projection)))
 
 
@@ -229,10 +304,17 @@ LATENT = _weight("model.layers.0.self_attn.kv_b_proj.weight")
         ("deepseek_v3", [_weight("model.layers.0.self_attn.embed_q.weight")], False),
         ("deepseek_v2", [LATENT], False),
         ("kimi_k2", [LATENT], True),
-        ("kimi_k3", [_weight(f"model.layers.0.self_attn.{one}_proj.weight") for one in "qkv"], False),
         (
             "kimi_k3",
-            [_weight(f"model.layers.0.self_attn.{one}_proj.weight", INT8 if one == "v" else INT4) for one in "qkv"],
+            [_weight(f"model.layers.0.self_attn.{one}_proj.weight") for one in "qkv"],
+            False,
+        ),
+        (
+            "kimi_k3",
+            [
+                _weight(f"model.layers.0.self_attn.{one}_proj.weight", INT8 if one == "v" else INT4)
+                for one in "qkv"
+            ],
             True,
         ),
         ("afm7", [_weight("model.layers.0.self_attn.qkv_proj.weight")], True),
@@ -249,13 +331,20 @@ LATENT = _weight("model.layers.0.self_attn.kv_b_proj.weight")
         ),
         (
             "phixtral",
-            [_weight(f"transformer.h.0.moe.mlp.{number}.fc1.weight", one) for number, one in enumerate((INT4, INT8))],
+            [
+                _weight(f"transformer.h.0.moe.mlp.{number}.fc1.weight", one)
+                for number, one in enumerate((INT4, INT8))
+            ],
             True,
         ),
     ],
 )
-def test_what_loading_changes_is_dequantized(model_type: str, tensors: list[TensorFacts], is_partly: bool) -> None:
-    assert ("partly dequantized" in _yes(mlx_lm.verdict(_model("X", model_type, *tensors)))) is is_partly
+def test_what_loading_changes_is_dequantized(
+    model_type: str, tensors: list[TensorFacts], is_partly: bool
+) -> None:
+    assert (
+        "partly dequantized" in _yes(mlx_lm.verdict(_model("X", model_type, *tensors)))
+    ) is is_partly
 
 
 def test_a_head_that_is_normalised() -> None:
@@ -268,21 +357,33 @@ def test_a_head_that_is_normalised() -> None:
 def test_global_scales() -> None:
     linear = _weight("model.layers.0.mlp.up_proj.weight", NVFP4, double_scaled=True)
     ours, theirs = _both(_model("LlamaForCausalLM", "llama", linear))
-    assert _yes(ours) == "llama, int4, nvfp4, not from an exported folder, because of its global scales"
+    assert (
+        _yes(ours)
+        == "llama, int4, nvfp4, not from an exported folder, because of its global scales"
+    )
     assert _yes(theirs) == "LlamaForCausalLM, int4, nvfp4"
 
 
-@pytest.mark.parametrize("name", ["transformer.wte.weight", "model.word_embeddings.weight", "embedding.weight"])
+@pytest.mark.parametrize(
+    "name", ["transformer.wte.weight", "model.word_embeddings.weight", "embedding.weight"]
+)
 def test_embeddings_by_other_names(name: str) -> None:
-    model = _model("X", "gpt2", replace(EMBEDDING, name=name, quantization=NVFP4, double_scaled=True))
+    model = _model(
+        "X", "gpt2", replace(EMBEDDING, name=name, quantization=NVFP4, double_scaled=True)
+    )
     assert _yes(mlx_lm.verdict(model)).startswith("gpt2, int4, nvfp4, partly dequantized")
 
 
 def test_a_global_scale_of_the_embedding() -> None:
     embedding = replace(EMBEDDING, quantization=NVFP4, double_scaled=True)
-    model = ModelFacts({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, DOCUMENTS, (embedding,))
+    model = ModelFacts(
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, DOCUMENTS, (embedding,)
+    )
     ours, theirs = _both(model)
-    assert _yes(ours) == "llama, nvfp4, partly dequantized, not from an exported folder, because of its global scales"
+    assert (
+        _yes(ours)
+        == "llama, nvfp4, partly dequantized, not from an exported folder, because of its global scales"
+    )
     assert _yes(theirs) == "LlamaForCausalLM, nvfp4"
 
 
@@ -302,38 +403,81 @@ def test_drafts() -> None:
         "Gemma4ForCausalLM, int4, from version 0.23.1",
     ]
     qwen = replace(_model("Qwen3ForCausalLM", "qwen3"), draft="DFlashDraftModel")
-    assert _no(ollama.verdict(qwen)) == "its runner has no draft DFlashDraftModel for Qwen3ForCausalLM"
+    assert (
+        _no(ollama.verdict(qwen)) == "its runner has no draft DFlashDraftModel for Qwen3ForCausalLM"
+    )
 
 
 def test_tensors_of_a_draft_are_not_the_models() -> None:
     draft = [_weight(f"draft.{EXPERTS}.0.up_proj.weight"), TensorFacts("draft.x", DType.F64, (8,))]
-    assert _yes(ollama.verdict(_model("LlamaForCausalLM", "llama", *draft))) == "LlamaForCausalLM, int4"
+    assert (
+        _yes(ollama.verdict(_model("LlamaForCausalLM", "llama", *draft)))
+        == "LlamaForCausalLM, int4"
+    )
 
 
 @pytest.mark.parametrize(
     ("quantizations", "runs"),
-    [((NVFP4, NVFP4), Runs.YES), ((NVFP4, MXFP8), Runs.UNKNOWN), ((None, NVFP4), Runs.UNKNOWN), ((None, None), Runs.YES)],
+    [
+        ((NVFP4, NVFP4), Runs.YES),
+        ((NVFP4, MXFP8), Runs.UNKNOWN),
+        ((None, NVFP4), Runs.UNKNOWN),
+        ((None, None), Runs.YES),
+    ],
 )
-def test_glm_takes_one_quantization_for_all_experts(quantizations: tuple[Quantization | None, ...], runs: Runs) -> None:
+def test_glm_takes_one_quantization_for_all_experts(
+    quantizations: tuple[Quantization | None, ...], runs: Runs
+) -> None:
     experts, head = quantizations
     tensors = (EMBEDDING, *_one_by_one(EXPERTS, experts), _weight("lm_head.weight", head))
-    model = ModelFacts({"architectures": ["Glm4MoeLiteForCausalLM"], "rope_theta": 1.0}, DOCUMENTS, tensors)
+    model = ModelFacts(
+        {"architectures": ["Glm4MoeLiteForCausalLM"], "rope_theta": 1.0}, DOCUMENTS, tensors
+    )
     assert ollama.verdict(model).runs is runs
 
 
 @pytest.mark.parametrize(
     ("architecture", "config", "unread"),
     [
-        ("LlamaForCausalLM", {"rope_theta": 500_000.0, "rope_scaling": {"rope_type": "llama3"}}, "rope_scaling"),
+        (
+            "LlamaForCausalLM",
+            {"rope_theta": 500_000.0, "rope_scaling": {"rope_type": "llama3"}},
+            "rope_scaling",
+        ),
         ("LlamaForCausalLM", {"rope_theta": 500_000.0, "rope_scaling": None}, None),
-        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}, "rope_parameters"),
-        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}, None),
-        ("LlamaForCausalLM", {"rope_theta": 5.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, None),
-        ("Gemma3ForCausalLM", {"text_config": {"rope_scaling": {"type": "linear", "factor": 8.0}}}, "rope_scaling"),
-        ("Gemma3ForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "rope_parameters"),
+        (
+            "LlamaForCausalLM",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
+            "rope_parameters",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+            None,
+        ),
+        (
+            "LlamaForCausalLM",
+            {"rope_theta": 5.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+            None,
+        ),
         (
             "Gemma3ForCausalLM",
-            {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
+            {"text_config": {"rope_scaling": {"type": "linear", "factor": 8.0}}},
+            "rope_scaling",
+        ),
+        (
+            "Gemma3ForCausalLM",
+            {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
+            "rope_parameters",
+        ),
+        (
+            "Gemma3ForCausalLM",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_theta": 1e6},
+                    "sliding_attention": {"rope_theta": 1e4},
+                }
+            },
             None,
         ),
         ("Qwen3_5ForCausalLM", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5.0}}, None),
@@ -346,20 +490,27 @@ def test_settings_of_the_rotation_that_a_runner_does_not_read(
     if unread is None:
         assert _yes(verdict)
     else:
-        assert _unsure(verdict) == f"its runner does not read {unread} of config.json, so answers may be wrong"
+        assert (
+            _unsure(verdict)
+            == f"its runner does not read {unread} of config.json, so answers may be wrong"
+        )
 
 
 def test_a_key_of_the_config_that_the_runner_needs() -> None:
     embedding = replace(EMBEDDING, name="backbone.embeddings.weight")
     model = ModelFacts(
-        {"architectures": ["NemotronHForCausalLM"], "llm_config": {"hidden_size": 4}}, DOCUMENTS, (embedding,)
+        {"architectures": ["NemotronHForCausalLM"], "llm_config": {"hidden_size": 4}},
+        DOCUMENTS,
+        (embedding,),
     )
     assert _no(ollama.verdict(model)) == "its runner needs hybrid_override_pattern of config.json"
 
 
 def test_the_table_of_ollama_is_whole() -> None:
     assert ollama.FIRST_VERSION == REQUIRED_OLLAMA
-    assert len(ollama.BY_ARCHITECTURE) == sum(len(family.architectures) for family in ollama.FAMILIES)
+    assert len(ollama.BY_ARCHITECTURE) == sum(
+        len(family.architectures) for family in ollama.FAMILIES
+    )
     for family in ollama.FAMILIES:
         assert family.embeddings
         assert all(isinstance(layout, Layout) for _, layout in family.experts)
@@ -371,6 +522,18 @@ def test_verdicts_in_words() -> None:
         Verdict("B", "2", Runs.NO, "no such model"),
         Verdict("C", "3", Runs.UNKNOWN, "who knows"),
     ]
-    assert in_one_line(verdicts) == "Runs in A 1 (llama); does not run in B 2: no such model; uncertain in C 3: who knows"
-    assert [str(verdict) for verdict in verdicts] == ["yes: llama (1)", "no: no such model (2)", "unknown: who knows (3)"]
-    assert verdicts[0].document() == {"runtime": "A", "version": "1", "runs": "yes", "reason": "llama"}
+    assert (
+        in_one_line(verdicts)
+        == "Runs in A 1 (llama); does not run in B 2: no such model; uncertain in C 3: who knows"
+    )
+    assert [str(verdict) for verdict in verdicts] == [
+        "yes: llama (1)",
+        "no: no such model (2)",
+        "unknown: who knows (3)",
+    ]
+    assert verdicts[0].document() == {
+        "runtime": "A",
+        "version": "1",
+        "runs": "yes",
+        "reason": "llama",
+    }

@@ -1,4 +1,7 @@
-"""Adapters are not models: an import of one says so, and what to do; models with adapters beside them are imported."""
+"""Adapters are not models: an import of one says so, and what to do.
+
+Models with adapters beside them are imported.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,13 @@ def adapter(folder: Path, name: str, tensors: dict[str, Array]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "tensors"), [("adapter_model.safetensors", PEFT), ("adapters.safetensors", MLX)])
+@pytest.mark.parametrize(
+    ("name", "tensors"), [("adapter_model.safetensors", PEFT), ("adapters.safetensors", MLX)]
+)
 @pytest.mark.parametrize("is_file", [True, False])
-def test_an_adapter_is_refused_with_what_to_do(tmp_path: Path, name: str, tensors: dict[str, Array], is_file: bool) -> None:
+def test_an_adapter_is_refused_with_what_to_do(
+    tmp_path: Path, name: str, tensors: dict[str, Array], is_file: bool
+) -> None:
     folder = adapter(tmp_path / "a", name, tensors)
     with pytest.raises(UnsupportedSourceError, match="is an adapter, not a model") as caught:
         blobstore.plan_import(folder / name if is_file else folder)
@@ -38,14 +45,18 @@ def test_an_adapter_is_refused_with_what_to_do(tmp_path: Path, name: str, tensor
 
 
 @pytest.mark.parametrize("tensors", [PEFT, MLX])
-def test_an_adapter_of_another_name_is_told_by_its_tensors(tmp_path: Path, tensors: dict[str, Array]) -> None:
+def test_an_adapter_of_another_name_is_told_by_its_tensors(
+    tmp_path: Path, tensors: dict[str, Array]
+) -> None:
     (tmp_path / "x.safetensors").write_bytes(safetensors_bytes(tensors))
     with pytest.raises(UnsupportedSourceError, match="is an adapter"):
         blobstore.plan_import(tmp_path / "x.safetensors")
 
 
 def test_a_model_with_an_adapter_beside_it_or_in_it_is_a_model(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "m", {**small_tensors(), f"model.{Q}.lora_A.speech.weight": normal("l", 8, 64)})
+    folder = write_checkpoint(
+        tmp_path / "m", {**small_tensors(), f"model.{Q}.lora_A.speech.weight": normal("l", 8, 64)}
+    )
     (folder / "adapter_model.safetensors").write_bytes(safetensors_bytes(PEFT))
     plan = blobstore.plan_import(folder)
     assert [one.name for one in plan.inventory.left_out] == ["adapter_model.safetensors"]

@@ -85,8 +85,23 @@ def test_left_out_with_a_reason(folder: Path, name: str, reason: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("tokenizer.model", "tokenizer.model.v3", "merges.txt", "vocab.txt", "qwen.tiktoken", "chat_template.jinja"),
-        *("README.md", "LICENSE", "modeling_x.py", "spiece.model", "x.npy", "a/b/c/d.png", "2_Dense/model.safetensors"),
+        *(
+            "tokenizer.model",
+            "tokenizer.model.v3",
+            "merges.txt",
+            "vocab.txt",
+            "qwen.tiktoken",
+            "chat_template.jinja",
+        ),
+        *(
+            "README.md",
+            "LICENSE",
+            "modeling_x.py",
+            "spiece.model",
+            "x.npy",
+            "a/b/c/d.png",
+            "2_Dense/model.safetensors",
+        ),
         *(
             "1_Pooling/config.json",
             "model.safetensors.index.json",
@@ -134,7 +149,9 @@ OUT = "a link to a place outside of the checkpoint's folder"
     ("make", "reason"),
     [(_fifo, "not a regular file"), (_outside, OUT), (_beside, OUT), (_loop, "a link to a folder")],
 )
-def test_what_is_no_file_of_the_folder(folder: Path, make: Callable[[Path], None], reason: str) -> None:
+def test_what_is_no_file_of_the_folder(
+    folder: Path, make: Callable[[Path], None], reason: str
+) -> None:
     make(folder / "x.txt")
     assert (kept(folder), reasons(folder)) == ([], {"x.txt": reason})
 
@@ -202,15 +219,21 @@ def test_large_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_in_the_folder_is_not_part_of_the_checkpoint(folder: Path) -> None:
     for place in (folder / "models", folder):
         store = blobstore.open_store(place)
-        one, other = (blobstore.import_model(folder, name, store=store) for name in ("one", "other"))
+        one, other = (
+            blobstore.import_model(folder, name, store=store) for name in ("one", "other")
+        )
         assert one.digest == other.digest
     assert reasons(folder) == {
-        **dict.fromkeys(("blobs/", "manifests/", "models/blobs/", "models/manifests/"), files.STORE),
+        **dict.fromkeys(
+            ("blobs/", "manifests/", "models/blobs/", "models/manifests/"), files.STORE
+        ),
         **dict.fromkeys((".blobstore/", "models/.blobstore/"), files.HIDDEN),
     }
 
 
-def test_a_folder_that_can_not_be_listed_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_can_not_be_listed_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(folder, {"lost+found/x": "x", "a": "x"})
     scandir = os.scandir
 
@@ -220,11 +243,25 @@ def test_a_folder_that_can_not_be_listed_is_left_out(folder: Path, monkeypatch: 
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refusing)
-    assert (kept(folder), reasons(folder)) == (["a"], {"lost+found/": "can't be listed (permission denied)"})
+    assert (kept(folder), reasons(folder)) == (
+        ["a"],
+        {"lost+found/": "can't be listed (permission denied)"},
+    )
 
 
 NAMES = st.sampled_from(
-    ["a", "b.txt", "c.bin", ".d", "e:f", "config.json", "model.safetensors", "checkpoint-1", "blobs", "g"]
+    [
+        "a",
+        "b.txt",
+        "c.bin",
+        ".d",
+        "e:f",
+        "config.json",
+        "model.safetensors",
+        "checkpoint-1",
+        "blobs",
+        "g",
+    ]
 )
 
 
@@ -235,13 +272,18 @@ def test_every_file_is_kept_or_left_out_once(paths: set[str]) -> None:
         for name in sorted(paths):
             with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
                 write(folder, {name: "x"})
-        everything = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        everything = {
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+        }
         own = everything & OWN
         seen = other_files(folder, own)
         names = [*(file.name for file in seen.kept), *(one.name for one in seen.left_out)]
         assert len(names) == len(set(names))
         for name in everything - own:
-            assert sum(name == one or (one.endswith("/") and name.startswith(one)) for one in names) == 1
+            assert (
+                sum(name == one or (one.endswith("/") and name.startswith(one)) for one in names)
+                == 1
+            )
 
 
 def test_a_bare_file_has_no_folder(folder: Path) -> None:
@@ -252,7 +294,9 @@ def test_a_bare_file_has_no_folder(folder: Path) -> None:
 
 @pytest.mark.parametrize("size", [10, 2**20 + 1])
 @pytest.mark.parametrize("when", ["after the plan", "while it is copied"])
-def test_a_file_that_changes(folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, size: int, when: str) -> None:
+def test_a_file_that_changes(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, size: int, when: str
+) -> None:
     path = folder / "merges.txt"
     path.write_bytes(b"a" * size)
     plan = blobstore.plan_import(folder)

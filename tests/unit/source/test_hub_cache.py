@@ -36,7 +36,9 @@ def write_snapshot(repository: Path, commit: str, tmp_path: Path) -> Path:
 
 def write_ref(repository: Path, commit: str | bytes) -> None:
     (repository / "refs").mkdir(exist_ok=True)
-    (repository / "refs" / "main").write_bytes(commit if isinstance(commit, bytes) else commit.encode())
+    (repository / "refs" / "main").write_bytes(
+        commit if isinstance(commit, bytes) else commit.encode()
+    )
 
 
 @pytest.fixture
@@ -45,7 +47,9 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "hub" / "models--Qwen--Qwen3-0.6B"
 
 
-def test_a_snapshot_is_imported_under_the_repositorys_name(store: Store, tmp_path: Path, repository: Path) -> None:
+def test_a_snapshot_is_imported_under_the_repositorys_name(
+    store: Store, tmp_path: Path, repository: Path
+) -> None:
     snapshot = write_snapshot(repository, COMMIT, tmp_path)
     result = blobstore.import_model(snapshot, store=store, quant="int4")
     assert str(result.name) == "Qwen3-0.6B:int4"
@@ -55,14 +59,20 @@ def test_a_snapshot_is_imported_under_the_repositorys_name(store: Store, tmp_pat
 
 @pytest.mark.parametrize(
     ("folder", "name"),
-    [("models--gpt2", "gpt2:latest"), ("models--a--b-c", "b-c:latest"), ("datasets--a--b", f"{COMMIT}:latest")],
+    [
+        ("models--gpt2", "gpt2:latest"),
+        ("models--a--b-c", "b-c:latest"),
+        ("datasets--a--b", f"{COMMIT}:latest"),
+    ],
 )
 def test_names(tmp_path: Path, folder: str, name: str) -> None:
     snapshot = write_snapshot(tmp_path / folder, COMMIT, tmp_path)
     assert str(default_name(plan_import(snapshot))) == name
 
 
-def test_the_name_of_the_current_folder(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_the_current_folder(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(write_snapshot(repository, COMMIT, tmp_path))
     assert str(default_name(plan_import("."))) == "Qwen3-0.6B:latest"
 
@@ -77,7 +87,10 @@ def test_the_snapshot_that_main_names(tmp_path: Path, repository: Path) -> None:
 
 
 def test_the_only_snapshot(tmp_path: Path, repository: Path) -> None:
-    assert snapshot_in(write_snapshot(repository, COMMIT, tmp_path).parent.parent) == repository / "snapshots" / COMMIT
+    assert (
+        snapshot_in(write_snapshot(repository, COMMIT, tmp_path).parent.parent)
+        == repository / "snapshots" / COMMIT
+    )
 
 
 def test_several_snapshots_and_no_main(tmp_path: Path, repository: Path) -> None:
@@ -126,7 +139,9 @@ def test_a_download_that_was_cut_off(tmp_path: Path, repository: Path) -> None:
     snapshot = write_snapshot(repository, COMMIT, tmp_path)
     for name in ("tokenizer.json", "tokenizer.model"):
         (snapshot / name).symlink_to("../../blobs/1")
-        with pytest.raises(NotFoundError, match=rf"{name} is a link to \.\./\.\./blobs/1, which is missing") as caught:
+        with pytest.raises(
+            NotFoundError, match=rf"{name} is a link to \.\./\.\./blobs/1, which is missing"
+        ) as caught:
             read_inventory(snapshot)
         assert caught.value.hint == "If it is in the Hugging Face cache: download the model again."
         (snapshot / name).unlink()

@@ -27,7 +27,9 @@ def test_complete_shards_are_one_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", [1, 2, 3])
 def test_a_missing_shard_is_named(tmp_path: Path, missing: int) -> None:
-    names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3) if number != missing]
+    names = [
+        f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3) if number != missing
+    ]
     with pytest.raises(NotFoundError, match=f"model-0000{missing}-of-00003.safetensors is missing"):
         read_inventory(write_shards(tmp_path, *names))
 

@@ -48,7 +48,10 @@ def test_the_set_of_a_file(name: str, expected: str | None) -> None:
         (["model.fp16.safetensors", "model.safetensors", "consolidated.safetensors"], ["model"]),
         (["model.fp16.safetensors", "other.safetensors"], ["model.fp16"]),
         (["model.bf16.safetensors", "model.fp16.safetensors"], ["model.bf16", "model.fp16"]),
-        (["diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.safetensors"], ["diffusion_pytorch_model"]),
+        (
+            ["diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.safetensors"],
+            ["diffusion_pytorch_model"],
+        ),
         (["consolidated.safetensors", "model.fp16.safetensors"], ["consolidated", "model.fp16"]),
     ],
 )
@@ -62,7 +65,9 @@ def write(folder: Path, *names: str, index: str | None = None) -> Path:
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     places = {tensor: names[number % len(names)] for number, tensor in enumerate(small_tensors())}
     for name in names:
-        held = {tensor: array for tensor, array in small_tensors().items() if places[tensor] == name}
+        held = {
+            tensor: array for tensor, array in small_tensors().items() if places[tensor] == name
+        }
         (folder / name).write_bytes(safetensors_bytes(held))
     if index is not None:
         (folder / index).write_text(json.dumps({"weight_map": places}))
@@ -82,12 +87,17 @@ def write(folder: Path, *names: str, index: str | None = None) -> Path:
             "model.safetensors.index.fp16.json",
         ),
         (
-            ["diffusion_pytorch_model-00001-of-00002.safetensors", "diffusion_pytorch_model-00002-of-00002.safetensors"],
+            [
+                "diffusion_pytorch_model-00001-of-00002.safetensors",
+                "diffusion_pytorch_model-00002-of-00002.safetensors",
+            ],
             "diffusion_pytorch_model.safetensors.index.json",
         ),
     ],
 )
-def test_the_only_weights_are_imported(store: Store, tmp_path: Path, names: list[str], index: str | None) -> None:
+def test_the_only_weights_are_imported(
+    store: Store, tmp_path: Path, names: list[str], index: str | None
+) -> None:
     source = write(tmp_path / "m", *names, index=index)
     (source / "adapter.safetensors").write_bytes(safetensors_bytes({"other": normal("o", 3)}))
     assert [one.name for one in read_inventory(source).left_out] == ["adapter.safetensors"]
@@ -97,13 +107,19 @@ def test_the_only_weights_are_imported(store: Store, tmp_path: Path, names: list
             name: bits(array) for name, array in small_tensors().items()
         }
         assert model.documents() == ["config.json", "blobstore.json"]
-    assert blobstore.inspect(source).parameters == sum(array.size for array in small_tensors().values())
+    assert blobstore.inspect(source).parameters == sum(
+        array.size for array in small_tensors().values()
+    )
 
 
 def test_several_sets_are_offered(tmp_path: Path) -> None:
     folder = write(tmp_path / "m", "model.bf16.safetensors")
-    write(folder, "model.fp16-00001-of-00001.safetensors", index="model.safetensors.index.fp16.json")
-    with pytest.raises(UnsupportedSourceError, match=r"several sets of weights: model\.bf16, model\.fp16") as caught:
+    write(
+        folder, "model.fp16-00001-of-00001.safetensors", index="model.safetensors.index.fp16.json"
+    )
+    with pytest.raises(
+        UnsupportedSourceError, match=r"several sets of weights: model\.bf16, model\.fp16"
+    ) as caught:
         read_inventory(folder)
     offered = [folder / "model.bf16.safetensors", folder / "model.safetensors.index.fp16.json"]
     assert caught.value.hint == f"Import one of them: {offered[0]} or {offered[1]}"
@@ -113,7 +129,10 @@ def test_several_sets_are_offered(tmp_path: Path) -> None:
 
 
 def test_a_variant_may_hold_what_the_index_names(tmp_path: Path) -> None:
-    """Another file with a tensor of the index is an error; the same model in another dtype is not."""
+    """Another file with a tensor of the index is an error.
+
+    The same model in another dtype is not.
+    """
     shards = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     folder = write(tmp_path / "m", *shards, index="model.safetensors.index.json")
     write(folder, "model.fp16.safetensors")

@@ -30,7 +30,9 @@ M = ModelName.parse("m")
 def files_below(folder: Path) -> dict[str, tuple[int, int]]:
     """Return every file with its size and time, to see that nothing changed."""
     return {
-        str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in sorted(folder.rglob("*")) if path.is_file()
+        str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 
@@ -93,7 +95,9 @@ def test_what_lies_below_is_not_removed(lower: Store, upper: Store) -> None:
     assert files_below(lower.root) == before
 
 
-def test_the_first_of_several_wins_and_damage_above_is_passed_by(lower: Store, upper: Store, tmp_path: Path) -> None:
+def test_the_first_of_several_wins_and_damage_above_is_passed_by(
+    lower: Store, upper: Store, tmp_path: Path
+) -> None:
     third = Store(tmp_path / "third")
     commit(third, "m", b"five")
     assert blobs_of(LayeredStore(upper, [third, lower]), "m") == [b"five"]
@@ -148,7 +152,9 @@ def test_commands_over_a_lower_store(
     layers = ("--store", up, "--lower", low)
     again = cli(capsys, "import", source, "b", "--quant", "int8", *layers)
     assert (again["digest"], again["created"], made["created"] > 0) == (made["digest"], 0, True)
-    assert [(item["name"], item["store"]) for item in cli(capsys, "list", "--sort", "name", *layers)] == [
+    assert [
+        (item["name"], item["store"]) for item in cli(capsys, "list", "--sort", "name", *layers)
+    ] == [
         ("a:latest", str(low)),
         ("b:latest", str(up)),
     ]
@@ -234,7 +240,9 @@ transfer("m", open_store(sys.argv[1]), open_store(sys.argv[2]), jobs=1, progress
 def test_a_killed_transfer_goes_on_too(tmp_path: Path) -> None:
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     commit(here, "m", *(bytes([number]) * 2_000_000 for number in range(8)))
-    done = subprocess.run([sys.executable, "-c", KILLED, str(here.root), str(there.root)], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(here.root), str(there.root)], check=False
+    )
     assert done.returncode == -9
     (again,) = transfer("m", here, there)
     assert again.blobs[How.THERE] >= 4
@@ -300,7 +308,11 @@ def test_second_and_new_names_over_a_lower_store(lower: Store, upper: Store) -> 
     with pytest.raises(UsageError, match="already exists"):
         layers.move("p", "mine")
     layers.move("p", "mine", replace=True)
-    assert [str(name) for name in layers.manifests.names()] == ["m:latest", "mine:latest", "n:latest"]
+    assert [str(name) for name in layers.manifests.names()] == [
+        "m:latest",
+        "mine:latest",
+        "n:latest",
+    ]
     assert blobs_of(layers, "mine") == [b"one", b"three"]
     assert upper.blobs.digests() == {Digest.of(b"three").hex}
 
@@ -309,12 +321,19 @@ def test_second_and_new_names_over_a_lower_store(lower: Store, upper: Store) -> 
 
 
 def test_an_import_into_memory_is_the_same_model(tmp_path: Path) -> None:
-    source, local, memory = write_checkpoint(tmp_path / "tiny"), Store(tmp_path / "store"), MemoryStore()
+    source, local, memory = (
+        write_checkpoint(tmp_path / "tiny"),
+        Store(tmp_path / "store"),
+        MemoryStore(),
+    )
     on_disk = blobstore.import_model(source, "m", store=local, quant="int4")
     in_memory = blobstore.import_model(source, "m", store=memory, quant="int4")
     assert in_memory.digest == on_disk.digest
     assert memory.blobs.digests() == local.blobs.digests()
-    with blobstore.open_model("m", store=local) as one, blobstore.open_model("m", store=memory, verify=True) as other:
+    with (
+        blobstore.open_model("m", store=local) as one,
+        blobstore.open_model("m", store=memory, verify=True) as other,
+    ):
         assert list(one) == list(other)
         for name in one:
             assert (one[name].dequantize() == other[name].dequantize()).all()

@@ -1,8 +1,9 @@
 """Headers read and written.
 
-A header is read from a file's first bytes by the scanner, which gives what the parser gives, or nothing; what it declines
-is read again by the parser, its twin in Python, which says what is wrong. Headers are written as canonical text, for
-entries that are held to the same rules as those that are read.
+A header is read from a file's first bytes by the scanner, which gives what the parser gives, or
+nothing; what it declines is read again by the parser, its twin in Python, which says what is wrong.
+Headers are written as canonical text, for entries that are held to the same rules as those that are
+read.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ from blobstore.io.budget import MAX_HEADER, Budget
 from blobstore.io.ranges import RangeReader
 
 
-def encode_header(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str], align: int) -> bytes:
+def encode_header(
+    tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str], align: int
+) -> bytes:
     """Return the length prefix and the canonical header text: what a file has before its data.
 
-    Compact JSON, top-level keys sorted by their UTF-8 bytes, fields in the order dtype, shape, data_offsets, metadata
-    keys sorted and ``__metadata__`` only when non-empty, Go's escapes, then spaces so that the data start at a multiple
-    of ``align`` bytes. Source: docs/formats.md section 1; the records in fixtures/ollama-records.
+    Compact JSON, top-level keys sorted by their UTF-8 bytes, fields in the order dtype, shape,
+    data_offsets, metadata keys sorted and ``__metadata__`` only when non-empty, Go's escapes, then
+    spaces so that the data start at a multiple of ``align`` bytes. Source: docs/formats.md section
+    1; the records in fixtures/ollama-records.
 
     Raises: HeaderError when the entries would not pass `parse_header`.
     """
@@ -50,7 +54,9 @@ def encode_header(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str
     text = write_text(tensors, map_of_strings) or encode_text(tensors, map_of_strings)
     padding = -(PREFIX.size + len(text)) % align
     if len(text) + padding > MAX_HEADER:
-        raise LimitExceededError(f"limit exceeded: a header of {len(text):,} bytes, at most {MAX_HEADER:,}")
+        raise LimitExceededError(
+            f"limit exceeded: a header of {len(text):,} bytes, at most {MAX_HEADER:,}"
+        )
     return b"".join((PREFIX.pack(len(text) + padding), text, b" " * padding))
 
 
@@ -79,7 +85,9 @@ def encode_text(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str])
     try:
         return strictjson.escape(f"{{{text}}}").encode()
     except UnicodeEncodeError:
-        raise invalid("F4", "half of a surrogate pair is in a name or in the metadata, and can't be written") from None
+        raise invalid(
+            "F4", "half of a surrogate pair is in a name or in the metadata, and can't be written"
+        ) from None
 
 
 def _encoded_entries(tensors: Mapping[str, TensorEntry]) -> Iterator[tuple[str, str]]:
@@ -87,7 +95,10 @@ def _encoded_entries(tensors: Mapping[str, TensorEntry]) -> Iterator[tuple[str, 
     for name, entry in tensors.items():
         check_size(name, entry)
         shape = strictjson.compact(entry.shape)
-        yield name, f'{{"dtype":"{entry.dtype}","shape":{shape},"data_offsets":[{entry.begin},{entry.end}]}}'
+        yield (
+            name,
+            f'{{"dtype":"{entry.dtype}","shape":{shape},"data_offsets":[{entry.begin},{entry.end}]}}',
+        )
 
 
 def lay_out(arrays: Iterable[tuple[str, DType, tuple[int, ...]]]) -> dict[str, TensorEntry]:
@@ -106,9 +117,10 @@ def lay_out(arrays: Iterable[tuple[str, DType, tuple[int, ...]]]) -> dict[str, T
 def scan_header(text: bytes, data_size: int | None) -> Header | None:
     """Return the validated header of ``text`` as `parse.parse_header` does, or None where the scanner declines it.
 
-    It declines every header that is not valid, and of the valid ones those whose metadata are null, those with unknown
-    fields in an entry, with keys of an entry written in escapes, and beyond the limits of `Header.check_limits` on names,
-    ranks and dimensions. The interpreter lock is released while it reads the text.
+    It declines every header that is not valid, and of the valid ones those whose metadata are null,
+    those with unknown fields in an entry, with keys of an entry written in escapes, and beyond the
+    limits of `Header.check_limits` on names, ranks and dimensions. The interpreter lock is released
+    while it reads the text.
     """
     if data_size is not None and not 0 <= data_size <= MAX_U64:
         return None
@@ -140,7 +152,8 @@ def parse_strictly(text: bytes, data_size: int | None) -> Header:
 
     None means unknown: the last tensor's end is then the end.
 
-    Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64 levels.
+    Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64
+    levels.
     """
     with _collector_paused():
         document = _parse_json(text)
@@ -193,10 +206,16 @@ def _entry(name: str, value: Any) -> TensorEntry:
     if dtype is None:
         raise invalid("F11", f"unknown dtype {quoted(dtype_name)}", name)
     shape = value["shape"]
-    if not isinstance(shape, list) or not all(type(dim) is int and 0 <= dim <= MAX_U64 for dim in shape):
+    if not isinstance(shape, list) or not all(
+        type(dim) is int and 0 <= dim <= MAX_U64 for dim in shape
+    ):
         raise invalid("F12", "shape is not a list of non-negative integers", name)
     offsets = value["data_offsets"]
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int for n in offsets):  # noqa: PLR2004
+    if (
+        not isinstance(offsets, list)
+        or len(offsets) != 2  # noqa: PLR2004
+        or not all(type(n) is int for n in offsets)
+    ):
         raise invalid("F13", "data_offsets is not [begin, end]", name)
     begin, end = offsets
     if not 0 <= begin <= end <= MAX_U64:
@@ -211,7 +230,9 @@ def _check_unknown_fields(value: dict[str, Any], name: str) -> None:
         strictjson.check_depth(value, strictjson.MAX_DEPTH - 1)
         strictjson.check_numbers(value)
     except StrictJsonError as error:
-        raise LimitExceededError(f"limit exceeded: a field is {error}", rule="F10", tensor=name) from None
+        raise LimitExceededError(
+            f"limit exceeded: a field is {error}", rule="F10", tensor=name
+        ) from None
 
 
 _GIT_LFS = b"version "
@@ -220,15 +241,18 @@ _GIT_LFS = b"version "
 def header_of(reader: RangeReader, budget: Budget | None = None) -> Header:
     """Return the header of a safetensors file, read from ``reader`` in two reads and fully validated (rules F1 to F19).
 
-    Where the reader does not know its size, F3 and F17 can't be checked. ``budget`` is that of the checkpoint or the stored
-    model that the file belongs to; without one the header may be as large as the format allows.
+    Where the reader does not know its size, F3 and F17 can't be checked. ``budget`` is that of the
+    checkpoint or the stored model that the file belongs to; without one the header may be as large
+    as the format allows.
 
-    Raises: HeaderError with ``rule`` and, where there is one, ``tensor``; ShortReadError when the file shrinks meanwhile;
-    LimitExceededError when the header is more than is left of ``budget``.
+    Raises: HeaderError with ``rule`` and, where there is one, ``tensor``; ShortReadError when the
+    file shrinks meanwhile; LimitExceededError when the header is more than is left of ``budget``.
     """
     try:
         text = _header_text(reader, budget)
-        header = parse_header(text, None if reader.size is None else reader.size - PREFIX.size - len(text))
+        header = parse_header(
+            text, None if reader.size is None else reader.size - PREFIX.size - len(text)
+        )
         if budget is not None:
             budget.take_tensors(len(header.tensors), "the header")
     except (HeaderError, LimitExceededError) as error:
@@ -239,9 +263,11 @@ def header_of(reader: RangeReader, budget: Budget | None = None) -> Header:
 def parse_header(text: bytes, data_size: int | None) -> Header:
     """Return the validated header of ``text`` (the bytes after the length) for a data region of ``data_size`` bytes.
 
-    None means unknown: the last tensor's end is then the end. The entries are made when they are asked for.
+    None means unknown: the last tensor's end is then the end. The entries are made when they are
+    asked for.
 
-    Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64 levels.
+    Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64
+    levels.
     """
     scanned = scan_header(text, data_size)
     return parse_strictly(text, data_size) if scanned is None else scanned
@@ -253,13 +279,21 @@ def _header_text(reader: RangeReader, budget: Budget | None) -> bytes:
     prefix = reader.read(0, PREFIX.size)
     (length,) = PREFIX.unpack(prefix)
     if length > MAX_HEADER:
-        what = "a git-lfs pointer, not the file it stands for" if prefix == _GIT_LFS else "not a safetensors file"
-        raise invalid("F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}")
+        what = (
+            "a git-lfs pointer, not the file it stands for"
+            if prefix == _GIT_LFS
+            else "not a safetensors file"
+        )
+        raise invalid(
+            "F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}"
+        )
     if reader.size is not None and PREFIX.size + length > reader.size:
         raise invalid("F3", f"the file ends inside its header of {length:,} bytes")
     if budget is None:
         return reader.read(PREFIX.size, length)
     budget.take_text(length, "the header")
     text = reader.read(PREFIX.size, length)
-    budget.give_back_text(length - text.rfind(b"}") - 1)  # padding: blobs are padded to pages by some programs
+    budget.give_back_text(
+        length - text.rfind(b"}") - 1
+    )  # padding: blobs are padded to pages by some programs
     return text

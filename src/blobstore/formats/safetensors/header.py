@@ -1,7 +1,7 @@
 """A safetensors header as a value, and the rules that hold for reading and writing alike.
 
-The values: tensors by name, metadata, and where the data start. The rules: sizes, coverage, and the error that carries a
-rule's number.
+The values: tensors by name, metadata, and where the data start. The rules: sizes, coverage, and the
+error that carries a rule's number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ METADATA = "__metadata__"
 
 
 def check_metadata(value: Any) -> dict[str, str]:
-    """Return the value of ``__metadata__``; raise HeaderError (F9) unless it maps strings to strings."""
+    """Return the value of ``__metadata__``.
+
+    Raise HeaderError (F9) unless it maps strings to strings.
+    """
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise invalid("F9", "__metadata__ does not map strings to strings")
     return value
@@ -34,7 +37,8 @@ def check_size(name: str, entry: TensorEntry) -> None:
     elements = 1
     for dim in entry.shape:
         elements *= dim
-        # After every factor, as the reference library: a later 0 hides no overflow, and a file has one verdict everywhere.
+        # After every factor, as the reference library: a later 0 hides no overflow, and a file has
+        # one verdict everywhere.
         if elements > MAX_U64:
             break
     bits = elements * entry.dtype.bits
@@ -43,7 +47,11 @@ def check_size(name: str, entry: TensorEntry) -> None:
     if bits % 8:
         raise invalid("F15", f"{bits} bits of {entry.dtype} do not fill whole bytes", name)
     if bits // 8 != entry.nbytes:
-        raise invalid("F14", f"{entry.nbytes} bytes for {entry.dtype} {list(entry.shape)}, which needs {bits // 8}", name)
+        raise invalid(
+            "F14",
+            f"{entry.nbytes} bytes for {entry.dtype} {list(entry.shape)}, which needs {bits // 8}",
+            name,
+        )
 
 
 def check_coverage(tensors: Mapping[str, TensorEntry], data_size: int | None) -> None:
@@ -52,10 +60,16 @@ def check_coverage(tensors: Mapping[str, TensorEntry], data_size: int | None) ->
     None means unknown: the last tensor's end is then the end.
     """
     expected = 0
-    for begin, end, place in sorted([(entry.begin, entry.end, place) for place, entry in enumerate(tensors.values())]):
+    for begin, end, place in sorted(
+        [(entry.begin, entry.end, place) for place, entry in enumerate(tensors.values())]
+    ):
         if begin != expected:
             kind = "overlaps" if begin < expected else "leaves a hole before"
-            raise invalid("F16", f"the range [{begin}, {end}] {kind} byte {expected} of the data", list(tensors)[place])
+            raise invalid(
+                "F16",
+                f"the range [{begin}, {end}] {kind} byte {expected} of the data",
+                list(tensors)[place],
+            )
         expected = end
     if data_size is not None and expected != data_size:
         raise invalid("F17", f"the data have {data_size} bytes, the header describes {expected}")
@@ -76,7 +90,10 @@ DTYPES = tuple(DTYPE_BY_NAME[name] for name in _native.dtypes())
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a header. ``begin`` and ``end`` are byte offsets in the data region, half-open."""
+    """One tensor of a header.
+
+    ``begin`` and ``end`` are byte offsets in the data region, half-open.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
@@ -92,7 +109,8 @@ class TensorEntry:
 class ScannedEntries(Mapping[str, TensorEntry]):
     """The tensors of a scanned header, by name in the order of the text.
 
-    An entry is made when it is first asked for, and kept: a million tensors that are only listed take 130 MB less.
+    An entry is made when it is first asked for, and kept: a million tensors that are only listed
+    take 130 MB less.
     """
 
     __slots__ = ("_columns", "_entries")
@@ -129,7 +147,10 @@ class ScannedEntries(Mapping[str, TensorEntry]):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A validated header. ``tensors`` keeps the order of the JSON text; ``data_start`` is an offset in the file."""
+    """A validated header.
+
+    ``tensors`` keeps the order of the JSON text; ``data_start`` is an offset in the file.
+    """
 
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
@@ -138,8 +159,8 @@ class Header:
     def check_limits(self, file: str) -> None:
         """Raise LimitExceededError, naming ``file``, when the tensors could not become arrays and blobs here.
 
-        A header beyond these limits is valid and can be listed: over 1,000,000 tensors, a rank over 64 (numpy's own
-        limit) or dimensions that overflow 63 bits, a name over 64 KiB.
+        A header beyond these limits is valid and can be listed: over 1,000,000 tensors, a rank over
+        64 (numpy's own limit) or dimensions that overflow 63 bits, a name over 64 KiB.
         """
         if len(self.tensors) > MAX_TENSORS:
             raise _beyond(f"{len(self.tensors):,} tensors, at most {MAX_TENSORS:,}", file)
@@ -147,11 +168,15 @@ class Header:
             return  # the scanner declines names, ranks and dimensions beyond the limits
         for name, entry in self.tensors.items():
             if len(entry.shape) > MAX_RANK:
-                raise _beyond(f"{quoted(name)} has rank {len(entry.shape)}, at most {MAX_RANK}", file, name)
+                raise _beyond(
+                    f"{quoted(name)} has rank {len(entry.shape)}, at most {MAX_RANK}", file, name
+                )
             if math.prod(max(dim, 1) for dim in entry.shape) * entry.dtype.bits > 8 * _MAX_I64:
                 raise _beyond(f"the dimensions of {quoted(name)} overflow 63 bits", file, name)
             if len(name) * 4 > MAX_NAME_BYTES and len(name.encode()) > MAX_NAME_BYTES:
-                raise _beyond(f"the tensor name {quoted(name)} is over {MAX_NAME_BYTES:,} bytes", file, name)
+                raise _beyond(
+                    f"the tensor name {quoted(name)} is over {MAX_NAME_BYTES:,} bytes", file, name
+                )
 
 
 def _beyond(what: str, file: str, tensor: str | None = None) -> LimitExceededError:

@@ -15,7 +15,13 @@ from blobstore.formats import strictjson
 from blobstore.formats.coverage import Coverage, Tally
 from blobstore.formats.documents import MAX_BLOB
 from blobstore.formats.quant import Quantization
-from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy, PlannedFile
+from blobstore.importer.planning.outputs import (
+    ImportPlan,
+    OutputTensor,
+    PlannedBlob,
+    PlannedCopy,
+    PlannedFile,
+)
 from blobstore.io.durable import os_errors, replace_file
 from blobstore.io.ranges import FileIdentity
 from blobstore.names import relative_path
@@ -61,7 +67,10 @@ class PlanQuantization(PlanPart):
 
 
 class PlanInventory(PlanPart):
-    """A source: its path, its files of weights, all of their tensors. Other files stand where they are copied."""
+    """A source: its path, its files of weights, all of their tensors.
+
+    Other files stand where they are copied.
+    """
 
     source: str
     files: list[PlanFile]
@@ -97,7 +106,10 @@ class PlanOutput(PlanPart):
 
 
 class PlanBlob(PlanPart):
-    """A `PlannedBlob`. ``size``: what it will have, in bytes; ``is_weighed``: the plan's importance counts for it."""
+    """A `PlannedBlob`.
+
+    ``size``: what it will have, in bytes; ``is_weighed``: the plan's importance counts for it.
+    """
 
     kind: Literal["blob"]
     name: str
@@ -154,7 +166,10 @@ class PlanCoverage(PlanPart):
 
 
 class PlanDocument(PlanPart):
-    """The document. ``importance``: float32 vectors in base64, little-endian, by the name of a source's weight."""
+    """The document.
+
+    ``importance``: float32 vectors in base64, little-endian, by the name of a source's weight.
+    """
 
     version: Literal[1]
     quant_type: str | None
@@ -179,13 +194,20 @@ def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:
 
 
 class _Writer:
-    """Turns a plan into a document. Tensors and weights are numbered in the order in which they are met."""
+    """Turns a plan into a document.
+
+    Tensors and weights are numbered in the order in which they are met.
+    """
 
     def __init__(self, plan: ImportPlan) -> None:
         self._plan = plan
         self._roots = [root_of(inventory.path) for inventory in plan.inventories]
-        self._files = [{file.path: number for number, file in enumerate(one.files)} for one in plan.inventories]
-        self._tensors = [{name: number for number, name in enumerate(one.tensors)} for one in plan.inventories]
+        self._files = [
+            {file.path: number for number, file in enumerate(one.files)} for one in plan.inventories
+        ]
+        self._tensors = [
+            {name: number for number, name in enumerate(one.tensors)} for one in plan.inventories
+        ]
         self._weights: list[dict[str, Any]] = []
 
     def document(self) -> dict[str, Any]:
@@ -194,7 +216,9 @@ class _Writer:
         vectors = plan.options.importance.vectors if plan.options.importance is not None else None
         return {
             "version": VERSION,
-            "quant_type": plan.options.quant_type.value if plan.options.quant_type is not None else None,
+            "quant_type": plan.options.quant_type.value
+            if plan.options.quant_type is not None
+            else None,
             "inventories": [self._inventory(number) for number in range(len(plan.inventories))],
             "weights": self._weights,
             "layers": layers,
@@ -202,7 +226,9 @@ class _Writer:
             "coverage": _coverage_document(plan.coverage),
             "relative_errors": dict(plan.relative_errors),
             "notes": list(plan.notes),
-            "importance": None if vectors is None else {name: _encoded(vector) for name, vector in vectors.items()},
+            "importance": None
+            if vectors is None
+            else {name: _encoded(vector) for name, vector in vectors.items()},
         }
 
     def _inventory(self, number: int) -> dict[str, Any]:
@@ -238,10 +264,19 @@ class _Writer:
                 }
             case PlannedFile():
                 data = base64.b64encode(layer.data).decode()
-                return {"kind": "text", "name": layer.name, "media_type": layer.media_type, "data": data}
+                return {
+                    "kind": "text",
+                    "name": layer.name,
+                    "media_type": layer.media_type,
+                    "data": data,
+                }
             case PlannedCopy():
-                number = next(n for n, one in enumerate(self._plan.inventories) if layer.file in one.kept)
-                file = _file(layer.file.path, self._roots[number], layer.file.size, layer.file.identity)
+                number = next(
+                    n for n, one in enumerate(self._plan.inventories) if layer.file in one.kept
+                )
+                file = _file(
+                    layer.file.path, self._roots[number], layer.file.size, layer.file.identity
+                )
                 return {"kind": "copy", "name": layer.name, "inventory": number, "file": file}
 
     def _output(self, output: OutputTensor) -> dict[str, Any]:
@@ -287,7 +322,9 @@ def _file(path: str, root: str, size: int, identity: FileIdentity) -> dict[str, 
     try:
         relative_path(name)
     except BlobStoreError:
-        raise UsageError(f"{path} is outside of {root}: such a plan can't travel", path=path) from None
+        raise UsageError(
+            f"{path} is outside of {root}: such a plan can't travel", path=path
+        ) from None
     return {"path": name, "size": size, "mtime_ns": identity.mtime_ns}
 
 
@@ -299,8 +336,15 @@ def _quantization_document(quantization: Quantization | None) -> dict[str, Any] 
 
 def _coverage_document(coverage: Coverage) -> dict[str, Any]:
     def tally(one: Tally) -> dict[str, Any]:
-        left_out = [{"name": left.name, "reason": left.reason, "count": left.count} for left in one.left_out]
-        return {"source": one.source, "stored": one.stored, "derived": dict(one.derived), "left_out": left_out}
+        left_out = [
+            {"name": left.name, "reason": left.reason, "count": left.count} for left in one.left_out
+        ]
+        return {
+            "source": one.source,
+            "stored": one.stored,
+            "derived": dict(one.derived),
+            "left_out": left_out,
+        }
 
     whole = list(coverage.kept_whole)
     return {

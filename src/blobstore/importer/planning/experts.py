@@ -1,11 +1,13 @@
 """Groups of experts, and the checks of a plan. Pure.
 
-Checks of a plan: every name is there once, every blob can be read back, what was asked can be done. Pure.
+Checks of a plan: every name is there once, every blob can be read back, what was asked can be done.
+Pure.
 
 Expert groups: which tensors of a mixture of experts belong together. Pure.
 
-Two forms (docs/formats.md section 2). *Packed*: every tensor under a group's prefix, under its own name, in one blob.
-*Stacked*: the numbered experts' weights of one projection become one tensor ``[experts, out, in]``.
+Two forms (docs/formats.md section 2). *Packed*: every tensor under a group's prefix, under its own
+name, in one blob. *Stacked*: the numbered experts' weights of one projection become one tensor
+``[experts, out, in]``.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ _MAX_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One projection of a group's numbered experts: ``weights[e]`` is expert e's. All have one dtype and shape."""
+    """One projection of a group's numbered experts: ``weights[e]`` is expert e's.
+
+    All have one dtype and shape.
+    """
 
     name: str
     weights: tuple[SourceWeight, ...]
@@ -60,11 +65,17 @@ def group_of(name: str) -> str | None:
 def stacked_group_of(name: str) -> str | None:
     """Return the group prefix of a numbered expert's weight, which the stacked form combines, or None."""
     match = _GROUP.fullmatch(name)
-    return match["group"] if match and name.endswith(".weight") and _NUMBERED.fullmatch(match["rest"]) else None
+    return (
+        match["group"]
+        if match and name.endswith(".weight") and _NUMBERED.fullmatch(match["rest"])
+        else None
+    )
 
 
 def packed_order(group: str, weights: Iterable[SourceWeight]) -> list[SourceWeight]:
-    """Return a group's weights by expert number, then by projection name; unnumbered ones after them.
+    """Return a group's weights by expert number, then by projection name.
+
+    Unnumbered ones after them.
 
     The numbers have passed `projections`.
     """
@@ -77,12 +88,16 @@ def packed_order(group: str, weights: Iterable[SourceWeight]) -> list[SourceWeig
     return sorted(weights, key=key)
 
 
-def projections(group: str, weights: Iterable[SourceWeight], *, one_type: bool = True) -> list[Projection]:
-    """Return the numbered experts of a group by projection, sorted by projection name; unnumbered weights are ignored.
+def projections(
+    group: str, weights: Iterable[SourceWeight], *, one_type: bool = True
+) -> list[Projection]:
+    """Return the numbered experts of a group by projection, sorted by projection name.
 
-    Raises: UnsupportedSourceError when a number is written in another way than "12", when a projection has not the same
-    experts 0 to N-1 as the others, or when experts of one projection differ in shape, or, of ``one_type``, in dtype or
-    quantization.
+    Unnumbered weights are ignored.
+
+    Raises: UnsupportedSourceError when a number is written in another way than "12", when a
+    projection has not the same experts 0 to N-1 as the others, or when experts of one projection
+    differ in shape, or, of ``one_type``, in dtype or quantization.
     """
     by_projection: dict[str, dict[int, SourceWeight]] = defaultdict(dict)
     for weight in weights:
@@ -90,7 +105,9 @@ def projections(group: str, weights: Iterable[SourceWeight], *, one_type: bool =
         if match is None:
             continue
         if len(match["expert"]) > _MAX_DIGITS or str(int(match["expert"])) != match["expert"]:
-            raise UnsupportedSourceError(f"{quoted(weight.name)} has no plain expert number", tensor=weight.name)
+            raise UnsupportedSourceError(
+                f"{quoted(weight.name)} has no plain expert number", tensor=weight.name
+            )
         by_projection[match["projection"]][int(match["expert"])] = weight
     _check_numbers(group, by_projection)
     result = [
@@ -105,7 +122,8 @@ def projections(group: str, weights: Iterable[SourceWeight], *, one_type: bool =
 def _check_numbers(group: str, by_projection: Mapping[str, Mapping[int, SourceWeight]]) -> None:
     count = max((max(experts) + 1 for experts in by_projection.values()), default=0)
     for name, experts in sorted(by_projection.items()):
-        # The first gap is within the first len(experts) + 1 numbers, however large the largest one is.
+        # The first gap is within the first len(experts) + 1 numbers, however large the largest one
+        # is.
         missing = next((number for number in range(count) if number not in experts), None)
         if missing is not None:
             raise UnsupportedSourceError(
@@ -141,7 +159,9 @@ def check_names(blobs: Iterable[PlannedBlob]) -> None:
                     raise named_twice(name, array_names[name].sources[0], tensor.sources[0])
                 array_names[name] = tensor
         if blob.name in blob_names:
-            raise UnsupportedSourceError(f"two blobs would have the name {quoted(blob.name)}", blob=blob.name)
+            raise UnsupportedSourceError(
+                f"two blobs would have the name {quoted(blob.name)}", blob=blob.name
+            )
         blob_names.add(blob.name)
 
 
@@ -152,18 +172,31 @@ def check_readable(blobs: Iterable[PlannedBlob]) -> None:
         try:
             header = Header(blob.entries, blob.metadata, len(blob.header))
             header.check_limits(f"blob {blob.name[:80]}")
-            read = {tensor.name: (tensor.quantization, tensor.transposed) for tensor in stored_tensors(header)}
+            read = {
+                tensor.name: (tensor.quantization, tensor.transposed)
+                for tensor in stored_tensors(header)
+            }
         except CorruptDataError as error:
-            raise UnsupportedSourceError(f"{blob.name!r} could not be read back: {error}", tensor=error.tensor) from None
+            raise UnsupportedSourceError(
+                f"{blob.name!r} could not be read back: {error}", tensor=error.tensor
+            ) from None
         if read != planned:
             name = min(name for name in planned | read if planned.get(name) != read.get(name))
-            raise UnsupportedSourceError(f"{name!r} would be read back as part of a quantized tensor", tensor=name)
+            raise UnsupportedSourceError(
+                f"{name!r} would be read back as part of a quantized tensor", tensor=name
+            )
 
 
-def check_quantizable(blobs: tuple[PlannedBlob, ...], options: ImportOptions, policy: Policy | None) -> None:
+def check_quantizable(
+    blobs: tuple[PlannedBlob, ...], options: ImportOptions, policy: Policy | None
+) -> None:
     """Raise UsageError when a type was asked, some tensor is of the kind that gets it, and the groups divide none."""
     tensors = [tensor for blob in blobs for tensor in blob.tensors]
-    if policy is None or options.quant_type is None or any(tensor.quantization is not None for tensor in tensors):
+    if (
+        policy is None
+        or options.quant_type is None
+        or any(tensor.quantization is not None for tensor in tensors)
+    ):
         return
     book = RuleBook(options.rules)
     for tensor in tensors:
@@ -189,7 +222,9 @@ def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
                 f"no tensor's name matches the rule {quoted(str(rule))}",
                 hint="`blobstore plan SOURCE` shows the names.",
             )
-        if rule.quant_type is not None and not any(options.can_follow(rule, tensor.dtype, tensor.shape) for tensor in named):
+        if rule.quant_type is not None and not any(
+            options.can_follow(rule, tensor.dtype, tensor.shape) for tensor in named
+        ):
             tensor = named[0]
             raise UsageError(
                 f"the rule {quoted(str(rule))} is for nothing that can be quantized so: {quoted(tensor.name)} is "

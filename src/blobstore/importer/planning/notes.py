@@ -2,12 +2,14 @@
 
 Capabilities: the config blob of a model, from its architecture and its chat template. Pure.
 
-Source of the tables: ollama/ollama@fb307609 x/create/client/create.go and x/create/capabilities.go, model/parsers, and the
-recorded configs in fixtures/ollama-records.
+Source of the tables: ollama/ollama@fb307609 x/create/client/create.go and x/create/capabilities.go,
+model/parsers, and the recorded configs in fixtures/ollama-records.
 
-Notes: what a user should know of a plan before it is carried out: what makes it larger than what was asked. Pure.
+Notes: what a user should know of a plan before it is carried out: what makes it larger than what
+was asked. Pure.
 
-Covering: which files of a source a plan keeps, and what becomes of each of its tensors and files, counted. Pure.
+Covering: which files of a source a plan keeps, and what becomes of each of its tensors and files,
+counted. Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ _TAKEN = f"the draft model's files are called {DRAFT_FOLDER}…"
 _ACTIVATION_SCALE = re.compile(r".*(?P<suffix>\.input_(?:global_)?scale)", re.DOTALL)
 _MTP = re.compile(r"(?:.*\.)?mtp\..+", re.DOTALL)
 _LAYER = re.compile(
-    r"(?:model\.|language_model\.model\.|model\.language_model\.)?layers\.(?P<number>[0-9]{1,9})\..+", re.DOTALL
+    r"(?:model\.|language_model\.model\.|model\.language_model\.)?layers\.(?P<number>[0-9]{1,9})\..+",
+    re.DOTALL,
 )
 
 
@@ -62,11 +65,16 @@ def storable(inventory: Inventory, profile: Profile, *, has_draft: bool) -> Inve
     reasons = {file.name: found for file in inventory.kept if (found := reason(file)) is not None}
     left_out = (*inventory.left_out, *(LeftOut(name, found) for name, found in reasons.items()))
     kept = tuple(file for file in inventory.kept if file.name not in reasons)
-    return replace(inventory, other_files=OtherFiles(kept, tuple(sorted(left_out, key=lambda one: one.name))))
+    return replace(
+        inventory, other_files=OtherFiles(kept, tuple(sorted(left_out, key=lambda one: one.name)))
+    )
 
 
 def coverage_of(
-    inventory: Inventory, tensors: Iterable[OutputTensor], draft: Inventory | None, drafted: Iterable[OutputTensor]
+    inventory: Inventory,
+    tensors: Iterable[OutputTensor],
+    draft: Inventory | None,
+    drafted: Iterable[OutputTensor],
 ) -> Coverage:
     """Return what output tensors and kept files hold of a checkpoint, and of its draft model."""
     own, of_draft = tuple(tensors), tuple(drafted)
@@ -78,7 +86,9 @@ def coverage_of(
         files += _files(draft, DRAFT_FOLDER)
         heads[DRAFT_MODEL] = len(_source_names(of_draft))
         whole += [DRAFT_FOLDER + file.name for file in draft.kept if file.holds_weights]
-    return Coverage(covered, files, {head: count for head, count in heads.items() if count}, tuple(whole))
+    return Coverage(
+        covered, files, {head: count for head, count in heads.items() if count}, tuple(whole)
+    )
 
 
 def _files(inventory: Inventory, folder: str = "") -> Tally:
@@ -117,16 +127,26 @@ def _named(tensor: str) -> tuple[str, str]:
 
 
 def _source_names(outputs: Iterable[OutputTensor]) -> list[str]:
-    return [part.name for output in outputs for source in output.sources for part in source.parts.values()]
+    return [
+        part.name
+        for output in outputs
+        for source in output.sources
+        for part in source.parts.values()
+    ]
 
 
 def _is_of_mtp(inventory: Inventory) -> Callable[[str], bool]:
     """Return what tells the tensors of heads that predict more than the next token.
 
-    They are called ``mtp.…``, or are the layers beyond ``num_hidden_layers`` (DeepSeek-V3's README_WEIGHTS.md, GLM-4.5).
+    They are called ``mtp.…``, or are the layers beyond ``num_hidden_layers`` (DeepSeek-V3's
+    README_WEIGHTS.md, GLM-4.5).
     """
     config = inventory.config
-    said = (config.num_hidden_layers, (config.text_config or {}).get("num_hidden_layers")) if config is not None else ()
+    said = (
+        (config.num_hidden_layers, (config.text_config or {}).get("num_hidden_layers"))
+        if config is not None
+        else ()
+    )
     layers = next((number for number in said if type(number) is int), None)
 
     def is_of_mtp(name: str) -> bool:
@@ -162,7 +182,10 @@ class _Kind:
 
 
 def plan_notes(
-    blobs: Sequence[PlannedBlob], options: ImportOptions, config: SourceConfig | None, asked: Experts | None
+    blobs: Sequence[PlannedBlob],
+    options: ImportOptions,
+    config: SourceConfig | None,
+    asked: Experts | None,
 ) -> Iterator[str]:
     """Yield the notes of a plan. ``asked``: the form of experts that the user asked for, if any."""
     yield from _experts_note(blobs, options, config, asked)
@@ -170,7 +193,10 @@ def plan_notes(
 
 
 def _experts_note(
-    blobs: Iterable[PlannedBlob], options: ImportOptions, config: SourceConfig | None, asked: Experts | None
+    blobs: Iterable[PlannedBlob],
+    options: ImportOptions,
+    config: SourceConfig | None,
+    asked: Experts | None,
 ) -> Iterator[str]:
     """Yield that experts are stacked because Ollama reads no others, or that they are not though it needs them to be."""
     if config is None or not needs_stacked_experts(config):
@@ -184,12 +210,18 @@ def _experts_note(
 
 
 def _size_note(blobs: Sequence[PlannedBlob], options: ImportOptions) -> Iterator[str]:
-    """Yield why the blobs take far more bits a weight than the asked type does; nothing where they do not."""
+    """Yield why the blobs take far more bits a weight than the asked type does.
+
+    Nothing where they do not.
+    """
     if options.quant_type is None or options.target is not None:
         return
     asked = options.quantization(options.quant_type)
     tensors = [tensor for blob in blobs for tensor in blob.tensors]
-    weights, nbytes = max(1, sum(tensor.parameters for tensor in tensors)), sum(blob.data_size for blob in blobs)
+    weights, nbytes = (
+        max(1, sum(tensor.parameters for tensor in tensors)),
+        sum(blob.data_size for blob in blobs),
+    )
     bits, wanted = 8 * nbytes / weights, _bits(asked)
     unquantized = sum(tensor.parameters * tensor.dtype.bits for tensor in tensors) / weights
     if bits - wanted <= _FAR * (unquantized - wanted):
@@ -213,7 +245,9 @@ def _kept(tensors: Iterable[OutputTensor]) -> Iterator[_Kind]:
         if tensor.quantization is None and tensor.kept is not None:
             key = _NUMBER.sub("N", tensor.name), tensor.kept
             found = kinds.get(key)
-            name, count, nbytes = (key[0], found.count, found.nbytes) if found is not None else (tensor.name, 0, 0)
+            name, count, nbytes = (
+                (key[0], found.count, found.nbytes) if found is not None else (tensor.name, 0, 0)
+            )
             kinds[key] = _Kind(name, tensor.kept, count + 1, nbytes + tensor.nbytes)
     yield from kinds.values()
 
@@ -250,7 +284,9 @@ def family_of(config: SourceConfig | None, parser: str | None) -> Family | None:
     """Return the family whose parser the user names, else the architecture's, or None."""
     if parser:
         return next((family for family in _FAMILIES if family.parser == parser), None)
-    for name in (*(config.architectures or ()), config.model_type or "") if config is not None else ():
+    for name in (
+        (*(config.architectures or ()), config.model_type or "") if config is not None else ()
+    ):
         for family in _FAMILIES:
             if any(word in name.lower() for word in family.words):
                 return family
@@ -258,9 +294,14 @@ def family_of(config: SourceConfig | None, parser: str | None) -> Family | None:
 
 
 def describe_model(
-    inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, draft: Inventory | None = None
+    inventory: Inventory,
+    weights: tuple[SourceWeight, ...],
+    options: ImportOptions,
+    draft: Inventory | None = None,
 ) -> ModelConfig:
-    """Return the config blob of the model that an import makes; a bare weights file has no capabilities.
+    """Return the config blob of the model that an import makes.
+
+    A bare weights file has no capabilities.
 
     Raises: UnsupportedSourceError for a draft model without an architecture.
     """
@@ -284,12 +325,15 @@ def _draft(inventory: Inventory) -> Draft:
     architecture = inventory.config.architecture if inventory.config is not None else ""
     if not architecture:
         raise UnsupportedSourceError(
-            f"the draft model {inventory.path} has no config.json that names its architecture", path=inventory.path
+            f"the draft model {inventory.path} has no config.json that names its architecture",
+            path=inventory.path,
         )
     return Draft.of(architecture)
 
 
-def _capabilities(inventory: Inventory, config: SourceConfig, family: Family | None) -> Iterator[str]:
+def _capabilities(
+    inventory: Inventory, config: SourceConfig, family: Family | None
+) -> Iterator[str]:
     yield "completion"
     if config.vision_config is not None or config.has_vision:
         yield "vision"
@@ -306,7 +350,10 @@ def _template_thinks(inventory: Inventory) -> bool:
 
 
 def _templates(inventory: Inventory) -> Iterator[str]:
-    """Yield the texts of the chat templates in the tokenizer's documents; a document that is no JSON has none."""
+    """Yield the texts of the chat templates in the tokenizer's documents.
+
+    A document that is no JSON has none.
+    """
     for name in _TEMPLATE_DOCUMENTS:
         text = inventory.documents.get(name, b"{}")
         if b"\0" in text:  # no JSON: a hole of the disk is not decoded

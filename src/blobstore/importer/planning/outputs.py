@@ -1,4 +1,7 @@
-"""What an import writes: the values that a plan consists of. Pure; plan.py makes them, writing.py carries them out."""
+"""What an import writes: the values that a plan consists of.
+
+Pure; plan.py makes them, writing.py carries them out.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,10 @@ from blobstore.source.weights import Form, SourceWeight
 class OutputTensor:
     """One tensor of a blob: its sources (more than one are stacked), its dtype and shape before quantization.
 
-    ``copies_codes``: the sources are quantized as the output is, and their codes and scales are copied as they are.
-    ``global_scale`` is the shape of its global scale, None when it has none. ``kept``: why it is not quantized although a
-    type was asked for, as the end of a sentence that begins with its name.
+    ``copies_codes``: the sources are quantized as the output is, and their codes and scales are
+    copied as they are. ``global_scale`` is the shape of its global scale, None when it has none.
+    ``kept``: why it is not quantized although a type was asked for, as the end of a sentence that
+    begins with its name.
     """
 
     name: str
@@ -49,7 +53,9 @@ class OutputTensor:
         """The arrays that are stored for it, in stored order."""
         if self.quantization is None:
             return (Part("", self.dtype, self.shape),)
-        return tuple(self.quantization.parts(self.shape, self.dtype, global_scale=self.global_scale))
+        return tuple(
+            self.quantization.parts(self.shape, self.dtype, global_scale=self.global_scale)
+        )
 
     @property
     def transposed(self) -> bool:
@@ -59,7 +65,9 @@ class OutputTensor:
     def as_transposed(self) -> OutputTensor:
         """Return the tensor with the last two axes swapped, its sources too."""
         sources = tuple(source.as_transposed() for source in self.sources)
-        return replace(self, sources=sources, shape=(*self.shape[:-2], self.shape[-1], self.shape[-2]))
+        return replace(
+            self, sources=sources, shape=(*self.shape[:-2], self.shape[-1], self.shape[-2])
+        )
 
     def laid_out(self, inputs_first: Container[str]) -> OutputTensor:
         """Return the tensor as it is when it is quantized: transposed when it is one of those names."""
@@ -69,14 +77,21 @@ class OutputTensor:
     def source_names(self) -> list[str]:
         """The names of the tensors that it is made of: all weights, then their scales, and so on."""
         suffixes = dict.fromkeys(suffix for source in self.sources for suffix in source.parts)
-        return [source.parts[suffix].name for suffix in suffixes for source in self.sources if suffix in source.parts]
+        return [
+            source.parts[suffix].name
+            for suffix in suffixes
+            for source in self.sources
+            if suffix in source.parts
+        ]
 
     @property
     def copies(self) -> bool:
         """True when its bytes are the sources' bytes."""
         if self.copies_codes:
             return True
-        plain = all(source.form is Form.PLAIN and source.dtype is self.dtype for source in self.sources)
+        plain = all(
+            source.form is Form.PLAIN and source.dtype is self.dtype for source in self.sources
+        )
         return plain and self.quantization is None and not self.transposed
 
     @property
@@ -93,7 +108,9 @@ class OutputTensor:
     def facts(self) -> TensorFacts:
         """What a runtime has to know of it."""
         scaled = self.global_scale is not None
-        return TensorFacts(self.name, self.dtype, self.shape, self.quantization, double_scaled=scaled)
+        return TensorFacts(
+            self.name, self.dtype, self.shape, self.quantization, double_scaled=scaled
+        )
 
     def part_bytes(self, count: int) -> dict[str, int]:
         """Return the stored bytes of ``count`` values, whole groups of them, by array suffix."""
@@ -117,7 +134,9 @@ class PlannedBlob:
     def entries(self) -> dict[str, TensorEntry]:
         """The header entries of all stored arrays."""
         return lay_out(
-            (tensor.name + part.suffix, part.dtype, part.shape) for tensor in self.tensors for part in tensor.parts
+            (tensor.name + part.suffix, part.dtype, part.shape)
+            for tensor in self.tensors
+            for part in tensor.parts
         )
 
     @cached_property
@@ -128,7 +147,9 @@ class PlannedBlob:
     @cached_property
     def header(self) -> bytes:
         """The bytes before the data: length prefix, canonical JSON, padding."""
-        return encode_header(self.entries, self.metadata, self.options.header_alignment(self.data_size))
+        return encode_header(
+            self.entries, self.metadata, self.options.header_alignment(self.data_size)
+        )
 
     @property
     def size(self) -> int:
@@ -143,7 +164,11 @@ class PlannedBlob:
     @property
     def weighed_sources(self) -> Iterator[SourceWeight]:
         """The sources whose errors count in a search: those that importance may be given for."""
-        quantized = (tensor for tensor in self.tensors if tensor.quantization is not None and not tensor.copies_codes)
+        quantized = (
+            tensor
+            for tensor in self.tensors
+            if tensor.quantization is not None and not tensor.copies_codes
+        )
         return (source for tensor in quantized for source in tensor.sources)
 
     @property
@@ -186,11 +211,13 @@ PlannedLayer = PlannedBlob | PlannedFile | PlannedCopy
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """What an import will write: layers in manifest order and the config. ``inventories``: the model's, then the draft's.
+    """What an import will write: layers in manifest order and the config.
 
-    ``coverage``: what these layers hold of the source. ``relative_errors``: by tensor name, the root
-    mean square error that was measured, relative to that of the weights, where types were chosen for a target. ``notes``:
-    what a user should know about the choice.
+    ``inventories``: the model's, then the draft's.
+
+    ``coverage``: what these layers hold of the source. ``relative_errors``: by tensor name, the
+    root mean square error that was measured, relative to that of the weights, where types were
+    chosen for a target. ``notes``: what a user should know about the choice.
     """
 
     inventories: tuple[Inventory, ...]
@@ -215,7 +242,11 @@ class ImportPlan:
     def documents(self) -> dict[str, bytes]:
         """The JSON documents by name, in manifest order."""
         files = (layer for layer in self.layers if isinstance(layer, PlannedFile))
-        return {file.name: file.data for file in files if file.media_type == JSON_MEDIA_TYPE and file.name is not None}
+        return {
+            file.name: file.data
+            for file in files
+            if file.media_type == JSON_MEDIA_TYPE and file.name is not None
+        }
 
     @property
     def tensors(self) -> Iterator[OutputTensor]:

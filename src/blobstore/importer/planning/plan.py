@@ -1,4 +1,6 @@
-"""Plan: which blobs an import writes, and what is in each. Pure functions that make values of outputs.py; no weight is read.
+"""Plan: which blobs an import writes, and what is in each.
+
+Pure functions that make values of outputs.py; no weight is read.
 
 The writer (writing.py) carries a plan out and decides nothing.
 """
@@ -59,12 +61,15 @@ DRAFT_PREFIX = "draft."
 """What the names of a draft model's tensors begin with (x/create/manifest.go, ollama/ollama@1d7605bf)."""
 
 
-def make_plan(inventory: Inventory, options: ImportOptions, draft: Inventory | None = None) -> ImportPlan:
+def make_plan(
+    inventory: Inventory, options: ImportOptions, draft: Inventory | None = None
+) -> ImportPlan:
     """Return the plan for importing ``inventory``, and a draft model beside it, with ``options``.
 
-    Raises: UnsupportedSourceError (a packed format that is not imported, quantized weights with a type asked for, weights
-    that can't be quantized, experts that don't fit together, two tensors of one name, no config.json in the ollama
-    profile); UsageError when nothing can be quantized, or a rule is for no tensor; LimitExceededError for too many layers.
+    Raises: UnsupportedSourceError (a packed format that is not imported, quantized weights with a
+    type asked for, weights that can't be quantized, experts that don't fit together, two tensors of
+    one name, no config.json in the ollama profile); UsageError when nothing can be quantized, or a
+    rule is for no tensor; LimitExceededError for too many layers.
     """
     form = form_of_experts(inventory.config, options)
     options, asked = replace(options, experts=form), options.experts
@@ -90,7 +95,9 @@ def make_plan(inventory: Inventory, options: ImportOptions, draft: Inventory | N
         *(PlannedFile(None, data, media_type) for media_type, data in options.modelfile.layers()),
     )
     if len(layers) > MAX_LAYERS:
-        message = f"limit exceeded: {inventory.path} needs {len(layers):,} layers, at most {MAX_LAYERS:,}"
+        message = (
+            f"limit exceeded: {inventory.path} needs {len(layers):,} layers, at most {MAX_LAYERS:,}"
+        )
         raise LimitExceededError(message, path=inventory.path)
     inventories = (inventory,) if draft is None else (inventory, draft)
     notes = tuple(plan_notes(blobs, options, inventory.config, asked))
@@ -100,30 +107,43 @@ def make_plan(inventory: Inventory, options: ImportOptions, draft: Inventory | N
 
 def _drafted(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedBlob]:
     """Yield the blobs of a draft model, under the names that its tensors have beside a model's."""
-    for blob in plan_blobs(inventory, source_weights(inventory), options.of_draft, prefix=DRAFT_PREFIX):
+    for blob in plan_blobs(
+        inventory, source_weights(inventory), options.of_draft, prefix=DRAFT_PREFIX
+    ):
         tensors = tuple(replace(tensor, name=DRAFT_PREFIX + tensor.name) for tensor in blob.tensors)
         yield _blob(DRAFT_PREFIX + blob.name, tensors, blob.options)
 
 
 def plan_blobs(
-    inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, prefix: str = ""
+    inventory: Inventory,
+    weights: tuple[SourceWeight, ...],
+    options: ImportOptions,
+    prefix: str = "",
 ) -> tuple[PlannedBlob, ...]:
     """Return the tensor blobs of a model, or of a draft, whose names rules see with ``prefix``.
 
-    Raises: as `make_plan`, but for names, rules and documents; LimitExceededError for too many blobs.
+    Raises: as `make_plan`, but for names, rules and documents; LimitExceededError for too many
+    blobs.
     """
     chooser = _chooser(inventory, weights, options, prefix)
     stacks = form_of_experts(inventory.config, options) is Experts.STACKED
     planner = _plan_stacked if stacks else _plan_packed
-    blobs = tuple(islice(planner(weights, chooser), MAX_LAYERS + 1))  # a plan of a million would only be refused
+    blobs = tuple(
+        islice(planner(weights, chooser), MAX_LAYERS + 1)
+    )  # a plan of a million would only be refused
     if len(blobs) > MAX_LAYERS:
         message = f"limit exceeded: {inventory.path} needs more than {MAX_LAYERS:,} layers, one for each of its blobs"
         raise LimitExceededError(message, path=inventory.path)
     check_readable(blobs)
     check_quantizable(blobs, options, chooser.policies[Form.PLAIN])
     if options.importance is not None:
-        kept = (tensor for blob in blobs for tensor in blob.tensors if chooser.keeps_by_rule(tensor))
-        sources = (*(source for blob in blobs for source in blob.weighed_sources), *(s for one in kept for s in one.sources))
+        kept = (
+            tensor for blob in blobs for tensor in blob.tensors if chooser.keeps_by_rule(tensor)
+        )
+        sources = (
+            *(source for blob in blobs for source in blob.weighed_sources),
+            *(s for one in kept for s in one.sources),
+        )
         options.importance.check({source.name: source.shape for source in sources})
     return blobs
 
@@ -148,7 +168,11 @@ class _Chooser:
     def followed(self, tensor: OutputTensor) -> Rule | None:
         """Return the rule that decides about the tensor, if it has one that can be followed."""
         rule = self.rule(tensor)
-        return rule if rule is not None and self.options.can_follow(rule, tensor.dtype, tensor.shape) else None
+        return (
+            rule
+            if rule is not None and self.options.can_follow(rule, tensor.dtype, tensor.shape)
+            else None
+        )
 
     def keeps_by_rule(self, tensor: OutputTensor) -> bool:
         """Return True when a rule keeps the tensor: what is said about its quantization is then no mistake."""
@@ -162,14 +186,20 @@ class _Chooser:
         if rule is not None:
             return self.quantized(tensor, self.options.ruled(rule))
         policy = self.policies[tensor.sources[0].form]
-        return self.quantized(tensor, policy.quantization(tensor.name, laid_out.shape) if policy is not None else None)
+        return self.quantized(
+            tensor, policy.quantization(tensor.name, laid_out.shape) if policy is not None else None
+        )
 
     def _why_kept(self, tensor: OutputTensor) -> str | None:
         """Return why the tensor is not quantized; None when nothing was asked for it."""
         if self.keeps_by_rule(tensor):
             return "is kept by a rule"
         policy = self.policies[tensor.sources[0].form]
-        return None if policy is None else policy.reason(tensor.name, tensor.laid_out(self.inputs_first).shape)
+        return (
+            None
+            if policy is None
+            else policy.reason(tensor.name, tensor.laid_out(self.inputs_first).shape)
+        )
 
     def decide_group(self, tensors: list[OutputTensor]) -> list[OutputTensor]:
         """Give a packed group one type: the asked one when groups divide the rows of every weight, else none.
@@ -178,18 +208,26 @@ class _Chooser:
         """
         laid_out = [tensor.laid_out(self.inputs_first) for tensor in tensors]
         ruled = {tensor.name for tensor in laid_out if self.followed(tensor) is not None}
-        weights = [tensor for tensor in laid_out if tensor.name not in ruled and self._wants(tensor)]
+        weights = [
+            tensor for tensor in laid_out if tensor.name not in ruled and self._wants(tensor)
+        ]
         # Without a type asked for, only FP8 is quantized.
         quant_type = self.options.quant_type or QuantType.MXFP8
-        misfit = next((tensor for tensor in weights if not self.options.fits(quant_type, tensor.shape)), None)
+        misfit = next(
+            (tensor for tensor in weights if not self.options.fits(quant_type, tensor.shape)), None
+        )
         wanted = {tensor.name for tensor in weights}
         if misfit is not None:
             why = f"is in a group with {quoted(misfit.name)}, which {self.options.misfit(quant_type, misfit.shape)}"
             kept = [replace(one, kept=why) if one.name in wanted else one for one in tensors]
-            return [self.decide(one) if one.name in ruled else self.quantized(one, None) for one in kept]
+            return [
+                self.decide(one) if one.name in ruled else self.quantized(one, None) for one in kept
+            ]
         asked = self.options.quantization(quant_type)
         return [
-            self.decide(one) if one.name in ruled else self.quantized(one, asked if one.name in wanted else None)
+            self.decide(one)
+            if one.name in ruled
+            else self.quantized(one, asked if one.name in wanted else None)
             for one in tensors
         ]
 
@@ -203,10 +241,16 @@ class _Chooser:
         if quantization is None and source.form is Form.CODES:
             scale = source.global_scale_shape
             return replace(
-                tensor, quantization=source.quantization, dtype=source.dtype, global_scale=scale, copies_codes=True
+                tensor,
+                quantization=source.quantization,
+                dtype=source.dtype,
+                global_scale=scale,
+                copies_codes=True,
             )
         if quantization is None:
-            return tensor if tensor.kept is not None else replace(tensor, kept=self._why_kept(tensor))
+            return (
+                tensor if tensor.kept is not None else replace(tensor, kept=self._why_kept(tensor))
+            )
         if not tensor.dtype.is_float:
             raise _unquantizable(tensor)
         double = self.options.global_scale and quantization.quant_type is QuantType.NVFP4
@@ -214,7 +258,9 @@ class _Chooser:
         return replace(laid_out, quantization=quantization, global_scale=(1,) if double else None)
 
 
-def _chooser(inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, prefix: str) -> _Chooser:
+def _chooser(
+    inventory: Inventory, weights: tuple[SourceWeight, ...], options: ImportOptions, prefix: str
+) -> _Chooser:
     kind, asked = classify(weights), options.quant_type
     wants_types = asked is not None or options.rules or options.target is not None
     if kind is not SourceKind.FLOAT and not options.requantize and wants_types:
@@ -227,7 +273,8 @@ def _chooser(inventory: Inventory, weights: tuple[SourceWeight, ...], options: I
     policy = find_policy(inventory.config, asked, options) if asked is not None else None
     policies: dict[Form, Policy | None] = dict.fromkeys(Form, policy)
     if policy is None and any(weight.form is Form.BLOCK_FP8 for weight in weights):
-        # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it is.
+        # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it
+        # is.
         policies[Form.BLOCK_FP8] = find_policy(inventory.config, QuantType.MXFP8, options)
     turned = inputs_first(weights, inventory.config, options.profile)
     return _Chooser(options, policies, prefix, RuleBook(options.rules), turned)
@@ -237,11 +284,16 @@ def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator
     plain, groups = _split(weights, group_of)
     yield from (_plan_single(weight, chooser) for weight in plain)
     for group, members in sorted(groups.items()):
-        # For its checks: gaps and unequal experts are errors in both forms, but a rule may have split an exported group.
-        projections(group, members, one_type=not any(weight.producer == OWN.name for weight in members))
-        tensors = chooser.decide_group([_output(weight, chooser.options) for weight in packed_order(group, members)])
-        # Ollama takes every tensor of a blob for quantized whose metadata say so (x/server/show.go at fb307609), and a
-        # blob's only tensor for the one that its layer names.
+        # For its checks: gaps and unequal experts are errors in both forms, but a rule may have
+        # split an exported group.
+        projections(
+            group, members, one_type=not any(weight.producer == OWN.name for weight in members)
+        )
+        tensors = chooser.decide_group(
+            [_output(weight, chooser.options) for weight in packed_order(group, members)]
+        )
+        # Ollama takes every tensor of a blob for quantized whose metadata say so (x/server/show.go
+        # at fb307609), and a blob's only tensor for the one that its layer names.
         quantized = [tensor for tensor in tensors if tensor.quantization is not None]
         others = [tensor for tensor in tensors if tensor.quantization is None]
         if quantized:
@@ -254,13 +306,23 @@ def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator
 def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:
     plain, groups = _split(weights, stacked_group_of)
     stacks = {
-        group: [chooser.decide(_stacked(group, projection, chooser.options)) for projection in projections(group, members)]
+        group: [
+            chooser.decide(_stacked(group, projection, chooser.options))
+            for projection in projections(group, members)
+        ]
         for group, members in sorted(groups.items())
     }
-    # One stacked tensor has one global scale: experts that keep their own stay one blob each, as Ollama leaves them.
-    apart = {group for group, tensors in stacks.items() if any(_has_own_scales(tensor) for tensor in tensors)}
+    # One stacked tensor has one global scale: experts that keep their own stay one blob each, as
+    # Ollama leaves them.
+    apart = {
+        group
+        for group, tensors in stacks.items()
+        if any(_has_own_scales(tensor) for tensor in tensors)
+    }
     singles = [*plain, *(weight for group in apart for weight in groups[group])]
-    yield from (_plan_single(weight, chooser) for weight in sorted(singles, key=lambda weight: weight.name))
+    yield from (
+        _plan_single(weight, chooser) for weight in sorted(singles, key=lambda weight: weight.name)
+    )
     for group, tensors in stacks.items():
         if group in apart:
             continue
@@ -273,11 +335,15 @@ def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterato
 def _stacked(group: str, projection: Projection, options: ImportOptions) -> OutputTensor:
     first = _output(projection.weights[0], options)
     shape = (len(projection.weights), *first.shape)
-    return replace(first, name=f"{group}.{projection.name}", sources=projection.weights, shape=shape)
+    return replace(
+        first, name=f"{group}.{projection.name}", sources=projection.weights, shape=shape
+    )
 
 
 def _has_own_scales(tensor: OutputTensor) -> bool:
-    return tensor.copies_codes and any(source.global_scale_shape is not None for source in tensor.sources)
+    return tensor.copies_codes and any(
+        source.global_scale_shape is not None for source in tensor.sources
+    )
 
 
 def _split(
@@ -297,7 +363,12 @@ def _plan_single(weight: SourceWeight, chooser: _Chooser) -> PlannedBlob:
 
 def _output(weight: SourceWeight, options: ImportOptions) -> OutputTensor:
     casts = options.dtype is not None and (weight.dtype.is_float or weight.dtype is DType.F64)
-    return OutputTensor(weight.name, (weight,), options.dtype if casts and options.dtype else weight.dtype, weight.shape)
+    return OutputTensor(
+        weight.name,
+        (weight,),
+        options.dtype if casts and options.dtype else weight.dtype,
+        weight.shape,
+    )
 
 
 def _unquantizable(tensor: OutputTensor) -> UnsupportedSourceError:
@@ -316,13 +387,22 @@ def _blob(name: str, tensors: Iterable[OutputTensor], options: ImportOptions) ->
 
 
 def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapping[str, str]:
-    """Return the blob's metadata: its quantization when all tensors agree, else each tensor's; and what is transposed."""
+    """Return the blob's metadata: its quantization when all tensors agree, else each tensor's.
+
+    And what is transposed.
+    """
     turned = {f"{tensor.name}.transposed": "true" for tensor in tensors if tensor.transposed}
-    described = {tensor.name: _described(tensor, options) for tensor in tensors if tensor.quantization is not None}
+    described = {
+        tensor.name: _described(tensor, options)
+        for tensor in tensors
+        if tensor.quantization is not None
+    }
     if len({tuple(one.items()) for one in described.values()}) == 1:
         shared = _shared(*(next(iter(described.values())).items()))
         return {**shared, **turned} if turned else shared
-    return {f"{name}.{key}": value for name, one in described.items() for key, value in one.items()} | turned
+    return {
+        f"{name}.{key}": value for name, one in described.items() for key, value in one.items()
+    } | turned
 
 
 @functools.cache
@@ -334,7 +414,10 @@ def _shared(*items: tuple[str, str]) -> Mapping[str, str]:
 def _described(tensor: OutputTensor, options: ImportOptions) -> dict[str, str]:
     if tensor.quantization is None:
         return {}
-    described = {"quant_type": tensor.quantization.quant_type.value, "group_size": str(tensor.quantization.group_size)}
+    described = {
+        "quant_type": tensor.quantization.quant_type.value,
+        "group_size": str(tensor.quantization.group_size),
+    }
     if tensor.copies_codes and tensor.sources[0].producer in options.profile.unstated_group_sizes:
         del described["group_size"]
     return described
@@ -358,4 +441,6 @@ def _check_documents(inventory: Inventory, options: ImportOptions) -> None:
             hint="Rename the file, or move it away.",
         )
     if not options.profile.own_document and CONFIG_NAME not in inventory.documents:
-        raise UnsupportedSourceError(f"{inventory.path} has no config.json", hint="Only --profile default can do without.")
+        raise UnsupportedSourceError(
+            f"{inventory.path} has no config.json", hint="Only --profile default can do without."
+        )

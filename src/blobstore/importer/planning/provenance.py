@@ -1,7 +1,9 @@
-"""``blobstore.json``: what repeats an import and gives the source's files back, written; and its options, read back. Pure.
+"""``blobstore.json``: what repeats an import and gives the source's files back, written.
 
-No times and no paths are written. The document itself is read in formats/provenance.py; here its options are read as those
-of an import (rule B1), or guessed where an early version left none.
+And its options, read back. Pure.
+
+No times and no paths are written. The document itself is read in formats/provenance.py; here its
+options are read as those of an import (rule B1), or guessed where an early version left none.
 """
 
 from __future__ import annotations
@@ -28,16 +30,29 @@ from blobstore.source.files import NOT_ITS_OWN
 from blobstore.source.inventory import Inventory
 
 
-def own_document(inventory: Inventory, options: ImportOptions, draft: Inventory | None, coverage: Coverage) -> bytes:
+def own_document(
+    inventory: Inventory, options: ImportOptions, draft: Inventory | None, coverage: Coverage
+) -> bytes:
     """Return the document of an import of ``inventory`` with ``options``: one line of compact JSON and a newline.
 
-    It is put together from pieces, because the metadata of many files may be one large text that is repeated.
-    Raises: LimitExceededError when it would be more than a document of a stored model may be.
+    It is put together from pieces, because the metadata of many files may be one large text that is
+    repeated. Raises: LimitExceededError when it would be more than a document of a stored model may
+    be.
     """
     head = {"version": VERSION, "options": _options(options, inventory.config)}
-    pieces = [_open(head), *_sources(inventory), b',"coverage":', strictjson.encode(_coverage(coverage))]
+    pieces = [
+        _open(head),
+        *_sources(inventory),
+        b',"coverage":',
+        strictjson.encode(_coverage(coverage)),
+    ]
     if draft is not None:
-        pieces += (b',"draft":', _open({"quant": options.draft_type and options.draft_type.value}), *_sources(draft), b"}")
+        pieces += (
+            b',"draft":',
+            _open({"quant": options.draft_type and options.draft_type.value}),
+            *_sources(draft),
+            b"}",
+        )
     pieces.append(b"}\n")
     if (size := sum(map(len, pieces))) > MAX_DOCUMENT:
         what = f"{inventory.path} would have a {OWN_DOCUMENT} of {size:,} bytes, at most {MAX_DOCUMENT:,}"
@@ -67,16 +82,23 @@ def _tally(tally: Tally) -> dict[str, Any]:
         "source": tally.source,
         "stored": tally.stored,
         "derived": dict(tally.derived),
-        "left_out": [{"name": one.name, "reason": one.reason, "count": one.count} for one in left_out],
+        "left_out": [
+            {"name": one.name, "reason": one.reason, "count": one.count} for one in left_out
+        ],
     }
 
 
 def _options(options: ImportOptions, config: SourceConfig | None) -> dict[str, Any]:
-    quantization = options.quantization(options.quant_type) if options.quant_type is not None else None
+    quantization = (
+        options.quantization(options.quant_type) if options.quant_type is not None else None
+    )
     return {
         "quant": quantization.quant_type.value if quantization else None,
         "group_size": quantization.group_size if quantization else None,
-        "groups": {kind.value: size for kind, size in sorted(options.groups.items(), key=lambda item: item[0].value)},
+        "groups": {
+            kind.value: size
+            for kind, size in sorted(options.groups.items(), key=lambda item: item[0].value)
+        },
         "method": options.method,
         "importance": str(options.importance.digest) if options.importance else None,
         "global_scale": options.global_scale,
@@ -90,13 +112,18 @@ def _options(options: ImportOptions, config: SourceConfig | None) -> dict[str, A
 
 
 def _sources(inventory: Inventory) -> Iterator[bytes]:
-    """Yield the next member of an object, the source's files, in pieces; equal metadata are encoded once."""
+    """Yield the next member of an object, the source's files, in pieces.
+
+    Equal metadata are encoded once.
+    """
     encoded: dict[int, bytes] = {}
     start = b',"sources":['
     for file in inventory.files:
         metadata = encoded.get(id(file.metadata))
         if metadata is None:
-            metadata = encoded[id(file.metadata)] = strictjson.encode(dict(sorted(file.metadata.items())))
+            metadata = encoded[id(file.metadata)] = strictjson.encode(
+                dict(sorted(file.metadata.items()))
+            )
         yield start + _open({"name": file.name, "size": file.size})
         yield b',"metadata":'
         yield metadata
@@ -111,7 +138,9 @@ _DTYPES = (None, DType.BF16, DType.F16, DType.F32)
 
 @dataclass(frozen=True, slots=True)
 class RecordedImport:
-    """What an import was asked for. ``importance``: the digest of what weighed its search; ``draft``: it had a draft model.
+    """What an import was asked for.
+
+    ``importance``: the digest of what weighed its search; ``draft``: it had a draft model.
 
     The options have neither: both are files that the document does not hold.
     """
@@ -122,7 +151,10 @@ class RecordedImport:
 
 
 def recorded_import(raw: bytes) -> RecordedImport:
-    """Return what ``blobstore.json`` says. Raises: DocumentError (rule B1), for another version too."""
+    """Return what ``blobstore.json`` says.
+
+    Raises: DocumentError (rule B1), for another version too.
+    """
     provenance = Provenance.parse(raw)
     options, draft = provenance.options or {}, provenance.draft
     try:
@@ -134,7 +166,9 @@ def recorded_import(raw: bytes) -> RecordedImport:
             draft is not None,
         )
     except (LookupError, TypeError, ValueError, AttributeError, BlobStoreError) as error:
-        raise DocumentError(f"{OWN_DOCUMENT}: no options of an import: {error} (rule {RULE})", rule=RULE) from None
+        raise DocumentError(
+            f"{OWN_DOCUMENT}: no options of an import: {error} (rule {RULE})", rule=RULE
+        ) from None
 
 
 def possible_options(file_type: str | None) -> Iterator[ImportOptions]:
@@ -143,7 +177,9 @@ def possible_options(file_type: str | None) -> Iterator[ImportOptions]:
     ``file_type``: what its config blob says; None when that is not known either.
     """
     kinds = [kind for kind in QuantType if file_type in (kind.value, None)]
-    for kind, method, dtype, profile in product((*kinds, None), _METHODS, _DTYPES, PROFILES.values()):
+    for kind, method, dtype, profile in product(
+        (*kinds, None), _METHODS, _DTYPES, PROFILES.values()
+    ):
         usual = ImportOptions(quant_type=kind, method=method, dtype=dtype, profile=profile)
         if kind is None:
             if method == _METHODS[0]:
@@ -155,7 +191,10 @@ def possible_options(file_type: str | None) -> Iterator[ImportOptions]:
 
 
 def _recorded_options(given: dict[str, Any]) -> ImportOptions:
-    """Return the options of a document. Raises: KeyError, TypeError, ValueError, BlobStoreError for invalid ones."""
+    """Return the options of a document.
+
+    Raises: KeyError, TypeError, ValueError, BlobStoreError for invalid ones.
+    """
     kind = _optional(QuantType.parse, given["quant"])
     group_size = _integer(given["group_size"]) if kind is not None else None
     groups = {QuantType.parse(name): _integer(size) for name, size in given["groups"].items()}

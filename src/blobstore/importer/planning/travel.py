@@ -1,13 +1,14 @@
 """A plan that travels: an `ImportPlan` as a JSON document, and back.
 
-Written by ``plan -o plan.json``, carried out by ``import --plan plan.json``, on this machine or on another one that sees the
-source. It gives the same bytes as an import from the source, and needs neither its options nor, for a target, the weights
-to be measured again.
+Written by ``plan -o plan.json``, carried out by ``import --plan plan.json``, on this machine or on
+another one that sees the source. It gives the same bytes as an import from the source, and needs
+neither its options nor, for a target, the weights to be measured again.
 
-Rule P2: a strict JSON object of version 1 without unknown keys, at most 512 MiB. Files are named by plain relative paths
-below ``source``. Sizes, dtypes and shapes fit each other, as a plan that was made here has them: what would be read lies in
-its file, every blob has the size that its header says. Before anything is made, each file of weights has the size, the time
-of its last write and the tensors that it had, and each other file the size and the time.
+Rule P2: a strict JSON object of version 1 without unknown keys, at most 512 MiB. Files are named by
+plain relative paths below ``source``. Sizes, dtypes and shapes fit each other, as a plan that was
+made here has them: what would be read lies in its file, every blob has the size that its header
+says. Before anything is made, each file of weights has the size, the time of its last write and the
+tensors that it had, and each other file the size and the time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,13 @@ from blobstore.importer.planning.document import (
     root_of,
 )
 from blobstore.importer.planning.experts import check_names, check_readable
-from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy, PlannedFile
+from blobstore.importer.planning.outputs import (
+    ImportPlan,
+    OutputTensor,
+    PlannedBlob,
+    PlannedCopy,
+    PlannedFile,
+)
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.rules import Importance
 from blobstore.io.budget import Budget
@@ -62,11 +69,14 @@ from blobstore.source.weights import FP8_BLOCK, Form, SourceWeight
 _MEDIA_TYPE = re.compile(r"[!-~]{1,255}", re.ASCII)
 
 
-def read_plan(path: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None) -> ImportPlan:
+def read_plan(
+    path: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None
+) -> ImportPlan:
     """Return the plan in a file, to be carried out from its source, or from ``source``: the same files elsewhere.
 
-    Raises: DocumentError (rule P2); LimitExceededError; CorruptDataError when a file of the source is not the one that was
-    planned; NotFoundError when one is missing; as `header_of`; StorageError.
+    Raises: DocumentError (rule P2); LimitExceededError; CorruptDataError when a file of the source
+    is not the one that was planned; NotFoundError when one is missing; as `header_of`;
+    StorageError.
     """
     with FileReader(path) as reader:
         raw = reader.read(0, min(reader.size, MAX_PLAN + 1))
@@ -76,7 +86,9 @@ def read_plan(path: str | os.PathLike[str], *, source: str | os.PathLike[str] | 
     try:
         return _Reader(document, None if source is None else os.fspath(source)).plan()
     except (UsageError, ValueError, KeyError, IndexError) as error:
-        raise DocumentError(f"{what}: {error} (rule {RULE})", rule=RULE, path=os.fspath(path)) from None
+        raise DocumentError(
+            f"{what}: {error} (rule {RULE})", rule=RULE, path=os.fspath(path)
+        ) from None
 
 
 @dataclass
@@ -99,7 +111,9 @@ class _Reader:
             source = one.source if number or self.elsewhere is None else self.elsewhere
             self.inventories.append(_inventory(one, source, kept[number]))
         self._tensors = [list(inventory.tensors.values()) for inventory in self.inventories]
-        self._copies = [{file.path: file for file in inventory.kept} for inventory in self.inventories]
+        self._copies = [
+            {file.path: file for file in inventory.kept} for inventory in self.inventories
+        ]
         self.weights = [self._weight(one) for one in document.weights]
         options = self._options()
         layers = tuple(self._layer(layer, options) for layer in document.layers)
@@ -110,12 +124,19 @@ class _Reader:
             options,
             layers,
             ModelConfig.parse(document.config.encode(), "the config of the plan"),
-            Coverage(_tally(coverage.tensors), _tally(coverage.files), coverage.heads, tuple(coverage.kept_whole)),
+            Coverage(
+                _tally(coverage.tensors),
+                _tally(coverage.files),
+                coverage.heads,
+                tuple(coverage.kept_whole),
+            ),
             document.relative_errors,
             tuple(document.notes),
         )
 
-    def _check(self, layers: Sequence[PlannedBlob | PlannedFile | PlannedCopy], options: ImportOptions) -> None:
+    def _check(
+        self, layers: Sequence[PlannedBlob | PlannedFile | PlannedCopy], options: ImportOptions
+    ) -> None:
         """Raise, as a plan that is made here is checked, unless the model can be read again."""
         blobs = [layer for layer in layers if isinstance(layer, PlannedBlob)]
         if not blobs:
@@ -124,16 +145,24 @@ class _Reader:
         check_readable(blobs)
         if options.importance is not None:
             weighed = (blob for blob in blobs if blob.options.importance is not None)
-            options.importance.check({source.name: source.shape for blob in weighed for source in blob.sources})
+            options.importance.check(
+                {source.name: source.shape for blob in weighed for source in blob.sources}
+            )
         for use, kind in ((self._used, "weight"), (self._parts, "tensor")):
             if len(set(use)) < len(use):
                 raise ValueError(f"a {kind} is used twice")
 
     def _options(self) -> ImportOptions:
         given = self.document.importance
-        importance = None if given is None else Importance.parse({name: _decoded(text) for name, text in given.items()})
+        importance = (
+            None
+            if given is None
+            else Importance.parse({name: _decoded(text) for name, text in given.items()})
+        )
         quant = self.document.quant_type
-        return ImportOptions(quant_type=None if quant is None else QuantType.parse(quant), importance=importance)
+        return ImportOptions(
+            quant_type=None if quant is None else QuantType.parse(quant), importance=importance
+        )
 
     def _kept(self) -> list[list[PlanFile]]:
         copies = [layer for layer in self.document.layers if isinstance(layer, PlanCopy)]
@@ -141,7 +170,9 @@ class _Reader:
 
     def _weight(self, one: PlanWeight) -> SourceWeight:
         tensors = self._tensors[one.inventory]
-        self._parts += ((one.inventory, number) for suffix, number in one.parts.items() if suffix == "")
+        self._parts += (
+            (one.inventory, number) for suffix, number in one.parts.items() if suffix == ""
+        )
         weight = SourceWeight(
             one.name,
             DType.parse_float(one.dtype) if one.form != Form.PLAIN.value else DType(one.dtype),
@@ -161,21 +192,30 @@ class _Reader:
     ) -> PlannedBlob | PlannedFile | PlannedCopy:
         match layer:
             case PlanText():
-                if layer.media_type in (TENSOR_MEDIA_TYPE, FILE_MEDIA_TYPE) or not _MEDIA_TYPE.fullmatch(layer.media_type):
+                if layer.media_type in (
+                    TENSOR_MEDIA_TYPE,
+                    FILE_MEDIA_TYPE,
+                ) or not _MEDIA_TYPE.fullmatch(layer.media_type):
                     raise ValueError(f"a text can't be of the type {quoted(layer.media_type)}")
                 name = None if layer.name is None else relative_path(layer.name)
-                return PlannedFile(name, base64.b64decode(layer.data, validate=True), layer.media_type)
+                return PlannedFile(
+                    name, base64.b64decode(layer.data, validate=True), layer.media_type
+                )
             case PlanCopy():
                 path = _place(root_of(self.inventories[layer.inventory].path), layer.file.path)
                 return PlannedCopy(relative_path(layer.name), self._copies[layer.inventory][path])
             case PlanBlob():
                 importance = options.importance if layer.is_weighed else None
                 method = check_method(layer.method)
-                own = replace(options, alignment=layer.alignment, method=method, importance=importance)
+                own = replace(
+                    options, alignment=layer.alignment, method=method, importance=importance
+                )
                 outputs = tuple(map(self._output, layer.tensors))
                 blob = PlannedBlob(layer.name, outputs, layer.metadata, own)
                 if blob.size != layer.size:
-                    raise ValueError(f"the blob {quoted(layer.name)} has {blob.size:,} bytes, not {layer.size:,}")
+                    raise ValueError(
+                        f"the blob {quoted(layer.name)} has {blob.size:,} bytes, not {layer.size:,}"
+                    )
                 return blob
 
     def _output(self, one: PlanOutput) -> OutputTensor:
@@ -207,19 +247,36 @@ def _check_weight(weight: SourceWeight) -> None:
         case Form.PLAIN:
             shape = weight.tensor.shape
             swapped = (*shape[:-2], *reversed(shape[-2:]))
-            fits = main[0] is weight.dtype and weight.shape == (swapped if weight.transposed else shape) and not held
+            fits = (
+                main[0] is weight.dtype
+                and weight.shape == (swapped if weight.transposed else shape)
+                and not held
+            )
         case Form.BLOCK_FP8:
-            blocks = weight.elements // max(1, rows * cols) * math.ceil(rows / FP8_BLOCK) * math.ceil(cols / FP8_BLOCK)
+            blocks = (
+                weight.elements
+                // max(1, rows * cols)
+                * math.ceil(rows / FP8_BLOCK)
+                * math.ceil(cols / FP8_BLOCK)
+            )
             scale = held.pop(".scale", (None, 0))
-            fits = main[0].bits == 8 and main[1] == weight.elements and scale[1] == blocks and not held  # noqa: PLR2004
+            fits = (
+                main[0].bits == 8 and main[1] == weight.elements and scale[1] == blocks and not held  # noqa: PLR2004
+            )
         case Form.CODES:
             quantization = weight.quantization
             fits = quantization is not None and quantization.divides(weight.shape)
-            wanted = list(quantization.parts(weight.shape, weight.dtype)) if quantization is not None and fits else []
+            wanted = (
+                list(quantization.parts(weight.shape, weight.dtype))
+                if quantization is not None and fits
+                else []
+            )
             for part in wanted:
                 dtype, count = main if part.suffix == "" else held.pop(part.suffix, (None, -1))
                 nbytes = dtype.nbytes((count,)) if dtype is not None else -1
-                fits = fits and (nbytes == part.nbytes or (part.suffix != "" and count == math.prod(part.shape)))
+                fits = fits and (
+                    nbytes == part.nbytes or (part.suffix != "" and count == math.prod(part.shape))
+                )
             fits = fits and held.pop(".global_scale", (None, 1))[1] == 1 and not held
     if not fits:
         raise ValueError(f"the tensors of the weight {quoted(weight.name)} do not fit it")
@@ -230,17 +287,27 @@ def _check_output(output: OutputTensor) -> None:
     first, *others = output.sources
     shapes = {source.shape for source in output.sources}
     stacked = (len(output.sources), *first.shape)
-    fits = len(shapes) == 1 and output.shape == (stacked if others or output.shape != first.shape else first.shape)
+    fits = len(shapes) == 1 and output.shape == (
+        stacked if others or output.shape != first.shape else first.shape
+    )
     fits = fits and all(source.transposed == first.transposed for source in others)
     if output.quantization is not None:
         fits = fits and output.quantization.divides(output.shape) and output.dtype.is_float
-    elif any(source.form is not Form.PLAIN or source.dtype is not output.dtype for source in output.sources):
+    elif any(
+        source.form is not Form.PLAIN or source.dtype is not output.dtype
+        for source in output.sources
+    ):
         fits = fits and output.dtype.is_float and first.dtype.is_float
     if output.copies_codes:
-        same = all(source.form is Form.CODES and source.quantization == output.quantization for source in output.sources)
+        same = all(
+            source.form is Form.CODES and source.quantization == output.quantization
+            for source in output.sources
+        )
         fits = fits and same and all(source.dtype is output.dtype for source in output.sources)
     if output.global_scale is not None:
-        is_nvfp4 = output.quantization is not None and output.quantization.quant_type is QuantType.NVFP4
+        is_nvfp4 = (
+            output.quantization is not None and output.quantization.quant_type is QuantType.NVFP4
+        )
         fits = fits and is_nvfp4 and output.global_scale in ((), (1,))
     if not fits:
         raise ValueError(f"the weights of the tensor {quoted(output.name)} do not fit it")
@@ -258,7 +325,14 @@ def _inventory(one: PlanInventory, source: str, kept: Sequence[PlanFile]) -> Inv
             _check_unchanged(reader.status(), path, file)
             header = header_of(reader, budget)
             files.append(
-                SourceFile(path, Path(path).name, reader.identity, reader.size, tuple(header.tensors), header.metadata)
+                SourceFile(
+                    path,
+                    Path(path).name,
+                    reader.identity,
+                    reader.size,
+                    tuple(header.tensors),
+                    header.metadata,
+                )
             )
             headers.append(header)
     tensors = {}
@@ -272,10 +346,16 @@ def _inventory(one: PlanInventory, source: str, kept: Sequence[PlanFile]) -> Inv
 
 def _tensor(tensor: PlanTensor, file: SourceFile, header: Header) -> SourceTensor:
     entry = header.tensors.get(tensor.name)
-    there = (entry.dtype.value, list(entry.shape), header.data_start + entry.begin) if entry is not None else None
+    there = (
+        (entry.dtype.value, list(entry.shape), header.data_start + entry.begin)
+        if entry is not None
+        else None
+    )
     if entry is None or there != (tensor.dtype, tensor.shape, tensor.offset):
         message = f"{file.path}: the tensor {quoted(tensor.name)} is not what was planned"
-        raise CorruptDataError(message, tensor=tensor.name, path=file.path, hint="Make the plan again.")
+        raise CorruptDataError(
+            message, tensor=tensor.name, path=file.path, hint="Make the plan again."
+        )
     return SourceTensor(tensor.name, file, entry.dtype, entry.shape, tensor.offset, entry.nbytes)
 
 
@@ -301,7 +381,10 @@ def _quantization(given: PlanQuantization | None) -> Quantization | None:
 
 def _tally(one: PlanTally) -> Tally:
     return Tally(
-        one.source, one.stored, one.derived, tuple(LeftOut(left.name, left.reason, left.count) for left in one.left_out)
+        one.source,
+        one.stored,
+        one.derived,
+        tuple(LeftOut(left.name, left.reason, left.count) for left in one.left_out),
     )
 
 

@@ -1,9 +1,10 @@
 """Policies by architecture: what Ollama decides otherwise than in its general policy, as data and small functions. Pure.
 
-Source of the facts: the plans in fixtures/ollama-records (ollama/ollama@fb307609); and, for what no record reaches (Laguna,
-Glimmer, drafts, other numbers of layers and experts), Ollama's x/create as published in July and August 2026, in versions
-that give the recorded plans: create.go `tensorImportTransformRegistry` names the architectures, quantpolicy.go has what they
-share, and each rule below names its file.
+Source of the facts: the plans in fixtures/ollama-records (ollama/ollama@fb307609); and, for what no
+record reaches (Laguna, Glimmer, drafts, other numbers of layers and experts), Ollama's x/create as
+published in July and August 2026, in versions that give the recorded plans: create.go
+`tensorImportTransformRegistry` names the architectures, quantpolicy.go has what they share, and
+each rule below names its file.
 
 The rules hold in both profiles.
 """
@@ -51,9 +52,10 @@ class Qwen35:
 class Gemma4:
     """Gemma 4: 8 bits for the embedding, which is the head too, and at some layers for v and down (gemma4.go).
 
-    k gets them only in a mixture of 8 experts, which has few key-value heads: there k and v do at every layer. That holds
-    for stacked experts' down projections too, whatever the type. (A change that takes those out for more than 8 experts,
-    ollama/ollama#17976, was proposed on 24 August 2026 and is not followed.)
+    k gets them only in a mixture of 8 experts, which has few key-value heads: there k and v do at
+    every layer. That holds for stacked experts' down projections too, whatever the type. (A change
+    that takes those out for more than 8 experts, ollama/ollama#17976, was proposed on 24 August
+    2026 and is not followed.)
     """
 
     layers: int
@@ -61,7 +63,10 @@ class Gemma4:
 
     @classmethod
     def of(cls, config: SourceConfig) -> Gemma4:
-        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for an invalid number of layers."""
+        """Return the rule for a checkpoint.
+
+        Raises: DocumentError (rule Q1) for an invalid number of layers.
+        """
         sections = _text_sections(config)
         return cls(_count(sections, "num_hidden_layers"), _count(sections, "num_experts"))
 
@@ -69,7 +74,11 @@ class Gemma4:
         """See `Rule`."""
         if _is_embedding(name):
             return _eight_bits(asked)
-        if asked is asked.eight_bit or not _has(name, _SENSITIVE) or _has(name, (*_VISION, *_AUDIO)):
+        if (
+            asked is asked.eight_bit
+            or not _has(name, _SENSITIVE)
+            or _has(name, (*_VISION, *_AUDIO))
+        ):
             return None
         return _eight_bits(asked) if self._promotes(name) else (asked,)
 
@@ -83,14 +92,18 @@ class Gemma4:
 class Cohere2Moe:
     """Cohere2 MoE: 8 bits for the embedding, which is the head too, and at some layers for k, v and down (cohere2moe.go).
 
-    Experts' down projections are among them, whatever the type: 8 bits at every layer cost a quarter of decoding's speed.
+    Experts' down projections are among them, whatever the type: 8 bits at every layer cost a
+    quarter of decoding's speed.
     """
 
     layers: int
 
     @classmethod
     def of(cls, config: SourceConfig) -> Cohere2Moe:
-        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for an invalid number of layers."""
+        """Return the rule for a checkpoint.
+
+        Raises: DocumentError (rule Q1) for an invalid number of layers.
+        """
         return cls(_count([_top(config)], "num_hidden_layers"))
 
     def types(self, name: str, asked: QuantType) -> Types | None:
@@ -98,16 +111,24 @@ class Cohere2Moe:
         if _is_embedding(name):
             return (asked.eight_bit,)
         layer = _layer(name)
-        if asked is asked.eight_bit or not _has(name, _SENSITIVE) or not self.layers or layer is None:
+        if (
+            asked is asked.eight_bit
+            or not _has(name, _SENSITIVE)
+            or not self.layers
+            or layer is None
+        ):
             return None
         return _eight_bits(asked) if _more_bits(layer, self.layers) else (asked,)
 
 
 @dataclass(frozen=True, slots=True)
 class NemotronH:
-    """Nemotron-H: 8 bits for embedding and head; of the fp4 types, for attention and at some layers for outputs.
+    """Nemotron-H: 8 bits for embedding and head.
 
-    Convolutions and gates are kept, and the other modalities' tensors (nemotron_h.go). int4 promotes as in general.
+    Of the fp4 types, for attention and at some layers for outputs.
+
+    Convolutions and gates are kept, and the other modalities' tensors (nemotron_h.go). int4
+    promotes as in general.
     """
 
     layers: int
@@ -116,11 +137,18 @@ class NemotronH:
     KEPT = (".mixer.gate.weight", ".mixer.conv1d.weight")
     ENDS = ("embeddings.weight", "lm_head.weight")
     ATTENTION = tuple(f".mixer.{part}_proj.weight" for part in "qkvo")
-    OUTPUTS = (".mixer.out_proj.weight", ".mixer.down_proj.weight", ".mixer.shared_experts.down_proj.weight")
+    OUTPUTS = (
+        ".mixer.out_proj.weight",
+        ".mixer.down_proj.weight",
+        ".mixer.shared_experts.down_proj.weight",
+    )
 
     @classmethod
     def of(cls, config: SourceConfig) -> NemotronH:
-        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for an invalid number of layers."""
+        """Return the rule for a checkpoint.
+
+        Raises: DocumentError (rule Q1) for an invalid number of layers.
+        """
         return cls(_count([_top(config), _section(config.llm_config)], "num_hidden_layers"))
 
     def types(self, name: str, asked: QuantType) -> Types | None:
@@ -133,7 +161,9 @@ class NemotronH:
             return None
         if name.endswith(self.ATTENTION):
             return _eight_bits(asked)
-        if not name.endswith(self.OUTPUTS) and not (".mixer.experts." in name and name.endswith(".down_proj.weight")):
+        if not name.endswith(self.OUTPUTS) and not (
+            ".mixer.experts." in name and name.endswith(".down_proj.weight")
+        ):
             return None
         layer = _layer(name)
         return _eight_bits(asked) if layer is None or _more_bits(layer, self.layers) else (asked,)
@@ -150,7 +180,10 @@ class Glimmer:
 
     @classmethod
     def of(cls, config: SourceConfig) -> Glimmer:
-        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for an invalid number of layers."""
+        """Return the rule for a checkpoint.
+
+        Raises: DocumentError (rule Q1) for an invalid number of layers.
+        """
         return cls(_count(_text_sections(config), "num_hidden_layers"))
 
     def types(self, name: str, asked: QuantType) -> Types | None:
@@ -172,9 +205,10 @@ class Glimmer:
 class Laguna:
     """Laguna: a list of what nvfp4, mxfp4 and mxfp8 quantize; everything else is kept (laguna.go).
 
-    8 bits for embedding and head; the asked type for attention (which mxfp8 keeps), the dense layers and the experts. The
-    down projections of some layers get more: of shared experts 8 bits (mxfp8 keeps them all), of routed ones mxfp8 keeps
-    them. int4 and int8 follow the general policy. Earlier versions (ollama/ollama#17237, July 2026) keep embedding and head.
+    8 bits for embedding and head; the asked type for attention (which mxfp8 keeps), the dense
+    layers and the experts. The down projections of some layers get more: of shared experts 8 bits
+    (mxfp8 keeps them all), of routed ones mxfp8 keeps them. int4 and int8 follow the general
+    policy. Earlier versions (ollama/ollama#17237, July 2026) keep embedding and head.
     """
 
     layers: int
@@ -186,12 +220,17 @@ class Laguna:
 
     @classmethod
     def of(cls, config: SourceConfig) -> Laguna:
-        """Return the rule for a checkpoint. Raises: DocumentError (rule Q1) for invalid numbers or kinds of layers."""
+        """Return the rule for a checkpoint.
+
+        Raises: DocumentError (rule Q1) for invalid numbers or kinds of layers.
+        """
         kinds = _list(config.mlp_layer_types, str, "mlp_layer_types")
         dense = {layer for layer, kind in enumerate(kinds) if kind == "dense"}
         dense |= set(_list(config.mlp_only_layers, int, "mlp_only_layers"))
         # Laguna XS has 40 layers, and its first is dense.
-        return cls(_count([_top(config)], "num_hidden_layers") or len(kinds) or 40, frozenset(dense or {0}))
+        return cls(
+            _count([_top(config)], "num_hidden_layers") or len(kinds) or 40, frozenset(dense or {0})
+        )
 
     def types(self, name: str, asked: QuantType) -> Types | None:
         """See `Rule`."""
@@ -221,7 +260,8 @@ class Laguna:
 class Draft:
     """A draft model: the asked type for embedding and head, without the promotion that a target's get (draft.go).
 
-    The quality of a draft only changes how many of its tokens are taken, and it reads its head for each of them.
+    The quality of a draft only changes how many of its tokens are taken, and it reads its head for
+    each of them.
     """
 
     def types(self, name: str, asked: QuantType) -> Types | None:
@@ -236,13 +276,18 @@ _QWEN35 = [
     for task in ("CausalLM", "ConditionalGeneration")
 ]
 _GEMMA4 = [
-    *(f"Gemma4{kind}For{task}" for kind in ("", "Unified") for task in ("CausalLM", "ConditionalGeneration")),
+    *(
+        f"Gemma4{kind}For{task}"
+        for kind in ("", "Unified")
+        for task in ("CausalLM", "ConditionalGeneration")
+    ),
     *("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
     *("gemma4_unified", "gemma4_unified_text", "gemma4_unified_assistant"),
 ]
 _NEMOTRON_H = ["NemotronHForCausalLM", "NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3"]
 
-# By the whole name, as in Ollama: an architecture that is not here has the general policy, whatever its name resembles.
+# By the whole name, as in Ollama: an architecture that is not here has the general policy, whatever
+# its name resembles.
 _RULES: dict[str, Callable[[SourceConfig], ArchitectureRule]] = {
     **dict.fromkeys(_QWEN35, lambda _: Qwen35()),
     **dict.fromkeys(_GEMMA4, Gemma4.of),
@@ -256,7 +301,8 @@ _RULES: dict[str, Callable[[SourceConfig], ArchitectureRule]] = {
 def policy_for(config: SourceConfig | None, asked: QuantType, options: ImportOptions) -> Policy:
     """Return the policy for a checkpoint, by its config.json; without one, the general policy.
 
-    Raises: DocumentError (rule Q1) when the number of layers or experts, which the architecture's rule needs, is invalid.
+    Raises: DocumentError (rule Q1) when the number of layers or experts, which the architecture's
+    rule needs, is invalid.
     """
     roles = roles_for(config, options.profile)
     policy: Policy = GeneralPolicy(asked, options, roles)
@@ -265,14 +311,21 @@ def policy_for(config: SourceConfig | None, asked: QuantType, options: ImportOpt
     if options.profile.knows_layouts and NormalizedHead.concerns(config):
         policy = RulePolicy(NormalizedHead(), policy, asked, options, roles, NormalizedHead.WHY)
     make_rule = _RULES.get(config.architecture)
-    return policy if make_rule is None else RulePolicy(make_rule(config), policy, asked, options, roles)
+    return (
+        policy
+        if make_rule is None
+        else RulePolicy(make_rule(config), policy, asked, options, roles)
+    )
 
 
-def draft_policy_for(config: SourceConfig | None, asked: QuantType, options: ImportOptions) -> Policy:
+def draft_policy_for(
+    config: SourceConfig | None, asked: QuantType, options: ImportOptions
+) -> Policy:
     """Return the policy for a draft model: its architecture's own, but for embedding and head.
 
-    It is asked with the names of the draft's checkpoint, without the prefix ``draft.`` that its tensors have in a store:
-    the layers' rules look for whole beginnings of names. ``options`` are the draft's: its type, its group size.
+    It is asked with the names of the draft's checkpoint, without the prefix ``draft.`` that its
+    tensors have in a store: the layers' rules look for whole beginnings of names. ``options`` are
+    the draft's: its type, its group size.
 
     Raises: as `policy_for`.
     """
@@ -303,7 +356,9 @@ def _more_bits(layer: int | None, layers: int, middle_end: int | None = None) ->
         return False
     first, last = layers // 8, 7 * layers // 8
     between = layer < (last if middle_end is None else middle_end)
-    return bool(layers) and (layer < first or layer >= last or (between and (layer - first) % 3 == 2))  # noqa: PLR2004
+    return bool(layers) and (
+        layer < first or layer >= last or (between and (layer - first) % 3 == 2)  # noqa: PLR2004
+    )
 
 
 def _text_sections(config: SourceConfig) -> list[Mapping[str, Any]]:
@@ -322,7 +377,9 @@ def _list(value: Any, kind: type, key: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(type(item) is kind for item in value):
-        raise DocumentError(f"config.json: {key} is not a list of {kind.__name__} (rule Q1)", rule="Q1")
+        raise DocumentError(
+            f"config.json: {key} is not a list of {kind.__name__} (rule Q1)", rule="Q1"
+        )
     return value
 
 
@@ -331,7 +388,9 @@ def _count(sections: list[Mapping[str, Any]], key: str) -> int:
     for section in sections:
         value = section.get(key)
         if value is not None and (type(value) is not int or value < 0):
-            raise DocumentError(f"config.json: {key} is {quoted(value)}, not a whole number (rule Q1)", rule="Q1")
+            raise DocumentError(
+                f"config.json: {key} is {quoted(value)}, not a whole number (rule Q1)", rule="Q1"
+            )
         if value:
             return int(value)
     return 0

@@ -34,9 +34,9 @@ class Experts(enum.Enum):
 class Profile:
     """A preset of five independent options (docs/design.md, "Glossary"); ``group_sizes`` are int4's and int8's.
 
-    ``aligned_to``: what must divide a row besides its groups. ``unstated_group_sizes``: producers whose weights' group
-    size is not in the metadata. ``knows_layouts``: what tensors are, and how they lie, goes by the model's architecture
-    too, and not by Ollama's tests of names alone.
+    ``aligned_to``: what must divide a row besides its groups. ``unstated_group_sizes``: producers
+    whose weights' group size is not in the metadata. ``knows_layouts``: what tensors are, and how
+    they lie, goes by the model's architecture too, and not by Ollama's tests of names alone.
     """
 
     name: str
@@ -92,21 +92,23 @@ PolicyFunction = Callable[[str, tuple[int, ...], str], str | None]
 class ImportArguments(TypedDict, total=False):
     """What `plan_import` and `import_model` take, all optional; ``blobstore import --help`` says the same.
 
-    ``quant``: int4, int8, nvfp4, mxfp4, mxfp8, or None to keep the weights. ``group_size``: of that type; None is the
-    profile's. ``method``: how scales are chosen, "minmax" or "search". ``importance``, for "search": what each input
-    column's squared error counts; a .safetensors file, or a mapping, with one vector a tensor, by the source's names.
-    ``global_scale``: nvfp4 weights get one, a power of two a tensor. ``rules``: texts GLOB=TYPE that decide for output
-    tensors of such names, the last one first; ``policy``: a TOML or JSON file of rules, groups and method (docs/cli.md), or
-    a function that is asked for each matrix, by name, shape and dtype (``"BF16"``), and returns a type, or None to leave it
-    to the rest.
-    ``target_size``: the stored bytes, or ``target_bpw``: the bits of tensor data a parameter, that the model is to have at
+    ``quant``: int4, int8, nvfp4, mxfp4, mxfp8, or None to keep the weights. ``group_size``: of that
+    type; None is the profile's. ``method``: how scales are chosen, "minmax" or "search".
+    ``importance``, for "search": what each input column's squared error counts; a .safetensors
+    file, or a mapping, with one vector a tensor, by the source's names. ``global_scale``: nvfp4
+    weights get one, a power of two a tensor. ``rules``: texts GLOB=TYPE that decide for output
+    tensors of such names, the last one first; ``policy``: a TOML or JSON file of rules, groups and
+    method (docs/cli.md), or a function that is asked for each matrix, by name, shape and dtype
+    (``"BF16"``), and returns a type, or None to leave it to the rest. ``target_size``: the stored
+    bytes, or ``target_bpw``: the bits of tensor data a parameter, that the model is to have at
     most; each tensor gets the type that loses least of what fits (docs/quantization.md, "Targets").
-    ``requantize``: dequantize weights that are quantized in the source, and quantize them again. ``dtype``: bfloat16,
-    float16 or float32, to convert float weights first. ``profile``: "default" or "ollama". ``experts``: "packed" or
-    "stacked"; None is what the architecture needs, else the profile's. ``alignment``: of the data in each blob, bytes.
-    ``draft``: a checkpoint whose tensors are stored beside the model's as its draft model, quantized to ``draft_quant``.
-    ``modelfile``: a Modelfile;
-    ``template``, ``system``, ``licenses`` and ``parameters`` (texts KEY=VALUE) win over what it says, licences add up.
+    ``requantize``: dequantize weights that are quantized in the source, and quantize them again.
+    ``dtype``: bfloat16, float16 or float32, to convert float weights first. ``profile``: "default"
+    or "ollama". ``experts``: "packed" or "stacked"; None is what the architecture needs, else the
+    profile's. ``alignment``: of the data in each blob, bytes. ``draft``: a checkpoint whose tensors
+    are stored beside the model's as its draft model, quantized to ``draft_quant``. ``modelfile``: a
+    Modelfile; ``template``, ``system``, ``licenses`` and ``parameters`` (texts KEY=VALUE) win over
+    what it says, licences add up.
     """
 
     quant: str | None
@@ -141,14 +143,26 @@ class Target:
 
     @classmethod
     def parse(cls, nbytes: int | None, bits: float | None) -> Target | None:
-        """Return the target that is given, if one is. Raises: UsageError for both, or for none above 0."""
+        """Return the target that is given, if one is.
+
+        Raises: UsageError for both, or for none above 0.
+        """
         if nbytes is None and bits is None:
             return None
         if nbytes is not None and bits is not None:
-            raise UsageError("give one target: a size or bits per weight", hint="Leave out one of the two.")
+            raise UsageError(
+                "give one target: a size or bits per weight", hint="Leave out one of the two."
+            )
         value = nbytes if nbytes is not None else bits
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise UsageError(f"invalid target: {value!r}", hint="A size in bytes, or bits per weight such as 4.25.")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < math.inf
+        ):
+            raise UsageError(
+                f"invalid target: {value!r}",
+                hint="A size in bytes, or bits per weight such as 4.25.",
+            )
         if nbytes is not None and not isinstance(nbytes, int):
             raise UsageError(f"invalid size: {nbytes!r}", hint="Give whole bytes.")
         return cls(nbytes, bits)
@@ -160,10 +174,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """The options of an import, all valid. ``group_size`` is the asked type's, ``groups`` are those of any type.
+    """The options of an import, all valid.
 
-    ``experts`` None is what the architecture needs, else the profile's; ``alignment`` None is the profile's. ``source``:
-    the checkpoint that the Modelfile names; ``draft``: the draft's.
+    ``group_size`` is the asked type's, ``groups`` are those of any type.
+
+    ``experts`` None is what the architecture needs, else the profile's; ``alignment`` None is the
+    profile's. ``source``: the checkpoint that the Modelfile names; ``draft``: the draft's.
     """
 
     quant_type: QuantType | None = None
@@ -187,13 +203,15 @@ class ImportOptions:
 
     @classmethod
     def parse(cls, **given: Unpack[ImportArguments]) -> ImportOptions:
-        """Return options from a user's words. ``quant`` None or "none" keeps the weights as they are.
+        """Return options from a user's words.
+
+        ``quant`` None or "none" keeps the weights as they are.
 
         What is given wins over the policy file; its rules come before those that are given.
 
-        Raises: UsageError for an unknown word, a group size that the type does not have, an option that says nothing
-        without another; LimitExceededError for over 1,000 rules with patterns; as `PolicyFile.read`, `Importance.parse` and
-        `Modelfile.parse`.
+        Raises: UsageError for an unknown word, a group size that the type does not have, an option
+        that says nothing without another; LimitExceededError for over 1,000 rules with patterns; as
+        `PolicyFile.read`, `Importance.parse` and `Modelfile.parse`.
         """
         _check_arguments(given)
         policy = given.get("policy")
@@ -201,9 +219,15 @@ class ImportOptions:
         file = PolicyFile() if policy is None or callable(policy) else PolicyFile.read(policy)
         preset = _profile(given.get("profile", "default"))
         quant = given.get("quant") if given.get("quant") is not None else file.quant
-        importance, dtype, experts = given.get("importance"), given.get("dtype"), given.get("experts")
+        importance, dtype, experts = (
+            given.get("importance"),
+            given.get("dtype"),
+            given.get("experts"),
+        )
         modelfile, folder = _modelfile(given)
-        draft = given.get("draft") or (modelfile.draft and resolve_path(modelfile.draft, folder, Path.home()))
+        draft = given.get("draft") or (
+            modelfile.draft and resolve_path(modelfile.draft, folder, Path.home())
+        )
         options = cls(
             quant_type=_type(quant),
             group_size=given.get("group_size"),
@@ -220,7 +244,9 @@ class ImportOptions:
             experts=_experts(experts) if experts is not None else None,
             alignment=_alignment(given.get("alignment")),
             modelfile=modelfile,
-            source=resolve_path(modelfile.source, folder, Path.home()) if modelfile.source is not None else None,
+            source=resolve_path(modelfile.source, folder, Path.home())
+            if modelfile.source is not None
+            else None,
             draft=Path(draft) if draft else None,
             draft_type=_type(given.get("draft_quant")),
         )
@@ -230,18 +256,27 @@ class ImportOptions:
     def _check(self) -> None:
         """Raise UsageError when an option says nothing, or a type has no such groups; LimitExceededError for many rules."""
         check_count(self.rules)
-        quantizes = bool(self.quant_type or self.target) or any(rule.quant_type is not None for rule in self.rules)
+        quantizes = bool(self.quant_type or self.target) or any(
+            rule.quant_type is not None for rule in self.rules
+        )
         if self.group_size is not None and self.quant_type is None:
             raise UsageError(
                 "a group size needs a quantization type",
                 hint="Add --quant int4, for example; a rule has its own: GLOB=int4/64.",
             )
         if self.importance is not None and not (quantizes and self.method == "search"):
-            raise UsageError("importance needs the method search", hint="Add --quant TYPE --method search.")
+            raise UsageError(
+                "importance needs the method search", hint="Add --quant TYPE --method search."
+            )
         if self.method != "minmax" and not quantizes:
-            raise UsageError(f"the method {self.method} needs a quantization type", hint="Add --quant int4, for example.")
+            raise UsageError(
+                f"the method {self.method} needs a quantization type",
+                hint="Add --quant int4, for example.",
+            )
         if self.requantize and not (quantizes or self.draft_type):
-            raise UsageError("quantizing again needs a quantization type", hint="Add --quant int4, for example.")
+            raise UsageError(
+                "quantizing again needs a quantization type", hint="Add --quant int4, for example."
+            )
         ruled = {rule.quant_type for rule in self.rules}
         if self.global_scale and QuantType.NVFP4 not in {self.quant_type, *ruled}:
             raise UsageError("only nvfp4 has a global scale", hint="Add --quant nvfp4.")
@@ -253,10 +288,15 @@ class ImportOptions:
     @property
     def of_draft(self) -> ImportOptions:
         """The options of the draft model: its own type, in that type's usual groups."""
-        return replace(self, quant_type=self.draft_type, group_size=None, importance=None, global_scale=False)
+        return replace(
+            self, quant_type=self.draft_type, group_size=None, importance=None, global_scale=False
+        )
 
     def quantization(self, quant_type: QuantType) -> Quantization:
-        """Return the type with the group size in use for it. Raises: UsageError when the type has no such groups."""
+        """Return the type with the group size in use for it.
+
+        Raises: UsageError when the type has no such groups.
+        """
         if quant_type is self.quant_type and self.group_size is not None:
             return Quantization(quant_type, self.group_size)
         usual = self.profile.group_sizes.get(quant_type, quant_type.group_sizes[0])
@@ -278,7 +318,9 @@ class ImportOptions:
 
     def row_divisor(self, quant_type: QuantType) -> int:
         """Return what divides the length of a row that can be quantized: a group (in the ollama profile at least 64)."""
-        return math.lcm(self.quantization(quant_type).group_size, self.profile.aligned_to.get(quant_type, 1))
+        return math.lcm(
+            self.quantization(quant_type).group_size, self.profile.aligned_to.get(quant_type, 1)
+        )
 
     def fits(self, quant_type: QuantType, shape: tuple[int, ...]) -> bool:
         """Return True when the rows of ``shape`` can be quantized to the type."""
@@ -292,7 +334,11 @@ class ImportOptions:
         """Return what a blob's data region is aligned to, in bytes, for ``data_size`` bytes of data."""
         if self.alignment is not None:
             return self.alignment
-        return PAGE if self.profile.page_aligned and data_size >= _PAGE_ALIGNED_FROM else _DEFAULT_ALIGNMENT
+        return (
+            PAGE
+            if self.profile.page_aligned and data_size >= _PAGE_ALIGNED_FROM
+            else _DEFAULT_ALIGNMENT
+        )
 
 
 _LISTS = ("rules", "licenses", "parameters")
@@ -318,7 +364,9 @@ def _modelfile(given: ImportArguments) -> tuple[Modelfile, Path]:
     path, modelfile = given.get("modelfile"), Modelfile()
     if path is not None:
         with FileReader(path) as reader:
-            modelfile = Modelfile.parse(reader.read(0, min(reader.size, MAX_MODELFILE + 1)), reader.name)
+            modelfile = Modelfile.parse(
+                reader.read(0, min(reader.size, MAX_MODELFILE + 1)), reader.name
+            )
     modelfile = modelfile.with_options(
         template=given.get("template"),
         system=given.get("system"),
@@ -338,10 +386,16 @@ def _experts(text: str) -> Experts:
     try:
         return Experts(text)
     except ValueError:
-        raise UsageError(f"unknown form of experts {text!r}", hint="Use one of: packed, stacked.") from None
+        raise UsageError(
+            f"unknown form of experts {text!r}", hint="Use one of: packed, stacked."
+        ) from None
 
 
 def _alignment(value: int | None) -> int | None:
-    if value is not None and (not _DEFAULT_ALIGNMENT <= value <= _MAX_ALIGNMENT or value & (value - 1)):
-        raise UsageError(f"an alignment of {value} is not a power of two from {_DEFAULT_ALIGNMENT} to {_MAX_ALIGNMENT:,}")
+    if value is not None and (
+        not _DEFAULT_ALIGNMENT <= value <= _MAX_ALIGNMENT or value & (value - 1)
+    ):
+        raise UsageError(
+            f"an alignment of {value} is not a power of two from {_DEFAULT_ALIGNMENT} to {_MAX_ALIGNMENT:,}"
+        )
     return value

@@ -1,14 +1,19 @@
-"""Runtimes: what mlx-lm and Ollama's runner need of the way a model is stored, by architecture. Pure.
+"""Runtimes: what mlx-lm and Ollama's runner need of the way a model is stored, by architecture.
+
+Pure.
 
 RulePolicy: a policy that a rule for some tensors makes of another one. Pure.
 
-For each tensor a rule knows one of three things: types to try in turn, of which the first whose groups divide the rows is
-taken; `KEEP`, its source's dtype; or None, which leaves it to the other policy.
+For each tensor a rule knows one of three things: types to try in turn, of which the first whose
+groups divide the rows is taken; `KEEP`, its source's dtype; or None, which leaves it to the other
+policy.
 
-Policy: which type each tensor gets. Pure; the general policy of docs/formats.md section 6 (others: architectures.py).
+Policy: which type each tensor gets. Pure; the general policy of docs/formats.md section 6 (others:
+architectures.py).
 
-Source of the facts: ollama/ollama@fb307609 x/create/create.go `GetTensorQuantization`, x/create/quantpolicy.go, and the
-recorded plans in fixtures/ollama-records. A policy sees output tensors: stacked experts have rank 3 already.
+Source of the facts: ollama/ollama@fb307609 x/create/create.go `GetTensorQuantization`,
+x/create/quantpolicy.go, and the recorded plans in fixtures/ollama-records. A policy sees output
+tensors: stacked experts have rank 3 already.
 """
 
 from __future__ import annotations
@@ -29,8 +34,8 @@ _SENSITIVE = (".v_proj", ".k_proj", "down_proj")
 class Policy(Protocol):
     """Decides the quantization of one output tensor by its name and shape.
 
-    A packed group of experts gets one type: there only `wants` is asked, so that what a policy keeps is kept, and what it
-    would promote gets the asked type.
+    A packed group of experts gets one type: there only `wants` is asked, so that what a policy
+    keeps is kept, and what it would promote gets the asked type.
     """
 
     def wants(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -49,7 +54,9 @@ class Policy(Protocol):
 class GeneralPolicy:
     """The policy for architectures without one of their own, for one asked type."""
 
-    def __init__(self, asked: QuantType, options: ImportOptions, roles: Roles | None = None) -> None:
+    def __init__(
+        self, asked: QuantType, options: ImportOptions, roles: Roles | None = None
+    ) -> None:
         self._asked = asked
         self._options = options
         self._roles = roles or NamedRoles()
@@ -80,7 +87,9 @@ class GeneralPolicy:
     def _promotes(self, name: str, shape: tuple[int, ...]) -> bool:
         if not any(word in name for word in _SENSITIVE):
             return False
-        return self._asked is QuantType.INT4 or (self._asked.bits == 4 and not self._roles.is_expert(name, shape))  # noqa: PLR2004
+        return self._asked is QuantType.INT4 or (
+            self._asked.bits == 4 and not self._roles.is_expert(name, shape)  # noqa: PLR2004
+        )
 
 
 def is_matrix(name: str, shape: tuple[int, ...], roles: Roles) -> bool:
@@ -97,7 +106,11 @@ def unfit(name: str, shape: tuple[int, ...], roles: Roles) -> str | None:
         return f"has fewer than {_MIN_ELEMENTS:,} weights"
     if len(shape) == 2 or (len(shape) == 3 and expert):  # noqa: PLR2004  # a matrix, or a stack of them
         return None
-    return f"has {len(shape)} dimensions and is not known as a stack of experts" if len(shape) > 2 else "is not a matrix"  # noqa: PLR2004
+    return (
+        f"has {len(shape)} dimensions and is not known as a stack of experts"
+        if len(shape) > 2  # noqa: PLR2004
+        else "is not a matrix"
+    )
 
 
 Types = tuple[QuantType, ...]
@@ -116,8 +129,9 @@ class ArchitectureRule(Protocol):
 class RulePolicy:
     """A policy that follows a rule, and another policy where the rule leaves a tensor to it.
 
-    What a rule decides holds for weight matrices and stacks of experts of at least 1024 elements, as in the general
-    policy. Ollama asks neither there: it would quantize smaller ones, and try to with a bias whose name holds ``.v_proj``.
+    What a rule decides holds for weight matrices and stacks of experts of at least 1024 elements,
+    as in the general policy. Ollama asks neither there: it would quantize smaller ones, and try to
+    with a bias whose name holds ``.v_proj``.
     """
 
     def __init__(
@@ -139,7 +153,11 @@ class RulePolicy:
     def wants(self, name: str, shape: tuple[int, ...]) -> bool:
         """See `Policy`."""
         types = self._rule.types(name, self._asked)
-        return self._others.wants(name, shape) if types is None else bool(types) and is_matrix(name, shape, self._roles)
+        return (
+            self._others.wants(name, shape)
+            if types is None
+            else bool(types) and is_matrix(name, shape, self._roles)
+        )
 
     def base_type(self, name: str) -> QuantType:
         """See `Policy`: the last type that is tried."""
@@ -170,8 +188,8 @@ class RulePolicy:
 class NormalizedHead:
     """Models whose head mlx-lm divides by its norms as it loads it: codes would be taken for values, so it is kept.
 
-    Source: mlx_lm 0.32.2 models/bailing_moe.py, bailing_moe_linear.py (where ``norm_head`` is set), baichuan_m1.py,
-    `sanitize`.
+    Source: mlx_lm 0.32.2 models/bailing_moe.py, bailing_moe_linear.py (where ``norm_head`` is set),
+    baichuan_m1.py, `sanitize`.
     """
 
     WHY = "is normalised by mlx-lm as it is loaded"
@@ -183,13 +201,16 @@ class NormalizedHead:
     @staticmethod
     def concerns(config: SourceConfig) -> bool:
         """Return True for a checkpoint of such a model."""
-        has_option = config.model_type in ("bailing_moe", "bailing_moe_linear") and config.norm_head is True
+        has_option = (
+            config.model_type in ("bailing_moe", "bailing_moe_linear") and config.norm_head is True
+        )
         return has_option or config.model_type == "baichuan_m1"
 
 
-# Runners of Ollama that read no packed experts: x/models/cohere2_moe/cohere2_moe.go `loadStackedExperts` at fb307609 ends
-# with "missing stacked expert weights". Those of Qwen3.5 and Qwen3-Next, Laguna, Nemotron-H, GLM-4 MoE Lite and Gemma 4
-# collect numbered experts too (`collectPerExpertProjection`, `collectExpertProjection`, `collectAndStackExpertWeights`).
+# Runners of Ollama that read no packed experts: x/models/cohere2_moe/cohere2_moe.go
+# `loadStackedExperts` at fb307609 ends with "missing stacked expert weights". Those of Qwen3.5 and
+# Qwen3-Next, Laguna, Nemotron-H, GLM-4 MoE Lite and Gemma 4 collect numbered experts too
+# (`collectPerExpertProjection`, `collectExpertProjection`, `collectAndStackExpertWeights`).
 _STACKED_ONLY = frozenset({"Cohere2MoeForCausalLM"})
 
 

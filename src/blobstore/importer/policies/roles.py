@@ -1,21 +1,27 @@
-"""Layouts: which tensors of which models are stored as ``[..., in, out]``. A table and pure functions; no weight is read.
+"""Layouts: which tensors of which models are stored as ``[..., in, out]``.
 
-Groups run along the last axis, and a scale per group of inputs is what every runtime multiplies with. Tensors that a model
-keeps the other way round are therefore transposed when they are quantized (docs/formats.md section 3). Ollama's importer
-does not do that, so neither does the ``ollama`` profile.
+A table and pure functions; no weight is read.
 
-Sources: transformers 5.23.0 pytorch_utils.py `Conv1D` and the models that use it; the experts of modeling_gpt_oss.py,
-modeling_llama4.py, modeling_aria.py, modeling_openai_privacy_filter.py (``is_transposed=True``), of modeling_dbrx.py
-`DbrxExpertGLU.forward` (``intermediate_states.matmul(expert_w2)``), and conversion_mapping.py ``qwen3_vl_moe``, which says
-that published checkpoints are transposed and newer ones may not be. The same in mlx_lm 0.32.2 models/gpt2.py, llama4.py,
-dbrx.py, qwen3_vl_moe.py `sanitize`.
+Groups run along the last axis, and a scale per group of inputs is what every runtime multiplies
+with. Tensors that a model keeps the other way round are therefore transposed when they are
+quantized (docs/formats.md section 3). Ollama's importer does not do that, so neither does the
+``ollama`` profile.
 
-Roles: what a tensor is for its model, as far as a policy asks: an expert's weight, an embedding, a gate. Pure.
+Sources: transformers 5.23.0 pytorch_utils.py `Conv1D` and the models that use it; the experts of
+modeling_gpt_oss.py, modeling_llama4.py, modeling_aria.py, modeling_openai_privacy_filter.py
+(``is_transposed=True``), of modeling_dbrx.py `DbrxExpertGLU.forward`
+(``intermediate_states.matmul(expert_w2)``), and conversion_mapping.py ``qwen3_vl_moe``, which says
+that published checkpoints are transposed and newer ones may not be. The same in mlx_lm 0.32.2
+models/gpt2.py, llama4.py, dbrx.py, qwen3_vl_moe.py `sanitize`.
 
-Ollama tells that from names alone; the ``default`` profile from shapes and config.json too, since names differ between
-architectures. Sources: ollama/ollama@fb307609 x/create/create.go `ShouldQuantize`, `isStackedExpertWeight`, `isRoutingGate`,
-x/create/quantpolicy.go `isVision`; mlx_lm 0.32.2 models/granitemoe.py, step3p5.py, switch_layers.py (names of stacks);
-transformers 5.23.0 modeling_gpt2.py (wte, wpe), modeling_t5.py (shared), modeling_gpt_oss.py (``…_bias``).
+Roles: what a tensor is for its model, as far as a policy asks: an expert's weight, an embedding, a
+gate. Pure.
+
+Ollama tells that from names alone; the ``default`` profile from shapes and config.json too, since
+names differ between architectures. Sources: ollama/ollama@fb307609 x/create/create.go
+`ShouldQuantize`, `isStackedExpertWeight`, `isRoutingGate`, x/create/quantpolicy.go `isVision`;
+mlx_lm 0.32.2 models/granitemoe.py, step3p5.py, switch_layers.py (names of stacks); transformers
+5.23.0 modeling_gpt2.py (wte, wpe), modeling_t5.py (shared), modeling_gpt_oss.py (``…_bias``).
 """
 
 from __future__ import annotations
@@ -31,7 +37,12 @@ from blobstore.source.weights import Form, SourceWeight, is_expert
 
 Shape = tuple[int, ...]
 
-_OTHER_MODALITY, _EMBEDDING, _NORM, _GATE = "part of another modality", "an embedding", "a norm", "a routing gate"
+_OTHER_MODALITY, _EMBEDDING, _NORM, _GATE = (
+    "part of another modality",
+    "an embedding",
+    "a norm",
+    "a routing gate",
+)
 _WORDS = (
     ("audio_tower", _OTHER_MODALITY),
     ("embed_audio", _OTHER_MODALITY),
@@ -40,7 +51,12 @@ _WORDS = (
     ("ln_", _NORM),
 )
 _VISION = ("vision", "visual")
-_ROUTING_GATES = (".mlp.gate.weight", ".mixer.gate.weight", ".shared_expert_gate.weight", ".router.proj.weight")
+_ROUTING_GATES = (
+    ".mlp.gate.weight",
+    ".mixer.gate.weight",
+    ".shared_expert_gate.weight",
+    ".router.proj.weight",
+)
 
 _MATRIX, _STACK = 2, 3
 _STACKS = re.compile(
@@ -82,7 +98,10 @@ class NamedRoles:
         return is_expert(name)
 
     def kept_as(self, name: str, shape: Shape) -> str | None:
-        """See `Roles`. Experts are exempt from the tests of words, but not where another modality has them."""
+        """See `Roles`.
+
+        Experts are exempt from the tests of words, but not where another modality has them.
+        """
         if name.endswith(_ROUTING_GATES):
             return _GATE
         if any(word in name for word in _VISION):
@@ -96,7 +115,8 @@ class NamedRoles:
 class ModelRoles(NamedRoles):
     """Roles by names, shapes and what config.json says of the model's sizes.
 
-    ``experts``: how many a layer has. ``tables``: the numbers of rows that only tables of tokens and positions have.
+    ``experts``: how many a layer has. ``tables``: the numbers of rows that only tables of tokens
+    and positions have.
     """
 
     experts: frozenset[int]
@@ -106,12 +126,18 @@ class ModelRoles(NamedRoles):
     def of(cls, config: SourceConfig | None) -> ModelRoles:
         """Return the roles in a checkpoint; without config.json names decide."""
         sections = [] if config is None else list(_sections(config))
-        # Where the hidden size is the number of positions too (Llama 2: 4096), a projection has as many rows as their table.
-        tables = frozenset(_numbers(sections, _TABLE_SIZES)) - frozenset(_numbers(sections, _WIDTHS))
+        # Where the hidden size is the number of positions too (Llama 2: 4096), a projection has as
+        # many rows as their table.
+        tables = frozenset(_numbers(sections, _TABLE_SIZES)) - frozenset(
+            _numbers(sections, _WIDTHS)
+        )
         return cls(frozenset(_numbers(sections, _EXPERT_COUNTS)), tables)
 
     def is_expert(self, name: str, shape: Shape) -> bool:
-        """See `Roles`: also stacks of other names, or with as many matrices as there are experts; biases are not."""
+        """See `Roles`: also stacks of other names, or with as many matrices as there are experts.
+
+        Biases are not.
+        """
         if name.endswith("_bias"):
             return False
         if is_expert(name):
@@ -153,7 +179,9 @@ def _sections(config: SourceConfig) -> Iterator[Mapping[str, Any]]:
     """Yield what config.json says of sizes: itself, and the configs in it that are about text."""
     yield config.sizes
     yield from (
-        section for section in (config.text_config, config.llm_config, config.ffn_config) if isinstance(section, dict)
+        section
+        for section in (config.text_config, config.llm_config, config.ffn_config)
+        if isinstance(section, dict)
     )
 
 
@@ -202,30 +230,51 @@ _CONV1D = InputsFirst.of(
 )
 _ROWS: Mapping[str, InputsFirst] = {
     **dict.fromkeys(("gpt2", "openai-gpt", "imagegpt", "decision_transformer"), _CONV1D),
-    **dict.fromkeys(("gpt_oss", "openai_privacy_filter", "qwen3_vl_moe", "qwen3_vl_moe_text"), _FUSED),
+    **dict.fromkeys(
+        ("gpt_oss", "openai_privacy_filter", "qwen3_vl_moe", "qwen3_vl_moe_text"), _FUSED
+    ),
     **dict.fromkeys(
         ("llama4", "llama4_text"),
-        InputsFirst.of(rf"{_LAYER}feed_forward\.experts\.gate_up_proj", rf"{_LAYER}feed_forward\.experts\.down_proj"),
+        InputsFirst.of(
+            rf"{_LAYER}feed_forward\.experts\.gate_up_proj",
+            rf"{_LAYER}feed_forward\.experts\.down_proj",
+        ),
     ),
     **dict.fromkeys(
         ("aria", "aria_text"),
-        InputsFirst.of(rf"{_LAYER}mlp\.experts\.fc1\.weight", rf"{_LAYER}mlp\.experts\.fc2\.weight"),
+        InputsFirst.of(
+            rf"{_LAYER}mlp\.experts\.fc1\.weight", rf"{_LAYER}mlp\.experts\.fc2\.weight"
+        ),
     ),
-    # The experts of w2 lie below each other, [experts * ffn, hidden]: transposed, each has columns of its own.
+    # The experts of w2 lie below each other, [experts * ffn, hidden]: transposed, each has columns
+    # of its own.
     "dbrx": InputsFirst.of(r"(?!)", r"transformer\.blocks\.[0-9]+\.ffn\.experts\.mlp\.w2"),
 }
 """By config.json's ``model_type``."""
 
 
-def inputs_first(weights: Iterable[SourceWeight], config: SourceConfig | None, profile: Profile) -> frozenset[str]:
+def inputs_first(
+    weights: Iterable[SourceWeight], config: SourceConfig | None, profile: Profile
+) -> frozenset[str]:
     """Return the names of the weights that are stored as ``[..., in, out]`` in a checkpoint of that config.json.
 
-    None of them when a shape shows that this checkpoint has them the other way round, or in a profile that does not care.
+    None of them when a shape shows that this checkpoint has them the other way round, or in a
+    profile that does not care.
     """
-    if config is None or not profile.knows_layouts or (row := _ROWS.get(config.model_type or "")) is None:
+    if (
+        config is None
+        or not profile.knows_layouts
+        or (row := _ROWS.get(config.model_type or "")) is None
+    ):
         return frozenset()
-    found = {weight.name: weight.shape for weight in weights if _may_be_transposed(weight) and row.contains(weight.name)}
-    contradicts = any(row.says_otherwise(name, shape, config.width) for name, shape in found.items())
+    found = {
+        weight.name: weight.shape
+        for weight in weights
+        if _may_be_transposed(weight) and row.contains(weight.name)
+    }
+    contradicts = any(
+        row.says_otherwise(name, shape, config.width) for name, shape in found.items()
+    )
     return frozenset() if contradicts else frozenset(found)
 
 

@@ -1,15 +1,19 @@
-"""Importance: what each input column's error counts in a search, by source tensor. Read from a file or given as arrays.
+"""Importance: what each input column's error counts in a search, by source tensor.
+
+Read from a file or given as arrays.
 
 PolicyFile: rules, groups and method in a TOML or JSON file (docs/cli.md, "Policy files").
 
 Rules: which type a user wants for tensors of certain names. Pure.
 
-``GLOB=TYPE`` or ``GLOB=TYPE/GROUP``: the last rule whose pattern is like an output tensor's name decides its type, whatever
-the policy says; ``none`` keeps the source's dtype. A rule says nothing about tensors that can't be quantized at all: those
-of less than two dimensions, those without floats, those whose rows are not a whole number of groups.
+``GLOB=TYPE`` or ``GLOB=TYPE/GROUP``: the last rule whose pattern is like an output tensor's name
+decides its type, whatever the policy says; ``none`` keeps the source's dtype. A rule says nothing
+about tensors that can't be quantized at all: those of less than two dimensions, those without
+floats, those whose rows are not a whole number of groups.
 
-A model may have a hundred thousand tensors, and a rule for each: whole names, and patterns that are the beginning of names
-(``PREFIX.*``), are looked up and not tried one by one. Other patterns are: so there may be a thousand of them.
+A model may have a hundred thousand tensors, and a rule for each: whole names, and patterns that are
+the beginning of names (``PREFIX.*``), are looked up and not tried one by one. Other patterns are:
+so there may be a thousand of them.
 """
 
 from __future__ import annotations
@@ -60,10 +64,15 @@ class Rule:
 
     @classmethod
     def parse(cls, text: str) -> Rule:
-        """Return the rule that a user writes. Raises: UsageError for another form, an unknown type, an impossible group."""
+        """Return the rule that a user writes.
+
+        Raises: UsageError for another form, an unknown type, an impossible group.
+        """
         pattern, equals, wanted = text.rpartition("=")
         if not equals or not pattern or not wanted:
-            raise UsageError(f"no rule: {text!r}", hint="Write GLOB=TYPE, such as '*.down_proj.weight=int8'.")
+            raise UsageError(
+                f"no rule: {text!r}", hint="Write GLOB=TYPE, such as '*.down_proj.weight=int8'."
+            )
         try:
             return cls(pattern.strip(), *_type_and_group(wanted.strip()))
         except UsageError as error:
@@ -72,7 +81,11 @@ class Rule:
     @classmethod
     def of(cls, pattern: str, quantization: Quantization | None) -> Rule:
         """Return the rule that gives names like ``pattern`` that quantization; None keeps them."""
-        return cls(pattern, None) if quantization is None else cls(pattern, quantization.quant_type, quantization.group_size)
+        return (
+            cls(pattern, None)
+            if quantization is None
+            else cls(pattern, quantization.quant_type, quantization.group_size)
+        )
 
     @property
     def literal(self) -> str | None:
@@ -127,7 +140,8 @@ class RuleBook:
             elif (prefix := rule.prefix) is not None:
                 self._prefixes[prefix] = number
             else:
-                # Compiled here: fnmatch remembers 256 patterns, and compiles each of more of them again for every name.
+                # Compiled here: fnmatch remembers 256 patterns, and compiles each of more of them
+                # again for every name.
                 self._globs.append((number, re.compile(translate(rule.pattern))))
         self._globs.reverse()
 
@@ -195,7 +209,10 @@ class _Document(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """What a policy file says; None where it says nothing. ``groups``: the group size to use for each type."""
+    """What a policy file says; None where it says nothing.
+
+    ``groups``: the group size to use for each type.
+    """
 
     quant: str | None = None
     method: str | None = None
@@ -206,8 +223,9 @@ class PolicyFile:
     def read(cls, path: str | os.PathLike[str]) -> PolicyFile:
         """Return what the file says: JSON when its name ends in .json, else TOML.
 
-        Raises: NotFoundError, StorageError; LimitExceededError for over 1 MiB; DocumentError (rule O1) for what is no
-        such document, an unknown key, or a value of the wrong kind, naming the key; UsageError for an unknown word.
+        Raises: NotFoundError, StorageError; LimitExceededError for over 1 MiB; DocumentError (rule
+        O1) for what is no such document, an unknown key, or a value of the wrong kind, naming the
+        key; UsageError for an unknown word.
         """
         with FileReader(path) as reader:
             if reader.size > _LARGEST_FILE:
@@ -241,7 +259,9 @@ def _parsed(text: bytes, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:  # an integer of 4,301 digits is a ValueError, too
-        raise DocumentError(f"{name} is not a TOML document: {error} (rule O1)", rule="O1", path=name) from None
+        raise DocumentError(
+            f"{name} is not a TOML document: {error} (rule O1)", rule="O1", path=name
+        ) from None
 
 
 def _validated(value: dict[str, Any], name: str) -> _Document:
@@ -250,7 +270,9 @@ def _validated(value: dict[str, Any], name: str) -> _Document:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise DocumentError(f"{name}: {place}: {first['msg']} (rule O1)", rule="O1", path=name) from None
+        raise DocumentError(
+            f"{name}: {place}: {first['msg']} (rule O1)", rule="O1", path=name
+        ) from None
 
 
 _LARGEST_IMPORTANCE = 2**28
@@ -260,7 +282,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Importance:
-    """Vectors of finite float32 numbers >= 0, one a source tensor. ``digest`` is that of names and values."""
+    """Vectors of finite float32 numbers >= 0, one a source tensor.
+
+    ``digest`` is that of names and values.
+    """
 
     vectors: Mapping[str, Array]
     digest: Digest
@@ -269,16 +294,23 @@ class Importance:
     def parse(cls, given: str | os.PathLike[str] | Mapping[str, Any]) -> Importance:
         """Return the importance that a .safetensors file of F32 vectors, or a mapping of arrays, holds.
 
-        Raises: UsageError when a value is not a vector of finite numbers >= 0, or a name not text; for a file also
-        NotFoundError, HeaderError, LimitExceededError (a file of more than 256 MiB), StorageError.
+        Raises: UsageError when a value is not a vector of finite numbers >= 0, or a name not text;
+        for a file also NotFoundError, HeaderError, LimitExceededError (a file of more than 256
+        MiB), StorageError.
         """
         if not isinstance(given, Mapping | str | os.PathLike):
-            raise UsageError(f"importance is a file or a mapping of vectors, not {type(given).__name__}")
+            raise UsageError(
+                f"importance is a file or a mapping of vectors, not {type(given).__name__}"
+            )
         arrays = given if isinstance(given, Mapping) else _read(given)
         names: list[Any] = list(arrays)
         for name in names:
-            if not isinstance(name, str) or any("\ud800" <= character <= "\udfff" for character in name):
-                raise UsageError(f"importance is given for {name!r}, which is not the name of a tensor")
+            if not isinstance(name, str) or any(
+                "\ud800" <= character <= "\udfff" for character in name
+            ):
+                raise UsageError(
+                    f"importance is given for {name!r}, which is not the name of a tensor"
+                )
         vectors = {
             name: checked_importance(array, None, f"the importance of {quoted(name)}")
             for name, array in sorted(arrays.items())
@@ -307,9 +339,7 @@ class Importance:
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
     with FileReader(path) as reader:
         if reader.size > _LARGEST_IMPORTANCE:
-            message = (
-                f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most {_LARGEST_IMPORTANCE:,} for importance"
-            )
+            message = f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most {_LARGEST_IMPORTANCE:,} for importance"
             raise LimitExceededError(message, path=reader.name)
         header = header_of(reader)
         header.check_limits(reader.name)
@@ -321,6 +351,8 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
                     path=reader.name,
                 )
         return {
-            name: np.frombuffer(reader.read(header.data_start + entry.begin, entry.nbytes), np.float32)
+            name: np.frombuffer(
+                reader.read(header.data_start + entry.begin, entry.nbytes), np.float32
+            )
             for name, entry in header.tensors.items()
         }

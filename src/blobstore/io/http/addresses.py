@@ -1,8 +1,9 @@
 """Where requests go: web addresses, and which IP addresses are public. Rule R2 is about both.
 
-A web address is http or https, a host, perhaps a port, a path and a query. It has no user name or password in it (they
-would end up in logs and error messages), and only printable ASCII, as RFC 3986 has it; what a person types is
-normalized first (spaces and other characters of a path are percent-encoded, international host names become IDNA's).
+A web address is http or https, a host, perhaps a port, a path and a query. It has no user name or
+password in it (they would end up in logs and error messages), and only printable ASCII, as RFC 3986
+has it; what a person types is normalized first (spaces and other characters of a path are
+percent-encoded, international host names become IDNA's).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_PORT = 65535
 _MAX_TEXT = 8192
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|[0-9a-f]*:[0-9a-f:.]*", re.ASCII)
-# RFC 3986 section 4.1: what a Location may be. A scheme has no "!", so "ht!tp://x" is none, and as a relative path it
-# would have a colon in its first segment, which section 4.2 forbids. The class is that of printable characters that an
-# address may have.
+# RFC 3986 section 4.1: what a Location may be. A scheme has no "!", so "ht!tp://x" is none, and as
+# a relative path it would have a colon in its first segment, which section 4.2 forbids. The class
+# is that of printable characters that an address may have.
 _CHARACTER = r"[!#-;=?-\[\]_a-z~]"
 _REFERENCE = re.compile(
     rf"(?:https?:)?//[!$-.0-;=@A-Z\[\]_a-z~]+(?:[/?#]{_CHARACTER}*)?"  # with an authority
@@ -30,8 +31,9 @@ _REFERENCE = re.compile(
 
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-# What Python 3.11 calls global and nobody's public server is: protocol assignments, with Oracle's 192.0.0.192 among
-# them (IANA, special-purpose registry), documentation (RFC 9637), and the address at which Azure serves its machines.
+# What Python 3.11 calls global and nobody's public server is: protocol assignments, with Oracle's
+# 192.0.0.192 among them (IANA, special-purpose registry), documentation (RFC 9637), and the address
+# at which Azure serves its machines.
 _NOT_PUBLIC = (
     ipaddress.IPv4Network("192.0.0.0/24"),
     ipaddress.IPv4Network("168.63.129.16/32"),
@@ -52,8 +54,8 @@ class WebAddress:
     def parse(cls, text: str) -> Self:
         """Return the address that ``text`` gives; a fragment is dropped.
 
-        Raises: UsageError (rule R2) for anything else than http and https, for a user name or password, a host or port
-        that can't be.
+        Raises: UsageError (rule R2) for anything else than http and https, for a user name or
+        password, a host or port that can't be.
         """
         import httpx2
 
@@ -66,7 +68,10 @@ class WebAddress:
         if url.scheme not in _DEFAULT_PORTS:
             raise _refused("it is neither http nor https", text)
         if url.userinfo:
-            raise UsageError("not a web address: a user name or password in it would show in messages and logs", rule="R2")
+            raise UsageError(
+                "not a web address: a user name or password in it would show in messages and logs",
+                rule="R2",
+            )
         host = url.raw_host.decode("ascii")
         port = _DEFAULT_PORTS[url.scheme] if url.port is None else url.port
         if _HOST.fullmatch(host) is None:
@@ -82,7 +87,9 @@ class WebAddress:
         """
         import httpx2
 
-        refusal = self.refuse(f"redirects to {quoted(reference.partition('?')[0])}, which is not a web address")
+        refusal = self.refuse(
+            f"redirects to {quoted(reference.partition('?')[0])}, which is not a web address"
+        )
         if _REFERENCE.fullmatch(reference) is None:
             raise refusal
         try:
@@ -117,17 +124,23 @@ class WebAddress:
 def is_public(address: str) -> bool:
     """Return whether an IP address, as text, belongs to the public internet.
 
-    Private, loopback, link-local, shared, reserved and multicast addresses do not, nor do the addresses at which clouds
-    serve credentials. An IPv6 address that stands for an IPv4 address (mapped, 6to4, NAT64's well-known prefix) is
-    judged as that one.
+    Private, loopback, link-local, shared, reserved and multicast addresses do not, nor do the
+    addresses at which clouds serve credentials. An IPv6 address that stands for an IPv4 address
+    (mapped, 6to4, NAT64's well-known prefix) is judged as that one.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF) if ip in _NAT64 else None)
+        inner = (
+            ip.ipv4_mapped
+            or ip.sixtofour
+            or (ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF) if ip in _NAT64 else None)
+        )
         if inner is None and ip not in _GLOBAL_UNICAST:
             return False
         ip = inner or ip
-    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _NOT_PUBLIC)
+    return (
+        ip.is_global and not ip.is_multicast and not any(ip in network for network in _NOT_PUBLIC)
+    )
 
 
 def _refused(why: str, text: str) -> UsageError:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_ORIGINS = 4  # an endpoint, its content server, and what they redirect to: kept-alive connections to each
+_ORIGINS = (
+    4  # an endpoint, its content server, and what they redirect to: kept-alive connections to each
+)
 _KEEP_ALIVE_S = 30
 _TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
 
@@ -44,8 +46,9 @@ class Place:
 class HttpClient:
     """GET requests over kept-alive connections. Safe to share between threads; a context manager.
 
-    ``connections`` is the number of requests that are made at once, and so the most connections to one host.
-    ``ca_file`` names certificates (PEM) that are trusted beside the system's. ``is_public`` says which IP addresses are.
+    ``connections`` is the number of requests that are made at once, and so the most connections to
+    one host. ``ca_file`` names certificates (PEM) that are trusted beside the system's.
+    ``is_public`` says which IP addresses are.
     """
 
     def __init__(
@@ -60,7 +63,9 @@ class HttpClient:
         import httpcore2
 
         if token is not None and _TOKEN.fullmatch(token) is None:
-            raise UsageError("not a token: it is empty, too long, or has a character that is not visible ASCII")
+            raise UsageError(
+                "not a token: it is empty, too long, or has a character that is not visible ASCII"
+            )
         self.patience = patience or Patience()
         self.connections = connections
         self._token = token
@@ -77,14 +82,18 @@ class HttpClient:
         )
 
     def start(self, url: str) -> Place:
-        """Return where requests for ``url`` begin. The token is for the origin of the first address that is given here.
+        """Return where requests for ``url`` begin.
+
+        The token is for the origin of the first address that is given here.
 
         Raises: UsageError (rule R2) when ``url`` is not a web address.
         """
         address = WebAddress.parse(url)
         with self._lock:
             self._token_origin = self._token_origin or address.origin
-        return Place(address, credentials=self._token is not None and address.origin == self._token_origin)
+        return Place(
+            address, credentials=self._token is not None and address.origin == self._token_origin
+        )
 
     def allowance(self, total: int, budget: Budget | None = None) -> Allowance:
         """Return the allowance of a new errand: ``total`` bytes, heads of replies included, within ``budget``."""
@@ -96,11 +105,12 @@ class HttpClient:
     ) -> Iterator[tuple[Reply, Place]]:
         """Give the reply to a GET request, and the place where redirects led to, for as long as the block lasts.
 
-        ``accept`` are the statuses that the caller knows to handle; a reply with one of them has passed rule R1's general
-        part. Temporary failures are tried again, while the allowance lasts.
+        ``accept`` are the statuses that the caller knows to handle; a reply with one of them has
+        passed rule R1's general part. Temporary failures are tried again, while the allowance
+        lasts.
 
-        Raises: NotFoundError for 404; RemoteError for every other status, a server that can't be reached, a reply that
-        breaks rule R1, a redirect that breaks rule R2.
+        Raises: NotFoundError for 404; RemoteError for every other status, a server that can't be
+        reached, a reply that breaks rule R1, a redirect that breaks rule R2.
         """
         with self._slots:
             reply, at = self._answered(place, allowance, accept, fields)
@@ -109,10 +119,13 @@ class HttpClient:
             finally:
                 reply.close()
 
-    def pause(self, attempt: int, allowance: Allowance, failure: BlobStoreError, asked_s: float = 0) -> None:
+    def pause(
+        self, attempt: int, allowance: Allowance, failure: BlobStoreError, asked_s: float = 0
+    ) -> None:
         """Wait before the next attempt: twice as long each time, and some less by chance, so that many don't come at once.
 
-        Raises ``failure`` when there is no attempt left, or the server asks to wait longer than is waited here.
+        Raises ``failure`` when there is no attempt left, or the server asks to wait longer than is
+        waited here.
         """
         wait = max(asked_s, self.patience.backoff_s * 2**attempt * random.uniform(0.5, 1))  # noqa: S311  # no secret
         if asked_s > self.patience.longest_wait_s:
@@ -132,7 +145,9 @@ class HttpClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answered(self, place: Place, allowance: Allowance, accept: Collection[int], fields: Fields) -> tuple[Reply, Place]:
+    def _answered(
+        self, place: Place, allowance: Allowance, accept: Collection[int], fields: Fields
+    ) -> tuple[Reply, Place]:
         attempt = 0
         while True:
             asked_s = 0.0
@@ -144,7 +159,9 @@ class HttpClient:
                 reply.discard()
             except RemoteError as error:
                 failure = error
-            if failure.path != str(place.address):  # a redirect led there: what was asked for has to be in the message, too
+            if failure.path != str(
+                place.address
+            ):  # a redirect led there: what was asked for has to be in the message, too
                 failure = failure.at(str(place.address))
             if not (isinstance(failure, RemoteError) and failure.temporary):
                 raise failure
@@ -169,9 +186,13 @@ class HttpClient:
         errand = Errand(address, allowance, place.public_only, place.credentials)
         request = httpcore2.Request(
             "GET",
-            httpcore2.URL(scheme=address.scheme, host=address.host, port=address.port, target=address.target),
+            httpcore2.URL(
+                scheme=address.scheme, host=address.host, port=address.port, target=address.target
+            ),
             headers=self._fields(place, fields),
-            extensions={"timeout": {"connect": self.patience.connect_s, "read": self.patience.silence_s}},
+            extensions={
+                "timeout": {"connect": self.patience.connect_s, "read": self.patience.silence_s}
+            },
         )
         with self._working(errand):
             response = self._pool.handle_request(request)
@@ -204,10 +225,18 @@ class HttpClient:
             try:
                 yield
             except httpcore2.TimeoutException as error:
-                errand.allowance.seconds_left(address)  # the errand's own end has an error of its own
+                errand.allowance.seconds_left(
+                    address
+                )  # the errand's own end has an error of its own
                 connecting = isinstance(error, httpcore2.ConnectTimeout)
-                why = "could not be reached" if connecting else f"sent nothing for {self.patience.silence_s:g} seconds"
-                raise RemoteError(f"{address}: the server {why}", path=str(address), temporary=True) from error
+                why = (
+                    "could not be reached"
+                    if connecting
+                    else f"sent nothing for {self.patience.silence_s:g} seconds"
+                )
+                raise RemoteError(
+                    f"{address}: the server {why}", path=str(address), temporary=True
+                ) from error
             except httpcore2.NetworkError as error:
                 errand.allowance.seconds_left(address)
                 raise _unreachable(address, error) from error
@@ -245,15 +274,29 @@ def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
     if isinstance(cause, ssl.SSLCertVerificationError):
         what = f"{address}: its certificate is not trusted: {cause.verify_message}"
         return RemoteError(
-            what, path=str(address), hint="Check the address; a private authority's certificates can be named."
+            what,
+            path=str(address),
+            hint="Check the address; a private authority's certificates can be named.",
         )
-    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return RemoteError(f"{address}: TLS is not possible: {cause.reason or cause}", path=str(address))
+    if isinstance(cause, ssl.SSLError) and not isinstance(
+        cause, ssl.SSLEOFError | ssl.SSLZeroReturnError
+    ):
+        return RemoteError(
+            f"{address}: TLS is not possible: {cause.reason or cause}", path=str(address)
+        )
     if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
-        return RemoteError(f"{address}: there is no host of that name", path=str(address), hint="Proxies are not used.")
+        return RemoteError(
+            f"{address}: there is no host of that name",
+            path=str(address),
+            hint="Proxies are not used.",
+        )
     why = (cause.strerror or str(cause)) if isinstance(cause, OSError) else str(cause)
     temporary = not isinstance(cause, ValueError)
-    return RemoteError(f"{address}: {why.lower() or 'the connection broke'}", path=str(address), temporary=temporary)
+    return RemoteError(
+        f"{address}: {why.lower() or 'the connection broke'}",
+        path=str(address),
+        temporary=temporary,
+    )
 
 
 def _ssl_context(ca_file: str | None) -> ssl.SSLContext:

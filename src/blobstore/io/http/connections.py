@@ -1,18 +1,21 @@
 """Connections as httpcore2 asks for them, watched: to whom, how many bytes, for how long.
 
-httpcore2 (the lower half of httpx2: connections, their pool, HTTP/1.1 by h11) opens connections through a backend. This
-one resolves a name itself, judges every address, and connects to the address that it judged, so that a name can't
-resolve to something else a moment later (DNS rebinding). A kept-alive connection is judged again before each request.
+httpcore2 (the lower half of httpx2: connections, their pool, HTTP/1.1 by h11) opens connections
+through a backend. This one resolves a name itself, judges every address, and connects to the
+address that it judged, so that a name can't resolve to something else a moment later (DNS
+rebinding). A kept-alive connection is judged again before each request.
 
-httpcore2 passes nothing of a request down to its connection, so a request's `Errand` is kept for the thread that makes
-it: with this interface a request is made, and its reply read, by one thread.
+httpcore2 passes nothing of a request down to its connection, so a request's `Errand` is kept for
+the thread that makes it: with this interface a request is made, and its reply read, by one thread.
 
-Where a reply ends, and how long its chunks are, as its bytes come: what h11 reads too widely, or does not report.
+Where a reply ends, and how long its chunks are, as its bytes come: what h11 reads too widely, or
+does not report.
 
-h11 takes 20 hexadecimal digits for a chunk's length, and Python has integers for that. A length of 2⁶³ and more is no
-length of anything, and elsewhere it wraps around (RFC 9112 section 7.1: a recipient has to anticipate large ones and
-prevent overflow), so such a reply is refused here. And bytes behind the end of a reply would be taken for the next one
-(section 9.2), so whoever keeps the connection has to know of them.
+h11 takes 20 hexadecimal digits for a chunk's length, and Python has integers for that. A length of
+2⁶³ and more is no length of anything, and elsewhere it wraps around (RFC 9112 section 7.1: a
+recipient has to anticipate large ones and prevent overflow), so such a reply is refused here. And
+bytes behind the end of a reply would be taken for the next one (section 9.2), so whoever keeps the
+connection has to know of them.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ _HEAD, _CHUNKS, _BODY = range(3)
 
 
 class Framing:
-    """Follows one reply through its bytes. ``overrun`` says that some came behind its end, where it has a Content-Length."""
+    """Follows one reply through its bytes.
+
+    ``overrun`` says that some came behind its end, where it has a Content-Length.
+    """
 
     def __init__(self) -> None:
         self.overrun = False
@@ -110,7 +116,8 @@ _HEAD_READ = 4096
 class Errand:
     """What a connection has to know of the request that is made on it.
 
-    ``public_only`` is set behind a redirect from a public server: only public addresses are left then.
+    ``public_only`` is set behind a redirect from a public server: only public addresses are left
+    then.
     """
 
     address: WebAddress
@@ -204,7 +211,10 @@ class _Connection:
         self._stream.write(buffer, self._door.seconds(timeout))
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return up to ``max_bytes`` bytes, never more than the errand may still take; b"" at the end."""
+        """Return up to ``max_bytes`` bytes, never more than the errand may still take.
+
+        B"" at the end.
+        """
         import httpcore2
 
         errand = self._door.errand
@@ -224,13 +234,21 @@ class _Connection:
         return data
 
     def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
     ) -> _Connection:
-        """Return the connection with TLS on it; certificate and name are checked by ``ssl_context``."""
+        """Return the connection with TLS on it.
+
+        Certificate and name are checked by ``ssl_context``.
+        """
         import httpcore2
 
         try:
-            stream = self._stream.start_tls(ssl_context, server_hostname, self._door.seconds(timeout))
+            stream = self._stream.start_tls(
+                ssl_context, server_hostname, self._door.seconds(timeout)
+            )
         except ValueError as error:  # a name that TLS can't ask for
             raise httpcore2.ConnectError(error) from error
         return _Connection(self._door, stream, public=self._public)
@@ -242,8 +260,8 @@ class _Connection:
     def get_extra_info(self, info: str) -> Any:
         """Return what httpcore2 wants to know of the connection; ``public`` says whether the peer's address is.
 
-        A connection whose last reply went beyond its end is ``is_readable``, as one is on which something waits: neither is
-        used again.
+        A connection whose last reply went beyond its end is ``is_readable``, as one is on which
+        something waits: neither is used again.
         """
         if info == "public":
             return self._public

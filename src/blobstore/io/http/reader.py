@@ -2,13 +2,14 @@
 
 HttpReader: a safetensors file on a web server, as a RangeReader. Opening it brings its header.
 
-Opening asks for the first 64 KiB, which is all of most headers, and where the header is longer once more for exactly the
-rest. What was brought is kept, so `header_of` makes no request of its own. No more than header +
-128 KiB is taken for it, heads of replies, redirects and retries included, whatever the server answers.
+Opening asks for the first 64 KiB, which is all of most headers, and where the header is longer once
+more for exactly the rest. What was brought is kept, so `header_of` makes no request of its own. No
+more than header + 128 KiB is taken for it, heads of replies, redirects and retries included,
+whatever the server answers.
 
-A server may answer a request for a range with the whole file (RFC 9110 section 14.2). Then the reply is read as far as
-the header goes and the connection is closed. The size that such a reply gives is a claim about bytes that were not read, so
-it counts only when all of them came.
+A server may answer a request for a range with the whole file (RFC 9110 section 14.2). Then the
+reply is read as far as the header goes and the connection is closed. The size that such a reply
+gives is a claim about bytes that were not read, so it counts only when all of them came.
 """
 
 from __future__ import annotations
@@ -57,20 +58,28 @@ class _OtherFileError(Exception):
 
 
 class HttpReader:
-    """A file on a web server, open. ``size`` is None where the server does not say it. Safe to share between threads.
+    """A file on a web server, open. ``size`` is None where the server does not say it.
 
-    ``name`` is the address without its query. A read beyond what opening brought is one request, or a few where the server
-    answers with less than was asked for.
+    Safe to share between threads.
+
+    ``name`` is the address without its query. A read beyond what opening brought is one request, or
+    a few where the server answers with less than was asked for.
     """
 
     def __init__(
-        self, client: HttpClient, url: str, *, first_read: int = FIRST_READ, allowance: Allowance | None = None
+        self,
+        client: HttpClient,
+        url: str,
+        *,
+        first_read: int = FIRST_READ,
+        allowance: Allowance | None = None,
     ) -> None:
         """Open the file at ``url``, and take its header.
 
-        Raises: UsageError when ``url`` is not a web address; NotFoundError; RemoteError as `HttpClient.get` does, and for a
-        reply that breaks rule R1; CorruptDataError when the file changes twice meanwhile, ShortReadError when its server
-        does not say its size and it ends inside its header.
+        Raises: UsageError when ``url`` is not a web address; NotFoundError; RemoteError as
+        `HttpClient.get` does, and for a reply that breaks rule R1; CorruptDataError when the file
+        changes twice meanwhile, ShortReadError when its server does not say its size and it ends
+        inside its header.
         """
         self._client = client
         self._start = self._place = client.start(url)
@@ -89,8 +98,8 @@ class HttpReader:
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``: a copy of what is there, and the rest in one request.
 
-        Raises: ShortReadError when the file has fewer; CorruptDataError when it is another file now; UnsupportedSourceError
-        when the server sends whole files only; RemoteError.
+        Raises: ShortReadError when the file has fewer; CorruptDataError when it is another file
+        now; UnsupportedSourceError when the server sends whole files only; RemoteError.
         """
         end = offset + length
         head = self._opened.head
@@ -107,12 +116,17 @@ class HttpReader:
 
     def _open(self, first_read: int, allowance: Allowance) -> _Opened:
         fields = (("Range", f"bytes=0-{first_read - 1}"),)
-        with self._client.get(self._start, allowance, accept=_KNOWN, fields=fields) as (reply, self._place):
+        with self._client.get(self._start, allowance, accept=_KNOWN, fields=fields) as (
+            reply,
+            self._place,
+        ):
             if reply.status == _WHOLE:
                 return _open_whole(reply, first_read, allowance)
             if reply.status == _NOT_SATISFIABLE:
                 if _EMPTY.fullmatch(reply.field("content-range") or "") is None:
-                    raise reply.refuse("answers that it has no first byte, and not that it is empty")
+                    raise reply.refuse(
+                        "answers that it has no first byte, and not that it is empty"
+                    )
                 return _Opened(b"", Version.of(reply, 0), has_ranges=True)
             end, size = check_part(reply, 0, first_read)
             version = Version.of(reply, size)
@@ -122,7 +136,9 @@ class HttpReader:
     def _complete(self, opened: _Opened, allowance: Allowance) -> _Opened:
         """Take what the first reply left out of the header, unless no file could have such a one."""
         head, version = opened.head, opened.version
-        while (wanted := header_end(head)) is not None and len(head) < wanted <= (version.size or wanted):
+        while (wanted := header_end(head)) is not None and len(head) < wanted <= (
+            version.size or wanted
+        ):
             allowance.extend(wanted + 2 * _OVERHEAD)
             head += self._take(opened, len(head), wanted, allowance)
         return _Opened(head, version, has_ranges=True)
@@ -139,7 +155,8 @@ class HttpReader:
         except (RemoteError, NotFoundError) as error:
             if self._place == self._start or not _is_expiry(error):
                 raise
-        # What a server redirects to is often a signed address with an end; the original gives a new one.
+        # What a server redirects to is often a signed address with an end; the original gives a new
+        # one.
         self._place = self._start
         return self._fetch(begin, end)
 
@@ -156,9 +173,14 @@ class HttpReader:
         what = f"{self.name}: {_SHORT_REPLIES} replies did not bring the bytes {begin}-{end - 1} (rule R1)"
         raise RemoteError(what, rule="R1", path=self.name)
 
-    def _take_part(self, opened: _Opened, begin: int, end: int, allowance: Allowance) -> tuple[bytes, RemoteError | None]:
+    def _take_part(
+        self, opened: _Opened, begin: int, end: int, allowance: Allowance
+    ) -> tuple[bytes, RemoteError | None]:
         fields = (("Range", f"bytes={begin}-{end - 1}"), *opened.version.condition)
-        with self._client.get(self._place, allowance, accept=_KNOWN, fields=fields) as (reply, self._place):
+        with self._client.get(self._place, allowance, accept=_KNOWN, fields=fields) as (
+            reply,
+            self._place,
+        ):
             if reply.status == _NOT_SATISFIABLE:
                 raise self._short(end, None) if opened.version.size is None else changed(self.name)
             if reply.status == _WHOLE:
@@ -175,7 +197,8 @@ class HttpReader:
 def header_end(head: bytes | bytearray) -> int | None:
     """Return where the header of a safetensors file ends, whose first bytes are ``head``: 8 + N (rule F1).
 
-    8 while there are too few bytes to know; None where N is beyond rule F2's limit, so that there is nothing to wait for.
+    8 while there are too few bytes to know; None where N is beyond rule F2's limit, so that there
+    is nothing to wait for.
     """
     if len(head) < _PREFIX:
         return _PREFIX
@@ -198,7 +221,9 @@ def _open_whole(reply: Reply, first_read: int, allowance: Allowance) -> _Opened:
 
 
 def _body(reply: Reply, length: int) -> tuple[bytes, RemoteError | None]:
-    """Return the body of a 206 of ``length`` bytes; where the connection broke what came before, and why it broke.
+    """Return the body of a 206 of ``length`` bytes.
+
+    Where the connection broke what came before, and why it broke.
 
     Raises: RemoteError (rule R1) when the body ends with another number of bytes.
     """
@@ -213,12 +238,16 @@ def _body(reply: Reply, length: int) -> tuple[bytes, RemoteError | None]:
             break
         got += chunk
     if len(got) != length:
-        raise reply.refuse(f"sends another number of bytes than the {length:,} of its Content-Range")
+        raise reply.refuse(
+            f"sends another number of bytes than the {length:,} of its Content-Range"
+        )
     return bytes(got), None
 
 
 def _is_expiry(error: BlobStoreError) -> bool:
-    return isinstance(error, NotFoundError) or (isinstance(error, RemoteError) and error.status in _EXPIRED)
+    return isinstance(error, NotFoundError) or (
+        isinstance(error, RemoteError) and error.status in _EXPIRED
+    )
 
 
 _T = TypeVar("_T")
@@ -228,12 +257,15 @@ _OK = 200
 
 
 class Remote:
-    """Reads files of web servers over kept-alive connections. A context manager; safe to share between threads.
+    """Reads files of web servers over kept-alive connections.
 
-    ``token`` is sent to the origin of the first address that is asked for (of `hub_folder`: its endpoint), and to no
-    other. ``connections`` is how many requests are made at once, ``first_read`` how many bytes opening a file asks for,
-    ``patience`` how long servers are waited for, ``ca_file`` certificates to trust beside the system's; ``is_public``
-    says which IP addresses are public, for rule R2. What may be asked, and how: `blobstore.io.http`.
+    A context manager; safe to share between threads.
+
+    ``token`` is sent to the origin of the first address that is asked for (of `hub_folder`: its
+    endpoint), and to no other. ``connections`` is how many requests are made at once,
+    ``first_read`` how many bytes opening a file asks for, ``patience`` how long servers are waited
+    for, ``ca_file`` certificates to trust beside the system's; ``is_public`` says which IP
+    addresses are public, for rule R2. What may be asked, and how: `blobstore.io.http`.
     """
 
     def __init__(
@@ -248,17 +280,27 @@ class Remote:
     ) -> None:
         """Raises: UsageError when ``token`` is invalid; StorageError or NotFoundError when ``ca_file`` can't be read."""
         self.client = HttpClient(
-            token=token, connections=connections, patience=patience, ca_file=ca_file, is_public=is_public
+            token=token,
+            connections=connections,
+            patience=patience,
+            ca_file=ca_file,
+            is_public=is_public,
         )
         self._first_read = first_read
 
     def open(self, url: str, budget: Budget | None = None) -> HttpReader:
-        """Return a reader of the file at ``url``, with its header read, within ``budget``. Raises: as `HttpReader`."""
+        """Return a reader of the file at ``url``, with its header read, within ``budget``.
+
+        Raises: as `HttpReader`.
+        """
         allowance = self.client.allowance(0, budget)
         return HttpReader(self.client, url, first_read=self._first_read, allowance=allowance)
 
     def open_all(self, urls: Sequence[str]) -> list[HttpReader]:
-        """Return readers of all ``urls``, in their order, opened as in `reading`. Raises: as `reading`."""
+        """Return readers of all ``urls``, in their order, opened as in `reading`.
+
+        Raises: as `reading`.
+        """
         with self.reading(urls, lambda reader: reader) as readers:
             return list(readers)
 
@@ -268,10 +310,11 @@ class Remote:
     ) -> Iterator[Iterator[_T]]:
         """Give what ``read`` makes of a reader of each of ``urls``, in their order; ``connections`` are read at once.
 
-        The first file that fails, in whatever order, ends the others where they wait, and so does leaving the block.
-        ``budget``: what they may take in all.
+        The first file that fails, in whatever order, ends the others where they wait, and so does
+        leaving the block. ``budget``: what they may take in all.
 
-        Raises: UsageError when one of ``urls`` is not a web address, before any request; as `HttpReader` and ``read``.
+        Raises: UsageError when one of ``urls`` is not a web address, before any request; as
+        `HttpReader` and ``read``.
         """
         for url in urls:
             self.client.start(url)  # checks it; the first one's origin gets the token
@@ -284,7 +327,9 @@ class Remote:
 
         def read_one(url: str, allowance: Allowance) -> _T:
             try:
-                return read(HttpReader(self.client, url, first_read=self._first_read, allowance=allowance))
+                return read(
+                    HttpReader(self.client, url, first_read=self._first_read, allowance=allowance)
+                )
             except BlobStoreError as error:
                 failures.append(error)
                 cancel()
@@ -307,8 +352,9 @@ class Remote:
     def read_document(self, url: str, limit: int, budget: Budget | None = None) -> bytes:
         """Return all of the small file at ``url``, within ``budget``.
 
-        Raises: LimitExceededError when it has more than ``limit`` bytes: of more than ``limit`` + 1 nothing is
-        asked, and with the replies' heads at most 64 KiB more are taken. NotFoundError, RemoteError: as `HttpClient.get`.
+        Raises: LimitExceededError when it has more than ``limit`` bytes: of more than ``limit`` + 1
+        nothing is asked, and with the replies' heads at most 64 KiB more are taken. NotFoundError,
+        RemoteError: as `HttpClient.get`.
         """
         allowance = self.client.allowance(limit + 1 + _HEAD, budget)
         got = bytearray()

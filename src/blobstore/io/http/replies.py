@@ -1,11 +1,14 @@
 """Replies: their heads, their bodies, and the ranges that they bring.
 
-Which bytes of a file a reply brings, and of which version of it: the part of rule R1 that is about ranges.
+Which bytes of a file a reply brings, and of which version of it: the part of rule R1 that is about
+ranges.
 
 Sources: RFC 9110 sections 14.4 (Content-Range), 15.3.7 (206), 8.8 (validators), 13.1.5 (If-Range).
 
-- a 206 has exactly one ``Content-Range: bytes first-last/total`` of ASCII digits; ``total`` may be ``*``, unknown
-- ``first`` is the asked one, ``last`` not beyond the asked one and not before ``first``, ``total`` beyond ``last``
+- a 206 has exactly one ``Content-Range: bytes first-last/total`` of ASCII digits; ``total`` may be
+  ``*``, unknown
+- ``first`` is the asked one, ``last`` not beyond the asked one and not before ``first``, ``total``
+  beyond ``last``
 - its body has ``last - first + 1`` bytes, and so has its Content-Length, where it has one
 - it is not ``multipart/byteranges``, which answers several ranges
 - total, ETag and Last-Modified, where they are given, are the same on every reply
@@ -15,9 +18,10 @@ The reply to a request: its head, checked, and its body as it comes. Rule R1 is 
 What every reply has to keep (RFC 9110, 9112), wherever it comes from:
 
 - its head has at most 256 field lines; h11 and the errand's allowance bound its bytes
-- it has no ``Content-Length`` beside a ``Transfer-Encoding``: two lengths are how replies are smuggled (9112 section 6.3)
-- it has no content coding: ``identity`` was asked for, ranges are of the coded form, and a few kilobytes can expand to
-  gigabytes (9110 section 8.4)
+- it has no ``Content-Length`` beside a ``Transfer-Encoding``: two lengths are how replies are
+  smuggled (9112 section 6.3)
+- it has no content coding: ``identity`` was asked for, ranges are of the coded form, and a few
+  kilobytes can expand to gigabytes (9110 section 8.4)
 - a field that is to be there once is there once
 """
 
@@ -60,7 +64,10 @@ _HINTS = {
 
 
 class Reply:
-    """One reply. Its body is read once, by the thread that made the request, and only as far as it is asked for."""
+    """One reply.
+
+    Its body is read once, by the thread that made the request, and only as far as it is asked for.
+    """
 
     def __init__(
         self,
@@ -75,9 +82,13 @@ class Reply:
         self._working = working
         self._fields: dict[str, list[str]] = {}
         if len(response.headers) > MAX_FIELDS:
-            raise self.refuse(f"answers with {len(response.headers):,} header fields, at most {MAX_FIELDS} are read")
+            raise self.refuse(
+                f"answers with {len(response.headers):,} header fields, at most {MAX_FIELDS} are read"
+            )
         for name, value in response.headers:
-            self._fields.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+            self._fields.setdefault(name.decode("latin-1").lower(), []).append(
+                value.decode("latin-1")
+            )
         if "content-length" in self._fields and "transfer-encoding" in self._fields:
             raise self.refuse("gives its answer two lengths: Content-Length and Transfer-Encoding")
 
@@ -87,7 +98,10 @@ class Reply:
         return bool(self._connection.get_extra_info("public"))
 
     def field(self, name: str) -> str | None:
-        """Return a field's value, None where it is absent. Raises: RemoteError (rule R1) when it is there twice."""
+        """Return a field's value, None where it is absent.
+
+        Raises: RemoteError (rule R1) when it is there twice.
+        """
         values = self._fields.get(name, [])
         if len(values) > 1:
             raise self.refuse(f"answers with {len(values)} fields {name}")
@@ -103,10 +117,15 @@ class Reply:
         """Raise RemoteError (rule R1) when the body is coded in any way."""
         coding = ", ".join(self._fields.get("content-encoding", []))
         if coding not in ("", "identity"):
-            raise self.refuse(f"answers in the coding {coding[:40]!r}, though the bytes as they are were asked for")
+            raise self.refuse(
+                f"answers in the coding {coding[:40]!r}, though the bytes as they are were asked for"
+            )
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the body in pieces as they come. Raises: RemoteError when the connection breaks before its end."""
+        """Yield the body in pieces as they come.
+
+        Raises: RemoteError when the connection breaks before its end.
+        """
         stream = self._response.iter_stream()
         while True:
             with self._working():
@@ -121,10 +140,15 @@ class Reply:
         Left alone, Linux lets a connection's receive buffer grow to 6 MB.
         """
         with suppress(OSError):  # closed already
-            self._connection.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _HELD_BACK)
+            self._connection.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVBUF, _HELD_BACK
+            )
 
     def close(self) -> None:
-        """Give the connection back; it is kept alive when the body was read to its end and nothing follows, else closed."""
+        """Give the connection back.
+
+        It is kept alive when the body was read to its end and nothing follows, else closed.
+        """
         connection = self._connection
         if connection.get_extra_info("is_readable"):
             connection.close()
@@ -141,18 +165,27 @@ class Reply:
 
     def refuse(self, what: str) -> RemoteError:
         """Return the error of a reply that breaks rule R1."""
-        return RemoteError(f"{self.address} {what} (rule R1)", rule="R1", path=str(self.address), status=self.status)
+        return RemoteError(
+            f"{self.address} {what} (rule R1)",
+            rule="R1",
+            path=str(self.address),
+            status=self.status,
+        )
 
     def failure(self) -> BlobStoreError:
         """Return the error that the status means: `NotFoundError` for 404, `RemoteError` for every other."""
         hint = _HINTS.get(self.status)
         if self.status == _NOT_FOUND:
             return NotFoundError(
-                f"{self.address} does not exist (the server answers 404)", path=str(self.address), hint=hint
+                f"{self.address} does not exist (the server answers 404)",
+                path=str(self.address),
+                hint=hint,
             )
         what = f"{self.address}: the server answers {self.status}"
         temporary = self.status in _TEMPORARY
-        return RemoteError(what, path=str(self.address), status=self.status, temporary=temporary, hint=hint)
+        return RemoteError(
+            what, path=str(self.address), status=self.status, temporary=temporary, hint=hint
+        )
 
     def retry_after(self) -> float:
         """Return the seconds that the server asks to wait before the next request; 0 where it does not (9110, 10.2.3)."""
@@ -164,7 +197,9 @@ class Reply:
         return 0.0
 
 
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)", re.ASCII | re.IGNORECASE)
+_CONTENT_RANGE = re.compile(
+    r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)", re.ASCII | re.IGNORECASE
+)
 _MAX_SIZE = 2**63 - 1
 _STRONG = re.compile(r'"[!#-~]*"', re.ASCII)
 
@@ -182,11 +217,15 @@ def check_part(reply: Reply, begin: int, end: int) -> tuple[int, int | None]:
     total = None if match[3] == "*" else int(match[3])
     right = first == begin and first <= last < end and (total is None or last < total <= _MAX_SIZE)
     if not right:
-        raise reply.refuse(f"answers a request for bytes {begin}-{end - 1} with the Content-Range {text!r}")
+        raise reply.refuse(
+            f"answers a request for bytes {begin}-{end - 1} with the Content-Range {text!r}"
+        )
     if (reply.field("content-type") or "").lower().startswith("multipart/byteranges"):
         raise reply.refuse("answers one range in several parts")
     if reply.length not in (None, last + 1 - first):
-        raise reply.refuse(f"has a Content-Length of {reply.length} beside the Content-Range {text!r}")
+        raise reply.refuse(
+            f"has a Content-Length of {reply.length} beside the Content-Range {text!r}"
+        )
     return last + 1, total
 
 
@@ -206,10 +245,17 @@ class Version:
     @property
     def condition(self) -> tuple[tuple[str, str], ...]:
         """An If-Range field, where the server gave a strong validator: only that may be one (RFC 9110 section 13.1.5)."""
-        return (("If-Range", self.etag),) if self.etag is not None and _STRONG.fullmatch(self.etag) else ()
+        return (
+            (("If-Range", self.etag),)
+            if self.etag is not None and _STRONG.fullmatch(self.etag)
+            else ()
+        )
 
     def check_same(self, other: Version, name: str) -> None:
-        """Raise CorruptDataError when a later reply is of another version; fields that only one has do not count."""
+        """Raise CorruptDataError when a later reply is of another version.
+
+        Fields that only one has do not count.
+        """
         pairs = ((self.size, other.size), (self.etag, other.etag), (self.modified, other.modified))
         if any(one is not None and two is not None and one != two for one, two in pairs):
             raise changed(name)
@@ -218,5 +264,8 @@ class Version:
 def changed(name: str) -> CorruptDataError:
     """Return the error of a file that is not the same on its server any more."""
     return CorruptDataError(
-        f"{name} changed while it was read", path=name, rule="R1", hint="Read it again from its beginning."
+        f"{name} changed while it was read",
+        path=name,
+        rule="R1",
+        hint="Read it again from its beginning.",
     )

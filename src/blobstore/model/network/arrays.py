@@ -1,14 +1,15 @@
 """Network: a stored model as mlx-lm's network.
 
-``sanitize`` of mlx-lm is traced, not fed with codes: what it does to the tensors of a published checkpoint is known as
-expressions (tracing.py), and the same moves are made with codes and scales wherever every group stays together
-(planning.py).
+``sanitize`` of mlx-lm is traced, not fed with codes: what it does to the tensors of a published
+checkpoint is known as expressions (tracing.py), and the same moves are made with codes and scales
+wherever every group stays together (planning.py).
 
 Building: mlx-lm's network with the weights of an open model.
 
 Arrays: what a network's parameters are stored as, and their values from the maps of an open model.
 
-A parameter with codes is several arrays (``….weight``, ``….scales``, ``….biases``); one with values is one.
+A parameter with codes is several arrays (``….weight``, ``….scales``, ``….biases``); one with values
+is one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ from blobstore.model.network.expressions import (
     leaves,
 )
 from blobstore.model.network.layouts import LogicalTensor, global_scales_of, honour_global_scale
-from blobstore.model.network.planning import NetworkPlan, Parameter, mlx_dtype, mlx_lm_errors, stand_in
+from blobstore.model.network.planning import (
+    NetworkPlan,
+    Parameter,
+    mlx_dtype,
+    mlx_lm_errors,
+    stand_in,
+)
 from blobstore.model.tensors import Tensor
 
 _WORD_BITS = 32
@@ -44,8 +51,8 @@ _SUFFIXES = {"": ".weight", ".scale": ".scales", ".bias": ".biases"}
 class PlannedArray:
     """One array of a network: its name for mlx-lm, its dtype, and the expression that it is.
 
-    ``suffix``: which stored array of each tensor the expression moves; None for values. ``tensor``: one of the tensors.
-    ``factors``: what each row of the array is multiplied by, in float32.
+    ``suffix``: which stored array of each tensor the expression moves; None for values. ``tensor``:
+    one of the tensors. ``factors``: what each row of the array is multiplied by, in float32.
     """
 
     name: str
@@ -82,18 +89,27 @@ def check_arrays(plan: NetworkPlan) -> None:
         pass
 
 
-def _arrays_of(parameter: Parameter, tensors: Mapping[str, LogicalTensor]) -> Iterator[PlannedArray]:
+def _arrays_of(
+    parameter: Parameter, tensors: Mapping[str, LogicalTensor]
+) -> Iterator[PlannedArray]:
     expression, quantization = parameter.expression, parameter.quantization
     first = tensors[next(leaves(expression))]
     if quantization is None:
         yield PlannedArray(parameter.name, first.dtype, expression, None, first.name)
         return
     for part in quantization.parts(expression.shape, first.dtype):
-        unit = quantization.group_size if part.suffix else _WORD_BITS // quantization.quant_type.bits
+        unit = (
+            quantization.group_size if part.suffix else _WORD_BITS // quantization.quant_type.bits
+        )
         moved = in_units(expression, quantization.group_size, unit)
         if moved is None:
-            raise AssertionError(f"{parameter.name}: planned with codes whose groups do not stay together")
-        name, factors = parameter.module + _SUFFIXES[part.suffix], parameter.factors if part.suffix else None
+            raise AssertionError(
+                f"{parameter.name}: planned with codes whose groups do not stay together"
+            )
+        name, factors = (
+            parameter.module + _SUFFIXES[part.suffix],
+            parameter.factors if part.suffix else None,
+        )
         yield PlannedArray(name, part.dtype, moved, part.suffix, first.name, factors)
 
 
@@ -106,7 +122,11 @@ class OpenTensors:
 
     def source(self, suffix: str | None) -> Callable[[str], Array]:
         """Return what gives the stored arrays of that suffix by their tensors' names, or, for None, values."""
-        return self.values if suffix is None else lambda name: _part(self._tensors[name].numpy(), suffix)
+        return (
+            self.values
+            if suffix is None
+            else lambda name: _part(self._tensors[name].numpy(), suffix)
+        )
 
     def values(self, name: str) -> Array:
         """Return a tensor's values: a view, or dequantized to the dtype that its facts have."""
@@ -149,7 +169,10 @@ class OpenTensors:
         scale = self.source(".global_scale")
         if len(set(leaves(parameter.expression))) == 1 and len(parameter.expression.shape) == 2:  # noqa: PLR2004  # a matrix
             return mx.array(np.array(scale(next(leaves(parameter.expression)))))
-        scales = [np.broadcast_to(scale(name).reshape(-1), count) for name, count in global_scales_of(parameter.expression)]
+        scales = [
+            np.broadcast_to(scale(name).reshape(-1), count)
+            for name, count in global_scales_of(parameter.expression)
+        ]
         return mx.array(np.concatenate(scales))
 
 
@@ -161,7 +184,8 @@ def mlx_array(array: PlannedArray, tensors: OpenTensors) -> Any:
     made = mx.zeros(array.shape, getattr(mx, f"uint{8 * kind.itemsize}"))
     if made.size:
         mx.eval(made)
-        # The buffer protocol gives MLX's own memory, writable; the array is not shared with any other yet.
+        # The buffer protocol gives MLX's own memory, writable; the array is not shared with any
+        # other yet.
         tensors.fill(np.asarray(made).view(kind), array)
     return made.view(mlx_dtype(array.dtype))
 
@@ -170,12 +194,18 @@ def computed_arrays(plan: NetworkPlan, tensors: OpenTensors) -> dict[str, Any]:
     """Return the parameters that ``sanitize`` computes, as mlx arrays that are not evaluated, from the values they need."""
     import mlx.core as mx
 
-    names = {one.name: one.expression.of for one in plan.parameters if isinstance(one.expression, Computed)}
+    names = {
+        one.name: one.expression.of
+        for one in plan.parameters
+        if isinstance(one.expression, Computed)
+    }
     needed = {leaf for of in names.values() for leaf in of}
     if not names:
         return {}
     weights = {
-        name: _offered(evaluate(one.expression, tensors.values), mx) if name in needed else stand_in(one)
+        name: _offered(evaluate(one.expression, tensors.values), mx)
+        if name in needed
+        else stand_in(one)
         for name, one in plan.offered.items()
     }
     made = plan.make_network().sanitize(weights)
@@ -192,14 +222,21 @@ def _offered(values: Array, mx: Any) -> Any:
 def _part(array: Any, suffix: str) -> Any:
     if not isinstance(array, QuantizedArray):
         return array
-    return {"": array.weight, ".scale": array.scale, ".bias": array.bias, ".global_scale": array.global_scale}[suffix]
+    return {
+        "": array.weight,
+        ".scale": array.scale,
+        ".bias": array.bias,
+        ".global_scale": array.global_scale,
+    }[suffix]
 
 
 def build_network(plan: NetworkPlan, tensors: Mapping[str, Tensor], model: str) -> Any:
-    """Return the network of ``plan`` with the weights of ``tensors``. Weights that MLX can read later are not read yet.
+    """Return the network of ``plan`` with the weights of ``tensors``.
 
-    Raises: UnsupportedSourceError, naming ``model``, for arrays that MLX does not have, or that mlx-lm refuses; errors of
-    reading blobs.
+    Weights that MLX can read later are not read yet.
+
+    Raises: UnsupportedSourceError, naming ``model``, for arrays that MLX does not have, or that
+    mlx-lm refuses; errors of reading blobs.
     """
     opened = OpenTensors(tensors, plan.tensors)
     network = plan.network
@@ -210,7 +247,10 @@ def build_network(plan: NetworkPlan, tensors: Mapping[str, Tensor], model: str) 
         network.load_weights(list(arrays.items()), strict=True)
         modules = dict(network.named_modules())
         for parameter in plan.parameters:
-            if parameter.quantization is not None and (scale := opened.global_scale(parameter)) is not None:
+            if (
+                parameter.quantization is not None
+                and (scale := opened.global_scale(parameter)) is not None
+            ):
                 honour_global_scale(modules[parameter.module], scale)
     return network
 
@@ -220,7 +260,11 @@ def quantize_modules(plan: NetworkPlan) -> None:
     from mlx import nn
 
     settings = {
-        parameter.module: {"group_size": one.group_size, "bits": one.quant_type.bits, "mode": one.quant_type.mode}
+        parameter.module: {
+            "group_size": one.group_size,
+            "bits": one.quant_type.bits,
+            "mode": one.quant_type.mode,
+        }
         for parameter in plan.parameters
         if (one := parameter.quantization) is not None
     }

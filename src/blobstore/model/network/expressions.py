@@ -1,11 +1,11 @@
 """Expressions: how an array is made of stored ones by moving values, without changing any. Pure.
 
-An expression is a tree. Its leaves are stored arrays; its nodes reshape, transpose, slice and join. `Computed` stands for
-everything else: values that no stored array has. `evaluate` and `fill` follow a tree with NumPy, where all nodes but
-`Joined` are views where NumPy can make them.
+An expression is a tree. Its leaves are stored arrays; its nodes reshape, transpose, slice and join.
+`Computed` stands for everything else: values that no stored array has. `evaluate` and `fill` follow
+a tree with NumPy, where all nodes but `Joined` are views where NumPy can make them.
 
-The same tree holds for the arrays of a quantized tensor when no node splits a group: `in_units` gives it for codes and for
-scales.
+The same tree holds for the arrays of a quantized tensor when no node splits a group: `in_units`
+gives it for codes and for scales.
 """
 
 from __future__ import annotations
@@ -100,11 +100,14 @@ def transposed(of: Expression, axes: Sequence[int]) -> Expression:
     return of if axes == tuple(range(len(axes))) else Transposed(of, axes, shape)
 
 
-def sliced(of: Expression, begins: Sequence[int], ends: Sequence[int], strides: Sequence[int]) -> Expression:
+def sliced(
+    of: Expression, begins: Sequence[int], ends: Sequence[int], strides: Sequence[int]
+) -> Expression:
     """Return a part of ``of``; ``strides`` are at least 1.
 
-    Slicing moves inside a transposition, so that a second transposition cancels the first: mlx-lm slices fused experts and
-    then transposes them (models/llama4.py, qwen3_vl_moe.py, dbrx.py), and imports store them transposed.
+    Slicing moves inside a transposition, so that a second transposition cancels the first: mlx-lm
+    slices fused experts and then transposes them (models/llama4.py, qwen3_vl_moe.py, dbrx.py), and
+    imports store them transposed.
     """
     ranges = [range(*bounds) for bounds in zip(begins, ends, strides, strict=True)]
     shape = tuple(len(one) for one in ranges)
@@ -114,7 +117,9 @@ def sliced(of: Expression, begins: Sequence[int], ends: Sequence[int], strides: 
         return of
     if isinstance(of, Transposed):
         places = [of.axes.index(axis) for axis in range(len(of.axes))]
-        inner = sliced(of.of, *([bounds[place] for place in places] for bounds in (begins, ends, strides)))
+        inner = sliced(
+            of.of, *([bounds[place] for place in places] for bounds in (begins, ends, strides))
+        )
         return transposed(inner, of.axes)
     return Sliced(of, tuple(begins), tuple(ends), tuple(strides), shape)
 
@@ -126,7 +131,10 @@ def row_range(of: Expression, begin: int, end: int) -> Expression:
 
 
 def joined(parts: Sequence[Expression], axis: int) -> Expression:
-    """Return ``parts`` one after the other along ``axis``; consecutive rows of one array become one slice of it again."""
+    """Return ``parts`` one after the other along ``axis``.
+
+    Consecutive rows of one array become one slice of it again.
+    """
     if any(isinstance(part, Computed) for part in parts):
         shape = _joined_shape(parts, axis)
         return Computed(frozenset(name for part in parts for name in leaves(part)), shape)
@@ -137,7 +145,9 @@ def joined(parts: Sequence[Expression], axis: int) -> Expression:
             merged[-1] = whole
         else:
             merged.append(part)
-    return merged[0] if len(merged) == 1 else Joined(tuple(merged), axis, _joined_shape(merged, axis))
+    return (
+        merged[0] if len(merged) == 1 else Joined(tuple(merged), axis, _joined_shape(merged, axis))
+    )
 
 
 def _joined_shape(parts: Sequence[Expression], axis: int) -> Shape:
@@ -146,7 +156,10 @@ def _joined_shape(parts: Sequence[Expression], axis: int) -> Shape:
 
 
 def _rows_together(one: Expression, other: Expression) -> Expression | None:
-    """Return the rows of one array that ``one`` and ``other``, its next rows, are together; else None."""
+    """Return the rows of one array that ``one`` and ``other``, its next rows, are together.
+
+    Else None.
+    """
     first, second = _rows_of(one), _rows_of(other)
     if first is None or second is None or first[0] != second[0] or first[2] != second[1]:
         return None
@@ -156,7 +169,11 @@ def _rows_together(one: Expression, other: Expression) -> Expression | None:
 def _rows_of(expression: Expression) -> tuple[Expression, int, int] | None:
     """Return the array, the begin and the end of what is a range of its rows; else None."""
     # An expert is a row that lost its first dimension, and gets it back when it is stacked.
-    if isinstance(expression, Reshaped) and isinstance(expression.of, Sliced) and expression.shape == expression.of.shape:
+    if (
+        isinstance(expression, Reshaped)
+        and isinstance(expression.of, Sliced)
+        and expression.shape == expression.of.shape
+    ):
         expression = expression.of
     if not isinstance(expression, Sliced):
         return None
@@ -199,7 +216,8 @@ def substituted(expression: Expression, given: Callable[[str], Expression]) -> E
 def in_units(expression: Expression, group: int, unit: int) -> Expression | None:
     """Return the expression for stored arrays that have one element for ``unit`` values of a row.
 
-    ``unit`` divides ``group``. None when a group of ``group`` consecutive values of a row would not stay together.
+    ``unit`` divides ``group``. None when a group of ``group`` consecutive values of a row would not
+    stay together.
     """
     if isinstance(expression, Computed) or not expression.shape or expression.shape[-1] % group:
         return None
@@ -225,7 +243,9 @@ def _node_in_units(
         case Sliced(_, begins, ends, strides):
             if begins[-1] % group or ends[-1] % group or strides[-1] != 1:
                 return None
-            return sliced(inner, (*begins[:-1], begins[-1] // unit), (*ends[:-1], ends[-1] // unit), strides)
+            return sliced(
+                inner, (*begins[:-1], begins[-1] // unit), (*ends[:-1], ends[-1] // unit), strides
+            )
 
 
 def evaluate(expression: Expression, arrays: Arrays) -> Array:
@@ -253,7 +273,9 @@ def fill(out: Array, expression: Expression, arrays: Arrays) -> None:
             begin = 0
             for part in parts:
                 end = begin + part.shape[axis]
-                _fill_part(out[(*(slice(None) for _ in range(axis)), slice(begin, end))], part, arrays)
+                _fill_part(
+                    out[(*(slice(None) for _ in range(axis)), slice(begin, end))], part, arrays
+                )
                 begin = end
         case Reshaped(of) if isinstance(of, Joined):
             fill(out.reshape(of.shape), of, arrays)
@@ -271,7 +293,8 @@ def _fill_part(out: Array, expression: Expression, arrays: Arrays) -> None:
 def runs(expression: Expression) -> list[tuple[str, int, int]] | None:
     """Return the ranges of stored arrays that the expression is, one after the other: (name, first value, values).
 
-    None when values do not lie one after the other: when rows are taken apart or dimensions swapped.
+    None when values do not lie one after the other: when rows are taken apart or dimensions
+    swapped.
     """
     match expression:
         case Stored(name, shape):
@@ -279,14 +302,22 @@ def runs(expression: Expression) -> list[tuple[str, int, int]] | None:
         case Reshaped(of):
             return runs(of)
         case Sliced(of, begins) if _rows_of(expression) is not None:
-            return _within(runs(of), begins[0] * math.prod(of.shape[1:]), math.prod(expression.shape))
+            return _within(
+                runs(of), begins[0] * math.prod(of.shape[1:]), math.prod(expression.shape)
+            )
         case Joined(parts, axis) if axis == 0:
             found = [runs(part) for part in parts]
-            return [run for one in found if one is not None for run in one] if None not in found else None
+            return (
+                [run for one in found if one is not None for run in one]
+                if None not in found
+                else None
+            )
     return None
 
 
-def _within(found: list[tuple[str, int, int]] | None, start: int, count: int) -> list[tuple[str, int, int]] | None:
+def _within(
+    found: list[tuple[str, int, int]] | None, start: int, count: int
+) -> list[tuple[str, int, int]] | None:
     if found is None or len(found) != 1:
         return None
     name, first, _ = found[0]

@@ -1,15 +1,18 @@
 """Layouts: the names and shapes under which stored tensors are offered to mlx-lm, and what is checked of them first.
 
-mlx-lm's ``sanitize`` knows the layout of an architecture's published checkpoints. An import may have stacked numbered
-experts, or transposed a weight so that its groups run along the inputs; a layout takes that back, as expressions.
+mlx-lm's ``sanitize`` knows the layout of an architecture's published checkpoints. An import may
+have stacked numbered experts, or transposed a weight so that its groups run along the inputs; a
+layout takes that back, as expressions.
 
-mlx-lm makes a Python object for each layer that config.json counts, before it sees a weight: of a billion layers it would
-fill all memory. So the counts of config.json are checked against the tensors first.
+mlx-lm makes a Python object for each layer that config.json counts, before it sees a weight: of a
+billion layers it would fill all memory. So the counts of config.json are checked against the
+tensors first.
 
-Some weights ``sanitize`` multiplies, row by row: Falcon-H1 folds multipliers into most of its weights (mlx_lm 0.32.2
-models/falcon_h1.py `sanitize`). It is run on probes instead of weights; where it is a product with one number a row, that
-number is read off, so that affine codes can keep their place under other scales. Double-scaled nvfp4 has a forward pass of
-its own in mlx-lm's modules: MLX multiplies by no global scale on a CPU (0.32.4), so the products are multiplied here.
+Some weights ``sanitize`` multiplies, row by row: Falcon-H1 folds multipliers into most of its
+weights (mlx_lm 0.32.2 models/falcon_h1.py `sanitize`). It is run on probes instead of weights;
+where it is a product with one number a row, that number is read off, so that affine codes can keep
+their place under other scales. Double-scaled nvfp4 has a forward pass of its own in mlx-lm's
+modules: MLX multiplies by no global scale on a CPU (0.32.4), so the products are multiplied here.
 """
 
 from __future__ import annotations
@@ -47,8 +50,9 @@ def row_factors(
 ) -> dict[str, Array]:
     """Return, by parameter, the float32 factor of each row, for those parameters that are products of one weight.
 
-    ``weights``: by parameter, the name of the only tensor that it is computed from. ``stand_ins``: all tensors. Other
-    parameters are left out: their values are not such a product, or their shape is not that of the tensor.
+    ``weights``: by parameter, the name of the only tensor that it is computed from. ``stand_ins``:
+    all tensors. Other parameters are left out: their values are not such a product, or their shape
+    is not that of the tensor.
     """
     import mlx.core as mx
 
@@ -61,7 +65,11 @@ def row_factors(
         ones, ramp = (np.array(made[parameter].astype(mx.float32)) for made in probes)
         factors = ones.reshape(-1, ones.shape[-1])[:, :1]
         wanted = _probe(shape, *_PROBES[1]) * ones if ones.shape == shape else None
-        if wanted is not None and _is_same(ramp, wanted) and _is_same(ones.reshape(-1, shape[-1]), factors):
+        if (
+            wanted is not None
+            and _is_same(ramp, wanted)
+            and _is_same(ones.reshape(-1, shape[-1]), factors)
+        ):
             found[parameter] = factors[:, 0].reshape(shape[:-1])
     return found
 
@@ -101,7 +109,8 @@ _WEIGHT = ".weight"
 class LogicalTensor:
     """A tensor that is stored or planned: ``shape`` before packing, ``dtype`` of its values.
 
-    ``transposed``: its last two dimensions are swapped against the source's. ``global_scale``: its codes have one.
+    ``transposed``: its last two dimensions are swapped against the source's. ``global_scale``: its
+    codes have one.
     """
 
     name: str
@@ -145,11 +154,13 @@ def float_dtype(config: Mapping[str, Any]) -> DType:
     return DType.BF16
 
 
-def layouts(tensors: Iterable[LogicalTensor], source_names: Container[str] | None) -> Iterator[list[Offered]]:
+def layouts(
+    tensors: Iterable[LogicalTensor], source_names: Container[str] | None
+) -> Iterator[list[Offered]]:
     """Yield the layouts to try: the source's, then those with ``.weight`` after the names of quantized tensors.
 
-    ``source_names``: the names of the source's tensors, where they are known; otherwise a stack called
-    ``….experts.PROJECTION.weight`` is taken for numbered experts first, and then as it is.
+    ``source_names``: the names of the source's tensors, where they are known; otherwise a stack
+    called ``….experts.PROJECTION.weight`` is taken for numbered experts first, and then as it is.
     """
     stored = list(tensors)
     yield [offered for one in stored for offered in _as_in_source(one, source_names)]
@@ -166,7 +177,9 @@ def _as_in_source(tensor: LogicalTensor, source_names: Container[str] | None) ->
     if not experts:
         yield Offered(tensor.name, whole, tensor.dtype)
     for number, name in enumerate(experts):
-        yield Offered(name, reshaped(row_range(whole, number, number + 1), whole.shape[1:]), tensor.dtype)
+        yield Offered(
+            name, reshaped(row_range(whole, number, number + 1), whole.shape[1:]), tensor.dtype
+        )
 
 
 def _renamed(tensor: LogicalTensor, source_names: Container[str] | None) -> Iterator[Offered]:
@@ -186,17 +199,24 @@ def _weight_name(tensor: LogicalTensor) -> str:
 
 
 def _expert_names(tensor: LogicalTensor, source_names: Container[str] | None) -> list[str]:
-    """Return the names of the experts that a stack was made of; none when it was not made of any."""
+    """Return the names of the experts that a stack was made of.
+
+    None when it was not made of any.
+    """
     match = _STACK.fullmatch(tensor.name)
     if match is None or len(tensor.shape) < 3 or not tensor.shape[0]:  # noqa: PLR2004  # [experts, rows, cols]
         return []
-    names = [f"{match['group']}.{number}.{match['projection']}" for number in range(tensor.shape[0])]
+    names = [
+        f"{match['group']}.{number}.{match['projection']}" for number in range(tensor.shape[0])
+    ]
     if source_names is not None and (tensor.name in source_names or names[0] not in source_names):
         return []
     return names
 
 
-def takes_global_scale(module: Any, expression: Expression, sources: Sequence[LogicalTensor]) -> bool:
+def takes_global_scale(
+    module: Any, expression: Expression, sources: Sequence[LogicalTensor]
+) -> bool:
     """Return True when the module can multiply by the global scales of all ``sources``: one, or one an expert."""
     from mlx import nn
     from mlx_lm.models.switch_layers import SwitchLinear
@@ -209,8 +229,15 @@ def takes_global_scale(module: Any, expression: Expression, sources: Sequence[Lo
 
 
 def _experts(expression: Expression) -> Iterator[tuple[str, int]]:
-    """Yield the stored tensor of each run of experts, and how many they are; nothing when an expert has several."""
-    parts = expression.parts if isinstance(expression, Joined) and expression.axis == 0 else (expression,)
+    """Yield the stored tensor of each run of experts, and how many they are.
+
+    Nothing when an expert has several.
+    """
+    parts = (
+        expression.parts
+        if isinstance(expression, Joined) and expression.axis == 0
+        else (expression,)
+    )
     found = [(set(leaves(part)), part.shape[0]) for part in parts]
     if all(len(names) == 1 for names, _ in found):
         yield from ((names.pop(), count) for names, count in found)
@@ -224,7 +251,8 @@ def global_scales_of(expression: Expression) -> list[tuple[str, int]]:
 def honour_global_scale(module: Any, scale: Any) -> None:
     """Let a quantized module multiply by ``scale``, one F32 or one an expert.
 
-    It is computed in float32, because products without the global scale may be beyond what float16 holds.
+    It is computed in float32, because products without the global scale may be beyond what float16
+    holds.
     """
     import mlx.core as mx
     from mlx import nn
@@ -238,25 +266,34 @@ def honour_global_scale(module: Any, scale: Any) -> None:
         def __call__(self, x: Any, indices: Any, sorted_indices: bool = False) -> Any:  # noqa: FBT001, FBT002  # mlx-lm's
             options = {"group_size": self.group_size, "bits": self.bits, "mode": self.mode}
             arrays = (x.astype(mx.float32), self.weight, self.scales)
-            products = mx.gather_qmm(*arrays, rhs_indices=indices, sorted_indices=sorted_indices, **options)
+            products = mx.gather_qmm(
+                *arrays, rhs_indices=indices, sorted_indices=sorted_indices, **options
+            )
             products = products * self.global_scale[indices][..., None, None]
-            return (products + self.bias[indices][..., None, :] if "bias" in self else products).astype(x.dtype)
+            return (
+                products + self.bias[indices][..., None, :] if "bias" in self else products
+            ).astype(x.dtype)
 
     is_switch = type(module) is QuantizedSwitchLinear
     module.global_scale = scale.reshape(-1) if is_switch else scale
-    module.__class__ = ScaledSwitchLinear if is_switch else ScaledLinear  # a new module would quantize random weights first
+    module.__class__ = (
+        ScaledSwitchLinear if is_switch else ScaledLinear
+    )  # a new module would quantize random weights first
 
 
 _FEW = 1000
 """So many of anything are made at once, whatever the tensors are."""
 _LAYERS = re.compile(r"(?:[a-z]+_)*(?:n|num)_(?:[a-z]+_)*(?:layers?|loops|inputs)", re.ASCII)
-_OTHERS = re.compile(r"[a-z_]*(?:experts|heads?|window_pattern|_neighbor_num|_split_num|sinkhorn_iters)", re.ASCII)
+_OTHERS = re.compile(
+    r"[a-z_]*(?:experts|heads?|window_pattern|_neighbor_num|_split_num|sinkhorn_iters)", re.ASCII
+)
 
 
 def check_counts(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> None:
     """Raise UnsupportedSourceError when config.json counts more than tensors of those shapes can be.
 
-    Each layer has a tensor of its own; experts may be stacked, but a router has a row for each, and each head has rows.
+    Each layer has a tensor of its own; experts may be stacked, but a router has a row for each, and
+    each head has rows.
     """
     given = list(shapes)
     layers = max(_FEW, len(given))

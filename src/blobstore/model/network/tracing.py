@@ -1,8 +1,11 @@
-"""Tracing: what mlx-lm's ``sanitize`` makes of a checkpoint's tensors, as expressions. No value is computed.
+"""Tracing: what mlx-lm's ``sanitize`` makes of a checkpoint's tensors, as expressions.
 
-``sanitize`` renames, stacks, splits and transposes the tensors that it knows, and computes some. It is called with
-stand-ins, and MLX records each operation (`mx.export_function` with a callback, mlx 0.32.4, mlx/export.cpp): operations
-that only move values become nodes of an `Expression`, all others `Computed`.
+No value is computed.
+
+``sanitize`` renames, stacks, splits and transposes the tensors that it knows, and computes some. It
+is called with stand-ins, and MLX records each operation (`mx.export_function` with a callback, mlx
+0.32.4, mlx/export.cpp): operations that only move values become nodes of an `Expression`, all
+others `Computed`.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ _tracing = threading.Lock()
 def trace(sanitize: Sanitize, stand_ins: Mapping[str, Any]) -> dict[str, Expression]:
     """Return what ``sanitize`` makes of mlx arrays by their names: an expression over them for each name that it gives.
 
-    ``stand_ins`` have the shapes and dtypes of the tensors; they are not evaluated. Raises: what ``sanitize`` raises, and
-    ValueError when it reads values.
+    ``stand_ins`` have the shapes and dtypes of the tensors; they are not evaluated. Raises: what
+    ``sanitize`` raises, and ValueError when it reads values.
     """
     import mlx.core as mx
 
@@ -63,7 +66,9 @@ def _without_contiguous(mx: Any) -> Iterator[None]:
         mx.contiguous = contiguous
 
 
-def _read(events: Iterable[Mapping[str, Any]], given: Iterable[str], names: Iterable[str]) -> dict[str, Expression]:
+def _read(
+    events: Iterable[Mapping[str, Any]], given: Iterable[str], names: Iterable[str]
+) -> dict[str, Expression]:
     made: dict[str, Expression] = {}
     constants: dict[str, Any] = {}
     outputs: list[str] = []
@@ -92,7 +97,9 @@ def _outputs(
     inputs = [made[key] for key, _, _ in event["inputs"] if key in made]
     outputs = [(key, tuple(shape)) for key, shape, _ in event["outputs"]]
     keys = [key for key, _, _ in event["inputs"]]
-    moved = _moved(event["name"], event["arguments"], inputs, outputs, [constants.get(key) for key in keys])
+    moved = _moved(
+        event["name"], event["arguments"], inputs, outputs, [constants.get(key) for key in keys]
+    )
     if [one.shape for one in moved] == [shape for _, shape in outputs]:
         yield from zip((key for key, _ in outputs), moved, strict=True)
         return
@@ -145,5 +152,7 @@ def _rows(of: Expression, index: Any, shape: tuple[int, ...]) -> list[Expression
     if not numbers or numbers != list(range(first, first + len(numbers))) or first < 0:
         return []
     rest = of.shape[1:]
-    rows = sliced(of, (first, *(0 for _ in rest)), (first + len(numbers), *rest), tuple(1 for _ in of.shape))
+    rows = sliced(
+        of, (first, *(0 for _ in rest)), (first + len(numbers), *rest), tuple(1 for _ in of.shape)
+    )
     return [reshaped(rows, shape)] if math.prod(rows.shape) == math.prod(shape) else []

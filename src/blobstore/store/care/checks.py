@@ -2,7 +2,8 @@
 
 The largest come first, so that all threads end together; the small ones are for one thread.
 
-BlobCheck: whether one file of ``blobs/`` is what its name and the manifests say. Each file is read once.
+BlobCheck: whether one file of ``blobs/`` is what its name and the manifests say. Each file is read
+once.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Use:
 class BlobCheck:
     """What was found: ``reason`` None when the blob is sound, the bytes that were hashed, its tensors' names.
 
-    ``size`` is the file's, None when it could not be opened; ``identity`` tells whether it was written to since.
+    ``size`` is the file's, None when it could not be opened; ``identity`` tells whether it was
+    written to since.
     """
 
     reason: str | None
@@ -88,13 +90,17 @@ class _Content:
 
 
 class BlobChecker:
-    """Checks blobs; one for each thread. ``quick``: tensor blobs are not hashed, only their headers are read.
+    """Checks blobs; one for each thread.
+
+    ``quick``: tensor blobs are not hashed, only their headers are read.
 
     A file with several names (hard links) is read once.
     When ``stop`` is set, a check ends early, and what it finds means nothing.
     """
 
-    def __init__(self, store: Store, *, quick: bool, progress: Progress, stop: threading.Event | None = None) -> None:
+    def __init__(
+        self, store: Store, *, quick: bool, progress: Progress, stop: threading.Event | None = None
+    ) -> None:
         self._store = store
         self._stop = stop or threading.Event()
         self._quick = quick
@@ -103,7 +109,9 @@ class BlobChecker:
         self._linked: dict[tuple[object, ...], _Content] = {}
 
     def check(self, digest: Digest, uses: Sequence[Use]) -> BlobCheck:
-        """Return what is wrong with the blob of that digest, which ``uses`` need. Nothing is raised for what is wrong.
+        """Return what is wrong with the blob of that digest, which ``uses`` need.
+
+        Nothing is raised for what is wrong.
 
         Raises: StorageError when we can't open any more files.
         """
@@ -121,11 +129,21 @@ class BlobChecker:
     def _check_file(self, reader: FileReader, digest: Digest, uses: Sequence[Use]) -> BlobCheck:
         try:
             status = reader.status()
-            content = self._content(reader, uses) if status.st_nlink == 1 else self._content_of_links(reader, uses)
+            content = (
+                self._content(reader, uses)
+                if status.st_nlink == 1
+                else self._content_of_links(reader, uses)
+            )
         except BlobStoreError as error:
-            return BlobCheck(f"it can't be read: {error.message}", reader.size, identity=reader.identity)
+            return BlobCheck(
+                f"it can't be read: {error.message}", reader.size, identity=reader.identity
+            )
         hashed = reader.size if content.digest is not None else 0
-        reason = _wrong_mode(status) if content.digest in (None, digest) else "its bytes do not match its digest"
+        reason = (
+            _wrong_mode(status)
+            if content.digest in (None, digest)
+            else "its bytes do not match its digest"
+        )
         reason = reason or _wrong_size(reader.size, uses) or content.wrong
         return BlobCheck(reason, reader.size, hashed, content.tensors, reader.identity)
 
@@ -167,8 +185,13 @@ class BlobChecker:
         return Digest(total.hexdigest())
 
 
-def _tensors(reader: FileReader, data: memoryview | None, settings: Settings) -> tuple[str | None, tuple[str, ...]]:
-    """Return what is wrong with a blob's header, and the names of its tensors. Raises: StorageError."""
+def _tensors(
+    reader: FileReader, data: memoryview | None, settings: Settings
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return what is wrong with a blob's header, and the names of its tensors.
+
+    Raises: StorageError.
+    """
     try:
         header = header_of(BytesReader(bytes(data), reader.name) if data is not None else reader)
         header.check_limits(reader.name)
@@ -180,9 +203,18 @@ def _tensors(reader: FileReader, data: memoryview | None, settings: Settings) ->
 
 
 def _wrong_document(reader: FileReader, data: memoryview | None, uses: Sequence[Use]) -> str | None:
-    """Return what is wrong with a document that is read here; what others read is their business. Raises: StorageError."""
+    """Return what is wrong with a document that is read here; what others read is their business.
+
+    Raises: StorageError.
+    """
     kinds = {use.is_config for use in uses if use.is_config or use.name == CONFIG_NAME}
-    raw = b"" if not kinds else bytes(data) if data is not None else reader.read(0, min(reader.size, MAX_CONFIG + 1))
+    raw = (
+        b""
+        if not kinds
+        else bytes(data)
+        if data is not None
+        else reader.read(0, min(reader.size, MAX_CONFIG + 1))
+    )
     for is_config in sorted(kinds):
         try:
             if is_config:
@@ -215,9 +247,12 @@ _SMALL = 2**17
 
 @dataclass(slots=True)
 class BlobChecks:
-    """The blobs that models need and those of ``listing``, and what was found about them; by the hex digits of digests.
+    """The blobs that models need and those of ``listing``, and what was found about them.
 
-    ``damaged``: checks that found something; ``tensors``: the names in each blob. ``quick``: as in `BlobChecker`.
+    By the hex digits of digests.
+
+    ``damaged``: checks that found something; ``tensors``: the names in each blob. ``quick``: as in
+    `BlobChecker`.
     """
 
     store: Store
@@ -242,7 +277,9 @@ class BlobChecks:
             self.uses[blob.digest.hex].append(use)
 
     def _below(self, manifest: Manifest, lower: Sequence[Home]) -> set[Digest]:
-        gone = [blob for blob in manifest.descriptors if self.store.blobs.is_missing(blob.digest.hex)]
+        gone = [
+            blob for blob in manifest.descriptors if self.store.blobs.is_missing(blob.digest.hex)
+        ]
         nowhere = gone
         for home in lower:
             nowhere = home.blobs.missing(nowhere)
@@ -264,7 +301,10 @@ class BlobChecks:
             return 0
 
     def run(self, digests: Iterable[str], jobs: int, progress: Progress) -> None:
-        """Check blobs with so many threads. Raises: StorageError when no more files can be opened."""
+        """Check blobs with so many threads.
+
+        Raises: StorageError when no more files can be opened.
+        """
         queues: tuple[list[str], list[str]] = ([], [])
         for digest in digests:
             queues[self.quick or self.size(digest) <= _SMALL].append(digest)
@@ -281,7 +321,11 @@ class BlobChecks:
 
         def take(sources: tuple[Iterator[str], ...]) -> str | None:
             with mutex:
-                return None if stop.is_set() else next((digest for source in sources for digest in source), None)
+                return (
+                    None
+                    if stop.is_set()
+                    else next((digest for source in sources for digest in source), None)
+                )
 
         others = min(jobs - 1, len(queues[0]))  # more would find nothing to do
         shares = [(small, large), *((large,) for _ in range(others))]

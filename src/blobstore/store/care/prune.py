@@ -1,19 +1,24 @@
-"""Prune: blobs that no manifest needs go to the trash, what killed imports left goes for good. Decide, then do.
+"""Prune: blobs that no manifest needs go to the trash, what killed imports left goes for good.
 
-The decision is made twice: without the store's exclusive lock, which is what a dry run shows, and again with it, just before
-it is carried out. Nothing is removed while anything that may be a manifest can't be read, or while the store looks as if a
-disk of it were not mounted (below). Blobs younger than the grace time are spared: an Ollama that is making a model
-does not take our lock, and links its manifest after its blobs. The copies of the manifests of models that are gone go to the
+Decide, then do.
+
+The decision is made twice: without the store's exclusive lock, which is what a dry run shows, and
+again with it, just before it is carried out. Nothing is removed while anything that may be a
+manifest can't be read, or while the store looks as if a disk of it were not mounted (below). Blobs
+younger than the grace time are spared: an Ollama that is making a model does not take our lock, and
+links its manifest after its blobs. The copies of the manifests of models that are gone go to the
 trash with the last of their blobs.
 
-What keeps a clean-up from taking an unmounted disk for models that are gone: an unmounted disk, bind mount or volume is
-an empty folder. What was committed here left copies of its manifests, so the lost models (store/local/copies.py) are
-known. A clean-up refuses when, in the whole store or below one host's folder,
+What keeps a clean-up from taking an unmounted disk for models that are gone: an unmounted disk,
+bind mount or volume is an empty folder. What was committed here left copies of its manifests, so
+the lost models (store/local/copies.py) are known. A clean-up refuses when, in the whole store or
+below one host's folder,
 
 - no manifest is there at all, and at least one model is lost; or
 - at least two models are lost, and more are lost than copied models have a manifest;
 
-when the whole store has no manifest and blobs would be removed; and when ``blobs/`` has no blob of any manifest.
+when the whole store has no manifest and blobs would be removed; and when ``blobs/`` has no blob of
+any manifest.
 """
 
 from __future__ import annotations
@@ -39,33 +44,48 @@ _NAMED = 5
 _SEVERAL = 2
 
 
-def without_blobs(store: Store, needed: AbstractSet[str], named: AbstractSet[str]) -> StorageError | None:
+def without_blobs(
+    store: Store, needed: AbstractSet[str], named: AbstractSet[str]
+) -> StorageError | None:
     """Return why a store is left alone that has none of the blobs that its manifests need, else None.
 
-    ``needed``, ``named``: the hex digits of the blobs that manifests name, and of those in ``blobs/``.
+    ``needed``, ``named``: the hex digits of the blobs that manifests name, and of those in
+    ``blobs/``.
     """
     if not needed or not named.isdisjoint(needed):
         return None
-    message = f"the manifests need {len(needed):,} blobs, and {store.blobs.path} contains none of them"
+    message = (
+        f"the manifests need {len(needed):,} blobs, and {store.blobs.path} contains none of them"
+    )
     hint = "Is its disk mounted? Models that are to go are removed by blobstore rm NAME."
     return StorageError(message, path=str(store.blobs.path), hint=hint)
 
 
 def without_manifests(
-    store: Store, references: References, there: Sequence[ModelName], lost: Sequence[MissingModel], removed: int
+    store: Store,
+    references: References,
+    there: Sequence[ModelName],
+    lost: Sequence[MissingModel],
+    removed: int,
 ) -> StorageError | None:
     """Return why a store is left alone that has lost too many manifests, else None.
 
     ``there``: the copied models that have a manifest; ``removed``: how many blobs would go.
     """
     for place, host in _places(store.manifests.path, lost):
-        manifests = sum(_is_below(name, host) for name in references.models) + (0 if host else len(references.newer))
+        manifests = sum(_is_below(name, host) for name in references.models) + (
+            0 if host else len(references.newer)
+        )
         remaining = sum(_is_below(name, host) for name in there)
         gone = [model.name for model in lost if _is_below(model.name, host)]
         if not manifests or (len(gone) >= _SEVERAL and len(gone) > remaining):
-            return _refusal(place, f"{_subject(len(gone), len(gone) + remaining)} no manifest: {_listed(gone)}")
+            return _refusal(
+                place, f"{_subject(len(gone), len(gone) + remaining)} no manifest: {_listed(gone)}"
+            )
     if removed and not references.models and not references.newer:
-        return _refusal(store.manifests.path, f"no model has a manifest, and {removed:,} blobs would go")
+        return _refusal(
+            store.manifests.path, f"no model has a manifest, and {removed:,} blobs would go"
+        )
     return None
 
 
@@ -85,7 +105,9 @@ def _subject(lost: int, known: int) -> str:
     """Return the subject of a refusal, and its verb."""
     if known == 1:
         return "the only model that was stored here has"
-    return f"{lost:,} of the {known:,} models that were stored here {'has' if lost == 1 else 'have'}"
+    return (
+        f"{lost:,} of the {known:,} models that were stored here {'has' if lost == 1 else 'have'}"
+    )
 
 
 def _listed(names: Sequence[ModelName]) -> str:
@@ -140,8 +162,9 @@ class PruneResult:
 class UndoResult:
     """What came back from the trash, in bytes each; ``kept`` had to stay: the store has the blob again, or it is damaged.
 
-    ``without_manifest``: models whose blobs are all there again, and the copies of their manifests, but not the manifests:
-    an undo gives the store that there was before the prune. `repair_model` restores a manifest from its copy.
+    ``without_manifest``: models whose blobs are all there again, and the copies of their manifests,
+    but not the manifests: an undo gives the store that there was before the prune. `repair_model`
+    restores a manifest from its copy.
     """
 
     restored: tuple[tuple[Digest, int], ...]
@@ -158,16 +181,18 @@ def prune(
     dry_run: bool = False,
     wait_s: float = 1,
 ) -> PruneResult:
-    """Move the blobs that no manifest needs to the trash, and remove what killed imports left; what was in the trash goes.
+    """Move the blobs that no manifest needs to the trash, and remove what killed imports left.
 
-    ``grace_s``: blobs are spared that were written to in so many seconds; at least an hour, unless ``sole_owner`` says that
-    no Ollama and no other machine uses the store. ``forget``: models whose manifests are gone are to go, however many.
-    ``dry_run``: nothing is changed. ``wait_s``: how long to wait for other processes that use the
-    store, unless the store says; 0: not at all.
+    What was in the trash goes.
 
-    Raises: UsageError for a shorter grace time; BusyError; StorageError or CorruptDataError when something that may be a
-    manifest can't be read, StorageError when too many manifests, or all blobs, are gone (prune.py): nothing is removed
-    then.
+    ``grace_s``: blobs are spared that were written to in so many seconds; at least an hour, unless
+    ``sole_owner`` says that no Ollama and no other machine uses the store. ``forget``: models whose
+    manifests are gone are to go, however many. ``dry_run``: nothing is changed. ``wait_s``: how
+    long to wait for other processes that use the store, unless the store says; 0: not at all.
+
+    Raises: UsageError for a shorter grace time; BusyError; StorageError or CorruptDataError when
+    something that may be a manifest can't be read, StorageError when too many manifests, or all
+    blobs, are gone (prune.py): nothing is removed then.
     """
     _check_grace(grace_s, sole_owner=sole_owner)
     decision = _decide(store, grace_s, None, forget=forget)
@@ -258,7 +283,11 @@ def _decide(store: Store, grace_s: float, known: References | None, *, forget: b
     return _Decision(
         removed=removed,
         spared=spared,
-        leftovers=tuple(store.leftovers(grace_s, lambda digest: digest.hex in listing.named and digest not in gone)),
+        leftovers=tuple(
+            store.leftovers(
+                grace_s, lambda digest: digest.hex in listing.named and digest not in gone
+            )
+        ),
         forgotten=tuple(model.name for model in copied.missing if waiting.isdisjoint(model.needs)),
         references=references,
     )
@@ -272,7 +301,11 @@ def _unneeded(listing: BlobListing, needed: AbstractSet[str]) -> list[UnneededBl
         entry = listing.named[digest]
         status = _status(entry)
         if status is not None and stat.S_ISREG(status.st_mode):
-            found.append(UnneededBlob(Digest(digest), status.st_size, now - status.st_mtime, Path(entry.path)))
+            found.append(
+                UnneededBlob(
+                    Digest(digest), status.st_size, now - status.st_mtime, Path(entry.path)
+                )
+            )
     return found
 
 

@@ -1,7 +1,8 @@
 """Usage: what the blobs of a store take, by model: what only one model needs, what several share, what none needs.
 
-Files of blobs that models need are not read or stat-ed, only their names are: 600,000 sizes take longer than all the rest.
-What is odd (files in a store that are not part of it, and those that any user may change) is only shown.
+Files of blobs that models need are not read or stat-ed, only their names are: 600,000 sizes take
+longer than all the rest. What is odd (files in a store that are not part of it, and those that any
+user may change) is only shown.
 """
 
 from __future__ import annotations
@@ -46,9 +47,15 @@ class OddFile:
 
 
 def oddities(store: Store, listing: BlobListing) -> Iterator[OddFile]:
-    """Yield what is odd in a store, blobs first; ``listing`` is what lies in ``blobs/``. Raises: StorageError."""
+    """Yield what is odd in a store, blobs first; ``listing`` is what lies in ``blobs/``.
+
+    Raises: StorageError.
+    """
     for entry in listing.others:
-        with suppress(NotFoundError), os_errors("access", entry.path):  # it has been removed since the folder was listed
+        with (
+            suppress(NotFoundError),
+            os_errors("access", entry.path),
+        ):  # it has been removed since the folder was listed
             yield OddFile(Path(entry.path), _odd_blob(entry))
     for path in store.manifests.everything():
         with suppress(NotFoundError), os_errors("access", path):
@@ -111,7 +118,11 @@ def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
         return f"it is {kind}"
     if depth != _MANIFEST_DEPTH:
         return f"it lies {depth} levels deep, and manifests lie {_MANIFEST_DEPTH}"
-    return odd_mode(status) if manifests.is_name(path) else "its path is not a model's name, but it may be a manifest"
+    return (
+        odd_mode(status)
+        if manifests.is_name(path)
+        else "its path is not a model's name, but it may be a manifest"
+    )
 
 
 def _kind(mode: int) -> str | None:
@@ -144,8 +155,9 @@ class ModelUsage:
 class Usage:
     """What lies in a store: the number and bytes of its blobs, its models by name, sorted.
 
-    ``reclaimable``: bytes of blobs that no manifest names, which `prune` takes when they are old enough; 0 while a manifest
-    can't be read, because it takes none then. ``trash``: bytes of what the last one took.
+    ``reclaimable``: bytes of blobs that no manifest names, which `prune` takes when they are old
+    enough; 0 while a manifest can't be read, because it takes none then. ``trash``: bytes of what
+    the last one took.
     """
 
     blobs: int
@@ -156,11 +168,13 @@ class Usage:
 
 
 def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
-    """Return what the blobs of a store take; of ``models`` those called ``names``, all without ``names``.
+    """Return what the blobs of a store take.
 
-    A blob that is there counts as manifests say, as in `list_models`; one that none names counts as long as its file is.
-    What was cut or grew is for `verify` to find. Raises: NotFoundError for a name that there is not; InvalidNameError;
-    AmbiguousNameError; StorageError.
+    Of ``models`` those called ``names``, all without ``names``.
+
+    A blob that is there counts as manifests say, as in `list_models`; one that none names counts as
+    long as its file is. What was cut or grew is for `verify` to find. Raises: NotFoundError for a
+    name that there is not; InvalidNameError; AmbiguousNameError; StorageError.
     """
     wanted = [store.find(name) for name in names]
     references = store.references()
@@ -188,13 +202,17 @@ def _needed_and_shared(references: References) -> tuple[dict[str, int], set[str]
     return needed, shared
 
 
-def _of_model(name: ModelName, references: References, there: set[str], shared: set[str]) -> ModelUsage:
+def _of_model(
+    name: ModelName, references: References, there: set[str], shared: set[str]
+) -> ModelUsage:
     needs = references.models.get(name)
     if needs is None:
         return ModelUsage(name, 0, 0, references.broken.get(name))
     nbytes = sum(_sizes(needs, there))
     both = needs.keys() & shared
-    return ModelUsage(name, nbytes, nbytes - sum(needs[digest] for digest in both if digest in there))
+    return ModelUsage(
+        name, nbytes, nbytes - sum(needs[digest] for digest in both if digest in there)
+    )
 
 
 def _sizes(needs: Needs, there: set[str]) -> Iterable[int]:

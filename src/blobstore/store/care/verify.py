@@ -1,9 +1,12 @@
-"""Verify: whether every blob, manifest and document of a store is what it has to be. Nothing is written.
+"""Verify: whether every blob, manifest and document of a store is what it has to be.
 
-No lock is taken: it may take hours, and others go on meanwhile. So what is found is checked again at the end, and
-forgotten when its model was removed or replaced, or its blob made again.
+Nothing is written.
 
-The manifests of a store as verify and repair read them: which bytes they are, and whether they are what was written.
+No lock is taken: it may take hours, and others go on meanwhile. So what is found is checked again
+at the end, and forgotten when its model was removed or replaced, or its blob made again.
+
+The manifests of a store as verify and repair read them: which bytes they are, and whether they are
+what was written.
 """
 
 from __future__ import annotations
@@ -40,7 +43,10 @@ def manifest_bytes(store: Store, name: ModelName) -> bytes:
 
 
 def read_manifest(store: Store, name: ModelName) -> tuple[Manifest | None, str | None]:
-    """Return a model's manifest, where it can be read, and what is wrong with it; neither when it is missing."""
+    """Return a model's manifest, where it can be read, and what is wrong with it.
+
+    Neither when it is missing.
+    """
     try:
         raw = store.manifests.text(name)
         manifest = Manifest.parse(raw, f"the manifest of {name}")
@@ -70,7 +76,10 @@ def _differing(raw: bytes, copy: bytes) -> int | None:
 
 
 class ManifestReader:
-    """Reads the manifests of many models. Bytes that many names share are parsed once, whatever they are."""
+    """Reads the manifests of many models.
+
+    Bytes that many names share are parsed once, whatever they are.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -118,7 +127,10 @@ class ManifestReader:
         return self._wrong.get(key) or changed(raw, self._store.copies.of(name))
 
     def _parsed(self, key: bytes, raw: bytes) -> Manifest | None:
-        """Return the manifest in ``raw`` when these bytes are new and valid; remember what they are."""
+        """Return the manifest in ``raw`` when these bytes are new and valid.
+
+        Remember what they are.
+        """
         if key in self._users or key in self._wrong:
             return None
         try:
@@ -140,7 +152,10 @@ class CurrentNeeds:
         self._kept: dict[bytes, tuple[ModelName, ...]] = {}
 
     def models(self, users: Users, digest: str) -> tuple[ModelName, ...]:
-        """Return those of ``users`` that need the blob of these hex digits now; the same tuple wherever all of them do."""
+        """Return those of ``users`` that need the blob of these hex digits now.
+
+        The same tuple wherever all of them do.
+        """
         if users.key not in self._kept:
             self._compare(users)
         found = [name for name, key in self._replaced[users.key] if digest in self._needs[key]]
@@ -163,7 +178,10 @@ class CurrentNeeds:
 
 
 def _needs(raw: bytes) -> set[str]:
-    """Return the hex digits of the blobs that a manifest's bytes name; none when they are not a manifest."""
+    """Return the hex digits of the blobs that a manifest's bytes name.
+
+    None when they are not a manifest.
+    """
     try:
         return set(needs_of(raw, "the manifest"))
     except BlobStoreError:
@@ -181,7 +199,8 @@ _PART = re.compile(r"(?P<number>[0-9]{1,9})/(?P<count>[0-9]{1,9})", re.ASCII)
 class DamagedBlob:
     """A blob that is not what it has to be, why, and which models and tensors that hits.
 
-    ``tensors``: those of its header where that can be read, else the names that the manifests give the blob.
+    ``tensors``: those of its header where that can be read, else the names that the manifests give
+    the blob.
     """
 
     digest: Digest
@@ -200,7 +219,10 @@ class BrokenManifest:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What was found: ``checked`` blobs, ``nbytes`` of which were hashed; damage by digest and by name; what is odd."""
+    """What was found: ``checked`` blobs, ``nbytes`` of which were hashed.
+
+    Damage by digest and by name; what is odd.
+    """
 
     checked: int
     nbytes: int
@@ -226,7 +248,10 @@ class Sample:
         """Return the sample that ``n/t`` names. Raises: UsageError unless 1 <= n <= t."""
         match = _PART.fullmatch(text)
         if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
-            raise UsageError(f"invalid part {text!r}", hint="Write it as n/t, such as 1/7: the first of seven parts.")
+            raise UsageError(
+                f"invalid part {text!r}",
+                hint="Write it as n/t, such as 1/7: the first of seven parts.",
+            )
         return cls(int(match["number"]), int(match["count"]))
 
     def has(self, digest: Digest) -> bool:
@@ -244,15 +269,19 @@ def verify(
     progress: Progress | None = None,
     lower: Sequence[Home] = (),
 ) -> VerifyResult:
-    """Return what is damaged in a store, or in the models ``names`` only; by ``jobs`` threads (None: one a core).
+    """Return what is damaged in a store, or in the models ``names`` only.
 
-    Every blob is hashed, the headers and companions of tensor blobs are checked, and the documents that are read here; so
-    are blobs that no model needs, when no names are given. ``quick``: of tensor blobs presence, size and header only.
-    ``sample``: only a part of the blobs. ``lower``: homes below this one (layered.py); what lies there alone is not damage,
-    and is not read. ``progress`` is told of their bytes.
+    By ``jobs`` threads (None: one a core).
 
-    Raises: NotFoundError for a store or a name that there is not; InvalidNameError; UsageError; StorageError when folders
-    can't be listed, or there are too many open files. Damage is a result, not an error.
+    Every blob is hashed, the headers and companions of tensor blobs are checked, and the documents
+    that are read here; so are blobs that no model needs, when no names are given. ``quick``: of
+    tensor blobs presence, size and header only. ``sample``: only a part of the blobs. ``lower``:
+    homes below this one (layered.py); what lies there alone is not damage, and is not read.
+    ``progress`` is told of their bytes.
+
+    Raises: NotFoundError for a store or a name that there is not; InvalidNameError; UsageError;
+    StorageError when folders can't be listed, or there are too many open files. Damage is a result,
+    not an error.
     """
     workers = threads(jobs)
     store.require()  # of a disk that is not mounted, or a misspelt path, nothing would be checked
@@ -264,7 +293,9 @@ def verify(
     chosen = checks.chosen(lambda digest: sample is None or sample.has(Digest(digest)))
     checks.run(chosen, workers, begun(progress, sum(map(checks.size, chosen))))
     odd = () if wanted else (*oddities(store, checks.listing), *_odd_blobs(checks))
-    return VerifyResult(len(chosen), checks.hashed, tuple(_damaged(checks)), tuple(_broken(checks, manifests)), odd)
+    return VerifyResult(
+        len(chosen), checks.hashed, tuple(_damaged(checks)), tuple(_broken(checks, manifests)), odd
+    )
 
 
 def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
@@ -272,14 +303,23 @@ def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
     needs = CurrentNeeds(checks.store)
     sets = _ModelSets()
     for digest, check in sorted(checks.damaged.items()):
-        found = {use: models for use in checks.uses.get(digest, ()) if (models := needs.models(use.users, digest))}
+        found = {
+            use: models
+            for use in checks.uses.get(digest, ())
+            if (models := needs.models(use.users, digest))
+        }
         if (reason := checks.again(digest, list(found))) is not None:
-            names = check.tensors or tuple(dict.fromkeys(use.name for use in found if use.name is not None))
+            names = check.tensors or tuple(
+                dict.fromkeys(use.name for use in found if use.name is not None)
+            )
             yield DamagedBlob(Digest(digest), reason, sets.union(found.values()), names)
 
 
 class _ModelSets:
-    """Unions of sorted tuples of models; equal ones are one tuple, because thousands of blobs may be of the same models."""
+    """Unions of sorted tuples of models.
+
+    Equal ones are one tuple, because thousands of blobs may be of the same models.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[ModelName, ...], ...], tuple[ModelName, ...]] = {}

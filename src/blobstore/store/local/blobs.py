@@ -41,13 +41,18 @@ class BlobListing:
 
 
 class BlobFolder:
-    """The ``blobs/`` folder of a store. Links in it are not followed, and only regular files are opened."""
+    """The ``blobs/`` folder of a store.
+
+    Links in it are not followed, and only regular files are opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def listing(self) -> BlobListing:
-        """Return what lies in the folder. Of two names for one digest the older form is among the others.
+        """Return what lies in the folder.
+
+        Of two names for one digest the older form is among the others.
 
         Raises: StorageError.
         """
@@ -59,7 +64,11 @@ class BlobFolder:
             with os.scandir(self.path) as entries:
                 for entry in entries:
                     name = entry.name
-                    if name.startswith(_START) and len(name) == _LENGTH and not name[_PREFIX:].strip(_HEX):
+                    if (
+                        name.startswith(_START)
+                        and len(name) == _LENGTH
+                        and not name[_PREFIX:].strip(_HEX)
+                    ):
                         named[name[_PREFIX:]] = entry
                     else:
                         others.append(entry)
@@ -69,9 +78,12 @@ class BlobFolder:
         return BlobListing(named, tuple(sorted(others, key=lambda entry: entry.name)))
 
     def digests(self) -> set[str]:
-        """Return the hex digits of the digests that regular files in the folder are named for. Raises: StorageError.
+        """Return the hex digits of the digests that regular files in the folder are named for.
 
-        What only begins as a blob's name does is among them; `sizes` has none of that. To look at every name takes its time.
+        Raises: StorageError.
+
+        What only begins as a blob's name does is among them; `sizes` has none of that. To look at
+        every name takes its time.
         """
         with os_errors("list", self.path):
             if not self.path.exists():
@@ -81,9 +93,16 @@ class BlobFolder:
         return {name[_PREFIX:] for name in names if name.startswith((_START, _OLD_START))}
 
     def sizes(self, digests: Iterable[str]) -> dict[str, int]:
-        """Return the bytes of those of ``digests`` whose blobs are regular files, by hex digits. Raises: StorageError."""
+        """Return the bytes of those of ``digests`` whose blobs are regular files, by hex digits.
+
+        Raises: StorageError.
+        """
         sizes = {}
-        for digest in (digest for digest in digests if len(digest) == _LENGTH - _PREFIX and not digest.strip(_HEX)):
+        for digest in (
+            digest
+            for digest in digests
+            if len(digest) == _LENGTH - _PREFIX and not digest.strip(_HEX)
+        ):
             for name in (f"{_START}{digest}", f"{_OLD_START}{digest}"):
                 path = f"{self.path}/{name}"
                 with suppress(NotFoundError), os_errors("access", path):
@@ -111,7 +130,9 @@ class BlobFolder:
         return [blob for blob in by_digest.values() if not self.has(blob.digest, blob.size)]
 
     def open(self, descriptor: Descriptor) -> FileReader:
-        """Return a reader over a blob that has the descriptor's size; its bytes are not checked here.
+        """Return a reader over a blob that has the descriptor's size.
+
+        Its bytes are not checked here.
 
         Raises: as `reader`; CorruptDataError when its size differs, with ``blob``.
         """
@@ -128,20 +149,24 @@ class BlobFolder:
     def reader(self, digest: Digest) -> FileReader:
         """Return a reader over the file that is named for the digest, of whatever size.
 
-        Raises: NotFoundError when it is missing, StorageError unless it is a regular file that can be opened; with ``blob``.
+        Raises: NotFoundError when it is missing, StorageError unless it is a regular file that can
+        be opened; with ``blob``.
         """
         try:
             return self._open_file(digest)
         except NotFoundError:
-            raise NotFoundError(f"blob {digest} is missing", blob=str(digest), path=str(self.path)) from None
+            raise NotFoundError(
+                f"blob {digest} is missing", blob=str(digest), path=str(self.path)
+            ) from None
         except BlobStoreError as error:
             error.blob = str(digest)
             raise
 
     def _open_file(self, digest: Digest) -> FileReader:
         path = self.path / digest.file_name
-        # The second name is an old Ollama's. The first is tried again: FUSE looks a name up and then opens what it
-        # led to: if another import replaces that in between, the file is missing, though its name never is (bindfs).
+        # The second name is an old Ollama's. The first is tried again: FUSE looks a name up and
+        # then opens what it led to: if another import replaces that in between, the file is
+        # missing, though its name never is (bindfs).
         for name in (path, self.path / str(digest)):
             with suppress(NotFoundError):
                 return FileReader(name, follow=False)
@@ -150,7 +175,8 @@ class BlobFolder:
     def read(self, descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> bytes:
         """Return the bytes of a small blob (a config, a JSON document), checked against its digest.
 
-        Raises: as `open`; LimitExceededError for a large one; DigestMismatchError when the bytes are not the digest's.
+        Raises: as `open`; LimitExceededError for a large one; DigestMismatchError when the bytes
+        are not the digest's.
         """
         check_document_size(descriptor, limit)
         with self.open(descriptor) as reader:
@@ -161,7 +187,10 @@ class BlobFolder:
         self.open(descriptor).close()
 
     def has(self, digest: Digest, size: int) -> bool:
-        """Return True when a regular file of that digest's name and that size is there; its bytes are not read."""
+        """Return True when a regular file of that digest's name and that size is there.
+
+        Its bytes are not read.
+        """
         try:
             self.check(Descriptor(media_type="", digest=digest, size=size))
         except BlobStoreError:
@@ -169,7 +198,10 @@ class BlobFolder:
         return True
 
     def remove(self, digest: Digest) -> bool:
-        """Remove a blob; return False when there was none. Only for a holder of the exclusive lock. Raises: StorageError."""
+        """Remove a blob; return False when there was none. Only for a holder of the exclusive lock.
+
+        Raises: StorageError.
+        """
         was_there = False
         for name in (digest.file_name, str(digest)):
             with os_errors("remove", self.path / name):
@@ -188,6 +220,7 @@ def checked_bytes(data: bytes, descriptor: Descriptor) -> bytes:
     """Return ``data``. Raises: DigestMismatchError when they are not the descriptor's."""
     if Digest.of(data) != descriptor.digest:
         raise DigestMismatchError(
-            f"blob {descriptor.digest} is damaged: its bytes do not match its digest", blob=str(descriptor.digest)
+            f"blob {descriptor.digest} is damaged: its bytes do not match its digest",
+            blob=str(descriptor.digest),
         )
     return data

@@ -1,15 +1,18 @@
 """Copies of manifests, and the models of which only copies are left.
 
-The manifest of a *missing* model is gone, though copies of it are kept. Another program may have removed the model, or
-the disk that its manifest lies on is not mounted: an unmounted disk looks like an empty folder. An ``ollama rm`` deletes
-the blobs that only this model needs, together with its manifest. So a missing model whose own blobs are still there is
-called *lost*: something other than a removal took its manifest.
+The manifest of a *missing* model is gone, though copies of it are kept. Another program may have
+removed the model, or the disk that its manifest lies on is not mounted: an unmounted disk looks
+like an empty folder. An ``ollama rm`` deletes the blobs that only this model needs, together with
+its manifest. So a missing model whose own blobs are still there is called *lost*: something other
+than a removal took its manifest.
 
-A manifest has no checksum: a bit that flips in a layer's name leaves a valid manifest of another model. So a copy of each is
-kept, at ``.blobstore/copies/HOST/NAMESPACE/MODEL/TAG/<sha256 of its bytes>``; its own name says whether it is still right.
-It is written before the manifest is linked and the older ones go afterwards, so that killed in between there is one of
-either; a repair takes the one that looks like what was there. A copy is a hint: nothing needs it, and an Ollama that
-replaces or removes a manifest does not know of it. So the copies also tell which models a store should have.
+A manifest has no checksum: a bit that flips in a layer's name leaves a valid manifest of another
+model. So a copy of each is kept, at ``.blobstore/copies/HOST/NAMESPACE/MODEL/TAG/<sha256 of its
+bytes>``; its own name says whether it is still right. It is written before the manifest is linked
+and the older ones go afterwards, so that killed in between there is one of either; a repair takes
+the one that looks like what was there. A copy is a hint: nothing needs it, and an Ollama that
+replaces or removes a manifest does not know of it. So the copies also tell which models a store
+should have.
 """
 
 from __future__ import annotations
@@ -55,11 +58,15 @@ class ManifestCopies:
         ``known``: what was found of other models' copies, whose bytes may be the same.
         """
         found = [(known or KnownNeeds()).of(raw) for raw in self.of(name)]
-        needs = [each.keys() for each in found if not isinstance(each, BlobStoreError)]  # one of a later version, perhaps
+        needs = [
+            each.keys() for each in found if not isinstance(each, BlobStoreError)
+        ]  # one of a later version, perhaps
         return needs[0] if len(needs) == 1 else frozenset().union(*needs)
 
     def write(self, name: ModelName, raw: bytes) -> bool:
-        """Write a copy, as durable as a later sync of the file system makes it; return False when it was there.
+        """Write a copy, as durable as a later sync of the file system makes it.
+
+        Return False when it was there.
 
         Raises: StorageError.
         """
@@ -70,7 +77,9 @@ class ManifestCopies:
         with os_errors("write", path):
             try:
                 _write(path, raw)
-            except FileNotFoundError:  # the removal of another model has just removed the empty folder
+            except (
+                FileNotFoundError
+            ):  # the removal of another model has just removed the empty folder
                 _write(path, raw)
         return True
 
@@ -101,10 +110,16 @@ class ManifestCopies:
     def names(self) -> list[ModelName]:
         """Return the models that have a folder of copies, sorted. Raises: StorageError."""
         with os_errors("list", self._folder):
-            return sorted(name for folder in _folders(self._folder, _DEPTH) if (name := _name(folder)) is not None)
+            return sorted(
+                name
+                for folder in _folders(self._folder, _DEPTH)
+                if (name := _name(folder)) is not None
+            )
 
     def move(self, name: ModelName, target: ManifestCopies) -> None:
-        """Move the copies of a model's manifest to ``target``, on the same file system; what killed imports left there goes.
+        """Move the copies of a model's manifest to ``target``, on the same file system.
+
+        What killed imports left there goes.
 
         Raises: StorageError.
         """
@@ -122,7 +137,9 @@ class ManifestCopies:
 
     def _refuse_links(self, name: ModelName) -> None:
         if (link := self._link(name)) is not None:
-            raise StorageError(f"{link} is a symbolic link, and nothing is written through one", path=str(link))
+            raise StorageError(
+                f"{link} is a symbolic link, and nothing is written through one", path=str(link)
+            )
 
     def _link(self, name: ModelName) -> Path | None:
         """Return the first folder on the way to a model's copies that is a link: what lies behind it is not ours.
@@ -131,7 +148,10 @@ class ManifestCopies:
         """
         place = self._place(name)
         with os_errors("access", place):
-            return next((path for path in (*reversed(place.parents[:_DEPTH]), place) if path.is_symlink()), None)
+            return next(
+                (path for path in (*reversed(place.parents[:_DEPTH]), place) if path.is_symlink()),
+                None,
+            )
 
     def _is_ours(self, name: ModelName) -> bool:
         try:
@@ -154,7 +174,10 @@ def _write(path: Path, raw: bytes) -> None:
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders that lie so deep below ``folder``; none is reached through a link. Raises: OSError."""
+    """Yield the folders that lie so deep below ``folder``; none is reached through a link.
+
+    Raises: OSError.
+    """
     for entry in listed(folder):
         if entry.is_dir(follow_symlinks=False):
             yield from _folders(Path(entry.path), depth - 1) if depth > 1 else [Path(entry.path)]
@@ -185,10 +208,15 @@ class CopiedModels:
 
     @classmethod
     def read(cls, copies: ManifestCopies, names: AbstractSet[ModelName]) -> CopiedModels:
-        """Return the copied models of a store whose manifests have ``names``. Raises: StorageError."""
+        """Return the copied models of a store whose manifests have ``names``.
+
+        Raises: StorageError.
+        """
         copied = copies.names()
         known = KnownNeeds()
-        missing = (MissingModel(name, copies.needs(name, known)) for name in copied if name not in names)
+        missing = (
+            MissingModel(name, copies.needs(name, known)) for name in copied if name not in names
+        )
         return cls(tuple(name for name in copied if name in names), tuple(missing))
 
     def lost(self, unneeded: AbstractSet[str]) -> list[MissingModel]:

@@ -2,18 +2,20 @@
 
 Summaries: what a model is in short, remembered by the sha256 of its manifest's bytes.
 
-A manifest names its blobs by their digests, so what follows from them never changes: a line that is there is right for ever,
-whatever becomes of the model's name. ``.blobstore/cache/summaries`` is the only thing that reading a store writes: to read
-the headers of 600,000 blobs takes a minute, and this file a fraction of a second. It is written only where the store belongs
-to the user who reads it: a ``sudo blobstore list`` must not leave folders that the owner can't write to. A line with a wrong
-checksum, torn or foreign, is ignored; so are failures to write the file.
+A manifest names its blobs by their digests, so what follows from them never changes: a line that is
+there is right for ever, whatever becomes of the model's name. ``.blobstore/cache/summaries`` is the
+only thing that reading a store writes: to read the headers of 600,000 blobs takes a minute, and
+this file a fraction of a second. It is written only where the store belongs to the user who reads
+it: a ``sudo blobstore list`` must not leave folders that the owner can't write to. A line with a
+wrong checksum, torn or foreign, is ignored; so are failures to write the file.
 
 Journal: which blob each entry of an earlier import's plan became, so that nothing is made twice.
 
-One file a source in ``.blobstore/journal/``, appended to; one line an entry: its key (importer/writing.py), the blob's
-digest, size and stamp, and whether the blob was durable then. A line is a hint and never trusted over the bytes: a blob is
-taken for what its line says only if it was durable and while its file has that stamp; otherwise it is hashed
-(`LocalSession.find`). A torn or foreign line is passed over.
+One file a source in ``.blobstore/journal/``, appended to; one line an entry: its key
+(importer/writing.py), the blob's digest, size and stamp, and whether the blob was durable then. A
+line is a hint and never trusted over the bytes: a blob is taken for what its line says only if it
+was durable and while its file has that stamp; otherwise it is hashed (`LocalSession.find`). A torn
+or foreign line is passed over.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ from blobstore.store.ports import Summary
 
 _log = logging.getLogger("blobstore.store.local.store")
 
-_LINE = re.compile(rb"^[0-9a-f]{64} [0-9a-f]{64} [0-9]{1,15} [0-9]{1,20} [0-9]{1,20} [-+]$", re.ASCII | re.MULTILINE)
+_LINE = re.compile(
+    rb"^[0-9a-f]{64} [0-9a-f]{64} [0-9]{1,15} [0-9]{1,20} [0-9]{1,20} [-+]$",
+    re.ASCII | re.MULTILINE,
+)
 _HEX = 64
 _NAME = re.compile(r"[0-9a-f]{64}(?P<temporary>\.[0-9a-f]{16})?", re.ASCII)
 _DURABLE, _WAITING = "-", "+"
@@ -74,7 +79,9 @@ class Entry:
 
 
 class Journal:
-    """The journal of one source, read when it is first asked; what is appended then is for later readers.
+    """The journal of one source, read when it is first asked.
+
+    What is appended then is for later readers.
 
     One that can't be read is empty: everything is made again.
     """
@@ -90,7 +97,9 @@ class Journal:
         return Entry.parse(line) if line is not None else None
 
     def append(self, entries: Iterable[Entry]) -> None:
-        """Add entries; they win over older ones of their keys. A journal that is too large is started anew.
+        """Add entries; they win over older ones of their keys.
+
+        A journal that is too large is started anew.
 
         Raises: StorageError.
         """
@@ -103,7 +112,9 @@ class Journal:
             if self._lines > 2 * len(newest) + _SPARE_LINES or _size(self._path) > _LARGEST:
                 replace_file(self._path, b"".join(line + b"\n" for line in newest.values()))
                 self._lines = len(newest)
-            append_file(self._path, b"\n" + text)  # on lines of its own, also behind one that was torn
+            append_file(
+                self._path, b"\n" + text
+            )  # on lines of its own, also behind one that was torn
 
     def _read(self) -> dict[bytes, bytes]:
         """Return the newest line of each key."""
@@ -123,8 +134,8 @@ class Journal:
 def dead_journals(folder: Path, is_there: Callable[[Digest], bool]) -> Iterator[Leftover]:
     """Yield the journals in ``folder`` that name no blob for which ``is_there``, and what a killed import left of one.
 
-    Which source a journal is of can't be told from it; one whose blobs are all gone, or that is too large to be read, is of
-    no use to any. Raises: StorageError.
+    Which source a journal is of can't be told from it; one whose blobs are all gone, or that is too
+    large to be read, is of no use to any. Raises: StorageError.
     """
     with os_errors("read", folder):
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -137,12 +148,17 @@ def dead_journals(folder: Path, is_there: Callable[[Digest], bool]) -> Iterator[
                 yield Leftover(path, nbytes, "an import that was killed left it unfinished")
             elif nbytes > _LARGEST:
                 yield Leftover(path, nbytes, "a journal that is too large to be read")
-            elif not any(is_there(Digest(line[_HEX + 1 : 2 * _HEX + 1].decode())) for line in _lines(path)):
+            elif not any(
+                is_there(Digest(line[_HEX + 1 : 2 * _HEX + 1].decode())) for line in _lines(path)
+            ):
                 yield Leftover(path, nbytes, "a journal of an import of which nothing is left")
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a journal that are entries. Raises: NotFoundError; LimitExceededError; StorageError."""
+    """Yield the lines of a journal that are entries.
+
+    Raises: NotFoundError; LimitExceededError; StorageError.
+    """
     return (match[0] for match in _LINE.finditer(read_own(path, _LARGEST)))
 
 
@@ -156,7 +172,10 @@ def _size(path: Path) -> int:
 _VERSION = b"1"
 """Goes up when the same blobs are summarized otherwise."""
 _LARGEST_CACHE = 64 * 2**20
-"""Bytes of a file that is read: 400,000 models. A larger one is not ours, and the next list starts it anew."""
+"""Bytes of a file that is read: 400,000 models.
+
+A larger one is not ours, and the next list starts it anew.
+"""
 _SUMMARY_LINE = re.compile(
     rb"^(?P<text>(?P<key>[0-9a-f]{64}) (?P<size>[0-9]{1,18}) (?P<parameters>[0-9]{1,24}) (?P<plain>[01])"
     rb" (?P<kind>[0-9A-Za-z_]{0,32}) %b) (?P<sum>[0-9a-f]{8})$" % _VERSION,
@@ -172,7 +191,10 @@ class SummaryCache:
         self._owner = owner
 
     def read(self) -> dict[str, Summary]:
-        """Return the summaries by the sha256 of their manifests, in hex digits; none when the file can't be read."""
+        """Return the summaries by the sha256 of their manifests, in hex digits.
+
+        None when the file can't be read.
+        """
         try:
             text = read_own(self._path, _LARGEST_CACHE)
         except NotFoundError:
@@ -183,29 +205,48 @@ class SummaryCache:
         found = {}
         for match in _SUMMARY_LINE.finditer(text):
             if zlib.crc32(match["text"]) == int(match["sum"], 16):
-                size, parameters, is_plain = (int(match[name]) for name in ("size", "parameters", "plain"))
-                found[match["key"].decode()] = Summary(size, parameters, match["kind"].decode(), bool(is_plain))
+                size, parameters, is_plain = (
+                    int(match[name]) for name in ("size", "parameters", "plain")
+                )
+                found[match["key"].decode()] = Summary(
+                    size, parameters, match["kind"].decode(), bool(is_plain)
+                )
         return found
 
     def add(self, summaries: Mapping[str, Summary]) -> None:
-        """Remember summaries, where that is ours to do. Nothing is raised: the next reader has more to do, that is all."""
-        fit = {key: summary for key, summary in summaries.items() if _SUMMARY_LINE.fullmatch(_encoded(key, summary)[:-1])}
+        """Remember summaries, where that is ours to do.
+
+        Nothing is raised: the next reader has more to do, that is all.
+        """
+        fit = {
+            key: summary
+            for key, summary in summaries.items()
+            if _SUMMARY_LINE.fullmatch(_encoded(key, summary)[:-1])
+        }
         if not fit or not self._is_ours():
             return
         try:
             with os_errors("write", self._path):
                 make_folder(self._path.parent, durable=False)
                 write = replace_file if self._is_too_large() else append_file
-                write(self._path, b"\n" + b"".join(_encoded(key, summary) for key, summary in fit.items()))
+                write(
+                    self._path,
+                    b"\n" + b"".join(_encoded(key, summary) for key, summary in fit.items()),
+                )
         except BlobStoreError as error:
             _log.info("the summaries of models are not remembered: %s", error)
 
     def keep(self, keys: Collection[str]) -> None:
-        """Forget all but those of ``keys``. Only for a holder of the store's exclusive lock. Raises: StorageError."""
+        """Forget all but those of ``keys``. Only for a holder of the store's exclusive lock.
+
+        Raises: StorageError.
+        """
         known = self.read()
         if known.keys() - set(keys) or self._is_too_large():
             with os_errors("write", self._path):
-                lines = (_encoded(key, summary) for key, summary in sorted(known.items()) if key in keys)
+                lines = (
+                    _encoded(key, summary) for key, summary in sorted(known.items()) if key in keys
+                )
                 replace_file(self._path, b"".join(lines))
 
     def _is_too_large(self) -> bool:

@@ -1,7 +1,8 @@
 """Leftovers: the folders of imports that were killed, and the finished blobs in them, which the next import takes over.
 
-An import holds a lock on its folder, so a folder that can be locked has no owner any more. Half-written files in it are
-removed at once; finished ones are kept for a day, for the import that goes on with them, or until a clean-up wants them.
+An import holds a lock on its folder, so a folder that can be locked has no owner any more.
+Half-written files in it are removed at once; finished ones are kept for a day, for the import that
+goes on with them, or until a clean-up wants them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Leftover:
     reason: str
 
     def remove(self) -> None:
-        """Remove it, with what is in it. Only for a holder of the store's exclusive lock. Raises: StorageError."""
+        """Remove it, with what is in it. Only for a holder of the store's exclusive lock.
+
+        Raises: StorageError.
+        """
         with os_errors("remove", self.path):
             if self.path.is_dir() and not self.path.is_symlink():
                 remove_tree(self.path)
@@ -45,7 +49,10 @@ class Leftover:
 
 
 def make_owned_folder(parent: Path) -> tuple[Path, int]:
-    """Return a new folder in ``parent`` and an open descriptor of it that holds its lock. Raises: OSError."""
+    """Return a new folder in ``parent`` and an open descriptor of it that holds its lock.
+
+    Raises: OSError.
+    """
     try:
         return _make_owned(parent)
     except FileNotFoundError:  # another import saw a folder a day old: the clock has just jumped
@@ -61,7 +68,9 @@ def _make_owned(parent: Path) -> tuple[Path, int]:
     fd = -1
     try:
         fd = os.open(unowned, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(fd, fcntl.LOCK_EX)  # not at once: another import that cleans up may hold it just now
+        fcntl.flock(
+            fd, fcntl.LOCK_EX
+        )  # not at once: another import that cleans up may hold it just now
         return unowned.rename(parent / f"{os.getpid()}-{suffix}"), fd
     except BaseException:
         if fd >= 0:
@@ -83,7 +92,9 @@ class Leftovers:
         return next((path for path in found if _is_regular(path)), None)
 
     def take(self, path: Path, folder: Path) -> bool:
-        """Move a finished blob into ``folder``, which is the caller's; return False when it is gone or another's.
+        """Move a finished blob into ``folder``, which is the caller's.
+
+        Return False when it is gone or another's.
 
         Raises: StorageError.
         """
@@ -116,7 +127,11 @@ class Leftovers:
         """Yield the digests of the finished blobs that lie there, with an owner or without."""
         for folder in self._folders():
             with suppress(OSError):
-                yield from (digest for path in folder.iterdir() if (digest := Digest.from_file_name(path.name)))
+                yield from (
+                    digest
+                    for path in folder.iterdir()
+                    if (digest := Digest.from_file_name(path.name))
+                )
 
     def _folders(self) -> Iterator[Path]:
         with suppress(OSError):

@@ -1,14 +1,14 @@
 """The store's locks, which the kernel frees when their holder dies, so there is nothing stale to clean up (``flock``).
 
-``.blobstore/lock``: many writers share it, a clean-up holds it alone, and opening a model shares it where it can.
-``.blobstore/names``: held alone for the moment in which a manifest is checked and then linked or removed; whoever takes it
-shares the other one. Ollama takes neither.
+``.blobstore/lock``: many writers share it, a clean-up holds it alone, and opening a model shares it
+where it can. ``.blobstore/names``: held alone for the moment in which a manifest is checked and
+then linked or removed; whoever takes it shares the other one. Ollama takes neither.
 
 Holders: which processes hold a file's flock, as the kernel says at the moment of asking.
 
-Nothing is written down by holders, so nothing can be stale. Linux lists every flock in /proc/locks, and again in the
-fdinfo of the descriptor that has it; elsewhere, and a holder on another machine is not found.
-Source: proc_locks(5), proc_pid_fdinfo(5) ("lock:").
+Nothing is written down by holders, so nothing can be stale. Linux lists every flock in /proc/locks,
+and again in the fdinfo of the descriptor that has it; elsewhere, and a holder on another machine is
+not found. Source: proc_locks(5), proc_pid_fdinfo(5) ("lock:").
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from blobstore.io.durable import FILE_MODE, make_folder, os_errors
 from blobstore.io.ranges import close_quietly
 
 _PROC = Path("/proc")
-_FLOCK = re.compile(r"[0-9]+: FLOCK +[A-Z]+ +(READ|WRITE) +(?P<pid>[0-9]+) [0-9a-f]+:[0-9a-f]+:(?P<inode>[0-9]+) ", re.ASCII)
+_FLOCK = re.compile(
+    r"[0-9]+: FLOCK +[A-Z]+ +(READ|WRITE) +(?P<pid>[0-9]+) [0-9a-f]+:[0-9a-f]+:(?P<inode>[0-9]+) ",
+    re.ASCII,
+)
 _LONGEST_COMMAND = 120
 _START_FIELD = 19  # proc_pid_stat(5): starttime is field 22, and these are counted from the third, behind the name
 
@@ -49,7 +52,10 @@ class Holder:
 
 
 def holders_of(fd: int) -> list[Holder]:
-    """Return the processes that hold a flock on the file that is open as ``fd``; none where the kernel does not say."""
+    """Return the processes that hold a flock on the file that is open as ``fd``.
+
+    None where the kernel does not say.
+    """
     try:
         inode = os.fstat(fd).st_ino
     except OSError:
@@ -70,7 +76,8 @@ def _locks(path: Path) -> list[tuple[int, int]]:
 def _holds(pid: int, inode: int) -> bool:
     """Return True when a descriptor of the process has the lock now, or when that can't be read.
 
-    A lock outlives the process that took it in a child that was forked meanwhile, and then its number may be another's.
+    A lock outlives the process that took it in a child that was forked meanwhile, and then its
+    number may be another's.
     """
     try:
         descriptors = list((_PROC / str(pid) / "fdinfo").iterdir())
@@ -124,18 +131,27 @@ class StoreLock:
         self._wait_s = wait_s
 
     def make(self) -> None:
-        """Make the lock file: taking the lock needs no space on the disk then. Raises: StorageError."""
+        """Make the lock file: taking the lock needs no space on the disk then.
+
+        Raises: StorageError.
+        """
         close_quietly(self._open())
 
     @contextmanager
     def shared(self, wait_s: float = 10) -> Iterator[None]:
-        """Hold the lock beside other sharers. Raises: BusyError when it is held alone for ``wait_s``; StorageError."""
+        """Hold the lock beside other sharers.
+
+        Raises: BusyError when it is held alone for ``wait_s``; StorageError.
+        """
         with self._held(fcntl.LOCK_SH, wait_s):
             yield
 
     @contextmanager
     def exclusive(self, wait_s: float = 1) -> Iterator[None]:
-        """Hold the lock alone. Raises: BusyError when anybody else holds it for ``wait_s`` seconds; StorageError."""
+        """Hold the lock alone.
+
+        Raises: BusyError when anybody else holds it for ``wait_s`` seconds; StorageError.
+        """
         with self._held(fcntl.LOCK_EX, wait_s):
             yield
 
@@ -143,8 +159,8 @@ class StoreLock:
     def reading(self, wait_s: float = 2) -> Iterator[bool]:
         """Hold the lock beside other sharers where that needs no writing; yield whether it is held.
 
-        It is not when the lock file is missing (blobstore has never written here), can't be opened, or is held alone by
-        another process for ``wait_s``.
+        It is not when the lock file is missing (blobstore has never written here), can't be opened,
+        or is held alone by another process for ``wait_s``.
         """
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -186,7 +202,9 @@ class StoreLock:
         named = ", ".join(map(str, found[:_NAMED])) or "another process"
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         message = f"the store is in use by {named}{more} ({self._path})"
-        return BusyError(message, path=str(self._path), hint="Try again later, or wait for it: --wait SECONDS.")
+        return BusyError(
+            message, path=str(self._path), hint="Try again later, or wait for it: --wait SECONDS."
+        )
 
 
 def _refuse_links(folder: Path) -> None:
@@ -194,7 +212,9 @@ def _refuse_links(folder: Path) -> None:
     with os.scandir(folder) as entries:
         links = [Path(entry.path) for entry in entries if entry.is_symlink()]
     for link in [folder] if folder.is_symlink() else sorted(links):
-        raise StorageError(f"{link} is a symbolic link, and nothing is written through one", path=str(link))
+        raise StorageError(
+            f"{link} is a symbolic link, and nothing is written through one", path=str(link)
+        )
 
 
 def _take(fd: int, kind: int, wait_s: float) -> bool:

@@ -39,14 +39,24 @@ LARGE = 2**20
 
 
 class ManifestFolder:
-    """The ``manifests/`` folder of a store. No folder or file below it is reached through a symbolic link."""
+    """The ``manifests/`` folder of a store.
+
+    No folder or file below it is reached through a symbolic link.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def names(self) -> list[ModelName]:
-        """Return the names of all models, sorted. Links, and files at another depth or with other names, are not models."""
-        return sorted(name for path, is_link in self._entries() if not is_link and (name := self._name(path)) is not None)
+        """Return the names of all models, sorted.
+
+        Links, and files at another depth or with other names, are not models.
+        """
+        return sorted(
+            name
+            for path, is_link in self._entries()
+            if not is_link and (name := self._name(path)) is not None
+        )
 
     def strays(self) -> list[Path]:
         """Return what may be a manifest but is not a model here: files with odd names, and links anywhere."""
@@ -55,8 +65,8 @@ class ManifestFolder:
     def everything(self) -> Iterator[Path]:
         """Yield every file and link below ``manifests/``, sorted; links are not followed.
 
-        A folder below the level of manifests is yielded instead of what it holds: nesting may have no end.
-        Raises: StorageError.
+        A folder below the level of manifests is yielded instead of what it holds: nesting may have
+        no end. Raises: StorageError.
         """
         with os_errors("list", self.path):
             self._refuse_dangling()
@@ -87,15 +97,18 @@ class ManifestFolder:
     def spelled(self, name: ModelName) -> ModelName:
         """Return the name as it is spelled here: names that differ only in case are one model, as for Ollama.
 
-        The spelling that was asked for wins where it is there. Of a model that is not there, the parts are spelled as the
-        folders are on its way. So a name means the same on file systems that tell case apart and on others.
+        The spelling that was asked for wins where it is there. Of a model that is not there, the
+        parts are spelled as the folders are on its way. So a name means the same on file systems
+        that tell case apart and on others.
 
         Raises: AmbiguousNameError when there are several other spellings; StorageError.
         """
         parts: tuple[str, ...] = name.path_parts
         found: list[tuple[str, ...]] = [()]
         for depth in range(_DEPTH):
-            deeper = [(*above, part) for above in found for part in self._spellings(above, parts[depth])]
+            deeper = [
+                (*above, part) for above in found for part in self._spellings(above, parts[depth])
+            ]
             if not deeper:  # what is not there yet; with several folders for it, it gets its own
                 above = parts[:depth] if len(found) > 1 else found[0]
                 return _respelled(name, (*above, *parts[depth:]))
@@ -107,7 +120,10 @@ class ManifestFolder:
         return _respelled(name, found[0])
 
     def _spellings(self, above: tuple[str, ...], part: str) -> list[str]:
-        """Return what lies in a folder and differs from ``part`` at most in case; nothing behind a link."""
+        """Return what lies in a folder and differs from ``part`` at most in case.
+
+        Nothing behind a link.
+        """
         folder = self.path.joinpath(*above)
         with os_errors("list", folder):
             if above and not stat.S_ISDIR(_mode(folder)):
@@ -119,7 +135,8 @@ class ManifestFolder:
     def read(self, name: ModelName) -> Manifest:
         """Return the manifest of ``name``, and the bytes it was read from.
 
-        Raises: NotFoundError when there is none; DocumentError when it is no manifest; StorageError; each with ``model``.
+        Raises: NotFoundError when there is none; DocumentError when it is no manifest;
+        StorageError; each with ``model``.
         """
         raw = self.text(name)
         try:
@@ -131,15 +148,16 @@ class ManifestFolder:
     def text(self, name: ModelName) -> bytes:
         """Return the bytes of a manifest that is to be parsed.
 
-        Raises: as `read_bytes`; DocumentError (rule M1) for a large one with a NUL byte, read only up to there: a few
-        bytes and a hole behind them may be 64 MiB.
+        Raises: as `read_bytes`; DocumentError (rule M1) for a large one with a NUL byte, read only
+        up to there: a few bytes and a hole behind them may be 64 MiB.
         """
         return self._read(name, is_text=True)
 
     def read_bytes(self, name: ModelName) -> bytes:
         """Return the bytes of a manifest, whatever is in them.
 
-        Raises: NotFoundError when there is none; LimitExceededError over 64 MiB; StorageError; each with ``model``.
+        Raises: NotFoundError when there is none; LimitExceededError over 64 MiB; StorageError; each
+        with ``model``.
         """
         return self._read(name)
 
@@ -159,7 +177,9 @@ class ManifestFolder:
             with FileReader(path, follow=False) as reader:
                 if reader.size > MAX_MANIFEST:
                     message = f"limit exceeded: the manifest of {name} has {reader.size:,} bytes, at most {MAX_MANIFEST:,}"
-                    raise LimitExceededError(message, path=str(path), hint=f"Remove it: blobstore rm {name}")
+                    raise LimitExceededError(
+                        message, path=str(path), hint=f"Remove it: blobstore rm {name}"
+                    )
                 if is_text and reader.size > LARGE and reader.has_nul():
                     message = f"the manifest of {name} is not valid JSON: it contains a NUL byte (rule M1)"
                     raise DocumentError(message, rule="M1", path=str(path))
@@ -171,7 +191,10 @@ class ManifestFolder:
             raise
 
     def modified(self, name: ModelName) -> datetime | None:
-        """Return when the manifest was written, UTC; None when that is out of range. Raises: NotFoundError, StorageError."""
+        """Return when the manifest was written, UTC; None when that is out of range.
+
+        Raises: NotFoundError, StorageError.
+        """
         path = self._path(name)
         with os_errors("access", path):
             seconds = path.stat(follow_symlinks=False).st_mtime
@@ -183,8 +206,9 @@ class ManifestFolder:
     def prepare(self, name: ModelName, manifest: Manifest, temporary: Path) -> None:
         """Write a manifest to the path ``temporary``, durably, and make its folder: all that needs space on the disk.
 
-        A copy of an older manifest of that name is kept beside it, for `link`. Raises: StorageError, also when a folder has
-        the name; LimitExceededError when an older file of that name is too large for a manifest; nothing is visible yet.
+        A copy of an older manifest of that name is kept beside it, for `link`. Raises:
+        StorageError, also when a folder has the name; LimitExceededError when an older file of that
+        name is too large for a manifest; nothing is visible yet.
         """
         path = self._path(name)
         self._refuse_links(name)
@@ -216,7 +240,10 @@ class ManifestFolder:
                 raise
 
     def has(self, name: ModelName) -> bool:
-        """Return True when there is something in the place of the manifest of that name. Raises: StorageError."""
+        """Return True when there is something in the place of the manifest of that name.
+
+        Raises: StorageError.
+        """
         with os_errors("access", self._path(name)):
             return _mode(self._path(name)) != 0
 
@@ -235,7 +262,10 @@ class ManifestFolder:
             sync_folder(path.parent)
 
     def remove_empty_folders(self, name: ModelName) -> None:
-        """Remove the folders that a removed manifest left empty. Only for a holder of the store's exclusive lock."""
+        """Remove the folders that a removed manifest left empty.
+
+        Only for a holder of the store's exclusive lock.
+        """
         for folder in list(self._path(name).parents)[: _DEPTH - 1]:
             try:
                 folder.rmdir()
@@ -243,7 +273,9 @@ class ManifestFolder:
                 break  # not empty
 
     def remove_all_empty_folders(self) -> None:
-        """Remove every folder, as deep as manifests lie, that holds nothing. Only for a holder of the exclusive lock.
+        """Remove every folder, as deep as manifests lie, that holds nothing.
+
+        Only for a holder of the exclusive lock.
 
         Raises: StorageError when they can't be listed.
         """
@@ -254,7 +286,9 @@ class ManifestFolder:
                 folder.rmdir()
 
     def _missing(self, name: ModelName) -> NotFoundError:
-        return ModelNotFoundError(f"model {str(name)!r} not found", model=str(name), hint=hint_for(self.path, name))
+        return ModelNotFoundError(
+            f"model {str(name)!r} not found", model=str(name), hint=hint_for(self.path, name)
+        )
 
     def _path(self, name: ModelName) -> Path:
         return self.path.joinpath(*name.path_parts)
@@ -267,12 +301,17 @@ class ManifestFolder:
                 mode = _mode(folder)
             if stat.S_ISLNK(mode):
                 raise StorageError(
-                    f"the folder {folder} of model {name} is a symbolic link", model=str(name), path=str(folder)
+                    f"the folder {folder} of model {name} is a symbolic link",
+                    model=str(name),
+                    path=str(folder),
                 )
 
 
 def _files(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield files and links up to ``depth`` levels below ``folder``, and the folders at that depth. Raises: OSError."""
+    """Yield files and links up to ``depth`` levels below ``folder``, and the folders at that depth.
+
+    Raises: OSError.
+    """
     for entry in listed(folder):
         if depth > 1 and entry.is_dir(follow_symlinks=False):
             yield from _files(Path(entry.path), depth - 1)
@@ -292,7 +331,10 @@ def _empty(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _mode(path: Path) -> int:
-    """Return a file's own mode, or 0 when nothing is there. Raises: OSError when that can't be told."""
+    """Return a file's own mode, or 0 when nothing is there.
+
+    Raises: OSError when that can't be told.
+    """
     try:
         return path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -1,10 +1,11 @@
 """Manifests of newer Ollamas, in ``manifests-v2/``: read as far as it takes to remove no blob that they need.
 
-Nothing is loaded from there, and nothing is written. The layout is proposed, not shipped (ollama/ollama PRs 15735 and 16590;
-@baa78e71 manifest/manifest.go `linkManifest`, `referencedBlobDigestsForData`): ``HOST/NAMESPACE/MODEL/TAG`` is a symbolic
-link to the blob of the manifest, a hard link or a copy where the file system takes none. The host registry.ollama.ai is
-ollama.com there, and a colon in a host ``%3A``. A manifest may be a list of manifests, each in it as a whole or as the
-digest of its blob. A name there hides the same name under ``manifests/``.
+Nothing is loaded from there, and nothing is written. The layout is proposed, not shipped
+(ollama/ollama PRs 15735 and 16590; @baa78e71 manifest/manifest.go `linkManifest`,
+`referencedBlobDigestsForData`): ``HOST/NAMESPACE/MODEL/TAG`` is a symbolic link to the blob of the
+manifest, a hard link or a copy where the file system takes none. The host registry.ollama.ai is
+ollama.com there, and a colon in a host ``%3A``. A manifest may be a list of manifests, each in it
+as a whole or as the digest of its blob. A name there hides the same name under ``manifests/``.
 """
 
 from __future__ import annotations
@@ -43,12 +44,20 @@ class NewerManifests:
         self._blobs = blobs
 
     def names(self) -> list[ModelName]:
-        """Return the names that live there, sorted, as ``manifests/`` would have them. Raises: StorageError."""
-        found = (_name(path.relative_to(self._folder.path).parts) for path in self._folder.everything())
+        """Return the names that live there, sorted, as ``manifests/`` would have them.
+
+        Raises: StorageError.
+        """
+        found = (
+            _name(path.relative_to(self._folder.path).parts) for path in self._folder.everything()
+        )
         return sorted({name for name in found if name is not None})
 
     def has(self, name: ModelName) -> bool:
-        """Return True when a newer Ollama finds ``name`` there, and not under ``manifests/``. Raises: StorageError."""
+        """Return True when a newer Ollama finds ``name`` there, and not under ``manifests/``.
+
+        Raises: StorageError.
+        """
         wanted = _logical(name).folded
         return any(found.folded == wanted for found in self.names())
 
@@ -70,9 +79,14 @@ class NewerManifests:
             yield path, found[digest]
 
     def _read(self, path: Path) -> bytes:
-        """Return the bytes of a manifest. Raises: StorageError, CorruptDataError, LimitExceededError."""
+        """Return the bytes of a manifest.
+
+        Raises: StorageError, CorruptDataError, LimitExceededError.
+        """
         if _name(path.relative_to(self._folder.path).parts) is None:
-            raise StorageError(f"{path} may be a manifest, and its path is not a model's name", path=str(path))
+            raise StorageError(
+                f"{path} may be a manifest, and its path is not a model's name", path=str(path)
+            )
         with os_errors("access", path):
             is_link = path.is_symlink()
         if is_link:
@@ -86,18 +100,26 @@ class NewerManifests:
             return _whole(reader)
 
     def _linked(self, path: Path) -> Digest:
-        """Return the digest of the blob that a link leads to; the link is not followed to read it."""
+        """Return the digest of the blob that a link leads to.
+
+        The link is not followed to read it.
+        """
         target = Path(real_path(path))
         digest = Digest.from_file_name(target.name)
         if digest is None or target.parent != Path(real_path(self._blobs.path)):
-            raise StorageError(f"{path} is a symbolic link to {target}, which is not a blob of this store", path=str(path))
+            raise StorageError(
+                f"{path} is a symbolic link to {target}, which is not a blob of this store",
+                path=str(path),
+            )
         return digest
 
     def _read_blob(self, digest: Digest) -> bytes:
         with self._blobs.reader(digest) as reader:
             raw = _whole(reader)
         if Digest.of(raw) != digest:
-            raise DigestMismatchError(f"blob {digest} is damaged: its bytes are not its digest's", blob=str(digest))
+            raise DigestMismatchError(
+                f"blob {digest} is damaged: its bytes are not its digest's", blob=str(digest)
+            )
         return raw
 
     def _reachable_or_error(self, raw: bytes) -> Needs | BlobStoreError:
@@ -109,7 +131,8 @@ class NewerManifests:
     def _reachable(self, raw: bytes, what: str) -> Needs:
         """Return every blob that can be reached from a manifest, itself included.
 
-        A manifest of a list may be missing: Ollama pulls only those that it runs (`parseManifestBlobIfExists`).
+        A manifest of a list may be missing: Ollama pulls only those that it runs
+        (`parseManifestBlobIfExists`).
         """
         needs = {Digest.of(raw).hex: len(raw)}
         seen: set[Digest] = set()
@@ -141,8 +164,14 @@ def _parts(raw: bytes, what: str) -> tuple[Needs, set[Digest]]:
     if not isinstance(children, list) or not all(isinstance(child, dict) for child in children):
         raise DocumentError(f"{what}: manifests is not a list of objects (rule M1)", rule="M1")
     if not all("digest" in child or _is_whole(child) for child in children):
-        raise DocumentError(f"{what}: one of its manifests has neither layers nor a digest (rule M1)", rule="M1")
-    whole = [validated(Manifest, child, what, "M1") for child in (document, *children) if _is_whole(child)]
+        raise DocumentError(
+            f"{what}: one of its manifests has neither layers nor a digest (rule M1)", rule="M1"
+        )
+    whole = [
+        validated(Manifest, child, what, "M1")
+        for child in (document, *children)
+        if _is_whole(child)
+    ]
     blobs = {blob.digest.hex: blob.size for manifest in whole for blob in manifest.descriptors}
     try:
         return blobs, {Digest.parse(child["digest"]) for child in children if "digest" in child}
@@ -157,9 +186,13 @@ def _is_whole(manifest: dict[str, Any]) -> bool:
 
 def _whole(reader: FileReader) -> bytes:
     if reader.size > MAX_MANIFEST:
-        raise LimitExceededError(f"limit exceeded: {reader.name} has {reader.size:,} bytes, too many for a manifest")
+        raise LimitExceededError(
+            f"limit exceeded: {reader.name} has {reader.size:,} bytes, too many for a manifest"
+        )
     if reader.size > LARGE and reader.has_nul():
-        raise DocumentError(f"{reader.name} is not valid JSON: it contains a NUL byte (rule M1)", rule="M1")
+        raise DocumentError(
+            f"{reader.name} is not valid JSON: it contains a NUL byte (rule M1)", rule="M1"
+        )
     return reader.read(0, reader.size)
 
 

@@ -1,8 +1,9 @@
 """References: which blobs the manifests of a store name, read fast enough for hundreds of thousands of them.
 
-A manifest that is written as Ollama and we write it (compact, no escapes) is recognised as a whole by one expression, and
-then its digests can be picked out without building a document: a fifth of the time. Every other one is parsed as always.
-Digests are their hex digits here: as many objects of `Digest` would take longer than reading all manifests.
+A manifest that is written as Ollama and we write it (compact, no escapes) is recognised as a whole
+by one expression, and then its digests can be picked out without building a document: a fifth of
+the time. Every other one is parsed as always. Digests are their hex digits here: as many objects of
+`Digest` would take longer than reading all manifests.
 """
 
 from __future__ import annotations
@@ -43,13 +44,22 @@ def is_plain(raw: bytes) -> bool:
 
 
 def needs_of(raw: bytes, what: str) -> Needs:
-    """Return the blobs that a manifest's bytes name. Raises: as `Manifest.parse`, naming ``what``."""
+    """Return the blobs that a manifest's bytes name.
+
+    Raises: as `Manifest.parse`, naming ``what``.
+    """
     needs = _plain_needs(raw)
-    return {blob.digest.hex: blob.size for blob in Manifest.parse(raw, what).descriptors} if needs is None else needs
+    return (
+        {blob.digest.hex: blob.size for blob in Manifest.parse(raw, what).descriptors}
+        if needs is None
+        else needs
+    )
 
 
 def missing_blob(raw: bytes, there: AbstractSet[str], *, is_plain: bool) -> str | None:
-    """Return the first blob that a manifest names and that is not ``there``, else None; all by the hex digits of digests.
+    """Return the first blob that a manifest names and that is not ``there``, else None.
+
+    All by the hex digits of digests.
 
     ``is_plain``: what `is_plain` said of these bytes. Raises: as `Manifest.parse`.
     """
@@ -57,7 +67,9 @@ def missing_blob(raw: bytes, there: AbstractSet[str], *, is_plain: bool) -> str 
         digests = [part[:64] for part in raw.decode().split(_DIGEST)[1:]]
     else:
         digests = [blob.digest.hex for blob in Manifest.parse(raw, "the manifest").descriptors]
-    return None if there >= set(digests) else next(digest for digest in digests if digest not in there)
+    return (
+        None if there >= set(digests) else next(digest for digest in digests if digest not in there)
+    )
 
 
 def _plain_needs(raw: bytes) -> Needs | None:
@@ -72,7 +84,9 @@ def _plain_needs(raw: bytes) -> Needs | None:
     if len(found) > MAX_LAYERS or len(found) != text.count('"digest":'):  # a digest that is none
         return None
     needs = {digest: int(size) for digest, size in found}
-    if len(needs) < len(found) and len(needs) < len(set(found)):  # one blob of two sizes: the parser decides
+    if len(needs) < len(found) and len(needs) < len(
+        set(found)
+    ):  # one blob of two sizes: the parser decides
         return None
     return needs
 
@@ -94,7 +108,11 @@ class KnownNeeds:
     @property
     def parsed(self) -> dict[bytes, Needs]:
         """What was asked for, without errors."""
-        return {key: needs for key, needs in self._found.items() if not isinstance(needs, BlobStoreError)}
+        return {
+            key: needs
+            for key, needs in self._found.items()
+            if not isinstance(needs, BlobStoreError)
+        }
 
 
 def _needs_or_error(raw: bytes) -> Needs | BlobStoreError:
@@ -108,8 +126,9 @@ def _needs_or_error(raw: bytes) -> Needs | BlobStoreError:
 class References:
     """What the manifests of a store name: by model, and those that could not be read.
 
-    ``strays``: what may be a manifest but is not a model here. ``parsed``: the needs by the sha256 of a manifest's bytes.
-    ``newer``: what the manifests of newer Ollamas need (newer.py), and ``unread`` those that could not be read, by path.
+    ``strays``: what may be a manifest but is not a model here. ``parsed``: the needs by the sha256
+    of a manifest's bytes. ``newer``: what the manifests of newer Ollamas need (newer.py), and
+    ``unread`` those that could not be read, by path.
     """
 
     models: Mapping[ModelName, Needs]
@@ -127,7 +146,10 @@ class References:
         newer: Iterable[tuple[Path, Needs | BlobStoreError]],
         known: References | None,
     ) -> References:
-        """Return what manifests name, from their bytes; what ``known`` has of equal bytes is not parsed again."""
+        """Return what manifests name, from their bytes.
+
+        What ``known`` has of equal bytes is not parsed again.
+        """
         models: dict[ModelName, Needs] = {}
         broken: dict[ModelName, BlobStoreError] = {}
         needs_of_bytes = KnownNeeds(known.parsed if known is not None else None)
@@ -138,8 +160,12 @@ class References:
             else:
                 models[name] = needs
         others = dict(newer)
-        unread = {path: found for path, found in others.items() if isinstance(found, BlobStoreError)}
-        readable = tuple(found for found in others.values() if not isinstance(found, BlobStoreError))
+        unread = {
+            path: found for path, found in others.items() if isinstance(found, BlobStoreError)
+        }
+        readable = tuple(
+            found for found in others.values() if not isinstance(found, BlobStoreError)
+        )
         return cls(models, broken, tuple(strays), needs_of_bytes.parsed, readable, unread)
 
     @property
@@ -149,11 +175,16 @@ class References:
 
     @property
     def obstacle(self) -> BlobStoreError | None:
-        """Why no blob may be removed: something that may need it can't be read. None when all is known."""
+        """Why no blob may be removed: something that may need it can't be read.
+
+        None when all is known.
+        """
         if self.strays:
             path = self.strays[0]
             hint = "Check it, and move it away if it is not a manifest."
-            return StorageError(f"{path} may be a manifest that needs blobs", path=str(path), hint=hint)
+            return StorageError(
+                f"{path} may be a manifest that needs blobs", path=str(path), hint=hint
+            )
         for name, error in self.broken.items():
             message = f"the manifest of {name} can't be read"
             hint = f"{error.message}. Make the model again, or remove it: blobstore rm {name}"

@@ -1,9 +1,10 @@
 """Session: everything that one import writes, invisible until it is all there.
 
-Blobs are written to a folder of the session's own under ``.blobstore/tmp/``; `publish` makes them durable, moves them
-to ``blobs/``, and links the manifest last. A failed session leaves the store as it was. A killed one leaves its folder,
-whose finished blobs the next import of the same source takes over (leftovers.py). Temporary blobs are out of Ollama's sight,
-however long an import takes: a starting Ollama deletes unreferenced files over an hour old from ``blobs/`` (server/images.go
+Blobs are written to a folder of the session's own under ``.blobstore/tmp/``; `publish` makes them
+durable, moves them to ``blobs/``, and links the manifest last. A failed session leaves the store as
+it was. A killed one leaves its folder, whose finished blobs the next import of the same source
+takes over (leftovers.py). Temporary blobs are out of Ollama's sight, however long an import takes:
+a starting Ollama deletes unreferenced files over an hour old from ``blobs/`` (server/images.go
 `PruneLayers`, ollama/ollama@fb307609).
 """
 
@@ -63,9 +64,12 @@ _OLD_S = 30 * 60
 
 
 class LocalSession:
-    """One import's private folder. Use it by `Store.session`: what was not published is gone at the end.
+    """One import's private folder.
 
-    See `Session` in ports.py. It is its own `Earlier`: the journal knows what earlier sessions made for a key.
+    Use it by `Store.session`: what was not published is gone at the end.
+
+    See `Session` in ports.py. It is its own `Earlier`: the journal knows what earlier sessions made
+    for a key.
     """
 
     def __init__(
@@ -105,7 +109,13 @@ class LocalSession:
 
     def writer(self, size: int) -> BlobWriter:
         """Return a writer for one blob of ``size`` bytes. May be called from several threads."""
-        return BlobWriter(self._folder, str(next(self._numbers)), size, self._finished, syncs=not self._syncs_whole)
+        return BlobWriter(
+            self._folder,
+            str(next(self._numbers)),
+            size,
+            self._finished,
+            syncs=not self._syncs_whole,
+        )
 
     def _finished(self, blob: FinishedBlob) -> None:
         self._made.setdefault(blob.digest, blob)
@@ -122,13 +132,21 @@ class LocalSession:
         return blob
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        """See `Session`: shared with a file's file system where it can be, else copied. Hashed in any case."""
+        """See `Session`: shared with a file's file system where it can be, else copied.
+
+        Hashed in any case.
+        """
         key = descriptor.digest.hex
-        if descriptor.digest in self._made or self.find(key, descriptor.size, verify=False) is not None:
+        if (
+            descriptor.digest in self._made
+            or self.find(key, descriptor.size, verify=False) is not None
+        ):
             return How.THERE
         how, blob = self._taken(descriptor, reader)
         if blob.digest != descriptor.digest:
-            if self._made.get(blob.digest) is blob:  # else another blob of the session has these bytes
+            if (
+                self._made.get(blob.digest) is blob
+            ):  # else another blob of the session has these bytes
                 del self._made[blob.digest]
                 with os_errors("remove", blob.path):
                     remove_if_there(blob.path)
@@ -155,7 +173,9 @@ class LocalSession:
             with os_errors("write", place):
                 if not self._syncs_whole:
                     sync(reader.fileno())
-                blob = FinishedBlob(digest, descriptor.size, self._folder, Stamp.of(reader.status()))
+                blob = FinishedBlob(
+                    digest, descriptor.size, self._folder, Stamp.of(reader.status())
+                )
                 place.rename(blob.path)
         self._finished(blob)
         return blob
@@ -185,7 +205,9 @@ class LocalSession:
         """Note that the plan's entry of ``key`` became ``blob``, for the case that this import is killed."""
         with self._mutex:
             self._keyed[key] = blob
-            self._unnoted.append(Entry(key, blob.digest, blob.size, blob.stamp, is_durable=not self._syncs_whole))
+            self._unnoted.append(
+                Entry(key, blob.digest, blob.size, blob.stamp, is_durable=not self._syncs_whole)
+            )
             if blob.size >= _NOTED_AT_ONCE or time.monotonic() - self._noted_at > _NOTE_EVERY_S:
                 self._note()
 
@@ -205,10 +227,11 @@ class LocalSession:
     def find(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
         """Return the blob that an earlier import made for ``key``, or None when it is not there any more.
 
-        It is one of the store's, or one that a killed import left. Its bytes are hashed when its file was written to since,
-        when it was not durable when it was noted, or with ``verify``. What a killed import left is written back before, and
-        hashed from the disk (`write_back`): an error of its writing may have been reported to others only, and never to us.
-        May be called from several threads. Raises: StorageError.
+        It is one of the store's, or one that a killed import left. Its bytes are hashed when its
+        file was written to since, when it was not durable when it was noted, or with ``verify``.
+        What a killed import left is written back before, and hashed from the disk (`write_back`):
+        an error of its writing may have been reported to others only, and never to us. May be
+        called from several threads. Raises: StorageError.
         """
         with self._mutex:
             entry = self._journal.find(key)
@@ -231,7 +254,8 @@ class LocalSession:
         path = self._folder / left.name
         blob = _intact(path, entry, verify=verify, settle=write_back)
         if blob is None:
-            # Removed at once: the kernel reports a lost write only once, so the next import might not see it.
+            # Removed at once: the kernel reports a lost write only once, so the next import might
+            # not see it.
             with os_errors("remove", path):
                 remove_if_there(path)
         return blob
@@ -242,18 +266,27 @@ class LocalSession:
                 sync_file_system(self._folder_fd)
 
     def publish(
-        self, name: ModelName, manifest: Manifest, *, expected: Expected = None, below: Collection[Digest] = ()
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
     ) -> set[Digest]:
-        """Make the manifest's blobs and then the model ``name`` visible; return the digests that were not there before.
+        """Make the manifest's blobs and then the model ``name`` visible.
 
-        Order: manifest and bytes durable, blobs renamed, their names durable, every blob of the manifest checked for
-        presence and size, manifest renamed, its name durable. All space is taken before anything is visible. A blob or
-        manifest that was there is replaced: what has just been computed heals what lies there. Then the journal is told.
-        What the name has is looked at while no other of ours can change it. ``expected`` and ``below``: see `Session`.
+        Return the digests that were not there before.
 
-        Raises: StorageError; NotFoundError or CorruptDataError when the manifest names a blob that is not in the store
-        with its size; LimitExceededError for a manifest that could not be read back; ConflictError; UsageError when the
-        store has the name in another case (`Store.target` gives the one to use). The old manifest stays then.
+        Order: manifest and bytes durable, blobs renamed, their names durable, every blob of the
+        manifest checked for presence and size, manifest renamed, its name durable. All space is
+        taken before anything is visible. A blob or manifest that was there is replaced: what has
+        just been computed heals what lies there. Then the journal is told. What the name has is
+        looked at while no other of ours can change it. ``expected`` and ``below``: see `Session`.
+
+        Raises: StorageError; NotFoundError or CorruptDataError when the manifest names a blob that
+        is not in the store with its size; LimitExceededError for a manifest that could not be read
+        back; ConflictError; UsageError when the store has the name in another case (`Store.target`
+        gives the one to use). The old manifest stays then.
         """
         manifest.check_limits()
         named = [blob for blob in manifest.descriptors if blob.digest not in below]
@@ -268,7 +301,9 @@ class LocalSession:
             with self._names.exclusive():
                 self._refuse_conflict(name, expected)
                 self._refuse_other_spelling(name)
-                self._copies.write(name, manifest.raw)  # another import of the name may have just removed it
+                self._copies.write(
+                    name, manifest.raw
+                )  # another import of the name may have just removed it
                 self._manifests.link(name, prepared)
                 self._copies.settle(name, manifest.raw)
         except BaseException:
@@ -276,7 +311,8 @@ class LocalSession:
                 self._copies.forget(name, manifest.raw)
             raise
         self._remember(
-            Entry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp)) for key, blob in self._keyed.items()
+            Entry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp))
+            for key, blob in self._keyed.items()
         )
         return created
 
@@ -297,11 +333,17 @@ class LocalSession:
             raise UsageError(message, model=str(spelled), hint=f"Try again: it will be {spelled}.")
 
     def replace(self, blobs: Iterable[Finished | Descriptor]) -> dict[Digest, Stamp]:
-        """Make ``blobs`` of this session visible, durably, in the place of what has their names; return their stamps there.
+        """Make ``blobs`` of this session visible, durably, in the place of what has their names.
+
+        Return their stamps there.
 
         Raises: StorageError.
         """
-        made = [self._made[digest] for digest in {blob.digest: None for blob in blobs} if digest in self._made]
+        made = [
+            self._made[digest]
+            for digest in {blob.digest: None for blob in blobs}
+            if digest in self._made
+        ]
         with os_errors("write blobs to", self._blobs.path):
             self._sync()
             make_folder(self._blobs.path)
@@ -326,15 +368,21 @@ class LocalSession:
             if blob.digest not in stamps and blob.folder == self._folder:
                 path = f"{ours}/{blob.digest.file_name}"
                 status = os.stat(path)  # noqa: PTH116  # a hundred thousand of them
-                if status.st_nlink == 1:  # else it is another store's file too, whose times are not ours to change
-                    os.utime(path)  # young again: a starting Ollama spares it until its manifest is there
+                if (
+                    status.st_nlink == 1
+                ):  # else it is another store's file too, whose times are not ours to change
+                    os.utime(
+                        path
+                    )  # young again: a starting Ollama spares it until its manifest is there
                     status = os.stat(path)  # noqa: PTH116
                 stamps[blob.digest] = Stamp.of(status)
                 try:
                     os.rename(path, f"{theirs}/{blob.digest.file_name}")  # noqa: PTH104
                 except IsADirectoryError:
                     place = f"{theirs}/{blob.digest.file_name}"
-                    raise StorageError(f"{place} is in the way: it is a folder", path=place, blob=str(blob.digest)) from None
+                    raise StorageError(
+                        f"{place} is in the way: it is a folder", path=place, blob=str(blob.digest)
+                    ) from None
         return stamps
 
     def close(self, *, keep_finished: bool) -> None:
@@ -353,7 +401,9 @@ def _kept_young(blob: FinishedBlob) -> FinishedBlob | None:
     if blob.stamp.mtime_ns > (time.time() - _OLD_S) * 1e9:
         return blob
     with suppress(OSError):
-        if blob.path.lstat().st_nlink > 1:  # another store's file too, whose times are not ours to change
+        if (
+            blob.path.lstat().st_nlink > 1
+        ):  # another store's file too, whose times are not ours to change
             return blob
     try:
         os.utime(blob.path)

@@ -1,7 +1,8 @@
 """Store: blobs by digest and manifests by name, in Ollama's folders.
 
-``ROOT/blobs/sha256-<hex>`` and ``ROOT/manifests/HOST/NAMESPACE/MODEL/TAG`` are shared with Ollama. Everything of our own
-(temporary files, the lock) lies in ``ROOT/.blobstore/``. The invariants are in docs/design.md.
+``ROOT/blobs/sha256-<hex>`` and ``ROOT/manifests/HOST/NAMESPACE/MODEL/TAG`` are shared with Ollama.
+Everything of our own (temporary files, the lock) lies in ``ROOT/.blobstore/``. The invariants are
+in docs/design.md.
 """
 
 from __future__ import annotations
@@ -44,14 +45,17 @@ _log = logging.getLogger("blobstore.store.local.store")
 PRIVATE = ".blobstore"
 _FOLDERS = {"blobs", "manifests", "manifests-v2", PRIVATE}
 _NAMES_WAIT_S = 60
-"""The lock of names is held no longer than a sync of one folder takes; but a busy disk may take its time for that."""
+"""The lock of names is held no longer than a sync of one folder takes.
+
+But a busy disk may take its time for that.
+"""
 
 
 class Store:
     """A content-addressed store of model blobs.
 
-    Reading never writes, but for a cache of summaries in a folder of ours (journal.py); other folders are made by the
-    first write.
+    Reading never writes, but for a cache of summaries in a folder of ours (journal.py); other
+    folders are made by the first write.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, wait_s: float | None = None) -> None:
@@ -60,7 +64,11 @@ class Store:
             self.root = Path(root).expanduser().resolve()
             # In this order: another process may make it just now.
             is_folder = not os.path.lexists(self.root) or self.root.is_dir()
-        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, an unknown ~user, a NUL
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+        ) as error:  # a loop of links, an unknown ~user, a NUL
             raise StorageError(f"can't open the store {root}: {error}", path=str(root)) from error
         if not is_folder:
             raise StorageError(f"the store {self.root} is not a folder", path=str(self.root))
@@ -100,20 +108,26 @@ class Store:
             return
         if os.path.exists(self.root / "models" / "manifests"):  # noqa: PTH110  # which takes what can't be told for no
             hint = f"Did you mean {self.root / 'models'}?"
-        raise NotFoundError(f"{message}: the folder contains neither blobs nor manifests", path=str(self.root), hint=hint)
+        raise NotFoundError(
+            f"{message}: the folder contains neither blobs nor manifests",
+            path=str(self.root),
+            hint=hint,
+        )
 
     @contextmanager
     def session(self, source: str = "") -> Iterator[LocalSession]:
         """Yield a session: what it publishes is in the store, what it does not publish is gone afterwards.
 
-        ``source`` names what is imported, for the journal. The store's lock is held shared meanwhile. After a
-        KeyboardInterrupt finished blobs stay, for the next import of the source. Raises: BusyError while a clean-up holds
-        the lock alone; StorageError.
+        ``source`` names what is imported, for the journal. The store's lock is held shared
+        meanwhile. After a KeyboardInterrupt finished blobs stay, for the next import of the source.
+        Raises: BusyError while a clean-up holds the lock alone; StorageError.
         """
         with self._lock.shared():
             self._names.make()
             journal = Journal(self._private / "journal", source)
-            session = LocalSession(self.blobs, self.manifests, self.copies, self._private / "tmp", journal, self._names)
+            session = LocalSession(
+                self.blobs, self.manifests, self.copies, self._private / "tmp", journal, self._names
+            )
             interrupted = False
             try:
                 yield session
@@ -132,10 +146,12 @@ class Store:
                 yield name, error.kept()
 
     def find(self, name: str | ModelName) -> ModelName:
-        """Return the name of a model as the store spells it; case counts only between models that differ in nothing else.
+        """Return the name of a model as the store spells it.
 
-        Raises: InvalidNameError; NotFoundError; AmbiguousNameError when several spellings are there, but not this one;
-        StorageError.
+        Case counts only between models that differ in nothing else.
+
+        Raises: InvalidNameError; NotFoundError; AmbiguousNameError when several spellings are
+        there, but not this one; StorageError.
         """
         found = self.manifests.spelled(ModelName.of(name))
         try:
@@ -149,26 +165,34 @@ class Store:
     def target(self, name: str | ModelName) -> ModelName:
         """Return the name that a model is written under: as the store spells it, where it has it or folders on its way.
 
-        A name that hides it from newer Ollamas is logged as a warning, and so are names that can't be listed there: nothing
-        is lost by a write. Raises: InvalidNameError; AmbiguousNameError; StorageError.
+        A name that hides it from newer Ollamas is logged as a warning, and so are names that can't
+        be listed there: nothing is lost by a write. Raises: InvalidNameError; AmbiguousNameError;
+        StorageError.
         """
         found = self.manifests.spelled(ModelName.of(name))
         try:
             if self.newer.has(found):
-                _log.warning("a newer Ollama has its own %s, in manifests-v2/: it will not read this one", found)
+                _log.warning(
+                    "a newer Ollama has its own %s, in manifests-v2/: it will not read this one",
+                    found,
+                )
         except StorageError as error:
             _log.warning("a newer Ollama may have its own %s: %s", found, error)
         return found
 
     def manifest(self, name: str | ModelName) -> Manifest:
-        """Return a model's manifest. Raises: NotFoundError; DocumentError when it is damaged; StorageError."""
+        """Return a model's manifest.
+
+        Raises: NotFoundError; DocumentError when it is damaged; StorageError.
+        """
         return self.manifests.read(ModelName.of(name))
 
     def copy(self, source: str | ModelName, target: str | ModelName) -> ModelName:
         """Give a model a second name, and return it as the store spells it; no blob is copied.
 
-        An older model of that name is replaced. Raises: NotFoundError when there is no such model, or a blob of it is
-        missing; UsageError when both names are one but for case; AmbiguousNameError; CorruptDataError; StorageError.
+        An older model of that name is replaced. Raises: NotFoundError when there is no such model,
+        or a blob of it is missing; UsageError when both names are one but for case;
+        AmbiguousNameError; CorruptDataError; StorageError.
         """
         old, new = self._pair(source, target)
         manifest = self.manifest(old)
@@ -176,11 +200,13 @@ class Store:
             session.publish(new, manifest)
         return new
 
-    def move(self, source: str | ModelName, target: str | ModelName, *, replace: bool = False) -> ModelName:
+    def move(
+        self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
+    ) -> ModelName:
         """Rename a model, and return its new name as the store spells it: that first, durably, then the old one goes.
 
-        Killed in between, the model has both names, and the same again ends it. Raises: as `copy`; UsageError when there is
-        another model of that name and not ``replace``.
+        Killed in between, the model has both names, and the same again ends it. Raises: as `copy`;
+        UsageError when there is another model of that name and not ``replace``.
         """
         old, new = self._pair(source, target)
         manifest = self.manifest(old)
@@ -191,9 +217,12 @@ class Store:
                 session.publish(new, manifest, expected=None if replace else (None, manifest.raw))
             except ConflictError as error:
                 message = f"model {new} already exists"
-                raise UsageError(message, model=str(new), hint="Remove it first, or replace it: --force.") from error
+                raise UsageError(
+                    message, model=str(new), hint="Remove it first, or replace it: --force."
+                ) from error
             with self._names.exclusive():
-                # Another may have removed the old name meanwhile, or given it to another model, which is not ours to remove.
+                # Another may have removed the old name meanwhile, or given it to another model,
+                # which is not ours to remove.
                 if self.manifests.raw(old) == manifest.raw:
                     self.manifests.remove(old)
                     self.copies.remove(old)
@@ -201,21 +230,28 @@ class Store:
             self.manifests.remove_empty_folders(old)
         return new
 
-    def _pair(self, source: str | ModelName, target: str | ModelName) -> tuple[ModelName, ModelName]:
-        """Return an old and a new name as the store spells them. Raises: UsageError when they differ only in case."""
+    def _pair(
+        self, source: str | ModelName, target: str | ModelName
+    ) -> tuple[ModelName, ModelName]:
+        """Return an old and a new name as the store spells them.
+
+        Raises: UsageError when they differ only in case.
+        """
         source, target = ModelName.of(source), ModelName.of(target)
         old, new = self.find(source), self.target(target)
         if old == new and source.path_parts != target.path_parts:
             message = f"{target} is {old}: names that differ only in case are one model"
-            raise UsageError(message, model=str(old), hint="To change the case, move it to another name first.")
+            raise UsageError(
+                message, model=str(old), hint="To change the case, move it to another name first."
+            )
         return old, new
 
     def remove(self, name: str | ModelName) -> Removal:
         """Remove a model: its manifest first, then those of its blobs that no other model needs.
 
-        Blobs stay when another process uses the store (an import may be about to use them) or when any manifest can't be
-        read (it may need them); the model is gone all the same. Raises: NotFoundError when there is no such model;
-        AmbiguousNameError.
+        Blobs stay when another process uses the store (an import may be about to use them) or when
+        any manifest can't be read (it may need them); the model is gone all the same. Raises:
+        NotFoundError when there is no such model; AmbiguousNameError.
         """
         name = self.find(name)
         with self._lock.shared(), self._names.exclusive():
@@ -243,12 +279,20 @@ class Store:
         except StorageError as error:
             return Removal((), candidates, error.message)
         saved = {digest: model for model in lost for digest in model.needs}
-        removed = tuple(blob for digest, blob in orphans.items() if digest.hex not in saved and self.blobs.remove(digest))
+        removed = tuple(
+            blob
+            for digest, blob in orphans.items()
+            if digest.hex not in saved and self.blobs.remove(digest)
+        )
         kept = tuple(blob for digest, blob in orphans.items() if digest.hex in saved)
         if not kept:
             return Removal(removed)
         name = saved[kept[0].digest.hex].name
-        return Removal(removed, kept, f"{name} may need them: its manifest is gone, but blobs that only it needs are there")
+        return Removal(
+            removed,
+            kept,
+            f"{name} may need them: its manifest is gone, but blobs that only it needs are there",
+        )
 
     def _lost_beside(self, references: References, removed: set[str]) -> list[MissingModel]:
         """Return the lost models of a store out of which a model with the blobs ``removed`` is taken."""
@@ -277,18 +321,23 @@ class Store:
     def lease(self) -> Iterator[bool]:
         """Keep blobs from being removed while a model is opened; yield whether that is so.
 
-        It is not where that would need writing: in a store into which nothing of ours has written yet, or that may not be
-        written to. A reader that misses a blob then checks whether the manifest is still the one that named it.
+        It is not where that would need writing: in a store into which nothing of ours has written
+        yet, or that may not be written to. A reader that misses a blob then checks whether the
+        manifest is still the one that named it.
         """
         with self._lock.reading() as is_held:
             yield is_held
 
     def references(self, known: References | None = None) -> References:
-        """Return which blobs the manifests name. Manifests of the same bytes as ``known`` has are not parsed again.
+        """Return which blobs the manifests name.
+
+        Manifests of the same bytes as ``known`` has are not parsed again.
 
         Raises: StorageError when the folders can't be listed.
         """
-        return References.read(self._manifest_bytes(), self.manifests.strays(), self.newer.needs(), known)
+        return References.read(
+            self._manifest_bytes(), self.manifests.strays(), self.newer.needs(), known
+        )
 
     def _manifest_bytes(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
         for name in self.manifests.names():
@@ -302,20 +351,25 @@ class Store:
     def leftovers(self, kept_s: float, is_there: Callable[[Digest], bool]) -> list[Leftover]:
         """Return what is of no use any more of our own: remains of killed imports, and journals that name no blob.
 
-        ``kept_s``: for how long the finished blobs of a killed import are kept for the next one. ``is_there``: whether a
-        blob of that digest is in the store. Raises: StorageError.
+        ``kept_s``: for how long the finished blobs of a killed import are kept for the next one.
+        ``is_there``: whether a blob of that digest is in the store. Raises: StorageError.
         """
         left = Leftovers(self._private / "tmp")
         stale = list(left.stale(kept_s))
         waiting = set(left.finished())
-        journals = dead_journals(self._private / "journal", lambda digest: digest in waiting or is_there(digest))
+        journals = dead_journals(
+            self._private / "journal", lambda digest: digest in waiting or is_there(digest)
+        )
         return [*stale, *journals]
 
 
 def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | None = None) -> Store:
-    """Return the store in folder ``root``, or in Ollama's default folder ``~/.ollama/models``. Nothing is created yet.
+    """Return the store in folder ``root``, or in Ollama's default folder ``~/.ollama/models``.
 
-    ``wait_s``: for how many seconds a change of the store waits while another process is in its way (None: 10 for an import
-    or a copy, 1 for the removal of blobs). Raises: StorageError when the path is something else than a folder.
+    Nothing is created yet.
+
+    ``wait_s``: for how many seconds a change of the store waits while another process is in its way
+    (None: 10 for an import or a copy, 1 for the removal of blobs). Raises: StorageError when the
+    path is something else than a folder.
     """
     return Store(Path.home() / ".ollama" / "models" if root is None else root, wait_s=wait_s)

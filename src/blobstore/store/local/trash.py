@@ -1,10 +1,12 @@
 """Trash: what a clean-up took out of a store, and gives back until the next one.
 
-``.blobstore/trash/<random>/sha256-<hex>-<size>``: a blob of the clean-up that made the folder; the name keeps the size that
-the blob had. ``.blobstore/trash/<random>/copies/HOST/NAMESPACE/MODEL/TAG/<sha256>``: copies of manifests that it took along.
-Files are moved by renames, so that nothing is copied and each is at every moment in one of both places. Folders are never
-renamed: overlayfs refuses that for one that lies in a lower layer, as everything in a container's image does (EXDEV;
-torvalds/linux fs/overlayfs/dir.c `ovl_can_move`). For holders of the store's exclusive lock.
+``.blobstore/trash/<random>/sha256-<hex>-<size>``: a blob of the clean-up that made the folder; the
+name keeps the size that the blob had.
+``.blobstore/trash/<random>/copies/HOST/NAMESPACE/MODEL/TAG/<sha256>``: copies of manifests that it
+took along. Files are moved by renames, so that nothing is copied and each is at every moment in one
+of both places. Folders are never renamed: overlayfs refuses that for one that lies in a lower
+layer, as everything in a container's image does (EXDEV; torvalds/linux fs/overlayfs/dir.c
+`ovl_can_move`). For holders of the store's exclusive lock.
 """
 
 from __future__ import annotations
@@ -54,15 +56,27 @@ class Trash:
         return sorted(found, key=lambda blob: (blob.digest, blob.path))
 
     def models(self) -> list[ModelName]:
-        """Return the models whose manifests have copies in the trash, sorted. Raises: StorageError."""
-        return sorted({name for folder in self._folders() for name in ManifestCopies(folder / _COPIES).names()})
+        """Return the models whose manifests have copies in the trash, sorted.
+
+        Raises: StorageError.
+        """
+        return sorted(
+            {
+                name
+                for folder in self._folders()
+                for name in ManifestCopies(folder / _COPIES).names()
+            }
+        )
 
     def nbytes(self) -> int:
         """Return the bytes of the blobs in the trash."""
         return sum(blob.size for folder in self._folders() for blob in _blobs_in(folder))
 
     def empty(self) -> int:
-        """Remove everything in the trash for good; return the bytes of its blobs. Needs no space. Raises: StorageError."""
+        """Remove everything in the trash for good; return the bytes of its blobs. Needs no space.
+
+        Raises: StorageError.
+        """
         nbytes = 0
         for folder in self._folders():
             nbytes += sum(blob.size for blob in _blobs_in(folder))
@@ -73,9 +87,9 @@ class Trash:
     def take(self, paths: Iterable[Path | str], models: Iterable[ModelName] = ()) -> None:
         """Move the blobs at ``paths`` into the trash, then the copies of the manifests of ``models``.
 
-        Durable when it returns. Killed in between, each file is in one place, and so it is after a power cut.
-        Raises: StorageError, before anything is moved where ``blobs/`` is on another mount; later, what was taken by then
-        is in the trash.
+        Durable when it returns. Killed in between, each file is in one place, and so it is after a
+        power cut. Raises: StorageError, before anything is moved where ``blobs/`` is on another
+        mount; later, what was taken by then is in the trash.
         """
         waiting, names = [os.fspath(path) for path in paths], list(models)
         if not waiting and not names:
@@ -99,9 +113,12 @@ class Trash:
                 sync_folder(self._blobs)
 
     def restore(self, blob: TrashedBlob) -> bool:
-        """Move a blob back to ``blobs/``, young again; return False when it can't be: it may have to stay or is damaged.
+        """Move a blob back to ``blobs/``, young again.
 
-        A regular file of its name and size that lies there now stays. Not yet durable: see `settle`. Raises: StorageError.
+        Return False when it can't be: it may have to stay or is damaged.
+
+        A regular file of its name and size that lies there now stays. Not yet durable: see
+        `settle`. Raises: StorageError.
         """
         target = self._blobs / blob.digest.file_name
         with os_errors("give back", target):
@@ -119,7 +136,10 @@ class Trash:
                 trashed.move(name, self._copies)
 
     def settle(self) -> None:
-        """Make what was restored durable, and remove the folders that it left empty. Raises: StorageError."""
+        """Make what was restored durable, and remove the folders that it left empty.
+
+        Raises: StorageError.
+        """
         with os_errors("give back to", self._blobs):
             if self._blobs.is_dir():
                 sync_folder(self._blobs)

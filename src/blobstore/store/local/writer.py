@@ -1,9 +1,10 @@
 """BlobWriter: one blob of a size known beforehand, written at any offsets by any thread, hashed in order as it comes.
 
-Two things keep memory and the page cache small. What can't be hashed yet waits in the caller's buffer, which is given back
-when it is hashed; and bytes that come too early for that (the scales of a tensor whose weight is still being written) are
-written, and read back when their turn comes. Large aligned pieces are written with O_DIRECT where there is such a thing:
-a model that is twice the memory would otherwise push everything else out of the page cache, and on a virtual machine
+Two things keep memory and the page cache small. What can't be hashed yet waits in the caller's
+buffer, which is given back when it is hashed; and bytes that come too early for that (the scales of
+a tensor whose weight is still being written) are written, and read back when their turn comes.
+Large aligned pieces are written with O_DIRECT where there is such a thing: a model that is twice
+the memory would otherwise push everything else out of the page cache, and on a virtual machine
 filling that cache costs more than the disk does (docs/performance.md, "Import").
 """
 
@@ -37,7 +38,8 @@ _READ_BACK = 2**18
 class Stamp:
     """What tells whether a file was written to since: its inode and the time of the last write, in nanoseconds.
 
-    ``is_sure``: a later write would show. With a coarse clock it would not, for as long as the tick lasts.
+    ``is_sure``: a later write would show. With a coarse clock it would not, for as long as the tick
+    lasts.
     """
 
     inode: int
@@ -79,7 +81,9 @@ class _Piece:
 
 
 class BlobWriter:
-    """Writes and hashes one blob of ``size`` bytes into ``folder``; the last byte finishes it, with ``syncs`` durably.
+    """Writes and hashes one blob of ``size`` bytes into ``folder``.
+
+    The last byte finishes it, with ``syncs`` durably.
 
     ``finished`` is given the blob then.
     """
@@ -114,11 +118,14 @@ class BlobWriter:
         aligned: bool = False,
         hashed: Callable[[], None] = lambda: None,
     ) -> FinishedBlob | None:
-        """Write the bytes of a contiguous buffer at ``offset``; return the blob when it is now complete, else None.
+        """Write the bytes of a contiguous buffer at ``offset``.
 
-        ``gap``: so many bytes behind them come by `put_aside`, all of them before the last piece before the gap.
-        ``aligned``: the buffer's address has the same remainder by the page size as ``offset``. ``hashed`` is called, from
-        any thread, when the buffer is not needed any more. Raises: StorageError (no space, I/O); CorruptDataError.
+        Return the blob when it is now complete, else None.
+
+        ``gap``: so many bytes behind them come by `put_aside`, all of them before the last piece
+        before the gap. ``aligned``: the buffer's address has the same remainder by the page size as
+        ``offset``. ``hashed`` is called, from any thread, when the buffer is not needed any more.
+        Raises: StorageError (no space, I/O); CorruptDataError.
         """
         view = memoryview(data).cast("B")
         if len(view) == self._size and self._size < DIRECT_FROM:
@@ -134,7 +141,10 @@ class BlobWriter:
         return self._hash_waiting()
 
     def _put_whole(self, view: memoryview) -> FinishedBlob:
-        """Write a small blob of one piece. Models of very many small tensors take half the time if this is short."""
+        """Write a small blob of one piece.
+
+        Models of very many small tensors take half the time if this is short.
+        """
         digest = Digest.of(view)
         named = self._folder / digest.file_name
         with os_errors("write", named):
@@ -187,7 +197,9 @@ class BlobWriter:
             while done < length:
                 count = os.preadv(self._fd, [buffer[: length - done]], start + done)
                 if count == 0:
-                    raise CorruptDataError(f"{self._path} ends at byte {start + done:,} of {self._size:,}")
+                    raise CorruptDataError(
+                        f"{self._path} ends at byte {start + done:,} of {self._size:,}"
+                    )
                 self._hash.update(buffer[:count])
                 done += count
 
@@ -213,7 +225,8 @@ class BlobWriter:
     def close(self) -> None:
         """Close the file, when no thread writes to it any more; a second call does nothing.
 
-        Errors are ignored: a finished blob is synced by then, or will be by `LocalSession.publish`, which reports them.
+        Errors are ignored: a finished blob is synced by then, or will be by `LocalSession.publish`,
+        which reports them.
         """
         self.release()
         fds, self._fd, self._direct = (self._fd, self._direct), -1, -1

@@ -1,4 +1,7 @@
-"""Every .safetensors file of the corpus gets its verdict; what is accepted reads as the reference library reads it."""
+"""Every .safetensors file of the corpus gets its verdict.
+
+What is accepted reads as the reference library reads it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
 from blobstore.io.ranges import BytesReader, RangeReader
 
-# Inputs that break two rules, where the one that is found first is not the one that the corpus names.
+# Inputs that break two rules, where the one that is found first is not the one that the corpus
+# names.
 OTHER_RULE = {
     "st-ws-trailing-nul-then-junk": "F7",
     "st-ws-trailing-vt-nbsp": "F7",
@@ -107,7 +111,10 @@ def check_refusal(error: BlobStoreError, case: Case) -> None:
 def test_files(case: Case, tmp_path: Path) -> None:
     header = read_header(case.write(tmp_path / "model.safetensors"))
     assert_same(header, header_of(reader(case)))
-    assert header.data_start + max((entry.end for entry in header.tensors.values()), default=0) == case.size
+    assert (
+        header.data_start + max((entry.end for entry in header.tensors.values()), default=0)
+        == case.size
+    )
 
 
 @pytest.mark.parametrize("case", [case for case in SMALL if not case.accepted], ids=case_id)
@@ -153,12 +160,15 @@ def test_tensors_are_those_of_the_reference(case: Case) -> None:
         for name, entry in header.tensors.items()
         for wanted in (reference[name],)
         if (entry.dtype.value, list(entry.shape)) != (wanted["dtype"], wanted["shape"])
-        or data[header.data_start + entry.begin : header.data_start + entry.end] != bytes(wanted["data"])
+        or data[header.data_start + entry.begin : header.data_start + entry.end]
+        != bytes(wanted["data"])
     ]
     assert different[:3] == []
 
 
-@pytest.mark.parametrize("case", [case for case in SMALL if case.accepted and case.reference_accepts], ids=case_id)
+@pytest.mark.parametrize(
+    "case", [case for case in SMALL if case.accepted and case.reference_accepts], ids=case_id
+)
 def test_metadata_are_those_of_the_reference(case: Case, tmp_path: Path) -> None:
     path = case.write(tmp_path / "model.safetensors")
     with safetensors.safe_open(path, "numpy") as reference:
@@ -177,7 +187,9 @@ def test_the_table_of_other_rules_is_about_refused_files() -> None:
 
 
 def test_a_git_lfs_pointer_is_called_so() -> None:
-    assert "git-lfs pointer" in str(refusal(lambda: header_of(reader(find("header", "st-alien-git-lfs-pointer")))))
+    assert "git-lfs pointer" in str(
+        refusal(lambda: header_of(reader(find("header", "st-alien-git-lfs-pointer"))))
+    )
 
 
 def test_a_rank_beyond_numpy_can_be_listed() -> None:

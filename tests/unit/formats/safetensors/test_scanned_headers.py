@@ -18,7 +18,14 @@ from blobstore.formats.safetensors.codec import (
     parse_header,
     scan_header,
 )
-from blobstore.formats.safetensors.header import DTYPES, MAX_NAME_BYTES, MAX_RANK, Header, ScannedEntries, TensorEntry
+from blobstore.formats.safetensors.header import (
+    DTYPES,
+    MAX_NAME_BYTES,
+    MAX_RANK,
+    Header,
+    ScannedEntries,
+    TensorEntry,
+)
 from blobstore.io.ranges import BytesReader
 
 # Legal, and left to the parser: unknown fields, and what is beyond our limits.
@@ -57,12 +64,21 @@ def test_the_twins_agree_on_the_corpus(case: Case) -> None:
 
 
 def test_the_scanner_declines_few_legal_headers() -> None:
-    declined = {case.id for case in CASES if case.accepted and scan_header(*(split(case) or (b"", 0))) is None}
+    declined = {
+        case.id
+        for case in CASES
+        if case.accepted and scan_header(*(split(case) or (b"", 0))) is None
+    }
     assert declined == FOR_THE_PARSER
 
 
 def entry(dtype: str, shape: str, begin: int, end: int) -> bytes:
-    return b'{"dtype":"%b","shape":[%b],"data_offsets":[%d,%d]}' % (dtype.encode(), shape.encode(), begin, end)
+    return b'{"dtype":"%b","shape":[%b],"data_offsets":[%d,%d]}' % (
+        dtype.encode(),
+        shape.encode(),
+        begin,
+        end,
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +96,16 @@ def entry(dtype: str, shape: str, begin: int, end: int) -> bytes:
         (one(entry("U8", ",".join("1" * MAX_RANK), 0, 1)), 1),
         (one(entry("I8", "0,2305843009213693951", 0, 0)), 0),
         (one(entry("U8", "2305843009213693951", 0, 2**61 - 1)), 2**61 - 1),
-        (b'{"b":' + entry("U8", "2", 1, 3) + b',"c":' + entry("U8", "0", 1, 1) + b',"a":' + ENTRY + b"}", 3),
+        (
+            b'{"b":'
+            + entry("U8", "2", 1, 3)
+            + b',"c":'
+            + entry("U8", "0", 1, 1)
+            + b',"a":'
+            + ENTRY
+            + b"}",
+            3,
+        ),
     ],
     ids=[f"text {number}" for number in range(13)],
 )
@@ -105,10 +130,15 @@ def test_rare_legal_texts_are_left_to_the_parser(text: bytes, size: int) -> None
     assert parsed(text, size) is not None
 
 
-@pytest.mark.parametrize("offsets", [b"[]", b"[0]", b"[1]", b"[0,0,1]", b"[0,1,1]", b"[0,1,0,1]", b"[[0,1]]"])
+@pytest.mark.parametrize(
+    "offsets", [b"[]", b"[0]", b"[1]", b"[0,0,1]", b"[0,1,1]", b"[0,1,0,1]", b"[[0,1]]"]
+)
 @pytest.mark.parametrize("size", [0, 1])
 def test_offsets_that_are_not_two_are_declined(offsets: bytes, size: int) -> None:
-    assert scan_header(one(b'{"dtype":"U8","shape":[%d],"data_offsets":%b}' % (size, offsets)), size) is None
+    assert (
+        scan_header(one(b'{"dtype":"U8","shape":[%d],"data_offsets":%b}' % (size, offsets)), size)
+        is None
+    )
 
 
 @pytest.mark.parametrize("size", [-1, 2**64])
@@ -152,7 +182,12 @@ def test_entries_are_a_mapping_in_the_order_of_the_text(scanned: ScannedEntries)
     assert list(scanned.items()) == [("b", b), ("a", a)]
     assert list(scanned.values()) == [b, a]
     assert scanned == {"a": a, "b": b}
-    assert (len(scanned), "a" in scanned, "c" in scanned, scanned.get("c")) == (2, True, False, None)
+    assert (len(scanned), "a" in scanned, "c" in scanned, scanned.get("c")) == (
+        2,
+        True,
+        False,
+        None,
+    )
     with pytest.raises(KeyError):
         scanned["c"]
 

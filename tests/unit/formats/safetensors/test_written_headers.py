@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from blobstore.errors import HeaderError
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import encode_header, encode_text, lay_out, parse_header, write_text
+from blobstore.formats.safetensors.codec import (
+    encode_header,
+    encode_text,
+    lay_out,
+    parse_header,
+    write_text,
+)
 from blobstore.formats.safetensors.header import MAX_RANK, TensorEntry
 
 strings = st.text(max_size=8)
@@ -22,8 +28,12 @@ EVERY_ASCII = "".join(map(chr, range(128)))
 
 
 @given(arrays, st.dictionaries(strings, strings, max_size=3), st.randoms())
-def test_the_twins_write_the_same(tensors: dict[str, Any], metadata: dict[str, str], random: Any) -> None:
-    entries = list(lay_out((name, dtype, shape) for name, (dtype, shape) in tensors.items()).items())
+def test_the_twins_write_the_same(
+    tensors: dict[str, Any], metadata: dict[str, str], random: Any
+) -> None:
+    entries = list(
+        lay_out((name, dtype, shape) for name, (dtype, shape) in tensors.items()).items()
+    )
     random.shuffle(entries)
     text = write_text(dict(entries), metadata)
     if text is None:  # half of a surrogate pair
@@ -34,7 +44,9 @@ def test_the_twins_write_the_same(tensors: dict[str, Any], metadata: dict[str, s
 
 
 @pytest.mark.parametrize(
-    "name", [EVERY_ASCII, "\u2027\u2028\u2029\u202a", "\x7f\x80é✓😀", "\ufffe", "â\u2028", ""], ids=ascii
+    "name",
+    [EVERY_ASCII, "\u2027\u2028\u2029\u202a", "\x7f\x80é✓😀", "\ufffe", "â\u2028", ""],
+    ids=ascii,
 )
 def test_names_are_written_alike(name: str) -> None:
     entries = lay_out([(name, DType.F32, (2, 3))])
@@ -79,7 +91,9 @@ def test_metadata_that_no_file_can_have_are_refused() -> None:
         encode_header({}, {"a": 1}, 8)  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize("shape", [(1,) * (MAX_RANK + 1), (0, 2**63, 1)], ids=["rank", "dimensions"])
+@pytest.mark.parametrize(
+    "shape", [(1,) * (MAX_RANK + 1), (0, 2**63, 1)], ids=["rank", "dimensions"]
+)
 def test_rare_entries_are_left_to_the_twin(shape: tuple[int, ...]) -> None:
     entries = {"a": entry(shape, 0, 0 if 0 in shape else 1)}
     assert write_text(entries, {}) is None

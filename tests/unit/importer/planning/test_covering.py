@@ -20,15 +20,21 @@ MOE = mixture_tensors()
 COPIED = small_tensors()
 
 
-def coverage(folder: Path, tensors: dict[str, Any], config: dict[str, Any] | None = None, **options: Any) -> Coverage:
-    return blobstore.plan_import(write_checkpoint(folder, tensors, {**LLAMA_CONFIG, **(config or {})}), **options).coverage
+def coverage(
+    folder: Path, tensors: dict[str, Any], config: dict[str, Any] | None = None, **options: Any
+) -> Coverage:
+    return blobstore.plan_import(
+        write_checkpoint(folder, tensors, {**LLAMA_CONFIG, **(config or {})}), **options
+    ).coverage
 
 
 def expect_whole(tally: Tally) -> None:
     assert tally.source == tally.covered + sum(one.count for one in tally.left_out)
 
 
-@pytest.mark.parametrize("options", [{}, {"quant": "int4"}, {"quant": "nvfp4", "dtype": "float16"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"quant": "int4"}, {"quant": "nvfp4", "dtype": "float16"}], ids=str
+)
 def test_floats_are_stored(tmp_path: Path, options: dict[str, Any]) -> None:
     assert coverage(tmp_path, COPIED, **options).tensors == Tally(len(COPIED), len(COPIED))
 
@@ -42,7 +48,9 @@ def test_stacked_experts_are_derived(tmp_path: Path, quant: str | None) -> None:
 
 
 def test_block_scales_are_applied_and_those_of_activations_left_out(tmp_path: Path) -> None:
-    tensors = fp8_model({"model.a.weight": normal("a", 128, 128), "model.b.weight": normal("b", 128, 128)})
+    tensors = fp8_model(
+        {"model.a.weight": normal("a", 128, 128), "model.b.weight": normal("b", 128, 128)}
+    )
     scales = {f"model.{name}.input_scale": np.ones((), np.float32) for name in "ab"}
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     found = coverage(tmp_path, {**tensors, **scales}, config)
@@ -52,11 +60,16 @@ def test_block_scales_are_applied_and_those_of_activations_left_out(tmp_path: Pa
 
 
 def test_companions_of_codes_are_stored_and_when_quantized_again_applied(tmp_path: Path) -> None:
-    tensors, config = mlx_model(COPIED, (64, 4, "affine")), {"quantization": {"group_size": 64, "bits": 4}}
+    tensors, config = (
+        mlx_model(COPIED, (64, 4, "affine")),
+        {"quantization": {"group_size": 64, "bits": 4}},
+    )
     assert coverage(tmp_path, tensors, config).tensors == Tally(len(tensors), len(tensors))
     again = coverage(tmp_path, tensors, config, quant="int8", requantize=True).tensors
     # The embedding keeps its codes.
-    companions = sum(name.endswith((".scales", ".biases")) and "embed" not in name for name in tensors)
+    companions = sum(
+        name.endswith((".scales", ".biases")) and "embed" not in name for name in tensors
+    )
     assert again == Tally(len(tensors), len(tensors) - companions, {APPLIED: companions})
 
 
@@ -64,28 +77,42 @@ def test_companions_of_codes_are_stored_and_when_quantized_again_applied(tmp_pat
 def test_nvfp4(tmp_path: Path, modelopt: bool) -> None:
     found = coverage(tmp_path, nvfp4_model(COPIED, modelopt=modelopt)).tensors
     expect_whole(found)
-    assert [one.name for one in found.left_out] == ["*.input_scale" if modelopt else "*.input_global_scale"]
+    assert [one.name for one in found.left_out] == [
+        "*.input_scale" if modelopt else "*.input_global_scale"
+    ]
 
 
 @pytest.mark.parametrize(
     ("names", "config", "count"),
     [
         (["mtp.fc.weight", "mtp.layers.0.x.weight", "model.mtp.x.weight", "nomtp.x.weight"], {}, 3),
-        (["model.layers.1.x.weight", "model.layers.2.eh_proj.weight", "model.layers.10.x"], {"num_hidden_layers": 2}, 2),
+        (
+            ["model.layers.1.x.weight", "model.layers.2.eh_proj.weight", "model.layers.10.x"],
+            {"num_hidden_layers": 2},
+            2,
+        ),
         (["model.language_model.layers.2.x.weight"], {"text_config": {"num_hidden_layers": 2}}, 1),
-        (["model.visual.layers.2.x.weight", "vision.model.layers.9.x"], {"num_hidden_layers": 2}, 0),
+        (
+            ["model.visual.layers.2.x.weight", "vision.model.layers.9.x"],
+            {"num_hidden_layers": 2},
+            0,
+        ),
         (["model.layers.2.x.weight"], {}, 0),
         (["model.layers.2.x.weight"], {"num_hidden_layers": "2"}, 0),
     ],
 )
-def test_heads_for_more_tokens_are_counted(tmp_path: Path, names: list[str], config: dict[str, Any], count: int) -> None:
+def test_heads_for_more_tokens_are_counted(
+    tmp_path: Path, names: list[str], config: dict[str, Any], count: int
+) -> None:
     found = coverage(tmp_path, {name: normal(name, 4, 64) for name in names}, config)
     assert found.heads == ({MTP_HEADS: count} if count else {})
     assert found.tensors.stored == len(names)
 
 
 def test_a_draft_models_tensors_are_counted(tmp_path: Path) -> None:
-    draft = write_checkpoint(tmp_path / "draft", {"fc.weight": normal("d", 64, 64)}, {"architectures": ["Draft"]})
+    draft = write_checkpoint(
+        tmp_path / "draft", {"fc.weight": normal("d", 64, 64)}, {"architectures": ["Draft"]}
+    )
     found = coverage(tmp_path / "m", COPIED, draft=draft)
     assert found.heads == {DRAFT_MODEL: 1}
     assert found.tensors == Tally(len(COPIED) + 1, len(COPIED) + 1)

@@ -31,11 +31,20 @@ LAYER_PREFIXES = (
     "model.language_model.backbone.",
     "mtp.",
 )
-MARKERS = ("mlp.experts", "mlp.shared_experts", "moe.experts", "mixer.experts", "mixer.shared_experts", "mlp.switch_mlp")
+MARKERS = (
+    "mlp.experts",
+    "mlp.shared_experts",
+    "moe.experts",
+    "mixer.experts",
+    "mixer.shared_experts",
+    "mlp.switch_mlp",
+)
 GROUP = "model.layers.1.mlp.experts"
 
 
-def _tensor(rest: str, shape: tuple[int, ...] = (64, 32), dtype: DType = DType.BF16) -> SourceWeight:
+def _tensor(
+    rest: str, shape: tuple[int, ...] = (64, 32), dtype: DType = DType.BF16
+) -> SourceWeight:
     return SourceWeight.plain(source_tensor(f"{GROUP}.{rest}", *shape, dtype=dtype))
 
 
@@ -88,21 +97,41 @@ def test_only_numbered_weights_are_stacked(marker: str) -> None:
     group = f"model.layers.1.{marker}"
     assert stacked_group_of(f"{group}.0.up_proj.weight") == group
     assert stacked_group_of(f"{group}.17.w1.weight") == group
-    for rest in ("up_proj.weight", "gate_up_proj", "0.up_proj.bias", "0.up_proj", "0.weight_scale", "x0.up_proj.weight"):
+    for rest in (
+        "up_proj.weight",
+        "gate_up_proj",
+        "0.up_proj.bias",
+        "0.up_proj",
+        "0.weight_scale",
+        "x0.up_proj.weight",
+    ):
         assert stacked_group_of(f"{group}.{rest}") is None
 
 
 def test_packed_order_counts_experts_as_numbers() -> None:
     rests = [
-        f"{expert}.{name}" for expert in range(12) for name in ("down_proj.weight", "gate_proj.weight", "up_proj.weight")
+        f"{expert}.{name}"
+        for expert in range(12)
+        for name in ("down_proj.weight", "gate_proj.weight", "up_proj.weight")
     ]
     shuffled = random.Random(0).sample(rests, len(rests))
-    assert [tensor.name for tensor in packed_order(GROUP, map(_tensor, shuffled))] == [f"{GROUP}.{rest}" for rest in rests]
+    assert [tensor.name for tensor in packed_order(GROUP, map(_tensor, shuffled))] == [
+        f"{GROUP}.{rest}" for rest in rests
+    ]
 
 
 def test_packed_order_puts_unnumbered_tensors_last_by_name() -> None:
-    rests = ["gate_up_proj", "0.up_proj.weight", "down_proj", "0.up_proj.bias", "10.up_proj.bias", "9.up_proj.bias"]
-    assert [tensor.name.removeprefix(f"{GROUP}.") for tensor in packed_order(GROUP, map(_tensor, rests))] == [
+    rests = [
+        "gate_up_proj",
+        "0.up_proj.weight",
+        "down_proj",
+        "0.up_proj.bias",
+        "10.up_proj.bias",
+        "9.up_proj.bias",
+    ]
+    assert [
+        tensor.name.removeprefix(f"{GROUP}.") for tensor in packed_order(GROUP, map(_tensor, rests))
+    ] == [
         "0.up_proj.bias",
         "0.up_proj.weight",
         "9.up_proj.bias",
@@ -114,18 +143,28 @@ def test_packed_order_puts_unnumbered_tensors_last_by_name() -> None:
 
 def test_projections_are_sorted_and_their_experts_numbered() -> None:
     by_name = {
-        f"{expert}.{name}.weight": _tensor(f"{expert}.{name}.weight") for expert in range(11) for name in ("w2", "w1")
+        f"{expert}.{name}.weight": _tensor(f"{expert}.{name}.weight")
+        for expert in range(11)
+        for name in ("w2", "w1")
     }
     shuffled = random.Random(0).sample(list(by_name.values()), len(by_name))
     assert projections(GROUP, shuffled) == [
-        Projection(f"{name}.weight", tuple(by_name[f"{expert}.{name}.weight"] for expert in range(11)))
+        Projection(
+            f"{name}.weight", tuple(by_name[f"{expert}.{name}.weight"] for expert in range(11))
+        )
         for name in ("w1", "w2")
     ]
 
 
 def test_projections_may_differ_from_each_other() -> None:
-    up, down = _tensor("0.up_proj.weight", (64, 32)), _tensor("0.down_proj.weight", (32, 64), DType.F32)
-    assert projections(GROUP, [up, down]) == [Projection("down_proj.weight", (down,)), Projection("up_proj.weight", (up,))]
+    up, down = (
+        _tensor("0.up_proj.weight", (64, 32)),
+        _tensor("0.down_proj.weight", (32, 64), DType.F32),
+    )
+    assert projections(GROUP, [up, down]) == [
+        Projection("down_proj.weight", (down,)),
+        Projection("up_proj.weight", (up,)),
+    ]
 
 
 def test_unnumbered_tensors_are_no_projections() -> None:
@@ -192,5 +231,9 @@ def test_experts_of_one_projection_have_one_shape_and_dtype(odd: SourceWeight) -
     with pytest.raises(UnsupportedSourceError) as caught:
         projections(GROUP, tensors)
     assert caught.value.tensor == odd.name
-    for words in (GROUP, f"{GROUP}.0.up.weight is BF16 [64, 32]", f"{odd.name} is {odd.dtype} {list(odd.shape)}"):
+    for words in (
+        GROUP,
+        f"{GROUP}.0.up.weight is BF16 [64, 32]",
+        f"{odd.name} is {odd.dtype} {list(odd.shape)}",
+    ):
         assert words in str(caught.value)

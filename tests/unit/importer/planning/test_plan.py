@@ -1,4 +1,6 @@
-"""The plan: blobs, names, order, metadata and layout, from inventories made by hand; no file is read.
+"""The plan: blobs, names, order, metadata and layout, from inventories made by hand.
+
+No file is read.
 
 What is planned is also what a reader finds: the planned header, read back, gives the same tensors.
 """
@@ -32,13 +34,22 @@ def _plan(tensors: Sequence[SourceTensor], **options: Any) -> ImportPlan:
     return make_plan(inventory(tensors), ImportOptions.parse(**options))
 
 
-def _experts(count: int, up: tuple[int, int] = (64, 64), down: tuple[int, int] = (64, 64)) -> list[SourceTensor]:
+def _experts(
+    count: int, up: tuple[int, int] = (64, 64), down: tuple[int, int] = (64, 64)
+) -> list[SourceTensor]:
     shapes = {"down_proj": down, "gate_proj": up, "up_proj": up}
-    return [source_tensor(f"{EXPERTS}.{expert}.{name}.weight", *shapes[name]) for expert in range(count) for name in shapes]
+    return [
+        source_tensor(f"{EXPERTS}.{expert}.{name}.weight", *shapes[name])
+        for expert in range(count)
+        for name in shapes
+    ]
 
 
 def _types(plan: ImportPlan) -> dict[str, str | None]:
-    return {tensor.name: str(tensor.quantization) if tensor.quantization else None for tensor in plan.tensors}
+    return {
+        tensor.name: str(tensor.quantization) if tensor.quantization else None
+        for tensor in plan.tensors
+    }
 
 
 def _names(plan: ImportPlan) -> list[str]:
@@ -47,34 +58,63 @@ def _names(plan: ImportPlan) -> list[str]:
 
 def _read_back(blob: PlannedBlob) -> list[tuple[str, tuple[int, ...], str | None]]:
     header = parse_header(blob.header[8:], blob.data_size)
-    return [(tensor.name, tensor.shape, str(tensor.quantization or "") or None) for tensor in stored_tensors(header)]
+    return [
+        (tensor.name, tensor.shape, str(tensor.quantization or "") or None)
+        for tensor in stored_tensors(header)
+    ]
 
 
 def test_every_tensor_is_a_blob_of_its_name_in_sorted_order() -> None:
-    plan = _plan([source_tensor(name, 64, 64) for name in ("b.weight", "a.weight", "a.bias", "B.weight")])
+    plan = _plan(
+        [source_tensor(name, 64, 64) for name in ("b.weight", "a.weight", "a.bias", "B.weight")]
+    )
     assert _names(plan) == ["B.weight", "a.bias", "a.weight", "b.weight"]
-    assert [[tensor.name for tensor in blob.tensors] for blob in plan.blobs] == [[name] for name in _names(plan)]
+    assert [[tensor.name for tensor in blob.tensors] for blob in plan.blobs] == [
+        [name] for name in _names(plan)
+    ]
     assert all(blob.metadata == {} for blob in plan.blobs)
 
 
 @pytest.mark.parametrize(
     ("quant", "size", "parts"),
     [
-        ("int4", "32", {"": ("U32", [64, 16], 4096), ".scale": ("BF16", [64, 4], 512), ".bias": ("BF16", [64, 4], 512)}),
-        ("int8", "64", {"": ("U32", [64, 32], 8192), ".scale": ("BF16", [64, 2], 256), ".bias": ("BF16", [64, 2], 256)}),
+        (
+            "int4",
+            "32",
+            {
+                "": ("U32", [64, 16], 4096),
+                ".scale": ("BF16", [64, 4], 512),
+                ".bias": ("BF16", [64, 4], 512),
+            },
+        ),
+        (
+            "int8",
+            "64",
+            {
+                "": ("U32", [64, 32], 8192),
+                ".scale": ("BF16", [64, 2], 256),
+                ".bias": ("BF16", [64, 2], 256),
+            },
+        ),
         ("nvfp4", "16", {"": ("U32", [64, 16], 4096), ".scale": ("U8", [64, 8], 512)}),
         ("mxfp4", "32", {"": ("U32", [64, 16], 4096), ".scale": ("U8", [64, 4], 256)}),
         ("mxfp8", "32", {"": ("U32", [64, 32], 8192), ".scale": ("U8", [64, 4], 256)}),
     ],
 )
-def test_quantized_blob_holds_weight_scale_bias_and_says_its_type(quant: str, size: str, parts: dict[str, Any]) -> None:
+def test_quantized_blob_holds_weight_scale_bias_and_says_its_type(
+    quant: str, size: str, parts: dict[str, Any]
+) -> None:
     (blob,) = _plan([source_tensor(UP, 64, 128)], quant=quant).blobs
     header = json.loads(blob.header[8:])
     assert blob.metadata == header.pop("__metadata__") == {"quant_type": quant, "group_size": size}
     end = 0
     for suffix, (dtype, shape, nbytes) in parts.items():
         begin, end = end, end + nbytes
-        assert header.pop(UP + suffix) == {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        assert header.pop(UP + suffix) == {
+            "dtype": dtype,
+            "shape": shape,
+            "data_offsets": [begin, end],
+        }
     assert header == {}
     assert blob.data_size == end
 
@@ -87,7 +127,12 @@ def test_packed_group_is_one_blob_under_its_prefix(quant: str) -> None:
         source_tensor(f"{MLP}.gate.weight", 11, 128),
     ]
     plan = _plan([*tensors, source_tensor("model.norm.weight", 64)], quant=quant)
-    assert _names(plan) == [f"{MLP}.gate.weight", "model.norm.weight", EXPERTS, f"{MLP}.shared_experts"]
+    assert _names(plan) == [
+        f"{MLP}.gate.weight",
+        "model.norm.weight",
+        EXPERTS,
+        f"{MLP}.shared_experts",
+    ]
     packed = plan.blobs[2]
     assert [tensor.name for tensor in packed.tensors] == [tensor.name for tensor in _experts(11)]
     assert next(iter(packed.entries)).startswith(f"{EXPERTS}.0.down_proj.weight")
@@ -98,29 +143,44 @@ def test_packed_group_is_one_blob_under_its_prefix(quant: str) -> None:
         assert blob.metadata == ({"quant_type": quant, "group_size": size} if quantization else {})
 
 
-@pytest.mark.parametrize("group", [f"{MLP}.switch_mlp", f"{MLP}.shared_experts", EXPERTS, "mtp.layers.3.moe.experts"])
+@pytest.mark.parametrize(
+    "group", [f"{MLP}.switch_mlp", f"{MLP}.shared_experts", EXPERTS, "mtp.layers.3.moe.experts"]
+)
 def test_unnumbered_experts_are_packed_too(group: str) -> None:
-    plan = _plan([source_tensor(f"{group}.{name}.weight", 4, 64, 64) for name in ("up_proj", "down_proj")], quant="int4")
+    plan = _plan(
+        [source_tensor(f"{group}.{name}.weight", 4, 64, 64) for name in ("up_proj", "down_proj")],
+        quant="int4",
+    )
     assert _names(plan) == [group]
-    assert _types(plan) == {f"{group}.down_proj.weight": "int4/32", f"{group}.up_proj.weight": "int4/32"}
+    assert _types(plan) == {
+        f"{group}.down_proj.weight": "int4/32",
+        f"{group}.up_proj.weight": "int4/32",
+    }
 
 
 def test_packed_groups_are_sorted_after_the_plain_tensors() -> None:
     groups = [f"model.layers.{layer}.mlp.experts" for layer in (10, 2)]
     plan = _plan(
-        [source_tensor(f"{group}.0.up_proj.weight", 64, 64) for group in groups] + [source_tensor("z.weight", 64, 64)]
+        [source_tensor(f"{group}.0.up_proj.weight", 64, 64) for group in groups]
+        + [source_tensor("z.weight", 64, 64)]
     )
     assert _names(plan) == ["z.weight", *groups]
 
 
 def test_packed_group_is_left_alone_when_one_weight_does_not_fit() -> None:
-    plan = _plan([*_experts(2, up=(48, 64), down=(64, 48)), source_tensor(UP, 64, 64)], quant="int4")
+    plan = _plan(
+        [*_experts(2, up=(48, 64), down=(64, 48)), source_tensor(UP, 64, 64)], quant="int4"
+    )
     assert {name for name, kind in _types(plan).items() if kind} == {UP}
     assert plan.blobs[-1].metadata == {}
 
 
 def test_what_stays_unquantized_in_a_packed_group_has_a_blob_of_its_own() -> None:
-    extras = [source_tensor(f"{EXPERTS}.{expert}.{name}", 64) for expert in range(2) for name in ("up_proj.bias", "alpha")]
+    extras = [
+        source_tensor(f"{EXPERTS}.{expert}.{name}", 64)
+        for expert in range(2)
+        for name in ("up_proj.bias", "alpha")
+    ]
     plan = _plan([*_experts(2), *extras], quant="nvfp4")
     blob, others = plan.blobs
     assert _names(plan) == [EXPERTS, f"{EXPERTS}.unquantized"]
@@ -141,8 +201,12 @@ def test_the_only_unquantized_tensor_of_a_packed_group_names_its_blob() -> None:
     assert _names(unquantized) == [EXPERTS]
 
 
-@pytest.mark.parametrize(("quant", "together"), [("none", True), ("int8", True), ("nvfp4", True), ("int4", False)])
-def test_stacked_projections_share_a_blob_when_they_have_one_type(quant: str, together: bool) -> None:
+@pytest.mark.parametrize(
+    ("quant", "together"), [("none", True), ("int8", True), ("nvfp4", True), ("int4", False)]
+)
+def test_stacked_projections_share_a_blob_when_they_have_one_type(
+    quant: str, together: bool
+) -> None:
     plan = _plan(_experts(11), quant=quant, profile="ollama")
     names = [f"{EXPERTS}.{name}.weight" for name in ("down_proj", "gate_proj", "up_proj")]
     assert _names(plan) == ([EXPERTS] if together else names)
@@ -150,7 +214,9 @@ def test_stacked_projections_share_a_blob_when_they_have_one_type(quant: str, to
     for tensor in plan.tensors:
         assert tensor.shape == (11, 64, 64)
         stem = tensor.name.removeprefix(f"{EXPERTS}.")
-        assert [source.name for source in tensor.sources] == [f"{EXPERTS}.{expert}.{stem}" for expert in range(11)]
+        assert [source.name for source in tensor.sources] == [
+            f"{EXPERTS}.{expert}.{stem}" for expert in range(11)
+        ]
 
 
 def test_stacked_projections_get_the_types_of_their_own() -> None:
@@ -161,8 +227,14 @@ def test_stacked_projections_get_the_types_of_their_own() -> None:
 
 
 def test_stacked_form_leaves_everything_but_numbered_weights_in_blobs_of_their_own() -> None:
-    extras = [f"{EXPERTS}.0.up_proj.bias", f"{MLP}.shared_experts.up_proj.weight", f"{MLP}.switch_mlp.up_proj.weight"]
-    plan = _plan([*_experts(1), *(source_tensor(name, 64, 64) for name in extras)], experts="stacked")
+    extras = [
+        f"{EXPERTS}.0.up_proj.bias",
+        f"{MLP}.shared_experts.up_proj.weight",
+        f"{MLP}.switch_mlp.up_proj.weight",
+    ]
+    plan = _plan(
+        [*_experts(1), *(source_tensor(name, 64, 64) for name in extras)], experts="stacked"
+    )
     assert _names(plan) == [*extras, EXPERTS]
 
 
@@ -190,7 +262,9 @@ def test_array_names_may_not_collide() -> None:
 
 def test_stacked_name_may_not_be_taken() -> None:
     with pytest.raises(UnsupportedSourceError, match="two tensors") as caught:
-        _plan([*_experts(1), source_tensor(f"{EXPERTS}.up_proj.weight", 1, 64, 64)], experts="stacked")
+        _plan(
+            [*_experts(1), source_tensor(f"{EXPERTS}.up_proj.weight", 1, 64, 64)], experts="stacked"
+        )
     assert caught.value.tensor == f"{EXPERTS}.up_proj.weight"
 
 
@@ -207,7 +281,9 @@ def test_other_dtypes_are_copied_and_not_quantized(name: str, dtype: DType, prof
     tensors = [source_tensor(name, 64, 64, dtype=dtype)]
     (tensor,) = _plan(tensors, profile=profile).tensors
     assert (tensor.dtype, tensor.quantization) == (dtype, None)
-    with pytest.raises(UnsupportedSourceError, match=f"is {dtype}: only BF16, F16 and F32") as caught:
+    with pytest.raises(
+        UnsupportedSourceError, match=f"is {dtype}: only BF16, F16 and F32"
+    ) as caught:
         _plan(tensors, profile=profile, quant="int4")
     assert name.replace(".0.", ".") == str(caught.value.tensor).replace(".0.", ".")
     assert "--quant" in str(caught.value.hint)
@@ -220,32 +296,60 @@ def test_dtype_converts_float_weights_first() -> None:
         source_tensor("ids", 64, dtype=DType.I32),
     ]
     plan = _plan(tensors, quant="int4", dtype="float16")
-    assert {tensor.name: tensor.dtype for tensor in plan.tensors} == {"a.bias": DType.F16, "ids": DType.I32, UP: DType.F16}
+    assert {tensor.name: tensor.dtype for tensor in plan.tensors} == {
+        "a.bias": DType.F16,
+        "ids": DType.I32,
+        UP: DType.F16,
+    }
     assert plan.blobs[-1].entries[f"{UP}.scale"].dtype is DType.F16
 
 
 @pytest.mark.parametrize(
     ("tensors", "quant", "named"),
     [
-        ([source_tensor(UP, 64, 48)], "int4", f"the rows of '{UP}' [64, 48] are not a multiple of 32"),
-        ([source_tensor(UP, 64, 32)], "int8", f"the rows of '{UP}' [64, 32] are not a multiple of 64"),
+        (
+            [source_tensor(UP, 64, 48)],
+            "int4",
+            f"the rows of '{UP}' [64, 48] are not a multiple of 32",
+        ),
+        (
+            [source_tensor(UP, 64, 32)],
+            "int8",
+            f"the rows of '{UP}' [64, 32] are not a multiple of 64",
+        ),
         (
             [source_tensor("a.weight", 64), source_tensor(UP, 64, 24)],
             "nvfp4",
             f"the rows of '{UP}' [64, 24] are not a multiple of 16",
         ),
-        (_experts(1, up=(64, 48), down=(48, 64)), "int4", f"rows of '{EXPERTS}.0.gate_proj.weight' [64, 48]"),
-        ([source_tensor(HEAD, 64, 32)], "int4", f"the rows of '{HEAD}' [64, 32] are not a multiple of 64"),
+        (
+            _experts(1, up=(64, 48), down=(48, 64)),
+            "int4",
+            f"rows of '{EXPERTS}.0.gate_proj.weight' [64, 48]",
+        ),
+        (
+            [source_tensor(HEAD, 64, 32)],
+            "int4",
+            f"the rows of '{HEAD}' [64, 32] are not a multiple of 64",
+        ),
     ],
 )
-def test_nothing_that_can_be_quantized_is_a_wrong_use(tensors: list[SourceTensor], quant: str, named: str) -> None:
+def test_nothing_that_can_be_quantized_is_a_wrong_use(
+    tensors: list[SourceTensor], quant: str, named: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         _plan(tensors, quant=quant)
     assert named in str(caught.value)
 
 
 def test_checkpoint_without_weights_of_the_kind_is_imported_as_it_is() -> None:
-    plan = _plan([source_tensor("model.embed_tokens.weight", 64, 64), source_tensor("model.norm.weight", 64)], quant="int4")
+    plan = _plan(
+        [
+            source_tensor("model.embed_tokens.weight", 64, 64),
+            source_tensor("model.norm.weight", 64),
+        ],
+        quant="int4",
+    )
     assert set(_types(plan).values()) == {None}
 
 
@@ -282,20 +386,28 @@ def test_planned_headers_read_back_as_planned(quant: str, profile: str, dtype: D
         source_tensor("empty", 0, 64),
     ]
     plan = _plan(
-        [source_tensor(tensor.name, *tensor.shape, dtype=dtype) for tensor in tensors], quant=quant, profile=profile
+        [source_tensor(tensor.name, *tensor.shape, dtype=dtype) for tensor in tensors],
+        quant=quant,
+        profile=profile,
     )
     for blob in plan.blobs:
-        assert _read_back(blob) == [(tensor.name, tensor.shape, _types(plan)[tensor.name]) for tensor in blob.tensors]
+        assert _read_back(blob) == [
+            (tensor.name, tensor.shape, _types(plan)[tensor.name]) for tensor in blob.tensors
+        ]
 
 
 @pytest.mark.parametrize("quant", ["none", "int4"])
 def test_integer_tensor_beside_quantized_weights_reads_back_as_it_is(quant: str) -> None:
-    plan = _plan([*_experts(1), source_tensor(f"{EXPERTS}.table", 32, dtype=DType.U32)], quant=quant)
+    plan = _plan(
+        [*_experts(1), source_tensor(f"{EXPERTS}.table", 32, dtype=DType.U32)], quant=quant
+    )
     assert _read_back(plan.blobs[-1])[-1] == (f"{EXPERTS}.table", (32,), None)
 
 
 @pytest.mark.parametrize("quant", ["none", "int4"])
 def test_integer_tensor_that_would_read_back_as_quantized_is_refused(quant: str) -> None:
-    tensors = [source_tensor(f"{EXPERTS}.{name}", 32, dtype=DType.U32) for name in ("table", "table.scale")]
+    tensors = [
+        source_tensor(f"{EXPERTS}.{name}", 32, dtype=DType.U32) for name in ("table", "table.scale")
+    ]
     with pytest.raises(UnsupportedSourceError):
         _plan([*_experts(1), *tensors], quant=quant)

@@ -41,12 +41,25 @@ def test_own_document_is_exactly_this() -> None:
 @pytest.mark.parametrize(
     ("options", "recorded"),
     [
-        ({}, {"quant": None, "group_size": None, "groups": {}, "method": "minmax", "rules": [], "requantize": False}),
+        (
+            {},
+            {
+                "quant": None,
+                "group_size": None,
+                "groups": {},
+                "method": "minmax",
+                "rules": [],
+                "requantize": False,
+            },
+        ),
         ({"quant": "none"}, {"quant": None}),
         ({"quant": "q8"}, {"quant": "int8", "group_size": 64, "method": "minmax"}),
         ({"quant": "int4", "group_size": 128}, {"quant": "int4", "group_size": 128}),
         ({"quant": "nvfp4"}, {"quant": "nvfp4", "group_size": 16, "global_scale": False}),
-        ({"quant": "nvfp4", "global_scale": True}, {"quant": "nvfp4", "global_scale": True, "method": "minmax"}),
+        (
+            {"quant": "nvfp4", "global_scale": True},
+            {"quant": "nvfp4", "global_scale": True, "method": "minmax"},
+        ),
         ({"quant": "int4", "method": "search"}, {"method": "search", "importance": None}),
         ({"dtype": "f16"}, {"dtype": "F16", "quant": None}),
         ({"experts": "stacked"}, {"experts": "stacked", "profile": "default"}),
@@ -61,14 +74,19 @@ def test_own_document_holds_the_options(options: dict[str, Any], recorded: dict[
 
 def test_own_document_keeps_the_order_of_tensors_and_sorts_metadata() -> None:
     source = inventory([UP, NORM, DOWN])
-    source = replace(source, files=tuple(replace(file, metadata={"b": "2", "a": "<1>"}) for file in source.files))
+    source = replace(
+        source, files=tuple(replace(file, metadata={"b": "2", "a": "<1>"}) for file in source.files)
+    )
     (file,) = json.loads(_plan(source).documents["blobstore.json"])["sources"]
     assert file["tensors"] == [UP.name, NORM.name, DOWN.name]
     assert list(file["metadata"].items()) == [("a", "<1>"), ("b", "2")]
 
 
 def test_own_document_holds_no_path_and_is_the_same_for_the_same_import() -> None:
-    plans = [_plan(inventory([UP, NORM], folder=folder), quant="int4") for folder in ("/models/tiny", "/elsewhere/x")]
+    plans = [
+        _plan(inventory([UP, NORM], folder=folder), quant="int4")
+        for folder in ("/models/tiny", "/elsewhere/x")
+    ]
     assert plans[0].documents == plans[1].documents
     assert [blob.header for blob in plans[0].blobs] == [blob.header for blob in plans[1].blobs]
     assert all(b"/" not in document for document in plans[0].documents.values())
@@ -76,8 +94,15 @@ def test_own_document_holds_no_path_and_is_the_same_for_the_same_import() -> Non
 
 def test_own_document_comes_last_and_only_in_the_default_profile() -> None:
     source = inventory([NORM])
-    source = replace(source, documents={**source.documents, "tokenizer.json": b"{}", "zz.json": b"[]"})
-    assert list(_plan(source).documents) == ["config.json", "tokenizer.json", "zz.json", "blobstore.json"]
+    source = replace(
+        source, documents={**source.documents, "tokenizer.json": b"{}", "zz.json": b"[]"}
+    )
+    assert list(_plan(source).documents) == [
+        "config.json",
+        "tokenizer.json",
+        "zz.json",
+        "blobstore.json",
+    ]
     assert _plan(source, profile="ollama").documents == source.documents
 
 
@@ -122,7 +147,9 @@ def test_config_names_the_asked_type(quant: str, profile: str) -> None:
         ("mxfp8", "default", DType.F32, 8 + 8 / 32),
     ],
 )
-def test_bits_per_weight_count_scales_and_biases(quant: str, profile: str, dtype: DType, bits: float) -> None:
+def test_bits_per_weight_count_scales_and_biases(
+    quant: str, profile: str, dtype: DType, bits: float
+) -> None:
     weight = source_tensor(UP.name, *UP.shape, dtype=dtype)
     assert _plan(inventory([weight]), quant=quant, profile=profile).bits_per_weight == bits
 
@@ -135,7 +162,10 @@ def test_bits_per_weight_are_weighted_by_size_and_know_no_headers() -> None:
 
 
 def test_sizes_are_sums_of_their_parts() -> None:
-    experts = [source_tensor(f"model.layers.0.mlp.experts.{expert}.up_proj.weight", 64, 64) for expert in range(3)]
+    experts = [
+        source_tensor(f"model.layers.0.mlp.experts.{expert}.up_proj.weight", 64, 64)
+        for expert in range(3)
+    ]
     for profile in ("default", "ollama"):
         plan = _plan(inventory([UP, DOWN, NORM, *experts]), quant="int4", profile=profile)
         assert sum(blob.source_bytes for blob in plan.blobs) == plan.inventory.nbytes
@@ -148,18 +178,29 @@ def test_sizes_are_sums_of_their_parts() -> None:
 
 
 def _experts(layer: int) -> list[SourceTensor]:
-    names = [f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj" for expert in (0, 1) for part in ("down", "up")]
+    names = [
+        f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj"
+        for expert in (0, 1)
+        for part in ("down", "up")
+    ]
     return [source_tensor(f"{name}.weight", 64, 64) for name in names]
 
 
 def _types(plan: ImportPlan) -> dict[str, str | None]:
-    return {tensor.name: str(tensor.quantization) if tensor.quantization else None for tensor in plan.tensors}
+    return {
+        tensor.name: str(tensor.quantization) if tensor.quantization else None
+        for tensor in plan.tensors
+    }
 
 
 @pytest.mark.parametrize("profile", ["default", "ollama"])
 def test_architecture_decides_with_its_own_policy(profile: str) -> None:
-    down = [source_tensor(f"model.layers.{layer}.mlp.down_proj.weight", 64, 64) for layer in range(8)]
-    source = inventory(down, architecture="Gemma4ForConditionalGeneration", text_config={"num_hidden_layers": 8})
+    down = [
+        source_tensor(f"model.layers.{layer}.mlp.down_proj.weight", 64, 64) for layer in range(8)
+    ]
+    source = inventory(
+        down, architecture="Gemma4ForConditionalGeneration", text_config={"num_hidden_layers": 8}
+    )
     plan = _plan(source, quant="nvfp4", profile=profile)
     promoted = [number for number, given in enumerate(_types(plan).values()) if given == "mxfp8/32"]
     assert promoted == [0, 3, 6, 7]
@@ -168,26 +209,42 @@ def test_architecture_decides_with_its_own_policy(profile: str) -> None:
 
 def test_packed_experts_get_one_type_whatever_the_architecture_promotes() -> None:
     source = inventory(_experts(0), architecture="Cohere2MoeForCausalLM", num_hidden_layers=8)
-    packed, stacked = _plan(source, quant="int4", experts="packed"), _plan(source, quant="int4", experts="stacked")
-    assert [dict(blob.metadata) for blob in packed.blobs] == [{"quant_type": "int4", "group_size": "32"}]
+    packed, stacked = (
+        _plan(source, quant="int4", experts="packed"),
+        _plan(source, quant="int4", experts="stacked"),
+    )
+    assert [dict(blob.metadata) for blob in packed.blobs] == [
+        {"quant_type": "int4", "group_size": "32"}
+    ]
     assert set(_types(packed).values()) == {"int4/32"}
     assert list(_types(stacked).values()) == ["int8/64", "int4/32"]
 
 
 def test_packed_experts_keep_what_the_architecture_keeps() -> None:
-    source = inventory([*_experts(1), *_experts(5)], architecture="LagunaForCausalLM", num_hidden_layers=40)
+    source = inventory(
+        [*_experts(1), *_experts(5)], architecture="LagunaForCausalLM", num_hidden_layers=40
+    )
     plan = _plan(source, quant="mxfp8")
     assert [dict(blob.metadata) for blob in plan.blobs] == [
-        *({"quant_type": "mxfp8", "group_size": "32"}, {}, {"quant_type": "mxfp8", "group_size": "32"})
+        *(
+            {"quant_type": "mxfp8", "group_size": "32"},
+            {},
+            {"quant_type": "mxfp8", "group_size": "32"},
+        )
     ]
     kept = [name for name, given in _types(plan).items() if given is None]
     assert kept == [f"model.layers.1.mlp.experts.{expert}.down_proj.weight" for expert in (0, 1)]
 
 
 @pytest.mark.parametrize(
-    ("architecture", "divisor"), [("Cohere2MoeForCausalLM", 32), ("Gemma4ForConditionalGeneration", 16)]
+    ("architecture", "divisor"),
+    [("Cohere2MoeForCausalLM", 32), ("Gemma4ForConditionalGeneration", 16)],
 )
-def test_rows_that_fit_no_type_of_the_architecture_are_an_error(architecture: str, divisor: int) -> None:
-    source = inventory([source_tensor("model.embed_tokens.weight", 64, 40)], architecture=architecture)
+def test_rows_that_fit_no_type_of_the_architecture_are_an_error(
+    architecture: str, divisor: int
+) -> None:
+    source = inventory(
+        [source_tensor("model.embed_tokens.weight", 64, 40)], architecture=architecture
+    )
     with pytest.raises(UsageError, match=rf"embed_tokens.*not a multiple of {divisor}$"):
         _plan(source, quant="nvfp4")

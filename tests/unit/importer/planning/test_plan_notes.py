@@ -17,8 +17,13 @@ from blobstore.source.inventory import SourceTensor
 COHERE = "Cohere2MoeForCausalLM"
 
 
-def plan_of(tensors: list[SourceTensor], architecture: str = "LlamaForCausalLM", **options: Any) -> ImportPlan:
-    return make_plan(inventory(tensors, architecture=architecture, num_hidden_layers=2), ImportOptions.parse(**options))
+def plan_of(
+    tensors: list[SourceTensor], architecture: str = "LlamaForCausalLM", **options: Any
+) -> ImportPlan:
+    return make_plan(
+        inventory(tensors, architecture=architecture, num_hidden_layers=2),
+        ImportOptions.parse(**options),
+    )
 
 
 def layers(shape: tuple[int, ...], name: str = "mlp.up_proj.weight") -> list[SourceTensor]:
@@ -35,8 +40,14 @@ def experts() -> list[SourceTensor]:
 
 def test_a_plan_of_the_bits_that_were_asked_needs_no_words() -> None:
     assert plan_of(layers((64, 256)), quant="int4").notes == ()
-    assert plan_of([*layers((64, 256)), source_tensor("model.norm.weight", 64)], quant="int8").notes == ()
-    assert plan_of([*layers((64, 256)), source_tensor("model.embed_tokens.weight", 640, 64)]).notes == ()
+    assert (
+        plan_of([*layers((64, 256)), source_tensor("model.norm.weight", 64)], quant="int8").notes
+        == ()
+    )
+    assert (
+        plan_of([*layers((64, 256)), source_tensor("model.embed_tokens.weight", 640, 64)]).notes
+        == ()
+    )
 
 
 def test_the_largest_kept_tensors_are_named_with_their_reasons() -> None:
@@ -71,22 +82,38 @@ def test_embedding_and_head_of_a_usual_model_need_no_words() -> None:
 
 def test_a_rule_and_a_group_are_reasons_too() -> None:
     kept = plan_of(layers((64, 256)), quant="int4", rules=["*.0.*=none", "*.1.*=none"])
-    assert "'model.layers.N.mlp.up_proj.weight' (2 tensors, 65,536 bytes) is kept by a rule" in kept.notes[0]
-    odd = [source_tensor(f"model.layers.1.mlp.experts.{expert}.w.weight", 64, 48) for expert in range(2)]
+    assert (
+        "'model.layers.N.mlp.up_proj.weight' (2 tensors, 65,536 bytes) is kept by a rule"
+        in kept.notes[0]
+    )
+    odd = [
+        source_tensor(f"model.layers.1.mlp.experts.{expert}.w.weight", 64, 48)
+        for expert in range(2)
+    ]
     group = plan_of([*experts(), *odd, *layers((64, 64))], quant="int4")
-    assert "is in a group with 'model.layers.1.mlp.experts.0.w.weight', which has rows of 48" in group.notes[0]
+    assert (
+        "is in a group with 'model.layers.1.mlp.experts.0.w.weight', which has rows of 48"
+        in group.notes[0]
+    )
 
 
 @pytest.mark.parametrize(
     ("architecture", "experts_option", "names", "words"),
     [
-        (COHERE, None, {"down_proj", "gate_proj", "up_proj"}, "experts are stacked, because Ollama does not run"),
+        (
+            COHERE,
+            None,
+            {"down_proj", "gate_proj", "up_proj"},
+            "experts are stacked, because Ollama does not run",
+        ),
         (COHERE, "packed", {""}, "needs --experts stacked"),
         (COHERE, "stacked", {"down_proj", "gate_proj", "up_proj"}, ""),
         ("Qwen3MoeForCausalLM", None, {""}, ""),
     ],
 )
-def test_the_form_of_experts(architecture: str, experts_option: str | None, names: set[str], words: str) -> None:
+def test_the_form_of_experts(
+    architecture: str, experts_option: str | None, names: set[str], words: str
+) -> None:
     plan = plan_of(experts(), architecture, experts=experts_option)
     assert len(list(plan.tensors)) == (3 if "down_proj" in names else 6)
     assert [words in note for note in plan.notes] == ([True] if words else [])

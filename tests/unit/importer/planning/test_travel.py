@@ -1,4 +1,7 @@
-"""A plan that travels gives the bytes of an import from the source, wherever it is carried out; a hostile one is refused."""
+"""A plan that travels gives the bytes of an import from the source, wherever it is carried out.
+
+A hostile one is refused.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,13 @@ from support.ollama_sources import write_source
 
 import blobstore
 from blobstore.cli.main import run
-from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, NotFoundError, UsageError
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    DocumentError,
+    NotFoundError,
+    UsageError,
+)
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE
 from blobstore.importer.planning.document import write_plan
 from blobstore.importer.planning.outputs import ImportPlan
@@ -45,13 +54,24 @@ def assert_same(one: ImportPlan, other: ImportPlan) -> None:
     """Check that two plans make the same bytes, and say the same of them."""
     assert [entry_key(blob) for blob in one.blobs] == [entry_key(blob) for blob in other.blobs]
     texts = [
-        [(layer.name, layer.media_type, getattr(layer, "data", layer.size)) for layer in plan.layers]
+        [
+            (layer.name, layer.media_type, getattr(layer, "data", layer.size))
+            for layer in plan.layers
+        ]
         for plan in (one, other)
     ]
     assert texts[0] == texts[1]
     assert one.config.encode() == other.config.encode()
-    assert (one.coverage, one.notes, one.relative_errors) == (other.coverage, other.notes, other.relative_errors)
-    assert (one.source_bytes, one.stored_bytes, one.runs_in) == (other.source_bytes, other.stored_bytes, other.runs_in)
+    assert (one.coverage, one.notes, one.relative_errors) == (
+        other.coverage,
+        other.notes,
+        other.relative_errors,
+    )
+    assert (one.source_bytes, one.stored_bytes, one.runs_in) == (
+        other.source_bytes,
+        other.stored_bytes,
+        other.runs_in,
+    )
 
 
 # Every plan that is tested elsewhere
@@ -71,7 +91,9 @@ def test_every_recorded_source(source: str, tmp_path: Path) -> None:
     assert (planned > 0) != source.startswith("x_")  # what Ollama refuses, and so do we
 
 
-@pytest.mark.parametrize(("source", "quant"), [(PYCODE, None), *((PYCODE_MOE, quant) for quant in QUANT_TYPES)])
+@pytest.mark.parametrize(
+    ("source", "quant"), [(PYCODE, None), *((PYCODE_MOE, quant) for quant in QUANT_TYPES)]
+)
 def test_every_fixture_is_the_same_model(source: Path, quant: str | None, tmp_path: Path) -> None:
     plan = plan_import(source, quant=quant)
     by_hand, far = MemoryStore(), MemoryStore()
@@ -87,7 +109,12 @@ def test_every_fixture_is_the_same_model(source: Path, quant: str | None, tmp_pa
         {"quant": "nvfp4", "global_scale": True},
         {"target_bpw": 6.0},
         {"dtype": "float16", "experts": "stacked", "alignment": 4096},
-        {"profile": "ollama", "quant": "mxfp4", "system": "be brief", "parameters": ["temperature=0.5"]},
+        {
+            "profile": "ollama",
+            "quant": "mxfp4",
+            "system": "be brief",
+            "parameters": ["temperature=0.5"],
+        },
     ],
 )
 def test_every_option(options: dict[str, Any], tmp_path: Path) -> None:
@@ -113,7 +140,10 @@ def test_the_same_plan_is_the_same_text(tmp_path: Path) -> None:
         write_plan(plan_import(PYCODE, quant="int4"), tmp_path / str(number))
     assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes()
     write_plan(travelled(plan_import(PYCODE, quant="int4"), tmp_path), tmp_path / "2")
-    assert json.loads((tmp_path / "2").read_bytes())["layers"] == json.loads((tmp_path / "0").read_bytes())["layers"]
+    assert (
+        json.loads((tmp_path / "2").read_bytes())["layers"]
+        == json.loads((tmp_path / "0").read_bytes())["layers"]
+    )
 
 
 # Elsewhere, and by others
@@ -127,7 +157,12 @@ def test_a_source_that_lies_elsewhere(tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "plan.json")
     shutil.copytree(here, tmp_path / "there")  # times stay
     shutil.rmtree(here)
-    assert run_plan(read_plan(tmp_path / "plan.json", source=tmp_path / "there"), M, MemoryStore()).digest == digest
+    assert (
+        run_plan(
+            read_plan(tmp_path / "plan.json", source=tmp_path / "there"), M, MemoryStore()
+        ).digest
+        == digest
+    )
     with pytest.raises(NotFoundError):
         read_plan(tmp_path / "plan.json")
 
@@ -140,7 +175,10 @@ def test_a_single_file_and_a_relative_path(tmp_path: Path, monkeypatch: pytest.M
     relative = plan_import("m", quant="int8")
     again = travelled(relative, tmp_path)
     monkeypatch.chdir("/")
-    assert run_plan(again, M, MemoryStore()).digest == run_plan(plan_import(folder, quant="int8"), M, MemoryStore()).digest
+    assert (
+        run_plan(again, M, MemoryStore()).digest
+        == run_plan(plan_import(folder, quant="int8"), M, MemoryStore()).digest
+    )
 
 
 def _make(plan: str, store: str, names: list[str]) -> list[str]:
@@ -155,7 +193,9 @@ def test_blobs_made_by_other_processes_are_published_once(tmp_path: Path) -> Non
     write_plan(plan, tmp_path / "plan.json")
     names = [blob.name for blob in plan.blobs]
     with multiprocessing.get_context("spawn").Pool(4) as pool:
-        shares = [(str(tmp_path / "plan.json"), str(store.root), names[number::4]) for number in range(4)]
+        shares = [
+            (str(tmp_path / "plan.json"), str(store.root), names[number::4]) for number in range(4)
+        ]
         made = {digest for digests in pool.starmap(_make, shares) for digest in digests}
     assert store.manifests.names() == []
     assert store.blobs.digests() == set()
@@ -218,7 +258,9 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     write_plan(plan_import(source, quant="int8"), folder / "plan.json")
     loaded: dict[str, Any] = json.loads((folder / "plan.json").read_bytes())
     kept = {name for layer in loaded["layers"][:2] for name in [layer["name"]]}
-    loaded["layers"] = [layer for layer in loaded["layers"] if layer["name"] in kept or layer["kind"] != "blob"]
+    loaded["layers"] = [
+        layer for layer in loaded["layers"] if layer["name"] in kept or layer["kind"] != "blob"
+    ]
     return loaded
 
 
@@ -230,7 +272,13 @@ def read(document: Any, folder: Path) -> ImportPlan:
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the way to every value in a document."""
     yield path
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, child in children:
         yield from places(child, (*path, key))
 
@@ -243,7 +291,12 @@ def test_whatever_is_changed_ends_in_a_typed_error_or_in_a_plan_that_can_be_carr
 ) -> None:
     refused = accepted = 0
     for path in list(places(document))[1:]:
-        if path[:1] in (("weights",), ("inventories",)) and len(path) > 2 and isinstance(path[-1], int) and path[-1] > 3:
+        if (
+            path[:1] in (("weights",), ("inventories",))
+            and len(path) > 2
+            and isinstance(path[-1], int)
+            and path[-1] > 3
+        ):
             continue  # more of the same
         for evil in EVIL:
             changed = copy.deepcopy(document)
@@ -281,7 +334,9 @@ def test_whatever_is_changed_ends_in_a_typed_error_or_in_a_plan_that_can_be_carr
         (("config",), "{", "config"),
     ],
 )
-def test_what_a_refusal_says(document: dict[str, Any], path: tuple[Any, ...], value: Any, says: str, tmp_path: Path) -> None:
+def test_what_a_refusal_says(
+    document: dict[str, Any], path: tuple[Any, ...], value: Any, says: str, tmp_path: Path
+) -> None:
     changed = copy.deepcopy(document)
     parent: Any = changed
     for key in path[:-1]:
@@ -293,11 +348,15 @@ def test_what_a_refusal_says(document: dict[str, Any], path: tuple[Any, ...], va
 
 
 def _twice(document: dict[str, Any]) -> None:
-    document["layers"].append(next(layer for layer in document["layers"] if layer["kind"] == "blob"))
+    document["layers"].append(
+        next(layer for layer in document["layers"] if layer["kind"] == "blob")
+    )
 
 
 def _same_weights(document: dict[str, Any]) -> None:
-    plain = next(layer for layer in document["layers"] if layer["kind"] == "blob" and not layer["metadata"])
+    plain = next(
+        layer for layer in document["layers"] if layer["kind"] == "blob" and not layer["metadata"]
+    )
     again = copy.deepcopy(plain)
     again["name"] = again["tensors"][0]["name"] = plain["name"][:-1] + "X"
     document["layers"].append(again)
@@ -308,7 +367,11 @@ def _rank_one_transposed(document: dict[str, Any]) -> None:
 
 
 def _short_importance(document: dict[str, Any]) -> None:
-    blob = next(layer for layer in document["layers"] if layer["kind"] == "blob" and len(layer["tensors"][0]["shape"]) > 1)
+    blob = next(
+        layer
+        for layer in document["layers"]
+        if layer["kind"] == "blob" and len(layer["tensors"][0]["shape"]) > 1
+    )
     blob["is_weighed"] = True
     name = document["weights"][blob["tensors"][0]["weights"][0]]["name"]
     document["importance"] = {name: base64.b64encode(np.ones(3, "<f4").tobytes()).decode()}
@@ -317,7 +380,9 @@ def _short_importance(document: dict[str, Any]) -> None:
 def _other_metadata(document: dict[str, Any]) -> None:
     for layer in document["layers"]:
         if layer["kind"] == "blob" and layer["metadata"]:
-            layer["metadata"] = {key: "int4" if "type" in key else value for key, value in layer["metadata"].items()}
+            layer["metadata"] = {
+                key: "int4" if "type" in key else value for key, value in layer["metadata"].items()
+            }
 
 
 def _no_blobs(document: dict[str, Any]) -> None:
@@ -325,7 +390,9 @@ def _no_blobs(document: dict[str, Any]) -> None:
 
 
 def _text_as_tensor(document: dict[str, Any]) -> None:
-    document["layers"].append({"kind": "text", "name": "w", "media_type": TENSOR_MEDIA_TYPE, "data": "AAAA"})
+    document["layers"].append(
+        {"kind": "text", "name": "w", "media_type": TENSOR_MEDIA_TYPE, "data": "AAAA"}
+    )
 
 
 def _global_scale(document: dict[str, Any]) -> None:
@@ -341,7 +408,15 @@ def _file_twice(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *(_twice, _same_weights, _rank_one_transposed, _short_importance, _other_metadata, _no_blobs, _text_as_tensor),
+        *(
+            _twice,
+            _same_weights,
+            _rank_one_transposed,
+            _short_importance,
+            _other_metadata,
+            _no_blobs,
+            _text_as_tensor,
+        ),
         *(_global_scale, _file_twice),
     ],
 )
@@ -356,7 +431,9 @@ def test_a_model_that_could_not_be_read_again(
         read(changed, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"version": 1, "version": 1}', '{"version": NaN}', "\0" * 50])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "null", '{"version": 1, "version": 1}', '{"version": NaN}', "\0" * 50]
+)
 def test_what_is_no_plan(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(DocumentError, match="P2"):
@@ -367,15 +444,26 @@ def test_what_is_no_plan(text: str, tmp_path: Path) -> None:
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, plan, store = write_checkpoint(tmp_path / "tiny"), tmp_path / "plan.json", tmp_path / "store"
+    source, plan, store = (
+        write_checkpoint(tmp_path / "tiny"),
+        tmp_path / "plan.json",
+        tmp_path / "store",
+    )
     assert run(["plan", str(source), "--quant", "int8", "-o", str(plan), "--json"]) == 0
-    assert run(["import", str(source), "one", "--quant", "int8", "--store", str(store), "--json"]) == 0
+    assert (
+        run(["import", str(source), "one", "--quant", "int8", "--store", str(store), "--json"]) == 0
+    )
     assert run(["import", "--plan", str(plan), "two", "--store", str(store), "--json"]) == 0
     assert run(["import", "--plan", str(plan), "--store", str(store), "--json"]) == 0
-    _, *results = [json.loads(text) for text in capsys.readouterr().out.replace("}\n{", "}\n\0{").split("\0")]
+    _, *results = [
+        json.loads(text) for text in capsys.readouterr().out.replace("}\n{", "}\n\0{").split("\0")
+    ]
     assert [result["name"] for result in results] == ["one:latest", "two:latest", "tiny:int8"]
     assert len({result["digest"] for result in results}) == 1
     assert run(["import", "--plan", str(plan), "x", "--quant", "int4", "--store", str(store)]) == 2
     assert "--quant can't be used with --plan" in capsys.readouterr().err
     assert run(["import", "--plan", str(tmp_path / "none.json"), "x", "--store", str(store)]) == 1
-    assert run(["import", str(tmp_path / "other"), "x", "--plan", str(plan), "--store", str(store)]) == 1
+    assert (
+        run(["import", str(tmp_path / "other"), "x", "--plan", str(plan), "--store", str(store)])
+        == 1
+    )

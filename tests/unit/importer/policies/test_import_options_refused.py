@@ -80,7 +80,12 @@ def fails(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> 
 
 @pytest.mark.parametrize("case", [*BAD_VECTORS, *BAD_TENSORS])
 def test_files_of_importance_that_do_not_fit(
-    filled: Store, source: Path, tmp_path: Path, snapshot: Snapshot, capsys: pytest.CaptureFixture[str], case: str
+    filled: Store,
+    source: Path,
+    tmp_path: Path,
+    snapshot: Snapshot,
+    capsys: pytest.CaptureFixture[str],
+    case: str,
 ) -> None:
     before = snapshot(filled)
     tensors, says = (BAD_VECTORS | BAD_TENSORS)[case]
@@ -92,11 +97,18 @@ def test_files_of_importance_that_do_not_fit(
 
 
 @pytest.mark.parametrize("case", [*BAD_VECTORS, "rank 2", "scalar"])
-def test_mappings_of_importance_that_do_not_fit(filled: Store, source: Path, snapshot: Snapshot, case: str) -> None:
+def test_mappings_of_importance_that_do_not_fit(
+    filled: Store, source: Path, snapshot: Snapshot, case: str
+) -> None:
     before = snapshot(filled)
     with pytest.raises(UsageError) as caught:
         blobstore.import_model(
-            source, "m", store=filled, quant="int4", method="search", importance=(BAD_VECTORS | BAD_TENSORS)[case][0]
+            source,
+            "m",
+            store=filled,
+            quant="int4",
+            method="search",
+            importance=(BAD_VECTORS | BAD_TENSORS)[case][0],
         )
     assert "importance" in caught.value.message
     assert snapshot(filled) == before
@@ -126,15 +138,24 @@ FILES: dict[str, tuple[Callable[[Path], Any], type[BlobStoreError]]] = {
 
 @pytest.mark.parametrize("case", FILES)
 def test_importance_that_is_no_file_of_vectors(
-    filled: Store, source: Path, tmp_path: Path, snapshot: Snapshot, capsys: pytest.CaptureFixture[str], case: str
+    filled: Store,
+    source: Path,
+    tmp_path: Path,
+    snapshot: Snapshot,
+    capsys: pytest.CaptureFixture[str],
+    case: str,
 ) -> None:
     before = snapshot(filled)
     make, kind = FILES[case]
     file = tmp_path / "importance"
     make(file)
     with pytest.raises(kind):
-        blobstore.import_model(source, "m", store=filled, quant="int4", method="search", importance=file)
-    assert str(file) in fails(capsys, 1, "import", source, "m", *SEARCH, "--importance", file, "--store", filled.root)
+        blobstore.import_model(
+            source, "m", store=filled, quant="int4", method="search", importance=file
+        )
+    assert str(file) in fails(
+        capsys, 1, "import", source, "m", *SEARCH, "--importance", file, "--store", filled.root
+    )
     assert snapshot(filled) == before
 
 
@@ -144,10 +165,19 @@ def test_importance_that_is_no_file_of_vectors(
         (["--importance", "FILE"], "importance needs the method search"),
         (["--importance", "FILE", "--method", "search"], "importance needs the method search"),
         (["--importance", "FILE", "--quant", "int4"], "importance needs the method search"),
-        (["--importance", "FILE", "--quant", "none", "--method", "search"], "importance needs the method search"),
-        (["--importance", "FILE", "--quant", "int4", "--method", "minmax"], "importance needs the method search"),
+        (
+            ["--importance", "FILE", "--quant", "none", "--method", "search"],
+            "importance needs the method search",
+        ),
+        (
+            ["--importance", "FILE", "--quant", "int4", "--method", "minmax"],
+            "importance needs the method search",
+        ),
         (["--method", "search"], "the method search needs a quantization type"),
-        (["--importance", "FILE", "--quant", "int4", "--method", "serach"], "unknown quantization method 'serach'"),
+        (
+            ["--importance", "FILE", "--quant", "int4", "--method", "serach"],
+            "unknown quantization method 'serach'",
+        ),
         (["--global-scale"], "only nvfp4 has a global scale"),
         *(
             (["--global-scale", "--quant", quant], "only nvfp4 has a global scale")
@@ -175,7 +205,9 @@ def test_options_that_say_nothing_alone(
     assert snapshot(filled) == before
 
 
-def test_an_import_that_fails_late_keeps_the_store(filled: Store, tmp_path: Path, snapshot: Snapshot) -> None:
+def test_an_import_that_fails_late_keeps_the_store(
+    filled: Store, tmp_path: Path, snapshot: Snapshot
+) -> None:
     before = snapshot(filled)
     tensors = small_tensors()
     tensors[UP][100, 3] = np.nan
@@ -187,8 +219,12 @@ def test_an_import_that_fails_late_keeps_the_store(filled: Store, tmp_path: Path
     assert snapshot(filled) == before
 
 
-def test_a_tensor_that_has_the_name_of_a_global_scale_is_refused(store: Store, tmp_path: Path, snapshot: Snapshot) -> None:
-    source = write_checkpoint(tmp_path / "m", {"x.weight": normal("x", 32, 64), "x.weight.global_scale": normal("g", 1)})
+def test_a_tensor_that_has_the_name_of_a_global_scale_is_refused(
+    store: Store, tmp_path: Path, snapshot: Snapshot
+) -> None:
+    source = write_checkpoint(
+        tmp_path / "m", {"x.weight": normal("x", 32, 64), "x.weight.global_scale": normal("g", 1)}
+    )
     with pytest.raises(blobstore.errors.UnsupportedSourceError, match=r"x\.weight\.global_scale"):
         blobstore.import_model(source, "m", store=store, quant="nvfp4", global_scale=True)
     assert snapshot(store) == {}

@@ -18,7 +18,9 @@ LANGUAGE = "model.language_model.layers.3.mlp.experts"
 LLAMA4 = "language_model.model.layers.1.feed_forward.experts"
 
 
-def turned(model_type: str, tensors: dict[str, tuple[int, ...]], profile: str = "default", **config: Any) -> set[str]:
+def turned(
+    model_type: str, tensors: dict[str, tuple[int, ...]], profile: str = "default", **config: Any
+) -> set[str]:
     """Return the names of the tensors that are transposed in a checkpoint of that model type."""
     weights = [SourceWeight.plain(source_tensor(name, *shape)) for name, shape in tensors.items()]
     parsed = SourceConfig.parse(json.dumps({"model_type": model_type, **config}).encode())
@@ -31,9 +33,16 @@ def turned(model_type: str, tensors: dict[str, tuple[int, ...]], profile: str = 
         (
             "gpt_oss",
             {f"{MLP}.gate_up_proj": (4, 64, 192), f"{MLP}.down_proj": (4, 96, 64)},
-            {f"{MLP}.gate_up_proj_bias": (4, 192), "model.layers.3.self_attn.o_proj.weight": (64, 64)},
+            {
+                f"{MLP}.gate_up_proj_bias": (4, 192),
+                "model.layers.3.self_attn.o_proj.weight": (64, 64),
+            },
         ),
-        ("qwen3_vl_moe", {f"{LANGUAGE}.gate_up_proj": (4, 64, 192), f"{LANGUAGE}.down_proj": (4, 96, 64)}, {}),
+        (
+            "qwen3_vl_moe",
+            {f"{LANGUAGE}.gate_up_proj": (4, 64, 192), f"{LANGUAGE}.down_proj": (4, 96, 64)},
+            {},
+        ),
         (
             "llama4",
             {f"{LLAMA4}.gate_up_proj": (4, 64, 192), f"{LLAMA4}.down_proj": (4, 96, 64)},
@@ -42,17 +51,32 @@ def turned(model_type: str, tensors: dict[str, tuple[int, ...]], profile: str = 
         ("aria", {"language_model.model.layers.0.mlp.experts.fc2.weight": (4, 96, 64)}, {}),
         (
             "gpt2",
-            {f"h.0.{name}.weight": (64, 64) for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
+            {
+                f"h.0.{name}.weight": (64, 64)
+                for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+            }
             | {"transformer.h.11.crossattention.q_attn.weight": (64, 64)},
-            {"wte.weight": (64, 64), "h.0.attn.bias": (64, 64), "model.h.0.attn.c_attn.weight": (192, 64)},
+            {
+                "wte.weight": (64, 64),
+                "h.0.attn.bias": (64, 64),
+                "model.h.0.attn.c_attn.weight": (192, 64),
+            },
         ),
-        ("decision_transformer", {"encoder.h.0.mlp.c_fc.weight": (64, 256)}, {"embed_return.weight": (64, 1)}),
+        (
+            "decision_transformer",
+            {"encoder.h.0.mlp.c_fc.weight": (64, 256)},
+            {"embed_return.weight": (64, 1)},
+        ),
         (
             "dbrx",
             {"transformer.blocks.0.ffn.experts.mlp.w2": (256, 64)},
             {f"transformer.blocks.0.ffn.experts.mlp.{name}": (256, 64) for name in ("w1", "v1")},
         ),
-        ("gpt_bigcode", {}, {"transformer.h.0.attn.c_attn.weight": (96, 64)}),  # nn.Linear, whatever its name
+        (
+            "gpt_bigcode",
+            {},
+            {"transformer.h.0.attn.c_attn.weight": (96, 64)},
+        ),  # nn.Linear, whatever its name
         ("qwen3_5_moe", {}, {f"{MLP}.gate_up_proj": (4, 192, 64)}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -76,4 +100,11 @@ def test_a_shape_that_says_otherwise_counts_for_the_whole_checkpoint() -> None:
 def test_nothing_is_known_without_a_model_type() -> None:
     weights = [SourceWeight.plain(source_tensor("h.0.mlp.c_fc.weight", 64, 256))]
     assert inputs_first(weights, None, PROFILES["default"]) == frozenset()
-    assert inputs_first(weights, SourceConfig.parse(b'{"architectures": ["GPT2LMHeadModel"]}'), PROFILES["default"]) == set()
+    assert (
+        inputs_first(
+            weights,
+            SourceConfig.parse(b'{"architectures": ["GPT2LMHeadModel"]}'),
+            PROFILES["default"],
+        )
+        == set()
+    )

@@ -51,7 +51,9 @@ def _decision(policy: Policy, name: str, shape: tuple[int, ...] = SHAPE) -> str 
         "weight.weight",
     ],
 )
-def test_matrix_gets_the_asked_type_in_the_groups_of_the_profile(name: str, asked: str, profile: str) -> None:
+def test_matrix_gets_the_asked_type_in_the_groups_of_the_profile(
+    name: str, asked: str, profile: str
+) -> None:
     assert _decision(_policy(asked, profile), name) == f"{asked}/{GROUPS[profile][asked]}"
 
 
@@ -84,7 +86,9 @@ def test_sensitive_projection_gets_eight_bits(name: str, asked: str, profile: st
         "model.layers.0.moe.experts.2.down_proj.weight",
     ],
 )
-def test_sensitive_projection_of_experts_gets_eight_bits_for_int4_only(name: str, asked: str, profile: str) -> None:
+def test_sensitive_projection_of_experts_gets_eight_bits_for_int4_only(
+    name: str, asked: str, profile: str
+) -> None:
     given = "int8" if asked == "int4" else asked
     assert _decision(_policy(asked, profile), name) == f"{given}/{GROUPS[profile][given]}"
 
@@ -127,10 +131,18 @@ def test_head_gets_eight_bits(name: str, asked: str, profile: str) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "cols", "decision"),
-    [("int4", 32, None), ("int4", 96, None), ("int8", 32, None), ("nvfp4", 16, None), ("nvfp4", 32, "mxfp8/32")],
+    [
+        ("int4", 32, None),
+        ("int4", 96, None),
+        ("int8", 32, None),
+        ("nvfp4", 16, None),
+        ("nvfp4", 32, "mxfp8/32"),
+    ],
 )
 @every_profile
-def test_head_is_left_alone_where_eight_bits_do_not_fit(asked: str, cols: int, decision: str | None, profile: str) -> None:
+def test_head_is_left_alone_where_eight_bits_do_not_fit(
+    asked: str, cols: int, decision: str | None, profile: str
+) -> None:
     assert _decision(_policy(asked, profile), "lm_head.weight", (256, cols)) == decision
 
 
@@ -221,7 +233,14 @@ def test_experts_skip_the_tests_of_names(name: str, asked: str) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "wanted"),
-    [((31, 33), False), ((1, 1023), False), ((1, 1024), True), ((32, 32), True), ((0, 64), False), ((64, 0), False)],
+    [
+        ((31, 33), False),
+        ((1, 1023), False),
+        ((1, 1024), True),
+        ((32, 32), True),
+        ((0, 64), False),
+        ((64, 0), False),
+    ],
 )
 def test_fewer_than_1024_elements_are_left_alone(shape: tuple[int, ...], *, wanted: bool) -> None:
     assert _policy("int4").wants(f"{MLP}up_proj.weight", shape) == wanted
@@ -240,7 +259,9 @@ def test_fewer_than_1024_elements_are_left_alone(shape: tuple[int, ...], *, want
         (f"{MLP}experts.gate_up_proj", (1, 4, 64, 64), False),
     ],
 )
-def test_only_matrices_and_stacks_of_experts_are_wanted(name: str, shape: tuple[int, ...], *, wanted: bool) -> None:
+def test_only_matrices_and_stacks_of_experts_are_wanted(
+    name: str, shape: tuple[int, ...], *, wanted: bool
+) -> None:
     assert _policy("int4").wants(name, shape) == wanted
     assert (_policy("int4").quantization(name, shape) is not None) == wanted
 

@@ -38,7 +38,12 @@ def written(folder: Path, text: str | bytes, name: str = "policy.toml") -> Path:
 
 
 def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
-    document = {"quant": "int4", "method": "search", "rules": ["a=int8", "*=none"], "groups": {"int4": 64, "q8": 128}}
+    document = {
+        "quant": "int4",
+        "method": "search",
+        "rules": ["a=int8", "*=none"],
+        "groups": {"int4": 64, "q8": 128},
+    }
     found = PolicyFile.read(written(tmp_path, TOML))
     assert found == PolicyFile.read(written(tmp_path, json.dumps(document), "policy.json"))
     assert found == PolicyFile(
@@ -49,7 +54,9 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "text"), [("empty.toml", ""), ("empty.json", "{}"), ("comment.toml", "# nothing\n")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("empty.toml", ""), ("empty.json", "{}"), ("comment.toml", "# nothing\n")]
+)
 def test_a_file_may_say_nothing(tmp_path: Path, name: str, text: str) -> None:
     assert PolicyFile.read(written(tmp_path, text, name)) == PolicyFile()
     assert ImportOptions.parse(policy=tmp_path / name) == ImportOptions.parse()
@@ -76,7 +83,9 @@ def test_a_file_may_say_nothing(tmp_path: Path, name: str, text: str) -> None:
         ("rules = [" + '"a=int4",' * 10_001 + "]", "rules: List should have at most 10000 items"),
     ],
 )
-def test_what_is_no_such_toml_document_is_refused(tmp_path: Path, text: str | bytes, said: str) -> None:
+def test_what_is_no_such_toml_document_is_refused(
+    tmp_path: Path, text: str | bytes, said: str
+) -> None:
     path = written(tmp_path, text)
     with pytest.raises(DocumentError, match=re.escape(said)) as caught:
         PolicyFile.read(path)
@@ -85,7 +94,8 @@ def test_what_is_no_such_toml_document_is_refused(tmp_path: Path, text: str | by
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"a":1}', '{"rules":[],"rules":[]}', '{"quant":NaN}', '{"rules":' + "[" * 99]
+    "text",
+    ["", "[]", "{", '{"a":1}', '{"rules":[],"rules":[]}', '{"quant":NaN}', '{"rules":' + "[" * 99],
 )
 def test_what_is_no_such_json_document_is_refused(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, text, "policy.json")
@@ -107,7 +117,9 @@ def test_what_is_no_such_json_document_is_refused(tmp_path: Path, text: str) -> 
         ("[groups]\nnvfp4 = 32", "nvfp4 has no groups of 32"),
     ],
 )
-def test_an_unknown_word_is_wrong_use_and_the_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_an_unknown_word_is_wrong_use_and_the_file_is_named(
+    tmp_path: Path, text: str, said: str
+) -> None:
     path = written(tmp_path, text)
     with pytest.raises(UsageError, match=re.escape(said)) as caught:
         PolicyFile.read(path)
@@ -122,9 +134,13 @@ def test_a_large_file_is_not_read(tmp_path: Path, name: str) -> None:
         PolicyFile.read(path)
 
 
-@pytest.mark.parametrize("key", [".".join(["a"] * 20_000), " . ".join(['"a"', "'b'"] * 10_000)], ids=["bare", "quoted"])
+@pytest.mark.parametrize(
+    "key", [".".join(["a"] * 20_000), " . ".join(['"a"', "'b'"] * 10_000)], ids=["bare", "quoted"]
+)
 @pytest.mark.parametrize("form", ["{} = 1", "[{}]"])
-def test_a_key_of_many_parts_is_refused_before_tomllib_takes_its_square(tmp_path: Path, key: str, form: str) -> None:
+def test_a_key_of_many_parts_is_refused_before_tomllib_takes_its_square(
+    tmp_path: Path, key: str, form: str
+) -> None:
     with pytest.raises(LimitExceededError, match="dotted key of 64 parts or more"):
         PolicyFile.read(written(tmp_path, form.format(key)))
 
@@ -150,7 +166,9 @@ def test_a_missing_file_a_folder_and_a_pipe_are_errors(tmp_path: Path) -> None:
 
 def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
     policy = written(tmp_path, TOML)
-    options = ImportOptions.parse(policy=policy, quant="int8", method="minmax", group_size=32, rules=["a=mxfp4"])
+    options = ImportOptions.parse(
+        policy=policy, quant="int8", method="minmax", group_size=32, rules=["a=mxfp4"]
+    )
     assert options.quant_type is QuantType.INT8
     assert options.method == "minmax"
     assert options.quantization(QuantType.INT8).group_size == 32
@@ -167,13 +185,21 @@ def test_the_files_quant_counts_as_asked_for(tmp_path: Path) -> None:
 
 def test_groups_are_for_types_that_rules_and_promotions_use_too(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m")
-    policy = written(tmp_path, f'quant = "int4"\nrules = ["{UP}=int8"]\n[groups]\nint4 = 64\nint8 = 32\n')
+    policy = written(
+        tmp_path, f'quant = "int4"\nrules = ["{UP}=int8"]\n[groups]\nint4 = 64\nint8 = 32\n'
+    )
     plan = blobstore.plan_import(source, policy=policy)
-    kinds = {tensor.name: str(tensor.quantization) for tensor in plan.tensors if tensor.quantization}
+    kinds = {
+        tensor.name: str(tensor.quantization) for tensor in plan.tensors if tensor.quantization
+    }
     assert kinds[UP] == kinds["lm_head.weight"] == "int8/32"
     assert kinds["model.layers.0.self_attn.q_proj.weight"] == "int4/64"
     options = json.loads(plan.documents["blobstore.json"])["options"]
-    assert (options["quant"], options["groups"], options["rules"]) == ("int4", {"int4": 64, "int8": 32}, [f"{UP}=int8"])
+    assert (options["quant"], options["groups"], options["rules"]) == (
+        "int4",
+        {"int4": 64, "int8": 32},
+        [f"{UP}=int8"],
+    )
 
 
 def test_the_documented_example_does_what_it_says() -> None:
@@ -187,16 +213,36 @@ def test_the_documented_example_does_what_it_says() -> None:
     assert kinds["lm_head.weight"] == "int8/64"
 
 
-def test_the_command_line_takes_a_policy(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_takes_a_policy(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = write_checkpoint(tmp_path / "m", small_tensors())
     policy = written(tmp_path, 'quant = "mxfp8"\nrules = ["*.up_proj.weight=none"]\n')
-    line: list[Any] = ["plan", source, "--policy", policy, "--rule", "lm_head.weight=int4", "--json"]
+    line: list[Any] = [
+        "plan",
+        source,
+        "--policy",
+        policy,
+        "--rule",
+        "lm_head.weight=int4",
+        "--json",
+    ]
     assert run([*map(str, line)]) == 0
     shown = json.loads(capsys.readouterr().out)
-    kinds = {tensor["name"]: tensor["quant_type"] for blob in shown["blobs"] for tensor in blob["tensors"]}
+    kinds = {
+        tensor["name"]: tensor["quant_type"]
+        for blob in shown["blobs"]
+        for tensor in blob["tensors"]
+    }
     assert kinds[UP] is None
-    assert (kinds["lm_head.weight"], kinds["model.layers.0.self_attn.q_proj.weight"]) == ("int4", "mxfp8")
-    assert run(["import", str(source), "--policy", str(tmp_path / "x"), "--store", str(store.root)]) == 1
+    assert (kinds["lm_head.weight"], kinds["model.layers.0.self_attn.q_proj.weight"]) == (
+        "int4",
+        "mxfp8",
+    )
+    assert (
+        run(["import", str(source), "--policy", str(tmp_path / "x"), "--store", str(store.root)])
+        == 1
+    )
     written(tmp_path, 'rules = ["nobody=int4"]')
     assert run(["import", str(source), "--policy", str(policy), "--store", str(store.root)]) == 2
     assert "nobody=int4" in capsys.readouterr().err

@@ -20,7 +20,9 @@ def given_type(
 ) -> str | None:
     """Return the type that a tensor gets in a checkpoint of that config.json."""
     source = SourceConfig.parse(json.dumps(config).encode())
-    policy = policy_for(source, QuantType.parse(asked), ImportOptions.parse(quant=asked, profile=profile))
+    policy = policy_for(
+        source, QuantType.parse(asked), ImportOptions.parse(quant=asked, profile=profile)
+    )
     quantization = policy.quantization(name, shape)
     return None if quantization is None else quantization.quant_type.value
 
@@ -55,7 +57,9 @@ def test_a_stack_of_as_many_matrices_as_there_are_experts() -> None:
 
 def test_a_stacks_down_projection_is_an_experts() -> None:
     name = f"{LAYER}.moe.down_proj.weight"
-    assert given_type(name, (4, 64, 128), "nvfp4") == "nvfp4"  # a matrix of that name would get 8 bits
+    assert (
+        given_type(name, (4, 64, 128), "nvfp4") == "nvfp4"
+    )  # a matrix of that name would get 8 bits
     assert given_type(name, (64, 128), "nvfp4") == "mxfp8"
 
 
@@ -100,27 +104,42 @@ def test_tables_of_tokens_and_positions_are_kept(name: str, config: dict[str, An
     assert given_type(name, (640, 128), **config) is None
 
 
-@pytest.mark.parametrize("name", ["lm_head.weight", "output.weight", "proj_out.weight", "transformer.output_layer.weight"])
+@pytest.mark.parametrize(
+    "name",
+    ["lm_head.weight", "output.weight", "proj_out.weight", "transformer.output_layer.weight"],
+)
 def test_the_head_is_no_table(name: str) -> None:
-    assert given_type(name, (640, 128), vocab_size=640) == ("int8" if name == "lm_head.weight" else "int4")
+    assert given_type(name, (640, 128), vocab_size=640) == (
+        "int8" if name == "lm_head.weight" else "int4"
+    )
 
 
 @pytest.mark.parametrize("name", ["fc.weight", "multi_modal_projector.linear_2.weight"])
-def test_a_projection_to_the_hidden_size_is_no_table_where_there_are_as_many_positions(name: str) -> None:
+def test_a_projection_to_the_hidden_size_is_no_table_where_there_are_as_many_positions(
+    name: str,
+) -> None:
     llama2 = {"hidden_size": 4096, "max_position_embeddings": 4096, "vocab_size": 32000}
     assert given_type(name, (4096, 8192), **llama2) == "int4"
     assert given_type(name, (4096, 4096), text_config=llama2) == "int4"
     assert given_type("model.places.weight", (4096, 512), **llama2 | {"hidden_size": 512}) is None
-    assert given_type("transformer.wpe.weight", (1024, 1024), n_embd=1024, n_positions=1024) is None  # GPT-2 medium
+    assert (
+        given_type("transformer.wpe.weight", (1024, 1024), n_embd=1024, n_positions=1024) is None
+    )  # GPT-2 medium
 
 
 def test_a_layers_matrix_with_as_many_rows_as_positions_is_no_table() -> None:
-    assert given_type(f"{LAYER}.self_attn.q_proj.weight", (640, 128), max_position_embeddings=640) == "int4"
+    assert (
+        given_type(f"{LAYER}.self_attn.q_proj.weight", (640, 128), max_position_embeddings=640)
+        == "int4"
+    )
 
 
 @pytest.mark.parametrize("profile", ["default", "ollama"])
 def test_experts_of_another_modality_are_kept(profile: str) -> None:
-    assert given_type("visual.blocks.0.mlp.experts.0.up_proj.weight", (64, 128), profile=profile) is None
+    assert (
+        given_type("visual.blocks.0.mlp.experts.0.up_proj.weight", (64, 128), profile=profile)
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +166,11 @@ def test_a_head_that_mlx_lm_normalises_is_kept(config: dict[str, Any], kept: boo
         (f"{LAYER}.up_proj.weight", (8, 64), "has fewer than 1,024 weights"),
         (f"{LAYER}.up_proj.weight", (64, 33), "has rows of 33, not a multiple of 32"),
         (f"{LAYER}.up_proj.weight", (2048,), "is not a matrix"),
-        (f"{LAYER}.conv.weight", (64, 4, 32), "has 3 dimensions and is not known as a stack of experts"),
+        (
+            f"{LAYER}.conv.weight",
+            (64, 4, 32),
+            "has 3 dimensions and is not known as a stack of experts",
+        ),
         (f"{LAYER}.linear_attn.in_proj_a.weight", (64, 64), "is kept by its architecture's policy"),
     ],
 )

@@ -31,7 +31,9 @@ MLP = "model.layers.0.mlp"
 EXPERTS = f"{MLP}.experts"
 UP, DOWN, HEAD = f"{MLP}.up_proj.weight", f"{MLP}.down_proj.weight", "lm_head.weight"
 EMBED, NORM = "model.embed_tokens.weight", "model.norm.weight"
-DENSE = [source_tensor(name, 64, 128) for name in (UP, DOWN, HEAD, EMBED)] + [source_tensor(NORM, 128)]
+DENSE = [source_tensor(name, 64, 128) for name in (UP, DOWN, HEAD, EMBED)] + [
+    source_tensor(NORM, 128)
+]
 
 # Few characters, so that patterns and names meet often.
 PATTERNS = st.text(st.sampled_from("a.*?[]!-="), min_size=1, max_size=8)
@@ -43,12 +45,19 @@ def plan_of(tensors: Sequence[SourceTensor], *rules: str, **options: Any) -> Imp
 
 
 def types(plan: ImportPlan) -> dict[str, str | None]:
-    return {tensor.name: str(tensor.quantization) if tensor.quantization else None for tensor in plan.tensors}
+    return {
+        tensor.name: str(tensor.quantization) if tensor.quantization else None
+        for tensor in plan.tensors
+    }
 
 
 def experts(count: int = 2, cols: int = 64) -> list[SourceTensor]:
     names = ("down_proj", "gate_proj", "up_proj")
-    return [source_tensor(f"{EXPERTS}.{expert}.{name}.weight", 64, cols) for expert in range(count) for name in names]
+    return [
+        source_tensor(f"{EXPERTS}.{expert}.{name}.weight", 64, cols)
+        for expert in range(count)
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +84,10 @@ def test_a_rule_is_a_pattern_and_a_type(text: str, rule: Rule) -> None:
         ("a=none/32", "a tensor that is kept has no groups"),
         ("a=int4/48", "no groups of 48"),
         ("a=mxfp4/64", "no groups of 64"),
-        *((f"a=int4/{size}", "invalid group size") for size in ("", "x", "-32", "+32", " 32", "٣٢", "9" * 5000)),
+        *(
+            (f"a=int4/{size}", "invalid group size")
+            for size in ("", "x", "-32", "+32", " 32", "٣٢", "9" * 5000)
+        ),
     ],
 )
 def test_what_is_no_rule_is_refused(text: str, said: str) -> None:
@@ -125,29 +137,56 @@ def test_a_hundred_thousand_rules_take_a_second() -> None:
 
 
 def test_a_rule_wins_over_the_policy_and_the_last_over_the_others() -> None:
-    plan = plan_of(DENSE, "*_proj.weight=mxfp4", "*.down_proj.weight=none", "model.embed*=int8/128", quant="int4")
-    assert types(plan) == {UP: "mxfp4/32", DOWN: None, HEAD: "int8/64", EMBED: "int8/128", NORM: None}
+    plan = plan_of(
+        DENSE,
+        "*_proj.weight=mxfp4",
+        "*.down_proj.weight=none",
+        "model.embed*=int8/128",
+        quant="int4",
+    )
+    assert types(plan) == {
+        UP: "mxfp4/32",
+        DOWN: None,
+        HEAD: "int8/64",
+        EMBED: "int8/128",
+        NORM: None,
+    }
 
 
 def test_rules_need_no_type_for_the_rest() -> None:
-    assert types(plan_of(DENSE, f"{UP}=nvfp4")) == {UP: "nvfp4/16", DOWN: None, HEAD: None, EMBED: None, NORM: None}
+    assert types(plan_of(DENSE, f"{UP}=nvfp4")) == {
+        UP: "nvfp4/16",
+        DOWN: None,
+        HEAD: None,
+        EMBED: None,
+        NORM: None,
+    }
 
 
 def test_a_type_without_a_group_takes_the_groups_in_use() -> None:
-    assert types(plan_of(DENSE, f"{UP}=int4", f"{DOWN}=int8", quant="int4", group_size=128))[UP] == "int4/128"
+    assert (
+        types(plan_of(DENSE, f"{UP}=int4", f"{DOWN}=int8", quant="int4", group_size=128))[UP]
+        == "int4/128"
+    )
     assert types(plan_of(DENSE, f"{UP}=int4", profile="ollama"))[UP] == "int4/64"
     assert types(plan_of(DENSE, f"{UP}=int4/32", quant="int4", group_size=128))[UP] == "int4/32"
 
 
 def test_a_wide_rule_says_nothing_about_what_can_not_follow_it() -> None:
-    tensors = [*DENSE, source_tensor("odd.weight", 64, 48), source_tensor("ids", 64, 64, dtype=DType.I64)]
+    tensors = [
+        *DENSE,
+        source_tensor("odd.weight", 64, 48),
+        source_tensor("ids", 64, 64, dtype=DType.I64),
+    ]
     assert types(plan_of(tensors, "*=mxfp8")) == {
         **dict.fromkeys((UP, DOWN, HEAD, EMBED), "mxfp8/32"),
         **dict.fromkeys((NORM, "odd.weight", "ids"), None),
     }
 
 
-@pytest.mark.parametrize("rule", ["nobody=int4", "nobody=none", "MODEL.*=int4", "model.layers.1.*=int4"])
+@pytest.mark.parametrize(
+    "rule", ["nobody=int4", "nobody=none", "MODEL.*=int4", "model.layers.1.*=int4"]
+)
 def test_a_rule_for_no_tensor_is_an_error(rule: str) -> None:
     with pytest.raises(UsageError, match="no tensor's name matches the rule"):
         plan_of(DENSE, rule)
@@ -204,8 +243,15 @@ def test_a_group_that_does_not_fit_is_kept_but_for_what_a_rule_says() -> None:
         source_tensor(f"{EXPERTS}.0.w.weight", 64, 48),
         source_tensor(f"{EXPERTS}.1.w.weight", 64, 48),
     ]
-    plan = plan_of([*tensors, source_tensor(UP.replace(".0.", ".1."), 64, 64)], "*.0.up_proj.weight=int4", quant="int4")
-    assert {name for name, kind in types(plan).items() if kind} == {f"{EXPERTS}.0.up_proj.weight", UP.replace(".0.", ".1.")}
+    plan = plan_of(
+        [*tensors, source_tensor(UP.replace(".0.", ".1."), 64, 64)],
+        "*.0.up_proj.weight=int4",
+        quant="int4",
+    )
+    assert {name for name, kind in types(plan).items() if kind} == {
+        f"{EXPERTS}.0.up_proj.weight",
+        UP.replace(".0.", ".1."),
+    }
 
 
 def test_stacked_projections_are_named_without_their_experts() -> None:
@@ -219,14 +265,21 @@ def test_stacked_projections_are_named_without_their_experts() -> None:
 
 
 def test_rules_are_kept_with_the_model_and_repeat_it(store: Store, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "m", {**small_tensors(), "odd[0].weight": normal("odd", 32, 64)})
+    source = write_checkpoint(
+        tmp_path / "m", {**small_tensors(), "odd[0].weight": normal("odd", 32, 64)}
+    )
     rules = ["*.up_proj.weight=mxfp8", f"{escaped('odd[0].weight')}=int4/64"]
     first = blobstore.import_model(source, "a", store=store, quant="int4", rules=rules)
     with blobstore.open_model("a", store=store) as model:
         stored = json.loads(model.document("blobstore.json"))["options"]
-        assert (model["odd[0].weight"].quant_type, model["odd[0].weight"].group_size) == (QuantType.INT4, 64)
+        assert (model["odd[0].weight"].quant_type, model["odd[0].weight"].group_size) == (
+            QuantType.INT4,
+            64,
+        )
     assert stored["rules"] == rules
-    again = blobstore.import_model(source, "b", store=store, quant=stored["quant"], rules=stored["rules"])
+    again = blobstore.import_model(
+        source, "b", store=store, quant=stored["quant"], rules=stored["rules"]
+    )
     assert again.digest == first.digest
     assert again.created == 0
 

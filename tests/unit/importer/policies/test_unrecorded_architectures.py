@@ -1,7 +1,7 @@
 """The policies that no record holds: Glimmer, Laguna, drafts.
 
-The cases are the decisions that Ollama's own tests ask for (ollama/ollama x/create glimmer_test.go, laguna_test.go); for
-Laguna's embedding and head, those of its code once Glimmer was there.
+The cases are the decisions that Ollama's own tests ask for (ollama/ollama x/create glimmer_test.go,
+laguna_test.go); for Laguna's embedding and head, those of its code once Glimmer was there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ FFN, LARGE = (6656, 19968), (6656, 6656)
     ],
 )
 @every_profile
-def test_glimmer(name: str, shape: tuple[int, ...], asked: str, given: str | None, profile: str) -> None:
+def test_glimmer(
+    name: str, shape: tuple[int, ...], asked: str, given: str | None, profile: str
+) -> None:
     policy = policy_of(GLIMMER, asked, profile, text_config={"num_hidden_layers": 52})
     assert type_of(policy, f"{TEXT}.{name}.weight", shape) == given
     assert policy.wants(f"{TEXT}.{name}.weight", shape) == (given is not None)
@@ -113,11 +115,22 @@ def test_laguna_stops_giving_every_third_layer_more_bits_before_the_middle(
     config: dict[str, Any], promoted: list[int]
 ) -> None:
     policy = policy_of(LAGUNA, "nvfp4", **config)
-    assert promoted_layers(policy, "model.layers.{layer}.mlp.shared_expert.down_proj.weight", promoted[-1] + 1) == promoted
+    assert (
+        promoted_layers(
+            policy, "model.layers.{layer}.mlp.shared_expert.down_proj.weight", promoted[-1] + 1
+        )
+        == promoted
+    )
 
 
 def test_laguna_may_have_other_dense_layers() -> None:
-    policy = policy_of(LAGUNA, "nvfp4", num_hidden_layers=40, mlp_only_layers=[2], mlp_layer_types=["sparse", "dense"])
+    policy = policy_of(
+        LAGUNA,
+        "nvfp4",
+        num_hidden_layers=40,
+        mlp_only_layers=[2],
+        mlp_layer_types=["sparse", "dense"],
+    )
     given = [type_of(policy, f"model.layers.{layer}.mlp.up_proj.weight") for layer in range(4)]
     assert given == [None, "nvfp4", "nvfp4", None]
 
@@ -134,7 +147,9 @@ def test_laguna_has_the_general_policy_for_int4_and_int8(asked: str) -> None:
 @every_type
 @every_profile
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma4AssistantForCausalLM", LAGUNA])
-def test_draft_gives_embedding_and_head_the_asked_type(architecture: str, asked: str, profile: str) -> None:
+def test_draft_gives_embedding_and_head_the_asked_type(
+    architecture: str, asked: str, profile: str
+) -> None:
     policy = policy_of(architecture, asked, profile, draft=True, num_hidden_layers=1)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         assert policy.wants(name, SHAPE)
@@ -147,7 +162,13 @@ def test_draft_gives_embedding_and_head_the_asked_type(architecture: str, asked:
 def test_draft_gives_everything_else_what_its_architecture_does(asked: str) -> None:
     draft = policy_of(NEMOTRON, asked, draft=True, num_hidden_layers=8)
     own = policy_of(NEMOTRON, asked, num_hidden_layers=8)
-    names = ["mlp1.0", "backbone.embeddings", "backbone.layers.0.mixer.q_proj", "backbone.layers.1.mixer.out_proj", "x.norm"]
+    names = [
+        "mlp1.0",
+        "backbone.embeddings",
+        "backbone.layers.0.mixer.q_proj",
+        "backbone.layers.1.mixer.out_proj",
+        "x.norm",
+    ]
     for name in (f"{name}.weight" for name in names):
         assert draft.quantization(name, SHAPE) == own.quantization(name, SHAPE)
         assert draft.wants(name, SHAPE) == own.wants(name, SHAPE)

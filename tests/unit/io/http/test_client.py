@@ -21,7 +21,9 @@ from blobstore.io.budget import Patience
 from blobstore.io.http.addresses import WebAddress
 from blobstore.io.http.client import HttpClient, Place, redirected
 
-PATIENCE = Patience(connect_s=60, silence_s=60, deadline_s=240, attempts=3, backoff_s=0.001, longest_wait_s=2)
+PATIENCE = Patience(
+    connect_s=60, silence_s=60, deadline_s=240, attempts=3, backoff_s=0.001, longest_wait_s=2
+)
 CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
 
 
@@ -69,7 +71,9 @@ def test_what_a_request_says(server: Server, client: HttpClient) -> None:
     }
 
 
-def test_the_environment_is_not_looked_at(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_not_looked_at(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login a password b\n")
     (tmp_path / ".netrc").chmod(0o600)
     for name, value in {
@@ -118,20 +122,30 @@ def test_other_statuses_redirect_nowhere(status: int, server: Server, client: Ht
 
 def test_five_redirects_are_followed_and_six_are_not(server: Server, client: HttpClient) -> None:
     def answer(asked: Asked) -> list[bytes]:
-        return reply(200, body=b"x") if asked.target == "/0" else redirect(f"/{int(asked.target[1:]) - 1}")
+        return (
+            reply(200, body=b"x")
+            if asked.target == "/0"
+            else redirect(f"/{int(asked.target[1:]) - 1}")
+        )
 
     server.play(answer)
     assert get(client, server.at("5")) == b"x"
     assert failure(client, server.at("6")).rule == "R2"
 
 
-@pytest.mark.parametrize("lines", [[], ["Location: /a", "Location: /b"], ["Location: "], ["Location: ftp://h/"]])
-def test_redirects_without_a_usable_location(lines: list[str], server: Server, client: HttpClient) -> None:
+@pytest.mark.parametrize(
+    "lines", [[], ["Location: /a", "Location: /b"], ["Location: "], ["Location: ftp://h/"]]
+)
+def test_redirects_without_a_usable_location(
+    lines: list[str], server: Server, client: HttpClient
+) -> None:
     server.play(lambda _: reply(302, *lines))
     assert failure(client, server.url).rule in ("R1", "R2")
 
 
-def test_the_address_that_was_asked_for_is_in_the_message(server: Server, client: HttpClient) -> None:
+def test_the_address_that_was_asked_for_is_in_the_message(
+    server: Server, client: HttpClient
+) -> None:
     server.play(one_after_another(redirect("/signed?key=secret"), reply(403)))
     error = failure(client, server.at("asked"))
     assert server.at("asked") in str(error)
@@ -159,12 +173,19 @@ def test_no_redirect_from_https_to_http() -> None:
 def test_credentials_stay_with_their_origin(before: str, after: str, kept: bool) -> None:
     place = redirected(Place(WebAddress.parse(before), credentials=True), after, from_public=False)
     assert place.credentials is kept
-    assert not redirected(place, before.replace("http:", "https:"), from_public=False).credentials or kept
-    assert not redirected(Place(WebAddress.parse(before), credentials=False), after, from_public=False).credentials
+    assert (
+        not redirected(place, before.replace("http:", "https:"), from_public=False).credentials
+        or kept
+    )
+    assert not redirected(
+        Place(WebAddress.parse(before), credentials=False), after, from_public=False
+    ).credentials
 
 
 def test_what_was_public_stays_public() -> None:
-    place = redirected(Place(WebAddress.parse("https://h/"), credentials=False), "/b", from_public=True)
+    place = redirected(
+        Place(WebAddress.parse("https://h/"), credentials=False), "/b", from_public=True
+    )
     assert place.public_only
     assert redirected(place, "/c", from_public=False).public_only
 
@@ -172,7 +193,9 @@ def test_what_was_public_stays_public() -> None:
 # Public and private networks
 
 
-@pytest.mark.parametrize("host", ["127.0.0.2", "localhost", "10.0.0.1", "[::1]", "[fe80::1]", "0", "127.2", "0x7f000002"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.2", "localhost", "10.0.0.1", "[::1]", "[fe80::1]", "0", "127.2", "0x7f000002"]
+)
 def test_a_public_server_redirects_to_no_private_one(host: str, server: Server) -> None:
     script = server.play(lambda _: redirect(f"http://{host}:{server.port}/x"))
     with public("127.0.0.1") as client, monkeypatched_localhost():
@@ -194,7 +217,11 @@ def names(table: dict[str, list[str]]):  # noqa: ANN201  # socket.getaddrinfo's
 
     def getaddrinfo(host: str, *arguments: object, **options: object) -> object:
         addresses = table.get(host, [])
-        return system(addresses.pop(0) if len(addresses) > 1 else addresses[0] if addresses else host, *arguments, **options)  # type: ignore[arg-type]
+        return system(
+            addresses.pop(0) if len(addresses) > 1 else addresses[0] if addresses else host,
+            *arguments,
+            **options,
+        )  # type: ignore[arg-type]
 
     return getaddrinfo
 
@@ -213,14 +240,21 @@ def test_a_public_server_may_redirect_to_a_public_one(server: Server) -> None:
         assert get(client, server.url) == b"x"
 
 
-def test_a_name_that_resolves_to_something_else_a_moment_later(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_resolves_to_something_else_a_moment_later(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """DNS rebinding: the name is looked up once a connection, and what was judged is connected to."""
     script = server.play(lambda _: redirect(f"http://rebinding.test:{server.port}/x"))
-    monkeypatch.setattr(socket, "getaddrinfo", names({"rebinding.test": ["127.0.0.1", "127.0.0.2"]}))
+    monkeypatch.setattr(
+        socket, "getaddrinfo", names({"rebinding.test": ["127.0.0.1", "127.0.0.2"]})
+    )
     with public("127.0.0.1") as client:
         assert "more than 5 redirects" in str(failure(client, server.at("a")))
     assert len(script.asked) == 6
-    assert {asked.fields["host"] for asked in script.asked} == {f"127.0.0.1:{server.port}", f"rebinding.test:{server.port}"}
+    assert {asked.fields["host"] for asked in script.asked} == {
+        f"127.0.0.1:{server.port}",
+        f"rebinding.test:{server.port}",
+    }
 
 
 def test_of_a_name_with_both_kinds_of_addresses_the_public_one_is_taken(
@@ -231,16 +265,25 @@ def test_of_a_name_with_both_kinds_of_addresses_the_public_one_is_taken(
     def both(host: str, *arguments: object, **options: object) -> object:
         if host != "both.test":
             return system(host, *arguments, **options)  # type: ignore[arg-type]
-        return [found for one in ("127.0.0.9", "127.0.0.1") for found in system(one, *arguments, **options)]  # type: ignore[arg-type]
+        return [
+            found
+            for one in ("127.0.0.9", "127.0.0.1")
+            for found in system(one, *arguments, **options)
+        ]  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", both)
-    server.play(one_after_another(redirect(f"http://both.test:{server.port}/x"), reply(200, body=b"x")))
+    server.play(
+        one_after_another(redirect(f"http://both.test:{server.port}/x"), reply(200, body=b"x"))
+    )
     with public("127.0.0.1") as client:
         assert get(client, server.url) == b"x"
 
 
 def test_a_kept_alive_connection_is_judged_again(server: Server) -> None:
-    """The private server was asked for by a person before; a public one that redirects to it gains nothing by that."""
+    """The private server was asked for by a person before.
+
+    A public one that redirects to it gains nothing by that.
+    """
     with run_server("127.0.0.1") as private:
         script = private.play(lambda _: reply(200, body=b"x"))
         server.play(lambda _: redirect(f"http://private.test:{private.port}/"))
@@ -258,7 +301,9 @@ def test_a_kept_alive_connection_is_judged_again(server: Server) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_temporary_failures_are_tried_again(status: int, server: Server, client: HttpClient) -> None:
+def test_temporary_failures_are_tried_again(
+    status: int, server: Server, client: HttpClient
+) -> None:
     script = server.play(one_after_another(reply(status), reply(status), reply(200, body=b"x")))
     assert get(client, server.url) == b"x"
     assert len(script.asked) == 3
@@ -268,7 +313,9 @@ def test_temporary_failures_are_tried_again(status: int, server: Server, client:
     assert (error.status, error.temporary, len(script.asked)) == (status, True, PATIENCE.attempts)
 
 
-@pytest.mark.parametrize("status", [206, 400, 401, 402, 403, 405, 407, 410, 418, 451, 501, 505, 599])
+@pytest.mark.parametrize(
+    "status", [206, 400, 401, 402, 403, 405, 407, 410, 418, 451, 501, 505, 599]
+)
 def test_other_failures_are_not(status: int, server: Server, client: HttpClient) -> None:
     script = server.play(lambda _: reply(status))
     error = failure(client, server.url)
@@ -282,7 +329,9 @@ def test_404_is_not_found(server: Server, client: HttpClient) -> None:
     assert isinstance(failure(client, server.url), NotFoundError)
 
 
-def test_a_connection_that_breaks_before_an_answer_is_tried_again(server: Server, client: HttpClient) -> None:
+def test_a_connection_that_breaks_before_an_answer_is_tried_again(
+    server: Server, client: HttpClient
+) -> None:
     script = server.play(one_after_another([], reply(200, body=b"x")))
     assert get(client, server.url) == b"x"
     assert len(script.asked) == 2
@@ -300,9 +349,13 @@ def test_a_server_that_is_not_there() -> None:
         assert (error.temporary, "no host of that name" in str(error)) == (False, True)
 
 
-@pytest.mark.parametrize("value", ["0", "1000000000", "Wed, 21 Oct 2015 07:28:00 GMT", "-1", "soon", "1e9", "0.5"])
+@pytest.mark.parametrize(
+    "value", ["0", "1000000000", "Wed, 21 Oct 2015 07:28:00 GMT", "-1", "soon", "1e9", "0.5"]
+)
 def test_what_retry_after_may_say(value: str, server: Server, client: HttpClient) -> None:
-    script = server.play(one_after_another(reply(503, f"Retry-After: {value}"), reply(200, body=b"x")))
+    script = server.play(
+        one_after_another(reply(503, f"Retry-After: {value}"), reply(200, body=b"x"))
+    )
     if value == "1000000000":
         error = failure(client, server.url)
         assert "1,000,000,000 seconds" in str(error.hint)
@@ -311,8 +364,12 @@ def test_what_retry_after_may_say(value: str, server: Server, client: HttpClient
         assert get(client, server.url) == b"x"
 
 
-@pytest.mark.parametrize("make", [lambda: "100", lambda: formatdate(time() + 100, usegmt=True)], ids=["seconds", "date"])
-def test_who_asks_to_wait_too_long_is_not_asked_again(make: Answer, server: Server, client: HttpClient) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: "100", lambda: formatdate(time() + 100, usegmt=True)], ids=["seconds", "date"]
+)
+def test_who_asks_to_wait_too_long_is_not_asked_again(
+    make: Answer, server: Server, client: HttpClient
+) -> None:
     script = server.play(lambda _: reply(429, f"Retry-After: {make()}"))  # type: ignore[call-arg, misc]
     assert "asks to wait" in str(failure(client, server.url).hint)
     assert len(script.asked) == 1

@@ -16,7 +16,10 @@ from blobstore.io.ranges import BytesReader, RangeReader
 KIB = 2**10
 # Their headers take seconds to send and to parse.
 SLOW = {"st-many-1e6-empty", "st-hdr-99MB-name", "st-hdr-90MB-open-brackets"}
-CASES = [pytest.param(case, marks=[pytest.mark.long] if case.id in SLOW else []) for case in load("header")]
+CASES = [
+    pytest.param(case, marks=[pytest.mark.long] if case.id in SLOW else [])
+    for case in load("header")
+]
 
 
 def verdict(reader: RangeReader) -> Header | BlobStoreError:

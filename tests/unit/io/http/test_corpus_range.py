@@ -1,4 +1,7 @@
-"""Every reply of the corpus, sent as it stands by a server of plain sockets, gets its verdict; none is taken without end."""
+"""Every reply of the corpus, sent as it stands by a server of plain sockets, gets its verdict.
+
+None is taken without end.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,18 @@ from itertools import chain, repeat
 import pytest
 from support import FIXTURES
 from support.corpus import Case, case_id, find, load, refusal
-from support.servers import KEEP_ALIVE, WAIT, Answer, Asked, Server, head, one_after_another, part, redirect, reply
+from support.servers import (
+    KEEP_ALIVE,
+    WAIT,
+    Answer,
+    Asked,
+    Server,
+    head,
+    one_after_another,
+    part,
+    redirect,
+    reply,
+)
 from support.servers import server as run_server
 
 from blobstore.errors import BlobStoreError, CorruptDataError, HeaderError, RemoteError
@@ -30,7 +44,10 @@ HEADER_END = 62
 ALLOWED = HEADER_END + 128 * 2**10
 
 # What comes behind a reply that the corpus gives only the beginning of.
-ENDLESS = {"range-200-huge": bytes(65536), "range-200-endless-chunked": b"10000\r\n" + bytes(65536) + b"\r\n"}
+ENDLESS = {
+    "range-200-huge": bytes(65536),
+    "range-200-endless-chunked": b"10000\r\n" + bytes(65536) + b"\r\n",
+}
 SIZE_UNKNOWN = {"range-200-huge", "range-200-endless-chunked", "range-206-total-star"}
 ASKED_TWICE = {"range-206-shorter-than-asked", "range-206-body-short"}
 
@@ -81,7 +98,9 @@ def check(case: Case, client: HttpClient, url: str) -> HttpReader | None:
     return reader
 
 
-@pytest.mark.parametrize("case", [case for case in load("range") if not case.by_recipe], ids=case_id)
+@pytest.mark.parametrize(
+    "case", [case for case in load("range") if not case.by_recipe], ids=case_id
+)
 def test_replies(case: Case, server: Server, client: HttpClient) -> None:
     def answer(asked: Asked) -> Iterator[bytes]:
         if case.id == "range-206-shorter-than-asked":
@@ -97,8 +116,12 @@ def test_replies(case: Case, server: Server, client: HttpClient) -> None:
 
 def tagged(first: str, second: str) -> Answer:
     """A part of the file with one ETag, and then the rest with another."""
-    begin = head(206, "Content-Range: bytes 0-9/66", "Content-Length: 10", f"ETag: {first}") + FILE[:10]
-    return lambda asked: part(asked, FILE, f"ETag: {second}") if asked.number else [begin, KEEP_ALIVE]
+    begin = (
+        head(206, "Content-Range: bytes 0-9/66", "Content-Length: 10", f"ETag: {first}") + FILE[:10]
+    )
+    return lambda asked: (
+        part(asked, FILE, f"ETag: {second}") if asked.number else [begin, KEEP_ALIVE]
+    )
 
 
 TOTAL_67 = head(206, "Content-Range: bytes 10-61/67", "Content-Length: 52") + FILE[10:HEADER_END]
@@ -106,24 +129,41 @@ BOMB = gzip.compress(bytes(10**6)).ljust(204_000)  # its head is all that is rea
 
 # What the server of each recipe answers, and how many requests it gets.
 CONVERSATIONS: dict[str, tuple[Callable[[Server, Server], Answer], int]] = {
-    "range-200-gzip-bomb": (lambda *_: lambda _: reply(200, "Content-Encoding: gzip", body=BOMB), 1),
+    "range-200-gzip-bomb": (
+        lambda *_: lambda _: reply(200, "Content-Encoding: gzip", body=BOMB),
+        1,
+    ),
     "range-500-then-ok": (lambda *_: one_after_another(reply(500), reply(500), [WHOLE]), 3),
     "range-etag-changed": (lambda *_: tagged('"a"', '"b"'), 2),
     "range-total-changed": (lambda *_: one_after_another(SHORT, [TOTAL_67]), 2),
     "range-weak-etag": (lambda *_: tagged('W/"a"', 'W/"a"'), 2),
-    "range-second-reply-200": (lambda *_: lambda asked: reply(200, body=FILE[::-1]) if asked.number % 2 else SHORT, 4),
-    "range-redirect-cross-host": (lambda _, other: lambda _: redirect(f"http://localhost:{other.port}/x"), 1),
+    "range-second-reply-200": (
+        lambda *_: lambda asked: reply(200, body=FILE[::-1]) if asked.number % 2 else SHORT,
+        4,
+    ),
+    "range-redirect-cross-host": (
+        lambda _, other: lambda _: redirect(f"http://localhost:{other.port}/x"),
+        1,
+    ),
     "range-redirect-other-port": (lambda _, other: lambda _: redirect(other.at("x"), 307), 1),
     "range-redirect-file": (lambda *_: lambda _: redirect("file:///etc/passwd"), 1),
-    "range-redirect-loopback": (lambda _, other: lambda _: redirect(f"http://[::1]:{other.port}/"), 1),
+    "range-redirect-loopback": (
+        lambda _, other: lambda _: redirect(f"http://[::1]:{other.port}/"),
+        1,
+    ),
     "range-redirect-metadata-ip": (lambda *_: lambda _: redirect("http://169.254.169.254/"), 1),
     "range-redirect-loop": (lambda server, _: lambda _: redirect(server.url), 6),
-    "range-headers-1MB": (lambda *_: lambda _: [head(200, *(f"X-{n}: {'x' * 8000}" for n in range(125)))], 1),
+    "range-headers-1MB": (
+        lambda *_: lambda _: [head(200, *(f"X-{n}: {'x' * 8000}" for n in range(125)))],
+        1,
+    ),
     "range-headers-10k-lines": (lambda *_: lambda _: [head(200, *["A: b"] * 10_000)], 1),
 }
 
 
-@pytest.mark.parametrize("case", [case for case in RECIPES if case.id in CONVERSATIONS], ids=case_id)
+@pytest.mark.parametrize(
+    "case", [case for case in RECIPES if case.id in CONVERSATIONS], ids=case_id
+)
 def test_recipes(case: Case, server: Server, other_server: Server, client: HttpClient) -> None:
     make, requests = CONVERSATIONS[case.id]
     script = server.play(make(server, other_server))
@@ -135,7 +175,10 @@ def test_recipes(case: Case, server: Server, other_server: Server, client: HttpC
 
 
 def test_a_slow_drip(server: Server) -> None:
-    """A byte, 20 ms of nothing, a byte: three seconds for a reply; the corpus has ten seconds a byte."""
+    """A byte, 20 ms of nothing, a byte: three seconds for a reply.
+
+    The corpus has ten seconds a byte.
+    """
     script = server.play(lambda _: chain.from_iterable((bytes([byte]), WAIT) for byte in WHOLE))
     with HttpClient(patience=replace(PATIENCE, deadline_s=0.2, slowest_rate=10**9)) as client:
         check(find("range", "range-slowloris"), client, server.url)
@@ -150,19 +193,28 @@ def test_a_certificate_that_nobody_trusts(client: HttpClient) -> None:
         check(find("range", "range-tls-bad-cert"), client, server.url)
         assert script.asked == []
         # The same server with its certificate among the trusted: so it was the certificate.
-        with HttpClient(patience=PATIENCE, ca_file=str(FIXTURES / "tls" / "certificate.pem")) as trusting:
+        with HttpClient(
+            patience=PATIENCE, ca_file=str(FIXTURES / "tls" / "certificate.pem")
+        ) as trusting:
             assert HttpReader(trusting, server.url).size == len(FILE)
 
 
 def test_every_recipe_is_played() -> None:
-    assert {case.id for case in RECIPES} == {*CONVERSATIONS, "range-tls-bad-cert", "range-slowloris"}
+    assert {case.id for case in RECIPES} == {
+        *CONVERSATIONS,
+        "range-tls-bad-cert",
+        "range-slowloris",
+    }
     assert OTHER_ERRORS.keys() <= {case.id for case in load("range") if not case.accepted}
 
 
 @pytest.mark.parametrize(
-    "host", ["2852039166", "0xa9fea9fe", "169.254.43518", "[::ffff:169.254.169.254]", "[::ffff:a9fe:a9fe]"]
+    "host",
+    ["2852039166", "0xa9fea9fe", "169.254.43518", "[::ffff:169.254.169.254]", "[::ffff:a9fe:a9fe]"],
 )
-def test_other_spellings_of_the_metadata_address(host: str, server: Server, client: HttpClient) -> None:
+def test_other_spellings_of_the_metadata_address(
+    host: str, server: Server, client: HttpClient
+) -> None:
     script = server.play(lambda _: redirect(f"http://{host}/latest/meta-data/"))
     check(find("range", "range-redirect-metadata-ip"), client, server.url)
     assert len(script.asked) == 1

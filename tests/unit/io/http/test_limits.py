@@ -1,7 +1,7 @@
 """Counted: whatever a server answers, no more than the header and 128 KiB are taken from it, and for no longer than allowed.
 
-Bytes are counted where they leave a socket. The server's own count shows that this is the truth and that the connection is
-closed: it is as much, and what the kernels between hold.
+Bytes are counted where they leave a socket. The server's own count shows that this is the truth and
+that the connection is closed: it is as much, and what the kernels between hold.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def chunked(data: bytes) -> Answer:
 def tiny_chunks(data: bytes) -> Answer:
     """Chunks of four bytes each: nine bytes for four."""
     framed = b"".join(b"4\r\n%b\r\n" % data[at : at + 4].ljust(4) for at in range(0, len(data), 4))
-    return lambda _: chain([head(200, "Transfer-Encoding: chunked") + framed], repeat(b"4\r\n0000\r\n" * 1000))
+    return lambda _: chain(
+        [head(200, "Transfer-Encoding: chunked") + framed], repeat(b"4\r\n0000\r\n" * 1000)
+    )
 
 
 def talkative_part(data: bytes) -> Answer:
@@ -67,7 +69,9 @@ def overlong_part(data: bytes) -> Answer:
 
 def other_part(data: bytes) -> Answer:
     """A part that begins where it should and does not end there."""
-    return lambda _: chain([head(206, f"Content-Range: bytes 0-{TB - 1}/{TB}", f"Content-Length: {TB}")], repeat(ZEROS))
+    return lambda _: chain(
+        [head(206, f"Content-Range: bytes 0-{TB - 1}/{TB}", f"Content-Length: {TB}")], repeat(ZEROS)
+    )
 
 
 def endless_head(_: bytes) -> Answer:
@@ -93,7 +97,9 @@ def fat_errors(_: bytes) -> Answer:
 def fat_redirects(_: bytes) -> Answer:
     """Redirects, each with a head of 60 KB."""
     return lambda asked: [
-        redirect(f"/{asked.number}")[0].replace(b"\r\n\r\n", b"\r\nX: " + b"x" * 60_000 + b"\r\n\r\n"),
+        redirect(f"/{asked.number}")[0].replace(
+            b"\r\n\r\n", b"\r\nX: " + b"x" * 60_000 + b"\r\n\r\n"
+        ),
         KEEP_ALIVE,
     ]
 
@@ -122,7 +128,10 @@ def test_endless_heads(make: Make, server: Server, remote: Remote) -> None:
 
 
 def check_taken(answer: Answer, size: int, server: Server, remote: Remote) -> None:
-    """Open and read what ``answer`` gives, and check both counts; the kernels may hold any part of their buffers."""
+    """Open and read what ``answer`` gives, and check both counts.
+
+    The kernels may hold any part of their buffers.
+    """
     script = server.play(answer)
     allowance = remote.client.allowance(0)
     try:
@@ -169,9 +178,15 @@ def test_a_large_header_gets_more_time(server: Server, remote: Remote) -> None:
     assert allowance.seconds_left("x") > before
 
 
-@pytest.mark.parametrize("length", ["-5", "+5", "0x5", "5_0", " 5", "", "g", "f" * 21, "-" + "f" * 30])
+@pytest.mark.parametrize(
+    "length", ["-5", "+5", "0x5", "5_0", " 5", "", "g", "f" * 21, "-" + "f" * 30]
+)
 def test_lengths_of_chunks_that_are_none(length: str, server: Server, remote: Remote) -> None:
-    script = server.play(lambda _: [head(200, "Transfer-Encoding: chunked") + f"{length}\r\nabcde\r\n0\r\n\r\n".encode()])
+    script = server.play(
+        lambda _: [
+            head(200, "Transfer-Encoding: chunked") + f"{length}\r\nabcde\r\n0\r\n\r\n".encode()
+        ]
+    )
     assert refusal(lambda: remote.open(server.url)).rule == "R1"
     assert len(script.asked) == 1
 
@@ -189,7 +204,9 @@ def test_a_document_is_read_up_to_its_limit(server: Server, remote: Remote) -> N
 @pytest.mark.parametrize("make", [whole, chunked, talkative_part, endless_head])
 def test_an_endless_document(make: Make, server: Server, remote: Remote) -> None:
     script = server.play(make(b"x" * 2000))
-    assert isinstance(refusal(lambda: remote.read_document(server.url, 1000)), LimitExceededError | RemoteError)
+    assert isinstance(
+        refusal(lambda: remote.read_document(server.url, 1000)), LimitExceededError | RemoteError
+    )
     assert script.sent <= LINUX_RECEIVE_BUFFER
 
 
@@ -215,7 +232,11 @@ def test_many_servers_that_fall_silent_hold_nobody_longer_than_one(server: Serve
 def test_the_bytes_of_all_files_are_counted(server: Server, remote: Remote) -> None:
     data = safetensors_file(30_000)
     script = server.play(lambda asked: part(asked, data))
-    error = refusal(lambda: read_all(RemoteFolder(remote, server.at("")), names_of(1000), Budget("all", received=200_000)))
+    error = refusal(
+        lambda: read_all(
+            RemoteFolder(remote, server.at("")), names_of(1000), Budget("all", received=200_000)
+        )
+    )
     assert isinstance(error, LimitExceededError)
     assert "for the headers and documents of all; at most 200,000" in str(error)
     assert len(script.asked) < 30
@@ -234,7 +255,9 @@ def test_a_head_that_is_wrong_ends_all_before_the_others_are_there(server: Serve
 
     server.play(answer)
     with Remote(connections=2, patience=Patience(silence_s=60, deadline_s=60)) as remote:
-        error = refusal(lambda: read_all(RemoteFolder(remote, server.at("")), names_of(100), Budget("all")))
+        error = refusal(
+            lambda: read_all(RemoteFolder(remote, server.at("")), names_of(100), Budget("all"))
+        )
     assert (type(error), error.rule) == (HeaderError, "F7")
 
 
@@ -243,12 +266,17 @@ def test_who_leaves_ends_the_others(server: Server) -> None:
     first = safetensors_file(100)
 
     def answer(asked: Asked) -> Iterator[bytes]:
-        yield from part(asked, first) if asked.target.endswith("00000.safetensors") else repeat(WAIT)
+        yield from (
+            part(asked, first) if asked.target.endswith("00000.safetensors") else repeat(WAIT)
+        )
 
     script = server.play(answer)
     with Remote(connections=3, patience=Patience(silence_s=60, deadline_s=60)) as remote:
         folder = RemoteFolder(remote, server.at(""))
-        with pytest.raises(ZeroDivisionError), folder.reading(names_of(1000), read_header) as headers:
+        with (
+            pytest.raises(ZeroDivisionError),
+            folder.reading(names_of(1000), read_header) as headers,
+        ):
             assert len(next(headers).tensors) / 0
         assert len(script.asked) <= 4
         assert len(list(RemoteFolder(remote, server.at("")).open_all(names_of(1)))) == 1

@@ -18,7 +18,20 @@ from blobstore.io.http.reader import HttpReader
 
 REPLIES = [case.data for case in load("range") if not case.by_recipe]
 PIECES = [
-    *(b"\r\n", b"\n", b": ", b"0", b"9" * 20, b"-", b"/", b"*", b"\x00", b"\xff", b"8\r\n", b"-5\r\n"),
+    *(
+        b"\r\n",
+        b"\n",
+        b": ",
+        b"0",
+        b"9" * 20,
+        b"-",
+        b"/",
+        b"*",
+        b"\x00",
+        b"\xff",
+        b"8\r\n",
+        b"-5\r\n",
+    ),
     b"HTTP/1.1 100 Continue\r\n\r\n",
 ]
 LINES = [
@@ -28,7 +41,12 @@ LINES = [
         b"Content-Encoding: gzip\r\n",
         b"Connection: upgrade\r\n",
     ),
-    *(b"Content-Range: bytes 0-65/66\r\n", b"Location: /x\r\n", b'ETag: "\xe4"\r\n', b"Upgrade: h2c\r\n"),
+    *(
+        b"Content-Range: bytes 0-65/66\r\n",
+        b"Location: /x\r\n",
+        b'ETag: "\xe4"\r\n',
+        b"Upgrade: h2c\r\n",
+    ),
     b"Retry-After: 0\r\n",
 ]
 STATUSES = [b"101", b"103", b"200", b"204", b"206", b"302", b"304", b"416", b"503", b"999", b"000"]
@@ -37,7 +55,14 @@ STATUSES = [b"101", b"103", b"200", b"204", b"206", b"302", b"304", b"416", b"50
 @pytest.fixture(scope="module")
 def client() -> Iterator[HttpClient]:
     """A client that gives up soon."""
-    patience = Patience(silence_s=0.2, deadline_s=1, slowest_rate=10**7, attempts=2, backoff_s=0.0001, longest_wait_s=0.01)
+    patience = Patience(
+        silence_s=0.2,
+        deadline_s=1,
+        slowest_rate=10**7,
+        attempts=2,
+        backoff_s=0.0001,
+        longest_wait_s=0.01,
+    )
     with HttpClient(patience=patience) as made:
         yield made
 

@@ -28,7 +28,9 @@ from blobstore.source.shards import MAX_INDEX, ShardIndex
 from .test_reader import safetensors_file
 
 KIB = 2**10
-SHARDED = {repository: len(shards(repository)) for repository in COUNTS if len(shards(repository)) > 1}
+SHARDED = {
+    repository: len(shards(repository)) for repository in COUNTS if len(shards(repository)) > 1
+}
 
 
 def count(headers: list[Header]) -> dict[str, int]:
@@ -80,7 +82,12 @@ def test_what_else_is_published_of_bloom() -> None:
     assert document["weight_map"]["h.0.input_layernorm.bias"] == "model_00002-of-00072.safetensors"
     layer = header(shards("bigscience/bloom")["model_00012-of-00072.safetensors"])
     entry = parse_header(layer[8:], None).tensors["h.10.input_layernorm.weight"]
-    assert (entry.dtype.value, entry.shape, entry.begin, entry.end) == ("BF16", (14336,), 3288649728, 3288678400)
+    assert (entry.dtype.value, entry.shape, entry.begin, entry.end) == (
+        "BF16",
+        (14336,),
+        3288649728,
+        3288678400,
+    )
 
 
 def header_length(repository: str, name: str) -> int:
@@ -103,7 +110,9 @@ def test_a_web_server_gives_the_same_headers(repository: str, nginx: Nginx, remo
             assert remote_header == read_header(reader)
     asked = nginx.requests()
     lengths = [header_length(repository, name) for name in names]
-    assert len(asked) == sum(2 if 8 + length > 64 * KIB else 1 for length in lengths) + (repository in SHARDED)
+    assert len(asked) == sum(2 if 8 + length > 64 * KIB else 1 for length in lengths) + (
+        repository in SHARDED
+    )
     assert len({request.connection for request in asked}) <= 16
     shard_bytes = sum(request.sent for request in asked if not request.path.endswith(".json"))
     assert shard_bytes <= sum(length + 128 * KIB for length in lengths)
@@ -124,7 +133,8 @@ def test_inspections_have_the_published_counts(repository: str, nginx: Nginx) ->
     nginx.requests()
     here = inspect(nginx.root / repository / "resolve" / "main")
     there = inspect(
-        f"hf://{repository}" if "/" in repository else f"{nginx.url}/{repository}/resolve/main", endpoint=nginx.url
+        f"hf://{repository}" if "/" in repository else f"{nginx.url}/{repository}/resolve/main",
+        endpoint=nginx.url,
     )
     assert dict(here.parameter_count) == dict(there.parameter_count) == COUNTS[repository]
     assert here.headers == there.headers

@@ -1,4 +1,7 @@
-"""HttpReader: how many requests, for which bytes; what happens when a file changes, an address expires, a server is poor."""
+"""HttpReader: how many requests, for which bytes.
+
+What happens when a file changes, an address expires, a server is poor.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.corpus import refusal
-from support.servers import KEEP_ALIVE, Answer, Asked, Server, head, one_after_another, part, redirect, reply
+from support.servers import (
+    KEEP_ALIVE,
+    Answer,
+    Asked,
+    Server,
+    head,
+    one_after_another,
+    part,
+    redirect,
+    reply,
+)
 
 from blobstore.errors import (
     CorruptDataError,
@@ -27,15 +40,23 @@ FIRST = 64 * KIB
 
 def safetensors_file(header: int, data: int = 4) -> bytes:
     """Return a file of one F32 tensor whose header, without its length, has ``header`` bytes."""
-    text = json.dumps({"a": {"dtype": "U8", "shape": [data], "data_offsets": [0, data]}}).encode().ljust(header)
-    return struct.pack("<Q", len(text)) + text + bytes(range(251)) * (data // 251) + bytes(data % 251)
+    text = (
+        json.dumps({"a": {"dtype": "U8", "shape": [data], "data_offsets": [0, data]}})
+        .encode()
+        .ljust(header)
+    )
+    return (
+        struct.pack("<Q", len(text)) + text + bytes(range(251)) * (data // 251) + bytes(data % 251)
+    )
 
 
 SMALL = safetensors_file(1000)
 LARGE = safetensors_file(200 * KIB)
 
 
-def test_a_small_header_takes_one_request_and_a_large_one_two(server: Server, remote: Remote) -> None:
+def test_a_small_header_takes_one_request_and_a_large_one_two(
+    server: Server, remote: Remote
+) -> None:
     for header, ranges in (
         (100, [(0, FIRST)]),
         (FIRST - 8, [(0, FIRST)]),
@@ -50,7 +71,9 @@ def test_a_small_header_takes_one_request_and_a_large_one_two(server: Server, re
         assert script.ranges == ranges
 
 
-def test_a_read_behind_the_header_asks_for_what_is_missing_and_no_more(server: Server, remote: Remote) -> None:
+def test_a_read_behind_the_header_asks_for_what_is_missing_and_no_more(
+    server: Server, remote: Remote
+) -> None:
     data = safetensors_file(100, 300 * KIB)
     script = server.play(lambda asked: part(asked, data))
     reader = remote.open(server.url)
@@ -67,11 +90,17 @@ def test_reads_of_many_threads(server: Server, remote: Remote) -> None:
     reader = remote.open(server.url)
     with ThreadPoolExecutor(8) as pool:
         offsets = range(0, len(data) - 1000, 10_000)
-        assert list(pool.map(lambda offset: reader.read(offset, 1000), offsets)) == [data[at : at + 1000] for at in offsets]
+        assert list(pool.map(lambda offset: reader.read(offset, 1000), offsets)) == [
+            data[at : at + 1000] for at in offsets
+        ]
 
 
-@pytest.mark.parametrize("prefix", [b"\xff" * 8, struct.pack("<Q", 100_000_001), struct.pack("<Q", 10**6)])
-def test_a_header_that_can_not_be_makes_no_second_request(prefix: bytes, server: Server, remote: Remote) -> None:
+@pytest.mark.parametrize(
+    "prefix", [b"\xff" * 8, struct.pack("<Q", 100_000_001), struct.pack("<Q", 10**6)]
+)
+def test_a_header_that_can_not_be_makes_no_second_request(
+    prefix: bytes, server: Server, remote: Remote
+) -> None:
     script = server.play(lambda asked: part(asked, prefix + bytes(FIRST)))
     assert refusal(lambda: read_header(remote.open(server.url))).rule in ("F2", "F3")
     assert len(script.asked) == 1
@@ -101,7 +130,9 @@ def without_size(data: bytes) -> Answer:
     return answer
 
 
-def test_an_unknown_size_is_none_and_reading_beyond_the_end_an_error(server: Server, remote: Remote) -> None:
+def test_an_unknown_size_is_none_and_reading_beyond_the_end_an_error(
+    server: Server, remote: Remote
+) -> None:
     server.play(without_size(LARGE))
     reader = remote.open(server.url)
     assert reader.size is None
@@ -125,7 +156,11 @@ def test_a_server_without_ranges_gives_headers_and_nothing_else(
 
     def answer(_: Asked) -> Iterator[bytes]:
         yield head(
-            200, *{"length": [f"Content-Length: {len(whole)}"], "chunks": ["Transfer-Encoding: chunked"]}.get(how, [])
+            200,
+            *{
+                "length": [f"Content-Length: {len(whole)}"],
+                "chunks": ["Transfer-Encoding: chunked"],
+            }.get(how, []),
         )
         for begin in range(0, len(whole), 10_000):
             piece = whole[begin : begin + 10_000]
@@ -140,7 +175,9 @@ def test_a_server_without_ranges_gives_headers_and_nothing_else(
     assert len(script.asked) == 1
 
 
-def test_a_small_file_of_a_server_without_ranges_is_read_to_its_end(server: Server, remote: Remote) -> None:
+def test_a_small_file_of_a_server_without_ranges_is_read_to_its_end(
+    server: Server, remote: Remote
+) -> None:
     server.play(lambda _: reply(200, body=SMALL[:-1]))
     reader = remote.open(server.url)
     assert reader.size == len(SMALL) - 1
@@ -168,22 +205,33 @@ def test_a_broken_connection_is_gone_on_from(server: Server, remote: Remote) -> 
 
 
 def test_replies_of_one_byte_end_after_a_few(server: Server, remote: Remote) -> None:
-    script = server.play(lambda asked: part(asked, LARGE, longest=FIRST if asked.number == 0 else 1))
+    script = server.play(
+        lambda asked: part(asked, LARGE, longest=FIRST if asked.number == 0 else 1)
+    )
     error = refusal(lambda: remote.open(server.url))
     assert (error.rule, "8 replies" in str(error)) == ("R1", True)
     assert len(script.asked) == 9
 
 
 def test_connections_that_always_break_end_after_a_few(server: Server, remote: Remote) -> None:
-    script = server.play(lambda asked: [part(asked, LARGE)[0].partition(b"\r\n\r\n")[0] + b"\r\n\r\n"])
+    script = server.play(
+        lambda asked: [part(asked, LARGE)[0].partition(b"\r\n\r\n")[0] + b"\r\n\r\n"]
+    )
     assert isinstance(refusal(lambda: remote.open(server.url)), RemoteError)
-    assert len(script.asked) == 6  # what opening asks for, and five attempts at the first eight bytes
+    assert (
+        len(script.asked) == 6
+    )  # what opening asks for, and five attempts at the first eight bytes
 
 
 @pytest.mark.parametrize("size", [50, 80], ids=["fewer", "more"])
 def test_a_part_of_another_length_than_it_says(size: int, server: Server, remote: Remote) -> None:
     chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (size, SMALL[:size])
-    server.play(lambda _: [head(206, "Content-Range: bytes 0-65/66", "Transfer-Encoding: chunked") + chunk, KEEP_ALIVE])
+    server.play(
+        lambda _: [
+            head(206, "Content-Range: bytes 0-65/66", "Transfer-Encoding: chunked") + chunk,
+            KEEP_ALIVE,
+        ]
+    )
     error = refusal(lambda: remote.open(server.url))
     assert (error.rule, "another number of bytes" in str(error)) == ("R1", True)
 
@@ -235,15 +283,22 @@ def test_a_file_that_was_replaced_is_opened_again(server: Server, remote: Remote
     [
         ('ETag: "a"', 'ETag: "b"'),
         ('ETag: W/"a"', 'ETag: W/"b"'),
-        ("Last-Modified: Sat, 21 Nov 2026 10:00:00 GMT", "Last-Modified: Sat, 21 Nov 2026 10:00:01 GMT"),
+        (
+            "Last-Modified: Sat, 21 Nov 2026 10:00:00 GMT",
+            "Last-Modified: Sat, 21 Nov 2026 10:00:01 GMT",
+        ),
     ],
 )
-def test_a_part_of_another_version_is_refused(before: str, after: str, server: Server, remote: Remote) -> None:
+def test_a_part_of_another_version_is_refused(
+    before: str, after: str, server: Server, remote: Remote
+) -> None:
     server.play(lambda asked: part(asked, LARGE, after if asked.number else before))
     assert isinstance(refusal(lambda: remote.open(server.url)), CorruptDataError)
 
 
-def test_a_file_that_changes_after_it_was_opened_is_an_error(server: Server, remote: Remote) -> None:
+def test_a_file_that_changes_after_it_was_opened_is_an_error(
+    server: Server, remote: Remote
+) -> None:
     data = safetensors_file(100, 300 * KIB)
     for changed in (lambda _: reply(200, body=data[:-1]), lambda asked: part(asked, data[:1000])):
         server.play(one_after_another(lambda asked: part(asked, data), changed))
@@ -256,7 +311,9 @@ def test_a_file_that_changes_after_it_was_opened_is_an_error(server: Server, rem
 # Redirects to addresses that end
 
 
-def test_the_address_that_was_redirected_to_is_remembered(server: Server, other_server: Server, remote: Remote) -> None:
+def test_the_address_that_was_redirected_to_is_remembered(
+    server: Server, other_server: Server, remote: Remote
+) -> None:
     first = server.play(lambda _: redirect(other_server.at("signed?key=1")))
     second = other_server.play(lambda asked: part(asked, LARGE))
     reader = remote.open(server.url)
@@ -265,7 +322,9 @@ def test_the_address_that_was_redirected_to_is_remembered(server: Server, other_
 
 
 @pytest.mark.parametrize("status", [403, 404, 410])
-def test_an_expired_address_is_asked_for_again(status: int, server: Server, other_server: Server, remote: Remote) -> None:
+def test_an_expired_address_is_asked_for_again(
+    status: int, server: Server, other_server: Server, remote: Remote
+) -> None:
     def signed(asked: Asked) -> list[bytes]:
         expired = asked.target.endswith("key=0") and asked.number > 1
         return reply(status) if expired else part(asked, data)
@@ -281,7 +340,9 @@ def test_an_expired_address_is_asked_for_again(status: int, server: Server, othe
     assert [asked.target[-1] for asked in second.asked] == ["0", "0", "0", "1", "1"]
 
 
-def test_an_address_that_stays_expired_is_an_error(server: Server, other_server: Server, remote: Remote) -> None:
+def test_an_address_that_stays_expired_is_an_error(
+    server: Server, other_server: Server, remote: Remote
+) -> None:
     server.play(lambda _: redirect(other_server.at("signed")))
     data = safetensors_file(100, 300 * KIB)
     other_server.play(one_after_another(lambda asked: part(asked, data), reply(403)))
@@ -314,7 +375,9 @@ def test_ranges_that_are_none(line: str, server: Server, remote: Remote) -> None
     assert refusal(lambda: remote.open(server.url)).rule == "R1"
 
 
-def test_a_part_that_begins_elsewhere_is_refused_though_it_has_as_many_bytes(server: Server, remote: Remote) -> None:
+def test_a_part_that_begins_elsewhere_is_refused_though_it_has_as_many_bytes(
+    server: Server, remote: Remote
+) -> None:
     """Without a Content-Length only the Content-Range says which bytes they are."""
     lines = ("Content-Range: bytes 1-65/66", "Transfer-Encoding: chunked")
     server.play(lambda _: [head(206, *lines) + b"42\r\n%b\r\n0\r\n\r\n" % SMALL[:66], KEEP_ALIVE])
@@ -324,10 +387,15 @@ def test_a_part_that_begins_elsewhere_is_refused_though_it_has_as_many_bytes(ser
 
 
 @pytest.mark.parametrize("length", [50, 100])
-def test_a_part_of_another_content_length_than_its_range_is_refused(length: int, server: Server, remote: Remote) -> None:
+def test_a_part_of_another_content_length_than_its_range_is_refused(
+    length: int, server: Server, remote: Remote
+) -> None:
     """Of the longer one the bytes fit: the connection ends behind them, as if it had broken."""
     server.play(
-        lambda _: [head(206, "Content-Range: bytes 0-65/66", f"Content-Length: {length}") + SMALL[: min(length, 66)]]
+        lambda _: [
+            head(206, "Content-Range: bytes 0-65/66", f"Content-Length: {length}")
+            + SMALL[: min(length, 66)]
+        ]
     )
     error = refusal(lambda: remote.open(server.url))
     assert error.rule == "R1"

@@ -76,7 +76,9 @@ def test_the_first_failure_ends_all(server: Server) -> None:
     assert len(script.asked) == 4
 
 
-def test_an_address_that_is_none_is_found_before_anything_is_asked(server: Server, remote: Remote) -> None:
+def test_an_address_that_is_none_is_found_before_anything_is_asked(
+    server: Server, remote: Remote
+) -> None:
     script = server.play(files(SHARDS))
     assert isinstance(refusal(lambda: remote.open_all([server.url, "ftp://x"])), UsageError)
     assert script.asked == []
@@ -99,7 +101,9 @@ def test_a_folder(server: Server, remote: Remote) -> None:
 
 def test_what_is_not_missing_is_no_none(server: Server, remote: Remote) -> None:
     server.play(lambda _: reply(403))
-    assert isinstance(refusal(lambda: RemoteFolder(remote, server.at("")).find("x", 100)), RemoteError)
+    assert isinstance(
+        refusal(lambda: RemoteFolder(remote, server.at("")).find("x", 100)), RemoteError
+    )
 
 
 @pytest.mark.parametrize("case", rejected("path"), ids=case_id)
@@ -118,7 +122,9 @@ def test_names_stay_below_their_folder(case: Case, server: Server, remote: Remot
 
 
 def test_every_path_of_the_corpus_was_looked_at() -> None:
-    assert {case.id for case in load("path")} == {case.id for case in accepted("path") + rejected("path")}
+    assert {case.id for case in load("path")} == {
+        case.id for case in accepted("path") + rejected("path")
+    }
 
 
 def test_a_folder_has_no_query(remote: Remote) -> None:
@@ -130,11 +136,18 @@ def test_a_folder_has_no_query(remote: Remote) -> None:
 
 def test_a_repository_of_the_hub(server: Server) -> None:
     script = server.play(
-        files({"org/repo/resolve/refs%2Fpr%2F1/config.json": b"{}", "gpt2/resolve/main/config.json": b"[]"})
+        files(
+            {
+                "org/repo/resolve/refs%2Fpr%2F1/config.json": b"{}",
+                "gpt2/resolve/main/config.json": b"[]",
+            }
+        )
     )
     with Remote("hf_secret", patience=PATIENCE) as remote:
         endpoint = server.at("")
-        assert hub_folder(remote, "org/repo", "refs/pr/1", endpoint).read("config.json", 10) == b"{}"
+        assert (
+            hub_folder(remote, "org/repo", "refs/pr/1", endpoint).read("config.json", 10) == b"{}"
+        )
         assert hub_folder(remote, "gpt2", endpoint=endpoint).read("config.json", 10) == b"[]"
     assert {asked.fields.get("authorization") for asked in script.asked} == {"Bearer hf_secret"}
     assert hub_folder(Remote(), "bigscience/bloom").url("config.json") == (
@@ -145,7 +158,25 @@ def test_a_repository_of_the_hub(server: Server) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "/", "a/", "/a", "a/b/c", "..", "a/..", ".a", "a.", "-a", "a--b", "a..b", "a/-b", "a b", "a/b?c", "a#b", "ä"),
+        *(
+            "",
+            "/",
+            "a/",
+            "/a",
+            "a/b/c",
+            "..",
+            "a/..",
+            ".a",
+            "a.",
+            "-a",
+            "a--b",
+            "a..b",
+            "a/-b",
+            "a b",
+            "a/b?c",
+            "a#b",
+            "ä",
+        ),
         *("a\n", "a%2fb", "https://x", "a" * 97, "a/b.git", "a/" + "b" * 97),
     ],
 )
@@ -153,7 +184,9 @@ def test_names_that_are_no_repositories(name: str, remote: Remote) -> None:
     assert refusal(lambda: hub_folder(remote, name)).rule == "R2"
 
 
-@pytest.mark.parametrize("name", ["gpt2", "a/b", "org-1/some_model.v2-x", "a" * 96 + "/" + "b" * 96, "_a/b_", "0/1"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "a/b", "org-1/some_model.v2-x", "a" * 96 + "/" + "b" * 96, "_a/b_", "0/1"]
+)
 def test_names_of_repositories(name: str) -> None:
     with Remote() as remote:
         assert hub_folder(remote, name).base_url == f"https://huggingface.co/{name}/resolve/main/"
@@ -162,7 +195,25 @@ def test_names_of_repositories(name: str) -> None:
 @pytest.mark.parametrize(
     "revision",
     [
-        *("", "/", "a/", "/a", "..", "a..b", "-a", "a b", "a\n", "a?", "a*", "a[", "a^", "a~1", "a:b", "a//b", "a\\b"),
+        *(
+            "",
+            "/",
+            "a/",
+            "/a",
+            "..",
+            "a..b",
+            "-a",
+            "a b",
+            "a\n",
+            "a?",
+            "a*",
+            "a[",
+            "a^",
+            "a~1",
+            "a:b",
+            "a//b",
+            "a\\b",
+        ),
         *(".a", "a/.b", "a.", "a.lock", "a.lock/b", "a@{b", "@", "a" * 256, "ä"),
     ],
 )
@@ -170,11 +221,14 @@ def test_revisions_that_are_none(revision: str, remote: Remote) -> None:
     assert refusal(lambda: hub_folder(remote, "a/b", revision)).rule == "R2"
 
 
-@pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/12", "a@b", "4f4a1ee0d3a6a7c1", "a-b_c", "a.b"])
+@pytest.mark.parametrize(
+    "revision", ["main", "v1.0", "refs/pr/12", "a@b", "4f4a1ee0d3a6a7c1", "a-b_c", "a.b"]
+)
 def test_revisions(revision: str) -> None:
     with Remote() as remote:
         assert (
-            f"/resolve/{revision.replace('/', '%2F').replace('@', '%40')}/" in hub_folder(remote, "a/b", revision).base_url
+            f"/resolve/{revision.replace('/', '%2F').replace('@', '%40')}/"
+            in hub_folder(remote, "a/b", revision).base_url
         )
 
 
@@ -183,7 +237,9 @@ def test_revisions(revision: str) -> None:
 
 def test_a_token_is_for_the_first_origin_only(server: Server, other_server: Server) -> None:
     data = safetensors_file(100 * 1024)
-    here = server.play(lambda asked: redirect(other_server.url) if asked.target == "/away" else part(asked, data))
+    here = server.play(
+        lambda asked: redirect(other_server.url) if asked.target == "/away" else part(asked, data)
+    )
     there = other_server.play(lambda asked: part(asked, data))
     with Remote("secret", patience=PATIENCE) as remote:
         remote.open_all([server.url, other_server.url, server.at("away")])
@@ -191,10 +247,14 @@ def test_a_token_is_for_the_first_origin_only(server: Server, other_server: Serv
     assert {asked.fields.get("authorization") for asked in there.asked} == {None}
 
 
-def test_a_token_does_not_come_back_from_where_it_was_not(server: Server, other_server: Server) -> None:
+def test_a_token_does_not_come_back_from_where_it_was_not(
+    server: Server, other_server: Server
+) -> None:
     """A, redirected to B, redirected to A: B chose what is asked there."""
     data = safetensors_file(100 * 1024)
-    here = server.play(lambda asked: part(asked, data) if asked.target == "/2" else redirect(other_server.url))
+    here = server.play(
+        lambda asked: part(asked, data) if asked.target == "/2" else redirect(other_server.url)
+    )
     other_server.play(lambda _: redirect(server.at("2")))
     with Remote("secret", patience=PATIENCE) as remote:
         remote.open(server.at("1"))

@@ -21,11 +21,17 @@ from blobstore.model.facts import Runs
 
 def test_what_fits_runs() -> None:
     verdict = check_plan(blobstore.plan_import(PYCODE_MOE, quant="int4", experts="stacked"))
-    assert (verdict.runs, verdict.version, verdict.reason) == (Runs.YES, mlx_lm.__version__, "checked")
+    assert (verdict.runs, verdict.version, verdict.reason) == (
+        Runs.YES,
+        mlx_lm.__version__,
+        "checked",
+    )
 
 
 def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "in", config=json.loads((PYCODE / "config.json").read_text()))
+    folder = write_checkpoint(
+        tmp_path / "in", config=json.loads((PYCODE / "config.json").read_text())
+    )
     shutil.copy(PYCODE / "tokenizer.json", folder)
     verdict = check_plan(blobstore.plan_import(folder))
     assert verdict.runs is Runs.NO
@@ -37,9 +43,14 @@ def test_an_array_that_mlx_does_not_have_is_told(tmp_path: Path) -> None:
     shutil.copytree(PYCODE, folder)
     tensors = load_file(PYCODE / "model.safetensors")
     norm = tensors["model.norm.weight"]
-    save_file({**tensors, "model.norm.weight": norm.astype(np.float64)}, folder / "model.safetensors")
+    save_file(
+        {**tensors, "model.norm.weight": norm.astype(np.float64)}, folder / "model.safetensors"
+    )
     verdict = check_plan(blobstore.plan_import(folder))
-    assert (verdict.runs, verdict.reason) == (Runs.NO, "MLX has no F64 arrays of shape [256]: 'model.norm.weight'")
+    assert (verdict.runs, verdict.reason) == (
+        Runs.NO,
+        "MLX has no F64 arrays of shape [256]: 'model.norm.weight'",
+    )
 
 
 def test_without_a_tokenizer_it_is_the_tables_word(tmp_path: Path) -> None:

@@ -36,9 +36,23 @@ def test_more_than_the_tensors_can_be_is_refused(config: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     "config",
     [
-        {"num_hidden_layers": 1000, "vision_config": {"num_hidden_layers": 60}, "num_experts": 4096},
-        {"num_hidden_layers": -1, "n_routed_experts": None, "num_experts": [8, 8], "num_layers": 1e9},
-        {"vocab_size_per_layer_input": 262144, "max_position_embeddings": 10**7, "vocab_size": 10**6, "train_iters": 10**6},
+        {
+            "num_hidden_layers": 1000,
+            "vision_config": {"num_hidden_layers": 60},
+            "num_experts": 4096,
+        },
+        {
+            "num_hidden_layers": -1,
+            "n_routed_experts": None,
+            "num_experts": [8, 8],
+            "num_layers": 1e9,
+        },
+        {
+            "vocab_size_per_layer_input": 262144,
+            "max_position_embeddings": 10**7,
+            "vocab_size": 10**6,
+            "train_iters": 10**6,
+        },
     ],
 )
 def test_other_numbers_pass(config: dict[str, Any]) -> None:
@@ -48,7 +62,9 @@ def test_other_numbers_pass(config: dict[str, Any]) -> None:
 def test_a_network_of_a_billion_layers_is_never_begun() -> None:
     config = {**json.loads((PYCODE / "config.json").read_text()), "num_hidden_layers": 10**9}
     tensor = LogicalTensor("model.norm.weight", (256,), DType.BF16)
-    with pytest.raises(UnsupportedSourceError, match="'num_hidden_layers' is '1000000000', too many for 1 tensors"):
+    with pytest.raises(
+        UnsupportedSourceError, match="'num_hidden_layers' is '1000000000', too many for 1 tensors"
+    ):
         plan_network(config, [tensor], "m")
 
 

@@ -41,19 +41,30 @@ ARRAYS = {
 @st.composite
 def expressions(draw: st.DrawFn, depth: int = 4) -> Expression:
     """A tree over the arrays a, b and c, of rank 3."""
-    kind = draw(st.sampled_from(["leaf", "reshape", "transpose", "slice", "join"])) if depth else "leaf"
+    kind = (
+        draw(st.sampled_from(["leaf", "reshape", "transpose", "slice", "join"]))
+        if depth
+        else "leaf"
+    )
     if kind == "leaf":
         return Stored(draw(st.sampled_from("abc")), (4, 6, 2 * GROUP))
     of = draw(expressions(depth=depth - 1))
     if kind == "reshape":
         first, second, last = of.shape
-        shapes = [(second, first, last), (1, first * second, last), (first, second * last, 1), of.shape]
+        shapes = [
+            (second, first, last),
+            (1, first * second, last),
+            (first, second * last, 1),
+            of.shape,
+        ]
         return reshaped(of, draw(st.sampled_from(shapes)))
     if kind == "transpose":
         return transposed(of, draw(st.permutations(range(3))))
     if kind == "slice":
         bounds = [draw(st.integers(0, size - 1)) for size in of.shape]
-        ends = [draw(st.integers(begin + 1, size)) for begin, size in zip(bounds, of.shape, strict=True)]
+        ends = [
+            draw(st.integers(begin + 1, size)) for begin, size in zip(bounds, of.shape, strict=True)
+        ]
         return sliced(of, bounds, ends, [draw(st.integers(1, 2)) for _ in range(3)])
     axis = draw(st.integers(0, 2))
     return joined([of, of], axis)
@@ -82,7 +93,10 @@ def test_runs_are_the_values_in_order(expression: Expression) -> None:
 def test_codes_move_as_values_do(quant_type: QuantType, expression: Expression) -> None:
     """Invariant: where codes can follow, dequantizing the moved arrays gives the moved dequantized values."""
     quantization = Quantization(quant_type, GROUP)
-    stored = {name: kernels.quantize(array, quant_type, group_size=GROUP) for name, array in ARRAYS.items()}
+    stored = {
+        name: kernels.quantize(array, quant_type, group_size=GROUP)
+        for name, array in ARRAYS.items()
+    }
     parts: dict[str, Array | None] = {}
     for field, unit in (("weight", 32 // quant_type.bits), ("scale", GROUP), ("bias", GROUP)):
         moved = in_units(expression, GROUP, unit)
@@ -105,7 +119,9 @@ def test_groups_that_are_split_are_not_followed() -> None:
     assert in_units(sliced(whole, (0, 0, 0), (4, 6, 64), (1, 1, 2)), 32, 32) is None
     assert in_units(sliced(whole, (0, 0, 16), (4, 6, 48), (1, 1, 1)), 32, 32) is None
     assert in_units(reshaped(whole, (4, 6, 4, 16)), 32, 32) is None
-    assert in_units(reshaped(whole, (4, 6, 2, 32)), 32, 32) == reshaped(Stored("a", (4, 6, 2)), (4, 6, 2, 1))
+    assert in_units(reshaped(whole, (4, 6, 2, 32)), 32, 32) == reshaped(
+        Stored("a", (4, 6, 2)), (4, 6, 2, 1)
+    )
 
 
 def test_experts_that_are_taken_apart_and_stacked_again_are_the_stack() -> None:
@@ -136,7 +152,11 @@ def test_leaves_are_replaced() -> None:
 def test_a_part_between_two_transpositions_is_a_part() -> None:
     turned = transposed(Stored("a", (4, 6, 2 * GROUP)), (0, 2, 1))
     part = sliced(turned, (0, GROUP, 1), (4, 2 * GROUP, 6), (2, 1, 3))
-    np.testing.assert_array_equal(evaluate(part, ARRAYS.__getitem__), ARRAYS["a"].transpose(0, 2, 1)[::2, GROUP:, 1:6:3])
+    np.testing.assert_array_equal(
+        evaluate(part, ARRAYS.__getitem__), ARRAYS["a"].transpose(0, 2, 1)[::2, GROUP:, 1:6:3]
+    )
     back = transposed(part, (0, 2, 1))
-    assert back == sliced(Stored("a", (4, 6, 2 * GROUP)), (0, 1, GROUP), (4, 6, 2 * GROUP), (2, 3, 1))
+    assert back == sliced(
+        Stored("a", (4, 6, 2 * GROUP)), (0, 1, GROUP), (4, 6, 2 * GROUP), (2, 3, 1)
+    )
     assert in_units(back, GROUP, GROUP) is not None

@@ -1,4 +1,7 @@
-"""Plans of networks: which codes move where, what gets values, and what is refused. No weight is made."""
+"""Plans of networks: which codes move where, what gets values, and what is refused.
+
+No weight is made.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ def tensors_of(folder: Any, quantization: Quantization | None = None) -> Iterato
     with FileReader(folder / "model.safetensors") as reader:
         header = header_of(reader)
     for name, entry in header.tensors.items():
-        yield LogicalTensor(name, entry.shape, entry.dtype, quantization if "_proj" in name else None)
+        yield LogicalTensor(
+            name, entry.shape, entry.dtype, quantization if "_proj" in name else None
+        )
 
 
 def config_of(folder: Any, **changes: Any) -> dict[str, Any]:
@@ -66,7 +71,9 @@ def test_experts_become_one_parameter_with_their_codes(form: str) -> None:
     assert isinstance(up.expression, Joined if form == "packed" else Stored)
     assert plan.dequantized == []
     arrays = {array.name: array for array in planned_arrays(plan)}
-    codes, scales = (arrays[f"model.layers.0.mlp.switch_mlp.up_proj.{part}"] for part in ("weight", "scales"))
+    codes, scales = (
+        arrays[f"model.layers.0.mlp.switch_mlp.up_proj.{part}"] for part in ("weight", "scales")
+    )
     experts, rows, cols = up.expression.shape
     assert (codes.dtype, codes.shape) == (DType.U32, (experts, rows, cols // 8))
     assert (scales.dtype, scales.shape) == (DType.BF16, (experts, rows, cols // 32))
@@ -74,7 +81,9 @@ def test_experts_become_one_parameter_with_their_codes(form: str) -> None:
 
 def test_experts_of_different_types_get_values() -> None:
     tensors = [
-        replace(one, quantization=Quantization(QuantType.INT8, 64)) if one.name == f"{EXPERTS}.1.up_proj.weight" else one
+        replace(one, quantization=Quantization(QuantType.INT8, 64))
+        if one.name == f"{EXPERTS}.1.up_proj.weight"
+        else one
         for one in tensors_of(PYCODE_MOE, INT4)
     ]
     plan = plan_network(config_of(PYCODE_MOE), tensors, "m")
@@ -102,18 +111,25 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
     tensors = list(tensors_of(PYCODE))
     cases = {
         "needs 'model.norm.weight'": [one for one in tensors if one.name != "model.norm.weight"],
-        "has no place for 'stray.weight'": [*tensors, LogicalTensor("stray.weight", (3,), DType.BF16)],
+        "has no place for 'stray.weight'": [
+            *tensors,
+            LogicalTensor("stray.weight", (3,), DType.BF16),
+        ],
         r"'model.norm.weight' is \[3\], and mlx-lm's network needs \[256\]": [
             replace(one, shape=(3,)) if one.name == "model.norm.weight" else one for one in tensors
         ],
     }
     for says, given in cases.items():
-        with pytest.raises(UnsupportedSourceError, match=f"model m: mlx-lm's network {says}|model m: {says}") as caught:
+        with pytest.raises(
+            UnsupportedSourceError, match=f"model m: mlx-lm's network {says}|model m: {says}"
+        ) as caught:
             plan_network(config_of(PYCODE), given, "m")
         assert caught.value.model == "m"
 
 
-@pytest.mark.parametrize("changes", [{"model_type": "nope"}, {"hidden_size": None}, {"num_hidden_layers": "many"}])
+@pytest.mark.parametrize(
+    "changes", [{"model_type": "nope"}, {"hidden_size": None}, {"num_hidden_layers": "many"}]
+)
 def test_no_error_of_mlx_lm_leaves_raw(changes: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedSourceError, match=r"model m: "):
         plan_network(config_of(PYCODE, **changes), tensors_of(PYCODE), "m")
@@ -142,7 +158,10 @@ def test_latent_attention_splits_codes_and_dequantizes_what_it_transposes() -> N
         "model.embed_tokens.weight": (64, 64),
         "lm_head.weight": (64, 64),
         "model.norm.weight": (64,),
-        **{f"model.layers.0.{norm}.weight": (64,) for norm in ("input_layernorm", "post_attention_layernorm")},
+        **{
+            f"model.layers.0.{norm}.weight": (64,)
+            for norm in ("input_layernorm", "post_attention_layernorm")
+        },
         **{f"model.layers.0.mlp.{part}_proj.weight": (64, 64) for part in ("gate", "up", "down")},
         "model.layers.0.self_attn.q_proj.weight": (128, 64),
         "model.layers.0.self_attn.kv_a_proj_with_mqa.weight": (96, 64),
@@ -150,7 +169,10 @@ def test_latent_attention_splits_codes_and_dequantizes_what_it_transposes() -> N
         "model.layers.0.self_attn.kv_b_proj.weight": (128, 64),
         "model.layers.0.self_attn.o_proj.weight": (64, 64),
     }
-    tensors = [LogicalTensor(name, shape, DType.BF16, INT4 if "_b_" in name else None) for name, shape in shapes.items()]
+    tensors = [
+        LogicalTensor(name, shape, DType.BF16, INT4 if "_b_" in name else None)
+        for name, shape in shapes.items()
+    ]
     plan = plan_network(config, tensors, "m")
     assert parameter(plan, "model.layers.0.self_attn.unembed_out.weight").quantization == INT4
     assert parameter(plan, "model.layers.0.self_attn.embed_q.weight").quantization is None

@@ -58,7 +58,9 @@ def test_moves_are_followed(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPUTATIONS)
 def test_computations_are_told(name: str) -> None:
-    found = trace(lambda weights: {"out": COMPUTATIONS[name](weights["a"], weights["b"])}, stand_ins())["out"]
+    found = trace(
+        lambda weights: {"out": COMPUTATIONS[name](weights["a"], weights["b"])}, stand_ins()
+    )["out"]
     assert isinstance(found, Computed)
     assert "a" in found.of
 
@@ -68,7 +70,10 @@ def test_names_are_those_that_sanitize_gives() -> None:
         weights.pop("a")
         return {f"model.{name}": array for name, array in weights.items()} | {"made": mx.ones((3,))}
 
-    assert trace(sanitize, stand_ins()) == {"model.b": Stored("b", B.shape), "made": Computed(frozenset(), (3,))}
+    assert trace(sanitize, stand_ins()) == {
+        "model.b": Stored("b", B.shape),
+        "made": Computed(frozenset(), (3,)),
+    }
 
 
 def test_reading_a_value_is_an_error_and_contiguous_comes_back() -> None:
@@ -80,5 +85,8 @@ def test_reading_a_value_is_an_error_and_contiguous_comes_back() -> None:
 
 def test_thousands_of_tensors() -> None:
     names = [f"experts.{number}" for number in range(3000)]
-    found = trace(lambda weights: {"out": mx.stack(list(weights.values()))}, {name: mx.zeros((2, 4)) for name in names})
+    found = trace(
+        lambda weights: {"out": mx.stack(list(weights.values()))},
+        {name: mx.zeros((2, 4)) for name in names},
+    )
     assert found["out"].shape == (3000, 2, 4)

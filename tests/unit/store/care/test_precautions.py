@@ -23,7 +23,10 @@ LIBRARY = "manifests/registry.ollama.ai"
 
 
 def fill(store: Store, *names: str) -> None:
-    """Commit a model of each name, with a blob of its own and one that all share; all blobs are old."""
+    """Commit a model of each name, with a blob of its own and one that all share.
+
+    All blobs are old.
+    """
     for name in names:
         commit_model(store, name, name.encode(), b"shared")
     for path in (store.root / "blobs").iterdir():
@@ -44,7 +47,10 @@ def mount(store: Store, folder: str) -> None:
 
 
 def ollama_rm(store: Store, name: str) -> None:
-    """Remove a manifest and the blobs that only it needs, as Ollama does; our copy of the manifest stays."""
+    """Remove a manifest and the blobs that only it needs, as Ollama does.
+
+    Our copy of the manifest stays.
+    """
     manifest_path(store, name).unlink()
     blob_path(store, name.encode()).unlink()
 
@@ -71,7 +77,15 @@ def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mou
 ) -> None:
     fill(store, *names)
     unmount(store, "manifests")
-    is_refused(store, snapshot, "a:latest", str(store.root / "manifests"), "mounted?", "--forget", "blobstore repair")
+    is_refused(
+        store,
+        snapshot,
+        "a:latest",
+        str(store.root / "manifests"),
+        "mounted?",
+        "--forget",
+        "blobstore repair",
+    )
     mount(store, "manifests")
     assert prune_all(store).removed == ()
     assert [str(name) for name, _ in store.models()] == [f"{name}:latest" for name in names]
@@ -80,7 +94,12 @@ def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mou
 def test_a_missing_folder_of_manifests_is_refused(store: Store, snapshot: Snapshot) -> None:
     fill(store, *"abcdefg")
     (store.root / "manifests").rename(store.root / "elsewhere")
-    is_refused(store, snapshot, "7 of the 7 models", "a:latest, b:latest, c:latest, d:latest, e:latest and 2 more")
+    is_refused(
+        store,
+        snapshot,
+        "7 of the 7 models",
+        "a:latest, b:latest, c:latest, d:latest, e:latest and 2 more",
+    )
 
 
 def test_manifests_of_ollama_alone_are_refused_too(store: Store, snapshot: Snapshot) -> None:
@@ -102,7 +121,11 @@ def test_more_than_half_is_too_many(store: Store, snapshot: Snapshot) -> None:
         manifest_path(store, name).unlink()
     assert len(prune_all(store, dry_run=True).removed) == 2
     manifest_path(store, "c").unlink()
-    is_refused(store, snapshot, "3 of the 4 models that were stored here have no manifest: a:latest, b:latest, c:latest")
+    is_refused(
+        store,
+        snapshot,
+        "3 of the 4 models that were stored here have no manifest: a:latest, b:latest, c:latest",
+    )
 
 
 @pytest.mark.parametrize("gone", ["a", "ab", "abcd", "abcde"])
@@ -125,7 +148,9 @@ def test_models_that_were_removed_here_are_no_alarm(store: Store) -> None:
     assert (result.removed, result.forgotten) == ((), ())
 
 
-def test_blobs_on_a_disk_that_is_not_mounted(store: Store, snapshot: Snapshot, tmp_path: Path) -> None:
+def test_blobs_on_a_disk_that_is_not_mounted(
+    store: Store, snapshot: Snapshot, tmp_path: Path
+) -> None:
     """What imports made is still known when they come back, and what the trash holds is not freed."""
     source = write_checkpoint(tmp_path / "source", small_tensors())
     blobstore.import_model(source, "m", store=store)
@@ -141,8 +166,13 @@ def test_blobs_on_a_disk_that_is_not_mounted(store: Store, snapshot: Snapshot, t
 
 
 @pytest.mark.parametrize("forget", [True, False])
-def test_who_means_it_says_so_and_can_take_it_back(store: Store, tmp_path: Path, forget: bool) -> None:
-    """Blobs and copies come back; a repair makes the models seen again, without reading the source."""
+def test_who_means_it_says_so_and_can_take_it_back(
+    store: Store, tmp_path: Path, forget: bool
+) -> None:
+    """Blobs and copies come back.
+
+    A repair makes the models seen again, without reading the source.
+    """
     source = write_checkpoint(tmp_path / "source", small_tensors())
     for name in ("a", "b") if forget else ("a", "b", "c", "d"):
         blobstore.import_model(source, name, store=store, quant="int4" if name == "a" else None)
@@ -151,7 +181,9 @@ def test_who_means_it_says_so_and_can_take_it_back(store: Store, tmp_path: Path,
     for name in ("a", "b") if forget else "a":
         manifest_path(store, name).unlink()
     result = prune_all(store, forget=forget)
-    assert [str(name) for name in result.forgotten] == (["a:latest", "b:latest"] if forget else ["a:latest"])
+    assert [str(name) for name in result.forgotten] == (
+        ["a:latest", "b:latest"] if forget else ["a:latest"]
+    )
     assert not list(store.root.glob(".blobstore/copies/*/*/a/*/*"))
     undone = undo(store)
     assert undone.without_manifest == result.forgotten
@@ -210,7 +242,10 @@ def test_rm_spares_what_a_lost_model_needs(store: Store) -> None:
     fill(store, "a", "example.org/team/b")
     unmount(store, LIBRARY)
     removal = store.remove(ModelName.parse("example.org/team/b"))
-    assert ([blob.size for blob in removal.removed], [blob.size for blob in removal.kept]) == ([18], [6])
+    assert ([blob.size for blob in removal.removed], [blob.size for blob in removal.kept]) == (
+        [18],
+        [6],
+    )
     assert removal.reason is not None
     assert "a:latest" in removal.reason
     mount(store, LIBRARY)

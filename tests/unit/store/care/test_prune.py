@@ -1,4 +1,7 @@
-"""prune: what no manifest needs goes to the trash and comes back; everything else stays where it is."""
+"""prune: what no manifest needs goes to the trash and comes back.
+
+Everything else stays where it is.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,9 @@ def test_what_no_manifest_names_goes_to_the_trash_and_comes_back(store: Store) -
     commit_model(store, "m", b"one", b"two")
     path = aged(store, b"orphan")
     result = prune(store)
-    assert [(blob.path, blob.size, blob.reason) for blob in result.removed] == [(path, 6, "no manifest names it")]
+    assert [(blob.path, blob.size, blob.reason) for blob in result.removed] == [
+        (path, 6, "no manifest names it")
+    ]
     assert contents(store) == {b"one", b"two"}
     assert trashed(store) == [b"orphan"]
     before = time.time()
@@ -178,7 +183,10 @@ def test_what_is_no_blob_of_ours_stays(store: Store, tmp_path: Path) -> None:
     (tmp_path / "outside").write_bytes(b"mine")
     result = prune(store, grace_s=0, sole_owner=True)
     assert [blob.size for blob in result.removed] == [6]
-    assert {path.name for path in (store.root / "blobs").iterdir()} == {*odd, blob_path(store, b"one").name}
+    assert {path.name for path in (store.root / "blobs").iterdir()} == {
+        *odd,
+        blob_path(store, b"one").name,
+    }
     assert (store.root / ".blobstore/tmp/foreign").is_dir()
 
 
@@ -199,7 +207,9 @@ def test_undo_never_replaces_what_the_store_has_again(store: Store) -> None:
     prune(store, forget=True)
     blob_path(store, b"back").write_bytes(b"newe")  # of the right size: it may be read just now
     blob_path(store, b"damaged").write_bytes(b"short")
-    (cut,) = (path for path in store.root.glob(".blobstore/trash/*/*") if path.read_bytes() == b"cut")
+    (cut,) = (
+        path for path in store.root.glob(".blobstore/trash/*/*") if path.read_bytes() == b"cut"
+    )
     cut.write_bytes(b"c")
     undone = undo(store)
     assert sorted(nbytes for _, nbytes in undone.restored) == [4, 7]
@@ -209,7 +219,10 @@ def test_undo_never_replaces_what_the_store_has_again(store: Store) -> None:
 
 
 def test_a_prune_that_was_killed_half_way_can_be_undone_or_repeated(store: Store) -> None:
-    """What is in the trash already comes back; what another clean-up did not remove of an older trash goes with the next."""
+    """What is in the trash already comes back.
+
+    What another clean-up did not remove of an older trash goes with the next.
+    """
     for data in (b"a", b"b", b"c"):
         aged(store, data)
     store.trash.take([blob_path(store, b"a")])  # as far as it came
@@ -220,7 +233,9 @@ def test_a_prune_that_was_killed_half_way_can_be_undone_or_repeated(store: Store
     store.trash.take([blob_path(store, b"b")])
     result = prune(store, forget=True)
     assert (len(result.removed), result.freed) == (1, 2)
-    assert [len(blobs) for blobs in (trashed(store), list(store.root.glob(".blobstore/trash/*")))] == [1, 1]
+    assert [
+        len(blobs) for blobs in (trashed(store), list(store.root.glob(".blobstore/trash/*")))
+    ] == [1, 1]
 
 
 def test_killed_imports_leave_nothing_behind_a_prune(store: Store) -> None:
@@ -232,7 +247,9 @@ def test_killed_imports_leave_nothing_behind_a_prune(store: Store) -> None:
         child.wait()
     assert list(store.root.glob(".blobstore/tmp/*"))
     result = prune(store)
-    assert [leftover.nbytes for leftover in result.leftovers] == [4]  # the finished blob waits for the next import
+    assert [leftover.nbytes for leftover in result.leftovers] == [
+        4
+    ]  # the finished blob waits for the next import
     result = prune(store, grace_s=0, sole_owner=True)
     assert [leftover.nbytes for leftover in result.leftovers] == [len(b"finished")]
     assert not list(store.root.glob(".blobstore/tmp/*"))
@@ -274,7 +291,9 @@ def test_others_who_use_the_store_are_named(store: Store) -> None:
     assert len(prune(store).removed) == 1
 
 
-def test_on_a_network_file_system_a_sole_owner_has_to_say_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_network_file_system_a_sole_owner_has_to_say_so(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit_model(store, "m", b"one")
     aged(store, b"orphan")
     fd = os.open(store.root, os.O_RDONLY)
@@ -294,7 +313,9 @@ def test_an_absent_store_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_manifests_on_a_disk_that_is_not_there_are_not_taken_for_none(store: Store, tmp_path: Path) -> None:
+def test_manifests_on_a_disk_that_is_not_there_are_not_taken_for_none(
+    store: Store, tmp_path: Path
+) -> None:
     commit_model(store, "m", b"one")
     (store.root / "manifests").rename(tmp_path / "disk")
     (store.root / "manifests").symlink_to(tmp_path / "disk")

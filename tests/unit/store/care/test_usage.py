@@ -14,7 +14,10 @@ from blobstore.store.local.store import Store
 
 
 def figures(store: Store, *names: str) -> dict[str, tuple[int, int, int]]:
-    return {str(model.name): (model.nbytes, model.unique, model.shared) for model in measure_usage(store, names).models}
+    return {
+        str(model.name): (model.nbytes, model.unique, model.shared)
+        for model in measure_usage(store, names).models
+    }
 
 
 def test_unique_and_shared_bytes(store: Store) -> None:
@@ -41,7 +44,13 @@ def test_a_blob_that_is_missing_or_no_file_takes_nothing(store: Store, tmp_path:
 
 def test_what_is_only_named_like_a_blob_is_none(store: Store) -> None:
     commit_model(store, "m", b"one")
-    for name in ("sha256-", "sha256-" + "g" * 64, "sha256-" + "a" * 63, "sha256:" + "A" * 64, "other"):
+    for name in (
+        "sha256-",
+        "sha256-" + "g" * 64,
+        "sha256-" + "a" * 63,
+        "sha256:" + "A" * 64,
+        "other",
+    ):
         (store.root / "blobs" / name).write_bytes(b"odd")
     (store.root / "blobs" / ("sha256-" + "a" * 64)).mkdir()
     usage = measure_usage(store)

@@ -1,4 +1,7 @@
-"""verify: every kind of damage is found, with the models and tensors that it hits; what is only odd is no damage."""
+"""verify: every kind of damage is found, with the models and tensors that it hits.
+
+What is only odd is no damage.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,14 @@ import numpy as np
 import pytest
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
 from support.faults import make_device
-from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, manifest_path, stored_arrays
+from support.stores import (
+    blob_path,
+    commit_model,
+    layer_by_hand,
+    link_by_hand,
+    manifest_path,
+    stored_arrays,
+)
 
 import blobstore
 from blobstore.errors import InvalidNameError, NotFoundError, StorageError, UsageError
@@ -68,7 +78,11 @@ def test_more_threads_than_blobs(model: Store) -> None:
 
 @pytest.mark.parametrize("at", [8, -1])
 def test_a_bit_that_flipped(model: Store, at: int) -> None:
-    layer = next(layer for layer in model.manifest(ModelName.parse("m")).layers if layer.name == "lm_head.weight")
+    layer = next(
+        layer
+        for layer in model.manifest(ModelName.parse("m")).layers
+        if layer.name == "lm_head.weight"
+    )
     path = model.blobs.path / layer.digest.file_name
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -90,7 +104,10 @@ def test_a_bit_that_flipped(model: Store, at: int) -> None:
         (lambda path: os.truncate(path, 0), "do not match its digest"),
         (lambda path: path.write_bytes(A + b" "), "do not match its digest"),
         (lambda path: path.chmod(0), "mode is 000|permission denied"),
-        (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "symbolic link|too many levels"),
+        (
+            lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+            "symbolic link|too many levels",
+        ),
         (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
         (lambda path: (path.unlink(), path.mkdir()), "not a regular file"),
         (lambda path: (path.unlink(), _bind(path)), "no such device|not a regular file"),
@@ -102,7 +119,9 @@ def test_a_bit_that_flipped(model: Store, at: int) -> None:
     ],
 )
 @pytest.mark.parametrize("quick", [False, True])
-def test_a_blob_that_is_not_what_it_should_be(store: Store, change: Change, says: str, quick: bool) -> None:
+def test_a_blob_that_is_not_what_it_should_be(
+    store: Store, change: Change, says: str, quick: bool
+) -> None:
     link_by_hand(store, "m", {"layer": A, "other": B})
     change(blob_path(store, A))
     result = verify(store, quick=quick)
@@ -130,7 +149,9 @@ def test_a_blob_of_another_size_than_a_manifest_says(store: Store) -> None:
         assert only(verify(store, quick=quick))[0] == f"it has {len(A)} bytes, not {len(A) + 1}"
 
 
-def test_a_header_or_companions_that_are_wrong_although_the_bytes_are_the_digests(store: Store) -> None:
+def test_a_header_or_companions_that_are_wrong_although_the_bytes_are_the_digests(
+    store: Store,
+) -> None:
     arrays, metadata = stored_arrays("w", normal("w", 4, 128), "int4")
     del arrays["w.scale"]
     bad = safetensors_bytes(arrays, metadata)
@@ -144,8 +165,12 @@ def test_a_header_or_companions_that_are_wrong_although_the_bytes_are_the_digest
 
 def test_documents_that_are_read_here_and_are_none(store: Store) -> None:
     config = layer_by_hand(store, "", b'{"model_format":1}') | {"mediaType": CONFIG}
-    document = layer_by_hand(store, "config.json", b"[]") | {"mediaType": "application/vnd.ollama.image.json"}
-    other = layer_by_hand(store, "other.json", b"NaN") | {"mediaType": "application/vnd.ollama.image.json"}
+    document = layer_by_hand(store, "config.json", b"[]") | {
+        "mediaType": "application/vnd.ollama.image.json"
+    }
+    other = layer_by_hand(store, "other.json", b"NaN") | {
+        "mediaType": "application/vnd.ollama.image.json"
+    }
     path = manifest_path(store, "m")
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"schemaVersion": 2, "config": config, "layers": [document, other]}))
@@ -156,7 +181,9 @@ def test_documents_that_are_read_here_and_are_none(store: Store) -> None:
 
 
 def test_models_of_another_kind_are_hashed(store: Store) -> None:
-    layer = layer_by_hand(store, "", b"GGUF" + bytes(100)) | {"mediaType": "application/vnd.ollama.image.model"}
+    layer = layer_by_hand(store, "", b"GGUF" + bytes(100)) | {
+        "mediaType": "application/vnd.ollama.image.model"
+    }
     path = manifest_path(store, "m")
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
@@ -181,8 +208,12 @@ def test_a_manifest_that_can_not_be_read(store: Store) -> None:
     assert "not valid JSON" in broken.reason
 
 
-@pytest.mark.parametrize("change", [(b"layer0", b"layer1"), (b"image.tensor", b"image.tensos"), (b"\n", b" ")])
-def test_a_manifest_that_is_valid_but_not_the_one_that_was_written(store: Store, change: tuple[bytes, bytes]) -> None:
+@pytest.mark.parametrize(
+    "change", [(b"layer0", b"layer1"), (b"image.tensor", b"image.tensos"), (b"\n", b" ")]
+)
+def test_a_manifest_that_is_valid_but_not_the_one_that_was_written(
+    store: Store, change: tuple[bytes, bytes]
+) -> None:
     commit_model(store, "m", A)
     path = manifest_path(store, "m")
     path.write_bytes(path.read_bytes().replace(*change))
@@ -210,17 +241,28 @@ def test_a_digest_that_is_written_with_escapes(store: Store, change: tuple[str, 
 
 def test_two_blobs_that_hold_one_tensor(store: Store) -> None:
     link_by_hand(store, "m", {"x": A, "y": safetensors_bytes({"a": np.arange(3.0)})})
-    assert [broken.reason for broken in verify(store, quick=True).broken] == ["two of its blobs hold the tensor 'a'"]
+    assert [broken.reason for broken in verify(store, quick=True).broken] == [
+        "two of its blobs hold the tensor 'a'"
+    ]
 
 
 def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None:
     commit_model(store, "m", A)
     blobs, manifests = store.root / "blobs", store.root / "manifests/registry.ollama.ai/library"
-    for name in (f"sha256-{'a' * 64}-partial-0", f"sha256-{'A' * 64}", os.fsdecode(b"sha256-\xff"), "notes"):
+    for name in (
+        f"sha256-{'a' * 64}-partial-0",
+        f"sha256-{'A' * 64}",
+        os.fsdecode(b"sha256-\xff"),
+        "notes",
+    ):
         (blobs / name).write_bytes(b"x")
     (blobs / "folder").mkdir()
     (manifests / "m" / "deep").mkdir()
-    for path in (manifests / "m" / "deep" / "er", manifests / "shallow", manifests / "m" / "latest~"):
+    for path in (
+        manifests / "m" / "deep" / "er",
+        manifests / "shallow",
+        manifests / "m" / "latest~",
+    ):
         path.write_bytes(b"x")
     (manifests / "m" / "link").symlink_to(tmp_path)
     (store.root / "manifests-v2").mkdir()
@@ -232,7 +274,9 @@ def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None
     reasons = {os.fsencode(odd.path.name): odd.reason for odd in result.odd}
     assert len(reasons) == len(result.odd) == 12
     assert reasons[b"folder"] == "it is a folder"
-    assert reasons[b"sha256-" + b"a" * 64 + b"-partial-0"] == "Ollama is pulling it, or did not finish"
+    assert (
+        reasons[b"sha256-" + b"a" * 64 + b"-partial-0"] == "Ollama is pulling it, or did not finish"
+    )
     assert reasons[b"sha256-\xff"] == reasons[b"notes"] == "its name is not a blob's"
     assert reasons[b"er"] == "it lies 5 levels deep, and manifests lie 4"
     assert reasons[b"link"] == "it is a symbolic link"
@@ -261,7 +305,10 @@ def test_what_an_ollama_removed_is_not_shown(model: Store) -> None:
     manifest_path(model, "m").unlink()
     for path in list((model.root / "blobs").iterdir())[1:]:
         path.unlink()
-    assert [odd.path.parts[-2] for odd in verify(model).odd] == ["m", "n"]  # a blob is left that only they need
+    assert [odd.path.parts[-2] for odd in verify(model).odd] == [
+        "m",
+        "n",
+    ]  # a blob is left that only they need
     next((model.root / "blobs").iterdir()).unlink()
     result = verify(model)
     assert (result.is_sound, result.odd) == (True, ())
@@ -276,7 +323,9 @@ def test_the_parts_of_a_sample_are_all_blobs(model: Store) -> None:
     assert sorted(found) == [False, True, True]
 
 
-@pytest.mark.parametrize("text", ["", "0/3", "4/3", "1", "1/", "/3", "1/0", "-1/3", "1/3/3", "a/b", "1.0/3", "¹/3"])
+@pytest.mark.parametrize(
+    "text", ["", "0/3", "4/3", "1", "1/", "/3", "1/0", "-1/3", "1/3/3", "a/b", "1.0/3", "¹/3"]
+)
 def test_what_is_no_part(text: str) -> None:
     with pytest.raises(UsageError):
         Sample.parse(text)
@@ -291,7 +340,9 @@ def test_names_that_are_not_there(model: Store) -> None:
         verify(model, jobs=0)
 
 
-def test_what_is_removed_or_made_again_meanwhile_is_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_removed_or_made_again_meanwhile_is_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is found is looked at again when everything was checked."""
     from blobstore.store.care.checks import BlobChecks
 
@@ -311,7 +362,9 @@ def test_what_is_removed_or_made_again_meanwhile_is_no_damage(store: Store, monk
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_what_says_nothing_about_a_blob_is_no_damage(store: Store, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_what_says_nothing_about_a_blob_is_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     commit_model(store, "m", A, B)
     real = os.open
 
@@ -336,7 +389,9 @@ def test_any_number_of_threads_finds_the_same(model: Store) -> None:
 
 def test_the_config_of_the_source_is_not_mistaken(tmp_path: Path, store: Store) -> None:
     """Large and odd but legal documents raise no alarm."""
-    source = write_checkpoint(tmp_path / "s", config={**LLAMA_CONFIG, "é": "<&>\u2028", "deep": [[[1]]]})
+    source = write_checkpoint(
+        tmp_path / "s", config={**LLAMA_CONFIG, "é": "<&>\u2028", "deep": [[[1]]]}
+    )
     (source / "other.json").write_text("NaN")
     blobstore.import_model(source, "m", store=store)
     assert verify(store).is_sound
@@ -353,12 +408,16 @@ def test_a_file_with_many_names_is_read_once(store: Store, monkeypatch: pytest.M
     manifest_path(store, "m").write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
     read: list[object] = []
     real = blob_check.header_of
-    monkeypatch.setattr(blob_check, "header_of", lambda reader: (read.append(reader), real(reader))[1])
+    monkeypatch.setattr(
+        blob_check, "header_of", lambda reader: (read.append(reader), real(reader))[1]
+    )
     told: list[int] = []
     with_progress = verify(store, jobs=1, progress=lambda nbytes, _: told.append(nbytes))
     assert len(read) == 1
     assert sum(told) == with_progress.nbytes == 21 * len(A)
-    assert [blob.reason for blob in with_progress.damaged] == ["its bytes do not match its digest"] * 20
+    assert [blob.reason for blob in with_progress.damaged] == [
+        "its bytes do not match its digest"
+    ] * 20
     assert {blob.tensors for blob in with_progress.damaged} == {("a",)}
     quick = verify(store, jobs=1, quick=True)
     assert (quick.damaged, len(quick.broken), len(read)) == ((), 1, 2)

@@ -43,7 +43,10 @@ def test_an_import_replaces_the_model_of_another_case(qwen: Store, tmp_path: Pat
     result = blobstore.import_model(tmp_path / "s", "QWEN:int4", store=qwen, force=True)
     assert (str(result.name), names(qwen)) == ("Qwen:Int4", ["Qwen:Int4"])
     assert str(blobstore.import_model(tmp_path / "s", "qwen", store=qwen).name) == "Qwen:latest"
-    assert str(blobstore.import_model(tmp_path / "s", "LIBRARY/qwen2", store=qwen).name) == "qwen2:latest"
+    assert (
+        str(blobstore.import_model(tmp_path / "s", "LIBRARY/qwen2", store=qwen).name)
+        == "qwen2:latest"
+    )
     assert verify(qwen).odd == ()
 
 
@@ -55,7 +58,9 @@ def test_cp_and_mv_reuse_a_spelling(qwen: Store) -> None:
     assert sorted(names(qwen)) == ["Qwen:Int4", "Qwen:New", "Team/Other:latest"]
 
 
-def test_mv_does_not_replace_another_model_in_another_case(store: Store, snapshot: Snapshot) -> None:
+def test_mv_does_not_replace_another_model_in_another_case(
+    store: Store, snapshot: Snapshot
+) -> None:
     commit_model(store, "m", b"one")
     commit_model(store, "n", b"two")
     before = snapshot(store)
@@ -114,7 +119,9 @@ def by_hand(store: Store, *which: str) -> None:
         link_by_hand(store, name, {"x": name.encode()})
 
 
-def test_of_two_spellings_the_exact_one_counts_and_no_other(store: Store, snapshot: Snapshot) -> None:
+def test_of_two_spellings_the_exact_one_counts_and_no_other(
+    store: Store, snapshot: Snapshot
+) -> None:
     by_hand(store, "Qwen", "qwen")
     assert str(store.find("qwen")) == "qwen:latest"
     before = snapshot(store)
@@ -146,7 +153,9 @@ def test_two_spellings_lose_nothing_and_are_odd(store: Store) -> None:
 
 def test_a_tag_is_spelled_as_in_the_folder_that_was_asked_for(store: Store) -> None:
     by_hand(store, "Qwen:a", "qwen:b")
-    assert [str(store.target(name)) for name in ("qwen:A", "Qwen:B", "qwen:new", "Qwen:new", "QWEN:new")] == [
+    assert [
+        str(store.target(name)) for name in ("qwen:A", "Qwen:B", "qwen:new", "Qwen:new", "QWEN:new")
+    ] == [
         "Qwen:a",
         "qwen:b",
         "qwen:new",
@@ -155,7 +164,9 @@ def test_a_tag_is_spelled_as_in_the_folder_that_was_asked_for(store: Store) -> N
     ]
 
 
-def test_a_folder_behind_a_link_has_a_spelling_and_is_not_written_through(store: Store, tmp_path: Path) -> None:
+def test_a_folder_behind_a_link_has_a_spelling_and_is_not_written_through(
+    store: Store, tmp_path: Path
+) -> None:
     commit_model(store, "m", b"one")
     (tmp_path / "outside").mkdir()
     manifest_path(store, "Qwen").parent.symlink_to(tmp_path / "outside")
@@ -200,7 +211,9 @@ def test_a_file_system_may_spell_a_name_in_its_own_way(store: Store) -> None:
     digest = commit_model(store, "hf.co/Org/Model:Q4", b"one")
     assert names(store) == ["hf.co/org/model:q4"]
     assert commit_model(store, "hf.co/Org/Model:Q4", b"one") == digest
-    assert store.move(store.find("hf.co/ORG/model:q4"), ModelName.parse("Other")) == ModelName.parse("Other")
+    assert store.move(
+        store.find("hf.co/ORG/model:q4"), ModelName.parse("Other")
+    ) == ModelName.parse("Other")
     assert names(store) == ["other:latest"]
 
 

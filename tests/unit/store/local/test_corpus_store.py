@@ -74,14 +74,17 @@ def is_reported(store: Store, name: str | bytes) -> None:
 
 
 def is_refused(store: Store, kind: type[BlobStoreError], *, stays: bool) -> None:
-    """The model is not opened; the blob is called damaged, beside its model and without one, and stays if it is none."""
+    """The model is not opened.
+
+    The blob is called damaged, beside its model and without one, and stays if it is none.
+    """
     with pytest.raises(kind) as caught:
         blobstore.open_model("m", store=store, verify=True)
     digest = blob_path(store, BLOB).name.replace("-", ":")
     assert caught.value.blob == digest
-    assert [(str(blob.digest), [str(name) for name in blob.models]) for blob in verify(store).damaged] == [
-        (digest, ["m:latest"])
-    ]
+    assert [
+        (str(blob.digest), [str(name) for name in blob.models]) for blob in verify(store).damaged
+    ] == [(digest, ["m:latest"])]
     store.manifests.remove(M)
     assert [str(blob.digest) for blob in verify(store).damaged] == [digest]
     before = os.lstat(blob_path(store, BLOB))
@@ -102,7 +105,9 @@ def replaced(make: Callable[[Path], object]) -> Callable[[Store], None]:
     return run
 
 
-def changed(make: Callable[[Path], object], kind: type[BlobStoreError] = CorruptDataError) -> Callable[[Store], None]:
+def changed(
+    make: Callable[[Path], object], kind: type[BlobStoreError] = CorruptDataError
+) -> Callable[[Store], None]:
     """A blob with other bytes."""
 
     def run(store: Store) -> None:
@@ -364,7 +369,9 @@ STATES: dict[str, Callable[[Store], None]] = {
     "store-ollama-partial-files": ollama_partial_files,
     "store-manifest-symlink-outside": manifest_symlink_outside,
     "store-manifest-depth-3": manifest_at_depth("registry.ollama.ai", "other", "n"),
-    "store-manifest-depth-5": manifest_at_depth("registry.ollama.ai", "library", "n", "latest", "deeper"),
+    "store-manifest-depth-5": manifest_at_depth(
+        "registry.ollama.ai", "library", "n", "latest", "deeper"
+    ),
     "store-manifest-empty": manifest_empty,
     "store-lock-stale": lock_stale,
     "store-lock-on-nfs": lock_on_nfs,
@@ -385,9 +392,13 @@ def test_every_case_is_shown() -> None:
 
 def case_param(case: Case) -> Any:
     """Return a case; only root makes devices."""
-    return pytest.param(case, marks=[pytest.mark.lab] if case.id == "store-blob-device" else [], id=case_id(case))
+    return pytest.param(
+        case, marks=[pytest.mark.lab] if case.id == "store-blob-device" else [], id=case_id(case)
+    )
 
 
-@pytest.mark.parametrize("case", [case_param(case) for case in load("store") if case.id not in FAULTS])
+@pytest.mark.parametrize(
+    "case", [case_param(case) for case in load("store") if case.id not in FAULTS]
+)
 def test_states_of_a_store(case: Case, filled: Store) -> None:
     STATES[case.id](filled)

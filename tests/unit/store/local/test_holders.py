@@ -71,7 +71,10 @@ def test_our_own_process_is_called_so(path: Path) -> None:
 
 def test_a_lock_that_a_child_inherited_names_nobody_who_is_gone(path: Path) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", FORKED, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", FORKED, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert child.stdin is not None
     assert child.stdout is not None

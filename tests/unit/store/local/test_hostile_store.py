@@ -57,7 +57,9 @@ def _device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-SPECIAL_FILES = pytest.mark.parametrize("make", [_link, _dangling, os.mkfifo, Path.mkdir, _socket, _device])
+SPECIAL_FILES = pytest.mark.parametrize(
+    "make", [_link, _dangling, os.mkfifo, Path.mkdir, _socket, _device]
+)
 
 
 @SPECIAL_FILES
@@ -88,8 +90,14 @@ def test_a_manifest_that_is_no_regular_file(filled: Store, make: Callable[[Path]
 
 
 @SPECIAL_FILES
-def test_a_copy_of_a_manifest_whose_place_is_taken_hinders_no_removal(filled: Store, make: Callable[[Path], None]) -> None:
-    place = filled.root / ".blobstore/copies" / manifest_path(filled, "m").relative_to(filled.root / "manifests")
+def test_a_copy_of_a_manifest_whose_place_is_taken_hinders_no_removal(
+    filled: Store, make: Callable[[Path], None]
+) -> None:
+    place = (
+        filled.root
+        / ".blobstore/copies"
+        / manifest_path(filled, "m").relative_to(filled.root / "manifests")
+    )
     (copy,) = place.iterdir()
     copy.unlink()
     place.rmdir()
@@ -105,7 +113,9 @@ def test_a_manifest_beyond_the_limit_is_not_read(filled: Store) -> None:
     assert caught.value.model == "m:latest"
 
 
-def test_a_linked_manifest_is_replaced_and_what_it_points_to_stays(filled: Store, tmp_path: Path) -> None:
+def test_a_linked_manifest_is_replaced_and_what_it_points_to_stays(
+    filled: Store, tmp_path: Path
+) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(b"mine")
     manifest_path(filled, "m").unlink()
@@ -122,7 +132,11 @@ def test_a_linked_folder_of_manifests_is_refused(filled: Store, tmp_path: Path, 
     folder.rename(outside)
     folder.symlink_to(outside)
     raw = outside.joinpath(*M.path_parts[level:]).read_bytes()
-    for use in (filled.manifest, filled.remove, lambda name: commit_model(filled, str(name), b"other")):
+    for use in (
+        filled.manifest,
+        filled.remove,
+        lambda name: commit_model(filled, str(name), b"other"),
+    ):
         with pytest.raises(StorageError, match="symbolic link"):
             use(M)
     with pytest.raises(StorageError, match="symbolic link"):
@@ -135,8 +149,31 @@ def test_a_linked_folder_of_manifests_is_refused(filled: Store, tmp_path: Path, 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", ".", "..", "../x", "x/../y", "../../../etc/passwd", "/etc/passwd", "a/b/c/../d", "x:..", "x:../../y", "a//b"),
-        *("x\0y", "~/x", "a\\b", "x:y/z", "%2e%2e/x", "http://../x/y", "a\n", "..:8080/a/b", "é", "x" * 81),
+        *(
+            "",
+            ".",
+            "..",
+            "../x",
+            "x/../y",
+            "../../../etc/passwd",
+            "/etc/passwd",
+            "a/b/c/../d",
+            "x:..",
+            "x:../../y",
+            "a//b",
+        ),
+        *(
+            "x\0y",
+            "~/x",
+            "a\\b",
+            "x:y/z",
+            "%2e%2e/x",
+            "http://../x/y",
+            "a\n",
+            "..:8080/a/b",
+            "é",
+            "x" * 81,
+        ),
     ],
 )
 def test_a_name_can_not_reach_outside(text: str) -> None:
@@ -172,7 +209,9 @@ USES: list[Callable[[Store], object]] = [
 
 
 @pytest.mark.parametrize("use", USES, ids=["models", "manifest", "remove", "copy", "open_model"])
-def test_folders_that_may_not_be_read_are_a_typed_error(filled: Store, use: Callable[[Store], object]) -> None:
+def test_folders_that_may_not_be_read_are_a_typed_error(
+    filled: Store, use: Callable[[Store], object]
+) -> None:
     (filled.root / "manifests").chmod(0)
     try:
         with unprivileged(), pytest.raises(StorageError, match="permission denied"):

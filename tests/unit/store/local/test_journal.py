@@ -1,4 +1,7 @@
-"""Journal: what was noted is found again, whatever else is in the file; a line is a hint and never an error."""
+"""Journal: what was noted is found again, whatever else is in the file.
+
+A line is a hint and never an error.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ SOURCE = "/models/tiny"
 
 def entry(number: int, *, size: int = 100, is_durable: bool = True) -> Entry:
     """Return an entry of key ``number``."""
-    key, digest = (hashlib.sha256(f"{kind} {number}".encode()).hexdigest() for kind in ("key", "bytes"))
+    key, digest = (
+        hashlib.sha256(f"{kind} {number}".encode()).hexdigest() for kind in ("key", "bytes")
+    )
     return Entry(key, Digest(digest), size, Stamp(1000 + number, 2**60 + number), is_durable)
 
 
@@ -58,7 +63,9 @@ def test_asking_makes_nothing_and_noting_nothing_neither(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("other", ["", "/models/tiny/", "/models/Tiny", "/models/\udcff", "/models/\n"])
+@pytest.mark.parametrize(
+    "other", ["", "/models/tiny/", "/models/Tiny", "/models/\udcff", "/models/\n"]
+)
 def test_each_source_has_a_journal_of_its_own(tmp_path: Path, other: str) -> None:
     Journal(tmp_path, other).append([entry(0)])
     assert found(tmp_path, entry(0)) == [None]
@@ -67,13 +74,17 @@ def test_each_source_has_a_journal_of_its_own(tmp_path: Path, other: str) -> Non
 
 
 def test_a_journal_that_was_torn_at_any_byte_loses_that_entry_only(tmp_path: Path) -> None:
-    """An import that was killed, or a full disk, may end a journal anywhere; the next import adds to it."""
+    """An import that was killed, or a full disk, may end a journal anywhere.
+
+    The next import adds to it.
+    """
     Journal(tmp_path, SOURCE).append([entry(0), entry(1)])
     whole = path_of(tmp_path).read_bytes()
     for end in range(len(whole)):
         path_of(tmp_path).write_bytes(whole[:end])
         before = found(tmp_path, entry(0), entry(1))
-        # A line may be whole but for its end: then it says less, or another time of writing, and is not believed.
+        # A line may be whole but for its end: then it says less, or another time of writing, and is
+        # not believed.
         assert before[0] in (entry(0), None) or before[0].stamp != entry(0).stamp, end
         Journal(tmp_path, SOURCE).append([entry(2)])
         assert found(tmp_path, entry(0), entry(1), entry(2)) == [*before, entry(2)], end
@@ -101,7 +112,11 @@ FOREIGN = {
 @pytest.mark.parametrize("place", ["before", "after", "alone"])
 def test_foreign_bytes_are_passed_over(tmp_path: Path, foreign: str, place: str) -> None:
     line = entry(0).encode()
-    parts = {"before": (FOREIGN[foreign], b"\n", line), "after": (line, FOREIGN[foreign]), "alone": (FOREIGN[foreign],)}
+    parts = {
+        "before": (FOREIGN[foreign], b"\n", line),
+        "after": (line, FOREIGN[foreign]),
+        "alone": (FOREIGN[foreign],),
+    }
     path_of(tmp_path).write_bytes(b"".join(parts[place]))
     assert found(tmp_path, entry(0), entry(7)) == [None if place == "alone" else entry(0), None]
     Journal(tmp_path, SOURCE).append([entry(1)])
@@ -117,7 +132,9 @@ def test_a_hundred_thousand_entries(tmp_path: Path) -> None:
     assert path_of(tmp_path).stat().st_size < 25_000_000
 
 
-def test_a_journal_of_many_imports_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_of_many_imports_does_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal_module, "_SPARE_LINES", 20)
     entries = [entry(number) for number in range(10)]
     most = 0

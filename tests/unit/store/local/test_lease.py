@@ -1,4 +1,7 @@
-"""A model is opened as a whole while others remove and replace; a store that may not be written to is read all the same."""
+"""A model is opened as a whole while others remove and replace.
+
+A store that may not be written to is read all the same.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ from blobstore.store.local.blobs import BlobFolder
 from blobstore.store.local.store import Store, open_store
 
 M = ModelName.parse("m")
-FIRST, SECOND, OTHER = (safetensors_bytes({name: np.arange(9.0)}) for name in ("first", "second", "other"))
+FIRST, SECOND, OTHER = (
+    safetensors_bytes({name: np.arange(9.0)}) for name in ("first", "second", "other")
+)
 
 
 def at_blob(monkeypatch: pytest.MonkeyPatch, blob: bytes, act: Callable[[], object]) -> None:
@@ -39,7 +44,9 @@ def blob_path_name(blob: bytes) -> str:
     return blob_path(Store("."), blob).name
 
 
-def test_blobs_are_not_removed_while_a_model_is_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blobs_are_not_removed_while_a_model_is_opened(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit_model(store, "m", FIRST, SECOND)
     other = open_store(store.root, wait_s=0)
     removals = []
@@ -102,7 +109,9 @@ def test_a_model_that_is_replaced_while_it_is_opened_is_opened_as_it_is_then(
     assert set(blobstore.open_model("m", store=store)) == {"other"}
 
 
-def test_a_model_that_is_removed_while_it_is_opened_is_not_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_removed_while_it_is_opened_is_not_found(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link_by_hand(store, "m", {"first": FIRST, "second": SECOND})
 
     def remove() -> None:
@@ -126,12 +135,19 @@ def test_a_blob_that_is_cut_under_an_open_model_is_an_error_and_no_signal(store:
     with blobstore.open_model("m", store=store) as model:
         assert model["first"].numpy()[8] == 8
         os.truncate(blob_path(store, FIRST), 100)
-        for use in (model["first"].numpy, model["first"].raw, model["first"].dequantize, model.verify):
+        for use in (
+            model["first"].numpy,
+            model["first"].raw,
+            model["first"].dequantize,
+            model.verify,
+        ):
             with pytest.raises(CorruptDataError, match="was cut since it was opened"):
                 use()
 
 
-def test_a_blob_that_is_cut_before_it_is_mapped_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_that_is_cut_before_it_is_mapped_is_an_error(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link_by_hand(store, "m", {"first": FIRST})
     real = blobstore.model.loader.header_of  # type: ignore[attr-defined]
 
@@ -146,7 +162,10 @@ def test_a_blob_that_is_cut_before_it_is_mapped_is_an_error(store: Store, monkey
 
 
 def test_loaders_and_prunes_at_once(store: Store) -> None:
-    """A name is given to one model and then to another, again and again; who opens it sees one of both, whole."""
+    """A name is given to one model and then to another, again and again.
+
+    Who opens it sees one of both, whole.
+    """
     commit_model(store, "m", FIRST, SECOND)
     seen: list[frozenset[str]] = []
     errors: list[BaseException] = []

@@ -1,4 +1,7 @@
-"""Leftovers: what killed imports left is taken over or removed; what a living import has is never touched."""
+"""Leftovers: what killed imports left is taken over or removed.
+
+What a living import has is never touched.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ def leave(parent: Path, name: str, *, finished: bytes | None = None, age_s: floa
 
 
 def interrupted(store: Store, data: bytes) -> Path:
-    """Interrupt an import of ``source`` when it has finished a blob of key KEY; return the blob's file."""
+    """Interrupt an import of ``source`` when it has finished a blob of key KEY.
+
+    Return the blob's file.
+    """
     with suppress(KeyboardInterrupt), store.session("source") as begun:
         begun.note(KEY, begun.put(data))
         raise KeyboardInterrupt
@@ -87,7 +93,9 @@ def test_after_a_day_they_go_too(store: Store, parent: Path) -> None:
 
 
 @pytest.mark.parametrize("age_s", [0, DAY_S - 100])
-def test_a_folder_that_is_about_to_be_owned_is_left_alone(store: Store, parent: Path, age_s: float) -> None:
+def test_a_folder_that_is_about_to_be_owned_is_left_alone(
+    store: Store, parent: Path, age_s: float
+) -> None:
     folder = leave(parent, "new-0123", age_s=age_s)
     commit_model(store, "m", b"two")
     assert names(folder) == ["0123456789abcdef", "manifest"]
@@ -100,7 +108,9 @@ def test_a_folder_that_nobody_came_to_own_goes_after_a_day(store: Store, parent:
 
 
 @pytest.mark.parametrize("age_s", [0, DAY_S + 100])
-def test_what_a_living_import_has_is_never_touched(store: Store, parent: Path, age_s: float) -> None:
+def test_what_a_living_import_has_is_never_touched(
+    store: Store, parent: Path, age_s: float
+) -> None:
     with process(LIVE, store.root) as child:
         (folder,) = parent.iterdir()
         before = names(folder)
@@ -146,7 +156,9 @@ def test_what_is_no_file_is_no_blob(tmp_path: Path, kind: str) -> None:
     assert Leftovers(tmp_path).find(ONE) is None
 
 
-def test_links_and_files_beside_the_folders_are_not_followed(store: Store, parent: Path, tmp_path: Path) -> None:
+def test_links_and_files_beside_the_folders_are_not_followed(
+    store: Store, parent: Path, tmp_path: Path
+) -> None:
     outside = leave(tmp_path, "outside", finished=b"one", age_s=2 * DAY_S)
     parent.mkdir(parents=True)
     (parent / "1-link").symlink_to(outside)
@@ -216,7 +228,9 @@ def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, pare
     assert names(parent) == []
 
 
-def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(store: Store, parent: Path, logged: list[str]) -> None:
+def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
+    store: Store, parent: Path, logged: list[str]
+) -> None:
     (store.root / ".blobstore").mkdir(parents=True)
     (store.root / ".blobstore/journal").write_bytes(b"in the way")
 
@@ -246,7 +260,9 @@ def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
     assert names(parent) == []
 
 
-def test_what_was_durable_is_taken_by_its_stamp(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_durable_is_taken_by_its_stamp(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each file has an fsync of its own where one syncfs of all is not trusted: it is not read again."""
     monkeypatch.setattr(session, "syncs_whole", lambda _fd: False)
     monkeypatch.setattr(session, "write_back", lambda _fd: pytest.fail("it is on the disk already"))
@@ -280,7 +296,9 @@ def test_what_can_not_be_written_back_is_never_taken(
     assert names(parent) == []
 
 
-def test_a_blob_of_a_living_import_is_not_even_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_of_a_living_import_is_not_even_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second import of a source would hash all that the first one has, and get none of it."""
     monkeypatch.setattr(session, "write_back", lambda _fd: pytest.fail("it was read"))
     code = LIVE.replace(".session()", '.session("source")').replace(

@@ -77,7 +77,9 @@ def test_a_program_that_is_started_meanwhile_does_not_inherit_the_lock(path: Pat
     lock = StoreLock(path)
     with lock.exclusive():
         line = [sys.executable, "-c", "print('ready', flush=True); input()"]
-        child = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
+        child = subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False
+        )
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
@@ -88,12 +90,17 @@ def test_a_program_that_is_started_meanwhile_does_not_inherit_the_lock(path: Pat
         child.communicate()
 
 
-def test_it_is_flock_so_that_other_programs_can_take_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_flock_so_that_other_programs_can_take_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit_model(store, "m", b"one")
     lock = store.root / ".blobstore" / "lock"
     with process(FLOCK, lock, "LOCK_EX"):
         monkeypatch.setattr(StoreLock.shared.__wrapped__, "__defaults__", (0.2,))  # instead of 10 s
-        for use in (lambda: commit_model(store, "n", b"two"), lambda: store.remove(ModelName.parse("m"))):
+        for use in (
+            lambda: commit_model(store, "n", b"two"),
+            lambda: store.remove(ModelName.parse("m")),
+        ):
             with pytest.raises(BusyError):
                 use()
         assert [str(name) for name, _ in store.models()] == ["m:latest"]

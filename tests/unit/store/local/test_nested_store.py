@@ -47,7 +47,12 @@ def filled(store: Store) -> Iterator[Store]:
 
 def use(store: Store, tmp_path: Path) -> None:
     """Use a store as users do; nothing is raised."""
-    blobstore.import_model(write_checkpoint(tmp_path / "source", {"x": np.zeros(4, np.float32)}), "new", store=store, jobs=1)
+    blobstore.import_model(
+        write_checkpoint(tmp_path / "source", {"x": np.zeros(4, np.float32)}),
+        "new",
+        store=store,
+        jobs=1,
+    )
     store.copy(M, ModelName.parse("other"))
     store.move(ModelName.parse("other"), ModelName.parse("third"))
     store.remove(ModelName.parse("third"))
@@ -58,7 +63,9 @@ def use(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["", "h", "h/n/m", "registry.ollama.ai/library/m"])
 @pytest.mark.parametrize("tree", ["manifests", "manifests-v2"])
-def test_manifests_are_read_as_deep_as_names_go(filled: Store, tmp_path: Path, tree: str, place: str) -> None:
+def test_manifests_are_read_as_deep_as_names_go(
+    filled: Store, tmp_path: Path, tree: str, place: str
+) -> None:
     nest(filled.root / tree / place)
     use(filled, tmp_path)
     (odd,) = verify(filled).odd
@@ -74,7 +81,9 @@ def test_manifests_are_read_as_deep_as_names_go(filled: Store, tmp_path: Path, t
 
 
 @pytest.mark.parametrize("place", OURS)
-def test_what_is_nested_in_our_folders_breaks_nothing(filled: Store, tmp_path: Path, place: str) -> None:
+def test_what_is_nested_in_our_folders_breaks_nothing(
+    filled: Store, tmp_path: Path, place: str
+) -> None:
     nest(filled.root / place)
     use(filled, tmp_path)
     with pytest.raises(NotFoundError, match="is empty"):

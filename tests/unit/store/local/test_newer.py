@@ -52,9 +52,12 @@ def as_copy_without_blob(path: Path) -> None:
 
 FORMS: dict[str, Callable[[Store], Document]] = {
     "a manifest": lambda store: manifest_of(store, b"one", b"two"),
-    "a list of whole manifests": lambda store: list_of(manifest_of(store, b"one", b"two"), manifest_of(store, b"three")),
+    "a list of whole manifests": lambda store: list_of(
+        manifest_of(store, b"one", b"two"), manifest_of(store, b"three")
+    ),
     "a list of references": lambda store: list_of(
-        reference(store, manifest_of(store, b"one", b"two")), reference(store, manifest_of(store, b"three"))
+        reference(store, manifest_of(store, b"one", b"two")),
+        reference(store, manifest_of(store, b"three")),
     ),
     "a list of lists": lambda store: list_of(
         reference(store, list_of(reference(store, manifest_of(store, b"one", b"two"))))
@@ -62,15 +65,26 @@ FORMS: dict[str, Callable[[Store], Document]] = {
     "an image index": lambda store: {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [{"mediaType": "m", "digest": written(store, manifest_of(store, b"one", b"two")), "size": 1}],
+        "manifests": [
+            {
+                "mediaType": "m",
+                "digest": written(store, manifest_of(store, b"one", b"two")),
+                "size": 1,
+            }
+        ],
     },
-    "a list that has content too": lambda store: {**list_of(), **manifest_of(store, b"one", b"two")},
+    "a list that has content too": lambda store: {
+        **list_of(),
+        **manifest_of(store, b"one", b"two"),
+    },
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", [as_link, as_hard_link, as_copy, as_copy_without_blob])
-def test_what_can_be_reached_stays_and_the_rest_goes(store: Store, form: str, kind: Callable[[Path], None]) -> None:
+def test_what_can_be_reached_stays_and_the_rest_goes(
+    store: Store, form: str, kind: Callable[[Path], None]
+) -> None:
     commit_model(store, "m", b"one", b"mine")
     path = linked(store, FORMS[form](store))
     kind(path)
@@ -78,7 +92,9 @@ def test_what_can_be_reached_stays_and_the_rest_goes(store: Store, form: str, ki
     layer_by_hand(store, "", b"orphan")
     assert {model.unique for model in measure_usage(store).models} == {len(b"mine")}
     assert measure_usage(store).reclaimable == len(b"orphan")
-    assert [blob.size for blob in prune(store, grace_s=0, sole_owner=True).removed] == [len(b"orphan")]
+    assert [blob.size for blob in prune(store, grace_s=0, sole_owner=True).removed] == [
+        len(b"orphan")
+    ]
     assert blobs(store) == needed
     removal = store.remove(M)
     assert ([blob.size for blob in removal.removed], removal.reason) == ([len(b"mine")], None)
@@ -99,7 +115,9 @@ def test_a_manifest_of_a_list_may_be_missing(store: Store) -> None:
     left, pulled = (reference(store, manifest_of(store, data)) for data in (b"left", b"pulled"))
     linked(store, list_of(left, pulled))
     (store.root / "blobs" / left["digest"].replace(":", "-")).unlink()
-    assert [blob.size for blob in prune(store, grace_s=0, sole_owner=True).removed] == [len(b"left")]
+    assert [blob.size for blob in prune(store, grace_s=0, sole_owner=True).removed] == [
+        len(b"left")
+    ]
 
 
 def damaged_blob(store: Store) -> None:
@@ -142,22 +160,34 @@ def document(value: object) -> Callable[[Store], object]:
 
 DAMAGE: dict[str, Callable[[Store], object]] = {
     "a link to nothing": lambda store: linked(store, manifest_of(store, b"one")).resolve().unlink(),
-    "a link to no blob": lambda store: linked(store, {}).with_name("other").symlink_to("/etc/hostname"),
+    "a link to no blob": lambda store: (
+        linked(store, {}).with_name("other").symlink_to("/etc/hostname")
+    ),
     "a link to a blob of another store": of_other_place,
     "a folder that is a link": linked_folder,
     "a tree that is not there": dangling_tree,
     "bytes that are not the digest's": damaged_blob,
     "bytes of a list's manifest that are not": damaged_child,
-    "a name that is none": lambda store: linked(store, manifest_of(store, b"one"), "ollama.com/library/new/.manifest-1"),
-    "a file at another depth": lambda store: linked(store, manifest_of(store, b"one"), "ollama.com/new/latest"),
+    "a name that is none": lambda store: linked(
+        store, manifest_of(store, b"one"), "ollama.com/library/new/.manifest-1"
+    ),
+    "a file at another depth": lambda store: linked(
+        store, manifest_of(store, b"one"), "ollama.com/new/latest"
+    ),
     "no JSON": document(b"{"),
     "weights": document(b"\x00" * 100),
     "manifests that are no list": document({"schemaVersion": 2, "manifests": {}}),
     "a manifest that is no object": document({"schemaVersion": 2, "manifests": [1]}),
     "a manifest of nothing": document({"schemaVersion": 2, "manifests": [{"runner": "mlx"}]}),
-    "a reference that is no digest": document({"schemaVersion": 2, "manifests": [{"digest": "sha256:../../x"}]}),
-    "a whole manifest that is none": document({"schemaVersion": 2, "manifests": [{"layers": [{}]}]}),
-    "a list within a list": document({"schemaVersion": 2, "manifests": [{"layers": [], "manifests": []}]}),
+    "a reference that is no digest": document(
+        {"schemaVersion": 2, "manifests": [{"digest": "sha256:../../x"}]}
+    ),
+    "a whole manifest that is none": document(
+        {"schemaVersion": 2, "manifests": [{"layers": [{}]}]}
+    ),
+    "a list within a list": document(
+        {"schemaVersion": 2, "manifests": [{"layers": [], "manifests": []}]}
+    ),
 }
 
 
@@ -205,11 +235,27 @@ def test_what_a_prune_took_comes_back_beside_a_newer_ollama(store: Store) -> Non
 
 def test_names_are_those_that_manifests_would_have(store: Store) -> None:
     document = manifest_of(store, b"one")
-    for place in ("ollama.com/library/a/latest", "registry.ollama.ai/me/b/x", "localhost%3A5000/me/c/y", "hf.co/o/D/Q4_K_M"):
+    for place in (
+        "ollama.com/library/a/latest",
+        "registry.ollama.ai/me/b/x",
+        "localhost%3A5000/me/c/y",
+        "hf.co/o/D/Q4_K_M",
+    ):
         linked(store, document, place)
     linked(store, document, "ollama.com/library/e/.manifest-1")
-    assert list(map(str, store.newer.names())) == ["hf.co/o/D:Q4_K_M", "localhost:5000/me/c:y", "a:latest", "me/b:x"]
-    for name in ("a", "A:Latest", "ollama.com/library/a", "localhost:5000/me/c:y", "hf.co/o/d:q4_k_m"):
+    assert list(map(str, store.newer.names())) == [
+        "hf.co/o/D:Q4_K_M",
+        "localhost:5000/me/c:y",
+        "a:latest",
+        "me/b:x",
+    ]
+    for name in (
+        "a",
+        "A:Latest",
+        "ollama.com/library/a",
+        "localhost:5000/me/c:y",
+        "hf.co/o/d:q4_k_m",
+    ):
         assert store.newer.has(ModelName.parse(name)), name
     assert not store.newer.has(ModelName.parse("localhost/me/c:y"))
 

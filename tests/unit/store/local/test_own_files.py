@@ -60,7 +60,9 @@ def test_what_is_read_is_a_regular_file_up_to_a_limit(tmp_path: Path) -> None:
 
 def test_vast_files_of_ours_break_nothing(store: Store, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source")
-    journal = vast(store.root / ".blobstore/journal" / hashlib.sha256(os.fsencode(source)).hexdigest())
+    journal = vast(
+        store.root / ".blobstore/journal" / hashlib.sha256(os.fsencode(source)).hexdigest()
+    )
     summaries = vast(store.root / ".blobstore/cache/summaries")
     blobstore.import_model(source, "m", store=store)
     copies = store.root / ".blobstore/copies" / "/".join(M.path_parts)
@@ -84,7 +86,9 @@ def test_vast_files_of_ours_break_nothing(store: Store, tmp_path: Path) -> None:
 def test_a_manifest_that_is_too_large_is_named_and_can_be_removed(store: Store) -> None:
     commit_model(store, "m", DATA)
     path = vast(manifest_path(store, "m"))
-    with pytest.raises(LimitExceededError, match="the manifest of m:latest has 1,099,511,627,776 bytes") as caught:
+    with pytest.raises(
+        LimitExceededError, match="the manifest of m:latest has 1,099,511,627,776 bytes"
+    ) as caught:
         commit_model(store, "m", DATA)
     assert caught.value.hint == "Remove it: blobstore rm m:latest"
     assert path.stat().st_size == TERABYTE
@@ -92,7 +96,9 @@ def test_a_manifest_that_is_too_large_is_named_and_can_be_removed(store: Store) 
     commit_model(store, "m", DATA)
 
 
-def test_of_a_manifest_with_a_hole_only_the_beginning_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_manifest_with_a_hole_only_the_beginning_is_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit_model(store, "m", DATA)
     path = manifest_path(store, "m")
     os.truncate(path, 2**26)
@@ -109,16 +115,25 @@ def test_of_a_manifest_with_a_hole_only_the_beginning_is_read(store: Store, monk
 
     monkeypatch.setattr(FileReader, "readinto", count_into)
     monkeypatch.setattr(FileReader, "read", count)
-    for command in (lambda: store.manifest(M), lambda: list_models(store), lambda: verify(store), lambda: prune(store)):
+    for command in (
+        lambda: store.manifest(M),
+        lambda: list_models(store),
+        lambda: verify(store),
+        lambda: prune(store),
+    ):
         pieces.clear()
         with suppress(BlobStoreError):
             command()
         assert sum(pieces) <= 3 * 2**20
-    with pytest.raises(DocumentError, match="the manifest of m:latest is not valid JSON: it contains a NUL byte"):
+    with pytest.raises(
+        DocumentError, match="the manifest of m:latest is not valid JSON: it contains a NUL byte"
+    ):
         store.manifest(M)
 
 
-def test_a_journal_of_empty_lines_is_read_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_of_empty_lines_is_read_in_linear_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No object is made for a line that is no entry: 120 MB of newlines took 20 s, and take 1 s."""
     made = []
     monkeypatch.setattr(journal_module.Entry, "parse", made.append)

@@ -42,7 +42,9 @@ def shared() -> Iterator[Store]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         store = open_store(Path(folder) / "store")
-        blobstore.import_model(write_checkpoint(Path(folder) / "source", small_tensors(), LLAMA_CONFIG), M, store=store)
+        blobstore.import_model(
+            write_checkpoint(Path(folder) / "source", small_tensors(), LLAMA_CONFIG), M, store=store
+        )
         (store.root / ".blobstore/trash/of-a-prune").mkdir(parents=True)
         yield store
 
@@ -50,7 +52,9 @@ def shared() -> Iterator[Store]:
 OURS = (".blobstore", ".blobstore/copies", ".blobstore/trash/of-a-prune")
 
 
-@pytest.mark.parametrize("place", ["", "blobs", "manifests", "manifests/registry.ollama.ai/library/m", *OURS])
+@pytest.mark.parametrize(
+    "place", ["", "blobs", "manifests", "manifests/registry.ollama.ai/library/m", *OURS]
+)
 @pytest.mark.parametrize("mode", [0o000, 0o444])
 def test_a_folder_that_may_not_be_entered(shared: Store, place: str, mode: int) -> None:
     (shared.root / place).chmod(mode)

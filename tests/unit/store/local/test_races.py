@@ -33,14 +33,18 @@ with getattr(store._lock, sys.argv[2])():
 
 def holder(store: Store, kind: str, seconds: float) -> subprocess.Popen[str]:
     child = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(store.root), kind, str(seconds)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(store.root), kind, str(seconds)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "held\n"
     return child
 
 
-def commit_in_mid_commit(store: Store, name: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def commit_in_mid_commit(
+    store: Store, name: str, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Let another commit of one blob happen in the middle of the next one."""
     real, waiting = session.sync_file_system, [name]
 
@@ -52,7 +56,9 @@ def commit_in_mid_commit(store: Store, name: str, data: bytes, monkeypatch: pyte
     monkeypatch.setattr(session, "sync_file_system", sync)
 
 
-def test_a_sibling_removed_in_mid_commit_takes_nothing_along(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sibling_removed_in_mid_commit_takes_nothing_along(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit_model(store, "x:old", b"old")
     real = session.sync_file_system
 
@@ -65,11 +71,17 @@ def test_a_sibling_removed_in_mid_commit_takes_nothing_along(store: Store, monke
     assert [str(name) for name, _ in store.models()] == ["x:new"]
 
 
-def test_a_model_that_is_replaced_while_it_is_moved_is_not_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_replaced_while_it_is_moved_is_not_removed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit_model(store, "x:old", b"old")
     commit_in_mid_commit(store, "x:old", b"newer", monkeypatch)
     store.move(ModelName.parse("x:old"), ModelName.parse("x:new"))
-    sizes = {str(name): manifest.layers[0].size for name, manifest in store.models() if isinstance(manifest, Manifest)}
+    sizes = {
+        str(name): manifest.layers[0].size
+        for name, manifest in store.models()
+        if isinstance(manifest, Manifest)
+    }
     assert sizes == {"x:new": len(b"old"), "x:old": len(b"newer")}
 
 
@@ -88,7 +100,11 @@ def test_a_model_that_is_made_while_another_is_moved_to_its_name_stays(
     commit_in_mid_commit(store, "n", b"other", monkeypatch)
     with pytest.raises(UsageError, match="n:latest already"):
         store.move(ModelName.parse("m"), ModelName.parse("n"))
-    sizes = {str(name): manifest.layers[0].size for name, manifest in store.models() if isinstance(manifest, Manifest)}
+    sizes = {
+        str(name): manifest.layers[0].size
+        for name, manifest in store.models()
+        if isinstance(manifest, Manifest)
+    }
     assert sizes == {"m:latest": len(b"one"), "n:latest": len(b"other")}
 
 
@@ -104,7 +120,10 @@ def test_a_model_that_is_made_while_another_is_moved_to_its_name_stays(
 def test_names_change_one_after_the_other(
     store: Store, monkeypatch: pytest.MonkeyPatch, change: Callable[[Store], object]
 ) -> None:
-    """Who looks at a manifest, links it or removes it does so alone; nobody is waited for for ever."""
+    """Who looks at a manifest, links it or removes it does so alone.
+
+    Nobody is waited for for ever.
+    """
     commit_model(store, "m", b"one")
     monkeypatch.setattr("blobstore.store.local.store._NAMES_WAIT_S", 0.1)
     with process(HOLD_LOCK, store.root / ".blobstore/names", "exclusive"):
@@ -172,7 +191,9 @@ def test_a_reading_of_a_vast_document_is_refused(store: Store) -> None:
         store.blobs.read(manifest.config)
 
 
-def test_a_blob_that_is_replaced_while_it_is_opened_is_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_that_is_replaced_while_it_is_opened_is_there(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On FUSE the name is looked up, then what it led to is opened, and that has just been replaced."""
     commit_model(store, "m", b"one")
     real, replaced = os.open, [blob_path(store, b"one")]

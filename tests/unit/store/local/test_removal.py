@@ -1,4 +1,7 @@
-"""cp and rm: a copy shares its blobs; a removal deletes exactly the blobs that nobody can need, and says what it kept."""
+"""cp and rm: a copy shares its blobs.
+
+A removal deletes exactly the blobs that nobody can need, and says what it kept.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,18 @@ def blobs(store: Store) -> set[bytes]:
 def test_cp_gives_a_second_name_and_no_second_blob(store: Store) -> None:
     commit_model(store, "m", b"one", b"two")
     store.copy(M, ModelName.parse("example.org/team/n:tag"))
-    assert manifest_path(store, "example.org/team/n:tag").read_bytes() == manifest_path(store, "m").read_bytes()
+    assert (
+        manifest_path(store, "example.org/team/n:tag").read_bytes()
+        == manifest_path(store, "m").read_bytes()
+    )
     assert blobs(store) == {b"one", b"two"}
 
 
 def test_cp_keeps_the_bytes_of_a_manifest_that_others_wrote(store: Store) -> None:
-    raw = json.dumps({"layers": [layer_by_hand(store, "x", b"x")], "annotations": {"é": 1}, "schemaVersion": 2}, indent=1)
+    raw = json.dumps(
+        {"layers": [layer_by_hand(store, "x", b"x")], "annotations": {"é": 1}, "schemaVersion": 2},
+        indent=1,
+    )
     manifest_path(store, "m").parent.mkdir(parents=True)
     manifest_path(store, "m").write_text(raw)
     store.copy(M, N)
@@ -51,14 +60,20 @@ def test_cp_onto_itself_changes_nothing(store: Store, snapshot: Snapshot) -> Non
     assert snapshot(store) == before
 
 
-def test_cp_of_a_missing_a_broken_or_an_incomplete_model_is_refused(store: Store, snapshot: Snapshot) -> None:
+def test_cp_of_a_missing_a_broken_or_an_incomplete_model_is_refused(
+    store: Store, snapshot: Snapshot
+) -> None:
     commit_model(store, "m", b"one")
     commit_model(store, "broken", b"two")
     manifest_path(store, "broken").write_bytes(b"{")
     commit_model(store, "incomplete", b"three")
     blob_path(store, b"three").unlink()
     before = snapshot(store)
-    for source, error in (("missing", NotFoundError), ("broken", DocumentError), ("incomplete", NotFoundError)):
+    for source, error in (
+        ("missing", NotFoundError),
+        ("broken", DocumentError),
+        ("incomplete", NotFoundError),
+    ):
         with pytest.raises(error):
             store.copy(ModelName.parse(source), N)
     assert snapshot(store) == before
@@ -154,7 +169,10 @@ def test_blobs_stay_while_another_process_holds_the_store(store: Store) -> None:
 
 def test_files_that_are_not_ours_stay(store: Store) -> None:
     commit_model(store, "m", b"one")
-    others = [store.root / name for name in ("blobs/notes.txt", "id_ed25519", "manifests/registry.ollama.ai/.DS_Store")]
+    others = [
+        store.root / name
+        for name in ("blobs/notes.txt", "id_ed25519", "manifests/registry.ollama.ai/.DS_Store")
+    ]
     for path in others:
         path.write_bytes(b"mine")
     assert store.remove(M).reason is None

@@ -24,7 +24,10 @@ from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
 
 COUNT = 12
-A, B = (safetensors_bytes({name: np.zeros((3, number), np.float16)}) for number, name in enumerate("ab", 4))
+A, B = (
+    safetensors_bytes({name: np.zeros((3, number), np.float16)})
+    for number, name in enumerate("ab", 4)
+)
 READERS: dict[str, Callable[[Store], object]] = {
     "list": list_models,
     "verify": verify,
@@ -35,7 +38,10 @@ READERS: dict[str, Callable[[Store], object]] = {
 
 @pytest.fixture
 def parsed(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make a model, spelled as neither Ollama nor we do, and give it more names. Returns what is parsed from now on."""
+    """Make a model, spelled as neither Ollama nor we do, and give it more names.
+
+    Returns what is parsed from now on.
+    """
     commit_model(store, "m", A, B)
     path = manifest_path(store, "m")
     path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
@@ -67,7 +73,9 @@ def test_one_that_is_no_manifest(store: Store, parsed: list[str], reader: str) -
     assert len(parsed) == 1
 
 
-def test_a_list_of_models_whose_blobs_are_missing_parses_once_each_time(store: Store, parsed: list[str]) -> None:
+def test_a_list_of_models_whose_blobs_are_missing_parses_once_each_time(
+    store: Store, parsed: list[str]
+) -> None:
     list_models(store)
     blob_path(store, B).unlink()
     parsed.clear()
@@ -115,7 +123,9 @@ def test_damage_refers_only_to_models_that_were_not_replaced_meanwhile(
     assert parsed
 
 
-def test_a_config_that_one_manifest_names_often_is_parsed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_that_one_manifest_names_often_is_parsed_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = b'{"architectures": ["LlamaForCausalLM"]}'
     layers = [{"mediaType": JSON_MEDIA_TYPE, "name": "config.json"}] * COUNT
     link_by_hand(store, "m", {"config.json": config})

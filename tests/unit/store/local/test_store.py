@@ -1,4 +1,7 @@
-"""Store: what lies where and with which mode; a session shows nothing before it publishes, and nothing after an error."""
+"""Store: what lies where and with which mode.
+
+A session shows nothing before it publishes, and nothing after an error.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.stores import blob_path, commit_model, descriptor, layer_by_hand, manifest_path, wrong_digests
+from support.stores import (
+    blob_path,
+    commit_model,
+    descriptor,
+    layer_by_hand,
+    manifest_path,
+    wrong_digests,
+)
 
 from blobstore.errors import (
     CorruptDataError,
@@ -64,19 +74,26 @@ def test_the_manifest_is_one_line_in_ollamas_key_order(store: Store) -> None:
     digest = "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
     assert manifest_path(store, "m").read_bytes() == (
         b'{"schemaVersion":2,"mediaType":"application/vnd.docker.distribution.manifest.v2+json","layers":[{"mediaType":'
-        b'"application/vnd.ollama.image.tensor","digest":"%s","size":3,"name":"layer0"}]}\n' % digest.encode()
+        b'"application/vnd.ollama.image.tensor","digest":"%s","size":3,"name":"layer0"}]}\n'
+        % digest.encode()
     )
 
 
 @pytest.mark.parametrize(
-    ("umask", "file_mode", "folder_mode"), [(0o000, 0o644, 0o755), (0o077, 0o600, 0o700)], indirect=["umask"]
+    ("umask", "file_mode", "folder_mode"),
+    [(0o000, 0o644, 0o755), (0o077, 0o600, 0o700)],
+    indirect=["umask"],
 )
-def test_modes_respect_the_umask(store: Store, umask: int, file_mode: int, folder_mode: int) -> None:
+def test_modes_respect_the_umask(
+    store: Store, umask: int, file_mode: int, folder_mode: int
+) -> None:
     commit_model(store, "m", b"one")
     with store.session() as session:
         session.put(b"waiting")
         for path in [store.root, *store.root.rglob("*")]:
-            assert path.stat().st_mode & 0o7777 == (folder_mode if path.is_dir() else file_mode), path
+            assert path.stat().st_mode & 0o7777 == (folder_mode if path.is_dir() else file_mode), (
+                path
+            )
 
 
 def test_reading_creates_nothing(tmp_path: Path) -> None:
@@ -122,11 +139,17 @@ def test_nothing_is_visible_before_the_commit(store: Store) -> None:
         session.publish(NAME, Manifest(layers=(descriptor(b"one"),)))
         assert blob_path(store, b"one").read_bytes() == b"one"
     assert not blob_path(store, b"two").exists()
-    assert {path.split("/")[0] for path in files(store.root / ".blobstore")} == {"copies", "lock", "names"}
+    assert {path.split("/")[0] for path in files(store.root / ".blobstore")} == {
+        "copies",
+        "lock",
+        "names",
+    }
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, StorageError])
-def test_an_ingest_that_fails_leaves_nothing(store: Store, snapshot: Snapshot, error: type[BaseException]) -> None:
+def test_an_ingest_that_fails_leaves_nothing(
+    store: Store, snapshot: Snapshot, error: type[BaseException]
+) -> None:
     commit_model(store, "old", b"one")
     before = snapshot(store)
 
@@ -143,7 +166,9 @@ def test_an_ingest_that_fails_leaves_nothing(store: Store, snapshot: Snapshot, e
     assert list((store.root / ".blobstore/tmp").iterdir()) == []
 
 
-def test_a_manifest_that_names_a_missing_blob_is_refused_and_the_old_one_stays(store: Store) -> None:
+def test_a_manifest_that_names_a_missing_blob_is_refused_and_the_old_one_stays(
+    store: Store,
+) -> None:
     commit_model(store, "m", b"one")
     before = manifest_path(store, "m").read_bytes()
     with store.session() as session:
@@ -155,7 +180,9 @@ def test_a_manifest_that_names_a_missing_blob_is_refused_and_the_old_one_stays(s
 
 
 @pytest.mark.parametrize("found", [b"", b"thre", b"threee"])
-def test_a_manifest_that_names_a_blob_of_another_size_is_refused(store: Store, found: bytes) -> None:
+def test_a_manifest_that_names_a_blob_of_another_size_is_refused(
+    store: Store, found: bytes
+) -> None:
     commit_model(store, "m", b"one")
     before = manifest_path(store, "m").read_bytes()
     blob_path(store, b"three").write_bytes(found)
@@ -169,7 +196,9 @@ def test_a_missing_config_blob_is_refused_too(store: Store) -> None:
     with store.session() as session:
         session.put(b"one")
         with pytest.raises(NotFoundError):
-            session.publish(NAME, Manifest(config=descriptor(b"config"), layers=(descriptor(b"one"),)))
+            session.publish(
+                NAME, Manifest(config=descriptor(b"config"), layers=(descriptor(b"one"),))
+            )
     assert not manifest_path(store, "m").exists()
 
 
@@ -199,7 +228,10 @@ def test_publish_tells_new_blobs_from_those_that_were_there(store: Store) -> Non
             digests = session.publish(NAME, Manifest(layers=tuple(map(descriptor, blobs))))
             return {digest.file_name for digest in digests}
 
-    assert created(b"one", b"two", b"one") == {blob_path(store, b"one").name, blob_path(store, b"two").name}
+    assert created(b"one", b"two", b"one") == {
+        blob_path(store, b"one").name,
+        blob_path(store, b"two").name,
+    }
     assert created(b"one", b"three") == {blob_path(store, b"three").name}
     blob_path(store, b"one").write_bytes(b"short")
     assert created(b"one", b"two") == {blob_path(store, b"one").name}
@@ -215,12 +247,17 @@ def test_what_was_committed_is_young_again(store: Store) -> None:
 
 def test_many_ingests_at_once_end_with_every_model(store: Store) -> None:
     names = [f"m{number}" for number in range(8)]
-    threads = [threading.Thread(target=commit_model, args=(store, name, b"shared", name.encode())) for name in names]
+    threads = [
+        threading.Thread(target=commit_model, args=(store, name, b"shared", name.encode()))
+        for name in names
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [name.model for name, manifest in store.models() if isinstance(manifest, Manifest)] == names
+    assert [
+        name.model for name, manifest in store.models() if isinstance(manifest, Manifest)
+    ] == names
     assert wrong_digests(store) == []
 
 
@@ -241,13 +278,22 @@ def test_a_manifest_whose_name_can_not_be_made_durable_is_taken_back(
     monkeypatch.setattr(manifests, "sync_folder", sync_folder)
     with pytest.raises(StorageError, match="input/output error"):
         commit_model(store, "m", b"two")
-    found = {str(name): manifest.layers[0].size for name, manifest in store.models() if isinstance(manifest, Manifest)}
+    found = {
+        str(name): manifest.layers[0].size
+        for name, manifest in store.models()
+        if isinstance(manifest, Manifest)
+    }
     assert found == {"m:other": 3} | ({"m:latest": 5} if older is not None else {})
     assert len(store.copies.of(NAME)) == (older is not None)
 
 
-@pytest.mark.parametrize("broken", [b"", b"{", b"[]", b"\0\0\0", b'{"schemaVersion":1,"layers":[]}', b'{"schemaVersion":2}'])
-def test_a_broken_manifest_is_listed_with_its_error_beside_the_others(store: Store, broken: bytes) -> None:
+@pytest.mark.parametrize(
+    "broken",
+    [b"", b"{", b"[]", b"\0\0\0", b'{"schemaVersion":1,"layers":[]}', b'{"schemaVersion":2}'],
+)
+def test_a_broken_manifest_is_listed_with_its_error_beside_the_others(
+    store: Store, broken: bytes
+) -> None:
     for name in ("a", "b", "c"):
         commit_model(store, name, name.encode())
     manifest_path(store, "b").write_bytes(broken)
@@ -264,7 +310,19 @@ def test_files_at_another_depth_or_with_odd_names_are_no_models(store: Store) ->
     commit_model(store, "a", b"a")
     raw = manifest_path(store, "a").read_bytes()
     folder = manifest_path(store, "a").parent
-    for path in ("x", "../x", "../../x", "../../../x", "deep/x", ".hidden", "with space", "tab\t", "é", "-x", "x~"):
+    for path in (
+        "x",
+        "../x",
+        "../../x",
+        "../../../x",
+        "deep/x",
+        ".hidden",
+        "with space",
+        "tab\t",
+        "é",
+        "-x",
+        "x~",
+    ):
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_bytes(raw)
     assert [str(name) for name, _ in store.models()] == ["a:latest", "a:x"]
@@ -286,7 +344,9 @@ def test_models_are_sorted_by_full_name(store: Store) -> None:
     assert [name for name, _ in store.models()] == sorted(ModelName.parse(name) for name in names)
 
 
-def test_a_file_system_that_can_not_sync_folders_is_synced_as_a_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_can_not_sync_folders_is_synced_as_a_whole(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, synced = os.fsync, []
 
     def fsync(fd: int) -> None:

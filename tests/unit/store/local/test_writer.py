@@ -37,7 +37,10 @@ def is_open(number: int) -> bool:
 
 
 def write(folder: Path, pieces: list[Piece], threads: int = 1) -> FinishedBlob:
-    """Write a blob of ``pieces``, put in that order; check it, and that every buffer has come back once."""
+    """Write a blob of ``pieces``, put in that order.
+
+    Check it, and that every buffer has come back once.
+    """
     size = sum(len(piece.data) + piece.gap for piece in pieces)
     files = open_files()
     with closing(BlobWriter(folder, "x", size)) as writer:
@@ -49,7 +52,10 @@ def write(folder: Path, pieces: list[Piece], threads: int = 1) -> FinishedBlob:
     assert blob.path.read_bytes() == DATA[:size]
     assert blob.digest.hex == hashlib.sha256(DATA[:size]).hexdigest()
     assert (blob.size, blob.path) == (size, folder / f"sha256-{blob.digest.hex}")
-    assert (blob.stamp.inode, blob.stamp.mtime_ns) == (blob.path.stat().st_ino, blob.path.stat().st_mtime_ns)
+    assert (blob.stamp.inode, blob.stamp.mtime_ns) == (
+        blob.path.stat().st_ino,
+        blob.path.stat().st_mtime_ns,
+    )
     assert [path.name for path in folder.iterdir()] == [blob.path.name]
     return blob
 
@@ -60,17 +66,24 @@ def blob_of(*lengths: tuple[int, int, bool], seed: int = 0) -> list[Piece]:
     return cut(DATA[:size], list(lengths), random.Random(seed))
 
 
-@pytest.mark.parametrize("size", [0, 1, PAGE - 1, PAGE, DIRECT - 1, DIRECT, DIRECT + 1, DIRECT + PAGE, 3 * DIRECT + 17])
+@pytest.mark.parametrize(
+    "size", [0, 1, PAGE - 1, PAGE, DIRECT - 1, DIRECT, DIRECT + 1, DIRECT + PAGE, 3 * DIRECT + 17]
+)
 @pytest.mark.parametrize("aligned", [False, True])
 def test_a_blob_of_one_piece(tmp_path: Path, size: int, *, aligned: bool) -> None:
     write(tmp_path, blob_of((size, 0, aligned)))
 
 
 @pytest.mark.parametrize("first", [1, 7, PAGE - 1, PAGE, PAGE + 1, DIRECT - 1, DIRECT + 5])
-@pytest.mark.parametrize("second", [DIRECT - 1, DIRECT, DIRECT + PAGE - 1, DIRECT + PAGE, DIRECT + 2 * PAGE - 1, 2 * DIRECT])
+@pytest.mark.parametrize(
+    "second",
+    [DIRECT - 1, DIRECT, DIRECT + PAGE - 1, DIRECT + PAGE, DIRECT + 2 * PAGE - 1, 2 * DIRECT],
+)
 def test_pieces_that_begin_and_end_within_pages(tmp_path: Path, first: int, second: int) -> None:
     """A large piece goes around the page cache but for its ends, which share pages with its neighbours."""
-    pieces = blob_of((first, 0, True), (second, 0, True), (PAGE // 2, 0, True), (DIRECT + 1, 0, True))
+    pieces = blob_of(
+        (first, 0, True), (second, 0, True), (PAGE // 2, 0, True), (DIRECT + 1, 0, True)
+    )
     write(tmp_path, pieces[::-1])
 
 
@@ -88,7 +101,9 @@ def test_many_threads_in_any_order(tmp_path: Path, threads: int, seed: int) -> N
 @pytest.mark.parametrize("seed", range(2))
 def test_a_gap_is_read_back_when_its_turn_comes(tmp_path: Path, gap: int, seed: int) -> None:
     chance = random.Random(seed)
-    pieces = blob_of((100, 0, True), (DIRECT + 9, gap, True), (1000, 0, True), (PAGE, gap // 3, True), seed=seed)
+    pieces = blob_of(
+        (100, 0, True), (DIRECT + 9, gap, True), (1000, 0, True), (PAGE, gap // 3, True), seed=seed
+    )
     chance.shuffle(pieces)
     write(tmp_path, pieces, 2)
 
@@ -106,7 +121,12 @@ def test_a_buffer_that_is_not_aligned_as_said_is_written_all_the_same(tmp_path: 
 
 
 def test_writers_take_any_contiguous_buffer(tmp_path: Path) -> None:
-    parts = (b"ab", bytearray(b"cd"), memoryview(b"efgh").cast("H"), memoryview(b"ijkl").cast("B", (2, 2)))
+    parts = (
+        b"ab",
+        bytearray(b"cd"),
+        memoryview(b"efgh").cast("H"),
+        memoryview(b"ijkl").cast("B", (2, 2)),
+    )
     offset = 0
     with closing(BlobWriter(tmp_path, "x", 12)) as writer:
         for part in parts:
@@ -122,7 +142,9 @@ def test_only_the_last_byte_finishes_a_blob(tmp_path: Path) -> None:
         assert writer.put(0, b"a") is None
         assert [path.name for path in tmp_path.iterdir()] == ["x"]
         assert writer.put(1, b"b") is not None
-    assert [path.name for path in tmp_path.iterdir()] == [f"sha256-{hashlib.sha256(b'abc').hexdigest()}"]
+    assert [path.name for path in tmp_path.iterdir()] == [
+        f"sha256-{hashlib.sha256(b'abc').hexdigest()}"
+    ]
 
 
 def test_a_blob_that_is_not_finished_has_its_whole_size_and_no_digest(tmp_path: Path) -> None:
@@ -191,7 +213,10 @@ def test_what_is_in_the_way_is_an_error_and_stays(tmp_path: Path, kind: str) -> 
     else:
         path.symlink_to("/dev/null" if kind == "link" else "nowhere")
     before = path.lstat().st_ino
-    with closing(BlobWriter(tmp_path, "x", 3)) as writer, pytest.raises(StorageError, match="exists") as caught:
+    with (
+        closing(BlobWriter(tmp_path, "x", 3)) as writer,
+        pytest.raises(StorageError, match="exists") as caught,
+    ):
         writer.put(0, b"ab")
     assert caught.value.path == str(path)
     assert path.lstat().st_ino == before
