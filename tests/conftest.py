@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -151,10 +152,10 @@ def logged() -> Iterator[list[str]]:
 def command() -> Callable[..., subprocess.CompletedProcess[str]]:
     """A function that runs ``blobstore ARGUMENTS…`` in a process of its own."""
 
-    def run(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "blobstore", *map(str, arguments)]
         return subprocess.run(
             line, capture_output=True, text=True, check=False, timeout=300, **options
-        )  # type: ignore[call-overload]
+        )
 
     return run

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from architectures.held import disagreement
 
@@ -167,7 +167,7 @@ def _judged(network: Any, exported: Any, source: Any, bits: int | None) -> Outco
         raise Ended(Verdict.WRONG, f"{wrong[0]}, and {len(wrong) - 1} more of {len(held)}")
     if not mx.all(mx.isfinite(ours)).item():
         raise Ended(Verdict.WRONG, "logits are not finite")
-    apart = (mx.abs(ours - theirs).max() / mx.abs(ours).max()).item()
+    apart: Any = (mx.abs(ours - theirs).max() / mx.abs(ours).max()).item()
     if not apart <= _NEAR:
         raise Ended(
             Verdict.WRONG, f"logits differ from the exported folder's by {apart:.2g} of the largest"
@@ -179,7 +179,7 @@ def _judged(network: Any, exported: Any, source: Any, bits: int | None) -> Outco
             held,
             [path for path, value in held.items() if not value.bits and found[path] is not None],
         ),
-        error=(mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item(),
+        error=cast("float", (mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item()),
     )
 
 

@@ -11,6 +11,7 @@ import contextlib
 import io
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,8 @@ def _judged(folder: Path, scratch: Path, theirs: Any) -> Outcome:
     )
     again = step("the exported folder", Verdict.CRASHED, lambda: load_folder(exported))
     for what, network in (("loaded", loaded), ("exported", again)):
-        if odd := _difference(network, theirs):
-            raise Ended(Verdict.WRONG, f"{what}: {odd}")
+        if difference := _difference(network, theirs):
+            raise Ended(Verdict.WRONG, f"{what}: {difference}")
     _check_logits({"loaded": loaded, "exported": again}, theirs)
     return _quantized_again(folder, theirs)
 
@@ -143,9 +144,7 @@ def _check_logits(networks: Mapping[str, Any], theirs: Any) -> None:
     except Exception as error:  # noqa: BLE001  # mlx-lm raises what it likes
         raise Ended(Verdict.NOT_COMPARED, f"mlx-lm: {said(error)}") from None
     for what, network in networks.items():
-        logits = step(
-            f"{what}: logits", Verdict.CRASHED, lambda network=network: logits_of(network)
-        )
+        logits = step(f"{what}: logits", Verdict.CRASHED, partial(logits_of, network))
         if not bool((logits == meant).all()):
             raise Ended(Verdict.WRONG, f"{what}: logits differ")
 

@@ -109,7 +109,7 @@ def make(
     set_verbosity_error()
     config = tiny_config(model_type, overrides)
     torch.manual_seed(0)
-    auto = (
+    auto: Any = (
         AutoModelForImageTextToText
         if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         else AutoModelForCausalLM

@@ -42,6 +42,7 @@ def architectures() -> dict[str, Architecture]:
 
 
 def _by_transformers() -> list[Architecture]:
+    recipes: dict[str, tuple[str, made_by_transformers.Json, made_by_transformers.Json]]
     recipes = {name: (name, {}, {}) for name in from_transformers.PLAIN}
     recipes |= {name: (name, *recipe) for name, recipe in from_transformers.SPECIAL.items()}
     recipes |= from_transformers.VARIANTS

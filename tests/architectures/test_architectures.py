@@ -17,7 +17,7 @@ from architectures.rows import architectures
 from blobstore.model import on_mlx_lm as mlx_lm_values
 
 ROWS = architectures()
-TELLING = {
+TELLING: dict[str, list[str | None]] = {
     "afm7": ["int4"],  # modules that take no modes
     "baichuan_m1": ["int8"],  # a head that is normalised
     "bailing_moe, norm_head": ["nvfp4"],

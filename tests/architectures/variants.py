@@ -56,7 +56,7 @@ def gpt_oss_mxfp4(folder: Path) -> None:
     weights = _read(folder)
     for name in [name for name in weights if re.search(r"experts\.(gate_up|down)_proj$", name)]:
         rows = mx.array(weights.pop(name).float().transpose(-1, -2).contiguous().numpy())
-        codes, scales = mx.quantize(rows, group_size=32, bits=4, mode="mxfp4")
+        codes, scales, *_ = mx.quantize(rows, group_size=32, bits=4, mode="mxfp4")
         blocks = codes.view(mx.uint8).reshape(*scales.shape, 16)
         weights[f"{name}_blocks"] = torch.tensor(blocks.tolist(), dtype=torch.uint8)
         weights[f"{name}_scales"] = torch.tensor(scales.tolist(), dtype=torch.uint8)

@@ -9,6 +9,7 @@ other programs run too. All count parameters by dtype, and the same.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -122,9 +123,9 @@ def main() -> None:
         }
         counts = [process(*line) for line in processes.values()]
         assert counts[0] == counts[1] == counts[2], counts
-        text = [sys.executable, "-m", "blobstore", "inspect", folder]
+        text: list[str | Path] = [sys.executable, "-m", "blobstore", "inspect", folder]
         rows: dict[str, Callable[[], object]] = {"`blobstore inspect FOLDER`": lambda: run(*text)}
-        rows |= {name: lambda line=line: run(*line) for name, line in processes.items()}
+        rows |= {name: functools.partial(run, *line) for name, line in processes.items()}
         print(f"{options.tensors:,} tensors in {options.shards} shards\n")
         print("| whole process | seconds, best (median) | processor seconds |\n|---|---|---|")
         for name, call in rows.items():

@@ -9,6 +9,7 @@ codes.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import sys
@@ -126,7 +127,7 @@ def rate_of_mlx(case: tuple[str, int], weights: Any) -> tuple[float, float]:
     """Return the rates of mx.quantize and mx.dequantize."""
     quant_type, group_size = case
     kind = kernels.quantization_of(quant_type, group_size).quant_type
-    mode = {"group_size": group_size, "bits": kind.bits, "mode": kind.mode}
+    mode: dict[str, Any] = {"group_size": group_size, "bits": kind.bits, "mode": kind.mode}
     array = mx.array(weights.view(np.uint16)).view(mx.bfloat16)
     parts = mx.quantize(array, **mode)
     mx.eval(array, parts)
@@ -180,8 +181,8 @@ def measure_blocks(names: Iterable[str]) -> None:
         def into(i: int, options: dict[str, Any] = options) -> None:
             kernels.decode_blocks_into(inputs[i], flat, outputs[i], **options)
 
-        memory, cached = rate_from_memory(into) / 2, rate(lambda into=into: into(0)) / 2
-        new = rate(lambda options=options: kernels.decode_blocks(codes, flat, **options)) / 2
+        memory, cached = rate_from_memory(into) / 2, rate(functools.partial(into, 0)) / 2
+        new = rate(functools.partial(kernels.decode_blocks, codes, flat, **options)) / 2
         ratios = (f"{new / other:.1f}x" for other in others)
         show((name, f"{memory:.2f}", f"{cached:.2f}", f"{new:.2f}", *ratios))
 

@@ -23,7 +23,7 @@ import blobstore
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 SEQUENCES = 20
 LENGTH = 256
-TYPES = (
+TYPES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("int4", {}),
     ("int4", {"group_size": 64}),
     ("int8", {}),
@@ -52,7 +52,7 @@ def perplexity_of(predicted: list[Any], ids: Any) -> float:
     from mlx import core as mx
 
     pairs = zip(ids, predicted, strict=True)
-    lost = [
+    lost: list[Any] = [
         -mx.take_along_axis(found, mx.array(tokens[None, 1:, None]), axis=-1).sum().item()
         for tokens, found in pairs
     ]
@@ -134,7 +134,7 @@ def targets(bench: Bench) -> None:
     """Print pairs of rows: one type for all matrices but routing gates, or a policy's, and a target of as many bits."""
     figures = "bits per weight | perplexity | divergence"
     print(f"| method | types | {figures} |\n|---|---|---|---|---|")
-    uniform = [
+    uniform: list[dict[str, Any]] = [
         {"rules": [f"*={kind}", "*.gate.weight=none"][: 1 + ("moe" in bench.fixture.name)]}
         for kind in UNIFORM
     ]

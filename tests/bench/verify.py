@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from blobstore.formats.documents import Descriptor, Manifest
@@ -51,7 +52,7 @@ def main() -> None:
             alone, both = [], []
             for _ in range(RUNS):  # side by side: the machine may be shared
                 alone.append(seconds(lambda: hash_in_memory(GIB)) / GIB)
-                both.append(seconds(lambda store=store: check(store)) / nbytes)  # type: ignore[misc]
+                both.append(seconds(partial(check, store)) / nbytes)
             ratio = min(alone) / min(both) / cores
             print(
                 f"| {what} | {1e-9 / min(alone):.2f} | {1e-9 / min(both):.2f} | {ratio:.2f} |",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,20 +28,30 @@ class Mistaken(MemoryStore):
 
 class ManifestFirst(MemorySession):
     def publish(
-        self, name: ModelName, manifest: Manifest, *, expected: Expected = None
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
     ) -> set[Digest]:
         if expected is None:
             self._manifests.link(name, manifest.raw)
-        return super().publish(name, manifest, expected=expected)
+        return super().publish(name, manifest, expected=expected, below=below)
 
 
 class NoSizeCheck(MemorySession):
     def publish(
-        self, name: ModelName, manifest: Manifest, *, expected: Expected = None
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
     ) -> set[Digest]:
         check, memory._check = memory._check, lambda *_: None
         try:
-            return super().publish(name, manifest, expected=expected)
+            return super().publish(name, manifest, expected=expected, below=below)
         finally:
             memory._check = check
 
@@ -56,17 +66,30 @@ class BelievesDigests(MemorySession):
 
 class LosesUpdates(MemorySession):
     def publish(
-        self, name: ModelName, manifest: Manifest, *, expected: Expected = None
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
     ) -> set[Digest]:
-        return super().publish(name, manifest)
+        return super().publish(name, manifest, below=below)
 
 
 class EncodesAgain(MemorySession):
     def publish(
-        self, name: ModelName, manifest: Manifest, *, expected: Expected = None
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
     ) -> set[Digest]:
         return super().publish(
-            name, Manifest(config=manifest.config, layers=manifest.layers), expected=expected
+            name,
+            Manifest(config=manifest.config, layers=manifest.layers),
+            expected=expected,
+            below=below,
         )
 
 
@@ -79,9 +102,14 @@ class VisibleAtOnce(MemorySession):
 
 class PublishesAll(MemorySession):
     def publish(
-        self, name: ModelName, manifest: Manifest, *, expected: Expected = None
+        self,
+        name: ModelName,
+        manifest: Manifest,
+        *,
+        expected: Expected = None,
+        below: Collection[Digest] = (),
     ) -> set[Digest]:
-        created = super().publish(name, manifest, expected=expected)
+        created = super().publish(name, manifest, expected=expected, below=below)
         self._blobs.keep(self._made)
         return created
 
@@ -100,7 +128,7 @@ class ForgetsEmptyBlobs(MemoryBlobs):
 class AnswersShort(MemoryBlobs):
     def open(self, descriptor: Descriptor) -> BytesReader:
         reader = super().open(descriptor)
-        reader.read = lambda offset, length: bytes(reader._data[offset : offset + length])  # type: ignore[method-assign]
+        reader.read = lambda offset, length: bytes(reader._data[offset : offset + length])  # type: ignore[method-assign]  # a mistake
         return reader
 
 

@@ -81,7 +81,7 @@ def _ignore_syncs() -> None:
         with suppress(OSError):
             real(fd)
 
-    os.fsync = sync
+    os.fsync = sync  # type: ignore[assignment]  # ours are integers
 
 
 def _points(case: Case) -> list[Point]:

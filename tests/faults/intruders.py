@@ -91,7 +91,7 @@ def control(case: Case, figures: Figures) -> None:
 
 def _follow_links() -> None:
     as_it_is()
-    lock._refuse_links = lambda _folder: None
+    lock._refuse_links = lambda folder: None  # noqa: ARG005  # the real one names it so
 
 
 _READERS = (
@@ -214,9 +214,11 @@ def _make_outside(outside: Path) -> None:
     tree = Path("registry.ollama.ai", "library", "old", "latest")
     for start in range(len(tree.parts) + 1):
         for name in ("old", "new", "other", "gone"):
-            place = folder.joinpath(*tree.parts[start:]).as_posix().replace("/old/", f"/{name}/")
-            Path(place).mkdir(parents=True, exist_ok=True)
-            (Path(place) / ("0" * 64)).write_bytes(b"another's")
+            place = Path(
+                folder.joinpath(*tree.parts[start:]).as_posix().replace("/old/", f"/{name}/")
+            )
+            place.mkdir(parents=True, exist_ok=True)
+            (place / ("0" * 64)).write_bytes(b"another's")
     for place in (folder, folder / "0123456789abcdef", folder / "1-0123456789abcdef"):
         place.mkdir(exist_ok=True)
         (place / f"sha256-{'0' * 64}").write_bytes(b"another's")

@@ -110,7 +110,7 @@ def _write_in_place() -> None:
             (session._blobs.path / blob.digest.file_name).write_bytes(blob.path.read_bytes())
         return {}
 
-    LocalSession._publish = publish  # type: ignore[method-assign]
+    LocalSession._publish = publish  # type: ignore[method-assign, assignment]  # its `self` is named
 
 
 def at_random(folder: Path, count: int, moments: random.Random, figures: Figures) -> None:

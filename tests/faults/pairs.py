@@ -69,12 +69,9 @@ def experiment(task: Task) -> Figures:
         both(case, number, other, clock, figures)
     if task.is_first:
         control(cases, figures)
-    for name, number in (
-        ("first commands", cases),
-        ("second commands", _OTHERS),
-        ("clocks", _CLOCKS),
-    ):
-        figures.most(name, len(number))
+    figures.most("first commands", len(cases))
+    figures.most("second commands", len(_OTHERS))
+    figures.most("clocks", len(_CLOCKS))
     return figures
 
 

@@ -149,7 +149,7 @@ def _ignore_writes() -> None:
             real(fd, data, offset)
         return len(memoryview(data))
 
-    os.pwrite = write
+    os.pwrite = write  # type: ignore[assignment]  # ours are bytes
 
 
 def _rooms(case: Case, disk: Disk) -> Iterator[tuple[int, int]]:

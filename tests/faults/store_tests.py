@@ -22,7 +22,7 @@ def experiment(task: Task) -> Figures:
     figures = Figures(*_COUNTED, zero=_ZERO)
     if task.is_first:
         folders = [_TESTS / name for name in _TRIED]
-        options = [
+        options: list[str | Path] = [
             "-q",
             "-n0",
             "-p",

@@ -83,7 +83,7 @@ class Case:
             assert opened.get_tensor("x").tobytes() == DATA
         assert found in (OLD, self.new)
         assert blobstore.read_metadata(file) == found
-        return found == self.new
+        return bool(found == self.new)
 
     def check_again(self, file: Path) -> None:
         """Assert that the edit succeeds when it is tried again, and that nothing is left beside the file."""

@@ -99,7 +99,15 @@ def baked(layers: tuple[Path, Path], tmp_path: Path) -> Iterator[Store]:
     for folder in (layer / "upper", layer / "work", tmp_path / "merged"):
         folder.mkdir()
     options = f"lowerdir={lower},upperdir={layer}/upper,workdir={layer}/work,redirect_dir=off"
-    line = ["mount", "-t", "overlay", "-o", options, "overlay", tmp_path / "merged"]
+    line: list[str | Path] = [
+        "mount",
+        "-t",
+        "overlay",
+        "-o",
+        options,
+        "overlay",
+        tmp_path / "merged",
+    ]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         cannot_run(f"an overlayfs needs root: {done.stderr.strip()}")

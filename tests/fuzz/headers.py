@@ -163,10 +163,12 @@ def check(raw: bytes, scratch: Path | None = None) -> str:
 
 
 def _by_reference(raw: bytes) -> list[tuple[str, dict[str, Any]]] | str:
+    tensors: list[tuple[str, dict[str, Any]]]
     try:
-        return safetensors.deserialize(raw)
+        tensors = safetensors.deserialize(raw)
     except safetensors.SafetensorError as error:
         return str(error)
+    return tensors
 
 
 def _refused(raw: bytes, error: BlobStoreError, reference: Sequence[object] | str) -> str:

@@ -54,6 +54,16 @@ def step(what: str, call: Callable[[], Any]) -> Any:
         return None
 
 
+def use_array(array: Any) -> Any:
+    """Do with an array what programs do, and return its bytes as a numpy array."""
+    step("eval", lambda: mx.eval(array))
+    step("sum", lambda: mx.eval(mx.sum(array)))
+    if array.ndim:
+        step("index", lambda: mx.eval(array[0], array[-1:]))
+    step("numpy", lambda: np.array(array))
+    return step("bytes", lambda: np.array(array.reshape(-1).view(mx.uint8)))
+
+
 def use(path: Path, header: Header, folder: Path) -> None:
     """Load a file and do with each of its arrays what programs do.
 
@@ -65,12 +75,7 @@ def use(path: Path, header: Header, folder: Path) -> None:
     for name, array in arrays.items():
         entry = header.tensors[name]
         assert tuple(array.shape) == entry.shape
-        step("eval", lambda array=array: mx.eval(array))
-        step("sum", lambda array=array: mx.eval(mx.sum(array)))
-        if array.ndim:
-            step("index", lambda array=array: mx.eval(array[0], array[-1:]))
-        step("numpy", lambda array=array: np.array(array))
-        values = step("bytes", lambda array=array: np.array(array.reshape(-1).view(mx.uint8)))
+        values = use_array(array)
         assert (
             values.tobytes() == raw[header.data_start + entry.begin : header.data_start + entry.end]
         )

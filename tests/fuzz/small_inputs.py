@@ -7,6 +7,7 @@ thing many times, short texts that become large objects. Everything follows from
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import struct
@@ -53,7 +54,7 @@ def on_disk(folder: Path) -> int:
 
 def log(choices: Choices, low: int, high: int) -> int:
     """Return a number whose size is chosen before its digits: 1 to 10 as often as 10,000 to 100,000."""
-    return min(high, round(low * (high / low) ** choices.random()))
+    return min(high, round(low * math.pow(high / low, choices.random())))
 
 
 def times(pattern: Callable[[int], str], count: int, most: int = MOST_TEXT) -> str:
@@ -211,13 +212,12 @@ def linked_shards(choices: Choices, folder: Path) -> Line:
     source = folder / "model"
     count = log(choices, 2, 4000)
     first = _safetensors(choices, source / f"model-00001-of-{count:05}.safetensors", 400_000)
-    names = choices.choice(
-        (
-            lambda n: f"model-{n:05}-of-{count:05}.safetensors",
-            lambda n: f"other-{n}.safetensors",
-            lambda n: f"{n}/model.safetensors",
-        )
+    patterns: tuple[Callable[[int], str], ...] = (
+        lambda n: f"model-{n:05}-of-{count:05}.safetensors",
+        lambda n: f"other-{n}.safetensors",
+        lambda n: f"{n}/model.safetensors",
     )
+    names = choices.choice(patterns)
     _link(first, [source / names(number) for number in range(1, count + 1)])
     if choices.random() < 0.5:
         weights = times(

@@ -14,7 +14,8 @@ from mlx import core as mx
 from mlx_lm import utils
 from support import PYCODE
 from support.checkpoints import normal, safetensors_bytes
-from transformers import GptOssForCausalLM, Mxfp4Config
+from transformers import GptOssForCausalLM
+from transformers.utils.quantization_config import Mxfp4Config
 
 import blobstore
 from blobstore.formats.quant import QuantType

@@ -20,6 +20,7 @@ from support.stores import blob_path, manifest_path
 import blobstore
 from blobstore.cli.main import run
 from blobstore.errors import DocumentError, NotFoundError, UnsupportedSourceError
+from blobstore.kernels.arrays import QuantizedArray
 from blobstore.store.local.store import Store
 
 sys.path.append(str(ROOT / "tests" / "bench"))
@@ -111,12 +112,15 @@ def test_quantized_layers_are_as_stored(quant: str, store: Store) -> None:
         assert layers.keys() == kinds.keys()
         for path, tensor in kinds.items():
             layer = layers[path]
+            assert tensor.quant_type is not None
             assert (layer.bits, layer.group_size, layer.mode) == (
                 tensor.quant_type.bits,
                 tensor.group_size,
                 tensor.quant_type.mode,
             )
-            np.testing.assert_array_equal(np.array(layer.weight), tensor.numpy().weight)
+            codes = tensor.numpy()
+            assert isinstance(codes, QuantizedArray)
+            np.testing.assert_array_equal(np.array(layer.weight), codes.weight)
 
 
 def test_run_prints_what_mlx_lm_generates(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

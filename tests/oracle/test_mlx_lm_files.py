@@ -53,7 +53,7 @@ def with_merges(folder: Path) -> Path:
     model = json.loads((source / "tokenizer.json").read_text())["model"]
     merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
     (source / "tokenizer.json").unlink()
-    files = {
+    files: dict[str, Any] = {
         "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"},
         "merges.txt": f"#version: 0.2\n{merges}",
     }

@@ -76,12 +76,12 @@ def test_its_tensors_are_those_of_our_import(beside: Case, source: str, tmp_path
     (listed,) = [model for model in list_models(store) if model.name.model == NAME]
     assert isinstance(listed, ListedModel)
     assert listed.quant_type == "int4"
-    name = store.find(NAME)
+    found = store.find(NAME)
     parameters = summarize(store, beside.result.name, beside.result.manifest).parameters
-    assert {summarize(store, name, store.manifest(name)).parameters, listed.parameters} == {
+    assert {summarize(store, found, store.manifest(found)).parameters, listed.parameters} == {
         parameters
     }
-    assert blobstore.inspect(str(name), store=store).parameters == parameters
+    assert blobstore.inspect(str(found), store=store).parameters == parameters
     assert export_model(NAME, tmp_path / "out", store=store).files
 
 

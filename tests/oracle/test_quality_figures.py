@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support import PYCODE, PYCODE_MOE
+from support.arrays import plain
 from support.checkpoints import BF16, normal, write_checkpoint
 from support.errors_of import assert_reports, figures
 
@@ -18,7 +19,7 @@ from blobstore.inspection.diff import CHUNK_WEIGHTS, Errors
 from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
-QUANTS = {
+QUANTS: dict[str, dict[str, Any]] = {
     "int4": {"quant": "int4"},
     "int8": {"quant": "int8"},
     "nvfp4": {"quant": "nvfp4"},
@@ -55,7 +56,7 @@ def check_report(store: Store, source: Path) -> int:
             weights = source_weights(tensors, tensor.name)
             assert (tensor.shape, tensor.quantized) == (stored.shape, stored.quant_type is not None)
             assert tensor.type_name == str(stored.quant_type or stored.dtype)
-            if stored.quant_type is None and stored.numpy().dtype == weights.dtype:
+            if stored.quant_type is None and plain(stored).dtype == weights.dtype:
                 assert tensor.errors == Errors()
                 continue
             read = stored.dequantize().astype(np.float64)

@@ -160,7 +160,8 @@ def edge_weights(dtype: np.dtype[Any]) -> Array:
         noise * 1e-30,
         noise * 1e-42,
     ]
-    return np.clip(np.array(rows), -largest, largest).astype(dtype)
+    groups: Array = np.clip(np.array(rows), -largest, largest).astype(dtype)
+    return groups
 
 
 @pytest.mark.parametrize("seed", range(3))

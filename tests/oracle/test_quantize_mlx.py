@@ -101,6 +101,7 @@ def assert_affine_bits_equal(weights: Array, quant_type: str, group_size: int) -
     ours = kernels.quantize(weights, quant_type, group_size=group_size)
     weight, scale, bias = quantize_with_mlx(weights, ours.quantization)
     np.testing.assert_array_equal(raw(ours.scale), raw(scale))
+    assert ours.bias is not None
     np.testing.assert_array_equal(raw(ours.bias), raw(bias))
     np.testing.assert_array_equal(ours.weight, weight)
 
@@ -129,7 +130,8 @@ def is_beyond_mlx(weights: Array, quant_type: str, group_size: int) -> Array:
         beyond = amax > np.float32(448 * 2.0**25)
     else:
         beyond = amax / np.float32(448 if quant_type == "mxfp8" else 6) <= np.float32(2.0**-128)
-    return beyond.any(axis=1)
+    rows: Array = beyond.any(axis=1)
+    return rows
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -405,7 +407,7 @@ def test_fp_dequantize_of_every_scale_and_code_equals_mlx_but_for_the_nan_scale(
 ) -> None:
     quantization = Quantization(QuantType(quant_type), group_size)
     octets = np.arange(256, dtype=np.uint8)
-    words = np.repeat(octets.view(np.uint32)[None], 256, axis=0)
+    words: Array = np.repeat(octets.view(np.uint32)[None], 256, axis=0)
     cols = 256 * 8 // quantization.quant_type.bits
     scales = np.repeat(octets[:, None], cols // group_size, axis=1)
     quantized = QuantizedArray(words, scales, None, None, quantization)

@@ -89,7 +89,7 @@ def least_errors(weights: Array, form: Format, importance: Array | float, *, cut
     s``, only grows as s falls, so it is over when that passes the least error so far.
     """
     magnitudes = np.abs(weights.astype(np.float64))
-    least = (magnitudes**2 * importance).sum(axis=1)
+    least: Array = (magnitudes**2 * importance).sum(axis=1)
     if not cut:
         for scale in form.scales:
             np.minimum(least, errors_of(magnitudes, scale, form.code, importance), out=least)

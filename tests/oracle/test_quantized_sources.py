@@ -14,6 +14,7 @@ import ml_dtypes
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.arrays import plain
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
 from support.producers import (
     COPIED,
@@ -95,7 +96,7 @@ def test_a_matrix_is_copied(store: Store, tmp_path: Path, kind: Kind, profile: s
     with imported(store, tmp_path / "s", kind, weight, profile=profile) as model:
         assert set(model) == {NORM, weight.name}  # and no scale of activations
         assert_copied(model, weight)
-        assert model[NORM].numpy().tobytes() == normal("norm", 64).tobytes()
+        assert plain(model[NORM]).tobytes() == normal("norm", 64).tobytes()
         assert model.config.file_type == weight.quant_type
 
 
@@ -141,12 +142,12 @@ def test_gpt_oss_experts_with_their_biases(store: Store, tmp_path: Path, profile
         kind.make(f"{group}.down_proj", (4, 64, 32)),
     ]
     biases = {f"{group}.{name}_bias": normal(name, 4, 12) for name in ("gate_up_proj", "down_proj")}
-    plain = Stored("", biases, np.zeros(0), "", 0, {})
-    with imported(store, tmp_path / "s", kind, *weights, plain, profile=profile) as model:
+    others = Stored("", biases, np.zeros(0), "", 0, {})
+    with imported(store, tmp_path / "s", kind, *weights, others, profile=profile) as model:
         for weight in weights:
             assert_copied(model, weight)
         for name, array in biases.items():
-            assert model[name].numpy().tobytes() == array.tobytes()
+            assert plain(model[name]).tobytes() == array.tobytes()
         assert len(model) == 5
 
 
@@ -176,7 +177,7 @@ def test_fp8_that_no_group_divides_stays_bf16(
     weight = kind.make(f"{LAYER}.self_attn.o_proj", shape)
     with imported(store, tmp_path / "s", kind, weight) as model:
         assert set(model) == {NORM, weight.name}
-        assert model[weight.name].numpy().dtype == ml_dtypes.bfloat16
+        assert plain(model[weight.name]).dtype == ml_dtypes.bfloat16
         assert_values(model[weight.name].dequantize(), weight.values)
         assert model.config.file_type == "mxfp8"
 

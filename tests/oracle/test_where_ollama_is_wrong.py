@@ -12,6 +12,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from support.arrays import plain
 from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
 from support.producers import FP8_CONFIG, block_fp8
 
@@ -35,7 +36,7 @@ def test_f64_weights_do_not_vanish_on_load(
         write_checkpoint(tmp_path / "s", {name: array}), "m", store=store, profile=profile
     )
     with blobstore.open_model("m", store=store, verify=True) as model:
-        stored = model[name].numpy()
+        stored = plain(model[name])
         assert stored.dtype == np.float64
         assert stored.tobytes() == array.tobytes()
         np.testing.assert_array_equal(model[name].dequantize(), array.astype(np.float32))

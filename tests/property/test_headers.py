@@ -6,6 +6,7 @@ Noise is never accepted by accident.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,7 +37,9 @@ metadata = st.dictionaries(
 
 
 @given(files, metadata, st.sampled_from([8, 64, 16384]))
-def test_encoded_headers_are_read_back(tensors: dict, extra: dict, align: int) -> None:
+def test_encoded_headers_are_read_back(
+    tensors: dict[str, Any], extra: dict[str, str], align: int
+) -> None:
     entries = lay_out((name, dtype, shape) for name, (dtype, shape) in tensors.items())
     size = max(entry.end for entry in entries.values())
     raw = encode_header(entries, extra, align)
@@ -49,7 +52,7 @@ def test_encoded_headers_are_read_back(tensors: dict, extra: dict, align: int) -
 
 
 @given(files)
-def test_the_reference_library_reads_what_we_encode(tensors: dict) -> None:
+def test_the_reference_library_reads_what_we_encode(tensors: dict[str, Any]) -> None:
     entries = lay_out((name, dtype, shape) for name, (dtype, shape) in tensors.items())
     size = max(entry.end for entry in entries.values())
     read = deserialize(encode_header(entries, {}, 8) + bytes(size))
@@ -77,7 +80,9 @@ entries = st.fixed_dictionaries(
 @given(
     st.dictionaries(st.text(max_size=6), entries | json_values, max_size=3), st.binary(max_size=40)
 )
-def test_no_input_is_accepted_that_the_reference_refuses(document: dict, data: bytes) -> None:
+def test_no_input_is_accepted_that_the_reference_refuses(
+    document: dict[str, Any], data: bytes
+) -> None:
     text = json.dumps(document).encode()
     raw = raw_safetensors(text, data)
     try:

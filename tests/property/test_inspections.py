@@ -98,7 +98,7 @@ def test_a_mixture_of_forms_counts_as_the_sum_of_its_weights(
 ) -> None:
     """Those forms that need no config.json, in any order of tensors, over any shards."""
     chosen = [name for name in names if PACKED[name][1] is None]
-    tensors = {"norm.weight": ("BF16", (7,))}
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {"norm.weight": ("BF16", (7,))}
     for number, name in enumerate(chosen):
         tensors |= {
             f"layers.{number}{suffix}": tensor for suffix, tensor in PACKED[name][0].items()

@@ -54,9 +54,8 @@ def weights_of(
     )
 
     def alike(units: Array, scale: float, offset: float) -> Array:
-        return np.clip(
-            (units + np.float32(offset)) * np.float32(scale), -np.float32(limit), np.float32(limit)
-        )
+        values: Array = (units + np.float32(offset)) * np.float32(scale)
+        return values.clip(-np.float32(limit), np.float32(limit))
 
     return anything | st.builds(alike, units, scales, offsets)
 
@@ -261,7 +260,7 @@ def test_every_target_dequantizes_any_fp_bits_as_the_twin(
 ) -> None:
     kind = QuantType(quant_type)
     nbytes = kind.group_sizes[0] * kind.bits // 8
-    words = np.frombuffer(
+    words: Array = np.frombuffer(
         data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint32
     ).reshape(1, -1)
     scale = np.array([[data.draw(st.integers(0, 255))]], np.uint8)
@@ -283,7 +282,7 @@ def test_every_target_dequantizes_any_affine_bits_as_the_twin(
     quant_type: str, dtype: np.dtype[Any], data: st.DataObject
 ) -> None:
     nbytes = 32 * QuantType(quant_type).bits // 8
-    words = np.frombuffer(
+    words: Array = np.frombuffer(
         data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint32
     ).reshape(1, -1)
     size = dtype.itemsize

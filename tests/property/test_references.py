@@ -29,7 +29,7 @@ MANIFEST = st.fixed_dictionaries(
 ONE, TWO = ({"mediaType": "m", "digest": f"sha256:{0:064}", "size": size} for size in (1, 2))
 TWO_SIZES = {"schemaVersion": 2, "mediaType": "m", "config": ONE, "layers": [TWO]}
 """One blob that has two sizes."""
-COMPACT = {"separators": (",", ":"), "ensure_ascii": False}
+COMPACT: dict[str, Any] = {"separators": (",", ":"), "ensure_ascii": False}
 
 
 def slow(raw: bytes) -> dict[str, int] | None:

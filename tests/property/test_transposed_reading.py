@@ -22,7 +22,7 @@ SIDES = st.integers(1, 9)
 
 @given(st.integers(0, 200), st.integers(0, 200), SIDES, SIDES)
 def test_tiles_are_a_range_of_matrices(start: int, count: int, rows: int, cols: int) -> None:
-    places = []
+    places: list[int] = []
     for tile in tiles_of(start, count, rows, cols):
         assert tile.at == len(places)
         assert tile.shape[0] == 1 or (tile.col, tile.stop_col) == (0, cols)

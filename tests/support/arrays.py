@@ -8,6 +8,9 @@ import mlx.core as mx
 import numpy as np
 import torch
 
+from blobstore.kernels.arrays import Array
+from blobstore.model.tensors import Tensor
+
 
 def bits(array: Any) -> bytes:
     """Return the bytes of an array's elements in order."""
@@ -25,6 +28,13 @@ def bits(array: Any) -> bytes:
             else b""
         )
     return np.ascontiguousarray(array).tobytes()
+
+
+def plain(tensor: Tensor) -> Array:
+    """Return the numpy array of a tensor that is not quantized."""
+    array = tensor.numpy()
+    assert isinstance(array, np.ndarray)
+    return array
 
 
 def bits_of_parts(quantized: Any) -> list[bytes]:

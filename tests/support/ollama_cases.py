@@ -130,7 +130,7 @@ def _copied(tensor: OutputTensor) -> list[Json]:
     entries = []
     for part in tensor.parts:
         stored = source.parts[part.suffix]
-        entry = {
+        entry: Json = {
             "name": tensor.name + part.suffix,
             "sources": [stored.name],
             "transform": "",

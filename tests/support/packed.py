@@ -11,7 +11,7 @@ from typing import Any
 
 from support.sparse import Tensors
 
-CONFIG_OF_4_BITS = {
+CONFIG_OF_4_BITS: dict[str, dict[str, Any]] = {
     "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}
 }
 CONFIG_OF_4_BITS["quantization_config"]["config_groups"] = {

@@ -105,7 +105,7 @@ def mlx_float(mode: str) -> Kind:
             dtype=mx.float32,
             stream=mx.cpu,
         )
-        tensors = {f"{base}.weight": words, f"{base}.scales": scales}
+        tensors: Tensors = {f"{base}.weight": words, f"{base}.scales": scales}
         return Stored(
             f"{base}.weight",
             tensors,
@@ -126,7 +126,8 @@ def _finite_octets(generator: np.random.Generator, shape: tuple[int, ...], bits:
 
 def _unpacked(octets: Array) -> Array:
     """Return the E2M1 values of bytes, the one in the low bits first."""
-    return E2M1_VALUES[np.stack([octets & 15, octets >> 4], -1)].reshape(*octets.shape[:-1], -1)
+    values: Array = E2M1_VALUES[np.stack([octets & 15, octets >> 4], -1)]
+    return values.reshape(*octets.shape[:-1], -1)
 
 
 def nvfp4(*, modelopt: bool, scalar: bool = True, factor: float = 0.0013) -> Kind:
@@ -156,8 +157,8 @@ def nvfp4(*, modelopt: bool, scalar: bool = True, factor: float = 0.0013) -> Kin
             else ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
         )
         stored = (octets, scales, given, np.array([3.0], np.float32))
-        tensors = {f"{base}.{name}": array for name, array in zip(names, stored, strict=True)}
-        arrays = {
+        tensors: Tensors = dict(zip((f"{base}.{name}" for name in names), stored, strict=True))
+        arrays: Tensors = {
             "": octets.view(np.uint32),
             ".scale": scales.view(np.uint8),
             ".global_scale": multiplier,

@@ -60,7 +60,7 @@ def write_sparse_folder(
     if shards == 1:
         write_sparse(folder / "model.safetensors", tensors)
         return folder
-    places = {}
+    places: dict[str, str] = {}
     for number in range(shards):
         name = f"model-{number + 1:05}-of-{shards:05}.safetensors"
         members = dict(list(tensors.items())[number::shards])

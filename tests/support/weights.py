@@ -95,7 +95,8 @@ def edge_weights(dtype: np.dtype[Any]) -> Array:
         generator.integers(-127, 129, 128) * 1.0,
     ]
     rows += [np.where(noise < 0, -0.0, noise), np.where(noise > 0, 0.0, noise)]
-    return np.clip(np.array(rows), -largest, largest).astype(dtype)
+    groups: Array = np.clip(np.array(rows), -largest, largest).astype(dtype)
+    return groups
 
 
 def shaped_groups(

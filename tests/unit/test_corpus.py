@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -137,8 +139,9 @@ def test_paths(case: Case) -> None:
 
 @pytest.mark.parametrize("case", rejected("path"), ids=case_id)
 def test_paths_to_refuse(case: Case) -> None:
-    for parse in (relative_path, file_name):
-        error = refusal(lambda parse=parse: parse(text(case)))  # type: ignore[misc]
+    parsers: tuple[Callable[[str], object], ...] = (relative_path, file_name)
+    for parse in parsers:
+        error = refusal(partial(parse, text(case)))
         assert isinstance(error, InvalidNameError)
         assert error.rule == case.rule
 

@@ -292,8 +292,8 @@ def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
     def wrapper(**values: Any) -> None:
         options: ImportArguments = {name: values.pop(name) for name in _OPTIONS}  # type: ignore[assignment]  # by its table
         options.update(
-            {name: values or () for name, values in options.items() if name in _REPEATABLE}
-        )  # type: ignore[typeddict-item]
+            {name: values or () for name, values in options.items() if name in _REPEATABLE}  # type: ignore[typeddict-item]  # by its table
+        )
         command(**values, options=options)
 
     parameters = [parameter for parameter in own.parameters.values() if parameter.name != "options"]

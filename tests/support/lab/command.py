@@ -134,7 +134,8 @@ def run(
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         else:
             code, hung = _wait(pid, kill_after_s)
-        return Done(code, *map(_text, outputs), calls, hung)
+        out, err = map(_text, outputs)
+        return Done(code, out, err, calls, hung)
     finally:
         ours.close()
         for fd in outputs:

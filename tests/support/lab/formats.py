@@ -81,7 +81,7 @@ def has_torn_superblock(disk: bytes | bytearray) -> bool:
         checksum ^= byte
         for _ in range(8):
             checksum = checksum >> 1 ^ (_CRC32C if checksum & 1 else 0)
-    return checksum != stored
+    return bool(checksum != stored)
 
 
 def _nothing(_path: Path) -> bool:

@@ -79,11 +79,10 @@ HERE = _MACHINES.index(platform.machine()) if platform.machine() in _MACHINES el
 
 
 def _numbers(table: Mapping[str, tuple[int, int, str]]) -> dict[int, str]:
-    return (
-        {row[HERE]: name for name, row in table.items() if row[HERE] >= 0}
-        if HERE is not None
-        else {}
-    )
+    if HERE is None:
+        return {}
+    numbers = {name: row[:2][HERE] for name, row in table.items()}
+    return {number: name for name, number in numbers.items() if number >= 0}
 
 
 NUMBERS = _numbers(_TABLE)

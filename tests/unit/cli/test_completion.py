@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -18,7 +19,7 @@ from blobstore.cli.completion import Answers, answers_for, words_of
 from blobstore.cli.main import app, run
 from blobstore.store.local.store import Store
 
-ROOT = typer.main.get_command(app)
+ROOT: Any = typer.main.get_command(app)
 STORED = {None: ["qwen3:int4", "qwen3:int8", "gemma:latest"], "other": ["there:latest"]}
 TYPES = ["int4", "int8", "nvfp4", "mxfp4", "mxfp8"]
 

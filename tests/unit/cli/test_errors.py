@@ -125,7 +125,7 @@ def test_files_that_are_no_safetensors(fail: Fail, tmp_path: Path) -> None:
 def test_names_that_are_no_names(
     fail: Fail, source: Path, tmp_path: Path, word: str, name: str
 ) -> None:
-    arguments = {
+    lines: dict[str, list[str | Path]] = {
         "import": ["import", source, "--", name]
         if name.startswith("-")
         else ["import", source, name],
@@ -134,9 +134,9 @@ def test_names_that_are_no_names(
         "cp from": ["cp", "--", name, "x"],
         "cp to": ["cp", "--", "x", name],
         "run": ["run", "--", name, "prompt"],
-    }[word]
-    arguments = [arguments[0], "--store", tmp_path / "store", *arguments[1:]]
-    assert "not a model name" in fail(2, *arguments)
+    }
+    command, *arguments = lines[word]
+    assert "not a model name" in fail(2, command, "--store", tmp_path / "store", *arguments)
     assert not (tmp_path / "store").exists()
 
 
@@ -229,8 +229,8 @@ def test_a_store_that_is_no_folder(
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "loop").symlink_to("loop")
-    arguments = {"import": [source], "list": [], "cp": ["a", "b"]}[word]
-    assert name in fail(1, word, *arguments, "--store", tmp_path / name)
+    arguments: dict[str, list[object]] = {"import": [source], "list": [], "cp": ["a", "b"]}
+    assert name in fail(1, word, *arguments[word], "--store", tmp_path / name)
 
 
 def test_kernels_that_do_not_exist(fail: Fail, monkeypatch: pytest.MonkeyPatch) -> None:

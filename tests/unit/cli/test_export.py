@@ -19,7 +19,8 @@ def exported(
 ) -> tuple[str, str]:
     """Return what ``export`` prints on stdout and on stderr."""
     assert run(["export", *map(str, arguments), "--store", str(store.root)]) == code
-    return tuple(capsys.readouterr())
+    out, err = capsys.readouterr()
+    return out, err
 
 
 def test_the_rate_is_said(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

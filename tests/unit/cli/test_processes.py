@@ -43,7 +43,7 @@ from blobstore.cli.main import run
 code = run(sys.argv[1:])
 print(json.dumps([code, *sys.modules]))
 """
-    store = [] if arguments == ["--help"] else ["--store", tmp_path / "store"]
+    store = [] if arguments == ["--help"] else ["--store", str(tmp_path / "store")]
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments, *store], capture_output=True, text=True, check=True
     )

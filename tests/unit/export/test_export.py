@@ -32,6 +32,7 @@ import blobstore
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageError
 from blobstore.export import outputs
 from blobstore.formats.dtypes import DType
+from blobstore.kernels.arrays import Array
 from blobstore.store.local.store import Store
 
 INDEX = "model.safetensors.index.json"
@@ -187,7 +188,7 @@ def test_the_ollama_profile_keeps_its_stacks(store: Store, tmp_path: Path) -> No
 
 MLX = {"quantization": {"group_size": 32, "bits": 4, "mode": "affine"}}
 FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-PREQUANTIZED = {
+PREQUANTIZED: dict[str, tuple[dict[str, Array], dict[str, Any]]] = {
     "mlx": (mlx_model(small_tensors(), (32, 4, "affine")), MLX),
     "fp8": (fp8_model(small_tensors()), FP8),
     "modelopt": (
@@ -274,7 +275,7 @@ def test_one_file_without_documents(store: Store, tmp_path: Path) -> None:
             {
                 "a": np.arange(3, dtype=np.int8),
                 "b": np.zeros((0, 4), np.float32),
-                "c": np.float64(2).reshape(()),
+                "c": np.array(2.0),
             }
         )
     )

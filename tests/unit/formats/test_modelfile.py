@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,10 +201,12 @@ def test_options_alone_keep_every_character() -> None:
 
 @pytest.mark.parametrize("name", ["template", "system", "parser", "renderer"])
 def test_an_option_that_is_no_text_or_too_long_is_refused(name: str) -> None:
+    odd: dict[str, Any] = {name: "a\udcff"}
+    long: dict[str, Any] = {name: "é" * (MAX_MODELFILE // 2 + 1)}
     with pytest.raises(UsageError, match=f"the {name} can't be encoded in UTF-8"):
-        Modelfile().with_options(**{name: "a\udcff"})  # what Python makes of odd arguments
+        Modelfile().with_options(**odd)  # what Python makes of odd arguments
     with pytest.raises(LimitExceededError, match=f"the {name} has 4,194,306 bytes"):
-        Modelfile().with_options(**{name: "é" * (MAX_MODELFILE // 2 + 1)})
+        Modelfile().with_options(**long)
 
 
 def test_a_license_that_is_no_text_is_refused() -> None:

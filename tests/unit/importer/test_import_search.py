@@ -123,7 +123,7 @@ def test_threads_change_nothing(tmp_path: Path, snapshot: Snapshot, quant: str) 
     importance = {UP: random_importance(64)}
     stores = [open_store(tmp_path / str(jobs)) for jobs in (1, 4)]
     for store, jobs in zip(stores, (1, 4), strict=True):
-        options = {"global_scale": quant == "nvfp4", "jobs": jobs}
+        options: dict[str, Any] = {"global_scale": quant == "nvfp4", "jobs": jobs}
         blobstore.import_model(
             source, "m", store=store, quant=quant, method="search", importance=importance, **options
         )
@@ -151,7 +151,7 @@ def test_a_file_and_a_mapping_are_the_same_importance(store: Store, tmp_path: Pa
     vectors = {UP: random_importance(64), "lm_head.weight": random_importance(64, seed=1)}
     file = tmp_path / "importance.safetensors"
     file.write_bytes(safetensors_bytes(vectors, {"made": "elsewhere"}))
-    forms = [
+    forms: list[Any] = [
         file,
         str(file),
         vectors,
@@ -225,12 +225,12 @@ def test_a_global_scale_is_stored_and_read_back(
             {"bfloat16": BF16, "float16": np.float16}[dtype]
         )
         assert model[W].dequantize(dtype).tobytes() == expected.tobytes()
-    names = {
+    names: dict[Any, list[str]] = {
         "ollama": [W, f"{W}_scale", f"{W}.global_scale"],
         "mlx": [W, "x.scales", "x.global_scale"],
     }
     for form, keys in names.items():
-        arrays = model.arrays("numpy", names=form)  # type: ignore[arg-type]
+        arrays = model.arrays("numpy", names=form)
         assert [key for key in arrays if key != "n"] == keys
         assert (arrays[keys[2]].dtype, arrays[keys[2]].shape) == (np.float32, (1,))
     for library in ("torch", "mlx"):
@@ -247,11 +247,10 @@ def test_a_global_scale_is_that_of_all_chunks_and_of_converted_weights(
         store, tmp_path, {W: weights}, quant="nvfp4", global_scale=True, dtype="bfloat16"
     )
     wanted = blobstore.quantize(weights.astype(BF16), "nvfp4", global_scale=True)
+    others = blobstore.quantize(weights[:-1], "nvfp4", global_scale=True)
     assert wanted.global_scale is not None
-    assert (
-        wanted.global_scale[0]
-        != blobstore.quantize(weights[:-1], "nvfp4", global_scale=True).global_scale[0]
-    )  # type: ignore[index]
+    assert others.global_scale is not None
+    assert wanted.global_scale[0] != others.global_scale[0]
     assert_same_parts(parts(model, W), wanted)
 
 
@@ -279,7 +278,8 @@ def test_experts_have_a_global_scale_each_or_one_for_the_stack(
                 global_scale=True,
             )
             assert_same_parts(parts(model, name), wanted)
-            factors.add(float(wanted.global_scale[0]))  # type: ignore[index]
+            assert wanted.global_scale is not None
+            factors.add(float(wanted.global_scale[0]))
         assert len(factors) == 3
         return
     found = parts(model, STACK)

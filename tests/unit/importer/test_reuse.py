@@ -24,7 +24,6 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.importer.run import ImportResult
-from blobstore.store.local import session
 from blobstore.store.local.store import Store, open_store
 
 HOUR_S = 3600
@@ -185,7 +184,7 @@ def test_a_blob_that_can_not_be_made_young_is_made_again(
             raise PermissionError(1, "Operation not permitted")
         real(which, *arguments)
 
-    monkeypatch.setattr(session.os, "utime", refuse)
+    monkeypatch.setattr(os, "utime", refuse)
     again = import_(source, store)
     assert (again.digest, again.recalled) == (first.digest, 5)
 

@@ -21,13 +21,14 @@ from blobstore.importer.making import CHUNK, GlobalScale, Values, runs_of
 from blobstore.importer.planning.plan import make_plan
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.writing import least_memory
+from blobstore.kernels.arrays import Array
 from blobstore.source.reading import SourceReaders
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.local.writer import BlobWriter
 
 UP = "model.layers.0.mlp.up_proj.weight"
-ODD = {
+ODD: dict[str, Array] = {
     "odd.empty": np.zeros((0, 64), np.float32),
     "odd.scalar": np.array(3, np.int64),
     "odd.f64": np.arange(3000, dtype=np.float64),
@@ -116,7 +117,9 @@ def test_block_fp8_is_told_of_to_the_last_byte() -> None:
         source_tensor(name, 1000, 3000, dtype=DType.F8_E4M3),
         source_tensor(f"{name}_scale_inv", 8, 24, dtype=DType.F32),
     ]
-    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    config: dict[str, Any] = {
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    }
     (blob,) = make_plan(inventory(tensors, **config), ImportOptions.parse()).blobs
     assert not blob.tensors[0].copies
     with chunks_of(4096):

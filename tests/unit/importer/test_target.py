@@ -47,14 +47,16 @@ def types(plan: ImportPlan) -> dict[str, str]:
     return {tensor.name: str(tensor.quantization or "none") for tensor in plan.tensors}
 
 
-def checkpoint(folder: Path, scale: float = 0.02, **tensors: Array) -> Path:
-    """Write a model of two layers of 64 x 256 matrices."""
+def checkpoint(
+    folder: Path, changed: dict[str, Array] | None = None, *, scale: float = 0.02
+) -> Path:
+    """Write a model of two layers of 64 x 256 matrices, and ``changed`` instead of some."""
     made = {
         f"model.layers.{layer}.{name}_proj.weight": normal(f"{name}{layer}", 64, 256, scale=scale)
         for layer in range(2)
         for name in "abcd"
     }
-    return write_checkpoint(folder, made | tensors)
+    return write_checkpoint(folder, made | (changed or {}))
 
 
 @pytest.mark.parametrize("bits", [4.3, 5.0, 8.6, 15.5])
@@ -158,7 +160,7 @@ def test_wide_rows_are_measured_in_pieces(tmp_path: Path, sample: pytest.MonkeyP
 
 
 def test_the_users_rules_stay(tmp_path: Path) -> None:
-    source = checkpoint(tmp_path / "m", **small_tensors())
+    source = checkpoint(tmp_path / "m", small_tensors())
     rules = [
         "*.0.a_proj.weight=int8/32",
         "*.1.*=none",
@@ -315,7 +317,7 @@ def test_a_weight_that_is_not_finite_is_an_error_with_its_place(
     sample.setattr(target, "SAMPLE", WHOLE)
     bad = normal("bad", 64, 256)
     bad[40, 7] = np.inf
-    source = checkpoint(tmp_path / "m", **{"model.layers.1.b_proj.weight": bad})
+    source = checkpoint(tmp_path / "m", {"model.layers.1.b_proj.weight": bad})
     for jobs in (1, 3):
         with pytest.raises(NonFiniteWeightError) as caught:
             blobstore.plan_import(source, target_bpw=6.0, jobs=jobs)
@@ -359,8 +361,8 @@ def test_a_quantized_source_needs_to_be_requantized(store: Store, tmp_path: Path
 def test_converted_weights_are_measured_as_they_are_quantized(tmp_path: Path) -> None:
     source = checkpoint(
         tmp_path / "m",
+        {"model.layers.0.a_proj.weight": np.full((64, 256), 1e6, np.float32)},
         scale=2.0,
-        **{"model.layers.0.a_proj.weight": np.full((64, 256), 1e6, np.float32)},
     )
     with pytest.raises(NonFiniteWeightError):
         blobstore.plan_import(source, target_bpw=6.0, dtype="float16")

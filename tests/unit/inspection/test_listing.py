@@ -15,12 +15,17 @@ from support.checkpoints import safetensors_bytes, write_checkpoint
 from support.stores import blob_path, commit_model, link_by_hand, manifest_path
 
 import blobstore
+from blobstore.formats import safetensors
+from blobstore.formats.safetensors.header import Header
 from blobstore.inspection import listing
 from blobstore.inspection.listing import BrokenModel, ListedModel, list_models, summarize
+from blobstore.io.budget import Budget
+from blobstore.io.ranges import RangeReader
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
-from blobstore.store.local.journal import Summary, SummaryCache
+from blobstore.store.local.journal import SummaryCache
 from blobstore.store.local.store import Store, open_store
+from blobstore.store.ports import Summary
 
 A, B = (
     safetensors_bytes({name: np.zeros((3, number), np.float16)})
@@ -33,14 +38,14 @@ ONE = Summary(1234, 567, "int4", is_plain=True)
 def headers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the files whose headers are read."""
     read: list[str] = []
-    real = listing.safetensors.header_of
+    real = safetensors.header_of
 
-    def note(reader: object, budget: object) -> object:
-        read.append(reader.name)  # type: ignore[attr-defined]
-        return real(reader, budget)  # type: ignore[arg-type]
+    def note(reader: RangeReader, budget: Budget) -> Header:
+        read.append(reader.name)
+        return real(reader, budget)
 
-    monkeypatch.setattr(listing.safetensors, "header_of", note)
-    return iter([read])  # type: ignore[return-value]
+    monkeypatch.setattr(safetensors, "header_of", note)
+    return iter([read])
 
 
 def test_headers_are_read_once_for_all_and_shared_ones_once_for_both(
@@ -108,11 +113,12 @@ def test_a_model_that_is_removed_while_it_is_listed_is_not_broken(
     commit_model(store, "m", A)
     blob_path(store, A).unlink()
     real = listing._is_there
-    monkeypatch.setattr(
-        listing,
-        "_is_there",
-        lambda store, name: (manifest_path(store, "m").unlink(), real(store, name))[1],
-    )
+
+    def remove_first(store: Store, name: ModelName) -> bool:
+        manifest_path(store, "m").unlink()
+        return real(store, name)
+
+    monkeypatch.setattr(listing, "_is_there", remove_first)
     assert list_models(store) == []
 
 

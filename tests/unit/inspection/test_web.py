@@ -163,7 +163,7 @@ def test_an_index_of_shards_that_never_come(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them together get the time that one would get."""
-    monkeypatch.setitem(Budget.__init__.__kwdefaults__, "seconds", 0.5)
+    monkeypatch.setitem(Budget.__init__.__kwdefaults__ or {}, "seconds", 0.5)
     index = {
         "weight_map": {
             f"t{number}": f"model-{number:05}-of-09999.safetensors" for number in range(9999)

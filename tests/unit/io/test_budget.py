@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.calls import note_calls
 from support.checkpoints import LLAMA_CONFIG, raw_safetensors, safetensors_bytes, write_checkpoint
 from support.stores import commit_model
 
@@ -20,6 +22,7 @@ from blobstore.errors import (
     DocumentError,
     LimitExceededError,
 )
+from blobstore.formats import strictjson
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.importer.planning import plan
 from blobstore.importer.planning import provenance as own_document
@@ -45,7 +48,7 @@ def least(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def set_limits(**values: float) -> None:
         for name, value in values.items():
-            monkeypatch.setitem(Budget.__init__.__kwdefaults__, name, value)
+            monkeypatch.setitem(Budget.__init__.__kwdefaults__ or {}, name, value)
         monkeypatch.setattr(limits, "MAX_STORED_TEXT", values.get("text", limits.MAX_STORED_TEXT))
 
     return set_limits
@@ -89,7 +92,7 @@ def test_tensors_are_counted() -> None:
 
 def test_servers_get_more_time_while_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(limits.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     budget = Budget("m")
     assert budget.seconds_left() == limits.SECONDS
     budget.receive(10_000_000)
@@ -182,11 +185,7 @@ def test_equal_metadata_are_kept_and_encoded_once(
     folder = shards(tmp_path / "m", 10)
     inventory = read_inventory(folder)
     assert len({id(file.metadata) for file in inventory.files}) == 1
-    encoded = []
-    real = own_document.strictjson.encode
-    monkeypatch.setattr(
-        own_document.strictjson, "encode", lambda value: (encoded.append(value), real(value))[1]
-    )
+    encoded = note_calls(monkeypatch, strictjson, "encode")
     document = json.loads(plan_import(folder).documents["blobstore.json"])
     assert [source["metadata"] for source in document["sources"]] == [{"note": "x" * 1000}] * 10
     assert encoded.count({"note": "x" * 1000}) == 1
@@ -291,10 +290,8 @@ def test_documents_count_as_layers_too(tmp_path: Path, monkeypatch: pytest.Monke
 def test_no_more_blobs_are_planned_than_a_manifest_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[object] = []
-    real = plan.PlannedBlob
     monkeypatch.setattr(plan, "MAX_LAYERS", 3)
-    monkeypatch.setattr(plan, "PlannedBlob", lambda *args: made.append(args) or real(*args))
+    made = note_calls(monkeypatch, plan, "PlannedBlob")
     error = refused(lambda: plan_import(write_checkpoint(tmp_path / "m")))
     assert "needs more than 3 layers" in str(error)
     assert len(made) == 4

@@ -149,7 +149,7 @@ def test_no_thread_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(StorageError, match="can't start a thread"):
-        each(range(20), pytest.fail, 4, name="t")
+        each(range(20), lambda _: pytest.fail("a worker runs"), 4, name="t")
 
 
 def test_what_takes_its_time_is_told_to_stop() -> None:

@@ -113,7 +113,8 @@ def test_a_row_of_an_array_with_a_stride_of_a_terabyte() -> None:
 
 @any_of_no_array
 def test_what_is_not_an_array_of_numbers_is_refused(given: Any) -> None:
-    for options in ({}, {"method": "search", "jobs": 2}):
+    several: dict[str, Any] = {"method": "search", "jobs": 2}
+    for options in ({}, several):
         with pytest.raises(BlobStoreError):
             blobstore.quantize(given, "nvfp4", **options)
     if given is None:
@@ -211,15 +212,17 @@ def test_parts_may_be_big_endian_matrices_or_views(dtype: Any) -> None:
         np.testing.assert_array_equal(raw(blobstore.dequantize(changed)), expected)
     if dtype != BF16:  # ml_dtypes has no byte order
         scale, bias = (
-            np.asarray(part).astype(part.dtype.newbyteorder(">"))
+            np.asarray(part).astype(np.asarray(part).dtype.newbyteorder(">"))
             for part in (parts.scale, parts.bias)
         )
         changed = QuantizedArray(parts.weight.astype(">u4"), scale, bias, None, parts.quantization)
         np.testing.assert_array_equal(raw(blobstore.dequantize(changed)), expected)
 
 
-shapes = st.lists(st.sampled_from([0, 1, 2, 7, 8, 16, 32, 64]), max_size=3).map(tuple)
-dtypes = st.sampled_from(
+shapes: st.SearchStrategy[tuple[int, ...]] = st.lists(
+    st.sampled_from([0, 1, 2, 7, 8, 16, 32, 64]), max_size=3
+).map(tuple)
+dtypes: st.SearchStrategy[Any] = st.sampled_from(
     ["u1", "u4", ">u4", "i4", "f2", ">f2", "f4", ">f4", "f8", "c8", "?", "O", "U1", BF16]
 )
 steps = st.sampled_from([1, 2, -1, -2])
@@ -228,8 +231,9 @@ steps = st.sampled_from([1, 2, -1, -2])
 @st.composite
 def arrays(draw: st.DrawFn) -> Array:
     """Return an array of ones of any dtype, shape and order; some can't be written to."""
-    array = np.ones([2 * size for size in draw(shapes)], draw(dtypes))
-    array = array[(..., *(slice(None, None, draw(steps)) for _ in array.shape))]
+    array: Array = np.ones([2 * size for size in draw(shapes)], draw(dtypes))
+    index: Any = (..., *(slice(None, None, draw(steps)) for _ in array.shape))
+    array = array[index]
     array = array.T if draw(st.booleans()) else array
     array.flags.writeable = draw(st.booleans())
     return array

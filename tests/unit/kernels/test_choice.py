@@ -255,7 +255,7 @@ def test_native_converts_nothing_silently(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["words", "scales", "biases"])
 def test_native_writes_to_no_read_only_array(name: str) -> None:
-    read_only = np.zeros(8 if name == "words" else 2, U32)
+    read_only: Any = np.zeros(8 if name == "words" else 2, U32)
     read_only.flags.writeable = False
     with pytest.raises(TypeError):
         native_quantize(**{name: read_only})

@@ -342,7 +342,7 @@ RUN = BlockRun(rows=300, cols=200, first=0, count=300)  # two rows of the first 
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
-    fits = {
+    fits: dict[str, Any] = {
         "codes": np.zeros(300, U8),
         "scales": np.ones(2, F32),
         "out": np.zeros(300, BF16),

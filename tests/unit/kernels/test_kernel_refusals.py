@@ -235,7 +235,7 @@ def test_importance_may_have_any_real_number_type(kind: Any) -> None:
     expected = kernels.quantize(
         weights, "int4", method="search", importance=values.astype(np.float32)
     )
-    importance = values.tolist() if kind is list else values.astype(kind)
+    importance: Any = values.tolist() if kind is list else values.astype(kind)
     assert_same_parts(
         kernels.quantize(weights, "int4", method="search", importance=importance), expected
     )
@@ -274,7 +274,7 @@ def test_an_array_of_another_layout_is_its_contiguous_copy(
     if dtype != BF16:  # ml_dtypes has no other byte order
         layouts.append(square.astype(dtype.newbyteorder(">")))
     for view in layouts:
-        options = {"group_size": group_size, "method": method, "jobs": 3}
+        options: dict[str, Any] = {"group_size": group_size, "method": method, "jobs": 3}
         copy = kernels.quantize(np.array(view, dtype, order="C"), quant_type, **options)
         assert_same_parts(kernels.quantize(view, quant_type, **options), copy)
     assert not misaligned.flags.aligned
@@ -290,7 +290,7 @@ def test_empty_arrays_are_quantized_to_empty_parts(
     vectors = (None, np.ones(shape[-1]), np.zeros(shape[-1])) if method == "search" else (None,)
     for importance in vectors:
         for kernel in (*TARGETS.values(), TWIN):
-            options = {
+            options: dict[str, Any] = {
                 "group_size": group_size,
                 "method": method,
                 "importance": importance,

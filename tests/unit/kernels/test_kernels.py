@@ -85,7 +85,7 @@ def test_values_are_float32_or_what_is_asked_for_rounded_from_it(
 @any_form
 def test_a_tensor_of_rank_4_is_its_rows(quant_type: str, group_size: int, method: str) -> None:
     weights = random_weights(BF16, 2, 3, 4, 128)
-    options = {"group_size": group_size, "method": method}
+    options: dict[str, Any] = {"group_size": group_size, "method": method}
     deep = kernels.quantize(weights, quant_type, **options)
     rows = kernels.quantize(weights.reshape(24, 128), quant_type, **options)
     for part, expected in zip(parts_of(deep), parts_of(rows), strict=True):
@@ -112,7 +112,11 @@ def test_results_do_not_depend_on_how_rows_are_cut(
 ) -> None:
     weights = random_weights(BF16, 64, 384)
     for importance in (None, random_importance(384)) if method == "search" else (None,):
-        options = {"group_size": group_size, "method": method, "importance": importance}
+        options: dict[str, Any] = {
+            "group_size": group_size,
+            "method": method,
+            "importance": importance,
+        }
         whole = kernels.quantize(weights, quant_type, **options)
         pieces = [kernels.quantize(rows, quant_type, **options) for rows in np.split(weights, cuts)]
         for part, *cut in zip(parts_of(whole), *map(parts_of, pieces), strict=True):
@@ -128,7 +132,11 @@ def test_results_do_not_depend_on_the_number_of_jobs(
 ) -> None:
     weights = random_weights(BF16, 37, 384)
     for importance in (None, random_importance(384)) if method == "search" else (None,):
-        options = {"group_size": group_size, "method": method, "importance": importance}
+        options: dict[str, Any] = {
+            "group_size": group_size,
+            "method": method,
+            "importance": importance,
+        }
         alone = kernels.quantize(weights, quant_type, **options)
         for jobs in (2, 3, 7, 10**4):
             rows = weights[: 1 if jobs > 100 else None]  # more jobs than groups

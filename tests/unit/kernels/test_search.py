@@ -187,7 +187,7 @@ def test_importance_times_a_power_of_two_gives_the_same_bits_and_a_power_of_two_
     quant_type: str, group_size: int, dtype: np.dtype[Any], factor: float
 ) -> None:
     weights = random_weights(dtype, 30, 640)
-    options = {"group_size": group_size, "method": "search"}
+    options: dict[str, Any] = {"group_size": group_size, "method": "search"}
     for importance, same in (
         (np.ones(640), None),
         (random_importance(640), random_importance(640)),
@@ -203,7 +203,7 @@ def test_any_constant_importance_gives_the_bits_of_none(
 ) -> None:
     weights = shaped_groups(BF16, 4000, group_size)
     importance = np.full(group_size, constant)
-    options = {"group_size": group_size, "method": "search"}
+    options: dict[str, Any] = {"group_size": group_size, "method": "search"}
     weighted = kernels.quantize(weights, quant_type, importance=importance, **options)
     assert_same_parts(weighted, kernels.quantize(weights, quant_type, **options))
 
@@ -217,7 +217,11 @@ def test_weights_of_importance_0_do_not_keep_the_others_from_their_best_scale(
     importance = np.where(np.arange(group_size) % 2, 1.0, 0.0)
     spiked = weights.copy()
     spiked[:, 0] = 3e4
-    options = {"group_size": group_size, "method": "search", "importance": importance}
+    options: dict[str, Any] = {
+        "group_size": group_size,
+        "method": "search",
+        "importance": importance,
+    }
     alone, beside = (
         squared_errors(values, kernels.quantize(values, quant_type, **options), importance)
         for values in (weights, spiked)

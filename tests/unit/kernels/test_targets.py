@@ -129,7 +129,11 @@ def test_targets_equal_twin_for_jobs_whose_first_column_is_not_0(
 ) -> None:
     weights = random_weights(dtype, 7, 5 * group_size)
     for importance in (None, random_importance(5 * group_size)):
-        options = {"method": "search", "importance": importance, "group_size": group_size}
+        options: dict[str, Any] = {
+            "method": "search",
+            "importance": importance,
+            "group_size": group_size,
+        }
         expected = kernels.quantize(weights, quant_type, kernel=TWIN, jobs=3, **options)
         for jobs in (3, 11):
             for name, kernel in TARGETS.items():

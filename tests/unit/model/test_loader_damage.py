@@ -21,6 +21,7 @@ from blobstore.errors import (
     StorageError,
     UnsupportedSourceError,
 )
+from blobstore.kernels.arrays import Array
 from blobstore.store.local.store import Store
 
 NAME = "a.weight"
@@ -171,7 +172,7 @@ def test_a_blob_that_may_not_be_read_is_not_called_missing(
     refused(store, path, StorageError)
 
 
-Parts = dict[str, np.ndarray]  # type: ignore[type-arg]
+Parts = dict[str, Array]
 Change = Callable[[Parts], object]
 
 
@@ -179,7 +180,7 @@ def _without(suffix: str) -> Change:
     return lambda parts: parts.pop(NAME + suffix)
 
 
-def _with(suffix: str, array: np.ndarray) -> Change:  # type: ignore[type-arg]
+def _with(suffix: str, array: Array) -> Change:
     return lambda parts: parts.update({NAME + suffix: array})
 
 

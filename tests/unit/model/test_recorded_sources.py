@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.ollama_sources import write_source
@@ -20,8 +21,8 @@ SOURCES = {
 }
 
 
-def _ollama(folder: Path, **options: str) -> Verdict:
-    ours, theirs = plan_import(folder, **options).runs_in  # type: ignore[arg-type]
+def _ollama(folder: Path, **options: Any) -> Verdict:
+    ours, theirs = plan_import(folder, **options).runs_in
     assert (ours.runtime, theirs.runtime) == ("mlx-lm", "Ollama")
     return theirs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,10 +118,12 @@ def test_a_main_that_is_no_commit(tmp_path: Path, repository: Path, ref: bytes) 
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_a_main_that_is_no_file(tmp_path: Path, repository: Path, make: object) -> None:
+def test_a_main_that_is_no_file(
+    tmp_path: Path, repository: Path, make: Callable[[Path], object]
+) -> None:
     write_snapshot(repository, COMMIT, tmp_path)
     (repository / "refs").mkdir()
-    make(repository / "refs" / "main")  # type: ignore[operator]
+    make(repository / "refs" / "main")
     with pytest.raises(BlobStoreError):
         read_inventory(repository)
 

@@ -55,9 +55,9 @@ def changed(
     return Refused(tensors, UP + tensor, words, config)
 
 
-def mlx(bits: int, group_size: int, mode: str = "affine", **modules: Any) -> dict[str, Any]:
+def mlx(bits: int, group_size: int, mode: str = "affine", modules: Any = ()) -> dict[str, Any]:
     """Return MLX's settings in a config.json."""
-    return {"quantization": {"group_size": group_size, "bits": bits, "mode": mode} | modules}
+    return {"quantization": {"group_size": group_size, "bits": bits, "mode": mode} | dict(modules)}
 
 
 def method(name: str, **settings: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ MLX = {f"mlx {bits} bit": odd_bits(bits) for bits in (2, 3, 5, 6)} | {
         odd_bits(6).tensors,
         f"{UP}.weight",
         ("6 bits",),
-        mlx(4, 64, **{UP: {"group_size": 64, "bits": 6}}),
+        mlx(4, 64, modules={UP: {"group_size": 64, "bits": 6}}),
     ),
     "mlx int4 called int8": changed(
         INT4, ".weight", "its scale", "[4, 2]", "[4, 1]", config=mlx(8, 64)
@@ -111,7 +111,10 @@ MLX = {f"mlx {bits} bit": odd_bits(bits) for bits in (2, 3, 5, 6)} | {
     ),
     "mlx groups of 16": changed(INT4, ".weight", "groups of 16", config=mlx(4, 16)),
     "mlx override that contradicts": changed(
-        INT4, ".weight", "its scale", config=mlx(4, 64, **{UP: {"group_size": 128, "bits": 4}})
+        INT4,
+        ".weight",
+        "its scale",
+        config=mlx(4, 64, modules={UP: {"group_size": 128, "bits": 4}}),
     ),
     "mlx affine called mxfp4": changed(
         INT4, ".weight", "BF16 [4, 2], not U8 [4, 4]", config=mlx(4, 32, "mxfp4")

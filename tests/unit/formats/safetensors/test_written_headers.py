@@ -88,7 +88,7 @@ def test_metadata_that_no_file_can_have_are_refused() -> None:
     with pytest.raises(HeaderError, match="F4"):
         encode_header({}, {"a": "\udfff"}, 8)
     with pytest.raises(HeaderError, match="F9"):
-        encode_header({}, {"a": 1}, 8)  # type: ignore[dict-item]
+        encode_header({}, {"a": 1}, 8)  # type: ignore[dict-item]  # refused
 
 
 @pytest.mark.parametrize(

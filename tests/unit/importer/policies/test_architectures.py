@@ -211,8 +211,9 @@ def test_number_of_layers_that_is_none_is_refused(architecture: str, value: obje
     ("key", "value"), [("mlp_only_layers", [0, "1"]), ("mlp_layer_types", "dense")]
 )
 def test_kinds_of_layers_that_are_none_are_refused(key: str, value: object) -> None:
+    config: dict[str, Any] = {key: value}
     with pytest.raises(DocumentError, match=key):
-        policy_of(LAGUNA, "nvfp4", **{key: value})
+        policy_of(LAGUNA, "nvfp4", **config)
 
 
 def test_odd_numbers_are_in_nobody_elses_way() -> None:

@@ -20,6 +20,7 @@ from blobstore.errors import (
     StorageError,
     UsageError,
 )
+from blobstore.kernels.arrays import Array
 from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
@@ -35,7 +36,7 @@ def _with(value: float) -> Any:
     return vector
 
 
-BAD_VECTORS = {
+BAD_VECTORS: dict[str, tuple[dict[str, Array], str]] = {
     "unknown": ({"nobody.weight": np.ones(64, np.float32)}, "'nobody.weight'"),
     "escaped": ({EVIL: np.ones(64, np.float32)}, "evil"),
     "unquantized": ({NORM: np.ones(64, np.float32)}, f"'{NORM}'"),
@@ -47,7 +48,7 @@ BAD_VECTORS = {
     "nan": ({UP: _with(np.nan)}, "column 5"),
     "infinite": ({UP: _with(np.inf)}, "column 5"),
 }
-BAD_TENSORS = {
+BAD_TENSORS: dict[str, tuple[dict[str, Array], str]] = {
     "F16": ({UP: np.ones(64, np.float16)}, "F16 [64]"),
     "F64": ({UP: np.ones(64)}, "F64 [64]"),
     "rank 2": ({UP: np.ones((1, 64), np.float32)}, "F32 [1, 64]"),

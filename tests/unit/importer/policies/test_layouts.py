@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ LLAMA4 = "language_model.model.layers.1.feed_forward.experts"
 
 
 def turned(
-    model_type: str, tensors: dict[str, tuple[int, ...]], profile: str = "default", **config: Any
+    model_type: str, tensors: Mapping[str, tuple[int, ...]], profile: str = "default", **config: Any
 ) -> set[str]:
     """Return the names of the tensors that are transposed in a checkpoint of that model type."""
     weights = [SourceWeight.plain(source_tensor(name, *shape)) for name, shape in tensors.items()]
@@ -89,7 +90,7 @@ def test_names_by_model_type(
 
 
 def test_a_shape_that_says_otherwise_counts_for_the_whole_checkpoint() -> None:
-    config = {"text_config": {"hidden_size": 64}}
+    config: dict[str, Any] = {"text_config": {"hidden_size": 64}}
     published = {f"{LANGUAGE}.gate_up_proj": (4, 64, 128), f"{LANGUAGE}.down_proj": (4, 64, 64)}
     assert turned("qwen3_vl_moe", published, **config) == set(published)
     newer = {f"{LANGUAGE}.gate_up_proj": (4, 128, 64), f"{LANGUAGE}.down_proj": (4, 64, 64)}

@@ -49,8 +49,9 @@ def test_a_stack_of_as_many_matrices_as_there_are_experts() -> None:
     name = f"{LAYER}.ffn.bank.weight"
     assert given_type(name, (6, 64, 128)) is None
     for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
-        assert given_type(name, (6, 64, 128), **{key: 6}) == "int4"
-        assert given_type(name, (6, 64, 128), text_config={key: 6}) == "int4"
+        count: dict[str, Any] = {key: 6}
+        assert given_type(name, (6, 64, 128), **count) == "int4"
+        assert given_type(name, (6, 64, 128), text_config=count) == "int4"
     assert given_type(f"{LAYER}.mixer.conv1d.weight", (6, 64, 128), num_experts=6) is None
     assert given_type(name, (6, 64, 128), num_experts=[6, 6]) is None
 
@@ -118,7 +119,11 @@ def test_the_head_is_no_table(name: str) -> None:
 def test_a_projection_to_the_hidden_size_is_no_table_where_there_are_as_many_positions(
     name: str,
 ) -> None:
-    llama2 = {"hidden_size": 4096, "max_position_embeddings": 4096, "vocab_size": 32000}
+    llama2: dict[str, Any] = {
+        "hidden_size": 4096,
+        "max_position_embeddings": 4096,
+        "vocab_size": 32000,
+    }
     assert given_type(name, (4096, 8192), **llama2) == "int4"
     assert given_type(name, (4096, 4096), text_config=llama2) == "int4"
     assert given_type("model.places.weight", (4096, 512), **llama2 | {"hidden_size": 512}) is None

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
 from time import time
+from typing import Any
 
 import pytest
 from support import FIXTURES
 from support.corpus import refusal
-from support.servers import Answer, Asked, Server, head, one_after_another, redirect, reply
+from support.servers import Asked, Server, head, one_after_another, redirect, reply
 from support.servers import server as run_server
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, StorageError
@@ -211,17 +212,17 @@ def monkeypatched_localhost() -> Iterator[None]:
         yield
 
 
-def names(table: dict[str, list[str]]):  # noqa: ANN201  # socket.getaddrinfo's
+def names(table: dict[str, list[str]]) -> Callable[..., Any]:
     """Return a ``getaddrinfo`` that has answers of its own for some names, and takes them off a list of several."""
     system = socket.getaddrinfo
 
-    def getaddrinfo(host: str, *arguments: object, **options: object) -> object:
+    def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
         addresses = table.get(host, [])
         return system(
             addresses.pop(0) if len(addresses) > 1 else addresses[0] if addresses else host,
             *arguments,
             **options,
-        )  # type: ignore[arg-type]
+        )
 
     return getaddrinfo
 
@@ -262,14 +263,14 @@ def test_of_a_name_with_both_kinds_of_addresses_the_public_one_is_taken(
 ) -> None:
     system = socket.getaddrinfo
 
-    def both(host: str, *arguments: object, **options: object) -> object:
+    def both(host: str, *arguments: Any, **options: Any) -> Any:
         if host != "both.test":
-            return system(host, *arguments, **options)  # type: ignore[arg-type]
+            return system(host, *arguments, **options)
         return [
             found
             for one in ("127.0.0.9", "127.0.0.1")
             for found in system(one, *arguments, **options)
-        ]  # type: ignore[arg-type]
+        ]
 
     monkeypatch.setattr(socket, "getaddrinfo", both)
     server.play(
@@ -368,9 +369,9 @@ def test_what_retry_after_may_say(value: str, server: Server, client: HttpClient
     "make", [lambda: "100", lambda: formatdate(time() + 100, usegmt=True)], ids=["seconds", "date"]
 )
 def test_who_asks_to_wait_too_long_is_not_asked_again(
-    make: Answer, server: Server, client: HttpClient
+    make: Callable[[], str], server: Server, client: HttpClient
 ) -> None:
-    script = server.play(lambda _: reply(429, f"Retry-After: {make()}"))  # type: ignore[call-arg, misc]
+    script = server.play(lambda _: reply(429, f"Retry-After: {make()}"))
     assert "asks to wait" in str(failure(client, server.url).hint)
     assert len(script.asked) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,13 +98,17 @@ def test_codes_move_as_values_do(quant_type: QuantType, expression: Expression) 
         name: kernels.quantize(array, quant_type, group_size=GROUP)
         for name, array in ARRAYS.items()
     }
+
+    def part(field: str, name: str) -> Any:
+        return getattr(stored[name], field)
+
     parts: dict[str, Array | None] = {}
     for field, unit in (("weight", 32 // quant_type.bits), ("scale", GROUP), ("bias", GROUP)):
         moved = in_units(expression, GROUP, unit)
         if moved is None:
             return
         if getattr(stored["a"], field) is not None:
-            parts[field] = evaluate(moved, lambda name, field=field: getattr(stored[name], field))
+            parts[field] = evaluate(moved, partial(part, field))
     weight, scale = (np.ascontiguousarray(parts[field]) for field in ("weight", "scale"))
     bias = np.ascontiguousarray(parts["bias"]) if "bias" in parts else None
     values = {name: kernels.dequantize(array) for name, array in stored.items()}

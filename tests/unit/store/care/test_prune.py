@@ -169,7 +169,7 @@ def test_a_manifest_that_appears_before_the_lock_is_had_saves_its_blobs(
 def test_what_is_no_blob_of_ours_stays(store: Store, tmp_path: Path) -> None:
     commit_model(store, "m", b"one")
     aged(store, b"orphan")
-    odd = {
+    odd: dict[str, Callable[[Path], object]] = {
         "sha256-" + "a" * 64 + "-partial-0": lambda path: path.write_bytes(b"an Ollama pulls it"),
         "notes.txt": lambda path: path.write_bytes(b"mine"),
         "sha256-" + "b" * 64: lambda path: path.symlink_to(tmp_path / "outside"),

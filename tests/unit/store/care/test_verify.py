@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.calls import note_calls
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
 from support.faults import make_device
 from support.stores import (
@@ -96,6 +97,24 @@ def test_a_bit_that_flipped(model: Store, at: int) -> None:
     assert verify(model, quick=True).is_sound == (at == -1)
 
 
+def _bind(path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(path.parent)  # a socket's address holds 107 bytes
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+def _replaced(make: Change) -> Change:
+    def replace(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return replace
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -105,17 +124,13 @@ def test_a_bit_that_flipped(model: Store, at: int) -> None:
         (lambda path: path.write_bytes(A + b" "), "do not match its digest"),
         (lambda path: path.chmod(0), "mode is 000|permission denied"),
         (
-            lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+            _replaced(lambda path: path.symlink_to("/dev/zero")),
             "symbolic link|too many levels",
         ),
-        (lambda path: (path.unlink(), os.mkfifo(path)), "not a regular file"),
-        (lambda path: (path.unlink(), path.mkdir()), "not a regular file"),
-        (lambda path: (path.unlink(), _bind(path)), "no such device|not a regular file"),
-        pytest.param(
-            lambda path: (path.unlink(), make_device(path)),
-            "not a regular file",
-            marks=pytest.mark.lab,
-        ),
+        (_replaced(os.mkfifo), "not a regular file"),
+        (_replaced(Path.mkdir), "not a regular file"),
+        (_replaced(_bind), "no such device|not a regular file"),
+        pytest.param(_replaced(make_device), "not a regular file", marks=pytest.mark.lab),
     ],
 )
 @pytest.mark.parametrize("quick", [False, True])
@@ -129,16 +144,6 @@ def test_a_blob_that_is_not_what_it_should_be(
     assert models == ["m:latest"]
     assert tensors in (["layer"], ["a"])  # its name in the manifest, where its header can't be read
     assert quick or re.search(says, reason)
-
-
-def _bind(path: Path) -> None:
-    before = Path.cwd()
-    os.chdir(path.parent)  # a socket's address holds 107 bytes
-    try:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(path.name)
-    finally:
-        os.chdir(before)
 
 
 def test_a_blob_of_another_size_than_a_manifest_says(store: Store) -> None:
@@ -231,7 +236,7 @@ def test_a_manifest_that_another_program_replaced_is_no_damage(store: Store) -> 
 def test_a_digest_that_is_written_with_escapes(store: Store, change: tuple[str, str]) -> None:
     link_by_hand(store, "m", {"a": A})
     path = manifest_path(store, "m")
-    start, middle, end = re.fullmatch(r"sha256-(.{20})(.)(.*)", blob_path(store, A).name).groups()
+    start, middle, end = re.findall(r"sha256-(.{20})(.)(.*)", blob_path(store, A).name)[0]
     escaped = f"{start}\\u{ord(middle):04x}{end}"
     path.write_text(path.read_text().replace(*change).replace(f"{start}{middle}{end}", escaped))
     assert verify(store).is_sound
@@ -406,11 +411,7 @@ def test_a_file_with_many_names_is_read_once(store: Store, monkeypatch: pytest.M
         os.link(blob_path(store, A), store.blobs.path / f"sha256-{digest}")
         layers.append(layers[0] | {"digest": f"sha256:{digest}"})
     manifest_path(store, "m").write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
-    read: list[object] = []
-    real = blob_check.header_of
-    monkeypatch.setattr(
-        blob_check, "header_of", lambda reader: (read.append(reader), real(reader))[1]
-    )
+    read = note_calls(monkeypatch, blob_check, "header_of")
     told: list[int] = []
     with_progress = verify(store, jobs=1, progress=lambda nbytes, _: told.append(nbytes))
     assert len(read) == 1

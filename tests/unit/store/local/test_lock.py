@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import subprocess
 import sys
@@ -96,7 +97,9 @@ def test_it_is_flock_so_that_other_programs_can_take_it(
     commit_model(store, "m", b"one")
     lock = store.root / ".blobstore" / "lock"
     with process(FLOCK, lock, "LOCK_EX"):
-        monkeypatch.setattr(StoreLock.shared.__wrapped__, "__defaults__", (0.2,))  # instead of 10 s
+        monkeypatch.setattr(
+            inspect.unwrap(StoreLock.shared), "__defaults__", (0.2,)
+        )  # instead of 10 s
         for use in (
             lambda: commit_model(store, "n", b"two"),
             lambda: store.remove(ModelName.parse("m")),

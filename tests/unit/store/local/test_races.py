@@ -16,6 +16,7 @@ from support.stores import HOLD_LOCK, blob_path, commit_model, descriptor, proce
 
 from blobstore.errors import BlobStoreError, BusyError, StorageError, UsageError
 from blobstore.formats.documents import Manifest
+from blobstore.io import durable
 from blobstore.names import ModelName
 from blobstore.store.local import session
 from blobstore.store.local.store import Store, open_store
@@ -46,7 +47,7 @@ def commit_in_mid_commit(
     store: Store, name: str, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let another commit of one blob happen in the middle of the next one."""
-    real, waiting = session.sync_file_system, [name]
+    real, waiting = durable.sync_file_system, [name]
 
     def sync(fd: int) -> None:
         if waiting:
@@ -60,7 +61,7 @@ def test_a_sibling_removed_in_mid_commit_takes_nothing_along(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_model(store, "x:old", b"old")
-    real = session.sync_file_system
+    real = durable.sync_file_system
 
     def remove_meanwhile(fd: int) -> None:
         store.remove(ModelName.parse("x:old"))

@@ -6,14 +6,16 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
+from support.calls import note_calls
 from support.checkpoints import safetensors_bytes
 from support.stores import blob_path, commit_model, link_by_hand, manifest_path
 
 from blobstore.errors import DocumentError
-from blobstore.formats import documents
+from blobstore.formats import documents, strictjson
 from blobstore.formats.documents import JSON_MEDIA_TYPE
 from blobstore.inspection.listing import BrokenModel, list_models
 from blobstore.store.care import checks as blob_check
@@ -48,12 +50,12 @@ def parsed(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for number in range(1, COUNT):
         os.link(path, path.with_name(str(number)))
     parsed: list[str] = []
-    real = documents.parse_object
+    real = strictjson.parse_object
 
-    def note(raw: bytes, what: str, **options: object) -> object:
+    def note(raw: bytes, what: str, **options: Any) -> object:
         if "manifest" in what:
             parsed.append(what)
-        return real(raw, what, **options)  # type: ignore[arg-type]
+        return real(raw, what, **options)
 
     monkeypatch.setattr(documents, "parse_object", note)
     return parsed
@@ -109,8 +111,8 @@ def test_damage_refers_only_to_models_that_were_not_replaced_meanwhile(
     path = manifest_path(store, "m")
     other = json.loads(path.read_text())
 
-    def meanwhile(self: BlobChecks, *arguments: object) -> None:
-        real(self, *arguments)  # type: ignore[arg-type]
+    def meanwhile(self: BlobChecks, *arguments: Any) -> None:
+        real(self, *arguments)
         for tag in ("latest", "1"):
             path.with_name(tag).unlink()
         path.write_text(json.dumps(other | {"layers": other["layers"][:1]}))
@@ -133,8 +135,6 @@ def test_a_config_that_one_manifest_names_often_is_parsed_once(
     manifest = json.loads(path.read_text())
     manifest["layers"] = [manifest["layers"][0] | layer for layer in layers]
     path.write_text(json.dumps(manifest))
-    parsed: list[bytes] = []
-    real = blob_check.parse_config
-    monkeypatch.setattr(blob_check, "parse_config", lambda raw: (parsed.append(raw), real(raw))[1])
+    parsed = note_calls(monkeypatch, blob_check, "parse_config")
     assert verify(store).is_sound
     assert parsed == [config]

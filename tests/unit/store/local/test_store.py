@@ -30,6 +30,7 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.formats.documents import Manifest
+from blobstore.io import durable
 from blobstore.names import ModelName
 from blobstore.store.local import manifests
 from blobstore.store.local.store import Store, open_store
@@ -268,7 +269,7 @@ def test_a_manifest_whose_name_can_not_be_made_durable_is_taken_back(
     commit_model(store, "m:other", b"one")
     if older is not None:
         commit_model(store, "m", older)
-    real = manifests.sync_folder
+    real = durable.sync_folder
 
     def sync_folder(path: Path) -> None:
         if path == manifest_path(store, "m").parent:
@@ -347,7 +348,7 @@ def test_models_are_sorted_by_full_name(store: Store) -> None:
 def test_a_file_system_that_can_not_sync_folders_is_synced_as_a_whole(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, synced = os.fsync, []
+    real, synced = os.fsync, list[int]()
 
     def fsync(fd: int) -> None:
         if Path(f"/dev/fd/{fd}").is_dir():

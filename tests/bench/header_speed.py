@@ -1,4 +1,4 @@
-"""Headers against the safetensors package, in one run: `python tests/bench/headers.py`.
+"""Headers against the safetensors package, in one run: `python tests/bench/header_speed.py`.
 
 Reading is `blobstore.read_header(path)`, validation included, against `safe_open(path,
 "np").keys()`, and then every entry's dtype and shape; every measurement is a process of its own.
@@ -10,6 +10,7 @@ no data are copied) and against `json.dumps` of the document.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import struct
 import subprocess
@@ -156,6 +157,11 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
     return min(found)
 
 
+def json_header(plain: object) -> bytes:
+    """Return a header as the json module writes it."""
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
 def encode(cases: dict[str, dict[str, TensorEntry]], times: int) -> None:
     """Print the table of writing."""
     import safetensors
@@ -172,11 +178,9 @@ def encode(cases: dict[str, dict[str, TensorEntry]], times: int) -> None:
             )
             for key, entry in tensors.items()
         }
-        ours = seconds_of(lambda tensors=tensors: encode_header(tensors, {}, 8), times)
-        by_json = seconds_of(
-            lambda plain=plain: json.dumps(plain, separators=(",", ":")).encode(), times
-        )
-        theirs = seconds_of(lambda empty=empty: safetensors.serialize(empty), times)
+        ours = seconds_of(functools.partial(encode_header, tensors, {}, 8), times)
+        by_json = seconds_of(functools.partial(json_header, plain), times)
+        theirs = seconds_of(functools.partial(safetensors.serialize, empty), times)
         show(
             (
                 name,
