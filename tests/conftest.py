@@ -72,7 +72,10 @@ _HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/journal/")
 
 
 def _is_quick(path: Path) -> bool:
-    """Return True for tests of single files that take little time: ``-m quick`` runs these, and collects no others."""
+    """Return True for tests of single files that take little time.
+
+    ``-m quick`` runs these, and collects no others.
+    """
     if not path.is_relative_to(_TESTS / "unit"):
         return (_TESTS / "unit").is_relative_to(path)
     return str(path.relative_to(_TESTS / "unit")) not in _NOT_QUICK
@@ -91,7 +94,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take thousands of tests out of the collector's sight: it would walk through them again and again."""
+    """Freeze thousands of tests, so that the garbage collector does not walk them repeatedly."""
     gc.collect()
     gc.freeze()
 
@@ -104,7 +107,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def snapshot() -> Callable[[Store], Snapshot]:
-    """A function that returns a hash of every file of a store, by path: what "the store is unchanged" compares.
+    """A function that returns the hash of every file of a store by path.
 
     The lock and the journal are left out: they hold nothing that can be seen.
     """

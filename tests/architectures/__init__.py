@@ -1,1 +1,4 @@
-"""Tiny checkpoints of many architectures, and what blobstore and mlx-lm make of them: ``python tests/architectures``."""
+"""Tiny checkpoints of many architectures, imported and compared with mlx-lm.
+
+Run it with ``python tests/architectures``.
+"""

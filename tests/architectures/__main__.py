@@ -1,4 +1,7 @@
-"""Makes docs/architectures.md, or architectures-converted.md (``--converted``): ``python tests/architectures``."""
+"""Writes docs/architectures.md: ``python tests/architectures``.
+
+With ``--converted`` it writes docs/architectures-converted.md.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
 
 def main() -> int:
-    """Make rows, note them, and write the page when every row is there; 1 when a row is neither right nor refused."""
+    """Make rows, note them, and write the page when all rows are complete.
+
+    Return 1 if a row is neither right nor refused.
+    """
     options = _options()
     if options.row:
         print(json.dumps(make_row(options.row)))  # noqa: T201
@@ -42,7 +48,8 @@ def main() -> int:
         )
     bad = [row["architecture"] for row in rows if not good(row)]
     print(  # noqa: T201
-        f"{len(rows)} rows, {sum(counted(row) for row in rows)} counted, {len(bad)} bad: {' '.join(bad)}"
+        f"{len(rows)} rows, {sum(counted(row) for row in rows)} counted, {len(bad)} bad: "
+        f"{' '.join(bad)}"
     )
     return 1 if bad else 0
 

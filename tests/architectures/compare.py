@@ -1,4 +1,4 @@
-"""One checkpoint as one type: what blobstore makes of it beside what mlx-lm makes of the checkpoint.
+"""One checkpoint as one type: blobstore's import compared with mlx-lm's network.
 
 A model is right when it is imported, when its network gives the logits of the exported folder in
 mlx-lm, and when each module holds what the same module of the source's network holds, as closely as
@@ -26,7 +26,7 @@ _SCRATCH = re.compile(rf"{re.escape(tempfile.gettempdir())}/[^ ]*blobstore-archi
 _ROUNDING = 2**-7
 """BF16 has eight bits: two ways to one value may differ by the last of them."""
 _NEAR = 2**-10
-"""Logits are equal, bit for bit, but where mlx-lm normalises a head again that is normalised already."""
+"""Logits are bit-equal, unless mlx-lm normalises a head a second time."""
 
 
 class Verdict(StrEnum):
@@ -42,7 +42,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A verdict, why, and of a right one: the share of parameters that is quantized, and that was before it was loaded.
+    """A verdict and its reason.
+
+    A right one has the share of parameters that is quantized now, and that was before loading.
 
     ``dequantized``: what mlx-lm computes with, or moves within a group, becomes values again.
     ``error``: that of the logits.
@@ -76,7 +78,9 @@ def source_network(folder: Path) -> Any:
 
 
 def compare(folder: Path, quant: str | None, source: Any) -> Outcome:
-    """Return what comes of the checkpoint in ``folder`` as ``quant``; ``source``: mlx-lm's network, or why it has none.
+    """Return the outcome of importing the checkpoint in ``folder`` as ``quant``.
+
+    ``source`` is mlx-lm's network, or the reason why mlx-lm has none.
 
     Without a network of mlx-lm only crashes are told: what it can't load need not be refused before
     it is loaded.
@@ -95,7 +99,7 @@ def compare(folder: Path, quant: str | None, source: Any) -> Outcome:
 
 
 def _imported(folder: Path, quant: str | None, scratch: Path) -> tuple[Any, Any, int | None]:
-    """Return the network as it is loaded, that of the exported folder, and the fewest bits of what is stored."""
+    """Return the loaded network, that of the exported folder, and the fewest bits stored."""
     import blobstore
 
     store, exported = blobstore.open_store(scratch / "store"), scratch / "exported"
@@ -223,7 +227,10 @@ def _dequantized(module: Any) -> Any:
 
 
 def _difference(path: str, held: _Value, meant: _Value, stored_bits: int | None) -> str | None:
-    """Return what is wrong with a value: None for one that is equal, "" for one that is as close as its bits allow."""
+    """Return what is wrong with a value.
+
+    None if it is equal, "" if it is as close as its bits allow.
+    """
     import mlx.core as mx
 
     if held.array.shape != meant.array.shape:
@@ -241,7 +248,10 @@ def _difference(path: str, held: _Value, meant: _Value, stored_bits: int | None)
 
 
 def logits_of(network: Any) -> Any:
-    """Return a network's logits, computed in float32: on a CPU MLX multiplies experts in no other type (0.32.4)."""
+    """Return a network's logits, computed in float32.
+
+    On a CPU, MLX multiplies experts in no other type (0.32.4).
+    """
     import mlx.core as mx
 
     network.set_dtype(mx.float32)

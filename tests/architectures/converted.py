@@ -1,4 +1,4 @@
-"""Checkpoints that mlx-lm itself has converted: what blobstore makes of them beside what mlx-lm makes of them.
+"""Checkpoints that mlx-lm has converted: blobstore's import compared with mlx-lm.
 
 A model is right when each parameter of the network that is loaded from the store, and of the
 exported folder, has the bytes that it has in mlx-lm's own network of the converted folder. Asked
@@ -102,7 +102,7 @@ def convert(source: Path, folder: Path, conversion: str) -> None:
 
 
 def compare_conversion(source: Path, conversion: str) -> Outcome:
-    """Return what comes of the checkpoint in ``source`` when mlx-lm has converted it, imported as it is."""
+    """Return the outcome of importing the checkpoint in ``source``, converted by mlx-lm."""
     with tempfile.TemporaryDirectory(prefix="blobstore-architectures-") as scratch:
         folder = Path(scratch, "converted")
         try:
@@ -159,7 +159,7 @@ def _quantized_again(folder: Path, theirs: Any) -> Outcome:
 
 
 def _difference(network: Any, meant: Any) -> str | None:
-    """Return what of a network is not as in the other: parameters, types of modules; None if all is."""
+    """Return how two networks differ in parameters or module types; None if they are equal."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 

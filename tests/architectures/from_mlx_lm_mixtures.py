@@ -1,4 +1,4 @@
-"""The recipes of mixtures of experts whose checkpoints are made from mlx-lm's network: as in from_mlx_lm.py."""
+"""Recipes of mixtures of experts made from mlx-lm's network, as in from_mlx_lm.py."""
 
 from __future__ import annotations
 

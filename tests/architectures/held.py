@@ -11,7 +11,7 @@ from typing import Any
 
 
 def disagreement(folder: Path, quant: str | None) -> str:
-    """Return a tensor on which the table and the network differ for a checkpoint as ``quant``; "" if they agree.
+    """Return a tensor on which the table and the network differ as ``quant``; "" if they agree.
 
     They are asked for the weights that the policy quantizes, for all that can be, and with global
     scales.

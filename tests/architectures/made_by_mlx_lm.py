@@ -1,4 +1,4 @@
-"""Checkpoints of architectures that transformers does not know, or does not save as they are published.
+"""Checkpoints of architectures that transformers does not know or saves in another layout.
 
 mlx-lm's own network of a small configuration gets random values, and what its ``sanitize`` does to
 a published checkpoint is undone, step by step. ``sanitize`` has to make of the result what it was
@@ -120,7 +120,10 @@ def renamed(pattern: str, replacement: str) -> Undo:
 def unstacked(
     module: str = "switch_mlp", published: str = "experts", names: Json | None = None
 ) -> Undo:
-    """Return what takes stacked experts apart: ``L.switch_mlp.P.weight`` to ``L.experts.E.P.weight``, P maybe renamed."""
+    """Return a function that unstacks experts.
+
+    ``L.switch_mlp.P.weight`` becomes ``L.experts.E.P.weight``; P may be renamed.
+    """
     pattern = re.compile(rf"(.+)\.{re.escape(module)}\.(\w+)\.(weight|bias)")
 
     def undo(weights: Weights, _: Json) -> Weights:
@@ -140,7 +143,7 @@ def unstacked(
 
 
 def latent_heads(weights: Weights, _: Json) -> Weights:
-    """Join what multi-head latent attention splits: ``embed_q`` and ``unembed_out`` to ``kv_b_proj``."""
+    """Join the split ``embed_q`` and ``unembed_out`` of latent attention to ``kv_b_proj``."""
     import mlx.core as mx
 
     result = {
@@ -166,7 +169,10 @@ def convolutions(weights: Weights, _: Json) -> Weights:
 
 
 def joined(parts: Sequence[str], whole: str, axis: int = 0, weight: str = ".weight") -> Undo:
-    """Return what joins modules of a parent along ``axis``: ``P.q.weight`` and ``P.k.weight`` to ``P.qk`` + ``weight``."""
+    """Return a function that joins modules of a parent along ``axis``.
+
+    ``P.q.weight`` and ``P.k.weight`` become ``P.qk`` + ``weight``.
+    """
     import mlx.core as mx
 
     def undo(weights: Weights, _: Json) -> Weights:
@@ -217,7 +223,10 @@ def shaped(pattern: str, shape: Sequence[int]) -> Undo:
 
 
 def whole_experts(weights: Weights, config: Json) -> Weights:
-    """Join DBRX's experts along their rows: ``experts.E.w1.weight`` to ``experts.mlp.w1``, w2 transposed."""
+    """Join DBRX's experts along their rows.
+
+    ``experts.E.w1.weight`` becomes ``experts.mlp.w1``; w2 is transposed.
+    """
     import mlx.core as mx
 
     result = {name: value for name, value in weights.items() if ".experts." not in name}
@@ -233,7 +242,10 @@ def whole_experts(weights: Weights, config: Json) -> Weights:
 
 
 def parted(whole: str, parts: Sequence[str]) -> Undo:
-    """Return what splits modules into parts of equal rows: ``P.qk.weight`` to ``P.q.weight`` and ``P.k.weight``."""
+    """Return a function that splits modules into parts of equal rows.
+
+    ``P.qk.weight`` becomes ``P.q.weight`` and ``P.k.weight``.
+    """
     import mlx.core as mx
 
     def undo(weights: Weights, _: Json) -> Weights:

@@ -1,4 +1,4 @@
-"""Checkpoints that transformers writes: its own model of an architecture, a few layers small, saved as a user's would be.
+"""Checkpoints of a few layers that transformers writes from its own models.
 
 What a configuration has by one of the names of `TINY` gets that value, in nested configurations
 too; a recipe says the rest.
@@ -122,7 +122,7 @@ def make(
 
 
 def tiny_config(model_type: str, overrides: Json) -> Any:
-    """Return transformers' configuration of ``model_type`` with the values of `TINY` and ``overrides``."""
+    """Return transformers' config of ``model_type`` with `TINY` and ``overrides``."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     cls = CONFIG_MAPPING[model_type]
@@ -155,7 +155,10 @@ def _arguments(cls: Any, overrides: Json, tiny: Json) -> dict[str, Any]:
 
 
 def _write_old_names(path: Path, config: Any, also: Json) -> None:
-    """Add what transformers 4 wrote, as nearly all published checkpoints have it: rope_theta, and older names of keys."""
+    """Add what transformers 4 wrote: rope_theta and older names of keys.
+
+    Nearly all published checkpoints have them.
+    """
     document = json.loads(path.read_text())
     _add_old_names(document, config)
     path.write_text(json.dumps(merged(document, also), indent=2))
@@ -201,7 +204,10 @@ def merged(document: Json, values: Json) -> dict[str, Any]:
 
 
 def _fill(model: Any, generator: Any) -> None:
-    """Give every matrix normal values, and add some to every vector, whose starting values often have a meaning."""
+    """Give every matrix normal values, and add some to every vector.
+
+    The initial values of a vector often have a meaning.
+    """
     import torch
 
     with torch.no_grad():

@@ -39,7 +39,7 @@ def make_row(name: str) -> dict[str, Any]:
 
 
 def make_converted_row(name: str) -> dict[str, Any]:
-    """Return what comes of an architecture that mlx-lm has converted, by conversion, as `make_row` does."""
+    """Return the outcomes of an architecture that mlx-lm has converted, by conversion."""
     warnings.simplefilter("ignore")
     row = architectures()[name]
     with tempfile.TemporaryDirectory(prefix="blobstore-architecture-") as scratch:
@@ -56,7 +56,10 @@ def _head(row: Architecture) -> dict[str, str]:
 
 
 class Apart:
-    """Makes rows in processes of their own, which begin with everything imported: one that dies is a crash of every type."""
+    """Makes rows in processes that begin with everything imported.
+
+    A process that dies counts as a crash of every type.
+    """
 
     def __init__(self, make: Callable[[str], dict[str, Any]]) -> None:
         self._make = make

@@ -19,7 +19,7 @@ from architectures.variants import CHANGED, Change
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A row: its name, who makes the checkpoint, and what makes it in a folder that is not there yet.
+    """A row: its name, its maker, and the function that writes it into a new folder.
 
     ``unsound``: why mlx-lm's network must not be run; "" where it may.
     """

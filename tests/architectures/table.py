@@ -17,29 +17,35 @@ _BAD = {Verdict.WRONG, Verdict.CRASHED}
 _PACKAGES = ("mlx-lm", "mlx", "transformers")
 _NAME = re.compile(r"'[^']+'")
 _INTRODUCTION = (
-    "Each row is a checkpoint of a few layers with random weights, in the layout in which checkpoints of the",
-    "architecture are published. It is imported as each type, loaded, and exported for mlx-lm. ✓ means: the loaded",
-    "network gives the logits of the exported folder in mlx-lm (bit for bit, but for heads that mlx-lm normalises",
-    "again), and each of its weights has a cosine of at least 0.99 (4 bits) or 0.999 (8 bits) with the one that",
-    "mlx-lm has of the checkpoint itself; what is not quantized is equal. The number is the percentage of parameters",
-    "that mlx-lm holds quantized, `+ n` that of those which are stored quantized and become values when the model is",
-    "loaded, because mlx-lm computes with them or moves them within a group: `plan` says of the same models that they",
-    "are partly dequantized. *Refused* means: `plan` and `import` say why, and nothing is written.",
+    "Each row is a checkpoint of a few layers with random weights, in the layout in which",
+    "checkpoints of the architecture are published. It is imported as each type, loaded, and",
+    "exported for mlx-lm. ✓ means: the loaded network gives the logits of the exported folder in",
+    "mlx-lm (bit for bit, but for heads that mlx-lm normalises again), and each of its weights",
+    "has a cosine of at least 0.99 (4 bits) or 0.999 (8 bits) with the one that mlx-lm has of the",
+    "checkpoint itself; what is not quantized is equal. The number is the percentage of",
+    "parameters that mlx-lm holds quantized, `+ n` that of those which are stored quantized and",
+    "become values when the model is loaded, because mlx-lm computes with them or moves them",
+    "within a group: `plan` says of the same models that they are partly dequantized. *Refused*",
+    "means: `plan` and `import` say why, and nothing is written.",
 )
 _CONVERTED = (
-    "Each row is a checkpoint of [the table of architectures](architectures.md) that mlx-lm's own code has converted, as",
-    "`mlx_lm.convert` does it, imported as it is. ✓ means: the network that is loaded from the store, and the folder that",
-    "is exported for mlx-lm, have each parameter of the converted folder, bit for bit, and give the same logits; `--quant",
-    "int4` quantizes floats, and is refused for codes. *Refused* means: `plan` and `import` name a tensor and say why.",
-    "*Not compared* means: mlx-lm can't convert or load it.",
+    "Each row is a checkpoint of [the table of architectures](architectures.md) that mlx-lm's own",
+    "code has converted, as `mlx_lm.convert` does it, imported as it is. ✓ means: the network",
+    "that is loaded from the store, and the folder that is exported for mlx-lm, have each",
+    "parameter of the converted folder, bit for bit, and give the same logits; `--quant int4`",
+    "quantizes floats, and is refused for codes. *Refused* means: `plan` and `import` name a",
+    "tensor and say why. *Not compared* means: mlx-lm can't convert or load it.",
     "",
-    "Bailing with `norm_head` is not among them: mlx-lm 0.32.2 quantizes its head, and divides the codes by norms when it",
-    "loads them. From a store it gets the head's values.",
+    "Bailing with `norm_head` is not among them: mlx-lm 0.32.2 quantizes its head, and divides",
+    "the codes by norms when it loads them. From a store it gets the head's values.",
 )
 
 
 def good(row: Row) -> bool:
-    """Return whether a row is as it should be in every type: where mlx-lm runs it, right or refused at plan time."""
+    """Return whether a row is right in every type.
+
+    Where mlx-lm runs the model, it has to be right or refused at plan time.
+    """
     found = {outcome["verdict"] for outcome in row["types"].values()}
     return found <= _GOOD if counted(row) else not found & _BAD
 
@@ -50,7 +56,7 @@ def counted(row: Row) -> bool:
 
 
 def table(rows: Sequence[Row], date: str) -> str:
-    """Return the page of docs: the totals, the table, and a list of reasons that are too long for it."""
+    """Return the page: the totals, the table, and the reasons that are too long for the table."""
     inside = [row for row in rows if counted(row)]
     outside = [row for row in rows if not counted(row)]
     head = [
@@ -97,7 +103,10 @@ def _totals(rows: Sequence[Row]) -> list[str]:
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
     whole = sum(good(row) for row in rows)
     return [
-        f"**{len(rows)} architectures, {whole} of them right or refused as every type**; of all imports {said}."
+        (
+            f"**{len(rows)} architectures, {whole} of them right or refused as every type**; of "
+            f"all imports {said}."
+        )
     ]
 
 
@@ -154,7 +163,10 @@ def _common_reasons(rows: Sequence[Row]) -> list[str]:
 
 def _outside(rows: Sequence[Row]) -> list[str]:
     lines = [
-        f"- {row['architecture']} (made by {row['maker']}): {row['mlx_lm']} Here: {'; '.join(_reasons_of(row))}"
+        (
+            f"- {row['architecture']} (made by {row['maker']}): {row['mlx_lm']} Here: "
+            f"{'; '.join(_reasons_of(row))}"
+        )
         for row in rows
     ]
     return ["## Not counted: what mlx-lm itself can't run here", "", *lines] if lines else []

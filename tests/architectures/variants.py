@@ -1,4 +1,4 @@
-"""Checkpoints that are changed after they were made: quantized as they are published, with draft heads, with odd configs."""
+"""Checkpoints changed after they were made: quantized, with draft heads, with odd configs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FP8 = {
 
 
 def block_fp8(folder: Path) -> None:
-    """Store matrices as DeepSeek does: F8_E4M3, and a float32 ``weight_scale_inv`` for 128 by 128 of them.
+    """Store matrices as DeepSeek does: F8_E4M3 and a ``weight_scale_inv`` for 128 by 128 of them.
 
     Source: deepseek-ai/DeepSeek-V3 inference/kernel.py `weight_dequant`.
     """
@@ -49,7 +49,10 @@ def block_fp8(folder: Path) -> None:
 
 
 def gpt_oss_mxfp4(folder: Path) -> None:
-    """Store the experts of a gpt-oss as OpenAI does: ``X_blocks`` ``[experts, rows, groups, 16]`` and ``X_scales``."""
+    """Store the experts of a gpt-oss as OpenAI does.
+
+    ``X_blocks`` is ``[experts, rows, groups, 16]``, beside ``X_scales``.
+    """
     import mlx.core as mx
     import torch
 
@@ -65,7 +68,10 @@ def gpt_oss_mxfp4(folder: Path) -> None:
 
 
 def next_layer(folder: Path) -> None:
-    """Add a layer that predicts the token after the next, as DeepSeek V3 does: one more than the config counts."""
+    """Add a layer that predicts the token after the next, as DeepSeek V3 does.
+
+    The config does not count this layer.
+    """
     weights, config = _read(folder), _config(folder)
     number = config["num_hidden_layers"]
     last, more = f"model.layers.{number - 1}.", f"model.layers.{number}."

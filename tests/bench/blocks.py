@@ -1,4 +1,4 @@
-"""Block FP8 in stacks of small matrices beside whole blocks: `python tests/bench/blocks.py [MB]` prints a table.
+"""Block FP8 in stacks of small matrices: `python tests/bench/blocks.py [MB]` prints a table.
 
 Each row is one tensor of so many megabytes of codes and F32 scales together (default 50), imported
 by a process of its own: the last two columns are its processor time and its peak memory over those
@@ -52,7 +52,10 @@ def write_source(folder: Path, rows: int, cols: int, nbytes: float) -> int:
 
 
 def repeated(values: np.ndarray[Any, Any], nbytes: int) -> Iterator[bytes]:
-    """Yield so many bytes in pieces: the kernel counts what this process once had as its children's memory, too."""
+    """Yield so many bytes in pieces.
+
+    The kernel counts the memory that this process once had as its children's, too.
+    """
     piece = np.resize(values, 2**20 // values.nbytes * values.size).tobytes()
     for start in range(0, nbytes, len(piece)):
         yield piece[: nbytes - start]
@@ -73,7 +76,8 @@ def main(megabytes: float = 50) -> None:
     """Print the table."""
     print(f"{megabytes:g} MB of codes and scales a row.\n")
     print(
-        "| matrices | processor time, s | memory, MiB | time over whole blocks | memory over whole blocks |"
+        "| matrices | processor time, s | memory, MiB | time over whole blocks | memory over "
+        "whole blocks |"
     )
     print("| --- | --- | --- | --- | --- |")
     whole: tuple[float, float] | None = None

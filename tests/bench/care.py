@@ -54,7 +54,8 @@ def main() -> None:
         print(f"\n| command | {models // 2:,} models | {models:,} models |\n|---|---|---|")
         for what, (half, whole) in table.items():
             print(
-                f"| `{what}` | {half[0]:.2f} s ({half[1]:.2f} s) | {whole[0]:.2f} s ({whole[1]:.2f} s) |"
+                f"| `{what}` | {half[0]:.2f} s ({half[1]:.2f} s) | {whole[0]:.2f} s "
+                f"({whole[1]:.2f} s) |"
             )
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -93,7 +93,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="durability-", dir=arguments.work) as folder:
         print(machine(Path(folder)))
         print(
-            f"\nDurability, seconds: best (median) of {arguments.rounds}; the cost is of the medians\n"
+            f"\nDurability, seconds: best (median) of {arguments.rounds}; the cost is of the "
+            "medians\n"
         )
         table("import", "as it is", "without syncs", "cost", "of the best", "goal", "reached")
         sources, store = Sources(Path(folder), arguments.size), Path(folder) / "store"

@@ -1,4 +1,4 @@
-"""What quantizing costs a sentence encoder: `python tests/bench/embeddings.py` prints a Markdown table.
+"""The cost of quantizing a sentence encoder: `python tests/bench/embeddings.py`.
 
 The encoder (extra `bench`, as in search.py) embeds paragraphs of Python's own documentation with
 its 2-D weights, without embeddings, quantized from BF16 and dequantized; shown is the cosine to the

@@ -35,7 +35,8 @@ READER = """
 import json, sys, time
 
 def peak():
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    lines = open("/proc/self/status").readlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 def ours(path, entries):
     tensors = read_header(path).tensors
@@ -57,13 +58,14 @@ else:
 before, started = peak(), time.perf_counter()
 found = read(sys.argv[2], sys.argv[3] == "entries")
 seconds = time.perf_counter() - started
-print(json.dumps({"seconds": seconds, "growth": peak() - before, "peak": peak(), "tensors": len(found)}))
+growth = peak() - before
+print(json.dumps({"seconds": seconds, "growth": growth, "peak": peak(), "tensors": len(found)}))
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The best of several processes: seconds of the call, growth of the peak of memory in it, and that peak."""
+    """The best of several processes: seconds of the call, growth and peak of the memory."""
 
     seconds: float
     growth: int

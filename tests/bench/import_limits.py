@@ -1,4 +1,4 @@
-"""What an import can't be faster than, measured alone on the same bytes: reading, kernels, hashing, durable writing.
+"""Lower bounds of an import's time: reading, kernels, hashing and durable writing alone.
 
 Everything runs on two threads. Each function returns seconds.
 """
@@ -142,7 +142,7 @@ def hashing(work: Work) -> float:
 
 
 def writing(work: Work, folder: Path, *, direct: bool) -> float:
-    """Write files of the blobs' sizes and make them durable: through the page cache, or past it with O_DIRECT.
+    """Write files of the blobs' sizes durably: through the page cache, or with O_DIRECT.
 
     Both preallocate nothing, and end with an fsync of each file and of the folder.
     """
@@ -190,7 +190,10 @@ LIMITS = ("read", "kernel", "SHA-256", "write + fsync", "O_DIRECT + fsync")
 
 
 def measure_all(source: Path, work: Work, weights: Weights, folder: Path) -> dict[str, float]:
-    """Return seconds by the names of LIMITS, each measured once, and of ``start``: the process that makes the plan."""
+    """Return the seconds of each of LIMITS, measured once.
+
+    ``start`` is the process that makes the plan.
+    """
     return {
         "start": run(work.plan).seconds,
         "read": reading(source),

@@ -1,4 +1,4 @@
-"""Memory and temporary files of an import, and how both and its time grow with the number of tensors."""
+"""Memory and temporary files of an import, and how they grow with the number of tensors."""
 
 from __future__ import annotations
 
@@ -43,10 +43,12 @@ def memory(sources: Sources, arguments: argparse.Namespace) -> None:
         ("expert group of 3 GB, stacked", sources.mixture(), ("--experts", "stacked")),
     )
     print(
-        "\nMemory with --jobs 2, MB: the largest anonymous memory (RssAnon + RssShmem) of samples 5 ms apart; `bound` is the"
+        "\nMemory with --jobs 2, MB: the largest anonymous memory (RssAnon + RssShmem) of "
+        "samples 5 ms apart; `bound` is the"
     )
     print(
-        "largest VmHWM - RssFile, which can only be too high. Temporary files: those in .blobstore, and unlinked ones.\n"
+        "largest VmHWM - RssFile, which can only be too high. Temporary files: those in "
+        ".blobstore, and unlinked ones.\n"
     )
     table(
         "type",
@@ -100,7 +102,8 @@ def scale(sources: Sources, arguments: argparse.Namespace) -> None:
     """Print the table of the scale section."""
     store = sources.root / "store"
     print(
-        "\nTensors of 4 KB in one file; `linear` is the time a tensor, relative to that of the fewest\n"
+        "\nTensors of 4 KB in one file; `linear` is the time a tensor, relative to that of "
+        "the fewest\n"
     )
     table(
         "type",

@@ -1,4 +1,4 @@
-"""Processes for imports.py: run one and time it from start to exit, or look at its memory and its files meanwhile."""
+"""Processes for imports.py: run and time one, or sample its memory and its files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Run:
 def run(
     command: Sequence[str | Path], sample: Sampler | None = None, interval_s: float = 0.005
 ) -> Run:
-    """Run a command to its end; ``sample`` is called with its process id every ``interval_s`` seconds."""
+    """Run a command to its end; call ``sample`` (pid) every ``interval_s`` seconds."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         started = time.perf_counter()
         with subprocess.Popen(
@@ -95,7 +95,7 @@ def files_under(folder: Path) -> Iterator[os.stat_result]:
 
 
 def stored_bytes(folder: Path) -> int:
-    """Return the bytes that the files below a folder take on the disk, or will when they are written back."""
+    """Return the bytes of a folder on the disk, with those that are not written back yet."""
     return sum(512 * stat.st_blocks for stat in files_under(folder))
 
 
@@ -133,7 +133,7 @@ class MemoryPeak:
 
 @dataclass(slots=True)
 class TemporaryFiles:
-    """Most files and most bytes seen in a store's ``.blobstore``, and among the process's files that have no name."""
+    """Most files and bytes seen in a store's ``.blobstore`` and in files without a name."""
 
     store: Path
     files: int = 0

@@ -1,4 +1,4 @@
-"""Never twice: an import that was killed, one of an unchanged source, and fine-tunes of one model."""
+"""Imports that reuse blobs: after a kill, of an unchanged source, of fine-tunes of one model."""
 
 from __future__ import annotations
 
@@ -57,10 +57,12 @@ class Trial:
 def killed_and_again(sources: Sources, store: Path, rounds: int) -> None:
     """Print the times of second runs."""
     print(
-        f"\nNever twice, seconds, best of {rounds}; every import is a process of its own. Killed with SIGKILL when half"
+        f"\nNever twice, seconds, best of {rounds}; every import is a process of its own. "
+        "Killed with SIGKILL when half"
     )
     print(
-        "of the stored bytes are there: `at` says how much was. `second` is the next import, `again` one of the finished"
+        "of the stored bytes are there: `at` says how much was. `second` is the next import, "
+        "`again` one of the finished"
     )
     print("model, unchanged; `left` is what .blobstore holds after the second.\n")
     headings = ("full", "killed after", "at", "second", "second / full", "goal", "reached")
@@ -175,7 +177,7 @@ def run_until(command: Sequence[str | Path], store: Path, nbytes: int) -> tuple[
 
 
 def changed_part(folder: Path) -> list[Place]:
-    """Return the tensors that fine-tunes change: the last ones in sorted order, at most a tenth of the bytes."""
+    """Return the tensors that fine-tunes change: the last ones, at most a tenth of the bytes."""
     found = {
         name: place for name, place in places(folder).items() if name.startswith("model.layers.")
     }
@@ -193,7 +195,8 @@ def changed_part(folder: Path) -> list[Place]:
 def fine_tunes(sources: Sources, store: Path) -> None:
     """Print what ten fine-tunes of one model take on the disk."""
     print(
-        f"\n{TUNES} fine-tunes that differ in the same tensors, of the last layers; GB on the disk of the whole store\n"
+        f"\n{TUNES} fine-tunes that differ in the same tensors, of the last layers; GB on the "
+        "disk of the whole store\n"
     )
     headings = (
         "bytes that differ",

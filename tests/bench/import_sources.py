@@ -1,4 +1,4 @@
-"""Checkpoints for imports.py: Qwen3-like folders of any size, made in seconds, the same bytes every time.
+"""Checkpoints for imports.py: Qwen3-like folders of any size with reproducible bytes.
 
 Weights are slices of one pool of normal BF16 numbers, from a place that depends on the tensor's
 name: to a kernel, a hash and a disk they are as good as fresh ones, and they are made as fast as
@@ -109,7 +109,7 @@ def dense_shapes(nbytes: float) -> dict[str, tuple[int, ...]]:
 
 
 def mixture_shapes(nbytes: float) -> dict[str, tuple[int, ...]]:
-    """Return a mixture of experts with one layer, whose experts have at least that many bytes together."""
+    """Return a mixture of experts of one layer, whose experts have at least that many bytes."""
     hidden = MIXTURE["hidden_size"]
     experts = math.ceil(nbytes / (2 * 3 * hidden * EXPERT_SIZE))
     shapes = outer_shapes(MIXTURE) | attention_shapes(MIXTURE, "model.layers.0")
@@ -153,7 +153,7 @@ def config_of(sizes: Mapping[str, int], shapes: Shapes) -> dict[str, Any]:
 
 
 def header_of(shapes: Shapes) -> bytes:
-    """Return the header of a .safetensors file of BF16 tensors in that order, its length included."""
+    """Return the header of a .safetensors file of these BF16 tensors, its length included."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
@@ -166,7 +166,7 @@ def header_of(shapes: Shapes) -> bytes:
 
 
 def shards_of(shapes: Shapes, limit: int = SHARD) -> list[dict[str, tuple[int, ...]]]:
-    """Return the tensors in sorted order, cut into files of at most ``limit`` bytes or one tensor."""
+    """Return the sorted tensors, cut into files of at most ``limit`` bytes or one tensor."""
     shards: list[dict[str, tuple[int, ...]]] = [{}]
     for name, shape in sorted(shapes.items()):
         if shards[-1] and nbytes_of(shards[-1]) + 2 * math.prod(shape) > limit:
@@ -284,7 +284,10 @@ class Sources:
         return folder
 
     def _reserve(self, name: str, what: Mapping[str, Any]) -> Path:
-        """Return the folder for a source: one that is complete from an earlier run with ``--keep``, or an empty one."""
+        """Return the folder for a source.
+
+        It is empty, or complete from an earlier run with ``--keep``.
+        """
         described = zlib.crc32(json.dumps(what).encode())
         folder = self.root / f"{name}-{described:08x}"
         if folder.exists() and not (folder / COMPLETE).exists():

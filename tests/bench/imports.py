@@ -135,7 +135,8 @@ def speed(sources: Sources, arguments: argparse.Namespace) -> None:
     """Print both tables of the speed section."""
     chosen = [contest for contest in CONTESTS if contest.name in arguments.types]
     print(
-        f"\nSpeed, seconds: best (median) of {arguments.rounds}; nvfp4's peer of {arguments.slow_rounds}\n"
+        f"\nSpeed, seconds: best (median) of {arguments.rounds}; nvfp4's peer of "
+        f"{arguments.slow_rounds}\n"
     )
     table("type", "ours", "peer", "peer's seconds", "ratio of the best", "goal", "reached")
     done: list[Sides] = []
@@ -156,13 +157,16 @@ def speed(sources: Sources, arguments: argparse.Namespace) -> None:
             )
         )
     print(
-        "\nWhat an import can't be faster than, each alone on two threads, seconds: best of the same rounds. `slowest`"
+        "\nWhat an import can't be faster than, each alone on two threads, seconds: best of "
+        "the same rounds. `slowest`"
     )
     print(
-        "takes the faster way to write; `cores` is read + kernel + SHA-256, what two cores do when they never wait."
+        "takes the faster way to write; `cores` is read + kernel + SHA-256, what two cores do "
+        "when they never wait."
     )
     print(
-        "`start` is the whole process of `blobstore plan`, which reads headers only; it belongs to none of the limits.\n"
+        "`start` is the whole process of `blobstore plan`, which reads headers only; it "
+        "belongs to none of the limits.\n"
     )
     table(
         "type", "start", *LIMITS, "slowest", "cores", "import / slowest", "import / larger of both"
@@ -199,9 +203,11 @@ def machine(work: Path) -> str:
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     kernel = kernels.active().name
     return (
-        f"{model}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, {memory_gb:.0f} GB of memory, "
+        f"{model}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, "
+        f"{memory_gb:.0f} GB of memory, "
         f"Linux {platform.release()}\ndisk: {' '.join(disk.stdout.splitlines()[1].split())}\n"
-        f"blobstore {blobstore.__version__} ({kernel} kernels), Python {platform.python_version()}, {packages}"
+        f"blobstore {blobstore.__version__} ({kernel} kernels), Python "
+        f"{platform.python_version()}, {packages}"
     )
 
 
@@ -261,7 +267,8 @@ def main(*line: str) -> None:
         sources = Sources(root, arguments.size)
         if sources.scale < 1:
             print(
-                f"--size {arguments.size}: everything is {sources.scale:.2f} of its size, and the goals mean little"
+                f"--size {arguments.size}: everything is {sources.scale:.2f} of its size, and "
+                "the goals mean little"
             )
         for name in arguments.sections or SECTIONS:
             try:

@@ -1,4 +1,4 @@
-"""Print how long inspecting a folder of many tensors takes, beside huggingface_hub's and safetensors' own means.
+"""Time of inspecting a folder of many tensors, beside huggingface_hub and safetensors.
 
 ``python tests/bench/inspecting.py [--tensors N] [--shards N] [--times N]``: a mixture of experts in
 sparse shards with an index. Whole processes, start included, and the functions alone: seconds, the

@@ -1,4 +1,4 @@
-"""Speed of the kernels beside other libraries' on a CPU, one thread each: `python tests/bench/kernels.py` prints tables.
+"""Speed of the kernels beside other libraries on a CPU: `python tests/bench/kernels.py`.
 
 Rates are GB/s of BF16 weights, 2048 x 4096, normal; the best of several alternating runs. Both
 sides are called through their Python functions and own their results. "in cache": one input of 16
@@ -150,7 +150,7 @@ def block_matrix() -> tuple[Any, Any]:
 
 
 def rates_of_others(codes: Any, scales: Any) -> tuple[float, float]:
-    """Return the rates of NumPy with ml_dtypes and of PyTorch, each as an array of blocks times the scales."""
+    """Return the rates of NumPy with ml_dtypes and of PyTorch: blocks times their scales."""
     blocks = (scales.shape[0], kernels.FP8_BLOCK, scales.shape[1], kernels.FP8_BLOCK)
     fp8 = codes.view(ml_dtypes.float8_e4m3fn).reshape(blocks)
     factors = scales[:, None, :, None]
@@ -206,7 +206,8 @@ def main(*chosen: str) -> None:
     theirs = {case: rate_of_mlx(case, weights) for case in CASES}
     print(f"{machine()}; one thread; GB/s of BF16, {SHAPE[0]} x {SHAPE[1]}.")
     print(
-        f"A copy (memcpy): {copies['from memory']:.1f} from memory, {copies['in cache']:.1f} in cache.\n"
+        f"A copy (memcpy): {copies['from memory']:.1f} from memory, {copies['in cache']:.1f} "
+        "in cache.\n"
     )
     show(HEADINGS)
     show("---" for _ in HEADINGS)

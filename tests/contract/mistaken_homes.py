@@ -1,4 +1,7 @@
-"""Homes in memory, each with one mistake that a home may have. test_mistaken_homes.py runs `StoreTests` on them."""
+"""Stores in memory, each with one mistake.
+
+test_mistaken_homes.py runs `StoreTests` on them.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class TestLocal(StoreTests):
 
 
 class TestLayered(StoreTests):
-    """An upper store over two lower ones that have other models, and a blob that the tests write."""
+    """An upper store over two lower ones with other models, and a blob that the tests write."""
 
     def new_home(self, folder: Path) -> LayeredStore:
         return LayeredStore(MemoryStore(), [Store(folder / "lower"), MemoryStore()])

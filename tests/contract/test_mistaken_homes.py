@@ -1,4 +1,4 @@
-"""`StoreTests` sees what may be wrong with a home: each of a dozen mistakes fails one of its tests."""
+"""`StoreTests` finds mistakes in a store: each of a dozen mistakes fails one of its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels for arm64, under an emulator, give the bits of this machine's: `python -m pytest -m long tests/cross`.
+"""The kernels for arm64, under an emulator, give the same bits as this machine's.
 
 It takes Debian's g++-aarch64-linux-gnu and qemu-user; without them the test is skipped with ``NOT
 SHOWN``.

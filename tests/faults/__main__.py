@@ -1,4 +1,4 @@
-"""The fault laboratory: ``python tests/faults EXPERIMENT...`` prints the figures of each in one line.
+"""The fault laboratory: ``python tests/faults EXPERIMENT...`` prints each one's figures.
 
 Without an option it is the long form. Exit code 0: nothing was seen that must not be; 1: something
 was, it is on stderr; 77: this machine can't show a fault.

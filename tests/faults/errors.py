@@ -1,4 +1,4 @@
-"""Every call of every command fails once: no space, an I/O error, an interruption, half of the work; syncs fail for good.
+"""Every call of every command fails once: no space, I/O error, interruption, half of the work.
 
 The command succeeds, with everything in place, or ends with a typed error of one line and every
 model as it was or as it is to be: never a blob whose bytes are not its digest's, never success
@@ -162,7 +162,10 @@ def _check_answer(point: Point, fault: At, done: Done, figures: Figures) -> None
 
 
 def _is_of_a_hint(call: Call, case: Case) -> bool:
-    """Return True for a sync that nothing acknowledged depends on: of the source, or of the name of the journal's folder."""
+    """Return True for a sync that protects nothing acknowledged.
+
+    These are syncs of the source, or of the name of the journal's folder.
+    """
     return call.paths[-1].startswith((f"{case.work}/new", f"{case.work}/sources")) or call.paths[
         -1
     ].endswith("/.blobstore")

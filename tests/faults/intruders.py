@@ -1,4 +1,4 @@
-"""Another user's links, FIFOs, folders, devices and unreadable files at every path that a command touches: never followed.
+"""Another user's links, FIFOs, folders and devices at every path that a command touches.
 
 Before a command runs, one path that it is known to touch is taken by something else. It succeeds or
 ends with a typed error, never hangs, and writes nothing outside the store: what links lead to is as
@@ -166,7 +166,7 @@ KINDS: Mapping[str, Callable[[Path, Path], None]] = {
 
 
 def intrude(case: Case, name: str, kind: str, user: int, figures: Figures) -> None:
-    """Put something at one path of a store, run the command, and look at the store and outside of it."""
+    """Put something at one path of a store, run the command, and check the store and outside."""
     root, outside = case.copy(), case.work / "outside"
     _make_outside(outside)
     path = root / name
@@ -208,7 +208,10 @@ def _check_answer(done: Done, figures: Figures, at: str) -> None:
 
 
 def _make_outside(outside: Path) -> None:
-    """Make a file and a folder of another's: the folder holds what is looked for at any depth of a store."""
+    """Make a file and a folder of another user.
+
+    The folder contains what a command searches for, at any depth of a store.
+    """
     folder = outside / "folder"
     (folder / "0123456789abcdef").mkdir(parents=True)
     tree = Path("registry.ollama.ai", "library", "old", "latest")

@@ -40,7 +40,7 @@ _CONTROLS = 2
 
 
 def experiment(task: Task) -> Figures:
-    """Return what kills did: two thirds of them at calls, as far as there are so many, and the others at random.
+    """Return the results of kills: two thirds at calls, if there are enough, others at random.
 
     In the long form: at every call, and 1,500 others.
     """
@@ -87,7 +87,7 @@ def kill_at(case: Case, number: int, figures: Figures) -> None:
 
 
 def control(folder: Path, figures: Figures) -> None:
-    """Kill an import that writes blobs in their place instead of renaming them: damaged ones must be seen."""
+    """Kill an import that writes blobs in place instead of renaming: damage must be found."""
     command = next(command for command in COMMANDS if command.name == "import quantized")
     case = Case(replace(command, before=_write_in_place), folder)
     found = Figures(zero=ZERO, quiet=True)

@@ -31,7 +31,10 @@ _REFUSED = (1, 2, _DAMAGED)
 _ZERO = (*ZERO, "unclear", "left behind")
 _RANDOM = re.compile(r"[0-9a-f]{16,64}|[0-9]+", re.ASCII)
 _SAME = 3
-"""How often calls of one kind on paths of one kind are disturbed in a command: a tensor is read as another."""
+"""How often calls of one kind on paths of one kind are disturbed in a command.
+
+A tensor is read under another name.
+"""
 
 
 def experiment(task: Task) -> Figures:
@@ -100,7 +103,10 @@ def _is_look(call: Call) -> bool:
 
 
 def _is_left_out(call: Call, error: int) -> bool:
-    """Return True for a checkpoint's folder that may not be listed: an import leaves it out, and says so."""
+    """Return True for a checkpoint's folder that may not be listed.
+
+    An import leaves it out, and says so.
+    """
     return error == errno.EACCES and call.paths[-1].endswith("/sub")
 
 

@@ -1,4 +1,4 @@
-"""Two commands at once: a second one runs, from its start to its end, between any two calls of a first.
+"""Two commands at once: a second one runs between any two calls of a first.
 
 Both do what they say: the second may say that the store is in use, and then does nothing. The
 second lives now, ten years ago or in ten years: a clock that jumps makes files look old or not yet
@@ -86,7 +86,7 @@ def control(cases: Sequence[Case], figures: Figures) -> None:
 
 
 def _beside_a_victim(command: Command) -> Command:
-    """Return the command on a store with one more model, which shares most of its blobs with the others."""
+    """Return the command on a store with one more model that shares most blobs."""
 
     def prepare(work: Path, opened: Store) -> None:
         blobstore.import_model(
@@ -98,7 +98,7 @@ def _beside_a_victim(command: Command) -> Command:
 
 
 def _twin(work: Path) -> Path:
-    """Return the source of the first command, where it has one: both write the same blobs, and one journal."""
+    """Return the source of the first command, if any: both write the same blobs and journal."""
     return work / "new" if (work / "new").exists() else work / "victim"
 
 

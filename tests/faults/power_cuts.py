@@ -1,4 +1,4 @@
-"""Power cuts during imports, copies and removals: everything that was acknowledged is there, and nothing is half there.
+"""Power cuts during commands: everything acknowledged is present, nothing is half-present.
 
 Commands run one after the other on an ext4, XFS or Btrfs whose disk is recorded
 (support/lab/disk.py), slowed down and mixed with other programs' syncs, so that the journal is
@@ -51,7 +51,8 @@ def experiment(task: Task) -> Figures:
     disk = FORMATS.get(task.file_system.disk)
     if disk is None:
         raise NotShownError(
-            f"{task.file_system.name} has no disk of its own: its power cuts are those of what lies below"
+            f"{task.file_system.name} has no disk of its own: its power cuts are those of "
+            "what lies below"
         )
     keep_mounts_private()
     figures = Figures(
@@ -119,7 +120,7 @@ def control(
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """Where and with what to work: a folder, the disk and its empty file system, the commands, and random choices."""
+    """The folder, the disk and its empty file system, the commands, and random choices."""
 
     folder: Path
     disk: Format
@@ -130,7 +131,10 @@ class Workshop:
 
 @dataclass(slots=True)
 class Moment:
-    """What a mark says: the models before, and after, the command that runs then, and the command (nothing: none runs)."""
+    """A mark: the models before and after the running command, and the command.
+
+    The command is empty while none runs.
+    """
 
     start: Models = field(default_factory=dict)
     end: Models = field(default_factory=dict)
@@ -179,7 +183,10 @@ def _mark(marks: Path, moment: Moment) -> None:
 
 
 class Nuisance:
-    """Other programs on the disk: at some of a command's calls time passes, a journal is committed, data are written."""
+    """Other programs on the disk, at some of a command's calls.
+
+    Time passes, a journal is committed, data are written.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a network file system answers, made up: no locks, no times, no copies, stale handles, quotas, files that stay.
+"""Simulated answers of a network file system: no locks, no times, stale handles, quotas.
 
 One kind of call fails for good, as on a file system that can't do it; or one call fails as a server
 fails (ESTALE, EDQUOT). On NFS a file that is removed while it is open stays in its folder as

@@ -1,4 +1,4 @@
-"""Disks that are too small, by every number of blocks and of files from none to enough: refused, and the store as it was.
+"""Disks that are too small, by every number of blocks and files: refused, the store unchanged.
 
 In memory the disk is a tmpfs of that size. Any other file system is filled up by a file; its number
 of files is its own.
@@ -105,7 +105,7 @@ class Filled(Disk):
     """A folder on any file system, which is filled up."""
 
     def leave_room(self, blocks: int, files: int) -> None:  # their number is not limited
-        """Make the ballast as large or as small as that takes: in steps, because it takes blocks for itself, too."""
+        """Resize the ballast in steps, because it takes blocks for itself, too."""
         with self._ballast.open("r+b") as file:
             for _ in range(_STEPS):
                 os.sync()  # what was removed is free only then on some file systems

@@ -1,4 +1,4 @@
-"""Everything at once, for long: imports, copies, removals, clean-ups without grace, loaders and kills, in several processes.
+"""Imports, copies, removals, clean-ups, loaders and kills in several processes, for long.
 
 Each worker has names of its own, whose models it knows: they load with the right bytes at any time,
 whatever the others do with models that share their blobs. Beside them there are names that all
@@ -114,7 +114,7 @@ def experiment(task: Task) -> Figures:
 def soak(
     folder: Path, count: int, knowledge: Knowledge, moments: random.Random, figures: Figures
 ) -> None:
-    """Let four workers do ``count`` operations on one store in ``folder``, and look at what is there at the end."""
+    """Let four workers do ``count`` operations on one store in ``folder``, then check it."""
     folder.mkdir()
     workers = [
         Worker(folder, number, knowledge, random.Random(moments.random()), quiet=figures.is_quiet)
@@ -135,7 +135,7 @@ def soak(
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What all workers know: what can be imported (`Choices.sources`), and what loads from it, by the manifest's digest."""
+    """What all workers know: the sources, and what loads from each manifest's digest."""
 
     sources: Sequence[tuple[Path, str, str]]
     truths: Mapping[str, Truth]

@@ -1,4 +1,4 @@
-"""The ordinary tests of the store, with their folders on another file system (``--on``): what they need is not memory."""
+"""The ordinary tests of the store, with their folders on another file system (``--on``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One bit that flips anywhere in a store's blobs, manifests and documents is found by `verify`, and a sound store never is.
+"""`verify` finds any single bit flip in a store, and never reports a sound store.
 
 ``pytest -m long tests/faults/test_bit_flips.py`` is the long form: 20,000 flips and 200 clean runs.
 """
@@ -25,7 +25,10 @@ FORMS = pytest.mark.parametrize(
 
 
 def small_store(folder: Path) -> Store:
-    """Return a store of two models that share blobs, and a third one: tensors of three types, documents, a licence."""
+    """Return a store of two models that share blobs, and a third one.
+
+    They have tensors of three types, documents and a licence.
+    """
     store = open_store(folder / "store")
     tensors = {name: array for name, array in small_tensors().items() if "embed" not in name}
     source = write_checkpoint(folder / "a", {**tensors, "odd": normal("odd", 3)})

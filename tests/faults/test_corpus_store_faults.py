@@ -1,4 +1,4 @@
-"""The states of a store in the corpus that need a failing system call, a small limit or a read-only file system."""
+"""The store states of the corpus that need a failing call, a small limit or a read-only disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is read-only, or two: exit code 1, one line that says so and where, and the store as it was.
+"""A read-only disk, or two: exit code 1, one line that names it, and an unchanged store.
 
 On file systems of their own (tmpfs). Disks that are too small: small_disks.py.
 """
@@ -38,7 +38,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A checkpoint of four weights, of different sizes, that shares no blob with the other model."""
+    """A checkpoint of four weights, of different sizes, without a blob of the other model."""
     weights = {
         f"x{number}.weight": normal(str(number), 100 * number + 64, 64) for number in range(4)
     }
@@ -104,7 +104,7 @@ def test_a_folder_on_another_disk_is_an_error(
 def test_a_bind_mount_of_the_same_disk_is_another_one(
     source: Path, tmp_path: Path, name: str
 ) -> None:
-    """As a container's volumes may be: their device numbers are equal, and no rename crosses them."""
+    """As in a container with volumes: equal device numbers, but renames do not cross them."""
     store = open_store(tmp_path / "store")
     for folder in (store.root / name, tmp_path / "volume"):
         folder.mkdir(parents=True)

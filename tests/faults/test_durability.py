@@ -1,4 +1,4 @@
-"""The order of a command's system calls: what a power cut may undo is never what others can already see.
+"""The order of a command's system calls: a power cut never undoes what others have seen.
 
 Bytes before names, blobs before the manifest, and everything before the success is said (design.md,
 invariants 1 and 2). Removals go the other way.
@@ -27,7 +27,7 @@ _PATH = re.compile(r'[<"](?P<path>/[^">]*)[>"]')
 
 
 class Trace:
-    """The mutating calls of a run, in order: a name and the paths that it names, those of open files among them."""
+    """The mutating calls of a run, in order: a name and its paths, open files included."""
 
     def __init__(self, folder: Path, root: Path, *arguments: object) -> None:
         """Run a command on the store ``root``, and read its calls.
@@ -68,7 +68,10 @@ class Trace:
 
 @pytest.fixture(scope="module", params=["import", "import again", "cp"])
 def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """The calls of a command that writes a manifest: into a new store, over the same model, and without any blob."""
+    """The calls of a command that writes a manifest.
+
+    Into a new store, over the same model, and without any blob.
+    """
     tmp_path = tmp_path_factory.mktemp("trace")
     source, root = (
         write_checkpoint(

@@ -1,4 +1,4 @@
-"""An export that is killed, or whose system calls fail, leaves the whole folder or none, and never says that it succeeded.
+"""A killed or failing export leaves the whole folder or no folder, and never claims success.
 
 The calls are counted in an undisturbed run; then each is made to kill the process or to fail,
 through strace.
@@ -35,7 +35,7 @@ pytestmark = [
 ]
 ALL = pytest.param(None, marks=pytest.mark.long, id="all")
 LAST = ("fsync", 1)
-"""The sync of the folder that holds the new one: by then it is there, if not yet for certain after a power cut."""
+"""The sync of the new folder's parent: the folder exists, but may be lost in a power cut."""
 
 
 class Case:
@@ -85,7 +85,7 @@ class Case:
         return target.exists()
 
     def check_again(self, target: Path) -> None:
-        """Assert that an export into another folder beside it and, when it is not there, into it succeeds."""
+        """Assert that an export elsewhere succeeds, and into this folder if it is missing."""
         if not target.exists():
             blobstore.export_model("m", target, store=self.store, max_shard_size=50_000)
         assert self.check(target)

@@ -1,4 +1,7 @@
-"""The experiments of the fault laboratory: their short forms, and with ``-m long`` the long ones (docs/reliability.md)."""
+"""The short forms of the laboratory's experiments; with ``-m long`` the long ones.
+
+docs/reliability.md describes them.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def check(line: str | None, errors: str) -> None:
 
 @pytest.fixture(scope="module")
 def short_forms() -> tuple[dict[str, str], str]:
-    """The lines of all experiments: one process for all, because its start costs as much as one of them."""
+    """The lines of all experiments, from one process: its start costs as much as one of them."""
     return run(*_EXPERIMENTS, "--short")
 
 

@@ -1,4 +1,4 @@
-"""Writes that the kernel lost after an import was interrupted, and of which another process was told: no blob comes of them.
+"""Lost writes of an interrupted import, reported to another process: no blob uses them.
 
 An ext4 lies in a sparse file on a tmpfs that is full, so that writing back dirty pages fails;
 afterwards the tmpfs has room.
@@ -33,7 +33,7 @@ DATA = os.urandom(4 * 2**20)
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[tuple[Store, Path]]:
-    """A store on an ext4 whose file has room for what is there, and the file that takes all other room."""
+    """A store on an ext4 with room for what is there, and a file that takes all other room."""
     with file_system(tmp_path / "memory", "size=64m") as memory:
         image, ballast = memory / "image", memory / "ballast"
         image.touch()
@@ -75,7 +75,7 @@ def interrupt(store: Store) -> Path:
 
 
 def is_told(fd: int, ask: str) -> None:
-    """Take note of a write error, as any other program may: new descriptors are not told of it again."""
+    """Read a write error, as any other program may: new descriptors are not told of it again."""
     with pytest.raises(OSError, match="No space"):
         files.sync_file_system(fd) if ask == "syncfs" else os.fsync(fd)
 
@@ -84,7 +84,7 @@ def is_told(fd: int, ask: str) -> None:
 def test_a_lost_write_that_another_process_was_told_of(
     disk: tuple[Store, Path], others: list[str]
 ) -> None:
-    """With ``fsync`` the error of the file itself was taken by another, too, and only its bytes tell."""
+    """With ``fsync`` another process took the file's own error, too, and only its bytes tell."""
     store, ballast = disk
     other = {"syncfs": os.open(store.root, os.O_RDONLY)}
     left = interrupt(store)

@@ -1,4 +1,4 @@
-"""Edits of metadata that are killed, or whose system calls fail: the file has the old metadata or the new ones, whole.
+"""Killed or failing edits of metadata: the file has the old metadata or the new, complete.
 
 The calls are counted in an undisturbed run; then each is made to kill the process or to fail,
 through strace.
@@ -86,7 +86,7 @@ class Case:
         return bool(found == self.new)
 
     def check_again(self, file: Path) -> None:
-        """Assert that the edit succeeds when it is tried again, and that nothing is left beside the file."""
+        """Assert that a second edit succeeds and leaves nothing beside the file."""
         blobstore.edit_metadata(file, {"k": self.new["k"]})
         assert self.check(file)
         assert [path for path in file.parent.iterdir() if not path.name.endswith("-new")] == [file]
@@ -94,7 +94,7 @@ class Case:
 
 ALL = [pytest.param(way, None, marks=pytest.mark.long) for way in VALUES]
 LAST = {"one sector": ("fsync", 1), "record": ("fsync", 4), "new file": ("fsync", 2)}
-"""The last call of each way: by then the new metadata are there, if not yet for certain after a power cut."""
+"""The last call of each way: the new metadata are there, but may be lost in a power cut."""
 
 
 @pytest.mark.parametrize(

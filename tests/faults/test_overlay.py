@@ -58,7 +58,7 @@ def layers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Pat
 
 
 def bake(root: Path, source: Path) -> Store:
-    """Make a store with models, a trash, blobs that no model needs, and what an interrupted import left.
+    """Make a store with models, a trash, unneeded blobs and the rest of an interrupted import.
 
     In the trash are also copies of a manifest, which lie in folders of their own.
     """
@@ -93,7 +93,7 @@ def age(store: Store, data: bytes) -> None:
 
 @pytest.fixture
 def baked(layers: tuple[Path, Path], tmp_path: Path) -> Iterator[Store]:
-    """A store in the lower layer, seen through an overlayfs that takes its changes in the upper one."""
+    """A store in the lower layer, seen through an overlayfs that writes to the upper one."""
     lower, layer = layers
     bake(lower / "store", tmp_path / "source")
     for folder in (layer / "upper", layer / "work", tmp_path / "merged"):
@@ -166,7 +166,10 @@ def test_what_an_interrupted_import_left_is_taken_over(baked: Store) -> None:
     [("lease", "alone"), ("session", "alone"), ("alone", "alone"), ("alone", "session")],
 )
 def test_the_lock_excludes_across_its_copy_up(baked: Store, first: str, second: str) -> None:
-    """A flock on the lower layer's file and one on its copy are one: `lease` opens to read, which copies nothing up."""
+    """A flock on the lower layer's file and one on its copy are one.
+
+    `lease` opens to read, which copies nothing up.
+    """
     with process(HOLD, baked.root, first) as child:
         other = open_store(baked.root, wait_s=0.1)
         with pytest.raises(BusyError) as caught, getattr(other, second)():

@@ -87,7 +87,7 @@ def warm_up() -> None:
 
 
 def attempt(seed: str, folder: Path) -> Taken:
-    """Make the input of ``seed`` in ``folder``, run its command in a process of its own, and say what it took."""
+    """Make the input of ``seed`` in ``folder``, run its command, and report its cost."""
     folder.mkdir(parents=True)
     line = build(seed, folder)
     disk = on_disk(folder)
@@ -200,7 +200,8 @@ def _look_everywhere(options: argparse.Namespace) -> int:
             faults += found
             counts += counted
     print(
-        f"{sum(counts.values()):,} tries: {dict(counts.most_common())}; {len(faults)} that take too much"
+        f"{sum(counts.values()):,} tries: {dict(counts.most_common())}; {len(faults)} that "
+        "take too much"
     )
     return 1 if faults else 0
 

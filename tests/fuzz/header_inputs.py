@@ -1,4 +1,4 @@
-"""Inputs for headers.py: valid files from a grammar, taken apart into tokens, and mutated as tokens and as bytes.
+"""Inputs for headers.py: valid files from a grammar, mutated as tokens and as bytes.
 
 Everything follows from a seed. Valid files are made anew all the time, so that no run ends with a
 fixed set of templates; a mutated file that was accepted may become a template itself, so that
@@ -23,42 +23,59 @@ _TEMPLATES = 64
 _MOST_TOKENS = 400
 
 BITS = {
-    b"F32": 32, b"BF16": 16, b"F16": 16, b"U8": 8, b"I8": 8, b"BOOL": 8, b"U32": 32, b"I32": 32, b"I64": 64, b"U64": 64,
-    b"F64": 64, b"C64": 64, b"I16": 16, b"U16": 16, b"F8_E4M3": 8, b"F8_E5M2": 8, b"F8_E8M0": 8, b"F8_E4M3FNUZ": 8,
+    b"F32": 32, b"BF16": 16, b"F16": 16, b"U8": 8, b"I8": 8, b"BOOL": 8, b"U32": 32, b"I32": 32,
+    b"I64": 64, b"U64": 64,
+    b"F64": 64, b"C64": 64, b"I16": 16, b"U16": 16, b"F8_E4M3": 8, b"F8_E5M2": 8, b"F8_E8M0": 8,
+    b"F8_E4M3FNUZ": 8,
     b"F8_E5M2FNUZ": 8, b"F4": 4, b"F6_E2M3": 6, b"F6_E3M2": 6,
 }  # fmt: skip
 DTYPES = tuple(BITS)
 
 # Strings, with their quotes. Some are equal after unescaping, some are no UTF-8, some no JSON.
 NAMES = (
-    b'"a"', b'"b"', b'""', b'"w"', b'"model.layers.0.mlp.up_proj.weight"', b'"lm_head.weight"', b'"x.scale"', b'" "',
-    '"é"'.encode(), '"😀"'.encode(), '"\u2028"'.encode(), b'"<&>"', b'"\x7f"', b'"dtype"', b'"shape"',
+    b'"a"', b'"b"', b'""', b'"w"', b'"model.layers.0.mlp.up_proj.weight"', b'"lm_head.weight"',
+    b'"x.scale"', b'" "',
+    '"é"'.encode(), '"😀"'.encode(), '"\u2028"'.encode(), b'"<&>"', b'"\x7f"', b'"dtype"',
+    b'"shape"',
 )  # fmt: skip
 ODD_STRINGS = (
-    rb'"\u0061"', rb'"\u00e9"', rb'"\ud83d\ude00"', rb'"\ud83d"', rb'"\ude00\ud83d"', rb'"\u0000"', rb'"\"\\\/\b\f\n\r\t"',
-    rb'"\x"', rb'"\u12"', rb'"\u 061"', rb'"\u005f_metadata__"', rb'"\u0064type"', b'"__metadata__"', b'"__metadata__\x00"',
-    b'"\x00"', b'"\n"', b'"\x1f"', b'"\xff"', b'"\xc0\x80"', b'"\xed\xa0\x80"', b'"\xf4\x90\x80\x80"', b'"\xe2\x80"', b"'a'",
-    b'"data_offsets"', b'"Dtype"', b'"f32"', b'"F32 "', b'"F8"', b'"F8_E4M3FN"', b'"F4"', b'"F6_E2M3"', b'"C64"', b'"C128"',
+    rb'"\u0061"', rb'"\u00e9"', rb'"\ud83d\ude00"', rb'"\ud83d"', rb'"\ude00\ud83d"', rb'"\u0000"',
+    rb'"\"\\\/\b\f\n\r\t"',
+    rb'"\x"', rb'"\u12"', rb'"\u 061"', rb'"\u005f_metadata__"', rb'"\u0064type"',
+    b'"__metadata__"', b'"__metadata__\x00"',
+    b'"\x00"', b'"\n"', b'"\x1f"', b'"\xff"', b'"\xc0\x80"', b'"\xed\xa0\x80"',
+    b'"\xf4\x90\x80\x80"', b'"\xe2\x80"', b"'a'",
+    b'"data_offsets"', b'"Dtype"', b'"f32"', b'"F32 "', b'"F8"', b'"F8_E4M3FN"', b'"F4"',
+    b'"F6_E2M3"', b'"C64"', b'"C128"',
     b'"' + b"n" * 300 + b'"', b'"\\', b'"',
 )  # fmt: skip
 NUMBERS = (
-    b"0", b"1", b"2", b"3", b"4", b"7", b"8", b"9", b"16", b"64", b"-0", b"-1", b"0.0", b"1.0", b"1e0", b"1E+2", b"1e-1",
-    b"01", b"00", b"+1", b"1.", b".5", b"1e", b"-", b"0x1", b"1_0", b"\xd9\xa1", b"NaN", b"Infinity", b"-Infinity", b"1e309",
-    b"-1e999", b"2147483647", b"2147483648", b"4294967295", b"4294967296", b"9007199254740993", b"1152921504606846976",
-    b"2305843009213693951", b"2305843009213693952", b"4611686018427387904", b"9223372036854775807", b"9223372036854775808",
-    b"18446744073709551615", b"18446744073709551616", b"-9223372036854775809", b"340282366920938463463374607431768211456",
-    b"0e999", b"1e-999", b"1.7976931348623157e308", b"1.7976931348623158e308", b"-1.79e308", b"1e308", b"1" + b"0" * 308,
+    b"0", b"1", b"2", b"3", b"4", b"7", b"8", b"9", b"16", b"64", b"-0", b"-1", b"0.0", b"1.0",
+    b"1e0", b"1E+2", b"1e-1",
+    b"01", b"00", b"+1", b"1.", b".5", b"1e", b"-", b"0x1", b"1_0", b"\xd9\xa1", b"NaN",
+    b"Infinity", b"-Infinity", b"1e309",
+    b"-1e999", b"2147483647", b"2147483648", b"4294967295", b"4294967296", b"9007199254740993",
+    b"1152921504606846976",
+    b"2305843009213693951", b"2305843009213693952", b"4611686018427387904", b"9223372036854775807",
+    b"9223372036854775808",
+    b"18446744073709551615", b"18446744073709551616", b"-9223372036854775809",
+    b"340282366920938463463374607431768211456",
+    b"0e999", b"1e-999", b"1.7976931348623157e308", b"1.7976931348623158e308", b"-1.79e308",
+    b"1e308", b"1" + b"0" * 308,
     b"1" + b"0" * 309, b"9" * 400,
 )  # fmt: skip
 VALUES = (
-    b"null", b"true", b"false", b"[]", b"{}", b"[0]", b"[1,2]", b"[0,0,0]", b"[[0,1]]", b'{"a":1}', b'{"a":1,"a":1}',
+    b"null", b"true", b"false", b"[]", b"{}", b"[0]", b"[1,2]", b"[0,0,0]", b"[[0,1]]", b'{"a":1}',
+    b'{"a":1,"a":1}',
     b'{"F32":null}', b'{"U8":{}}', b'["U8",[1],[0,1]]', b'["F32",[0],[0,0]]',
     b'{"dtype":"U8","shape":[0],"data_offsets":[0,0]}',
-    b"[" * 63 + b"]" * 63, b"[" * 66 + b"]" * 66, b'{"a":' * 70 + b"1" + b"}" * 70, b"[" * 130 + b"]" * 130, b"[" * 200,
+    b"[" * 63 + b"]" * 63, b"[" * 66 + b"]" * 66, b'{"a":' * 70 + b"1" + b"}" * 70,
+    b"[" * 130 + b"]" * 130, b"[" * 200,
     b"nul", b"undefined", b"/**/1", b"1,", b",",
 )  # fmt: skip
 SPACES = (
-    b" ", b"\n", b"\t", b"\r", b"  \r\n\t", b"\x0b", b"\x0c", b"\x00", b"\xc2\xa0", b"\xef\xbb\xbf", b"\xe2\x80\x83", b"//",
+    b" ", b"\n", b"\t", b"\r", b"  \r\n\t", b"\x0b", b"\x0c", b"\x00", b"\xc2\xa0", b"\xef\xbb\xbf",
+    b"\xe2\x80\x83", b"//",
     b"\x1a",
 )  # fmt: skip
 MARKS = (b"{", b"}", b"[", b"]", b":", b",", b'"', b"\\", b"-", b".", b"e")
@@ -79,7 +96,8 @@ LENGTHS = (
     100_000_001,
 )
 ENTRY = (
-    b"{", b'"dtype"', b":", b'"U8"', b",", b'"shape"', b":", b"[", b"]", b",", b'"data_offsets"', b":", b"[", b"0", b",",
+    b"{", b'"dtype"', b":", b'"U8"', b",", b'"shape"', b":", b"[", b"]", b",", b'"data_offsets"',
+    b":", b"[", b"0", b",",
     b"1", b"]", b"}",
 )  # fmt: skip
 
@@ -197,7 +215,7 @@ class Inputs:
         return place
 
     def _alike(self, token: bytes) -> bytes:
-        """Return another token for a place: mostly one of the same kind, such as the number beside it."""
+        """Return another token for a place: mostly one of the same kind, such as another number."""
         kind = self._random.random()
         if kind < 0.05:
             return self._choose(VALUES)

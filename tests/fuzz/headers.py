@@ -57,7 +57,7 @@ class DisagreementError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A class of files that we refuse by our ``rule`` and safetensors 0.8.0 accepts: ``reference_differs`` in the corpus.
+    """A class of files that we refuse by our ``rule`` and safetensors 0.8.0 accepts.
 
     ``words`` are the README's. ``holds`` looks at the header's text with other means than ours.
     """
@@ -102,18 +102,24 @@ def _largest(value: Any) -> float:
     return max(map(_largest, children), default=abs(value) if isinstance(value, int | float) else 0)
 
 
-_IS_OBJECT = 'a dict like {"TENSOR_NAME": {"dtype": "F16", "shape": [1, 16, 256], "data_offsets": [BEGIN, END]}, …}'
+_IS_OBJECT = (
+    'a dict like {"TENSOR_NAME": {"dtype": "F16", "shape": [1, 16, 256], "data_offsets": [BEGIN, '
+    "END]}, …}"
+)
 DIFFERENCES = (
     Difference(
-        "space before the header", HeaderError, "F5", "The header data MUST begin with a { character (0x7B).",
+        "space before the header", HeaderError, "F5",
+        "The header data MUST begin with a { character (0x7B).",
         lambda text: text[:1] in (b" ", b"\t", b"\r", b"\n"),
     ),
     Difference(
-        "padding that is no space", HeaderError, "F6", "The header data MAY be trailing padded with whitespace (0x20).",
+        "padding that is no space", HeaderError, "F6",
+        "The header data MAY be trailing padded with whitespace (0x20).",
         lambda text: text.rstrip(b" \t\r\n") != text.rstrip(b" "),
     ),
     Difference(
-        "duplicate keys", HeaderError, "F8", "Duplicate keys are disallowed. Not all parsers may respect this.",
+        "duplicate keys", HeaderError, "F8",
+        "Duplicate keys are disallowed. Not all parsers may respect this.",
         _has_duplicates,
     ),
     Difference(
@@ -125,11 +131,13 @@ DIFFERENCES = (
         lambda text: any(isinstance(one["dtype"], dict) for one in _entries(text)),
     ),
     Difference(
-        "a number beyond our limit", LimitExceededError, "F10", "our own limit: 1e308; serde's is 1.79e308, about",
+        "a number beyond our limit", LimitExceededError, "F10",
+        "our own limit: 1e308; serde's is 1.79e308, about",
         lambda text: _largest(_document(text)) > 1e308,
     ),
     Difference(
-        "deeper than our limit", LimitExceededError, "F10", "our own limit: 64 levels; serde's is 128",
+        "deeper than our limit", LimitExceededError, "F10",
+        "our own limit: 64 levels; serde's is 128",
         lambda text: _depth(_document(text)) > 64,
     ),
 )  # fmt: skip
@@ -267,7 +275,10 @@ def _check_writers(header: Header) -> None:
 
 @dataclass(slots=True)
 class Report:
-    """What became of many inputs: how many by `check`'s words, those that broke the invariant and why, the longest time."""
+    """Outcomes of many inputs.
+
+    Counts by `check`'s words, violations of the invariant with reasons, and the longest time.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     broken: list[tuple[bytes, str]] = field(default_factory=list)
@@ -330,7 +341,7 @@ def corpus_files() -> tuple[bytes, ...]:
 
 
 def run(seed: str, executions: int, jobs: int, folder: Path) -> Report:
-    """Check inputs in several processes, save those that break the invariant, and say every ten seconds how far it is."""
+    """Check inputs in several processes, save violations, and print progress every ten seconds."""
     report, started, shown = Report(), time.monotonic(), time.monotonic()
     batches = iter(range(-(-executions // BATCH)))
     with ProcessPoolExecutor(jobs) as pool:
@@ -345,7 +356,8 @@ def run(seed: str, executions: int, jobs: int, folder: Path) -> Report:
                     found = future.result()
                 except BrokenProcessPool:
                     sys.exit(
-                        f"A process died or hung in one of the batches {', '.join(waiting.values())}: see --batch"
+                        "A process died or hung in one of the batches "
+                        f"{', '.join(waiting.values())}: see --batch"
                     )
                 del waiting[future]
                 report.add(found)
@@ -369,7 +381,7 @@ def save(folder: Path, raw: bytes) -> Path:
 
 
 def run_atheris(arguments: Sequence[str]) -> None:
-    """Check inputs that libFuzzer chooses by the coverage of the parser, until its own options say that it is enough."""
+    """Check inputs that libFuzzer chooses by the coverage of the parser, until it stops."""
     import atheris
 
     for module in (parse, rules, scanned, strictjson):

@@ -1,4 +1,4 @@
-"""Whatever file our validator passes, MLX loads, evaluates, sums, indexes, converts and saves it without a signal.
+"""MLX loads, evaluates, indexes, converts and saves any validated file without a signal.
 
 `python tests/fuzz/mlx_files.py FOLDER` tries every file of a folder, and says each file and step
 before it begins: the last lines of a process that died are the culprit. test_mlx_files.py makes the

@@ -1,4 +1,4 @@
-"""Small inputs that ask for much: files, folders and stores of at most 1 MiB on the disk, for bounds.py.
+"""Small inputs that ask for much: files, folders and stores of at most 1 MiB, for bounds.py.
 
 What makes them large is what costs no disk: hard links, holes in files, names that refer to one
 thing many times, short texts that become large objects. Everything follows from a seed.
@@ -27,8 +27,10 @@ _DIGEST = "sha256:{:064x}"
 _TENSOR, _JSON = "application/vnd.ollama.image.tensor", "application/vnd.ollama.image.json"
 _FILE, _LICENSE = "application/vnd.blobstore.file", "application/vnd.ollama.image.license"
 _DOCUMENTS = (
-    "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors.index.json",
-    "quantization_config.json", "blobstore.json", "hf_quant_config.json", "chat_template.jinja", "vocab.json",
+    "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+    "model.safetensors.index.json",
+    "quantization_config.json", "blobstore.json", "hf_quant_config.json", "chat_template.jinja",
+    "vocab.json",
 )  # fmt: skip
 
 Choices = random.Random
@@ -36,7 +38,7 @@ Line = list[str]
 
 
 def build(seed: str, folder: Path) -> Line:
-    """Make the input of ``seed`` in ``folder``, which is empty, and return the arguments of the command that reads it."""
+    """Make the input of ``seed`` in the empty ``folder``, and return its command's arguments."""
     choices = random.Random(seed)
     return choices.choice(FAMILIES)(choices, folder)
 
@@ -53,12 +55,12 @@ def on_disk(folder: Path) -> int:
 
 
 def log(choices: Choices, low: int, high: int) -> int:
-    """Return a number whose size is chosen before its digits: 1 to 10 as often as 10,000 to 100,000."""
+    """Return a number whose size is chosen first: 1 to 10 as often as 10,000 to 100,000."""
     return min(high, round(low * math.pow(high / low, choices.random())))
 
 
 def times(pattern: Callable[[int], str], count: int, most: int = MOST_TEXT) -> str:
-    """Return the texts of 0, 1, 2, …, with commas between them: ``count`` of them, or as many as fit."""
+    """Return the texts of 0, 1, 2, … joined by commas: ``count`` of them, or as many as fit."""
     parts, size = [], 0
     for number in range(count):
         part = pattern(number)
@@ -110,8 +112,10 @@ def document(choices: Choices, most: int = MOST_TEXT) -> bytes:
         )
     )()
     key = choices.choice(
-        ("a", "architectures", "quantization_config", "quantization", "text_config", "weight_map", "eos_token_id",
-         "num_hidden_layers", "vocab_size", "layer_types", "added_tokens", "model", "metadata", "sources", "tensors")
+        ("a", "architectures", "quantization_config", "quantization", "text_config", "weight_map",
+        "eos_token_id",
+         "num_hidden_layers", "vocab_size", "layer_types", "added_tokens", "model", "metadata",
+         "sources", "tensors")
     )  # fmt: skip
     others = (
         '"architectures":["LlamaForCausalLM"],"model_type":"llama","hidden_size":64,'
@@ -150,10 +154,12 @@ def header(choices: Choices, most: int = MOST_TEXT) -> tuple[bytes, int]:
                 lambda n: f'"{name(n)}":{{{empty.replace("[0]", shape, 1)}}}', count, most
             ),
             lambda: (
-                f'"{name(0)}":{{"dtype":"BF16","shape":[{rows},64],"data_offsets":[0,{rows * 128}]}}'
+                f'"{name(0)}":{{"dtype":"BF16","shape":[{rows},64],'
+                f'"data_offsets":[0,{rows * 128}]}}'
             ),
             lambda: (
-                f'"{name(1)}":{{"dtype":"F4","shape":[{rows * 256}],"data_offsets":[0,{rows * 128}]}}'
+                f'"{name(1)}":{{"dtype":"F4","shape":[{rows * 256}],'
+                f'"data_offsets":[0,{rows * 128}]}}'
             ),
             lambda: f'"w":{{{empty},"x":{document(choices, most).decode()}}}',
             lambda: '"__metadata__":{' + times(lambda n: f'"{n:x}":""', count, most) + "}",
@@ -309,7 +315,7 @@ def _descriptor(choices: Choices, number: int, sizes: list[int]) -> str:
 
 
 def _fill(choices: Choices, root: Path) -> None:
-    """Make a store: some blobs, of which one has many names, and manifests, of which one has many names."""
+    """Make a store: blobs and manifests, one of each with many names."""
     sizes = []
     first = None
     most = 300_000 // choices.choice((1, 4, 16))
@@ -356,10 +362,12 @@ def store(choices: Choices, folder: Path) -> Line:
     _fill(choices, root)
     line = choices.choice(
         (
-            ["list"], ["list", "--json"], ["show", "m"], ["show", "m", "--tensors", "--json"], ["show", "m", "--coverage"],
+            ["list"], ["list", "--json"], ["show", "m"], ["show", "m", "--tensors", "--json"],
+            ["show", "m", "--coverage"],
             ["inspect", "m"], ["inspect", "m", "--tensors"], ["verify"], ["verify", "--json"],
             ["verify", "--quick"], ["du"], ["du", "m"],
-            ["prune", "--dry-run"], ["prune", "--grace", "0s", "--sole-owner"], ["rm", "m"], ["cp", "m", "n"],
+            ["prune", "--dry-run"], ["prune", "--grace", "0s", "--sole-owner"], ["rm", "m"], ["cp",
+            "m", "n"],
             ["mv", "m", "n"], ["diff", "m", "m:0"], ["export", "m", str(folder / "out")],
             ["export", "m", str(folder / "out"), "--dequantize", "bfloat16"],
         )
@@ -377,7 +385,8 @@ def own_files(choices: Choices, folder: Path) -> Line:
         place = choices.choice(
             (
                 f"journal/{choices.getrandbits(256):064x}", "cache/summaries", "lock", "names",
-                f"copies/registry.ollama.ai/library/m/latest/{0:064x}", f"trash/{0:016x}/sha256-{0:064x}-5",
+                f"copies/registry.ollama.ai/library/m/latest/{0:064x}",
+                f"trash/{0:016x}/sha256-{0:064x}-5",
                 f"tmp/1-{0:016x}/sha256-{0:064x}", f"tmp/1-{0:016x}/manifest",
             )
         )  # fmt: skip
@@ -388,7 +397,10 @@ def own_files(choices: Choices, folder: Path) -> Line:
             made = _file(private / place, text, size)
             _link(made, [made.with_name(f"{n:064x}") for n in range(log(choices, 1, 1000))])
     if choices.random() < 0.4:
-        text = b'{"model.embed_tokens.weight":{"dtype":"BF16","shape":[64,64],"data_offsets":[0,8192]}}'
+        text = (
+            b'{"model.embed_tokens.weight":{"dtype":"BF16","shape":[64,64],"data_offsets":[0,'
+            b"8192]}}"
+        )
         source = _file(
             folder / "model.safetensors", struct.pack("<Q", len(text)) + text, 8 + len(text) + 8192
         )

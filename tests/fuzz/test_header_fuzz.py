@@ -1,4 +1,4 @@
-"""The short form of headers.py: 60,000 files, and hypothesis for a short example of what is found."""
+"""The short form of headers.py: 60,000 files, and hypothesis for short counterexamples."""
 
 from __future__ import annotations
 

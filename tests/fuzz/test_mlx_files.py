@@ -1,4 +1,7 @@
-"""What our validator passes does not hurt MLX: every file of the corpus, and generated ones, with `-m long` 30,000."""
+"""Validated files do not hurt MLX: every file of the corpus and generated ones.
+
+With `-m long` it generates 30,000.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ def valid_files(seed: str) -> Iterator[bytes]:
 
 
 def large_shapes(seed: str) -> Iterator[bytes]:
-    """Yield files of one empty tensor whose other dimensions are as large as can be, in ranks up to 64."""
+    """Yield files of one empty tensor whose other dimensions are as large as possible.
+
+    Ranks go up to 64.
+    """
     generator = random.Random(seed)
     while True:
         shape = [generator.choice(DIMS) for _ in range(generator.choice((1, 2, 3, 5, 8, 32, 64)))]

@@ -1,4 +1,4 @@
-"""The scanner under the sanitizers of addresses and undefined behaviour: `python -m pytest -m long tests/fuzz`."""
+"""The scanner under the sanitizers: `python -m pytest -m long tests/fuzz`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy of the checkout to make mistakes in, with an interpreter that sees it before any installed blobstore."""
+"""A copy of the checkout for mutants, and an interpreter that imports it first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exported shards are the files that huggingface_hub writes for the same state dict, byte for byte."""
+"""Exported shards are byte for byte the files that huggingface_hub writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = (
 
 
 def state_dict() -> dict[str, torch.Tensor]:
-    """Return tensors of many dtypes and sizes, in an order that is neither that of their names nor that of a file."""
+    """Return tensors of many dtypes and sizes, sorted neither by name nor as in a file."""
     generator = torch.Generator().manual_seed(1)
     values = [torch.randn(37 + 19 * number, 16, generator=generator) * 50 for number in range(33)]
     return {

@@ -1,4 +1,4 @@
-"""Folders for mlx-lm: what it loads from them computes bit for bit what the stored model computes."""
+"""mlx-lm computes from exported folders bit for bit what the stored model computes."""
 
 from __future__ import annotations
 

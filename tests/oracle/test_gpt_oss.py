@@ -1,4 +1,4 @@
-"""A gpt-oss checkpoint (MXFP4 blocks and scales) is stored without loss, and others' models compute the same from it."""
+"""A gpt-oss checkpoint (MXFP4) is stored without loss, and other programs agree on it."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_dequantized_export_is_what_transformers_makes_of_the_blocks(
 
 
 def load(folder: Path, **options: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the parameters of transformers' model of a folder, and which it missed or could not use."""
+    """Return the parameters of transformers' model of a folder, and missing or unused ones."""
     network, info = GptOssForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, output_loading_info=True, **options
     )

@@ -1,4 +1,4 @@
-"""Models for mlx-lm: equal to those that mlx-lm builds itself, quantized layers as stored, experts in both forms."""
+"""Models for mlx-lm equal those that mlx-lm builds: quantized layers, experts in both forms."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def logits(model: Any) -> np.ndarray[Any, Any]:
 
 
 def quantized_by_mlx(source: Path, store: Store, *, in_float32: bool) -> Any:
-    """Return mlx-lm's own model of the source, its layers quantized by MLX as the stored model's plan says."""
+    """Return mlx-lm's own model of the source, quantized by MLX as the stored model's plan says."""
     model, _ = utils.load_model(source, lazy=True)
     summary = blobstore.open_model("m", store=store)
     kinds = {

@@ -1,4 +1,4 @@
-"""The tokenizer of a stored model is the one that mlx-lm loads from the folder: templates, ends of texts, all files."""
+"""The tokenizer of a stored model is the one that mlx-lm loads from the folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Double-scaled nvfp4 in mlx-lm: the logits are close to those of a float32 model with the dequantized weights."""
+"""Double-scaled nvfp4 in mlx-lm: logits close to a float32 model of the same values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def logits(model: Any) -> np.ndarray[Any, Any]:
 
 
 def with_dequantized_weights(source: Path, store: Store) -> Any:
-    """Return mlx-lm's own model of the source in float32, its weights replaced by the stored model's values."""
+    """Return mlx-lm's own model of the source in float32 with the stored model's values."""
     network, _ = utils.load_model(source, lazy=True)
     network.set_dtype(mx.float32)
     values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Quantized checkpoints in the ollama profile are what Ollama's importer makes of them (fixtures/ollama-records).
+"""Quantized checkpoints in the ollama profile equal the imports of Ollama.
 
 Copied ones (MLX, NVFP4 of two producers): the plan and the manifest, so every blob, byte for byte;
 where Ollama gets the metadata wrong (docs/formats.md section 8), everything else is equal and ours

@@ -1,4 +1,4 @@
-"""Float checkpoints in the ollama profile are what Ollama's importer makes of them (fixtures/ollama-records).
+"""Float checkpoints in the ollama profile equal the imports of Ollama.
 
 Held for every source and type: the plan, the config, the layers of the manifest; every byte of what
 is copied; every array of int4, int8 and mxfp8, and of nvfp4 and mxfp4 all but the E2M1 codes. Those
@@ -196,14 +196,14 @@ def _e2m1_weights(case: Case) -> set[str]:
 
 
 def _scales(bits: Array, quant: str) -> Array:
-    """Return decoded scales, which the dtype of these weights holds exactly, with a last dimension of 1."""
+    """Return decoded scales with a last dimension of 1, exact in the dtype of these weights."""
     kind = ml_dtypes.float8_e4m3fn if quant == "nvfp4" else ml_dtypes.float8_e8m0fnu
     scales: Array = bits.view(kind).astype(np.float32)[..., None]
     return scales
 
 
 def _mlx_codes(weight: Array, scales: Array) -> Array:
-    """Return MLX's codes: the first of the nearest values to ``weight / scale``, all in the weight's dtype."""
+    """Return MLX's codes: the first of the nearest to ``weight / scale``, in the weight's dtype."""
     divisors = scales.astype(weight.dtype)
     quotients = weight.reshape(*scales.shape[:-1], -1) / np.where(
         divisors == 0, np.inf, divisors

@@ -1,4 +1,4 @@
-"""Broken checkpoints are refused with a typed error that names the fault, and leave the store as it was.
+"""Broken checkpoints are refused with a typed error, and leave the store as it was.
 
 Held for every broken source that Ollama's importer refuses in fixtures/ollama-records, and for
 those that it imports and should not (docs/formats.md sections 2, 5 and 8): data that are cut off, a

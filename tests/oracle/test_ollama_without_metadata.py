@@ -1,4 +1,7 @@
-"""MLX sources whose settings have no ``mode``: Ollama's blobs have no metadata, and are read by config.json's settings."""
+"""MLX sources without a ``mode``: Ollama's blobs have no metadata.
+
+They are read by the settings of config.json.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ unquantized = pytest.mark.parametrize("quant", ["none"])
 
 @pytest.fixture
 def beside(case: Case, tmp_path: Path) -> Case:
-    """A copy of the case's store, in which the model lies as Ollama stored it too: with our data under its headers."""
+    """A copy of the case's store that also contains the model as Ollama stored it.
+
+    Our data are under its headers.
+    """
     copy = replace(case, store=open_store(shutil.copytree(case.store.root, tmp_path / "copy")))
     blobs = copy.store.root / "blobs"
     for ours, theirs in zip(case.result.manifest.tensor_layers, case.recorded_layers, strict=False):

@@ -1,4 +1,4 @@
-"""Figures of a quality report equal those computed from whole tensors: the loader's values, safetensors' source weights."""
+"""Figures of a quality report equal those computed from whole tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fp kernels store, bit for bit, what the number formats of ml_dtypes and FORMAT.md section 3 say.
+"""The fp kernels store, bit for bit, what the number formats of ml_dtypes say.
 
 The reference below was written from that text alone: it shares no step with quantize.h or its twin.
 """
@@ -58,7 +58,7 @@ def power_of_two_at_least(values: Array) -> Array:
 
 
 def expected_parts(weights: Array, form: Format) -> tuple[Array, Array]:
-    """Return the codes ``[rows, cols]`` and the scales ``[rows, cols / group]``, in ml_dtypes' types."""
+    """Return codes ``[rows, cols]`` and scales ``[rows, cols / group]`` in ml_dtypes' types."""
     groups = weights.astype(np.float32).reshape(len(weights), -1, form.group_size)
     ratio = np.abs(groups).max(axis=-1) / np.float32(form.largest)
     if form.scale is ml_dtypes.float8_e4m3fn:
@@ -72,7 +72,7 @@ def expected_parts(weights: Array, form: Format) -> tuple[Array, Array]:
 
 
 def packed(codes: Array, bits: int) -> Array:
-    """Return the U32 words of the codes, the first code in the lowest bits: what little-endian bytes are."""
+    """Return the U32 words of the codes, the first code in the lowest bits (little-endian)."""
     octets = codes.view(np.uint8)
     if bits == 4:
         octets = octets[:, 0::2] + octets[:, 1::2] * np.uint8(16)

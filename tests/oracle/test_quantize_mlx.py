@@ -88,7 +88,7 @@ def raw_or_nan(values: Array) -> Array:
 
 
 def codes_of(words: Array, bits: int) -> Array:
-    """Return the codes ``[rows, cols]`` of U32 words, as MLX packs them: the first in the lowest bits."""
+    """Return the codes ``[rows, cols]`` of MLX's U32 words: the first in the lowest bits."""
     octets = words.view(np.uint8)
     return (
         octets
@@ -124,7 +124,7 @@ def assert_fp_bits_equal_but_for_ties_and_zeros(
 
 
 def is_beyond_mlx(weights: Array, quant_type: str, group_size: int) -> Array:
-    """Return which rows have a group for which MLX is known to differ in more than ties and zeros (tests below)."""
+    """Return the rows with a group for which MLX differs in more than ties and zeros."""
     amax = np.abs(weights.astype(np.float32)).reshape(len(weights), -1, group_size).max(axis=-1)
     if quant_type == "nvfp4":
         beyond = amax > np.float32(448 * 2.0**25)
@@ -347,7 +347,7 @@ def test_mlx_gives_16_bit_inputs_the_parts_of_their_float32_copies(
 
 
 @pytest.mark.parametrize(("quant_type", "largest"), E8M0_TYPES)
-def test_mlx_gives_f16_inputs_the_parts_of_their_float32_copies_but_for_e8m0_scales_under_2_to_minus_14(
+def test_mlx_quantizes_f16_as_float32_but_for_e8m0_scales_under_2_to_minus_14(
     quant_type: str, largest: float
 ) -> None:
     weights = random_weights(F16, ROWS, COLS, seed=(16, int(largest)))
@@ -375,7 +375,7 @@ def test_affine_dequantize_with_float32_scales_equals_mlx(quant_type: str, group
 def test_mlx_dequantizes_affine_values_in_bfloat16_and_we_round_once(
     quant_type: str, group_size: int
 ) -> None:
-    """The figures of docs/formats.md section 3: the error of a value, against the largest of its group."""
+    """The figures of docs/formats.md section 3: a value's error against its group's largest."""
     quantized = kernels.quantize(
         random_weights(BF16, ROWS, COLS, seed=(group_size,)), quant_type, group_size=group_size
     )

@@ -1,4 +1,4 @@
-"""The search of the fp types finds the best scale of all: no scale of the format gives a smaller squared error.
+"""The search of the fp types finds the scale with the smallest squared error of all.
 
 The optimum is found here in float64 by trying the scales one by one; it shares no step with
 search_fp.h or its twin.
@@ -113,7 +113,7 @@ def least_errors(weights: Array, form: Format, importance: Array | float, *, cut
 def assert_optimal(
     weights: Array, quant_type: str, importance: Array | None = None, *, cut: bool
 ) -> None:
-    """Fail if any group's error is larger than the optimum (or smaller, which would mean that this is no optimum)."""
+    """Fail if any group's error differs from the optimum."""
     form = FORMATS[quant_type]
     quantized = kernels.quantize(weights, quant_type, method="search", importance=importance)
     errors = squared_errors(weights, quantized, importance)

@@ -1,4 +1,4 @@
-"""Quantized sources keep their values bit for bit: what an independent reference decodes is what a model gives back.
+"""Quantized sources keep their values bit for bit, by an independent reference.
 
 The references are in tests/support/producers.py. Copied weights are compared twice: the stored
 arrays byte for byte, and the values that `dequantize` gives. Block FP8 is compared where it stays
@@ -279,7 +279,7 @@ def test_a_bare_file_whose_shapes_allow_one_type(store: Store, tmp_path: Path, k
 
 
 def test_metadata_of_modules_that_differ(store: Store, tmp_path: Path) -> None:
-    """A group of experts with an override of its own in a packed blob, a head of 8 bits, a module that is not quantized."""
+    """A packed blob with a group of experts of its own, a head of 8 bits, and a plain module."""
     down, up = mlx_affine(8, 64), mlx_affine(4, 32)
     settings = {
         "group_size": 32,

@@ -1,4 +1,4 @@
-"""The cases of docs/formats.md section 8 that no record shows: each comes out right here, in both profiles.
+"""The cases of docs/formats.md section 8 that no record shows, in both profiles.
 
 The others are in test_ollama_prequantized.py (an MLX config without `mode`, modules of their own
 width, the model's type) and test_ollama_refusals.py (cut off data, gaps in the expert numbers,

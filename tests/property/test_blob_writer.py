@@ -1,4 +1,4 @@
-"""BlobWriter: however a blob is cut, in whatever order and from however many threads, its bytes and its digest are right."""
+"""BlobWriter: bytes and digest are right for any pieces, in any order, from any threads."""
 
 from __future__ import annotations
 

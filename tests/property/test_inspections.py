@@ -1,4 +1,4 @@
-"""Inspections of any headers: every stored tensor is counted once, packed ones as what they stand for, and JSON is exact."""
+"""Inspections count every stored tensor once, packed ones by their values; JSON is exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The header's text: whatever header and edit, the metadata are the new ones and all else is byte for byte the old."""
+"""The header's text: an edit changes the metadata and no other byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPACES = st.text("  \t\r\n", max_size=3)
 
 @st.composite
 def headers(draw: st.DrawFn) -> tuple[bytes, int]:
-    """Return a valid header text, with white space wherever JSON allows it, and the bytes of its data."""
+    """Return a valid header text with white space wherever JSON allows it, and its data."""
     entries: list[tuple[str, Any]] = []
     begin = 0
     for name in draw(

@@ -1,4 +1,4 @@
-"""Whatever lies in both trees of manifests, no command removes a blob that a model of either can reach."""
+"""With any files in both trees of manifests, no command removes a blob that a model needs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write_newer(store: Store, number: int, kind: str, blobs: list[bytes]) -> set
 
 
 def needed_by(store: Store) -> dict[str, set[str]]:
-    """Return the blob files that each manifest under ``manifests/`` names, by its path: read by other means than ours."""
+    """Return the blob files that each manifest names, by its path, without using our code."""
     found = {}
     for path in (store.root / "manifests").glob("*/*/*/*"):
         document = json.loads(path.read_bytes())

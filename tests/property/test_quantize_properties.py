@@ -44,7 +44,10 @@ def group_sizes(quant_type: str) -> st.SearchStrategy[int]:
 def weights_of(
     cols: int, limit: float = float(np.finfo(np.float32).max)
 ) -> st.SearchStrategy[Array]:
-    """Float32 ``[1 or 2, cols]``: any values, or values of one scale (where most codes differ) around an offset."""
+    """Float32 ``[1 or 2, cols]``: any values, or values of one scale around an offset.
+
+    Most codes differ in values of one scale.
+    """
     shapes = st.tuples(st.integers(1, 2), st.just(cols))
     anything = arrays(np.float32, shapes, elements=finite(limit), fill=finite(limit))
     units = arrays(np.float32, shapes, elements=st.floats(-1, 1, width=32), fill=st.nothing())
@@ -76,7 +79,7 @@ def values_of(values: Array) -> bytes:
 def outcome(
     weights: Array, quant_type: str, group_size: int, kernel: kernels.Kernel, **options: Any
 ) -> object:
-    """Return the bytes of the parts and the values, or the index of the weight that can't be quantized."""
+    """Return the bytes of the parts and the values, or the index of the refused weight."""
     with np.errstate(all="ignore"):
         try:
             quantized = kernels.quantize(
@@ -95,7 +98,10 @@ def importances(cols: int) -> st.SearchStrategy[Array | None]:
 
 
 def beside_others(groups: Array, place: int) -> Array:
-    """Return 27 groups, the drawn ones at ``place`` and after: lanes of a block of 16 or 8, or single ones at the end."""
+    """Return 27 groups, the drawn ones at ``place`` and after.
+
+    They are lanes of a block of 16 or 8, or single ones at the end.
+    """
     others = np.random.default_rng(27).standard_normal((27, groups.shape[1])).astype(np.float32)
     weights = others.astype(groups.dtype)
     weights[place : place + len(groups)] = groups

@@ -1,4 +1,4 @@
-"""A manifest that is taken for a plain one is valid, and the blobs that are picked out of it are those that it names."""
+"""A manifest that is taken for a plain one is valid, and its blobs are picked out rightly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs: whatever the plan, the runs of a blob and their gaps cover it exactly once, and read every source once, in order."""
+"""Runs: for any plan, runs and gaps cover a blob once, and read every source once, in order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ ODD = st.tuples(
 
 @st.composite
 def sources(draw: st.DrawFn) -> list[SourceTensor]:
-    """Weights of a few sizes, some transposed, experts of equal ones, and what is copied: other dtypes, empty, scalars."""
+    """Weights of a few sizes, some transposed, equal experts, and copied tensors.
+
+    The copied ones have other dtypes, or are empty, or scalars.
+    """
     tensors = [
         source_tensor(
             f"model.layers.{number}.mlp.up_proj.weight",
@@ -101,7 +104,10 @@ def ranges_of(run: Run) -> list[tuple[int, int]]:
 
 
 def check_places(blob: PlannedBlob, runs: list[Run], chunk: int) -> None:
-    """Assert that runs and gaps follow each other, that steps fill both, each byte once, and gaps before their turn."""
+    """Assert that runs and gaps follow each other and that steps fill each byte once.
+
+    Gaps are filled before their turn.
+    """
     at, gaps = 0, []
     filled: list[tuple[int, int]] = []
     for run in runs:

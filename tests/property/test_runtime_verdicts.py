@@ -1,4 +1,4 @@
-"""A verdict is given for every config.json and all tensors: `show` must not fail for a model that another program stored."""
+"""A verdict is given for every config.json and all tensors, so that `show` never fails."""
 
 from __future__ import annotations
 

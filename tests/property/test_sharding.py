@@ -1,4 +1,4 @@
-"""Shards: for every state dict ours are huggingface_hub's: names, order, files, total size, index."""
+"""Shards: names, order, files, total size and index equal huggingface_hub's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Fake:
 
 
 def state_dict(numbers: random.Random) -> tuple[dict[str, Fake], int]:
-    """Return tensors and a limit: from none to forty, of sizes that meet the limit exactly, pass it, or are nothing."""
+    """Return up to forty tensors and a limit: sizes that meet it, pass it, or are empty."""
     limit = numbers.choice([1, 7, 64, 1000, 5_000_000_000])
     sizes = [0, 1, limit // 3, limit // 2, limit - 1, limit, limit + 1, 3 * limit]
     tensors = {}

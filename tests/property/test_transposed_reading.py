@@ -1,4 +1,4 @@
-"""Tiles cover a range of matrices once and in order, and transposed values read by any ranges are NumPy's."""
+"""Tiles cover a range of matrices once and in order; transposed values equal NumPy's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights and configs of the sources of fixtures/ollama-records whose architectures have a policy of their own."""
+"""Weights and configs of the recorded sources whose architectures have their own policy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ NEMOTRON_H_LAYERS = "MEM*EMEM*E"
 QWEN35_MOE: Json = json.loads("""{
     "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
     "text_config": {
-        "model_type": "qwen3_5_text", "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "model_type": "qwen3_5_text", "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 64,
         "hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 2048, "intermediate_size": 512,
         "max_position_embeddings": 4096
     },
@@ -39,15 +40,18 @@ QWEN35_MOE: Json = json.loads("""{
 NEMOTRON_H: Json = json.loads("""{
     "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 256, "num_hidden_layers": 10,
-    "hybrid_override_pattern": "MEM*EMEM*E", "vocab_size": 2048, "torch_dtype": "bfloat16", "n_routed_experts": 12
+    "hybrid_override_pattern": "MEM*EMEM*E", "vocab_size": 2048, "torch_dtype": "bfloat16",
+    "n_routed_experts": 12
 }""")
 _GEMMA4 = """{
     "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4",
     "text_config": {
-        "model_type": "gemma4_text", "hidden_size": 256, "num_hidden_layers": 10, "vocab_size": 2048,
+        "model_type": "gemma4_text", "hidden_size": 256, "num_hidden_layers": 10,
+        "vocab_size": 2048,
         "intermediate_size": 512, "max_position_embeddings": 4096
     },
-    "vision_config": {"hidden_size": 128}, "audio_config": {"hidden_size": 128}, "torch_dtype": "bfloat16"
+    "vision_config": {"hidden_size": 128}, "audio_config": {"hidden_size": 128},
+    "torch_dtype": "bfloat16"
 }"""
 
 
@@ -63,7 +67,7 @@ def gemma4_config(layers: int, experts: int = 0) -> Json:
 
 
 def qwen35_moe() -> Iterator[Weight]:
-    """Yield the weights of a Qwen3.5 mixture: two layers of linear attention, and one that predicts ahead."""
+    """Yield the weights of a Qwen3.5 mixture: two layers, and one that predicts ahead."""
     yield Weight(f"{TEXT}embed_tokens.weight", (VOCABULARY, HIDDEN))
     for layer in (f"{TEXT}layers.{number}" for number in range(2)):
         yield norm(f"{layer}.input_layernorm")
@@ -83,7 +87,7 @@ def qwen35_moe() -> Iterator[Weight]:
 
 
 def gemma4(layers: int, *, experts: int = 0, keys: int = KEYS) -> Iterator[Weight]:
-    """Yield the weights of a Gemma 4, dense or with stacked experts, with a layer of each other modality's tower."""
+    """Yield the weights of a Gemma 4, dense or with stacked experts, with towers."""
     yield Weight(f"{TEXT}embed_tokens.weight", (VOCABULARY, HIDDEN))
     yield Weight(f"{TEXT}embed_tokens_per_layer.weight", (VOCABULARY, 64))
     yield Weight(f"{TEXT}per_layer_model_projection.weight", (layers * 16, HIDDEN))

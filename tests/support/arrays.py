@@ -38,6 +38,6 @@ def plain(tensor: Tensor) -> Array:
 
 
 def bits_of_parts(quantized: Any) -> list[bytes]:
-    """Return the bytes of the stored arrays of a quantized array: weight, scale and, where there is one, bias."""
+    """Return the bytes of a quantized array's stored arrays: weight, scale, and bias if any."""
     parts = (quantized.weight, quantized.scale, quantized.bias)
     return [bits(part) for part in parts if part is not None]

@@ -1,4 +1,4 @@
-"""Small checkpoints: .safetensors files and folders written with the reference library's rules, not with our code."""
+"""Small checkpoints, written with the reference library's rules instead of our code."""
 
 from __future__ import annotations
 

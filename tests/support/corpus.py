@@ -1,4 +1,7 @@
-"""The corpus of inputs to accept and to refuse (fixtures/corpus): its cases, and the large ones that are made by recipe."""
+"""The corpus of inputs to accept and to refuse (fixtures/corpus).
+
+Large cases are made by recipe.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ class Case:
 
     @property
     def by_recipe(self) -> bool:
-        """Whether the corpus describes the input in words only: it is large, or larger than memory, or several replies."""
+        """Whether the corpus only describes the input.
+
+        It is large, or larger than memory, or several replies.
+        """
         return not self._document.keys() & {"bytes_base64", "bytes_zlib_base64"}
 
     @property
@@ -185,7 +191,7 @@ def _long_name() -> bytes:
 
 
 def layers(count: int) -> bytes:
-    """Return the corpus's ``manifest-ok`` with ``count`` tensor layers, each with a digest of its own."""
+    """Return the corpus's ``manifest-ok`` with ``count`` tensor layers of different digests."""
     raw = find("manifest", "manifest-ok").data
     start = raw.index(b'"layers":[') + len(b'"layers":[')
     layer = raw[start : -len(b"]}")]

@@ -1,4 +1,4 @@
-"""The figures of a quality report, computed the plain way: whole tensors, float64, codes and scales decoded by hand."""
+"""The figures of a quality report, computed the plain way in float64 from whole tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _BEYOND = {"nvfp4": 7.0, "mxfp4": 7.0, "mxfp8": 464.0}
 
 
 def figures(weights: Array, read: Array, stored: Any = None) -> dict[str, Any]:
-    """Return what must be reported for ``weights`` that are read back as ``read``; ``stored`` are the quantized arrays."""
+    """Return the expected report for ``weights`` that are read back as ``read``.
+
+    ``stored`` are the quantized arrays.
+    """
     exact, got = weights.astype(np.float64).ravel(), read.astype(np.float64).ravel()
     error = exact - got
     rms = np.sqrt(np.mean(exact**2)) if exact.size else 0.0
@@ -33,7 +36,7 @@ def figures(weights: Array, read: Array, stored: Any = None) -> dict[str, Any]:
 
 
 def saturated(weights: Array, stored: QuantizedArray[Array]) -> float:
-    """Return the share of weights that are half a step or more beyond the last code of their group."""
+    """Return the share of weights half a step or more beyond the last code of their group."""
     rows = weights.astype(np.float64).reshape(-1, stored.group_size)
     if stored.bias is not None:
         scale, bias = (
@@ -55,7 +58,10 @@ def saturated(weights: Array, stored: QuantizedArray[Array]) -> float:
 
 
 def assert_reports(errors: Errors, wanted: dict[str, Any], what: str = "") -> None:
-    """Fail unless the report has the wanted figures: all but the last digits, which the order of summing decides."""
+    """Fail unless the report has these figures, up to the last digits.
+
+    The order of summing decides the last digits.
+    """
     for key, value in wanted.items():
         # A weight within a rounding of the end of its group may count or not.
         slack = 2.5 / max(1, wanted["count"]) if key == "saturated" else 1e-14

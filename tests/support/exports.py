@@ -56,7 +56,7 @@ def write_shards(
 
 
 def raw_tensors(folder: Path) -> Raw:
-    """Return dtype, shape and bytes of every tensor of a folder's files, each of which the reference library opens."""
+    """Return dtype, shape and bytes of every tensor of a folder, by the reference library."""
     found: Raw = {}
     for path in sorted(folder.glob("*.safetensors")):
         tensors = raw_tensors_of(path)

@@ -1,4 +1,4 @@
-"""Faults on demand: small and read-only file systems, and system calls that fail or kill their caller."""
+"""Faults on demand: small and read-only disks, and system calls that fail or kill."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ session._NOTE_EVERY_S = -1
 from blobstore.cli.main import main
 main()
 """
-"""The command with as many threads as it is given and no more, which notes every finished blob: it makes the same calls
-in the same order every time.
+"""The command with a fixed number of threads, which notes every finished blob.
+
+It makes the same calls in the same order every time.
 """
 
 
@@ -86,19 +87,22 @@ def file_system(folder: Path, options: str) -> Iterator[Path]:
 
 
 def remount(folder: Path, options: str) -> None:
-    """Change the options of a mounted tmpfs: ``ro`` is read-only for root too, which no mode bits stop."""
+    """Change the options of a mounted tmpfs: ``ro`` is read-only for root too."""
     subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
 
 
 def leave_room(folder: Path, *, blocks: int = 1000, files: int = 1000) -> None:
-    """Make a mounted tmpfs so small that only so many blocks of 4 KiB and so many files are free."""
+    """Shrink a mounted tmpfs to so many free blocks of 4 KiB and so many free files."""
     status = os.statvfs(folder)
     size = (status.f_blocks - status.f_bfree + blocks) * status.f_frsize
     remount(folder, f"size={size},nr_inodes={status.f_files - status.f_ffree + files}")
 
 
 def run(*arguments: object, prefix: list[str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``blobstore ARGUMENTS…`` so that its calls can be counted, behind ``prefix``; Python writes no bytecode."""
+    """Run ``blobstore ARGUMENTS…`` behind ``prefix`` so that its calls can be counted.
+
+    Python writes no bytecode.
+    """
     line = [*(prefix or []), sys.executable, "-c", _ONE_AFTER_THE_OTHER, *map(str, arguments)]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
@@ -107,7 +111,7 @@ def run(*arguments: object, prefix: list[str] | None = None) -> subprocess.Compl
 
 
 def strace(log: Path, *rules: str) -> list[str]:
-    """Return the command prefix that traces the calls above to ``log`` and injects faults by ``rules``.
+    """Return the command prefix that traces calls to ``log`` and injects faults by ``rules``.
 
     ``when=N`` in a rule counts the calls of each name in each thread for itself.
     """
@@ -130,7 +134,7 @@ def strace(log: Path, *rules: str) -> list[str]:
 
 
 def calls(log: Path) -> dict[str, int]:
-    """Return how often a run made each call, in the thread that made it most: strace counts ``when=`` by thread.
+    """Return how often a run made each call, in its busiest thread (``when=`` is by thread).
 
     What is printed is not counted: it comes after everything else.
     """

@@ -81,7 +81,7 @@ def templates(folder: Path) -> Path:
 
 
 def sentencepiece(folder: Path) -> Path:
-    """Write a model whose tokenizer is a SentencePiece model, in shards with an index of transformers'."""
+    """Write a model with a SentencePiece tokenizer, in shards with transformers' index."""
     parts = [("model.embed_tokens.weight",), ("lm_head.weight", "model.norm.weight")]
     names = [
         f"model-{number:05}-of-{len(parts):05}.safetensors" for number in range(1, len(parts) + 1)
@@ -119,7 +119,7 @@ def gpt2(folder: Path) -> Path:
 
 
 def tiktoken(folder: Path) -> Path:
-    """Write a model whose tokenizer is tiktoken's, with the code that reads it and an empty module."""
+    """Write a model with a tiktoken tokenizer, the code that reads it and an empty module."""
     return write(
         model(folder),
         {
@@ -184,7 +184,7 @@ def with_draft(folder: Path) -> Path:
 
 
 def documented(folder: Path) -> Path:
-    """Write a model with texts, code, a picture, and a Modelfile and a file of the name of one of ours."""
+    """Write a model with texts, code, a picture, a Modelfile and a file named like ours."""
     return write(
         model(folder),
         {

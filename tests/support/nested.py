@@ -9,7 +9,7 @@ DEEP = 1050
 
 
 def nest(folder: Path, depth: int = DEEP, name: str = "deep") -> Path:
-    """Make a folder ``name`` in ``folder`` that holds another one, and so on, and a file in the last; return the first."""
+    """Make nested folders in ``folder`` with a file in the last one; return the first."""
     folder.mkdir(parents=True, exist_ok=True)
     inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     for _ in range(depth):

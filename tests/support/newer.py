@@ -1,4 +1,4 @@
-"""Trees of manifests as the Ollamas of PRs 15735 and 16590 write them (blobstore/store/newer.py), made by hand."""
+"""Trees of manifests as the Ollamas of PRs 15735 and 16590 write them, made by hand."""
 
 from __future__ import annotations
 

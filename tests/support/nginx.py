@@ -1,4 +1,4 @@
-"""A real web server on loopback: Debian's nginx, with its log of what it was asked and what it sent."""
+"""A real web server on loopback: Debian's nginx, with its log of requests and replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps every blob from being removed: it may be a manifest that needs it, and can't be read."""
+"""An obstacle to every removal: an unreadable file that may be a manifest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def linked_manifest(store: Store) -> Path:
 
 
 def linked_folder(store: Store) -> Path:
-    """Make a link where a folder of manifests would lie, to one in which the model ``m`` lies again."""
+    """Link a folder of manifests to one that contains the model ``m`` again."""
     outside = store.root.parent / "outside" / "other"
     outside.mkdir(parents=True)
     (outside / "latest").write_bytes(manifest_path(store, "m").read_bytes())

@@ -1,4 +1,4 @@
-"""A source of fixtures/ollama-records imported as one type in the ollama profile, beside what Ollama made of it."""
+"""A recorded source imported as one type in the ollama profile, beside Ollama's result."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Case:
         ]
 
     def described_arrays(self) -> dict[str, list[Any]]:
-        """Return the arrays of the model as the records describe them: dtype, shape, sha256 of the bytes."""
+        """Return the model's arrays as the records describe them: dtype, shape, sha256."""
         with self.open() as model:
             return {
                 name: [
@@ -109,7 +109,10 @@ def contents(text: str) -> Json:
 
 
 def planned(blob: PlannedBlob) -> Json:
-    """Return a blob in the form of the records, where each array of a copied quantized tensor is a tensor of its own."""
+    """Return a blob in the form of the records.
+
+    Each array of a copied quantized tensor is a tensor of its own.
+    """
     copied = any(tensor.copies_codes for tensor in blob.tensors)
     tensors = [
         entry

@@ -1,4 +1,4 @@
-"""The source checkpoints of fixtures/ollama-records, written again byte for byte: float, quantized, broken.
+"""The source checkpoints of fixtures/ollama-records, rewritten byte for byte.
 
 The digests and hashes of the records hold for exactly these bytes: weights are seeded by tensor
 name, tensors lie in the order in which they are yielded here, and the JSON documents are stored as
@@ -44,25 +44,35 @@ _DTYPE_NAMES = {BF16: "BF16", F16: "F16", F32: "F32", F8: "F8_E4M3", F8_E5M2: "F
 _DTYPE_NAMES |= {np.dtype(np.uint8): "U8", np.dtype(np.uint32): "U32"}
 
 LLAMA: Json = json.loads("""{
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
-    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 2048, "tie_word_embeddings": false,
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "vocab_size": 2048,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 2048,
+    "tie_word_embeddings": false,
     "torch_dtype": "bfloat16", "bos_token_id": 256, "eos_token_id": 257, "hidden_act": "silu"
 }""")
 QWEN3_MOE: Json = json.loads("""{
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 512,
-    "moe_intermediate_size": 128, "num_experts": 12, "num_experts_per_tok": 2, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048, "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6, "max_position_embeddings": 4096, "norm_topk_prob": true, "torch_dtype": "bfloat16",
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128, "num_experts": 12, "num_experts_per_tok": 2,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6, "max_position_embeddings": 4096, "norm_topk_prob": true,
+    "torch_dtype": "bfloat16",
     "tie_word_embeddings": false
 }""")
 _TOKENIZER = """{
     "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+    "use_regex": true},
     "post_processor": null,
-    "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+    "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
+    "use_regex": true},
     "model": {
-        "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+        "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null,
         "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": {}, "merges": []
     }
 }"""
@@ -184,7 +194,7 @@ def _whole(folder: Path, config: Json, tensors: Tensors, *, thinks: bool = False
 
 
 def _sharded(folder: Path, layers: int, starts: Sequence[int]) -> None:
-    """Write one shard for each of ``starts``, which are positions in the order of the tensors, and the index."""
+    """Write one shard for each position in ``starts``, and the index."""
     _write_documents(folder, LLAMA, thinks=False)
     tensors = _arrays(_llama(layers))
     names = list(tensors)
@@ -248,7 +258,8 @@ def _x_truncated_data(folder: Path) -> None:
 
 
 FP8: Json = json.loads(
-    '{"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}'
+    '{"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", '
+    '"weight_block_size": [128, 128]}'
 )
 _MODELOPT: Json = json.loads(
     '{"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}'
@@ -269,7 +280,7 @@ _MIXED: Json = {
 
 
 def _mlx(group_size: int, bits: int, mode: str, settings: Json) -> Callable[[Path], None]:
-    """Return the writer of a model of two layers that MLX quantized, whose config.json has ``settings``."""
+    """Return the writer of an MLX-quantized model of two layers with these ``settings``."""
 
     def write(folder: Path) -> None:
         others = {"lm_head.weight": (64, 8, "affine")} if "lm_head" in settings else {}

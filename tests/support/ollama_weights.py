@@ -1,4 +1,4 @@
-"""Weights of the source checkpoints of fixtures/ollama-records: named, shaped, seeded by their names."""
+"""Weights of the sources of fixtures/ollama-records: named, shaped, seeded by name."""
 
 from __future__ import annotations
 

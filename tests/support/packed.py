@@ -1,4 +1,4 @@
-"""Quantized weights as tensors of a header: those of programs whose weights are counted and not imported.
+"""Quantized weights as tensors of a header, of programs whose weights are only counted.
 
 Each has its tensors by suffix, its config.json, what it is (type, group, format) and the shape of
 its values, [96, 128] for all that keep it. Shapes as in the sources that

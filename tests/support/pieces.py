@@ -1,4 +1,4 @@
-"""Pieces: bytes of a blob cut at random, with gaps that are filled early, put by many threads in any order."""
+"""Pieces of a blob, cut at random and put by many threads in any order."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _parts(offset: int, data: bytes, chance: random.Random) -> Iterator[Aside]:
 
 
 class Putter:
-    """Puts pieces, each from a buffer that is scribbled over as soon as the writer says that it needs it no more."""
+    """Puts pieces, each from a buffer that is overwritten once the writer has released it."""
 
     def __init__(self, writer: BlobWriter) -> None:
         """Put pieces into ``writer``."""

@@ -24,7 +24,7 @@ LAGUNA, NEMOTRON, QWEN = "LagunaForCausalLM", "NemotronHForCausalLM", "Qwen3_5Fo
 def policy_of(
     architecture: str, asked: str, profile: str = "ollama", *, draft: bool = False, **config: Any
 ) -> Policy:
-    """Return the policy for a checkpoint of that architecture, whose config.json has ``config`` too."""
+    """Return the policy for a checkpoint of that architecture and ``config``."""
     source = SourceConfig.parse(json.dumps({"architectures": [architecture], **config}).encode())
     make = draft_policy_for if draft else policy_for
     return make(source, QuantType.parse(asked), ImportOptions.parse(quant=asked, profile=profile))

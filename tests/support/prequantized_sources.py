@@ -1,4 +1,4 @@
-"""The quantized sources of fixtures/ollama-records: what MLX, FP8 and NVFP4 exporters make of a float model's tensors.
+"""The quantized sources of fixtures/ollama-records, as MLX, FP8 and NVFP4 exporters write.
 
 The arithmetic is that of the tool that made the records, since the digests hold for exactly these
 bytes. Which tensors are quantized: every matrix that is no norm, except those whose names hold a
@@ -76,7 +76,7 @@ def block_fp8(
 
 
 def packed_nvfp4(weight: Array) -> tuple[Array, Array, np.float32]:
-    """Return E2M1 codes, two a byte, E4M3 scales of 16 weights each, and what the scales are multiplied by."""
+    """Return E2M1 codes (two a byte), E4M3 scales of 16 weights, and the global multiplier."""
     values = weight.astype(np.float32)
     rows, cols = values.shape
     factor = np.float32(np.abs(values).max() / (6 * 448))
@@ -99,7 +99,7 @@ def modelopt_nvfp4(name: str, weight: Array) -> Iterator[tuple[str, Array]]:
 
 
 def compressed_nvfp4(name: str, weight: Array) -> Iterator[tuple[str, Array]]:
-    """Yield what compressed-tensors stores for the weight ``name``: its global scale is divided by."""
+    """Yield compressed-tensors' tensors of the weight ``name``, with a global divisor."""
     packed, scales, factor = packed_nvfp4(weight)
     base = name.removesuffix(".weight")
     yield f"{base}.weight_packed", packed
@@ -119,7 +119,10 @@ def mlx_model(
     usual: tuple[int, int, str],
     other: Mapping[str, tuple[int, int, str]] | None = None,
 ) -> Tensors:
-    """Return a model with every matrix as MLX quantizes it: (group size, bits, mode), and the ``other`` ones by name."""
+    """Return a model with every matrix as MLX quantizes it, and the ``other`` ones by name.
+
+    A setting is (group size, bits, mode).
+    """
     quantized: Tensors = {}
     for name, array in tensors.items():
         if is_quantized(name, array, ()):
@@ -140,7 +143,7 @@ def fp8_model(tensors: Mapping[str, Array], **options: Any) -> Tensors:
 
 
 def nvfp4_model(tensors: Mapping[str, Array], *, modelopt: bool) -> Tensors:
-    """Return a model with its matrices in NVFP4, as ModelOpt or as compressed-tensors stores them."""
+    """Return a model with its matrices in NVFP4 of ModelOpt or of compressed-tensors."""
     make = modelopt_nvfp4 if modelopt else compressed_nvfp4
     quantized: Tensors = {}
     for name, array in tensors.items():

@@ -1,4 +1,4 @@
-"""Quantized weights as each producer stores them: random codes and scales, and the values that they stand for.
+"""Quantized weights as each producer stores them: random codes and scales, and their values.
 
 The values are computed here with ml_dtypes and plain NumPy, MLX's by `mx.dequantize`: nothing of
 blobstore is asked.
@@ -27,7 +27,7 @@ GROUPS = {"nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 
 @dataclass(frozen=True)
 class Stored:
-    """One weight as it lies in a source: its tensors in order, what becomes of each, and its values in float32.
+    """One weight of a source: its tensors in order, their roles, and its values in float32.
 
     ``arrays``: the tensors by the suffix of the array that is stored for them, as their bytes must
     be stored.
@@ -43,7 +43,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Kind:
-    """A producer's format: how a weight of it is made, from a base name and a shape, and what its config.json says."""
+    """A producer's format: a function that makes a weight, and the settings in config.json."""
 
     make: Callable[[str, tuple[int, ...]], Stored]
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -131,7 +131,10 @@ def _unpacked(octets: Array) -> Array:
 
 
 def nvfp4(*, modelopt: bool, scalar: bool = True, factor: float = 0.0013) -> Kind:
-    """Return NVFP4 with a global scale: ModelOpt's is multiplied by, compressed-tensors' is divided by."""
+    """Return NVFP4 with a global scale.
+
+    ModelOpt stores a multiplier, compressed-tensors a divisor.
+    """
 
     def make(base: str, shape: tuple[int, ...]) -> Stored:
         generator = _random(base, "nvfp4")
@@ -169,7 +172,10 @@ def nvfp4(*, modelopt: bool, scalar: bool = True, factor: float = 0.0013) -> Kin
 
 
 def gpt_oss() -> Kind:
-    """Return the MXFP4 of gpt-oss: blocks of 16 bytes are a dimension of their own, `2 ** (scale - 127)` scales each."""
+    """Return the MXFP4 of gpt-oss.
+
+    Blocks of 16 bytes are a dimension of their own; `2 ** (scale - 127)` scales each.
+    """
 
     def make(base: str, shape: tuple[int, ...]) -> Stored:
         generator = _random(base, "gpt-oss")

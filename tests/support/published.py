@@ -1,4 +1,4 @@
-"""Published checkpoints without their weights: .safetensors files of the right tensors whose data are a hole in the file.
+"""Published checkpoints without their weights: the right headers over sparse data.
 
 The dimensions are those of each repository's config.json; what is stored besides the parameters is
 in fixtures/published/README.md. Headers are written here by hand, so that the reader under test has
@@ -72,7 +72,7 @@ def index(repository: str) -> bytes:
 
 
 def header(tensors: list[Tensor]) -> bytes:
-    """Return what a file of these tensors has before its data: as safetensors writes it, with spaces up to 8 bytes."""
+    """Return the header of a file as safetensors writes it, padded with spaces to 8 bytes."""
     document: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for tensor in tensors:
@@ -185,7 +185,7 @@ def _distilbert() -> dict[str, list[Tensor]]:
 
 
 def _gpt_neox() -> dict[str, list[Tensor]]:
-    """A shard for the embedding, one for each layer, one for the head: the 46 that are published."""
+    """A shard for the embedding, one for each layer, one for the head: 46, as published."""
     width, words, context, layers = 6144, 50432, 2048, 44
 
     def parts() -> Iterator[list[Tensor]]:

@@ -1,4 +1,4 @@
-"""A web server on loopback that sends exactly the bytes that a test wants, and remembers what it was asked."""
+"""A web server on loopback that sends exactly a test's bytes, and records requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cases of the corpus about stores that need a tool or a mount: they are in tests/faults, all others in tests/unit."""
+"""The corpus's store cases that need a tool or a mount: tests/faults runs these."""
 
 from __future__ import annotations
 

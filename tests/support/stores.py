@@ -1,4 +1,4 @@
-"""Stores to look into: small models committed through the store, and blobs and manifests written by hand, valid or not."""
+"""Stores for tests: small committed models, and hand-written blobs and manifests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with getattr(open_store(sys.argv[1]), sys.argv[2])():
     print("ready", flush=True)
     sys.stdin.read()
 """
-"""For `process`: a store's root, and what of it is held: ``session``, so its lock is shared, or ``alone``."""
+"""For `process`: a store's root, and what it holds: ``session`` (shared) or ``alone``."""
 HOLD_LOCK = """
 import sys
 from pathlib import Path
@@ -94,7 +94,7 @@ def layer_by_hand(store: Store, name: str, data: bytes) -> dict[str, Any]:
 def stored_arrays(
     name: str, array: np.ndarray[Any, Any], quant_type: str, group_size: int | None = None
 ) -> tuple[Arrays, dict[str, str]]:
-    """Return the arrays that a blob holds for a quantized tensor, and the metadata that describe it."""
+    """Return the arrays that a blob holds for a quantized tensor, and their metadata."""
     quantized = blobstore.quantize(array, quant_type, group_size=group_size)
     arrays = {name: quantized.weight, f"{name}.scale": quantized.scale}
     if quantized.bias is not None:

@@ -1,4 +1,4 @@
-"""Weights that a quantizer is tried on, the forms and targets it is tried in, and how what comes out is compared.
+"""Weights, forms and targets for tests of a quantizer, and comparisons of its results.
 
 Random weights of every kind, the corners of the number formats, and groups of the shapes that a
 search meets.
@@ -29,7 +29,10 @@ TARGETS = {
 
 
 def random_weights(dtype: np.dtype[Any], *shape: int, seed: tuple[int, ...] = ()) -> Array:
-    """Return finite weights: rows of scales 1e-6 to 1e3, every third row heavy-tailed and every third full of ties."""
+    """Return finite weights with row scales 1e-6 to 1e3.
+
+    Every third row is heavy-tailed, and every third is full of ties.
+    """
     generator = np.random.default_rng((*shape, *seed))
     values = generator.standard_normal(shape, dtype=np.float32)
     values[1::3] **= 3
@@ -42,7 +45,7 @@ def random_weights(dtype: np.dtype[Any], *shape: int, seed: tuple[int, ...] = ()
 
 
 def edge_weights(dtype: np.dtype[Any]) -> Array:
-    """Return ``[rows, 128]`` weights, one row a corner of the number format or of the arithmetic."""
+    """Return ``[rows, 128]`` weights: one corner of the number format or arithmetic a row."""
     info = ml_dtypes.finfo(dtype)
     largest, normal, subnormal = (
         float(info.max),

@@ -1,4 +1,4 @@
-"""The house's rules: a file imports from lower rooms only, heavy libraries inside functions only."""
+"""The layering: imports from lower rooms only, heavy libraries only inside functions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def row_of(room: str) -> int:
 
 
 def imports_of(path: Path) -> list[tuple[str, bool]]:
-    """Return the modules that a file imports, and whether that is at its top (not in a function, not for types only)."""
+    """Return the modules that a file imports, and whether at its top.
+
+    Top means: not in a function, and not for types only.
+    """
     tree = ast.parse(path.read_text())
     top = {id(node) for node in tree.body}
     found = []
@@ -78,7 +81,7 @@ def test_imports_point_down() -> None:
 
 
 def room_of_module(module: str) -> str | None:
-    """Return the room of blobstore that a module is in; None for others' modules and for the package itself."""
+    """Return a module's room in blobstore; None for other packages and the package itself."""
     parts = module.split(".")
     return parts[1] if parts[0] == "blobstore" and parts[1:2] not in ([], ["__version__"]) else None
 
@@ -111,7 +114,10 @@ def test_files_have_one_job_and_fit_in_a_head() -> None:
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = "import sys, json, blobstore; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    code = (
+        "import sys, json, blobstore; print(json.dumps(sorted({name.split('.')[0] for name in "
+        "sys.modules})))"
+    )
     loaded = set(json.loads(subprocess.check_output([sys.executable, "-c", code])))
     assert not loaded & (HEAVY | {"numpy", "pydantic", "typer"})
 

@@ -148,7 +148,10 @@ def test_the_public_names() -> None:
 
 
 def test_a_star_import_gives_them_all() -> None:
-    code = "from blobstore import *; assert import_model and quantize and errors.BlobStoreError is BlobStoreError"
+    code = (
+        "from blobstore import *; assert import_model and quantize and errors.BlobStoreError is "
+        "BlobStoreError"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -1,4 +1,4 @@
-"""The fault laboratory: what the experiments in ``tests/faults`` are made of (docs/reliability.md, "The fault laboratory").
+"""The fault laboratory: the parts of the experiments in ``tests/faults``.
 
 ``command``  runs our command in a fork, stopped at its system calls: one may kill it, fail, or do
 half its work; it stands on ``seccomp`` (how the kernel asks), ``system_calls`` (which, and what

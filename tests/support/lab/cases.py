@@ -1,4 +1,4 @@
-"""Commands with their stores: what each may leave behind when it is killed or fails, and what it leaves when it succeeds."""
+"""Commands with their stores: the states allowed after a kill, a failure and a success."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ZERO = ("corrupt", "dangling", "lost", "strays", "re-runs failed", "foreign erro
 
 
 class Case:
-    """A command with its store: run undisturbed once, then as often as wanted on copies of the store.
+    """A command with its store: run undisturbed once, then on any number of copies.
 
     ``stores`` makes and removes the copies, as the file system wants it.
     """
@@ -32,7 +32,10 @@ class Case:
     stores: ClassVar[Stores] = Copied()
 
     def __init__(self, command: Command, folder: Path, *, looks: bool = False) -> None:
-        """Make the store in ``folder`` and note what the undisturbed command does; ``looks`` is `run`'s."""
+        """Make the store in ``folder`` and note the undisturbed command's calls.
+
+        ``looks`` is that of `run`.
+        """
         self.command = command
         self._looks = looks
         self.work = folder / command.name.replace(" ", "-")
@@ -50,7 +53,7 @@ class Case:
         self.remove(self.watched)
 
     def copy(self, root: Path | None = None) -> Path:
-        """Return a new copy of the store as it was before the command, at ``root`` or beside the others."""
+        """Return a new copy of the store before the command, at ``root`` or beside the others."""
         root = self.work / f"store{next(self._numbers)}" if root is None else root
         if self._base.exists():
             self.stores.copy(self._base, root)
@@ -68,7 +71,7 @@ class Case:
         watched: bool = False,
         before: Callable[[], None] = lambda: None,
     ) -> Done:
-        """Run the command on a copy of the store; ``watched``, or with ``decide``, its calls are noted.
+        """Run the command on a copy of the store; note its calls if ``watched`` or ``decide``.
 
         ``before`` is called in the command's process first.
         """
@@ -92,7 +95,7 @@ class Case:
         )
 
     def check(self, root: Path, done: Done, figures: Figures, what: object) -> Found:
-        """Count what is wrong with a store after a disturbed run: it is as before or as after, name by name."""
+        """Count the faults of a store after a disturbed run: each name is as before or as after."""
         found = look(root)
         at = f"{self.command.name}, {what}"
         for corrupt in set(found.corrupt) - set(self.start.corrupt):
@@ -111,7 +114,7 @@ class Case:
         return found
 
     def _kept(self) -> set[str]:
-        """Return the blobs that nobody needs and that are in the trash, at least, after the command."""
+        """Return unneeded blobs that must be in the trash after the command."""
         if "--undo" in self.command.arguments:
             return {*self.start.orphans, *self.start.trash}
         return set(self.start.orphans) if self.command.arguments[0] == "prune" else set()

@@ -1,4 +1,4 @@
-"""What a store holds, found with the standard library only and by the format alone: no code of ours is believed here.
+"""The contents of a store, read with the standard library only and without our code.
 
 The format: a file in ``blobs/`` is named ``sha256-`` and the sha256 of its bytes; a file four
 folders deep in ``manifests/`` is a manifest, whose config and layers name blobs by digest and size
@@ -24,7 +24,7 @@ _NAME = len("sha256-") + 64
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A store: its ``models`` (name: sha256 of the manifest's bytes), and all that is wrong or left over in it.
+    """A store: its ``models`` (name: sha256 of the manifest), and its faults and leftovers.
 
     ``corrupt``: blobs whose bytes are not their digest's · ``dangling``: what manifests name and is
     not there with its size · ``strays``: files that have no business in ``blobs/`` or

@@ -1,4 +1,4 @@
-"""Our command in a child of this process, stopped at its system calls: each may go on, fail, do half its work, or kill it.
+"""Our command in a child process, stopped at its system calls: go on, fail, half, or die.
 
 The child is a fork, so Python's start is paid once: a run with a fault takes as long as the
 command's work, some 30 ms. It runs the real command line, ``blobstore ARGUMENTS…``, with its own
@@ -63,7 +63,10 @@ Decide = Callable[[Call], Action | None]
 
 @dataclass(slots=True)
 class At:
-    """Do ``action`` at the call of that number (from 1) among those that are ``chosen``; ``on``: at all from there on."""
+    """Do ``action`` at the call of that number (from 1) among the ``chosen``.
+
+    ``on``: at all calls from there on.
+    """
 
     number: int
     action: Action
@@ -85,7 +88,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended: its exit code (negative: the signal), what it printed, its calls on paths under ``within``."""
+    """The end of a command: exit code (or negative signal), output, and calls under ``within``."""
 
     code: int
     out: str

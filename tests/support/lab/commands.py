@@ -1,4 +1,4 @@
-"""Commands to disturb, on small stores: imports of all sorts, copies, moves, removals and clean-ups."""
+"""Commands to disturb, on small stores: imports, copies, moves, removals and clean-ups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from support.lab.system_calls import Call
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command to disturb: how its store is made in a folder, its arguments, and what is changed in its process.
+    """A command to disturb: how to make its store, its arguments, changes to its process.
 
     ``{work}`` in an argument is the folder, ``{store}`` the store in it. ``program`` is run with
     the store's folder instead of the command line.
@@ -49,7 +49,7 @@ class Command:
 
 
 def as_it_is() -> None:
-    """Make a command do the same calls in the same order every time: one thread, and every finished blob is noted."""
+    """Make a command do the same calls in the same order: one thread, each finished blob noted."""
     write._SPARE_THREADS = 0
     session._NOTE_EVERY_S = -1
 
@@ -144,7 +144,7 @@ def _leave(work: Path, store: Store) -> None:
 
 
 def _large(work: Path, store: Store) -> None:
-    """Tensors of several pieces, which are written around the page cache, and whose scales are read back."""
+    """Tensors of several pieces, written past the page cache, whose scales are read back."""
     _source(work, {"large.weight": normal("large", 4096, 640), "small": normal("small", 9)})
 
 
@@ -177,7 +177,7 @@ def two(work: Path, store: Store) -> None:
 
 
 def _unneeded(work: Path, store: Store) -> None:
-    """Blobs of a model that is gone, and what a killed import left, beside two models and the trash of a clean-up."""
+    """Blobs of a removed model and of a killed import, beside two models and a trash."""
     _resumed(work, store)
     _add(work, store, "other", model("other"), quant="int4")
     for gone in ("gone", "gone too"):
@@ -238,7 +238,7 @@ COMMANDS = (
 
 
 def kill_before_visible(call: Call) -> Action | None:
-    """Kill before the first blob is renamed into its place: all blobs of an import are made, none is visible."""
+    """Kill before the first blob is renamed: all blobs of an import exist, all invisible."""
     return Kill() if call.name.startswith("rename") and "/blobs/" in call.paths[-1] else None
 
 

@@ -1,4 +1,4 @@
-"""Power cuts: a file system on a recorded disk, and the disks that a power cut at any moment may leave of it.
+"""Power cuts: a file system on a recorded disk, and the disks that a cut may leave.
 
 A disk with a write cache promises that what was written before a flush is there after it. Of what
 was written since, it may keep all, nothing, or any of it: block by block, in any order. So a
@@ -37,7 +37,7 @@ class Event:
 def recorded(
     folder: Path, image: bytes, log: Path, kind: str, options: str
 ) -> Iterator[tuple[Path, Path]]:
-    """Yield a mounted file system of that kind whose disk is recorded to ``log``, and the file that takes marks."""
+    """Yield a mounted file system whose disk is recorded to ``log``, and the file for marks."""
     (served := folder / "served").mkdir(exist_ok=True)
     (target := folder / "mounted").mkdir(exist_ok=True)
     server = serve(image, log, served)
@@ -79,7 +79,7 @@ class Replay:
         self._marked = 0
 
     def cut(self, position: int, moments: random.Random) -> bytearray:
-        """Return a disk as it may be found after a power cut between two events; ``marks`` are those before it."""
+        """Return a disk after a power cut between two events; ``marks`` are those before it."""
         flush = max(
             (
                 index
@@ -106,7 +106,7 @@ class Replay:
 def _write_some(
     disk: bytearray, pending: Sequence[Event], size: int, moments: random.Random
 ) -> None:
-    """Write of each block of that size either nothing or one of its states, with one of several chances."""
+    """Write either nothing or one of its states of each block, with one of several chances."""
     kept = moments.choice(_KEPT)
     states: dict[int, list[memoryview]] = defaultdict(list)
     for event in pending:

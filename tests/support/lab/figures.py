@@ -31,7 +31,7 @@ class Figures:
         self.counts[name] = self.counts.get(name, 0) + number
 
     def most(self, name: str, number: int) -> None:
-        """Keep the largest number: of what differs, or is the same in all parts of an experiment."""
+        """Keep the largest number, for figures that differ or are equal in all parts."""
         self._largest.add(name)
         self.counts[name] = max(self.counts.get(name, 0), number)
 

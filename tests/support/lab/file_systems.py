@@ -1,4 +1,4 @@
-"""The file systems that stores can be put on (``--on``): each is mounted for as long as a block lasts.
+"""The file systems for stores (``--on``), each mounted while a block lasts.
 
 ``memory`` is what the experiments use that are not about a file system. The others are made on
 disks in memory; overlays and the passing FUSE file systems lie over such a memory. What a file

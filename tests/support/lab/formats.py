@@ -1,4 +1,4 @@
-"""Journaling file systems for recorded disks: how each is made, how it is mounted, and what a machine does at its start.
+"""Journaling file systems for recorded disks: how each is made, mounted and recovered.
 
 Where a disk writes sectors of 512 bytes, a cut may tear a block that lies in several of them. ext4
 is made for that in all but its superblock (`_repair_superblock`). XFS and Btrfs are not: XFS does
@@ -28,7 +28,7 @@ _CRC32C = 0x82F63B78
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A journaling file system of ``nbytes``, made by the command ``make``, to be mounted with each of ``options``.
+    """A journaling file system of ``nbytes``, made by ``make``, mounted with each of ``options``.
 
     ``blocks``: bytes that the disk writes as a whole or not at all, one of them chosen for each
     cut. ``start`` does what a machine does at its start before it mounts the disk in a file, and
@@ -61,7 +61,7 @@ class Format:
 
 
 def _repair_superblock(path: Path) -> bool:
-    """Repair a disk whose superblock is torn by its backup, and nothing that would need a decision (e2fsck -p)."""
+    """Repair a torn superblock from its backup, and nothing that needs a decision (e2fsck -p)."""
     with path.open("rb") as file:
         if not has_torn_superblock(file.read(_SUPERBLOCK.stop)):
             return False
@@ -74,7 +74,10 @@ def _repair_superblock(path: Path) -> bool:
 
 
 def has_torn_superblock(disk: bytes | bytearray) -> bool:
-    """Return True when the superblock is not the one of its checksum (linux fs/ext4/super.c ext4_superblock_csum)."""
+    """Return True if the superblock does not match its checksum.
+
+    linux fs/ext4/super.c ext4_superblock_csum
+    """
     *data, stored = struct.unpack("<1020BI", disk[_SUPERBLOCK])
     checksum = 0xFFFFFFFF
     for byte in data:
@@ -90,7 +93,10 @@ def _nothing(_path: Path) -> bool:
 
 
 def _forget_devices(_path: Path) -> bool:
-    """Let the kernel forget the disks that it has seen: of two with one name it mounts the one that was written to last."""
+    """Let the kernel forget known disks.
+
+    Of two with one name it mounts the one that was written to last.
+    """
     subprocess.run(["btrfs", "device", "scan", "--forget"], check=False, capture_output=True)
     return False
 

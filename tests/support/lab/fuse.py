@@ -1,4 +1,4 @@
-"""A folder with two files, served by this process: a disk, whose every write and flush is recorded, and marks beside them.
+"""A folder of two files, served by this process: a recorded disk, and marks beside it.
 
 The kernel's protocol itself (linux/fuse.h, version 7.31), as much as a loop device and a text file
 need. ``disk`` holds the bytes of an image; what is written to ``marks`` comes to stand between the

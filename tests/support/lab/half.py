@@ -1,4 +1,4 @@
-"""Half of a read or a write of another process, done for it: what the kernel may do at any time, and tests seldom see."""
+"""Half of another process's read or write, done for it, as the kernel may do at any time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VECTOR = struct.Struct("@NN")
 
 
 def do_half(pid: int, memory: int, name: str, arguments: tuple[int, ...]) -> int | None:
-    """Do half of a call's bytes, rounded down, and return how many; None when it is no such call, or its half is nothing.
+    """Do half of a call's bytes, rounded down, and return how many; None if that is impossible.
 
     ``memory``: the process's memory, open for reading and writing. Writes around the page cache are
     halved by 4 KiB. Raises: OSError as the call would.

@@ -1,4 +1,4 @@
-"""Commands that read: all that look at a store or a checkpoint, other ways of an import, programs that use the library."""
+"""Commands that read: stores, checkpoints, other ways of an import, library programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IN_STORE = ("--store", "{store}")
 
 
 def _checkpoint(work: Path, store: Store) -> None:
-    """A checkpoint in the Hugging Face cache, with other files, two shards, a Modelfile, a policy and a draft model."""
+    """A checkpoint in the Hugging Face cache: other files, two shards, a Modelfile and a draft."""
     two(work, store)
     repository = work / "hub" / "models--org--name"
     snapshot = repository / "snapshots" / "abc"

@@ -1,4 +1,4 @@
-"""Stopping at system calls: a process asks for it, another is told of each call before it happens and decides.
+"""Stopping at system calls: a supervisor is told of each call before it happens.
 
 The kernel's own way (seccomp_unotify(2), Linux 5.5): no debugger, no signal, and a call of any
 thread is seen. The one who decides may let the call go on, answer it with a result or an error, or
@@ -31,7 +31,7 @@ _ASK, _ALLOW = 0x7FC00000, 0x7FFF0000
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A call that waits: its ``key`` for the answer, the thread that makes it, its number and arguments."""
+    """A waiting call: the ``key`` for its answer, its thread, number and arguments."""
 
     key: int
     thread: int
@@ -79,7 +79,7 @@ class Listener:
         self._poll.register(fd, select.POLLIN)
 
     def next(self, timeout_s: float) -> Stop | None:
-        """Return the next call that waits, or None when the process and all its children have ended.
+        """Return the next waiting call, or None when the process and its children have ended.
 
         Raises: TimeoutError when there is neither for so long.
         """
@@ -101,7 +101,7 @@ class Listener:
         self._send(_ANSWER.pack(stop.key, 0, 0, _CONTINUE))
 
     def answer(self, stop: Stop, result: int) -> None:
-        """Give the caller ``result`` (negative: an error's number) for a call that does not happen."""
+        """Give the caller ``result`` (negative: an error number) instead of making the call."""
         self._send(_ANSWER.pack(stop.key, max(result, 0), min(result, 0), 0))
 
     def _send(self, answer: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The system calls that read, change and look at a disk: their numbers on this machine, their paths and what they are to us.
+"""The system calls that read, change and stat a disk: numbers, paths and meaning.
 
 Sources: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (the
 table of arm64).
@@ -96,7 +96,7 @@ ALL_NUMBERS = _numbers(_TABLE | _LOOKS)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: its name, the paths that it names (those of open files among them), and whether it only reads."""
+    """One call: its name, its paths (open files included), and whether it only reads."""
 
     name: str
     paths: tuple[str, ...]

@@ -16,7 +16,7 @@ _STRIDE = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An experiment's ``folder`` on a ``file_system``, and ``part`` of ``parts`` (from 0) of ``count`` faults.
+    """An experiment's ``folder`` on a ``file_system``, and ``part`` of ``parts`` of its faults.
 
     ``count`` None is the long form. ``seed``: another one makes other random choices; every part
     makes its own.
@@ -58,7 +58,7 @@ class Task:
 
 
 def sample(items: Sequence[_Item], count: int | None) -> Sequence[_Item]:
-    """Return ``count`` of the items, evenly spread, the first and the last among them; None: all."""
+    """Return ``count`` of the items, evenly spread, with the first and the last; None: all."""
     if count is None or len(items) <= count:
         return items
     return [items[round(index * (len(items) - 1) / max(count - 1, 1))] for index in range(count)]

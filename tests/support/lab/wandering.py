@@ -24,13 +24,13 @@ _LOADED_EVERY = 25
 
 
 class Choices:
-    """Sources that share most of their tensors, and random commands whose models come and go under a few names.
+    """Sources that share most tensors, and random commands on a few names.
 
     ``sources``: a path, a type, and the digest of the manifest that its import makes.
     """
 
     def __init__(self, folder: Path, moments: random.Random) -> None:
-        """Write the sources to ``folder``, and import each once elsewhere, to know what is right."""
+        """Write the sources to ``folder``, and import each once elsewhere as the reference."""
         self._moments = moments
         self.sources: list[tuple[Path, str, str]] = []
         for number in range(_SOURCES):

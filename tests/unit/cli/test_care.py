@@ -89,7 +89,10 @@ def test_prune_and_undo(cli: Run, store: Store) -> None:
     assert (code, out.splitlines()[-2:]) == (
         0,
         [
-            "Moved 1 blob (6 B) to the trash: prune --undo brings back what is there, the next prune deletes it",
+            (
+                "Moved 1 blob (6 B) to the trash: prune --undo brings back what is there, the "
+                "next prune deletes it"
+            ),
             "Spared 1 blob (9 B) within the grace time",
         ],
     )

@@ -1,4 +1,4 @@
-"""The commands as a person uses them: what each prints, as text and as one JSON document, and which store it uses."""
+"""What the commands print, as text and as one JSON document, and which store they use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class Cli:
         self._capsys = capsys
 
     def text(self, *arguments: object) -> str:
-        """Return the stdout of a command that succeeds and prints nothing on stderr, but why a small model is large."""
+        """Return the stdout of a command that succeeds.
+
+        It may print on stderr only why a small model is large.
+        """
         assert run([*map(str, arguments), "--store", str(self.store)]) == 0
         output = self._capsys.readouterr()
         assert re.fullmatch(r"(Note: [0-9.]+ bits per weight, and .*\n)?", output.err)
@@ -72,7 +75,8 @@ def test_import_text(cli: Cli, source: Path) -> None:
     assert re.fullmatch(r"9 blobs: 9 new \([0-9.]+ KB\), 0 were there", blobs)
     assert re.fullmatch(r"[0-9.]+ s, [0-9.]+ [KMGT]?B/s", rate)
     assert runs_in == (
-        "Does not run in mlx-lm 0.32.2: there is no tokenizer; does not run in Ollama 0.33.0-rc2: there is no tokenizer.json"
+        "Does not run in mlx-lm 0.32.2: there is no tokenizer; does not run in Ollama "
+        "0.33.0-rc2: there is no tokenizer.json"
     )
     assert coverage == "6 of 6 tensors and 2 of 2 files stored"
 

@@ -1,4 +1,4 @@
-"""Completion: what the last word of a command line may be, and the script of bash as a real bash runs it."""
+"""Completion: the candidates for the last word, and bash's script run by a real bash."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_shell_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_bash(store: Store, tmp_path: Path, line: str, replies: list[str]) -> None:
-    """Readline replaces what is after the last ``:`` or ``=``, so that is what a reply has to be."""
+    """Readline replaces the text after the last ``:`` or ``=``, so a reply is only that part."""
     for quant in ("int4", None):
         blobstore.import_model(write_checkpoint(tmp_path / "tiny"), store=store, quant=quant)
     (tmp_path / "blobstore").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m blobstore "$@"\n')
@@ -158,7 +158,10 @@ def test_bash(store: Store, tmp_path: Path, line: str, replies: list[str]) -> No
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "OLLAMA_MODELS": str(store.root),
     }
-    script = 'source <(blobstore completion bash); COMP_LINE=$1; COMP_POINT=${#1}; _blobstore blobstore; echo "${COMPREPLY[@]}"'
+    script = (
+        "source <(blobstore completion bash); COMP_LINE=$1; COMP_POINT=${#1}; _blobstore "
+        'blobstore; echo "${COMPREPLY[@]}"'
+    )
     done = subprocess.run(
         ["bash", "--norc", "-c", script, "bash", line],
         env=environment,

@@ -1,4 +1,4 @@
-"""The corpus through the command line: one Error line and an unchanged store, or the bytes that the file holds."""
+"""The corpus through the CLI: one Error line and an unchanged store, or the file's bytes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder that is gone after the test: some files of the corpus are large, and pytest keeps what lies in tmp_path."""
+    """A folder that is removed after the test, because some files of the corpus are large.
+
+    pytest keeps the contents of tmp_path.
+    """
     folder = tmp_path / "source"
     folder.mkdir()
     yield folder
@@ -76,7 +79,7 @@ def check_printable(text: str) -> None:
 
 
 def check_failure(code: int, out: str, err: str, wanted: int) -> str:
-    """Return the message of a command that failed as it should: one line ``Error:``, and maybe one ``Hint:``."""
+    """Return the message of a failed command: one line ``Error:``, and at most one ``Hint:``."""
     assert code == wanted, err
     assert out == ""
     error, *hints, end = err.split("\n")

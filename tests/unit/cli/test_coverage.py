@@ -1,4 +1,4 @@
-"""What ``import``, ``plan`` and ``show --coverage`` say of a source: how much is stored, what was left out and why."""
+"""``import``, ``plan`` and ``show --coverage``: what is stored, what is left out, and why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from blobstore.store.local.store import Store
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A checkpoint of FP8 weights with a head for more tokens, subfolders, and files that are not kept."""
+    """A checkpoint of FP8 weights with a longer head, subfolders, and files not kept."""
     names = ("model.layers.0.mlp.up_proj.weight", "mtp.fc.weight")
     tensors: dict[str, Any] = dict(fp8_model({name: normal(name, 128, 128) for name in names}))
     tensors |= {name.replace(".weight", ".input_scale"): np.ones((), np.float32) for name in names}
@@ -54,9 +54,9 @@ def test_an_import_says_what_it_left_out(
     assert planned[-8:] == printed[-8:]
     assert printed[-8:-3] == LINES
     assert printed[-3] == "Left out: .cache/: hidden, so not part of the checkpoint"
-    assert (
-        printed[-2]
-        == "Left out: a.bin, b.bin, c.bin, d.bin, e.bin and 2 more: weights in a format that is not read"
+    assert printed[-2] == (
+        "Left out: a.bin, b.bin, c.bin, d.bin, e.bin and 2 more: weights in a format that is "
+        "not read"
     )
     assert printed[-1].startswith(r"Left out: x\x1b[31m: its name can't be stored")
 

@@ -1,4 +1,4 @@
-"""Wrong use and failures: one sentence on stderr, a hint where there is one, nothing on stdout, and the exit code."""
+"""Wrong use and failures: one sentence and maybe a hint on stderr, and the exit code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fail(capsys: pytest.CaptureFixture[str]) -> Fail:
-    """A function that runs a command which must end with an exit code, and returns its lines on stderr."""
+    """A function that runs a command, checks its exit code, and returns its lines on stderr."""
 
     def run_and_fail(code: int, *arguments: object) -> str:
         assert run([*map(str, arguments)]) == code

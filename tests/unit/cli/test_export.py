@@ -81,7 +81,7 @@ def test_a_folder_with_something_in_it(
 ) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "in"), "m", store=store)
     _, errors = exported(store, capsys, "m", tmp_path / "in", code=1)
-    assert (
-        errors
-        == f"Error: {tmp_path / 'in'} already exists and is not an empty folder\nHint: {errors[errors.index('Name a') :]}"
+    assert errors == (
+        f"Error: {tmp_path / 'in'} already exists and is not an empty folder\nHint: "
+        f"{errors[errors.index('Name a') :]}"
     )

@@ -1,4 +1,4 @@
-"""What a newcomer meets: help, empty and misspelt stores, models that are not there, sources that lie elsewhere, tags."""
+"""A new user's first commands: help, empty and misspelt stores, missing models, tags."""
 
 from __future__ import annotations
 
@@ -138,9 +138,9 @@ def test_a_folder_of_something_else_is_not_a_store(
         code, _, error = answer(command, "--store", tmp_path / "home")
         assert code == 1
         assert (
-            f"Error: there is no store at {tmp_path}/home: the folder contains neither blobs nor manifests\n"
-            in error
-        )
+            f"Error: there is no store at {tmp_path}/home: the folder contains neither blobs "
+            "nor manifests\n"
+        ) in error
         assert (f"Hint: Did you mean {tmp_path}/home/models?" in error) == (inside == "models")
 
 
@@ -272,15 +272,24 @@ QWEN = "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B && blobstore import Q
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", GET + QWEN),
         (
             "hf://a/b@v1/unet",
-            f"{GET}hf download a/b --include 'unet/*' --revision v1 --local-dir b && blobstore import b/unet\n",
+            (
+                f"{GET}hf download a/b --include 'unet/*' --revision v1 --local-dir b && "
+                "blobstore import b/unet\n"
+            ),
         ),
         (
             "hf://a/b/x/model.safetensors",
-            f"{GET}hf download a/b x/model.safetensors --local-dir b && blobstore import b/x/model.safetensors\n",
+            (
+                f"{GET}hf download a/b x/model.safetensors --local-dir b && blobstore import "
+                "b/x/model.safetensors\n"
+            ),
         ),
         (
             "https://x.org/m.safetensors?a=1&b=2",
-            f"{GET}curl -L -o m.safetensors 'https://x.org/m.safetensors?a=1&b=2' && blobstore import m.safetensors\n",
+            (
+                f"{GET}curl -L -o m.safetensors 'https://x.org/m.safetensors?a=1&b=2' && "
+                "blobstore import m.safetensors\n"
+            ),
         ),
         (
             "s3://bucket/models/qwen/",
@@ -327,7 +336,10 @@ def test_a_repository_by_its_name(
     answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    error = f"Error: no file or folder at Qwen/Qwen3-0.6B\nHint: If that is a model on Hugging Face: {QWEN}"
+    error = (
+        "Error: no file or folder at Qwen/Qwen3-0.6B\nHint: If that is a model on Hugging Face: "
+        f"{QWEN}"
+    )
     assert answer("import", "Qwen/Qwen3-0.6B") == (1, "", error)
     assert QWEN in answer("import", "hf.co/Qwen/Qwen3-0.6B")[2]
     (tmp_path / "Qwen").mkdir()  # then it is more likely a misspelt path
@@ -436,5 +448,8 @@ def test_a_file_that_is_not_safetensors(answer: Answer, tmp_path: Path) -> None:
 def test_a_file_with_the_name_of_our_record(answer: Answer, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m")
     (source / "blobstore.json").write_text("{}")
-    expected = f"Error: {source} contains a file named blobstore.json, the name of blobstore's own record\n"
+    expected = (
+        f"Error: {source} contains a file named blobstore.json, the name of blobstore's own "
+        "record\n"
+    )
     assert answer("plan", source) == (1, "", f"{expected}Hint: Rename the file, or move it away.\n")

@@ -62,9 +62,8 @@ def test_what_a_newer_ollama_has_is_said(model: Store, capsys: pytest.CaptureFix
     assert run(["show", "qwen:int4", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["name"] == "Qwen:Int4"
-    assert (
-        err
-        == "Note: a newer Ollama has its own Qwen:Int4, in manifests-v2/: it does not read this one\n"
+    assert err == (
+        "Note: a newer Ollama has its own Qwen:Int4, in manifests-v2/: it does not read this one\n"
     )
     linked(model, manifest_of(model, b"one"), "ollama.com/library/only/there")
     assert run(["show", "only:there"]) == 1
@@ -95,6 +94,7 @@ def test_models_are_shown_where_those_of_newer_ollamas_can_not_be_read(
         out, err = capsys.readouterr()
         assert "Qwen:Int4" in out
         assert err.startswith(
-            f"Note: the models of newer Ollamas are unknown: {model.root}/manifests-v2 is a symbolic link"
+            f"Note: the models of newer Ollamas are unknown: {model.root}/manifests-v2 is a "
+            "symbolic link"
         )
     assert run(["prune"]) == 1

@@ -1,4 +1,4 @@
-"""The command line on odd input: nothing leaves it but our errors, nothing reaches the terminal raw."""
+"""The command line on odd input: only our errors, and no raw byte on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command that is given a path in a folder which may not be searched: one sentence, as an ordinary user sees it."""
+"""Every command with a path in an unsearchable folder: one sentence for an ordinary user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line among other processes: pipes, terminals, Ctrl-C, encodings, and how little it loads."""
+"""The command line among processes: pipes, terminals, Ctrl-C, encodings, few imports."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ print(json.dumps([code, *sys.modules]))
 
 @pytest.mark.parametrize("lines_read", [0, 1, 5])
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, lines_read: int) -> None:
-    """The plan is longer than a pipe's 64 KiB, so it can't have been written before the reader goes."""
+    """The plan exceeds a pipe's 64 KiB, so writing it can't end before the reader goes."""
     source = tmp_path / "many.safetensors"
     source.write_bytes(
         safetensors_bytes({f"{number:064}": np.ones(1, np.uint8) for number in range(2000)})
@@ -95,7 +95,10 @@ def test_what_a_command_does_and_found_does_not_depend_on_its_reader(tmp_path: P
 
 def test_closed_standard_streams(tmp_path: Path) -> None:
     """Python gives a closed stream no object at all, and prints to stdout what was for it."""
-    script = f"{' '.join(line('verify', '--store', tmp_path))} 2>&-; {' '.join(line('show', 'm', '--store', tmp_path))} 2>&-"
+    script = (
+        f"{' '.join(line('verify', '--store', tmp_path))} 2>&-; "
+        f"{' '.join(line('show', 'm', '--store', tmp_path))} 2>&-"
+    )
     done = subprocess.run(
         ["bash", "-c", f"{script}; {script} >&- <&-"], capture_output=True, text=True, check=False
     )
@@ -187,7 +190,8 @@ def make(*arguments):
         os.kill(os.getpid(), signal.SIGINT)
     if len(done) >= 3:
         seen.wait()
-        time.sleep(0.1)  # the 250 parts that are left take longer than the main thread to end them, on a busy machine too
+        # The 250 parts that are left take longer than the main thread needs to end them.
+        time.sleep(0.1)
     return real(*arguments)
 signal.signal(signal.SIGINT, interrupt)
 writing.RunMaker.make, real = make, writing.RunMaker.make

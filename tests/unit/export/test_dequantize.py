@@ -1,4 +1,4 @@
-"""``--dequantize``: the values are those of `Tensor.dequantize`, bit for bit, and config.json says what the folder has."""
+"""``--dequantize``: values equal `Tensor.dequantize`, and config.json describes them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def _small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_dequantized(store: Store, folder: Path, dtype: str, names: set[str]) -> None:
-    """Assert that the folder has the values of model ``m`` in ``dtype``, its integers as they are, and only these."""
+    """Assert that the folder has exactly the values of model ``m`` in ``dtype``.
+
+    Integers are kept.
+    """
     found = raw_tensors(folder)
     assert found.keys() == names
     with blobstore.open_model("m", store=store) as model:

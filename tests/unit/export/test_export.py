@@ -1,4 +1,4 @@
-"""Export as stored: the folder is the checkpoint that came in, and an import of it stores the same blobs."""
+"""Export as stored: the folder equals the source, and its import stores the same blobs."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_sources_that_were_quantized(store: Store, tmp_path: Path, kind: str) ->
 
 @pytest.mark.parametrize("limit", [15_000, 5_000_000_000])
 def test_an_export_counts_as_its_model(store: Store, tmp_path: Path, limit: int) -> None:
-    """A weight and its scales may lie in two shards: an import and an inspection put them together again."""
+    """A weight and its scales may be in two shards: imports and inspections rejoin them."""
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
     manifest = blobstore.import_model(
         source, "m", store=store, quant="int4", rules=["*.1.mlp.*=mxfp8"]

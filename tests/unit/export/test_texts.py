@@ -1,4 +1,4 @@
-"""The Modelfile of an export, and draft models: what lies beside the weights comes back when the folder is imported."""
+"""The Modelfile of an export, and draft models: an import of the folder restores them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def test_texts_come_back(store: Store, tmp_path: Path) -> None:
     }
     file = tmp_path / "Modelfile"
     file.write_text(
-        "FROM in\nPARSER glm-4.7\nREQUIRES 0.20.0\nMESSAGE user hello\nMESSAGE assistant two\n lines\n".replace(
-            " two\n lines", ' """two\n lines"""'
-        )
+        (
+            "FROM in\nPARSER glm-4.7\nREQUIRES 0.20.0\nMESSAGE user hello\nMESSAGE assistant "
+            "two\n lines\n"
+        ).replace(" two\n lines", ' """two\n lines"""')
     )
     manifest = blobstore.import_model(source, "m", store=store, modelfile=file, **options).manifest
     result = blobstore.export_model("m", tmp_path / "out", store=store)

@@ -1,4 +1,4 @@
-"""config.json: strict JSON but for the non-finite numbers that transformers and Python write, which stay as they are."""
+"""config.json: strict JSON, but for the non-finite numbers that transformers writes."""
 
 from __future__ import annotations
 

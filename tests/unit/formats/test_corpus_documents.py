@@ -1,4 +1,4 @@
-"""Every manifest and shard index of the corpus gets its verdict, also from a store and from a folder that hold it."""
+"""Every manifest and index of the corpus gets its verdict, also from a store and a folder."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def held(original: Path, tmp_path: Path) -> Iterator[Store]:
 
 
 def link(store: Store, raw: bytes) -> None:
-    """Put ``raw`` where the manifest of ``corpus`` lies, as another program or a power cut may have left it."""
+    """Write ``raw`` over the manifest of ``corpus``, as other programs or power cuts may."""
     path = store.root / "manifests" / Path(*NAME.path_parts)
     path.parent.mkdir(parents=True)
     path.write_bytes(raw)
 
 
 def broken(store: Store) -> BlobStoreError:
-    """Return the error of the listed model ``corpus``, and see that ``small`` is listed as before."""
+    """Return the error of the listed model ``corpus``; check that ``small`` is unchanged."""
     corpus, small = list_models(store)
     assert isinstance(small, ListedModel)
     assert isinstance(corpus, BrokenModel)

@@ -14,7 +14,10 @@ PLAIN = (
     b'"renderer":"qwen3-coder","parser":"qwen3","requires":"0.19.0","capabilities":["completion"]%s'
     b',"architecture":"","os":""}'
 )
-DRAFT = b',"draft":{"model_format":"safetensors","architecture":"%s","tensor_prefix":"draft.","config":"draft/config.json"}'
+DRAFT = (
+    b',"draft":{"model_format":"safetensors","architecture":"%s","tensor_prefix":"draft.",'
+    b'"config":"draft/config.json"}'
+)
 CONFIG = ModelConfig(
     model_format="safetensors",
     file_type="int4",

@@ -53,7 +53,8 @@ LAYERS = (
     (
         "application/vnd.ollama.image.messages",
         (
-            rb'[{"role":"user","content":"Hello, \u003cyou\u003e"},{"role":"assistant","content":"Hi: there"}]'
+            rb'[{"role":"user","content":"Hello, \u003cyou\u003e"},{"role":"assistant",'
+            rb'"content":"Hi: there"}]'
             b"\n"
         ),
     ),
@@ -128,7 +129,9 @@ BAD = {
     "FROM a\nDRAFT b\nDRAFT c": "line 3: DRAFT is there twice, first in line 2",
     "FROM a\nPARAMETER nonsense 1": "line 2: PARAMETER: unknown parameter 'nonsense'",
     "FROM a\nPARAMETER template x": "line 2: PARAMETER: unknown parameter 'template'",
-    "FROM a\nPARAMETER num_ctx many": "line 2: PARAMETER: num_ctx is a whole number of 64 bits, not 'many'",
+    "FROM a\nPARAMETER num_ctx many": (
+        "line 2: PARAMETER: num_ctx is a whole number of 64 bits, not 'many'"
+    ),
     "FROM a\nPARAMETER temperature warm": "line 2: PARAMETER: temperature is a number",
     "FROM a\nPARAMETER use_mmap maybe": "line 2: PARAMETER: use_mmap is true or false, not 'maybe'",
     "FROM a\nMESSAGE nobody hello": "line 2: MESSAGE: unknown role 'nobody'",

@@ -1,4 +1,4 @@
-"""The solver: it finds what trying everything finds, within the stated gap, and is quick with a hundred thousand items."""
+"""The solver finds the optimum within the stated gap, and is quick with 100,000 items."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tensors(generator: random.Random, count: int) -> list[list[Choice]]:
 
 
 def selections(items: Sequence[Item]) -> Iterator[tuple[int, float]]:
-    """Yield bytes and error of every selection of choices that are not beaten by another one of their item."""
+    """Yield bytes and error of every selection of choices that its item's others don't beat."""
     fronts = [
         [
             index
@@ -80,7 +80,7 @@ def test_few_items_get_what_trying_everything_finds(seed: int) -> None:
 
 
 def _relaxed(items: Sequence[Item], budget: int) -> float:
-    """Return the least error when steps along the hulls are divisible, which none with whole steps is below."""
+    """Return a lower bound of the error: steps along the hulls are divisible."""
     fronts = [allocation._front(item) for item in items]
     hulls = [allocation._hull(item, front) for item, front in zip(items, fronts, strict=True)]
     error = math.fsum(item[hull[0]].error for item, hull in zip(items, hulls, strict=True))

@@ -1,4 +1,4 @@
-"""Stacks of FP8 matrices of any size are decoded in few calls, and of their scales no more is read than is needed."""
+"""Stacks of FP8 matrices are decoded in few calls and read only the scales they need."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ any_stack = pytest.mark.parametrize("stack", STACKS, ids=str)
 
 
 class Watch:
-    """The decoding calls of the kernel in use, and the bytes read of each file range: what a reader costs."""
+    """The decoding calls of the kernel in use, and the bytes read of each file range."""
 
     name = "watch"
 

@@ -1,4 +1,4 @@
-"""import_model from end to end: the same bytes with any number of threads, names, counts, progress, and healing."""
+"""import_model from end to end: equal bytes with any threads, names, progress, healing."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_the_error_is_the_first_of_the_plan_whatever_the_threads(
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_error_stops_the_blobs_after_it(store: Store, tmp_path: Path, jobs: int) -> None:
-    """A bad weight is not reported after the hours that a large expert group behind it would take."""
+    """A bad weight is reported before the hours that a large expert group would take."""
     nbytes = 256 * 2**20
     header = {
         "0.weight": {"dtype": "F32", "shape": [32, 64], "data_offsets": [0, 8192]},

@@ -1,4 +1,4 @@
-"""Imports with a search, importance and global scales store what the kernels give for the whole tensor, in any chunks."""
+"""Imports with a search, importance and global scales equal the kernels, in any chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources that are not as they should be: cut short, changed under the import, made of links, pipes and half downloads."""
+"""Bad sources: cut short, changed under the import, links, pipes, partial downloads."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_source_that_is_reached_through_links(store: Store, tmp_path: Path) ->
 def test_a_file_of_the_checkpoint_that_can_not_be_read_is_not_left_out(
     store: Store, tmp_path: Path, name: str, make: Callable[[Path], None], index: bool
 ) -> None:
-    """A half-finished download is a folder with dangling links: what they stand for belongs to the model."""
+    """A partial download is a folder with dangling links, which belong to the model."""
     source = write_shards(tmp_path / "m", index=index)
     (source / name).unlink(missing_ok=True)
     make(source / name)

@@ -175,7 +175,10 @@ def test_a_modelfile_of_the_source_keeps_its_name(store: Store, tmp_path: Path) 
     assert (tmp_path / "out" / "Modelfile").read_bytes() == (source / "Modelfile").read_bytes()
     assert "SYSTEM Be brief." in (tmp_path / "out" / "Modelfile.blobstore").read_text()
     assert result.notes == (
-        "Modelfile is the source's; what the model has beside its weights is in 'Modelfile.blobstore'",
+        (
+            "Modelfile is the source's; what the model has beside its weights is in "
+            "'Modelfile.blobstore'"
+        ),
     )
 
 

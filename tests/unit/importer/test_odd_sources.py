@@ -1,4 +1,4 @@
-"""Sources with odd names, shapes and companions: refused with our errors before anything is written, or read right."""
+"""Sources with odd names, shapes and companions: refused before a write, or read right."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def test_a_manifest_comes_back_from_its_copy(
 def test_of_two_copies_the_right_one_comes_back(
     store: Store, source: Path, tmp_path: Path, change: Callable[[Path], object]
 ) -> None:
-    """An import that is killed before it links its manifest leaves a copy of it, whose blobs may not even be there."""
+    """An import killed before it links its manifest leaves a copy, maybe without its blobs."""
     for seed in (
         "one",
         "two",

@@ -1,4 +1,4 @@
-"""--requantize: a quantized source is dequantized, and what comes out is quantized as if it had been the source."""
+"""--requantize: a quantized source is dequantized, and quantized like a float source."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def requantized(
 
 
 def values_of(weight: Stored) -> Array:
-    """Return the values as they are quantized again: in the dtype of affine scales, else in BF16."""
+    """Return the values to quantize again: in the dtype of affine scales, else in BF16."""
     return weight.values.astype(weight.arrays[".bias"].dtype if ".bias" in weight.arrays else BF16)
 
 
@@ -155,7 +155,10 @@ def test_a_stack_of_experts(store: Store, tmp_path: Path, name: str) -> None:
 def test_experts_that_are_left_alone_keep_a_global_scale_each(
     store: Store, tmp_path: Path, experts: str, modelopt: bool
 ) -> None:
-    """Groups of 32 divide no row of 48: int4 can't have them, and a stack has one global scale where these have three."""
+    """Rows of 48 have no groups of 32: int4 is impossible.
+
+    A stack has one global scale where these have three.
+    """
     tensors: dict[str, Array] = {}
     weights = []
     for expert in range(3):

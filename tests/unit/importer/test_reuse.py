@@ -141,7 +141,7 @@ def test_a_folder_in_the_place_of_a_blob_is_an_error(source: Path, store: Store)
 
 
 def test_damage_that_hides_its_time_is_found_by_verifying_only(source: Path, store: Store) -> None:
-    """Also what a disk does to a blob hides its time: docs/cli.md says what --verify-reuse is for."""
+    """A disk can change a blob without changing its time: --verify-reuse exists for that."""
     first = import_(source, store)
     path = tensor_blob(store)
     whole, then = path.read_bytes(), path.stat()
@@ -161,7 +161,7 @@ def test_a_blob_that_was_only_touched_is_hashed_and_used(source: Path, store: St
 
 
 def test_an_old_blob_is_made_young_for_ollama(source: Path, store: Store) -> None:
-    """A starting Ollama removes files over an hour old that no manifest names: those are about to be named."""
+    """A starting Ollama removes unnamed files over an hour old: these are about to be named."""
     import_(source, store)
     path = tensor_blob(store)
     then = time.time() - 2 * HOUR_S
@@ -444,7 +444,8 @@ def progress(nbytes, blob):
     if done >= 2**19:
         os.write(1, b"ready\\n")  # in one piece: two threads may come here at once
         time.sleep(100)
-blobstore.import_model(source, "m", store=blobstore.open_store(root), quant="int4", jobs=1, progress=progress)
+store = blobstore.open_store(root)
+blobstore.import_model(source, "m", store=store, quant="int4", jobs=1, progress=progress)
 """
 
 

@@ -1,4 +1,4 @@
-"""Imports by runs: cut into runs of any size, made by any number of threads in any memory, the bytes are the same."""
+"""Imports by runs: equal bytes for runs of any size, any threads and any memory."""
 
 from __future__ import annotations
 

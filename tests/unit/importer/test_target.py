@@ -1,4 +1,4 @@
-"""Targets: a plan is within 1 % of what was asked for, from below, says what it chose, and is the same with any threads."""
+"""Targets: a plan is at most 1 % below its target, and equal with any threads."""
 
 from __future__ import annotations
 

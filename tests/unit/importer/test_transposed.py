@@ -1,4 +1,4 @@
-"""Weights that checkpoints keep as ``[..., in, out]``: grouped along the inputs, and given back the way they came."""
+"""Weights stored as ``[..., in, out]``: grouped along the inputs, and restored."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CONFIG = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidd
 
 
 def fused(dtype: Any = BF16) -> dict[str, Array]:
-    """Return gpt-oss's experts as its BF16 checkpoints have them, and a matrix that is the usual way round."""
+    """Return gpt-oss's experts as in its BF16 checkpoints, and an ordinary matrix."""
     return {
         GATE_UP: normal("up", 3, HIDDEN, 2 * INNER, dtype=dtype),
         f"{GATE_UP}_bias": normal("up bias", 3, 2 * INNER, dtype=dtype),

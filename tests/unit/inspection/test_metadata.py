@@ -40,7 +40,7 @@ ENTRY = (
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file with odd but valid JSON, 200 spaces behind it, metadata after a tensor, and no room anywhere else."""
+    """A file with odd but valid JSON, 200 spaces, metadata after a tensor, and no other room."""
     return write(
         tmp_path / "m.safetensors",
         f'{{{ENTRY},"__metadata__" :{{"a":"1","ü":"\\u00fc"}}}}' + " " * 200,
@@ -59,7 +59,7 @@ def header_of(path: Path) -> bytes:
 
 
 def assert_sound(path: Path, wanted: dict[str, str]) -> None:
-    """Assert that the file holds the same data, what our reader and the reference's say, and that nothing lies beside it."""
+    """Assert that the file holds the same data and metadata, and that it is alone."""
     raw = path.read_bytes()
     assert hashlib.sha256(raw[-len(DATA) :]).digest() == hashlib.sha256(DATA).digest()
     assert len(raw) == 8 + len(header_of(path)) + len(DATA)
@@ -270,7 +270,7 @@ def test_a_file_that_changes_while_it_is_copied_is_left_alone(file: Path) -> Non
 
 
 class Torn:
-    """A file whose metadata were being overwritten when the power went: some sectors are old, some new."""
+    """A file whose metadata were being overwritten in a power cut: some sectors are old."""
 
     def __init__(self, path: Path) -> None:
         """Write the file, and the record of an edit that touches several sectors."""

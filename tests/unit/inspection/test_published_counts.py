@@ -56,7 +56,7 @@ def llama(
 
 
 def gptq(name: str, rows: int, cols: int) -> dict[str, Tensor]:
-    """RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16: AutoGPTQ, which gives every layer a bias."""
+    """RedHatAI's Meta-Llama-3.1-8B-Instruct-quantized.w4a16: every layer has a bias."""
     return {
         f"{name}.bias": ("F16", (rows,)),
         f"{name}.g_idx": ("I32", (cols,)),

@@ -1,4 +1,4 @@
-"""Quality through the API: what is measured and what is compared, the order, and memory that stays small."""
+"""Quality through the API: what is measured and compared, the order, little memory."""
 
 from __future__ import annotations
 
@@ -187,11 +187,13 @@ import sys, threading, time
 from pathlib import Path
 import blobstore, blobstore.inspection.quality
 def anonymous():
-    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if "RssAnon" in line)
 store, source = blobstore.open_store(sys.argv[1]), sys.argv[2]
 blobstore.import_model(source, "m", store=store, jobs=2, quant="int8")
 start, seen = anonymous(), []
-blobstore.measure_quality("m", source, store=store, jobs=2, progress=lambda nbytes, tensor: seen.append(anonymous()))
+progress = lambda nbytes, tensor: seen.append(anonymous())
+blobstore.measure_quality("m", source, store=store, jobs=2, progress=progress)
 print(max(seen) - start, len(seen))
 """
 

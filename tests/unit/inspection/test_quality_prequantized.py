@@ -1,4 +1,4 @@
-"""Quality against a quantized source: what is copied has no error at all, what is quantized again that of its values."""
+"""Quality against a quantized source: copies have no error, requantized tensors have one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals of a quality report: another checkpoint, what is not there, damage before and while it is read."""
+"""Refusals of a quality report: other checkpoints, missing tensors, damage while reading."""
 
 from __future__ import annotations
 

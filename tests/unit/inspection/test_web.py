@@ -1,4 +1,4 @@
-"""Targets far away, from a server on loopback: the same as the files here, by few requests, and whom a token is for."""
+"""Remote targets from a loopback server: as local files, few requests, scoped tokens."""
 
 from __future__ import annotations
 

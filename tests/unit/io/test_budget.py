@@ -1,4 +1,4 @@
-"""Budget: what reading one checkpoint or stored model may take in all, however its files are cut."""
+"""Budget: the limit for reading one checkpoint or stored model, however its files are cut."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def test_text_is_refused_before_it_is_read() -> None:
     budget.take_text(60, "a")
     error = refused(lambda: budget.take_text(50, "the header"))
     assert str(error) == (
-        "limit exceeded: the header has 50 bytes, which makes 110 in headers and documents of m; at most 100"
+        "limit exceeded: the header has 50 bytes, which makes 110 in headers and documents of "
+        "m; at most 100"
     )
     budget.take_text(40, "b")  # what was refused does not count
     budget.give_back_text(10)

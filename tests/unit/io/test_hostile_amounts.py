@@ -1,4 +1,4 @@
-"""Inputs that take no space on a disk and would take gigabytes of memory: they are refused, and the process stays small.
+"""Tiny inputs that would need gigabytes of memory are refused cheaply.
 
 Each command runs in a process of its own, which says how much memory it had at most. (`ru_maxrss`
 would not do: it begins with what the process has that starts it.)

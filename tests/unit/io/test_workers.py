@@ -1,4 +1,4 @@
-"""`each`: items in order, the first error whatever the number of threads, and no thread that outlives its job."""
+"""`each`: items in order, the first error with any threads, no thread left over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is given to `blobstore.quantize` and `dequantize` ends in a typed error or in the right result."""
+"""Any argument of `quantize` and `dequantize` gives a typed error or the right result."""
 
 from __future__ import annotations
 

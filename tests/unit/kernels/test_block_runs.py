@@ -1,4 +1,4 @@
-"""Which scales a run of block FP8 codes needs, and how it is cut so that these are few: against the index of every code."""
+"""Which scales a run of block FP8 codes needs, and how it is cut: against every code."""
 
 from __future__ import annotations
 

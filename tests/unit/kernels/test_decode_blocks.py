@@ -1,4 +1,4 @@
-"""Block FP8 is decoded by every kernel to the bits of a computation with ml_dtypes, for any run of any stack of matrices."""
+"""Every kernel decodes block FP8 to the bits of a computation with ml_dtypes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ any_scale_dtype = pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
 
 
 def expected_bits(codes: Array, scales: Array) -> Array:
-    """Return the BF16 bits of ``[rows, cols]`` codes: the exact products in float64, rounded to float32, then to BF16."""
+    """Return the BF16 bits of ``[rows, cols]`` codes.
+
+    Exact products in float64 are rounded to float32, then to BF16.
+    """
     rows, cols = codes.shape
     with np.errstate(all="ignore"):
         of_each = np.kron(scales.astype(np.float64), np.ones((128, 128)))[:rows, :cols]
@@ -67,7 +70,7 @@ def expected_bits(codes: Array, scales: Array) -> Array:
 
 
 def matrix(shape: tuple[int, int], number: int = 0) -> tuple[Array, Array]:
-    """Return random codes, all 256 of them, and scales over a range in which the products are usual weights."""
+    """Return random codes, all 256 of them, and scales that make usual weights."""
     generator = np.random.default_rng((*shape, number))
     codes = generator.integers(0, 256, shape, dtype=np.uint8)
     blocks = tuple(-(-size // 128) for size in shape)
@@ -95,7 +98,7 @@ def whole(codes: Array) -> BlockRun:
 
 
 def assert_every_code_decodes(scales: Array, kernel: kernels.Kernel) -> None:
-    """Fail unless blocks and stacks with all codes for each scale have the expected bits; ``scales``: ``[blocks]``."""
+    """Fail unless all codes for each scale have the expected bits; ``scales``: ``[blocks]``."""
     codes = np.tile(np.arange(256, dtype=np.uint8).reshape(2, 128), len(scales))
     expected = expected_bits(codes, scales.astype(F32)[None])
     values = kernels.decode_blocks(codes.reshape(-1), scales, whole(codes), kernel=kernel)
@@ -224,7 +227,7 @@ def test_a_stack_of_matrices_in_one_call(
 
 
 def runs_of(size: int, rows: int, cols: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges: around rows, rows of blocks, columns of blocks and matrices, then random short and long ones."""
+    """Yield ranges around rows, blocks, columns and matrices, then random ones."""
     near = {
         start + by
         for start in (0, cols, 128, 128 * cols, rows * cols, size)

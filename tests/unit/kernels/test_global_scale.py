@@ -1,4 +1,4 @@
-"""A global scale of nvfp4 is a stored power of two that keeps small weights out of E4M3's subnormal scales."""
+"""A global scale of nvfp4 keeps small weights out of E4M3's subnormal scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups and words computed by hand: every kernel, native or not, gives these scales, biases, codes and values."""
+"""Groups and words computed by hand: every kernel gives these parts and values."""
 
 from __future__ import annotations
 

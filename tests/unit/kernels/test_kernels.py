@@ -1,4 +1,4 @@
-"""`quantize` and `dequantize` keep what they promise: shapes, dtypes, names, and independence of views, cuts and threads."""
+"""The contract of `quantize` and `dequantize`: shapes, dtypes, names, views and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A search is never worse than minmax in any group, weighs columns by their importance, and is much better on average.
+"""A search is never worse than minmax in any group, and is much better on average.
 
 Errors are those of the dequantized values, in float64; "never worse" is meant without tolerance.
 """
@@ -183,7 +183,7 @@ def test_with_importance_the_weighted_error_is_never_worse(
 @pytest.mark.parametrize("factor", [1, 2, 0.5, 2.0**40, 2.0**-90], ids=str)
 @any_dtype
 @any_form
-def test_importance_times_a_power_of_two_gives_the_same_bits_and_a_power_of_two_everywhere_those_of_none(
+def test_importance_times_a_power_of_two_gives_the_same_bits(
     quant_type: str, group_size: int, dtype: np.dtype[Any], factor: float
 ) -> None:
     weights = random_weights(dtype, 30, 640)

@@ -1,4 +1,4 @@
-"""Every native target gives the bits of the NumPy twin, for every type, float format and number of groups.
+"""Every native target gives the bits of the NumPy twin, for every type and float format.
 
 Not only the best one that this machine has: a processor of a lower level runs another.
 """

@@ -1,4 +1,4 @@
-"""open_model: a mapping of the source's tensors by name, flat arrays for three libraries, and how long they live."""
+"""open_model: a mapping of tensors by name, arrays for three libraries, their lifetime."""
 
 from __future__ import annotations
 

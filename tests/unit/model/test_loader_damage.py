@@ -1,4 +1,4 @@
-"""A damaged model is never opened as a smaller one: each damage is a typed error that names model, blob and tensor."""
+"""A damaged model never opens as a smaller one: a typed error names the damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a stored tensor's type is told: its own metadata, else the blob's, else the shapes when they allow one answer."""
+"""A stored tensor's type: by its own metadata, else by the blob's, else by the shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of mlx-lm's models is that of the installed mlx-lm, read from its files: importing it would take seconds."""
+"""The table of mlx-lm's models equals the installed mlx-lm, read from its files."""
 
 from __future__ import annotations
 

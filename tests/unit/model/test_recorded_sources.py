@@ -1,4 +1,4 @@
-"""What Ollama's importer made of the recorded sources, Ollama's runner reads: the table says so of our plans too."""
+"""The table says that Ollama's runner reads the recorded sources, as it does."""
 
 from __future__ import annotations
 

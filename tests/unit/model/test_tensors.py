@@ -1,4 +1,4 @@
-"""Tensor: numpy and torch arrays are the stored bytes themselves, MLX arrays equal them, rows are those of the whole."""
+"""Tensor: numpy and torch share the stored bytes, MLX equals them, rows equal the whole."""
 
 from __future__ import annotations
 

@@ -263,7 +263,10 @@ def test_cohere2_moe_needs_its_experts_stacked() -> None:
         (
             "LagunaForCausalLM",
             _stacked(EXPERTS, "gate_up_proj", "down_proj"),
-            "its runner reads experts one by one or stacked; here they are stacked with gate and up in one tensor",
+            (
+                "its runner reads experts one by one or stacked; here they are stacked with gate "
+                "and up in one tensor"
+            ),
         ),
         ("LlamaForCausalLM", _one_by_one(), "its runner reads no experts called mlp.experts"),
         # Shared experts are linear layers like any other.
@@ -380,9 +383,9 @@ def test_a_global_scale_of_the_embedding() -> None:
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, DOCUMENTS, (embedding,)
     )
     ours, theirs = _both(model)
-    assert (
-        _yes(ours)
-        == "llama, nvfp4, partly dequantized, not from an exported folder, because of its global scales"
+    assert _yes(ours) == (
+        "llama, nvfp4, partly dequantized, not from an exported folder, because of its global "
+        "scales"
     )
     assert _yes(theirs) == "LlamaForCausalLM, nvfp4"
 

@@ -1,4 +1,4 @@
-"""What lies beside a checkpoint's weights: what is kept, what is left out and why, within limits."""
+"""Files beside a checkpoint's weights: kept, or left out with a reason, within limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hugging Face cache as a source: its folders of links, which snapshot counts, and the name of the model."""
+"""The Hugging Face cache as a source: folders of links, the snapshot, the model's name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMIT, OTHER = "c1899de289a04d12100db370d81485cdf75e47ca", "1" * 40
 
 
 def write_snapshot(repository: Path, commit: str, tmp_path: Path) -> Path:
-    """Write a snapshot as huggingface_hub does it: links to ``../../blobs``, which are named for their hash."""
+    """Write a snapshot as huggingface_hub does: links to ``../../blobs``, named by hash."""
     snapshot, blobs = repository / "snapshots" / commit, repository / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Quantized sources that are not imported: each is refused by name with its reason, and the store stays empty.
+"""Quantized sources that are not imported: each is refused with its reason.
 
 A table of what lies in the source (docs/formats.md section 5): formats that are in no row of
 producers.py, and those that are, with a part missing, of a wrong shape or dtype, or a config.json
@@ -43,7 +43,10 @@ class Refused:
 def changed(
     kind: Kind, tensor: str, *words: str, shape: tuple[int, ...] = (4, 128), **changes: Any
 ) -> Refused:
-    """Return a weight of ``kind`` with some of its tensors changed, by suffix: None takes one away, a function makes one."""
+    """Return a weight of ``kind`` with some tensors changed, by suffix.
+
+    None removes a tensor, a function makes one.
+    """
     tensors = dict(kind.make(UP, shape).tensors)
     config = dict(changes.pop("config", kind.config))
     for suffix, change in changes.get("tensors", {}).items():
@@ -598,7 +601,7 @@ def test_a_global_scale_that_nothing_can_be_multiplied_by(
 
 
 def expect_no_scale(store: Store, folder: Path, kind: Kind, name: str, value: float) -> None:
-    """Fail unless a global scale of that value is refused when it is read, and the store stays empty."""
+    """Fail unless a global scale of that value is refused and the store stays empty."""
     tensors = kind.make(UP, (4, 128)).tensors | {name: np.array(value, np.float32)}
     with pytest.raises(UnsupportedSourceError, match=name) as caught:
         blobstore.import_model(write_checkpoint(folder / "source", tensors), "m", store=store)

@@ -60,7 +60,7 @@ def test_which_sets_count(names: list[str], expected: list[str]) -> None:
 
 
 def write(folder: Path, *names: str, index: str | None = None) -> Path:
-    """Write a checkpoint whose tensors are dealt out to files of these names, with an index of that name."""
+    """Write a checkpoint whose tensors are split into files of these names, with an index."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     places = {tensor: names[number % len(names)] for number, tensor in enumerate(small_tensors())}

@@ -51,7 +51,8 @@ try:
 except BlobStoreError as error:
     said = {"error": type(error).__name__, "rule": error.rule}
 if sys.platform == "linux":  # ru_maxrss starts there at the peak of the process that was forked
-    peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    lines = open("/proc/self/status").readlines()
+    peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 else:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps({**said, "peak": peak}))
@@ -94,7 +95,7 @@ COMPARED = [
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Without the cyclic garbage collector: it has nothing to find among a million tensors, but looks for long."""
+    """Disable the garbage collector, which walks a million tensors and finds nothing."""
     gc.disable()
     yield
     gc.enable()

@@ -1,4 +1,4 @@
-"""The scanner and the parser are twins: what the scanner accepts the parser accepts, with equal values."""
+"""The scanner and the parser agree: the parser accepts what the scanner accepts."""
 
 from __future__ import annotations
 

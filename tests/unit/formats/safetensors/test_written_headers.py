@@ -1,4 +1,4 @@
-"""The native writer of headers and its twin in Python give the same text, or the twin says what is wrong."""
+"""The native writer of headers and its twin in Python give the same text, or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coverage of tensors: every tensor of a source is stored, derived or left out with a reason, and counted once."""
+"""Coverage: every tensor is stored, derived or left out with a reason, and counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expert groups: which names belong to one, their order as numbers, and what a projection's experts must have in common."""
+"""Expert groups: the names in one, their numeric order, and what experts have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of the whole model: its documents and config, its sizes, and what its architecture decides."""
+"""A plan's documents and config, its sizes, and the decisions of its architecture."""
 
 from __future__ import annotations
 

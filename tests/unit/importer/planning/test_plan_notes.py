@@ -1,4 +1,4 @@
-"""Notes of a plan: why it takes more bits than were asked for, and in which form experts are stored."""
+"""Notes of a plan: why it takes more bits than asked for, and the form of experts."""
 
 from __future__ import annotations
 
@@ -62,9 +62,13 @@ def test_the_largest_kept_tensors_are_named_with_their_reasons() -> None:
     assert note.startswith("15.0 bits per weight, and int4/32 has 5.0: ")
     assert note.split(": ", 1)[1].split("; ") == [
         "'model.embed_tokens.weight' (524,288 bytes) is an embedding",
-        "'model.layers.N.mlp.odd.weight' (3 tensors, 383,616 bytes) has rows of 999, not a multiple of 32",
         (
-            "'model.layers.N.mixer.stack.weight' (3 tensors, 98,304 bytes) has 3 dimensions and is not known as a stack of "
+            "'model.layers.N.mlp.odd.weight' (3 tensors, 383,616 bytes) has rows of 999, not a "
+            "multiple of 32"
+        ),
+        (
+            "'model.layers.N.mixer.stack.weight' (3 tensors, 98,304 bytes) has 3 dimensions "
+            "and is not known as a stack of "
             "experts"
         ),
     ]

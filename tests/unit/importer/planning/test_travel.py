@@ -423,7 +423,7 @@ def _file_twice(document: dict[str, Any]) -> None:
 def test_a_model_that_could_not_be_read_again(
     change: Callable[[dict[str, Any]], None], document: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Each was accepted once, and made a model that verify or open_model then refused, or a blob of any size."""
+    """Each was accepted once, and made a damaged model or a blob of any size."""
     changed = copy.deepcopy(document)
     change(changed)
     assert changed != document

@@ -1,4 +1,4 @@
-"""The policies by architecture beyond what the records hold: names, config.json, layers, shapes that do not fit."""
+"""The policies by architecture beyond the records: names, config.json, layers, shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users can do wrong with an import, and what their machines can: options, rules, drafts, odd files and limits."""
+"""Mistakes in an import's arguments, odd files and limits of the machine."""
 
 from __future__ import annotations
 
@@ -82,9 +82,8 @@ def test_every_file_is_synced_where_the_file_system_can_not_be(
 def test_a_source_changed_through_a_map_is_imported_again(tmp_path: Path, store: Store) -> None:
     source = write_checkpoint(tmp_path / "m", {"a.weight": normal("a", 64, 64)})
     weights = np.memmap(source / "model.safetensors", np.uint8, "r+")
-    weights[-8192:] = (
-        1  # the pages are dirty from here on: later stores alone would leave no trace in the file's times
-    )
+    # The pages are dirty from here on: later writes alone leave no trace in the file's times.
+    weights[-8192:] = 1
     first = blobstore.import_model(source, "m", store=store)
     weights[-8192:] = 2
     assert blobstore.import_model(source, "m", store=store).digest != first.digest
@@ -99,7 +98,8 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path, store: Store) -> Non
         )
     code = (
         "import resource, sys, blobstore\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, "
+        "resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
         "blobstore.import_model(sys.argv[1], 'm', store=blobstore.open_store(sys.argv[2]))\n"
     )
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Importance and global scales that can't be: one clear error, the exit code, and a store that holds what it held."""
+"""Impossible importance and global scales: a clear error, and an unchanged store."""
 
 from __future__ import annotations
 

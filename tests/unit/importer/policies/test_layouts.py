@@ -1,4 +1,4 @@
-"""Layouts: which tensors of which models are stored as ``[..., in, out]``, from lines of config.json and names."""
+"""Layouts: which tensors are stored as ``[..., in, out]``, by config.json and names."""
 
 from __future__ import annotations
 

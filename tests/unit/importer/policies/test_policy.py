@@ -1,4 +1,4 @@
-"""The general policy: which type a tensor gets by its name and shape, for each asked type and in both profiles."""
+"""The general policy: a tensor's type by name and shape, in both profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy files: what TOML and JSON say, what is refused and how, and that what is given beside a file wins over it."""
+"""Policy files: TOML and JSON, refusals, and options that override them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from blobstore.importer.policies.rules import PolicyFile, Rule
 from blobstore.store.local.store import Store
 
 EXAMPLE = ROOT / "docs" / "example-policy.toml"
-TOML = 'quant = "int4"\nmethod = "search"\nrules = ["a=int8", "*=none"]\n[groups]\nint4 = 64\nq8 = 128\n'
+TOML = (
+    'quant = "int4"\nmethod = "search"\nrules = ["a=int8", "*=none"]\n[groups]\nint4 = 64\nq8 = '
+    "128\n"
+)
 UP = "model.layers.0.mlp.up_proj.weight"
 
 

@@ -1,4 +1,4 @@
-"""Roles: experts, embeddings, gates and biases of real architectures, and which types they get in each profile."""
+"""Roles of tensors in real architectures, and their types in each profile."""
 
 from __future__ import annotations
 

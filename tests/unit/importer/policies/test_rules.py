@@ -1,4 +1,4 @@
-"""Rules: what they parse to, which names they are for, which of several wins, and what they do to a plan."""
+"""Rules: how they parse, which names they match, which one wins, and a plan with them."""
 
 from __future__ import annotations
 

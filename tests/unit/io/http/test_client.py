@@ -206,14 +206,17 @@ def test_a_public_server_redirects_to_no_private_one(host: str, server: Server) 
 
 @contextmanager
 def monkeypatched_localhost() -> Iterator[None]:
-    """Let ``localhost`` be 127.0.0.2 for the block: where the tests run, it is the server that plays the public one."""
+    """Resolve ``localhost`` to 127.0.0.2 for the block: it plays the public server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", names({"localhost": ["127.0.0.2"]}))
         yield
 
 
 def names(table: dict[str, list[str]]) -> Callable[..., Any]:
-    """Return a ``getaddrinfo`` that has answers of its own for some names, and takes them off a list of several."""
+    """Return a ``getaddrinfo`` with its own answers for some names.
+
+    It removes each answer from a list of several.
+    """
     system = socket.getaddrinfo
 
     def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:
@@ -244,7 +247,7 @@ def test_a_public_server_may_redirect_to_a_public_one(server: Server) -> None:
 def test_a_name_that_resolves_to_something_else_a_moment_later(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DNS rebinding: the name is looked up once a connection, and what was judged is connected to."""
+    """DNS rebinding: a name is looked up once a connection, and the checked address is used."""
     script = server.play(lambda _: redirect(f"http://rebinding.test:{server.port}/x"))
     monkeypatch.setattr(
         socket, "getaddrinfo", names({"rebinding.test": ["127.0.0.1", "127.0.0.2"]})

@@ -1,4 +1,4 @@
-"""Every .safetensors file of the corpus gets the same verdict, for the same reason, far away as here."""
+"""Every .safetensors file of the corpus gets the same verdict and reason when remote."""
 
 from __future__ import annotations
 

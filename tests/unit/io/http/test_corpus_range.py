@@ -82,7 +82,7 @@ def client() -> Iterator[HttpClient]:
 
 
 def check(case: Case, client: HttpClient, url: str) -> HttpReader | None:
-    """Read a header as everybody does: it gets its verdict, and no more is taken from the server than is allowed."""
+    """Read a header as users do: it gets its verdict within the allowed number of bytes."""
     allowance = client.allowance(0)
     reader = None
     if case.accepted:

@@ -1,4 +1,4 @@
-"""Framing: what it says of a reply does not depend on how its bytes come, and it comes to an end."""
+"""Framing: the result does not depend on how bytes arrive, and reading ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PIECES += [
 
 
 def verdict(parts: list[bytes]) -> tuple[bool, bool, bool]:
-    """Return whether all was accepted, whether bytes came behind the end, and whether the head has not ended."""
+    """Return whether all was accepted, whether bytes followed, and whether the head goes on."""
     framing = Framing()
     accepted = [framing.feed(part) for part in parts]
     return (all(accepted), framing.overrun, framing.in_head)
@@ -57,13 +57,19 @@ def test_the_parts_do_not_matter(data: bytes, cuts: list[int]) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", True, False),
         (b"HTTP/1.1 200 OK\r\ncontent-length:3\r\n\r\nabcd", True, True),
         (
-            b"HTTP/1.1 103 x\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc",
+            (
+                b"HTTP/1.1 103 x\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: "
+                b"3\r\n\r\nabc"
+            ),
             True,
             False,
         ),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7fffffffffffffff\r\n", True, False),
         (
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n8000000000000000\r\n",
+            (
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: "
+                b"chunked\r\n\r\n3\r\nabc\r\n8000000000000000\r\n"
+            ),
             False,
             False,
         ),

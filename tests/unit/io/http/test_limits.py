@@ -1,4 +1,4 @@
-"""Counted: whatever a server answers, no more than the header and 128 KiB are taken from it, and for no longer than allowed.
+"""A server never makes us read more than the header and 128 KiB, or longer than allowed.
 
 Bytes are counted where they leave a socket. The server's own count shows that this is the truth and
 that the connection is closed: it is as much, and what the kernels between hold.
@@ -262,7 +262,7 @@ def test_a_head_that_is_wrong_ends_all_before_the_others_are_there(server: Serve
 
 
 def test_who_leaves_ends_the_others(server: Server) -> None:
-    """The caller finds that the first file does not fit to its index, say, while the others are still waited for."""
+    """The caller raises, because the first file contradicts its index, while others load."""
     first = safetensors_file(100)
 
     def answer(asked: Asked) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Whatever a server sends: a header, or one of our errors, after a bounded number of requests and bytes."""
+"""Any server's reply gives a header or one of our errors, with bounded requests and bytes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def client() -> Iterator[HttpClient]:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """A reply of the corpus with a few changes: another status, more lines, pieces put in, cut out or doubled."""
+    """A reply of the corpus with a few changes: status, lines, inserted or removed pieces."""
     data = draw(st.sampled_from(REPLIES))
     if draw(st.booleans()):
         data = data[:9] + draw(st.sampled_from(STATUSES)) + data[12:]

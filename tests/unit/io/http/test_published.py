@@ -1,4 +1,4 @@
-"""Published checkpoints have their published parameter counts, read here and from a real web server."""
+"""Published checkpoints have their published parameter counts, locally and from nginx."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_inspections_have_the_published_counts(repository: str, nginx: Nginx) ->
 
 
 LOOKED_FOR = 3
-"""Documents that a folder may have, and these have not: config.json, and an index or a single file."""
+"""Documents that these folders lack: config.json, and an index or a single file."""
 
 
 # What else a real server does

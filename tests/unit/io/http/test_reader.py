@@ -266,7 +266,7 @@ def test_if_range_is_asked_with_a_strong_validator_only(server: Server, remote: 
 
 
 def test_a_file_that_was_replaced_is_opened_again(server: Server, remote: Remote) -> None:
-    """Between the two requests the file becomes another: the server, asked If-Range, answers with the new one."""
+    """Between the two requests the file changes: to If-Range the server sends the new one."""
     new = safetensors_file(300 * KIB)
 
     def answer(asked: Asked) -> list[bytes]:

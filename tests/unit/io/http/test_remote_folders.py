@@ -1,4 +1,4 @@
-"""Remote, folders and the Hub: many files at once, names that become addresses, and whom a token is for."""
+"""Remote folders and the Hub: parallel files, names as addresses, and scoped tokens."""
 
 from __future__ import annotations
 

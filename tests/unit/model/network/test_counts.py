@@ -1,4 +1,4 @@
-"""What config.json counts is checked before mlx-lm makes an object of each, and what mlx-lm says stays readable."""
+"""Counts of config.json are checked before mlx-lm builds an object for each."""
 
 from __future__ import annotations
 

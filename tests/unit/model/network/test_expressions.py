@@ -1,4 +1,4 @@
-"""Expressions: evaluated, filled and cut into ranges they give the same values, and codes follow as their weights do."""
+"""Expressions give the same values evaluated, filled and cut, and codes follow weights."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_runs_are_the_values_in_order(expression: Expression) -> None:
 @pytest.mark.parametrize("quant_type", [QuantType.INT4, QuantType.MXFP8])
 @given(expressions())
 def test_codes_move_as_values_do(quant_type: QuantType, expression: Expression) -> None:
-    """Invariant: where codes can follow, dequantizing the moved arrays gives the moved dequantized values."""
+    """Invariant: dequantizing moved arrays gives the moved values, where codes can follow."""
     quantization = Quantization(quant_type, GROUP)
     stored = {
         name: kernels.quantize(array, quant_type, group_size=GROUP)

@@ -136,7 +136,7 @@ def test_no_error_of_mlx_lm_leaves_raw(changes: dict[str, Any]) -> None:
 
 
 def test_latent_attention_splits_codes_and_dequantizes_what_it_transposes() -> None:
-    """deepseek_v3's ``kv_b_proj``: its rows of values keep their groups, its rows of keys are transposed."""
+    """deepseek_v3's ``kv_b_proj``: rows of values keep their groups, keys are transposed."""
     config = {
         "model_type": "deepseek_v3",
         "hidden_size": 64,

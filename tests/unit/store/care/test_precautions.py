@@ -1,4 +1,4 @@
-"""A disk that is not mounted: an empty folder is not taken for models that are gone, and what prune takes comes back."""
+"""An unmounted disk: an empty folder does not count as removed models; prune is undone."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_missing_folder_of_manifests_is_refused(store: Store, snapshot: Snapsh
 
 
 def test_manifests_of_ollama_alone_are_refused_too(store: Store, snapshot: Snapshot) -> None:
-    """Nothing of ours knows them, but a store of blobs without any manifest is not what is left of removals."""
+    """Our files do not mention them, but blobs without any manifest are not removals."""
     link_by_hand(store, "a", {"x": b"one", "y": b"two"})
     unmount(store, "manifests")
     is_refused(store, snapshot, "no model has a manifest, and 2 blobs would go")
@@ -151,7 +151,7 @@ def test_models_that_were_removed_here_are_no_alarm(store: Store) -> None:
 def test_blobs_on_a_disk_that_is_not_mounted(
     store: Store, snapshot: Snapshot, tmp_path: Path
 ) -> None:
-    """What imports made is still known when they come back, and what the trash holds is not freed."""
+    """Blobs of imports are still known when they return, and the trash is not emptied."""
     source = write_checkpoint(tmp_path / "source", small_tensors())
     blobstore.import_model(source, "m", store=store)
     layer_by_hand(store, "", b"orphan")

@@ -304,7 +304,7 @@ def test_a_manifest_that_is_lost_is_shown_and_no_damage(model: Store, tmp_path: 
 
 
 def test_what_an_ollama_removed_is_not_shown(model: Store) -> None:
-    """It removes the manifest, and then the blobs that no other model needs: nothing of the model is left to lose."""
+    """It removes the manifest, then the blobs that only this model needs."""
     manifest_path(model, "n").unlink()  # m needs all of its blobs
     assert verify(model).odd == ()
     manifest_path(model, "m").unlink()

@@ -1,4 +1,4 @@
-"""Names that differ only in case are one model, as for Ollama: what is written reuses a spelling, what is read finds it."""
+"""Names that differ only in case are one model, as for Ollama: writes reuse a spelling."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ NAMES = st.builds(lambda model, tag: ModelName(model=model, tag=tag), PART, PART
 
 @pytest.fixture
 def folding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that writes every name in lower case, and finds it in any (`lowntfs-3g -o ignore_case`)."""
+    """A file system that lowers names and finds any case (`lowntfs-3g -o ignore_case`)."""
 
     def path(folder: ManifestFolder, name: ModelName) -> Path:
         return folder.path.joinpath(*(part.lower() for part in name.path_parts))

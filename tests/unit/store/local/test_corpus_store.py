@@ -1,4 +1,4 @@
-"""Every state of a store in the corpus gets its verdict: what is no blob is reported, never followed, never removed."""
+"""Every store of the corpus gets its verdict: foreign files are reported and kept."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def filled(store: Store) -> Store:
 
 
 def is_sound(store: Store) -> None:
-    """The model opens, nothing is damaged, and a clean-up takes the blob that nobody needs and no other."""
+    """The model opens without damage, and a clean-up takes only the unneeded blob."""
     assert set(blobstore.open_model("m", store=store, verify=True)) == {"t"}
     assert verify(store).is_sound
     assert [blob.size for blob in prune(store).removed] == [len(ORPHAN)]
@@ -197,7 +197,7 @@ def blobs_dir_readonly(store: Store) -> None:
 
 
 def leftover(store: Store, *, age_s: float) -> list[str]:
-    """Return the temporary folders that are there after an import was killed so long ago, and a clean-up."""
+    """Return the temporary folders that remain of an old killed import after a clean-up."""
     with process(HOLD, store.root, "session") as child:
         child.kill()
         child.wait()

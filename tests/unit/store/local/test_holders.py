@@ -1,4 +1,4 @@
-"""Busy: who holds the store's lock is named as the kernel knows it, sharers too, and never somebody who has gone."""
+"""Busy: the error names the processes that hold the lock now, sharers included."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from pathlib import Path
 from blobstore.store.local.locks import StoreLock
 with StoreLock(Path(sys.argv[1])).shared():
     if os.fork():
-        os._exit(0)  # the child has the lock now, and the kernel's list the number of a process that is gone
+        # The child has the lock now, and the kernel's list has the number of a dead process.
+        os._exit(0)
     print("ready", flush=True)
     sys.stdin.read()
 """

@@ -1,4 +1,4 @@
-"""A store that somebody prepared: links, pipes, sockets and names that point elsewhere give a typed error, at once."""
+"""A hostile store: links, pipes, sockets and odd names give a typed error at once."""
 
 from __future__ import annotations
 

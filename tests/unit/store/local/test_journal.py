@@ -157,7 +157,11 @@ from blobstore.store.local.journal import Entry, Journal
 from blobstore.store.local.writer import Stamp
 journal = Journal(Path(sys.argv[1]), "/models/tiny")
 for number in range(int(sys.argv[2]), int(sys.argv[2]) + 3000, 3):
-    journal.append(Entry(f"{one:064x}", Digest(f"{one:064x}"), one, Stamp(one, one)) for one in range(number, number + 3))
+    entries = [
+        Entry(f"{one:064x}", Digest(f"{one:064x}"), one, Stamp(one, one))
+        for one in range(number, number + 3)
+    ]
+    journal.append(iter(entries))
 """
 
 

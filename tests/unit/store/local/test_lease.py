@@ -103,7 +103,7 @@ def test_a_store_that_may_not_be_written_to_can_be_opened(store: Store) -> None:
 def test_a_model_that_is_replaced_while_it_is_opened_is_opened_as_it_is_then(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a lease: what another program does between the reading of the manifest and the opening of its blobs."""
+    """Without a lease: another program acts between reading a manifest and opening blobs."""
     link_by_hand(store, "m", {"first": FIRST, "second": SECOND})
 
     def replace() -> None:

@@ -249,7 +249,7 @@ def test_an_interrupted_ingest_that_can_not_note_ends_as_interrupted(
 def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
     store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lost write or a power cut may leave a file its name, size and times, and other bytes, until one sync of all."""
+    """A lost write may leave a file's name, size and times over other bytes until a sync."""
     monkeypatch.setattr(session, "syncs_whole", lambda _fd: True)
     left = interrupted(store, b"one")
     status = left.stat()
@@ -263,7 +263,7 @@ def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
 def test_what_was_durable_is_taken_by_its_stamp(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each file has an fsync of its own where one syncfs of all is not trusted: it is not read again."""
+    """Each file gets its own fsync where syncfs is not trusted: it is not read again."""
     monkeypatch.setattr(session, "syncs_whole", lambda _fd: False)
     monkeypatch.setattr(session, "write_back", lambda _fd: pytest.fail("it is on the disk already"))
     left = interrupted(store, b"one")
@@ -277,7 +277,7 @@ def test_what_was_durable_is_taken_by_its_stamp(
 def test_what_can_not_be_written_back_is_never_taken(
     store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str], is_touched: bool
 ) -> None:
-    """The kernel reports a lost write once, and the page cache may show the bytes that the disk does not have."""
+    """The kernel reports a lost write once; the page cache may hide the disk's bytes."""
     monkeypatch.setattr(session, "syncs_whole", lambda _fd: not is_touched)
     left = interrupted(store, b"one")
     if is_touched:

@@ -1,4 +1,4 @@
-"""The store's lock across processes: writers share it, a clean-up has it alone, and death frees it."""
+"""The store's lock across processes: shared by writers, exclusive for a clean-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No folder that was there before is ever renamed: overlayfs refuses that for a store in a container's image.
+"""Existing folders are never renamed: overlayfs refuses that for a container's image.
 
 On a real overlayfs: tests/faults/test_overlay.py.
 """

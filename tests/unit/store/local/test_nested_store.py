@@ -1,4 +1,4 @@
-"""A store with more nested folders than Python recurses: they are reported, nothing breaks, and what is ours is removed."""
+"""A store nested deeper than Python recurses: reported, and our folders are removed."""
 
 from __future__ import annotations
 

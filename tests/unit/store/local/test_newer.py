@@ -1,4 +1,4 @@
-"""manifests-v2: whatever a newer Ollama's manifests need stays, and so does everything while one can't be read."""
+"""manifests-v2: blobs of newer manifests stay; all blobs stay if one is unreadable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own files are read up to a limit each: a sparse file of a terabyte is a file that says nothing."""
+"""Our own files are read up to a limit: a sparse terabyte counts as no information."""
 
 from __future__ import annotations
 

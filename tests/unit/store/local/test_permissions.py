@@ -1,4 +1,4 @@
-"""A store of which a user may see a part only: what can be done is done, everything else is a typed error."""
+"""A store that a user may see in part: possible work is done, the rest is a typed error."""
 
 from __future__ import annotations
 

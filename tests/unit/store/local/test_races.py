@@ -195,7 +195,7 @@ def test_a_reading_of_a_vast_document_is_refused(store: Store) -> None:
 def test_a_blob_that_is_replaced_while_it_is_opened_is_there(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On FUSE the name is looked up, then what it led to is opened, and that has just been replaced."""
+    """On FUSE a name is looked up, then its target is opened, which was just replaced."""
     commit_model(store, "m", b"one")
     real, replaced = os.open, [blob_path(store, b"one")]
 

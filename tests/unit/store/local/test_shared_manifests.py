@@ -1,4 +1,4 @@
-"""Thousands of names may be hard links to one manifest: it is parsed once, and what follows from it is kept once."""
+"""Thousands of hard links to one manifest: it is parsed and its results kept once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BlobWriter: pieces at any offsets, from many threads in any order, are one file, hashed in order."""
+"""BlobWriter: pieces at any offsets, from many threads, are one file, hashed in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ DATA = random.Random(1).randbytes(6 * DIRECT)
 
 
 def open_files() -> set[int]:
-    """Return the numbers of the process's open files: there may be fewer later, when Python collects an earlier test's."""
+    """Return the numbers of open files.
+
+    There may be fewer later, when Python collects an earlier test's.
+    """
     return {number for number in range(256) if is_open(number)}
 
 
@@ -80,7 +83,7 @@ def test_a_blob_of_one_piece(tmp_path: Path, size: int, *, aligned: bool) -> Non
     [DIRECT - 1, DIRECT, DIRECT + PAGE - 1, DIRECT + PAGE, DIRECT + 2 * PAGE - 1, 2 * DIRECT],
 )
 def test_pieces_that_begin_and_end_within_pages(tmp_path: Path, first: int, second: int) -> None:
-    """A large piece goes around the page cache but for its ends, which share pages with its neighbours."""
+    """A large piece bypasses the page cache, except its ends, which share pages."""
     pieces = blob_of(
         (first, 0, True), (second, 0, True), (PAGE // 2, 0, True), (DIRECT + 1, 0, True)
     )
