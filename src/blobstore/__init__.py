@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from blobstore.inspection.metadata import read_metadata as read_metadata
     from blobstore.inspection.quality import ModelQuality as ModelQuality
     from blobstore.inspection.quality import measure_quality as measure_quality
-    from blobstore.io.http.reader import Remote as Remote
     from blobstore.kernels.arrays import QuantizedArray as QuantizedArray
     from blobstore.kernels.quantize import dequantize as dequantize
     from blobstore.kernels.quantize import quantize as quantize
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from blobstore.model.loader import Model as Model
     from blobstore.model.loader import open_model as open_model
     from blobstore.model.tensors import Tensor as Tensor
-    from blobstore.source.folders import RemoteFolder as RemoteFolder
-    from blobstore.source.folders import hub_folder as hub_folder
+    from blobstore.source.addresses import open_folder as open_folder
+    from blobstore.source.folders import Folder as Folder
     from blobstore.store.layered import LayeredStore as LayeredStore
     from blobstore.store.local.store import Store as Store
     from blobstore.store.local.store import open_store as open_store
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 _HOME = {
     "BlobStoreError": "errors",
     "ExportResult": "export.run",
+    "Folder": "source.folders",
     "ImportPlan": "importer.planning.outputs",
     "ImportResult": "importer.run",
     "Inspection": "inspection.inspection",
@@ -61,19 +61,17 @@ _HOME = {
     "Model": "model.loader",
     "ModelQuality": "inspection.quality",
     "QuantizedArray": "kernels.arrays",
-    "Remote": "io.http.reader",
-    "RemoteFolder": "source.folders",
     "Store": "store.local.store",
     "Tensor": "model.tensors",
     "Verdict": "model.facts",
     "dequantize": "kernels.quantize",
     "edit_metadata": "inspection.metadata",
     "export_model": "export.run",
-    "hub_folder": "source.folders",
     "import_model": "importer.run",
     "inspect": "inspection.inspect",
     "make_blob": "importer.run",
     "measure_quality": "inspection.quality",
+    "open_folder": "source.addresses",
     "open_model": "model.loader",
     "open_store": "store.local.store",
     "plan_import": "importer.run",

@@ -24,10 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from support.corpus import INDEX_NAME
 from support.nginx import Nginx, nginx
 from support.published import COUNTS, shards, write
+from support.remotes import Remote, hub_folder, open_all
 
 from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.io.http.reader import Remote
-from blobstore.source.folders import hub_folder
 from blobstore.source.shards import MAX_INDEX, ShardIndex
 
 ROUNDS = 5
@@ -95,7 +94,7 @@ def read_all(remote: Remote, url: str, repository: str, *, sharded: bool) -> Non
         names = sorted(
             set(ShardIndex.parse(folder.read(INDEX_NAME, MAX_INDEX)).weight_map.values())
         )
-    for reader in folder.open_all(names):
+    for reader in open_all(folder, names):
         read_header(reader)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.remotes import Remote
 from support.servers import Server, part
 from support.servers import server as run_server
 
@@ -16,7 +17,6 @@ from blobstore.errors import (
     ShortReadError,
     StorageError,
 )
-from blobstore.io.http.reader import Remote
 from blobstore.io.ranges import BytesReader, FileReader, RangeReader
 
 DATA = bytes(range(256)) * 40

@@ -23,6 +23,7 @@ from blobstore.cli.output import (
     show_json,
     show_table,
     size,
+    source_at,
     store_at,
     stores_at,
 )
@@ -147,7 +148,9 @@ def repair(
     opened = store_at(store, wait)
     beside = {"importance": importance, "draft": draft, "modelfile": modelfile}
     with progress_bar() as progress:
-        result = repair_model(name, source, store=opened, **beside, jobs=jobs, progress=progress)
+        result = repair_model(
+            name, source_at(source), store=opened, **beside, jobs=jobs, progress=progress
+        )
     with suppress(ReaderGoneError):
         if as_json:
             from blobstore.views.care import RepairView

@@ -21,6 +21,7 @@ from blobstore.cli.output import (
     show_json,
     show_table,
     size,
+    source_at,
     store_at,
     stores_at,
 )
@@ -52,7 +53,8 @@ def quality(
 
     opened = stores_at(store, lower)
     with progress_bar() as progress:
-        report = measure_quality(name, against, store=opened, jobs=jobs, progress=progress)
+        source = source_at(against) or against
+        report = measure_quality(name, source, store=opened, jobs=jobs, progress=progress)
     if as_json:
         from blobstore.views.comparing import QualityView
 

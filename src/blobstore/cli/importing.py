@@ -24,6 +24,7 @@ from blobstore.cli.output import (
     show_json,
     show_table,
     size,
+    source_at,
     stores_at,
 )
 from blobstore.errors import UsageError
@@ -136,7 +137,7 @@ def import_(
     budget = parse_size(memory) if memory is not None else None
     with progress_bar() as progress:
         made = (
-            plan_import(source, jobs=jobs, progress=progress, **options)
+            plan_import(source_at(source), jobs=jobs, progress=progress, **options)
             if planned is None
             else _travelled(planned, source, options)
         )
@@ -178,7 +179,7 @@ def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
             f"{flag} can't be used with --plan, which has decided everything",
             hint="Make the plan with it.",
         )
-    return read_plan(planned, source=source)
+    return read_plan(planned, source=source_at(source), open_source=source_at)
 
 
 def _model_name(text: str, modelfile: str | None) -> ModelName:
@@ -206,7 +207,7 @@ def plan(
     from blobstore.importer.run import plan_import
 
     with progress_bar() as progress:
-        made = plan_import(source, jobs=jobs, progress=progress, **options)
+        made = plan_import(source_at(source), jobs=jobs, progress=progress, **options)
     _print_notes(made)
     runs_in = made.runs_in
     if check:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ from blobstore.cli.output import (
     count,
     cut,
     emit,
+    hub_endpoint,
     printable,
     shape,
     show_facts,
@@ -23,6 +23,7 @@ from blobstore.cli.output import (
     show_table,
     size,
     stores_at,
+    token_for,
 )
 from blobstore.errors import UsageError
 
@@ -87,16 +88,14 @@ def inspect(
 ) -> None:
     """Show what a checkpoint holds. It may be local or remote: only headers are read."""
     from blobstore.inspection.inspect import inspect_at
-    from blobstore.source.hub import HUB
 
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
-    endpoint = os.environ.get("HF_ENDPOINT") or HUB
-    token = os.environ.get("HF_TOKEN", "").strip() if _is_of_hub(target, endpoint) else ""
+    endpoint = hub_endpoint()
     everything = inspect_at(
         target,
         lambda: stores_at(store, lower, may_be_new=True),
-        token=token or None,
+        token=token_for(target, endpoint),
         endpoint=endpoint,
     )
     found = everything.only(filters) if filters else everything
@@ -112,17 +111,6 @@ def inspect(
     if tree:
         emit()
         _show_tree(found, depth)
-
-
-def _is_of_hub(target: str, endpoint: str) -> bool:
-    """Return whether the Hub's token may go to a target: it is a secret between its owner and the Hub."""
-    from blobstore.inspection.places import is_address
-
-    if not is_address(target):
-        return target.startswith("hf://")
-    from blobstore.io.http.addresses import WebAddress
-
-    return WebAddress.parse(target).origin == WebAddress.parse(endpoint).origin
 
 
 def _show(found: Inspection, of: int) -> None:

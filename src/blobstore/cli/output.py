@@ -22,6 +22,7 @@ from blobstore.errors import BlobStoreError, UsageError, from_os_error
 
 if TYPE_CHECKING:
     from blobstore.io.workers import Progress
+    from blobstore.source.folders import Folder
 
 
 @contextmanager
@@ -127,6 +128,40 @@ def store_at(folder: str | None, wait_s: float | None = None, *, may_be_new: boo
     if named is not None and not may_be_new:
         store.require()
     return store
+
+
+def source_at(address: str | None) -> str | Folder | None:
+    """Return an address as an open folder, with the Hub's token where it is the Hub's.
+
+    The token is a secret between its owner and the Hub. A path is returned as it is.
+
+    Raises: as `open_folder`.
+    """
+    from blobstore.source.addresses import is_address, open_folder
+
+    if address is None or not is_address(address):
+        return address
+    endpoint = hub_endpoint()
+    return open_folder(address, token=token_for(address, endpoint), endpoint=endpoint)
+
+
+def hub_endpoint() -> str:
+    """Return the address of the Hub."""
+    from blobstore.source.hub import HUB
+
+    return os.environ.get("HF_ENDPOINT") or HUB
+
+
+def token_for(address: str, endpoint: str) -> str | None:
+    """Return the Hub's token for an address of the Hub, None for every other."""
+    from blobstore.source.addresses import is_web_address
+
+    token = os.environ.get("HF_TOKEN", "").strip() or None
+    if not is_web_address(address):
+        return token if address.startswith("hf://") else None
+    from blobstore.io.http.addresses import WebAddress
+
+    return token if WebAddress.parse(address).origin == WebAddress.parse(endpoint).origin else None
 
 
 def stores_at(

@@ -43,9 +43,9 @@ from blobstore.importer.planning.provenance import possible_options, recorded_im
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.rules import Importance
 from blobstore.importer.writing import copy_file, usual_memory, write_blobs
-from blobstore.io.ranges import real_path
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
+from blobstore.source.addresses import Source, key_of
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.care.verify import manifest_bytes, read_manifest
@@ -63,9 +63,7 @@ class Files:
     modelfile: str | os.PathLike[str] | None = None
 
 
-def replan(
-    store: Store, manifest: Manifest, source: str | os.PathLike[str], files: Files
-) -> ImportPlan:
+def replan(store: Store, manifest: Manifest, source: Source, files: Files) -> ImportPlan:
     """Return the plan of the import that made a model, from its source.
 
     Raises: as `plan_import`; UsageError when a file is missing that the import had, or its options
@@ -185,7 +183,7 @@ class RepairResult:
 
 def repair_model(
     name: str | ModelName,
-    source: str | os.PathLike[str] | None = None,
+    source: Source | None = None,
     *,
     store: Store,
     importance: str | os.PathLike[str] | Mapping[str, Any] | None = None,
@@ -213,7 +211,7 @@ def repair_model(
     workers = threads(jobs)
     before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)
-    with store.session("" if source is None else real_path(source)) as session:
+    with store.session("" if source is None else key_of(source)) as session:
         checks = _checked(store, full, manifest, workers, progress)
         damaged = {
             blob.digest: blob for blob in manifest.descriptors if blob.digest.hex in checks.damaged
@@ -229,7 +227,7 @@ def repair_model(
             blobs, remaining = _made_again(plan, damaged, session, workers, progress)
             if not blobs:
                 digest, reason = next(iter(remaining.items()))
-                message = f"nothing of {full} could be made again from {os.fspath(source)}: blob {digest}: {reason}"
+                message = f"nothing of {full} could be made again from {plan.inventory.path}: blob {digest}: {reason}"
                 raise UnsupportedSourceError(message, model=str(full), blob=str(digest))
         is_restored = is_restored and not remaining
         if is_restored:

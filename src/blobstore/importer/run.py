@@ -7,11 +7,9 @@ Before that it is checked that the tag of the model does not say another type th
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Unpack
 
 from blobstore.errors import InvalidNameError, NotFoundError, UsageError
@@ -36,13 +34,11 @@ from blobstore.importer.policies.options import (
 from blobstore.importer.policies.rules import Rule, escaped
 from blobstore.importer.targets import plan_for_target
 from blobstore.importer.writing import copy_file, least_memory, usual_memory, write_blobs
-from blobstore.io.durable import os_errors
-from blobstore.io.ranges import real_path
 from blobstore.io.workers import Progress, begun, silent, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
+from blobstore.source.addresses import Source
 from blobstore.source.assembly import source_weights
-from blobstore.source.hub import repository_name
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.store.ports import Finished, Home, Session
 
@@ -122,7 +118,7 @@ class ImportResult:
 
 
 def plan_import(
-    source: str | os.PathLike[str] | None = None,
+    source: Source | None = None,
     *,
     jobs: int | None = None,
     progress: Progress | None = None,
@@ -178,7 +174,7 @@ def _decided(
 
 
 def import_model(
-    source: str | os.PathLike[str] | None = None,
+    source: Source | None = None,
     name: str | ModelName | None = None,
     *,
     store: Home,
@@ -228,11 +224,8 @@ def default_name(plan: ImportPlan) -> ModelName:
 
     Raises: InvalidNameError when the stem is not a model name.
     """
-    with os_errors("access", plan.inventory.path):  # the current folder may be gone
-        path = Path(os.path.abspath(plan.inventory.path))  # noqa: PTH100  # resolve() would follow a link to another name
-    stem = path.stem if path.name.endswith(".safetensors") else repository_name(path) or path.name
     try:
-        return _named(stem, plan.options)
+        return _named(plan.inventory.folder.stem, plan.options)
     except InvalidNameError as error:
         error.hint = "Give the model a name: blobstore import SOURCE NAME."
         raise
@@ -259,7 +252,7 @@ def make_blob(
     chosen = tuple(blob for blob in plan.blobs if blob.name == name)
     if not chosen:
         raise NotFoundError(f"the plan has no blob {name!r}", blob=name)
-    with store.session(real_path(plan.inventory.path)) as session:
+    with store.session(plan.inventory.folder.key) as session:
         if session.earlier is None:
             raise UsageError(
                 f"{store.address} does not remember what was made",
@@ -293,7 +286,7 @@ def run_plan(
     budget = _budget(memory, workers)
     started = time.monotonic()
     name = store.target(name)
-    with store.session(real_path(plan.inventory.path)) as session:
+    with store.session(plan.inventory.folder.key) as session:
         written = write_blobs(
             plan,
             session,

@@ -16,10 +16,11 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from blobstore.errors import DigestMismatchError
 from blobstore.importer.making import CHUNK, Buffer, BufferPool, Run, RunMaker, runs_of
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy
 from blobstore.io.durable import os_errors
-from blobstore.io.ranges import FileReader, allow_open_files
+from blobstore.io.ranges import allow_open_files
 from blobstore.io.workers import Progress, each
 from blobstore.source.reading import SourceReaders
 from blobstore.source.weights import SourceWeight
@@ -32,11 +33,16 @@ def copy_file(layer: PlannedCopy, session: Session) -> Finished:
     Raises: CorruptDataError when the file is not the one any more that was planned, or changes
     meanwhile; NotFoundError; StorageError.
     """
-    with FileReader(layer.file.path) as reader:
-        reader.check_is(layer.file.identity)
+    with layer.file.open() as reader:
         blob = session.copy(reader)
         reader.check_unchanged()
-        return blob
+    declared = layer.file.found.declared
+    if declared is not None and blob.digest != declared:
+        message = (
+            f"{layer.file.path}: its bytes are not those of {declared}, which its server declares"
+        )
+        raise DigestMismatchError(message, path=layer.file.path)
+    return blob
 
 
 _ARITHMETIC = 1

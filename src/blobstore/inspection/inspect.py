@@ -1,9 +1,6 @@
 """Inspection: what is in a checkpoint, here or far away, and in a stored model, from headers.
 
-No weight is read.
-
-Web: what lies at an address, or in a repository of the Hub, as an inspection. Headers come by HTTP
-Range.
+No weight is read. Headers that are far away come by HTTP Range.
 """
 
 from __future__ import annotations
@@ -12,104 +9,31 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
-from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.errors import BlobStoreError, MissingFileError, NotFoundError
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
-from blobstore.inspection.counting import InspectedFile
 from blobstore.inspection.inspection import Inspection, TargetKind
 from blobstore.inspection.places import (
     Files,
-    LocalTarget,
-    ModelTarget,
-    WebTarget,
-    is_address,
+    InspectTarget,
+    missing,
     parse_target,
     read_files,
     read_folder,
     read_indexed,
 )
-from blobstore.inspection.reading import inspect_model, inspect_path, inspection_of
-from blobstore.io.budget import Budget
+from blobstore.inspection.reading import inspect_model, inspection_of
 from blobstore.io.ranges import FileReader
-from blobstore.source.folders import RemoteFolder, WebFolder, hub_folder
-from blobstore.source.hub import HUB, HubTarget
-from blobstore.source.shards import SUFFIX, is_index
+from blobstore.source.addresses import is_web_address, open_folder
+from blobstore.source.folders import Folder, LocalFolder
+from blobstore.source.shards import is_index
+from blobstore.source.web import WebFolder
 
 if TYPE_CHECKING:
-    from blobstore.io.http.reader import Remote
+    from blobstore.names import ModelName
     from blobstore.store.ports import Home
-
-
-def inspect_address(target: WebTarget | HubTarget, token: str | None, endpoint: str) -> Inspection:
-    """Return what an address holds. Raises: as `blobstore.inspection.inspect.inspect`."""
-    from blobstore.io.http.reader import Remote
-
-    with Remote(token) as remote:
-        if isinstance(target, HubTarget):
-            return _hub(remote, target, endpoint, Budget(str(target)))
-        return _web(remote, target, Budget(target.url.partition("?")[0]))
-
-
-def _hub(remote: Remote, target: HubTarget, endpoint: str, budget: Budget) -> Inspection:
-    root = hub_folder(remote, target.repository, target.revision, endpoint)
-    path = PurePosixPath(target.path)
-    if not path.name.endswith(SUFFIX) and not is_index(path.name):
-        return _folder(str(target), WebFolder(_inner(remote, root, path), budget))
-    return _named(str(target), WebFolder(_inner(remote, root, path.parent), budget), path.name)
-
-
-def _inner(remote: Remote, folder: RemoteFolder, path: PurePosixPath) -> RemoteFolder:
-    return RemoteFolder(remote, folder.url(str(path))) if path.parts else folder
-
-
-def _named(name: str, folder: WebFolder, file: str) -> Inspection:
-    notes: list[str] = []
-    if is_index(file):
-        return inspection_of(name, TargetKind.INDEX, read_indexed(folder, file), folder, notes)
-    return inspection_of(name, TargetKind.FILE, Files((read_files(folder, [file]),)), folder, notes)
-
-
-def _folder(name: str, folder: WebFolder) -> Inspection:
-    notes: list[str] = []
-    return inspection_of(name, TargetKind.FOLDER, read_folder(folder, notes), folder, notes)
-
-
-def _web(remote: Remote, target: WebTarget, budget: Budget) -> Inspection:
-    """Return what an address holds.
-
-    One that does not end as a file's, and has nothing below it, may still be one.
-    """
-    last = unquote(target.path.rpartition("/")[2])
-    if is_index(last):
-        folder = WebFolder(RemoteFolder(remote, target.folder), budget)
-        return _named(folder.place(last), folder, last)
-    if last.endswith(SUFFIX) or target.has_query:
-        return _file(remote, target, budget)
-    try:
-        return _folder(target.url, WebFolder(RemoteFolder(remote, target.url), budget))
-    except NotFoundError as error:
-        if error.rule is not None or not last:
-            raise
-        try:
-            return _file(remote, target, budget)
-        except BlobStoreError:
-            raise error from None
-
-
-def _file(remote: Remote, target: WebTarget, budget: Budget) -> Inspection:
-    """Return what one file holds.
-
-    Its address is asked for as it is: it may be signed, and spelt in its own way.
-    """
-    reader = remote.open(target.url, budget)
-    name = unquote(target.path.rpartition("/")[2]) or reader.name
-    file = InspectedFile(name, reader.name, reader.size, header_of(reader, budget))
-    folder = WebFolder(RemoteFolder(remote, target.folder), budget)
-    return inspection_of(reader.name, TargetKind.FILE, Files(((file,),)), folder, [])
 
 
 def inspect(
@@ -151,18 +75,63 @@ def inspect_at(
     endpoint: str | None = None,
 ) -> Inspection:
     """Return what `inspect` returns; ``store`` gives the store when a name has to be looked up in it."""
-    found = (
-        parse_target(target, endpoint or HUB)
-        if isinstance(target, str)
-        else LocalTarget(os.fspath(target), None)
-    )
+    found = parse_target(target) if isinstance(target, str) else InspectTarget(os.fspath(target))
     with _collector_paused():
-        if isinstance(found, ModelTarget):
+        if found.is_model:
             return inspect_model(found, store())
-        if isinstance(found, LocalTarget):
-            return inspect_path(found, store)
+        with _opened(found, token, endpoint) as folder:
+            notes: list[str] = []
+            if found.model is not None and _has_model(store, found.model):
+                notes.append(
+                    f"this is the path ./{found.text}; the stored model of that name is {found.model}"
+                )
+            return _inspect_folder(folder, found.text, notes)
 
-        return inspect_address(found, token, endpoint or HUB)
+
+def _opened(target: InspectTarget, token: str | None, endpoint: str | None) -> Folder:
+    try:
+        return open_folder(target.text, token=token, endpoint=endpoint)
+    except MissingFileError as error:
+        if error.path != target.text:  # what a snapshot in the Hub's cache lacks
+            raise
+        raise missing(target) from None
+
+
+def _has_model(store: Callable[[], Home], name: ModelName) -> bool:
+    try:
+        store().find(name)
+    except BlobStoreError:
+        return False
+    return True
+
+
+def _inspect_folder(folder: Folder, text: str, notes: list[str]) -> Inspection:
+    """Return what a folder holds, or the file of it that was asked for.
+
+    A web address that does not end as a file's, and has nothing below it, may still be one.
+    """
+    if folder.file is not None:
+        return _inspect_file(folder, folder.file, text, notes)
+    try:
+        files = read_folder(folder, notes)
+    except NotFoundError as error:
+        other = folder.as_file() if isinstance(folder, WebFolder) else None
+        if error.rule is not None or other is None or other.file is None:
+            raise
+        try:
+            return _inspect_file(other, other.file, text, notes)
+        except BlobStoreError:
+            raise error from None
+    name = text if isinstance(folder, LocalFolder) or is_web_address(text) else folder.name
+    return inspection_of(name, TargetKind.FOLDER, files, folder, notes)
+
+
+def _inspect_file(folder: Folder, file: str, text: str, notes: list[str]) -> Inspection:
+    name = text if isinstance(folder, LocalFolder) else folder.place(file)  # a query may be secret
+    if is_index(file):
+        return inspection_of(name, TargetKind.INDEX, read_indexed(folder, file), folder, notes)
+    files = Files((read_files(folder, [file]),))
+    return inspection_of(name, TargetKind.FILE, files, folder, notes)
 
 
 @contextmanager
@@ -186,10 +155,12 @@ def read_header(path: str | os.PathLike[str], *, token: str | None = None) -> He
     Raises: HeaderError with the rule that is broken, NotFoundError, StorageError,
     LimitExceededError; RemoteError and UsageError for an address.
     """
-    if isinstance(path, str) and is_address(path):
-        from blobstore.io.http.reader import Remote
-
-        with Remote(token) as remote:
-            return header_of(remote.open(path))
-    with FileReader(path) as reader:
-        return header_of(reader)
+    if not (isinstance(path, str) and is_web_address(path)):
+        with FileReader(path) as reader:
+            return header_of(reader)
+    with open_folder(path, token=token) as folder:
+        whole = folder.as_file() if isinstance(folder, WebFolder) and not folder.file else folder
+        if whole is None or whole.file is None:
+            raise NotFoundError(f"{folder.name} is not the address of a file", path=folder.name)
+        with whole.reading([whole.file], header_of) as headers:
+            return next(headers)

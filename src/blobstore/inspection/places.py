@@ -1,16 +1,11 @@
-"""Places: what a person asks to inspect, and the files that it consists of.
+"""Places: what a user asks to inspect, and the files that it consists of, wherever they lie.
 
-Places: the files that are inspected, wherever they lie: which there are, and their headers.
+A target is told from its text. A path that exists wins over a stored model of that name:
+``./NAME`` is always the path, ``NAME:TAG`` nearly always the model.
 
-Of the only set of weights (source/shards.py): with a shard index, its files; without one the single
-file, else its shards. Else whatever .safetensors there is, each for itself. That is more than an
-import takes: an inspection refuses only what is missing or damaged.
-
-Targets: what a person may ask to inspect, told from its text. Nothing is read but whether a path
-exists.
-
-A path that exists wins over a stored model of that name: ``./NAME`` is always the path,
-``NAME:TAG`` nearly always the model. Addresses of the Hub are in source/hub.py.
+Of the files the only set of weights counts (source/shards.py): with a shard index, its files;
+without one the single file, else its shards. Else every .safetensors file counts, each for itself.
+That is more than an import takes: an inspection refuses only what is missing or damaged.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from blobstore.errors import (
     BlobStoreError,
@@ -37,9 +31,9 @@ from blobstore.inspection.counting import InspectedFile
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import RangeReader
 from blobstore.names import ModelName
+from blobstore.source.addresses import is_address
 from blobstore.source.files import OTHER_WEIGHTS
 from blobstore.source.folders import Folder, LocalFolder
-from blobstore.source.hub import HUB, HUB_SCHEME, HubTarget, parse_hub, parse_hub_page
 from blobstore.source.shards import (
     INDEX_NAME,
     SINGLE_NAME,
@@ -64,72 +58,24 @@ _PATH_ENDS = (".safetensors", ".json")
 
 
 @dataclass(frozen=True, slots=True)
-class LocalTarget:
-    """A path on this machine.
+class InspectTarget:
+    """What a text names: a path or an address, or a stored model.
 
-    ``model`` is the stored model that the same text would name, None where it can't be one.
+    ``model`` is the stored model that the text may name, None where it can't be one; ``is_model``
+    says that no such path exists.
     """
-
-    path: str
-    model: ModelName | None
-
-
-@dataclass(frozen=True, slots=True)
-class WebTarget:
-    """An address of a file, of an index or of a folder."""
-
-    url: str
-
-    @property
-    def path(self) -> str:
-        """The address's path, without its query."""
-        return urlsplit(self.url).path
-
-    @property
-    def folder(self) -> str:
-        """The address of the folder that the file or index is in, without a query."""
-        return (
-            urlsplit(self.url)
-            ._replace(query="", fragment="", path=self.path.rpartition("/")[0] + "/")
-            .geturl()
-        )
-
-    @property
-    def has_query(self) -> bool:
-        """Whether it has a query, as signed addresses of single files have."""
-        return bool(urlsplit(self.url).query)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTarget:
-    """A stored model, as it was asked for and by its full name."""
 
     text: str
-    name: ModelName
+    model: ModelName | None = None
+    is_model: bool = False
 
 
-Target = LocalTarget | WebTarget | HubTarget | ModelTarget
-
-
-def parse_target(text: str, endpoint: str = HUB) -> Target:
-    """Return what ``text`` names; ``endpoint`` is where the Hub's pages are.
-
-    Raises: UsageError for an invalid address, or one of something else than a model; NotFoundError
-    for a path that does not exist and can't be a model's name.
-    """
-    if text.startswith(HUB_SCHEME):
-        return parse_hub(text)
+def parse_target(text: str) -> InspectTarget:
+    """Return what ``text`` names. Only whether a path exists is read."""
     if is_address(text):
-        return parse_hub_page(text, endpoint) or WebTarget(text)
+        return InspectTarget(text)
     model = _model(text)
-    if model is None or _exists(text):
-        return LocalTarget(text, model)
-    return ModelTarget(text, model)
-
-
-def is_address(text: str) -> bool:
-    """Return True for a web address."""
-    return text.lower().startswith(("http://", "https://"))
+    return InspectTarget(text, model, is_model=model is not None and not _exists(text))
 
 
 def _exists(path: str) -> bool:
@@ -149,8 +95,9 @@ def _model(text: str) -> ModelName | None:
         return None
 
 
-def missing(text: str, model: ModelName | None, near: str | None = None) -> NotFoundError:
-    """Return the error for a text that names neither a path nor a stored model; ``near``: the store's hint about it."""
+def missing(target: InspectTarget, near: str | None = None) -> NotFoundError:
+    """Return the error for a target that is missing; ``near``: the store's hint about its name."""
+    text, model = target.text, target.model
     if model is None or text.endswith(_PATH_ENDS):
         return MissingFileError(f"no file or folder at {quoted(text)}", path=text)
     return MissingFileError(

@@ -7,7 +7,6 @@ stored as it was must have the source's bytes; one that was quantized or convert
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.loader import Model, open_model
 from blobstore.model.tensors import Tensor
 from blobstore.names import ModelName
+from blobstore.source.addresses import Source
 from blobstore.source.inventory import read_inventory
 from blobstore.source.reading import SourceReaders
 from blobstore.source.weights import Form
@@ -79,7 +79,7 @@ class ModelQuality:
 
 def measure_quality(
     name: str | ModelName,
-    source: str | os.PathLike[str],
+    source: Source,
     *,
     store: Home,
     jobs: int | None = None,
@@ -128,7 +128,7 @@ def _damage(tensor: TensorQuality) -> float:
     return math.inf if relative is None else relative
 
 
-def _pairs(model: Model, source: str | os.PathLike[str]) -> Iterator[tuple[Tensor, OutputTensor]]:
+def _pairs(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTensor]]:
     """Yield each tensor of the model with what it was made from: the names of packed experts, else of stacked ones."""
     inventory = read_inventory(source)
     outputs = outputs_of(inventory, Experts.PACKED)
@@ -147,7 +147,7 @@ def _pairs(model: Model, source: str | os.PathLike[str]) -> Iterator[tuple[Tenso
         ):
             made_from = made_from.as_transposed()
         if made_from is None:
-            message = f"{os.fspath(source)} has no tensor {quoted(tensor.name)}: model {model.name} was not made from it"
+            message = f"{inventory.path} has no tensor {quoted(tensor.name)}: model {model.name} was not made from it"
             raise TensorNotFoundError(message, tensor=tensor.name, model=str(model.name))
         if not _can_be_made_from(tensor, made_from):
             stored = f"{tensor.quant_type or tensor.dtype} {list(tensor.shape)}"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blobstore.errors import (
     BlobStoreError,
     NotFoundError,
-    StorageError,
     UnsupportedSourceError,
-    quoted,
 )
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.inspection.counting import InspectedFile, LogicalTensor, count_tensors, stored_tensor
@@ -21,57 +17,19 @@ from blobstore.inspection.inspection import Inspection, TargetKind
 from blobstore.inspection.places import (
     ConfigFile,
     Files,
-    LocalTarget,
-    ModelTarget,
+    InspectTarget,
     missing,
-    read_files,
-    read_folder,
-    read_indexed,
     some,
 )
 from blobstore.io.budget import Budget
-from blobstore.source.folders import Folder, LocalFolder
-from blobstore.source.hub import snapshot_in
-from blobstore.source.shards import ShardIndex, is_index
+from blobstore.source.folders import Folder
+from blobstore.source.shards import ShardIndex
 from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 
 if TYPE_CHECKING:
     from blobstore.formats.documents import Descriptor, Manifest
     from blobstore.names import ModelName
     from blobstore.store.ports import Home
-
-
-def inspect_path(target: LocalTarget, store: Callable[[], Home]) -> Inspection:
-    """Return what a file, a folder or a shard index holds.
-
-    Raises: as `blobstore.inspection.inspect.inspect`.
-    """
-    path = Path(target.path)
-    notes: list[str] = []
-    try:
-        is_folder = stat.S_ISDIR(path.stat().st_mode)
-    except FileNotFoundError:
-        raise missing(target.path, target.model) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise StorageError(
-            f"can't access {quoted(target.path)}: {error}", path=target.path
-        ) from error
-    if target.model is not None and _has_model(store, target.model):
-        notes.append(
-            f"this is the path ./{target.path}; the stored model of that name is {target.model}"
-        )
-    if is_folder:
-        folder = LocalFolder(snapshot_in(path))
-        return inspection_of(
-            target.path, TargetKind.FOLDER, read_folder(folder, notes), folder, notes
-        )
-    folder = LocalFolder(path.parent)
-    if is_index(path.name):
-        return inspection_of(
-            target.path, TargetKind.INDEX, read_indexed(folder, path.name), folder, notes
-        )
-    files = Files((read_files(folder, [path.name]),))
-    return inspection_of(target.path, TargetKind.FILE, files, folder, notes)
 
 
 def inspection_of(
@@ -107,18 +65,19 @@ def _note_size(index: ShardIndex, held: int, notes: list[str]) -> None:
         )
 
 
-def inspect_model(target: ModelTarget, store: Home) -> Inspection:
+def inspect_model(target: InspectTarget, store: Home) -> Inspection:
     """Return what a stored model holds.
 
     Raises: NotFoundError (no such model, a missing blob); UnsupportedSourceError (no tensors: a
     GGUF model); CorruptDataError, StorageError: with ``model`` and ``blob``.
     """
-    name = target.name
+    if target.model is None:
+        raise missing(target)
     try:
-        name = store.find(name)
+        name = store.find(target.model)
         manifest = store.manifests.read(name)
     except NotFoundError as error:
-        raise missing(target.text, name, error.hint) from None
+        raise missing(target, error.hint) from None
     if not manifest.tensor_layers:
         message = f"model {name} has no tensor blobs: it is of another kind, GGUF perhaps"
         raise UnsupportedSourceError(message, model=str(name))
@@ -189,11 +148,3 @@ def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, st
             f"metadata that differ from file to file are not shown: {some(list(differing))}"
         )
     return {key: value for key, value in common.items() if key not in differing}
-
-
-def _has_model(store: Callable[[], Home], name: ModelName) -> bool:
-    try:
-        store().find(name)
-    except BlobStoreError:
-        return False
-    return True

@@ -61,15 +61,23 @@ class RangeReader(Protocol):
         """
 
 
+class Identity(Protocol):
+    """What tells one state of a file from another: equal for the same state, and hashable."""
+
+    @property
+    def key(self) -> str:
+        """The identity as a text."""
+
+
 class OpenReader(RangeReader, Protocol):
-    """A reader of bytes that are near, to be closed."""
+    """A reader of bytes whose number is known, to be closed."""
 
     @property
     def size(self) -> int:
         """Bytes of the whole."""
 
     @property
-    def identity(self) -> FileIdentity | None:
+    def identity(self) -> Identity | None:
         """The state of the file when it was opened; None in memory."""
 
     def fileno(self) -> int | None:
@@ -246,7 +254,7 @@ class FileReader:
             hashed.update(piece)
         return Digest(hashed.hexdigest())
 
-    def check_is(self, identity: FileIdentity) -> None:
+    def check_is(self, identity: Identity) -> None:
         """Raise CorruptDataError when the open file is not the one of ``identity``, or was written to since.
 
         Raises: StorageError when that can't be told.

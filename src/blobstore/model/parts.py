@@ -21,7 +21,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.io.budget import Budget
-from blobstore.io.ranges import FileIdentity, FileReader, OpenReader
+from blobstore.io.ranges import FileReader, Identity, OpenReader
 from blobstore.model.loader import located, read_document
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home
@@ -36,7 +36,7 @@ class BlobFile:
 
     digest: Digest
     path: str
-    identity: FileIdentity
+    identity: Identity
 
     def open(self) -> FileReader:
         """Return a reader over it.

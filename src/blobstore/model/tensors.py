@@ -32,7 +32,7 @@ from blobstore.errors import (
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.quant import QuantType
 from blobstore.formats.safetensors.header import Header, TensorEntry
-from blobstore.io.ranges import FileIdentity, MappedFile
+from blobstore.io.ranges import FileIdentity, Identity, MappedFile
 from blobstore.kernels.arrays import QuantizedArray, numpy_dtype
 from blobstore.names import Digest
 from blobstore.store.stored import SUFFIXES, StoredTensor
@@ -49,7 +49,7 @@ class Blob:
 
     digest: Digest
     path: str
-    identity: FileIdentity | None
+    identity: Identity | None
     data: MappedFile
     header: Header
     mlx_arrays: dict[str, Any] = field(default_factory=dict)

@@ -9,20 +9,17 @@ order of names, so that the limits cut the same files everywhere.
 
 from __future__ import annotations
 
-import os
-import stat
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import islice
 from pathlib import Path
 
-from blobstore.errors import InvalidNameError, from_os_error, quoted
+from blobstore.errors import AccessError, InvalidNameError, quoted
 from blobstore.formats.coverage import LeftOut
-from blobstore.io.ranges import FileIdentity, real_path
+from blobstore.io.ranges import Identity, real_path
 from blobstore.names import relative_path
-from blobstore.source.folders import broken_link
+from blobstore.source.folders import Entry, Folder, Found, SourceReader
 
 MAX_DEPTH = 8
 """Folders below one another."""
@@ -91,17 +88,35 @@ _SHOWN = ".gitattributes"
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """A file that is kept byte for byte: its path in the folder, with ``/``, and the file as it was when it was found."""
+    """A file that is kept byte for byte: its path in its folder, with ``/``, and its state when it was found."""
 
     name: str
-    path: str
-    identity: FileIdentity
-    size: int
+    folder: Folder = field(repr=False, compare=False)
+    found: Found
+
+    @property
+    def path(self) -> str:
+        """Its path or address."""
+        return self.folder.place(self.name)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.found.size
+
+    @property
+    def identity(self) -> Identity:
+        """The state that it had."""
+        return self.found.identity
 
     @property
     def holds_weights(self) -> bool:
         """True for weights that are kept as they are, as a file."""
         return self.name.endswith(".safetensors")
+
+    def open(self) -> SourceReader:
+        """Return a reader of the file. Raises: as `Folder.open`; CorruptDataError if it changed."""
+        return self.folder.open(self.name, self.identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +127,11 @@ class OtherFiles:
     left_out: tuple[LeftOut, ...] = ()
 
 
-def other_files(folder: Path, own: Collection[str], without: Path | None = None) -> OtherFiles:
+def other_files(folder: Folder, own: Collection[str], without: Path | None = None) -> OtherFiles:
     """Return the files of ``folder`` but its ``own``, which are names in it, and what is at ``without`` (a draft model).
 
-    Raises: StorageError when the folder can't be listed; NotFoundError for a link to nothing.
+    Raises: StorageError, RemoteError when the folder can't be listed; NotFoundError for a link to a
+    missing file.
     """
     walk = _Walk(folder, frozenset(own), real_path(without) if without is not None else None)
     walk.run()
@@ -127,42 +143,37 @@ def other_files(folder: Path, own: Collection[str], without: Path | None = None)
 
 @dataclass(slots=True)
 class _Walk:
-    """A walk through a checkpoint's folder."""
+    """A walk through a checkpoint's folder, but what is at the place ``without``."""
 
-    folder: Path
+    folder: Folder
     own: frozenset[str]
     without: str | None
     kept: list[KeptFile] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     entries: int = 0
     nbytes: int = 0
-    homes: tuple[str, ...] = ()
 
     def run(self) -> None:
         """Walk.
 
-        Raises: StorageError when the folder can't be listed; NotFoundError for a link to nothing.
+        Raises: StorageError when the folder can't be listed; NotFoundError for a link to a missing
+        file.
         """
-        self.homes = tuple(_homes(self.folder))
-        try:
-            waiting = deque(self._enter("", self._listed("")))
-        except OSError as error:
-            raise from_os_error(error, "list", self.folder) from error
+        others = [entry for entry in self.folder.scan() if entry.name not in self.own]
+        waiting = deque(self._enter("", others))
         while waiting:
             prefix = waiting.popleft()
-            try:
-                entries = self._listed(prefix)
-            except PermissionError as error:
-                self._leave(prefix, f"can't be listed ({(error.strerror or '').lower()})")
+            try:  # no more than the limit and one
+                entries = self.folder.scan(prefix, MAX_ENTRIES + 1)
+            except AccessError as error:
+                self._leave(prefix, f"can't be listed ({error.message.rpartition(': ')[2]})")
                 continue
-            except OSError as error:
-                raise from_os_error(error, "list", self.folder / prefix) from error
             if self.entries + len(entries) > MAX_ENTRIES:
                 self._leave(prefix, _BEYOND)
             else:
                 waiting += self._enter(prefix, entries)
 
-    def _enter(self, prefix: str, entries: list[os.DirEntry[str]]) -> list[str]:
+    def _enter(self, prefix: str, entries: Sequence[Entry]) -> list[str]:
         """Take in the entries of a folder; return the folders of it that are to be walked."""
         self.entries += len(entries)
         if len(entries) > MAX_ENTRIES:
@@ -175,87 +186,39 @@ class _Walk:
         for entry in entries[:MAX_ENTRIES]:
             if entry.name in store:
                 self._leave(f"{prefix}{entry.name}/", STORE)
-            elif self._look(entry, prefix):
+            elif self._take(entry, prefix + entry.name):
                 folders.append(f"{prefix}{entry.name}/")
         return folders
 
-    def _listed(self, prefix: str) -> list[os.DirEntry[str]]:
-        """Return a folder's entries by name; of a subfolder no more than the limit and one.
-
-        Raises: OSError.
-        """
-        with os.scandir(self.folder / prefix) as entries:
-            if prefix:
-                return sorted(islice(entries, MAX_ENTRIES + 1), key=lambda entry: entry.name)
-            return sorted(
-                (entry for entry in entries if entry.name not in self.own),
-                key=lambda entry: entry.name,
-            )
-
-    def _look(self, entry: os.DirEntry[str], prefix: str) -> bool:
+    def _take(self, entry: Entry, name: str) -> bool:
         """Take in an entry; return True for a folder that is to be walked."""
-        name = prefix + entry.name
-        if self.without is not None and real_path(entry.path) == self.without:
+        if self.without is not None and entry.place == self.without:
             return False
-        is_folder = entry.is_dir(follow_symlinks=False)
-        shown = f"{name}/" if is_folder else name
+        shown = f"{name}/" if entry.is_folder else name
         if entry.name.startswith(".") and entry.name != _SHOWN:
             return self._leave(shown, HIDDEN)
-        if (reason := _unfit_name(name) or _unwanted(shown) or self._bad_link(entry)) is not None:
+        if (reason := _unfit_name(name) or _unwanted(shown) or entry.fault()) is not None:
             return self._leave(shown, reason)
-        if is_folder:
+        if entry.is_folder:
             is_deep = name.count("/") + 1 > MAX_DEPTH
             return not is_deep or self._leave(shown, f"more than {MAX_DEPTH} folders deep")
-        self._take(name, entry)
+        return self._keep(entry.found(), name)
+
+    def _keep(self, found: Found | None, name: str) -> bool:
+        if found is None:
+            return self._leave(name, "not a regular file")
+        if found.size > MAX_FILE:
+            return self._leave(name, f"larger than {MAX_FILE // 2**20} MiB")
+        if self.nbytes + found.size > MAX_BYTES:
+            what = f"beyond the {MAX_BYTES // 2**30} GiB that are kept of such files"
+            return self._leave(name, what)
+        self.nbytes += found.size
+        self.kept.append(KeptFile(name, self.folder, found))
         return False
-
-    def _take(self, name: str, entry: os.DirEntry[str]) -> None:
-        try:
-            status = entry.stat()
-        except (
-            OSError
-        ) as error:  # a link to nothing: in the Hugging Face cache a download that was cut off
-            broken = (
-                broken_link(self.folder / name) if isinstance(error, FileNotFoundError) else None
-            )
-            raise broken or from_os_error(error, "stat", entry.path) from error
-        if not stat.S_ISREG(status.st_mode):
-            self._leave(name, "not a regular file")
-        elif status.st_size > MAX_FILE:
-            self._leave(name, f"larger than {MAX_FILE // 2**20} MiB")
-        elif self.nbytes + status.st_size > MAX_BYTES:
-            self._leave(name, f"beyond the {MAX_BYTES // 2**30} GiB that are kept of such files")
-        else:
-            self.nbytes += status.st_size
-            self.kept.append(
-                KeptFile(name, str(self.folder / name), FileIdentity(status), status.st_size)
-            )
-
-    def _bad_link(self, entry: os.DirEntry[str]) -> str | None:
-        """Return why a link is not followed: it is a folder's (which may lead back), or it leads out of the checkpoint."""
-        if not entry.is_symlink():
-            return None
-        if os.path.isdir(entry.path):  # noqa: PTH112  # which takes a loop of links for none
-            return "a link to a folder"
-        target = real_path(entry.path)
-        is_inside = any(target.startswith(f"{home}{os.sep}") for home in self.homes)
-        return None if is_inside else "a link to a place outside of the checkpoint's folder"
 
     def _leave(self, name: str, reason: str) -> bool:
         self.left_out.append(LeftOut(_said(name), reason))
         return False
-
-
-def _homes(folder: Path) -> Iterator[str]:
-    """Yield the folders that links may lead into: the checkpoint's, and of a Hugging Face snapshot its repository's.
-
-    A snapshot is ``models--ORG--NAME/snapshots/REVISION``; its files are links into
-    ``models--ORG--NAME/blobs``.
-    """
-    real = Path(real_path(folder))
-    yield str(real)
-    if real.parent.name == "snapshots":
-        yield str(real.parent.parent)
 
 
 def _unfit_name(name: str) -> str | None:

@@ -1,59 +1,73 @@
-"""The Hub: its addresses, and its cache on this machine.
-
-The Hugging Face cache: ``models--ORG--NAME/snapshots/COMMIT`` is a folder of links, one for each
-commit that was used.
-
-``refs/REVISION`` holds the commit that a branch or tag stood for. No name on the Hub contains
-``--``, so the folder's name is the repository's. Source: huggingface_hub file_download.py
-`repo_folder_name`, `_cache_commit_hash_for_specific_revision`.
-
-The Hub: its addresses; and what to do about a checkpoint that is given by an address, for imports
-read local files.
+"""The Hugging Face Hub: the grammar of its addresses, a repository as a folder, and its cache here.
 
 ``hf://`` addresses follow huggingface_hub's grammar (utils/_hf_uris.py at version 2.4.0):
 ``hf://[models/]ORG/NAME[@REVISION][/PATH]``, where a revision is one segment, its slashes as
 ``%2F``, or ``refs/pr/N`` or ``refs/convert/NAME``. Addresses of the Hub's pages
 (``https://huggingface.co/ORG/NAME/tree/main``) are the repositories that they show.
+
+A repository is read at one commit: the one that its branch or tag stood for when it was first
+listed. Its listing says the content's hash of each file. Source: huggingface_hub@2.4.0 hf_api.py
+`HfApi.model_info`, `HfApi.list_repo_tree`, `RepoFile`; utils/_pagination.py.
+
+The cache: ``models--ORG--NAME/snapshots/COMMIT`` is a folder of links, one for each commit that was
+used. ``refs/REVISION`` holds the commit that a branch or tag stood for. No name on the Hub contains
+``--``, so the folder's name is the repository's. Source: huggingface_hub file_download.py
+`repo_folder_name`, `_cache_commit_hash_for_specific_revision`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
-from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
 
 from blobstore.errors import (
     BlobStoreError,
     InvalidNameError,
-    MissingFileError,
+    LimitExceededError,
     NotFoundError,
+    RemoteError,
     UnsupportedSourceError,
     UsageError,
     from_os_error,
     quoted,
 )
-from blobstore.names import file_name, relative_path
-from blobstore.source.folders import LocalFolder
+from blobstore.formats import strictjson
+from blobstore.names import Digest, file_name, relative_path
+from blobstore.source.folders import Entry, Found, LocalFolder
+from blobstore.source.web import WebEntry, WebFile, WebFolder, WebIdentity
+
+if TYPE_CHECKING:
+    from blobstore.io.http.reader import HttpReader, Remote
 
 HUB = "https://huggingface.co"
 HUB_SCHEME = "hf://"
 MAIN = "main"
 
-_REVISION = re.compile(r"@(refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)|[^/]*)(?:/|$)", re.ASCII)
-_REPOSITORY = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}", re.ASCII
+# huggingface_hub@1.5 utils/_validators.py `validate_repo_id`: each part of at most 96 characters,
+# none of which is a hyphen or a dot at an end or beside another; repositories without an owner are
+# the Hub's oldest.
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_]|[.-](?![.-]|/|$)){0,95}"
+_REPOSITORY = re.compile(rf"(?:{_PART}/)?{_PART}", re.ASCII)
+# git-check-ref-format(1): what a branch or tag can't have in its name; a commit's hash passes as
+# well.
+_REVISION = re.compile(
+    r"(?![/.-]|@$)(?!.*(?://|\.\.|@\{|/\.|\.lock(?:/|$)))[!-~]{1,255}(?<![/.])", re.ASCII
 )
-_HUB_HOST = re.compile(r"^(?:hf|huggingface)\.co/")
-_ADDRESS = re.compile(
-    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?P<rest>.*)", re.ASCII | re.DOTALL
+_NOT_IN_REVISION = frozenset(" ~^:?*[\\")
+_REVISION_IN_ADDRESS = re.compile(
+    r"@(refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)|[^/]*)(?:/|$)", re.ASCII
 )
-"""With one slash where the text has been a `Path`."""
+_COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
 _OTHER_KINDS = ("datasets", "spaces", "kernels", "buckets")
 _PAGES = ("tree", "blob", "resolve", "raw")
-_FILE_ENDS = (".safetensors", ".json")
+_MAX_ANSWER = 16 * 2**20
+_MAX_PAGES = 100
+"""Pages of a listing, of 1,000 files each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,31 @@ class HubTarget:
     def __str__(self) -> str:
         revision = "" if self.revision == MAIN else f"@{self.revision}"
         return f"{HUB_SCHEME}{self.repository}{revision}{'/' if self.path else ''}{self.path}"
+
+    def url(self, endpoint: str, revision: str | None = None) -> str:
+        """Return the address of its files at ``revision`` (None: its own), with ``/`` at its end.
+
+        Raises: UsageError (rule R2) for an invalid repository name or revision.
+        """
+        self._check()
+        path = "".join(f"/{quote(part, safe='')}" for part in PurePosixPath(self.path).parts)
+        at = quote(revision or self.revision, safe="")
+        return f"{endpoint.rstrip('/')}/{self.repository}/resolve/{at}{path}/"
+
+    def _check(self) -> None:
+        if not is_repository(self.repository):
+            what = f"not a repository's name: {quoted(self.repository)} (rule R2)"
+            hint = "It is ORGANISATION/NAME, such as bigscience/bloom."
+            raise UsageError(what, rule="R2", hint=hint)
+        revision = self.revision
+        if _REVISION.fullmatch(revision) is None or _NOT_IN_REVISION & set(revision):
+            what = f"not a branch, tag or commit: {quoted(revision)} (rule R2)"
+            raise UsageError(what, rule="R2")
+
+
+def is_repository(name: str) -> bool:
+    """Return True for a name that a repository of the Hub may have: ORG/NAME, or NAME."""
+    return _REPOSITORY.fullmatch(name) is not None and not name.endswith(".git")
 
 
 def parse_hub(text: str) -> HubTarget:
@@ -82,7 +121,7 @@ def parse_hub(text: str) -> HubTarget:
         body = rest
     before, at, _ = body.partition("@")
     if at and before.count("/") <= 1:
-        match = _REVISION.match(body, len(before))
+        match = _REVISION_IN_ADDRESS.match(body, len(before))
         if match is None or not match[1]:
             raise UsageError(
                 f"{quoted(text)} has no revision after its @", hint="hf://ORG/NAME@REVISION/PATH"
@@ -127,65 +166,155 @@ def _path(path: str, text: str) -> str:
         raise UsageError(f"{quoted(text)}: {error.message}", rule=error.rule) from None
 
 
-def refuse_remote(source: str) -> None:
-    """Raise UsageError for an address, with the commands that download and import it: only local files are imported."""
-    match = _ADDRESS.fullmatch(source)
-    if match is None or os.path.lexists(source):
-        return
-    address = f"{match['scheme'].lower()}://{match['rest']}"
-    message = f"can't read {quoted(address)}: only local files and folders are imported so far"
-    raise UsageError(
-        message, hint=_how_to_get(address, match["scheme"].lower(), match["rest"]), path=address
-    )
+class HubFolder(WebFolder):
+    """A repository of the Hub, or a folder in it, at one commit.
 
-
-def absent(source: str) -> NotFoundError:
-    """Return the error for a path that does not exist.
-
-    What may be a repository of the Hub gets the commands for that.
+    Where the server does not answer the Hub's API (a plain mirror of its files), it is a `WebFolder`
+    at the revision that was asked for.
     """
-    hint, repository = None, _HUB_HOST.sub("", source)
-    is_near = os.path.isdir(os.path.dirname(source))  # noqa: PTH112, PTH120  # then it is a misspelt path
-    if _REPOSITORY.fullmatch(repository) and not is_near and not source.endswith(_FILE_ENDS):
-        hint = f"If that is a model on Hugging Face: {_download(HubTarget(repository, MAIN, ''))}"
-    return MissingFileError(f"no file or folder at {source}", path=source, hint=hint)
+
+    def __init__(
+        self, remote: Remote, target: HubTarget, endpoint: str, file: str | None = None
+    ) -> None:
+        """``target.path`` is the folder, ``file`` a file in it.
+
+        Raises: UsageError (rule R2) for an invalid repository name, revision or web address.
+        """
+        url = target.url(endpoint)
+        self._target = target
+        self._endpoint = endpoint.rstrip("/")
+        self._api = f"{self._endpoint}/api/models/{target.repository}"
+        remote.start(f"{self._endpoint}/")  # a token is the endpoint's
+        super().__init__(remote, url, file=file)
+        self.name = str(target)
+
+    @property
+    def base_url(self) -> str:
+        """The address of its files, at the commit where that is known."""
+        return self._target.url(self._endpoint, self._commit)
+
+    @property
+    def key(self) -> str:
+        """The ``hf://`` address at the commit."""
+        path = "/".join(filter(None, (self._target.path, self.file)))
+        return str(replace(self._target, revision=self._commit or self._target.revision, path=path))
+
+    @property
+    def stem(self) -> str:
+        """The file's name without its suffix, else the folder's, else the repository's."""
+        last = self._target.path or self._target.repository
+        return (self.file or last.rpartition("/")[2]).removesuffix(".safetensors")
+
+    @property
+    def address(self) -> str:
+        """The ``hf://`` address at the commit."""
+        return self.key
+
+    def names(self) -> list[str] | None:
+        """Return the names of its files, sorted; None for a server that does not list them."""
+        if self._listing is None:
+            return None
+        return sorted(entry.name for entry in self._listing.get("", ()) if not entry.is_folder)
+
+    def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
+        """Return what the repository has there."""
+        if self._listing is None:
+            return super().scan(prefix, most)
+        entries: list[Entry] = [*self._listing.get(prefix, ())]
+        return sorted(entries, key=lambda entry: entry.name)[:most]
+
+    @cached_property
+    def _commit(self) -> str | None:
+        """The commit that the revision stands for; None where the server does not answer the Hub's API."""
+        url = f"{self._api}/revision/{quote(self._target.revision, safe='')}"
+        try:
+            raw = self._remote.read_document(f"{url}?expand=sha", _MAX_ANSWER, self.budget)
+        except NotFoundError:
+            return None
+        commit = strictjson.parse_object(raw, url, rule="R1").get("sha")
+        if not isinstance(commit, str) or _COMMIT.fullmatch(commit) is None:
+            raise RemoteError(f"{url}: its answer names no commit (rule R1)", rule="R1", path=url)
+        return commit
+
+    @cached_property
+    def _listing(self) -> dict[str, list[WebEntry]] | None:
+        """What lies in each folder, by its path with ``/`` at its end; None without the Hub's API."""
+        return None if self._commit is None else self._sorted(self._listed(self._commit))
+
+    def _listed(self, commit: str) -> list[HubFile]:
+        """Return all files of a commit. Raises: LimitExceededError for more than 100 pages."""
+        files: list[HubFile] = []
+        url, query = f"{self._api}/tree/{commit}", "recursive=true"
+        for _ in range(_MAX_PAGES):
+            raw, following = self._remote.read_page(f"{url}?{query}", _MAX_ANSWER, self.budget)
+            files += _files_of(raw, url)
+            if following is None:
+                return files
+            query = urlsplit(following).query  # and nothing else: the server does not say where
+        raise LimitExceededError(
+            f"limit exceeded: {self.name} lists more than {_MAX_PAGES} pages of files",
+            path=self.name,
+        )
+
+    def _sorted(self, files: list[HubFile]) -> dict[str, list[WebEntry]]:
+        listing: dict[str, dict[str, WebEntry]] = {}
+        above = f"{self._target.path}/" if self._target.path else ""
+        for file in files:
+            if not file.path.startswith(above):
+                continue
+            *folders, name = file.path.removeprefix(above).split("/")
+            prefix = ""
+            for folder in folders:
+                place = self.url(prefix + folder)
+                listing.setdefault(prefix, {}).setdefault(folder, WebEntry(folder, place, None))
+                prefix += f"{folder}/"
+            identity = WebIdentity(f"{file.identity} {file.size}")
+            found = Found(file.size, identity, file.digest)
+            listing.setdefault(prefix, {})[name] = WebEntry(name, self.url(prefix + name), found)
+        return {prefix: list(entries.values()) for prefix, entries in listing.items()}
+
+    def _source(self, reader: HttpReader) -> WebFile:
+        """Return a reader with the identity that the listing gives: the content's hash."""
+        found = self._states.get(reader.name)
+        if found is None:
+            return super()._source(reader)
+        if reader.size != found.size:
+            message = f"{reader.name} has {reader.size} bytes, and {found.size:,} in the repository's listing"
+            raise RemoteError(f"{message} (rule R1)", rule="R1", path=reader.name)
+        return WebFile(reader, found.identity)
+
+    @cached_property
+    def _states(self) -> dict[str, Found]:
+        entries = (entry for entries in (self._listing or {}).values() for entry in entries)
+        return {entry.place: entry.state for entry in entries if entry.state is not None}
 
 
-def _how_to_get(source: str, scheme: str, rest: str) -> str:
-    if scheme == "file":
-        return f"Give the path: {rest}"
-    target = _hub_target(source, scheme)
-    if target is not None and _REPOSITORY.fullmatch(target.repository):
-        return f"Download it first: {_download(target)}"
-    name = rest.partition("?")[0].partition("#")[0].rstrip("/").rpartition("/")[2]
-    is_file = name.endswith(_FILE_ENDS)
-    if scheme == "s3" and name:
-        copy = ("aws", "s3", "cp", *(() if is_file else ("--recursive",)), source, name)
-        return f"Download it first: {_then(copy, name)}"
-    if scheme in ("http", "https") and is_file:
-        return f"Download it first: {_then(('curl', '-L', '-o', name, source), name)}"
-    return "Download it to a folder first, then: blobstore import FOLDER"
+class HubFile(NamedTuple):
+    """A file of a repository: ``identity`` is its content's hash, ``digest`` that as SHA-256 for large files."""
+
+    path: str
+    size: int
+    identity: str
+    digest: Digest | None
 
 
-def _hub_target(source: str, scheme: str) -> HubTarget | None:
+def _files_of(raw: bytes, place: str) -> list[HubFile]:
+    """Return the files of one page of a listing. Raises: RemoteError (rule R1) for another answer."""
     try:
-        return parse_hub(source) if scheme == "hf" else parse_hub_page(source)
-    except UsageError:
-        return None
+        rows = strictjson.parse(raw)
+        return [_file_of(row) for row in rows if row["type"] == "file"]
+    except (BlobStoreError, strictjson.StrictJsonError, KeyError, TypeError, ValueError) as error:
+        raise RemoteError(
+            f"{place}: its answer is not a listing of files (rule R1)", rule="R1", path=place
+        ) from error
 
 
-def _download(target: HubTarget) -> str:
-    """Return the commands that get a repository, or what is named of it, and import it."""
-    folder = target.repository.rpartition("/")[2]
-    revision = () if target.revision == MAIN else ("--revision", target.revision)
-    is_file = target.path.endswith(_FILE_ENDS)
-    part = (target.path,) if is_file else ("--include", f"{target.path}/*") if target.path else ()
-    command = ("hf", "download", target.repository, *part, *revision, "--local-dir", folder)
-    return _then(command, f"{folder}/{target.path}" if target.path else folder)
-
-
-def _then(command: tuple[str, ...], path: str) -> str:
-    return f"{shlex.join(command)} && {shlex.join(('blobstore', 'import', path))}"
+def _file_of(row: dict[str, Any]) -> HubFile:
+    path, size, identity, large = row["path"], row["size"], row["oid"], row.get("lfs")
+    if type(size) is not int or size < 0 or not isinstance(identity, str):
+        raise ValueError("a file without a size or a hash")
+    digest = Digest(large["oid"]) if large is not None else None
+    return HubFile(relative_path(path), size, identity if digest is None else digest.hex, digest)
 
 
 _PREFIX = "models--"

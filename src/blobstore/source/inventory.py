@@ -8,10 +8,8 @@ single ``.safetensors`` file is a checkpoint without documents.
 
 from __future__ import annotations
 
-import os
 import shlex
-import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,9 +21,7 @@ from blobstore.errors import (
     InvalidNameError,
     MissingFileError,
     NotFoundError,
-    StorageError,
     UnsupportedSourceError,
-    UsageError,
     quoted,
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, SourceConfig
@@ -34,11 +30,11 @@ from blobstore.formats.documents import MAX_DOCUMENT
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
-from blobstore.io.ranges import FileIdentity
+from blobstore.io.ranges import Identity
 from blobstore.names import file_name
+from blobstore.source.addresses import Source, open_folder
 from blobstore.source.files import OTHER_WEIGHTS, KeptFile, OtherFiles, other_files
-from blobstore.source.folders import LocalFolder
-from blobstore.source.hub import absent, refuse_remote, snapshot_in
+from blobstore.source.folders import Folder, LocalFolder, SourceReader
 from blobstore.source.shards import (
     SUFFIX,
     ShardCheck,
@@ -58,14 +54,19 @@ from blobstore.source.shards import (
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One .safetensors file, as it was when its header was read."""
+    """One .safetensors file of a folder, as it was when its header was read; ``path``: or its address."""
 
-    path: str
+    folder: Folder = field(repr=False, compare=False)
     name: str
-    identity: FileIdentity
+    path: str
+    identity: Identity
     size: int
     tensor_names: tuple[str, ...]
     metadata: Mapping[str, str]
+
+    def open(self) -> SourceReader:
+        """Return a reader of the file. Raises: as `Folder.open`; CorruptDataError if it changed."""
+        return self.folder.open(self.name, self.identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,12 @@ class SourceTensor:
 class Inventory:
     """A checkpoint: its tensors by name, sorted; its JSON documents by file name, sorted.
 
-    What else lies in its folder.
-
-    ``other_files``: its other files, and what was left out.
+    ``path``: the path or address of the folder or file. ``other_files``: its other files, and what
+    was left out.
     """
 
     path: str
+    folder: Folder = field(repr=False, compare=False)
     files: tuple[SourceFile, ...]
     tensors: Mapping[str, SourceTensor]
     documents: Mapping[str, bytes]
@@ -112,47 +113,39 @@ class Inventory:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def read_inventory(source: str | os.PathLike[str], *, without: Path | None = None) -> Inventory:
+def read_inventory(source: Source, *, without: Path | None = None) -> Inventory:
     """Return the inventory of a .safetensors file or of a checkpoint folder, but what is at ``without``: a draft model.
 
-    A shard index stands for its folder with the files that it names, and a repository's folder in
-    the Hugging Face cache for its snapshot.
-
-    Raises: NotFoundError (no such path, no weights, a shard that is missing, a link to nothing),
-    HeaderError, DocumentError (config.json, index), CorruptDataError (index and shards disagree),
-    UnsupportedSourceError (an adapter, several sets of weights, both single file and shards),
-    UsageError (an address, an empty path), LimitExceededError, StorageError.
+    Raises: as `open_folder`; NotFoundError (no weights, a shard that is missing, a link to a missing
+    file), HeaderError, DocumentError (config.json, index), CorruptDataError (index and shards
+    disagree), UnsupportedSourceError (an adapter, several sets of weights, both single file and
+    shards, a server that does not send parts of files), LimitExceededError, StorageError,
+    RemoteError.
     """
-    if not os.fspath(source):
-        raise UsageError("the source is empty", hint="Is a variable unset?")
-    refuse_remote(os.fspath(source))
-    path = Path(source)
+    folder = open_folder(source)
+    if folder.file is None:
+        return _read_folder(folder, without)
+    if is_index(folder.file):
+        return _read_folder(folder, without, WeightSet(folder.file, index=folder.file))
+    return _read_single(folder, folder.file)
+
+
+def _read_single(folder: Folder, name: str) -> Inventory:
     try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        raise absent(os.fspath(source)) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise StorageError(f"can't access {path}: {error}", path=str(path)) from error
-    if stat.S_ISDIR(mode):
-        return _read_folder(LocalFolder(snapshot_in(path)), without)
-    folder = LocalFolder(path.parent)
-    if is_index(path.name):
-        return _read_folder(folder, without, WeightSet(path.name, index=path.name))
-    try:
-        file, header = _read_file(folder, path.name)
+        ((file, header),) = _read_files(folder, [name])
     except HeaderError as error:
-        if path.suffix != SUFFIX:
+        if not name.endswith(SUFFIX):
             error.hint = f"A checkpoint is a {SUFFIX} file, or a folder with such files in it."
         raise
-    if adapter_among([path.name]) or are_adapters(header.tensors):
-        raise adapter_error(str(path))
-    return Inventory(str(path), (file,), _tensors([(file, header)]), {}, None)
+    if adapter_among([name]) or are_adapters(header.tensors):
+        raise adapter_error(folder.place(name))
+    return Inventory(folder.place(name), folder, (file,), _tensors([(file, header)]), {}, None)
 
 
-def _read_folder(
-    folder: LocalFolder, without: Path | None, asked: WeightSet | None = None
-) -> Inventory:
+def _read_folder(folder: Folder, without: Path | None, asked: WeightSet | None = None) -> Inventory:
     names = folder.names()
+    if names is None:
+        names = [entry.name for entry in folder.scan()]
     weights = asked or _choose(folder, names)
     index = read_index(folder, weights.index) if weights.index is not None else None
     chosen = index.files if index is not None else _files_without_index(folder, weights)
@@ -169,18 +162,12 @@ def _read_folder(
         if CONFIG_NAME in documents
         else None
     )
-    others_found = other_files(folder.path, {*chosen, *documents}, without)
-    return Inventory(
-        folder.name,
-        tuple(file for file, _ in read),
-        _tensors(read),
-        documents,
-        config,
-        others_found,
-    )
+    others_found = other_files(folder, {*chosen, *documents}, without)
+    files = tuple(file for file, _ in read)
+    return Inventory(folder.name, folder, files, _tensors(read), documents, config, others_found)
 
 
-def _choose(folder: LocalFolder, names: list[str]) -> WeightSet:
+def _choose(folder: Folder, names: list[str]) -> WeightSet:
     """Return the set of weights that the folder is about."""
     sets = weight_sets(names)
     if not sets:
@@ -197,7 +184,7 @@ def _choose(folder: LocalFolder, names: list[str]) -> WeightSet:
     return sets[0]
 
 
-def _files_without_index(folder: LocalFolder, weights: WeightSet) -> list[str]:
+def _files_without_index(folder: Folder, weights: WeightSet) -> list[str]:
     check_complete(folder, weights.shards)
     if weights.single and weights.shards:
         raise UnsupportedSourceError(
@@ -208,32 +195,32 @@ def _files_without_index(folder: LocalFolder, weights: WeightSet) -> list[str]:
     return [weights.single] if weights.single else weights.shards
 
 
-def _sets_hint(folder: LocalFolder, sets: list[WeightSet]) -> str:
+def _sets_hint(folder: Folder, sets: list[WeightSet]) -> str:
     if files := [folder.place(found.target) for found in sets if found.target is not None]:
         return f"Import one of them: {' or '.join(files)}"
     return "Move away those that are not meant."
 
 
-def _weights_hint(folder: LocalFolder, names: list[str]) -> str | None:
+def _weights_hint(folder: Folder, names: list[str]) -> str | None:
     if files := [name for name in names if name.endswith(SUFFIX)]:
         return f"Import the file itself: {folder.place(files[0])}"
     if others := [
         name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)
     ]:
         return f"{others[0]} is not safetensors: convert it first."
-    if (inner := folder_with_weights(folder.path)) is not None:
+    inner = folder_with_weights(folder.path) if isinstance(folder, LocalFolder) else None
+    if inner is not None:
         return f"A folder in it has some: {shlex.join(('blobstore', 'import', str(inner)))}"
     return None
 
 
 def _read_shards(
-    folder: LocalFolder, names: Iterable[str], index: ShardIndex | None
+    folder: Folder, names: Sequence[str], index: ShardIndex | None
 ) -> list[tuple[SourceFile, Header]]:
     """Return the files with their headers; equal metadata are kept once."""
     check, read = ShardCheck(index), []
     known: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
-    for name in names:
-        file, header = _read_file(folder, name)
+    for file, header in _read_files(folder, names):
         check.add(file.path, file.name, header.tensors.keys())
         metadata = known.setdefault(tuple(file.metadata.items()), file.metadata)
         read.append((replace(file, metadata=metadata), replace(header, metadata=metadata)))
@@ -241,23 +228,27 @@ def _read_shards(
     return read
 
 
-def _read_file(folder: LocalFolder, name: str) -> tuple[SourceFile, Header]:
-    _check_storable(folder, name)
-    with folder.open(name) as reader:
+def _read_files(folder: Folder, names: Sequence[str]) -> Iterator[tuple[SourceFile, Header]]:
+    for name in names:
+        _check_storable(folder, name)
+
+    def read(reader: SourceReader) -> tuple[Identity, int, Header]:
         header = header_of(reader, folder.budget)
         header.check_limits(reader.name)
-        file = SourceFile(
-            folder.place(name),
-            name,
-            reader.identity,
-            reader.size,
-            tuple(header.tensors),
-            header.metadata,
-        )
-    return file, header
+        return reader.identity, reader.size, header
+
+    with folder.sources(names, read) as found:
+        for name, (identity, size, header) in zip(names, found, strict=True):
+            tensors = tuple(header.tensors)
+            yield (
+                SourceFile(
+                    folder, name, folder.place(name), identity, size, tensors, header.metadata
+                ),
+                header,
+            )
 
 
-def _check_left_out(folder: LocalFolder, held: Mapping[str, str], left_out: Iterable[str]) -> None:
+def _check_left_out(folder: Folder, held: Mapping[str, str], left_out: Iterable[str]) -> None:
     """Raise CorruptDataError when a file that is not in the index holds a tensor of it too."""
     for name in left_out:
         if twice := sorted(held.keys() & _tensor_names(folder, name)):
@@ -267,18 +258,19 @@ def _check_left_out(folder: LocalFolder, held: Mapping[str, str], left_out: Iter
             raise CorruptDataError(message, tensor=twice[0], rule="I1")
 
 
-def _tensor_names(folder: LocalFolder, name: str) -> set[str]:
+def _tensor_names(folder: Folder, name: str) -> set[str]:
     try:
-        return set(_read_file(folder, name)[0].tensor_names)
+        ((file, _),) = _read_files(folder, [name])
     except BlobStoreError:
         return set()  # a file that is left out may be anything
+    return set(file.tensor_names)
 
 
 def _is_document(name: str) -> bool:
     return name.endswith(".json") and not is_index(name)
 
 
-def _check_storable(folder: LocalFolder, name: str) -> None:
+def _check_storable(folder: Folder, name: str) -> None:
     """Raise unless the file's name can be a name in a manifest, and a file again later."""
     try:
         file_name(name)
@@ -289,7 +281,7 @@ def _check_storable(folder: LocalFolder, name: str) -> None:
         ) from None
 
 
-def _read_document(folder: LocalFolder, name: str) -> bytes:
+def _read_document(folder: Folder, name: str) -> bytes:
     _check_storable(folder, name)
     return folder.read(name, MAX_DOCUMENT)
 

@@ -16,9 +16,9 @@ import numpy as np
 from blobstore import kernels
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.formats.dtypes import DType
-from blobstore.io.ranges import FileReader
 from blobstore.kernels.arrays import QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun
+from blobstore.source.folders import SourceReader
 from blobstore.source.inventory import SourceFile, SourceTensor
 from blobstore.source.weights import Form, SourceWeight
 
@@ -87,7 +87,7 @@ class SourceReaders:
     """The source files of an import, opened when they are first read, and checked to be those of the inventory."""
 
     def __init__(self) -> None:
-        self._open: dict[str, FileReader] = {}
+        self._open: dict[str, SourceReader] = {}
         self._mutex = threading.Lock()
         self._scratch = _Scratch()
 
@@ -194,19 +194,11 @@ class SourceReaders:
         )
         return kernels.dequantize(array, weight.dtype)
 
-    def _reader(self, file: SourceFile) -> FileReader:
+    def _reader(self, file: SourceFile) -> SourceReader:
         with self._mutex:
             reader = self._open.get(file.path)
             if reader is None:
-                reader = FileReader(file.path)
-                try:
-                    reader.settle()
-                    reader.check_is(file.identity)
-                except BaseException:
-                    reader.close()  # and the next thread must not read from it unchecked
-                    raise
-                reader.read_ahead()
-                self._open[file.path] = reader
+                reader = self._open[file.path] = file.open()
             return reader
 
     def check_unchanged(self) -> None:

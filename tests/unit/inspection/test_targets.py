@@ -17,9 +17,10 @@ import blobstore
 from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UsageError
 from blobstore.inspection.inspect import inspect
 from blobstore.inspection.inspection import TargetKind
-from blobstore.inspection.places import LocalTarget, ModelTarget, WebTarget, parse_target
+from blobstore.inspection.places import InspectTarget, parse_target
 from blobstore.names import ModelName
-from blobstore.source.hub import HubTarget
+from blobstore.source.addresses import open_folder
+from blobstore.source.hub import HubTarget, parse_hub, parse_hub_page
 from blobstore.store.local.store import Store
 
 _SEGMENT = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,8}[A-Za-z0-9_]", fullmatch=True).filter(
@@ -47,8 +48,7 @@ def test_hub_addresses_are_those_of_huggingface_hub(
     )
     text = "/".join([text, *path])
     theirs = huggingface_hub.parse_hf_uri(text)
-    ours = parse_target(text)
-    assert isinstance(ours, HubTarget)
+    ours = parse_hub(text)
     assert (ours.repository, ours.path) == (theirs.id, theirs.path_in_repo)
     assert ours.revision == (theirs.revision or "main")
 
@@ -69,40 +69,48 @@ def test_hub_addresses_are_those_of_huggingface_hub(
         ),
         (
             "https://huggingface.co/org/name/discussions/1",
-            WebTarget("https://huggingface.co/org/name/discussions/1"),
+            None,
         ),
         (
             "https://huggingface.co/datasets/org/name",
-            WebTarget("https://huggingface.co/datasets/org/name"),
+            None,
         ),
-        ("http://huggingface.co/org/name", WebTarget("http://huggingface.co/org/name")),
-        ("https://example.org/org/name", WebTarget("https://example.org/org/name")),
+        ("http://huggingface.co/org/name", None),
+        ("https://example.org/org/name", None),
     ],
 )
 def test_pages_of_the_hub_are_its_repositories(page: str, target: object) -> None:
-    assert parse_target(page) == target
+    assert parse_hub_page(page) == target
+    assert parse_target(page) == InspectTarget(page)
 
 
 def test_another_endpoint_s_pages() -> None:
-    assert parse_target(
-        "http://localhost:1/hf/org/name/tree/x", "http://localhost:1/hf"
-    ) == HubTarget("org/name", "x", "")
+    page = parse_hub_page("http://localhost:1/hf/org/name/tree/x", "http://localhost:1/hf")
+    assert page == HubTarget("org/name", "x", "")
 
 
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("gpt2:latest", ModelTarget("gpt2:latest", ModelName(model="gpt2"))),
-        ("team/model", ModelTarget("team/model", ModelName(namespace="team", model="model"))),
-        ("./gpt2", LocalTarget("./gpt2", None)),
-        ("/gpt2", LocalTarget("/gpt2", None)),
-        ("not a name", LocalTarget("not a name", None)),
-        ("hf://gpt2", HubTarget("gpt2", "main", "")),
-        ("hf://org/name@main/", HubTarget("org/name", "main", "")),
+        ("gpt2:latest", InspectTarget("gpt2:latest", ModelName(model="gpt2"), is_model=True)),
+        (
+            "team/model",
+            InspectTarget("team/model", ModelName(namespace="team", model="model"), is_model=True),
+        ),
+        ("./gpt2", InspectTarget("./gpt2")),
+        ("/gpt2", InspectTarget("/gpt2")),
+        ("not a name", InspectTarget("not a name")),
+        ("hf://gpt2", InspectTarget("hf://gpt2")),
+        ("hf://org/name@main/", InspectTarget("hf://org/name@main/")),
     ],
 )
 def test_what_a_text_names(text: str, target: object) -> None:
     assert parse_target(text) == target
+
+
+def test_short_addresses_of_the_hub() -> None:
+    assert parse_hub("hf://gpt2") == HubTarget("gpt2", "main", "")
+    assert parse_hub("hf://org/name@main/") == HubTarget("org/name", "main", "")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +125,7 @@ def test_what_a_text_names(text: str, target: object) -> None:
 )
 def test_addresses_that_are_none_of_a_model(text: str) -> None:
     with pytest.raises(UsageError):
-        parse_target(text)
+        open_folder(text)
 
 
 @pytest.mark.parametrize(

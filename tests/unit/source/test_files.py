@@ -17,12 +17,12 @@ from support.layouts import write
 
 import blobstore
 from blobstore.errors import CorruptDataError, NotFoundError, StorageError
-from blobstore.importer import writing as copying
 from blobstore.importer.run import run_plan
 from blobstore.io.ranges import FileIdentity, FileReader
 from blobstore.names import ModelName
-from blobstore.source import files
+from blobstore.source import files, folders
 from blobstore.source.files import OtherFiles, other_files
+from blobstore.source.folders import LocalFolder
 from blobstore.store.local.store import Store
 
 OWN = {"model.safetensors", "config.json"}
@@ -31,7 +31,7 @@ FORMAT = "weights in a format that is not read"
 
 
 def found(folder: Path) -> OtherFiles:
-    return other_files(folder, OWN)
+    return other_files(LocalFolder(folder), OWN)
 
 
 def kept(folder: Path) -> list[str]:
@@ -276,7 +276,7 @@ def test_every_file_is_kept_or_left_out_once(paths: set[str]) -> None:
             path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
         }
         own = everything & OWN
-        seen = other_files(folder, own)
+        seen = other_files(LocalFolder(folder), own)
         names = [*(file.name for file in seen.kept), *(one.name for one in seen.left_out)]
         assert len(names) == len(set(names))
         for name in everything - own:
@@ -314,7 +314,7 @@ def test_a_file_that_changes(
 
     if when == "after the plan":
         change()
-    monkeypatch.setattr(copying, "FileReader", Reader)
+    monkeypatch.setattr(folders, "FileReader", Reader)
     with pytest.raises(CorruptDataError, match=r"merges\.txt changed while it was read") as caught:
         run_plan(plan, ModelName.parse("m"), store)
     assert caught.value.path == str(path)

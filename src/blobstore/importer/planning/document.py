@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from blobstore.errors import BlobStoreError, UsageError
 from blobstore.formats import strictjson
 from blobstore.formats.coverage import Coverage, Tally
 from blobstore.formats.documents import MAX_BLOB
@@ -23,8 +22,9 @@ from blobstore.importer.planning.outputs import (
     PlannedFile,
 )
 from blobstore.io.durable import os_errors, replace_file
-from blobstore.io.ranges import FileIdentity
-from blobstore.names import relative_path
+from blobstore.io.ranges import FileIdentity, Identity
+from blobstore.source.files import KeptFile
+from blobstore.source.inventory import SourceFile
 from blobstore.source.weights import SourceWeight
 
 VERSION: Final = 1
@@ -42,11 +42,15 @@ class PlanPart(BaseModel):
 
 
 class PlanFile(PlanPart):
-    """A file, by its path below the source, its size in bytes and the time of its last write."""
+    """A file, by its path below the source, its size in bytes and its state.
+
+    On a disk that is the time of its last write, far away ``version``: its ETag, or its hash.
+    """
 
     path: str
     size: _Size
-    mtime_ns: int
+    mtime_ns: int | None = None
+    version: str | None = None
 
 
 class PlanTensor(PlanPart):
@@ -201,7 +205,6 @@ class _Writer:
 
     def __init__(self, plan: ImportPlan) -> None:
         self._plan = plan
-        self._roots = [root_of(inventory.path) for inventory in plan.inventories]
         self._files = [
             {file.path: number for number, file in enumerate(one.files)} for one in plan.inventories
         ]
@@ -233,10 +236,10 @@ class _Writer:
 
     def _inventory(self, number: int) -> dict[str, Any]:
         inventory = self._plan.inventories[number]
-        files, root = self._files[number], self._roots[number]
+        files = self._files[number]
         return {
-            "source": os.path.abspath(inventory.path),  # noqa: PTH100  # resolve() would follow a link to another name
-            "files": [_file(file.path, root, file.size, file.identity) for file in inventory.files],
+            "source": inventory.folder.address,
+            "files": [_file(file) for file in inventory.files],
             "tensors": [
                 {
                     "name": tensor.name,
@@ -274,9 +277,7 @@ class _Writer:
                 number = next(
                     n for n, one in enumerate(self._plan.inventories) if layer.file in one.kept
                 )
-                file = _file(
-                    layer.file.path, self._roots[number], layer.file.size, layer.file.identity
-                )
+                file = _file(layer.file)
                 return {"kind": "copy", "name": layer.name, "inventory": number, "file": file}
 
     def _output(self, output: OutputTensor) -> dict[str, Any]:
@@ -311,21 +312,15 @@ class _Writer:
         return len(self._weights) - 1
 
 
-def root_of(source: str) -> str:
-    """Return the folder that a source's files are named from: itself, or where a single file lies."""
-    path = os.path.abspath(source)  # noqa: PTH100  # resolve() would follow a link to another name
-    return os.path.dirname(path) if path.endswith((".safetensors", ".json")) else path  # noqa: PTH120
+def _file(file: SourceFile | KeptFile) -> dict[str, Any]:
+    return {"path": file.name, "size": file.size, **state_of(file.identity)}
 
 
-def _file(path: str, root: str, size: int, identity: FileIdentity) -> dict[str, Any]:
-    name = os.path.relpath(path, root)
-    try:
-        relative_path(name)
-    except BlobStoreError:
-        raise UsageError(
-            f"{path} is outside of {root}: such a plan can't travel", path=path
-        ) from None
-    return {"path": name, "size": size, "mtime_ns": identity.mtime_ns}
+def state_of(identity: Identity) -> dict[str, int | str]:
+    """Return what a plan says of a file's state."""
+    if isinstance(identity, FileIdentity):
+        return {"mtime_ns": identity.mtime_ns}
+    return {"version": identity.key}
 
 
 def _quantization_document(quantization: Quantization | None) -> dict[str, Any] | None:

@@ -17,9 +17,8 @@ import base64
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ from blobstore.importer.planning.document import (
     PlanTensor,
     PlanText,
     PlanWeight,
-    root_of,
+    state_of,
 )
 from blobstore.importer.planning.experts import check_names, check_readable
 from blobstore.importer.planning.outputs import (
@@ -58,21 +57,30 @@ from blobstore.importer.planning.outputs import (
 )
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.rules import Importance
-from blobstore.io.budget import Budget
-from blobstore.io.ranges import FileReader
+from blobstore.io.ranges import FileReader, Identity
 from blobstore.kernels.scales import check_method
 from blobstore.names import relative_path
-from blobstore.source.files import KeptFile
+from blobstore.source.addresses import Source, open_folder
+from blobstore.source.files import KeptFile, OtherFiles
+from blobstore.source.folders import Folder, Found, SourceReader
 from blobstore.source.inventory import Inventory, SourceFile, SourceTensor
 from blobstore.source.weights import FP8_BLOCK, Form, SourceWeight
 
+_UNKNOWN = {"mtime_ns": None, "version": None}
 _MEDIA_TYPE = re.compile(r"[!-~]{1,255}", re.ASCII)
 
 
 def read_plan(
-    path: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    *,
+    source: Source | None = None,
+    open_source: Callable[[str], Source | None] = open_folder,
 ) -> ImportPlan:
     """Return the plan in a file, to be carried out from its source, or from ``source``: the same files elsewhere.
+
+    ``open_source`` opens an address that the plan names: with a token, perhaps.
+
+    ``open_source`` opens an address that the plan names, with a token perhaps.
 
     Raises: DocumentError (rule P2); LimitExceededError; CorruptDataError when a file of the source
     is not the one that was planned; NotFoundError when one is missing; as `header_of`;
@@ -84,7 +92,7 @@ def read_plan(
     value = strictjson.parse_object(raw, what, rule=RULE, limit=MAX_PLAN)
     document = validated(PlanDocument, value, what, RULE)
     try:
-        return _Reader(document, None if source is None else os.fspath(source)).plan()
+        return _Reader(document, source, open_source).plan()
     except (UsageError, ValueError, KeyError, IndexError) as error:
         raise DocumentError(
             f"{what}: {error} (rule {RULE})", rule=RULE, path=os.fspath(path)
@@ -96,7 +104,8 @@ class _Reader:
     """Turns a document into a plan, and checks that it is one."""
 
     document: PlanDocument
-    elsewhere: str | None
+    elsewhere: Source | None
+    open_source: Callable[[str], Source | None]
     inventories: list[Inventory] = field(default_factory=list)
     weights: list[SourceWeight] = field(default_factory=list)
     _tensors: list[list[SourceTensor]] = field(default_factory=list)
@@ -108,11 +117,12 @@ class _Reader:
         document = self.document
         kept = self._kept()
         for number, one in enumerate(document.inventories):
-            source = one.source if number or self.elsewhere is None else self.elsewhere
+            elsewhere = self.elsewhere if number == 0 else None
+            source = elsewhere or self.open_source(one.source) or one.source
             self.inventories.append(_inventory(one, source, kept[number]))
         self._tensors = [list(inventory.tensors.values()) for inventory in self.inventories]
         self._copies = [
-            {file.path: file for file in inventory.kept} for inventory in self.inventories
+            {file.name: file for file in inventory.kept} for inventory in self.inventories
         ]
         self.weights = [self._weight(one) for one in document.weights]
         options = self._options()
@@ -202,8 +212,8 @@ class _Reader:
                     name, base64.b64decode(layer.data, validate=True), layer.media_type
                 )
             case PlanCopy():
-                path = _place(root_of(self.inventories[layer.inventory].path), layer.file.path)
-                return PlannedCopy(relative_path(layer.name), self._copies[layer.inventory][path])
+                file = self._copies[layer.inventory][layer.file.path]
+                return PlannedCopy(relative_path(layer.name), file)
             case PlanBlob():
                 importance = options.importance if layer.is_weighed else None
                 method = check_method(layer.method)
@@ -313,35 +323,33 @@ def _check_output(output: OutputTensor) -> None:
         raise ValueError(f"the weights of the tensor {quoted(output.name)} do not fit it")
 
 
-def _inventory(one: PlanInventory, source: str, kept: Sequence[PlanFile]) -> Inventory:
+def _inventory(one: PlanInventory, source: Source, kept: Sequence[PlanFile]) -> Inventory:
     """Return the source as it is now. Raises: CorruptDataError unless it is what it was."""
-    root, budget = root_of(source), Budget(source)
-    files, headers = [], []
-    if len({file.path for file in one.files}) < len(one.files):
+    folder = open_folder(source)
+    names = [relative_path(file.path) for file in one.files]
+    if len(set(names)) < len(names):
         raise ValueError("a file is named twice")
-    for file in one.files:
-        path = _place(root, file.path)
-        with FileReader(path) as reader:
-            _check_unchanged(reader.status(), path, file)
-            header = header_of(reader, budget)
+
+    def read(reader: SourceReader) -> tuple[Identity, int, Header]:
+        return reader.identity, reader.size, header_of(reader, folder.budget)
+
+    files, headers = [], []
+    with folder.sources(names, read) as found:
+        for file, (identity, size, header) in zip(one.files, found, strict=True):
+            place = folder.place(file.path)
+            _check_unchanged(file, size, identity, place)
+            tensor_names = tuple(header.tensors)
             files.append(
-                SourceFile(
-                    path,
-                    Path(path).name,
-                    reader.identity,
-                    reader.size,
-                    tuple(header.tensors),
-                    header.metadata,
-                )
+                SourceFile(folder, file.path, place, identity, size, tensor_names, header.metadata)
             )
             headers.append(header)
     tensors = {}
     for tensor in one.tensors:
         file_of, header = files[tensor.file], headers[tensor.file]
         tensors[tensor.name] = _tensor(tensor, file_of, header)
-    others = [_kept_file(_place(root, file.path), file) for file in kept]
-    inventory = Inventory(source, tuple(files), tensors, {}, None)
-    return replace(inventory, other_files=replace(inventory.other_files, kept=tuple(others)))
+    path = folder.name if folder.file is None else folder.place(folder.file)
+    others = OtherFiles(tuple(_kept_file(folder, file) for file in kept))
+    return Inventory(path, folder, tuple(files), tensors, {}, None, others)
 
 
 def _tensor(tensor: PlanTensor, file: SourceFile, header: Header) -> SourceTensor:
@@ -359,20 +367,17 @@ def _tensor(tensor: PlanTensor, file: SourceFile, header: Header) -> SourceTenso
     return SourceTensor(tensor.name, file, entry.dtype, entry.shape, tensor.offset, entry.nbytes)
 
 
-def _kept_file(path: str, file: PlanFile) -> KeptFile:
-    with FileReader(path) as reader:
-        _check_unchanged(reader.status(), path, file)
-        return KeptFile(file.path, path, reader.identity, reader.size)
+def _kept_file(folder: Folder, file: PlanFile) -> KeptFile:
+    with folder.open(relative_path(file.path)) as reader:
+        _check_unchanged(file, reader.size, reader.identity, reader.name)
+        return KeptFile(file.path, folder, Found(reader.size, reader.identity))
 
 
-def _check_unchanged(status: os.stat_result, path: str, file: PlanFile) -> None:
-    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-        message = f"{path} was written to since the plan was made"
-        raise CorruptDataError(message, path=path, hint="Make the plan again.")
-
-
-def _place(root: str, name: str) -> str:
-    return os.path.join(root, relative_path(name))  # noqa: PTH118  # a hundred thousand of them
+def _check_unchanged(file: PlanFile, size: int, identity: Identity, place: str) -> None:
+    planned = {"mtime_ns": file.mtime_ns, "version": file.version}
+    if size != file.size or {**_UNKNOWN, **state_of(identity)} != planned:
+        message = f"{place} was written to since the plan was made"
+        raise CorruptDataError(message, path=place, hint="Make the plan again.")
 
 
 def _quantization(given: PlanQuantization | None) -> Quantization | None:

@@ -6,6 +6,7 @@ import random
 import re
 import socket
 import ssl
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,6 +81,8 @@ class HttpClient:
             keepalive_expiry=_KEEP_ALIVE_S,
             network_backend=cast("httpcore2.NetworkBackend", self._door),
         )
+
+        weakref.finalize(self, self._pool.close)
 
     def start(self, url: str) -> Place:
         """Return where requests for ``url`` begin.

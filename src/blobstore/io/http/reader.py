@@ -1,15 +1,13 @@
-"""Remote: files on web servers, one or many at once.
+"""Files on web servers, read in ranges: one, or many at once.
 
-HttpReader: a safetensors file on a web server, as a RangeReader. Opening it brings its header.
-
-Opening asks for the first 64 KiB, which is all of most headers, and where the header is longer once
-more for exactly the rest. What was brought is kept, so `header_of` makes no request of its own. No
-more than header + 128 KiB is taken for it, heads of replies, redirects and retries included,
-whatever the server answers.
+Opening a file asks for its first 64 KiB. Where the caller says that its beginning is longer
+(`Wanted`), one more request brings exactly the rest. What was brought is kept, so that a parser
+makes no request of its own. At most 128 KiB more than what is wanted is taken, heads of replies,
+redirects and retries included, whatever the server answers.
 
 A server may answer a request for a range with the whole file (RFC 9110 section 14.2). Then the
-reply is read as far as the header goes and the connection is closed. The size that such a reply
-gives is a claim about bytes that were not read, so it counts only when all of them came.
+reply is read as far as is wanted and the connection is closed. The size that such a reply gives
+is a claim about bytes that were not read, so it counts only when all of them came.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from blobstore.errors import (
     BlobStoreError,
@@ -29,19 +27,23 @@ from blobstore.errors import (
     ShortReadError,
     UnsupportedSourceError,
 )
-from blobstore.io.budget import MAX_HEADER, Allowance, Budget, Patience
+from blobstore.io.budget import Allowance, Budget, Patience
 from blobstore.io.http.addresses import is_public
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.replies import Reply, Version, changed, check_part
 
 FIRST_READ = 64 * 2**10
 _OVERHEAD = 64 * 2**10
-_PREFIX = 8
 _SHORT_REPLIES = 8
 _WHOLE, _PART, _NOT_SATISFIABLE = 200, 206, 416
 _KNOWN = (_WHOLE, _PART, _NOT_SATISFIABLE)
 _EXPIRED = frozenset({400, 401, 403, 410})
+_NEXT = re.compile(r'<([^<>]{1,4096})>;[^,]*rel="?next"?', re.ASCII | re.IGNORECASE)
 _EMPTY = re.compile(r"bytes \*/0", re.ASCII | re.IGNORECASE)
+
+
+Wanted = Callable[[bytes | bytearray], int | None]
+"""How many first bytes of a file are wanted, told from those that are there; None: no more of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +74,18 @@ class HttpReader:
         url: str,
         *,
         first_read: int = FIRST_READ,
+        wanted: Wanted | None = None,
         allowance: Allowance | None = None,
     ) -> None:
-        """Open the file at ``url``, and take its header.
+        """Open the file at ``url``, and take its first bytes, as many as are ``wanted``.
 
         Raises: UsageError when ``url`` is not a web address; NotFoundError; RemoteError as
         `HttpClient.get` does, and for a reply that breaks rule R1; CorruptDataError when the file
         changes twice meanwhile, ShortReadError when its server does not say its size and it ends
-        inside its header.
+        before what is wanted.
         """
         self._client = client
+        self._wanted = wanted or _nothing_more
         self._start = self._place = client.start(url)
         self.name = str(self._start.address)
         allowance = allowance or client.allowance(0)
@@ -94,6 +98,16 @@ class HttpReader:
             except _OtherFileError:
                 raise changed(self.name) from None
         self.size = self._opened.version.size
+
+    @property
+    def version(self) -> Version:
+        """What the server says of the file: its size, ETag and Last-Modified."""
+        return self._opened.version
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether all of the file can be read: the server sends parts, or what it sent is all."""
+        return self._opened.has_ranges or len(self._opened.head) == self.size
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``: a copy of what is there, and the rest in one request.
@@ -121,7 +135,7 @@ class HttpReader:
             self._place,
         ):
             if reply.status == _WHOLE:
-                return _open_whole(reply, first_read, allowance)
+                return self._open_whole(reply, first_read, allowance)
             if reply.status == _NOT_SATISFIABLE:
                 if _EMPTY.fullmatch(reply.field("content-range") or "") is None:
                     raise reply.refuse(
@@ -134,14 +148,27 @@ class HttpReader:
         return self._complete(_Opened(head, version, has_ranges=True), allowance)
 
     def _complete(self, opened: _Opened, allowance: Allowance) -> _Opened:
-        """Take what the first reply left out of the header, unless no file could have such a one."""
+        """Take what the first reply left out of what is wanted, if the file can have so much."""
         head, version = opened.head, opened.version
-        while (wanted := header_end(head)) is not None and len(head) < wanted <= (
+        while (wanted := self._wanted(head)) is not None and len(head) < wanted <= (
             version.size or wanted
         ):
             allowance.extend(wanted + 2 * _OVERHEAD)
             head += self._take(opened, len(head), wanted, allowance)
         return _Opened(head, version, has_ranges=True)
+
+    def _open_whole(self, reply: Reply, first_read: int, allowance: Allowance) -> _Opened:
+        """Read a whole file's reply as far as is wanted, or to its end where the file is small."""
+        reply.hold_back()
+        head = bytearray()
+        small = reply.length is not None and reply.length <= first_read
+        for chunk in reply.chunks():
+            head += chunk
+            wanted = self._wanted(head)
+            if not small and (wanted is None or wanted <= len(head)):
+                return _Opened(bytes(head), Version.of(reply, None), has_ranges=False)
+            allowance.extend((wanted or 0) + 2 * _OVERHEAD)
+        return _Opened(bytes(head), Version.of(reply, len(head)), has_ranges=False)
 
     def _fetch(self, begin: int, end: int) -> bytes:
         if not self._opened.has_ranges:
@@ -194,30 +221,8 @@ class HttpReader:
         return ShortReadError(f"{self.name} ends before byte {end:,}{has}", path=self.name)
 
 
-def header_end(head: bytes | bytearray) -> int | None:
-    """Return where the header of a safetensors file ends, whose first bytes are ``head``: 8 + N (rule F1).
-
-    8 while there are too few bytes to know; None where N is beyond rule F2's limit, so that there
-    is nothing to wait for.
-    """
-    if len(head) < _PREFIX:
-        return _PREFIX
-    length = int.from_bytes(head[:_PREFIX], "little")
-    return _PREFIX + length if length <= MAX_HEADER else None
-
-
-def _open_whole(reply: Reply, first_read: int, allowance: Allowance) -> _Opened:
-    """Read a whole file's reply as far as its header goes, or to its end where the file is small."""
-    reply.hold_back()
-    head = bytearray()
-    small = reply.length is not None and reply.length <= first_read
-    for chunk in reply.chunks():
-        head += chunk
-        wanted = header_end(head)
-        if not small and (wanted is None or wanted <= len(head)):
-            return _Opened(bytes(head), Version.of(reply, None), has_ranges=False)
-        allowance.extend((wanted or 0) + 2 * _OVERHEAD)
-    return _Opened(bytes(head), Version.of(reply, len(head)), has_ranges=False)
+def _nothing_more(_: bytes | bytearray) -> None:
+    """Want no more than the first read brings."""
 
 
 def _body(reply: Reply, length: int) -> tuple[bytes, RemoteError | None]:
@@ -256,16 +261,16 @@ _HEAD = 64 * 2**10
 _OK = 200
 
 
-class Remote:
+class Remote(HttpClient):
     """Reads files of web servers over kept-alive connections.
 
     A context manager; safe to share between threads.
 
-    ``token`` is sent to the origin of the first address that is asked for (of `hub_folder`: its
-    endpoint), and to no other. ``connections`` is how many requests are made at once,
-    ``first_read`` how many bytes opening a file asks for, ``patience`` how long servers are waited
-    for, ``ca_file`` certificates to trust beside the system's; ``is_public`` says which IP
-    addresses are public, for rule R2. What may be asked, and how: `blobstore.io.http`.
+    ``token`` is sent to the origin of the first address that is asked for, and to no other.
+    ``connections`` is how many requests are made at once, ``first_read`` how many bytes opening a
+    file asks for, ``patience`` how long servers are waited for, ``ca_file`` certificates to trust
+    beside the system's; ``is_public`` says which IP addresses are public, for rule R2. What may be
+    asked, and how: `blobstore.io.http`.
     """
 
     def __init__(
@@ -279,7 +284,7 @@ class Remote:
         is_public: Callable[[str], bool] = is_public,
     ) -> None:
         """Raises: UsageError when ``token`` is invalid; StorageError or NotFoundError when ``ca_file`` can't be read."""
-        self.client = HttpClient(
+        super().__init__(
             token=token,
             connections=connections,
             patience=patience,
@@ -288,48 +293,72 @@ class Remote:
         )
         self._first_read = first_read
 
-    def open(self, url: str, budget: Budget | None = None) -> HttpReader:
-        """Return a reader of the file at ``url``, with its header read, within ``budget``.
+    def open(
+        self, url: str, budget: Budget | None = None, *, wanted: Wanted | None = None
+    ) -> HttpReader:
+        """Return a reader of the file at ``url``, with what is ``wanted`` read, within ``budget``.
 
         Raises: as `HttpReader`.
         """
-        allowance = self.client.allowance(0, budget)
-        return HttpReader(self.client, url, first_read=self._first_read, allowance=allowance)
+        return self._open(url, self.allowance(0, budget), wanted)
 
-    def open_all(self, urls: Sequence[str]) -> list[HttpReader]:
-        """Return readers of all ``urls``, in their order, opened as in `reading`.
+    def _open(self, url: str, allowance: Allowance, wanted: Wanted | None) -> HttpReader:
+        return HttpReader(
+            self, url, first_read=self._first_read, wanted=wanted, allowance=allowance
+        )
 
-        Raises: as `reading`.
-        """
-        with self.reading(urls, lambda reader: reader) as readers:
-            return list(readers)
-
-    @contextmanager
     def reading(
-        self, urls: Sequence[str], read: Callable[[HttpReader], _T], budget: Budget | None = None
-    ) -> Iterator[Iterator[_T]]:
-        """Give what ``read`` makes of a reader of each of ``urls``, in their order; ``connections`` are read at once.
+        self,
+        urls: Sequence[str],
+        read: Callable[[HttpReader], _T],
+        budget: Budget | None = None,
+        *,
+        wanted: Wanted | None = None,
+    ) -> AbstractContextManager[Iterator[_T]]:
+        """Give what ``read`` makes of a reader of each of ``urls``, in their order.
 
-        The first file that fails, in whatever order, ends the others where they wait, and so does
-        leaving the block. ``budget``: what they may take in all.
+        ``connections`` are read at once. The first file that fails, in whatever order, ends the
+        others where they wait, and so does leaving the block. ``budget``: what they may take in
+        all.
 
         Raises: UsageError when one of ``urls`` is not a web address, before any request; as
         `HttpReader` and ``read``.
         """
+        return self._at_once(
+            urls, lambda url, allowance: read(self._open(url, allowance, wanted)), budget
+        )
+
+    def present(self, urls: Sequence[str], budget: Budget | None = None) -> list[HttpReader]:
+        """Return readers of those of ``urls`` that exist, opened as in `reading`.
+
+        Raises: as `reading`, but for files that are missing.
+        """
+
+        def open_if_there(url: str, allowance: Allowance) -> HttpReader | None:
+            try:
+                return self._open(url, allowance, None)
+            except NotFoundError:
+                return None
+
+        with self._at_once(urls, open_if_there, budget) as readers:
+            return [reader for reader in readers if reader is not None]
+
+    @contextmanager
+    def _at_once(
+        self, urls: Sequence[str], ask: Callable[[str, Allowance], _T], budget: Budget | None
+    ) -> Iterator[Iterator[_T]]:
         for url in urls:
-            self.client.start(url)  # checks it; the first one's origin gets the token
-        allowances = [self.client.allowance(0, budget) for _ in urls]
+            self.start(url)  # checks it; the first one's origin gets the token
+        allowances = [self.allowance(0, budget) for _ in urls]
         failures: list[BlobStoreError] = []
 
         def cancel() -> None:
             for allowance in allowances:
                 allowance.cancel()
 
-        def read_one(url: str, allowance: Allowance) -> _T:
+        def ask_one(url: str, allowance: Allowance) -> _T:
             try:
-                return read(
-                    HttpReader(self.client, url, first_read=self._first_read, allowance=allowance)
-                )
+                return ask(url, allowance)
             except BlobStoreError as error:
                 failures.append(error)
                 cancel()
@@ -337,10 +366,10 @@ class Remote:
             finally:
                 allowance.finish()
 
-        workers = max(1, min(self.client.connections, len(urls)))
+        workers = max(1, min(self.connections, len(urls)))
         with ThreadPoolExecutor(workers, thread_name_prefix="blobstore-remote") as pool:
             try:
-                yield pool.map(read_one, urls, allowances)
+                yield pool.map(ask_one, urls, allowances)
             except BlobStoreError as error:
                 if any(error is failure for failure in failures):  # else it is the caller's own
                     raise failures[0] from None
@@ -356,26 +385,26 @@ class Remote:
         nothing is asked, and with the replies' heads at most 64 KiB more are taken. NotFoundError,
         RemoteError: as `HttpClient.get`.
         """
-        allowance = self.client.allowance(limit + 1 + _HEAD, budget)
+        return self.read_page(url, limit, budget)[0]
+
+    def read_page(
+        self, url: str, limit: int, budget: Budget | None = None
+    ) -> tuple[bytes, str | None]:
+        """Return all of a small file, and the address of the next page (RFC 8288: ``rel="next"``).
+
+        Raises: as `read_document`.
+        """
+        allowance = self.allowance(limit + 1 + _HEAD, budget)
         got = bytearray()
-        with self.client.get(self.client.start(url), allowance, accept=(_OK,)) as (reply, _):
+        with self.get(self.start(url), allowance, accept=(_OK,)) as (reply, _):
             if (reply.length or 0) > limit:
                 raise _too_long(str(reply.address), limit)
             for chunk in reply.chunks():
                 got += chunk
                 if len(got) > limit:
                     raise _too_long(str(reply.address), limit)
-        return bytes(got)
-
-    def close(self) -> None:
-        """Close all connections; readers can't read on."""
-        self.client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            following = _NEXT.search(reply.field("link") or "")
+            return bytes(got), following[1] if following is not None else None
 
 
 def _too_long(name: str, limit: int) -> LimitExceededError:

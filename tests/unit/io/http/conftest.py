@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from support.remotes import Remote
 from support.servers import Server
 from support.servers import server as run_server
 
 from blobstore.io.budget import Patience
-from blobstore.io.http.reader import Remote
 
 PATIENCE = Patience(
     connect_s=60, silence_s=60, deadline_s=240, backoff_s=0.001, longest_wait_s=0.05

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from support.corpus import Case, case_id, load, refusal
+from support.remotes import Remote
 from support.servers import Asked, Server, part, reply
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import MAX_HEADER
-from blobstore.io.http.reader import Remote
 from blobstore.io.ranges import BytesReader, RangeReader
 
 KIB = 2**10

@@ -14,6 +14,7 @@ from itertools import chain, repeat
 import pytest
 from support import FIXTURES
 from support.corpus import Case, case_id, find, load, refusal
+from support.remotes import header_reader
 from support.servers import (
     KEEP_ALIVE,
     WAIT,
@@ -86,11 +87,11 @@ def check(case: Case, client: HttpClient, url: str) -> HttpReader | None:
     allowance = client.allowance(0)
     reader = None
     if case.accepted:
-        reader = HttpReader(client, url, allowance=allowance)
+        reader = header_reader(client, url, allowance=allowance)
         assert list(read_header(reader).tensors) == ["a"]
     else:
         kind, rule, text = OTHER_ERRORS.get(case.id, (RemoteError, "R1", ""))
-        error = refusal(lambda: read_header(HttpReader(client, url, allowance=allowance)))
+        error = refusal(lambda: read_header(header_reader(client, url, allowance=allowance)))
         assert (type(error), error.rule) == (kind, rule), error
         assert text in str(error)
         assert url in str(error)
@@ -196,7 +197,7 @@ def test_a_certificate_that_nobody_trusts(client: HttpClient) -> None:
         with HttpClient(
             patience=PATIENCE, ca_file=str(FIXTURES / "tls" / "certificate.pem")
         ) as trusting:
-            assert HttpReader(trusting, server.url).size == len(FILE)
+            assert header_reader(trusting, server.url).size == len(FILE)
 
 
 def test_every_recipe_is_played() -> None:

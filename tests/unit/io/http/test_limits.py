@@ -12,6 +12,7 @@ from threading import Event
 
 import pytest
 from support.corpus import refusal
+from support.remotes import Remote, header_reader, open_all
 from support.servers import KEEP_ALIVE, WAIT, Answer, Asked, Server, head, part, redirect, reply
 from support.servers import server as run_server
 
@@ -24,8 +25,7 @@ from blobstore.errors import (
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.io.budget import Budget, Patience
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.reader import HttpReader, Remote
-from blobstore.source.folders import RemoteFolder
+from blobstore.source.web import WebFolder
 
 from .test_reader import safetensors_file
 
@@ -133,9 +133,9 @@ def check_taken(answer: Answer, size: int, server: Server, remote: Remote) -> No
     The kernels may hold any part of their buffers.
     """
     script = server.play(answer)
-    allowance = remote.client.allowance(0)
+    allowance = remote.allowance(0)
     try:
-        header = read_header(HttpReader(remote.client, server.url, allowance=allowance))
+        header = read_header(header_reader(remote, server.url, allowance=allowance))
     except BlobStoreError:
         pass
     else:
@@ -155,7 +155,7 @@ def test_a_server_that_falls_silent(length: int, server: Server) -> None:
 
     server.play(answer)
     with HttpClient(patience=Patience(silence_s=0.06, attempts=2, backoff_s=0.001)) as client:
-        error = refusal(lambda: HttpReader(client, server.url))
+        error = refusal(lambda: header_reader(client, server.url))
     assert isinstance(error, RemoteError)
     assert (error.temporary, "sent nothing for 0.06 seconds" in str(error)) == (True, True)
 
@@ -165,16 +165,16 @@ def test_the_deadline_is_for_all_attempts(server: Server) -> None:
     patience = Patience(deadline_s=0.1, slowest_rate=10**9, attempts=10**6, backoff_s=0.001)
     server.play(lambda _: reply(503))
     with HttpClient(patience=patience) as client:
-        error = refusal(lambda: HttpReader(client, server.url))
+        error = refusal(lambda: header_reader(client, server.url))
     assert isinstance(error, RemoteError)
     assert error.temporary
 
 
 def test_a_large_header_gets_more_time(server: Server, remote: Remote) -> None:
-    allowance = remote.client.allowance(0)
+    allowance = remote.allowance(0)
     server.play(lambda asked: part(asked, safetensors_file(300 * KIB)))
     before = allowance.seconds_left("x")
-    HttpReader(remote.client, server.url, allowance=allowance)
+    header_reader(remote, server.url, allowance=allowance)
     assert allowance.seconds_left("x") > before
 
 
@@ -222,7 +222,7 @@ def test_many_servers_that_fall_silent_hold_nobody_longer_than_one(server: Serve
     script = server.play(lambda _: repeat(WAIT))
     budget = Budget("a checkpoint", seconds=0.3)
     with Remote(connections=4, patience=Patience(silence_s=10, deadline_s=10)) as remote:
-        folder = RemoteFolder(remote, server.at(""))
+        folder = WebFolder(remote, server.at(""))
         error = refusal(lambda: read_all(folder, names_of(1000), budget))
     assert isinstance(error, LimitExceededError)
     assert str(error).startswith("limit exceeded: servers sent 0 bytes for a checkpoint in ")
@@ -234,7 +234,7 @@ def test_the_bytes_of_all_files_are_counted(server: Server, remote: Remote) -> N
     script = server.play(lambda asked: part(asked, data))
     error = refusal(
         lambda: read_all(
-            RemoteFolder(remote, server.at("")), names_of(1000), Budget("all", received=200_000)
+            WebFolder(remote, server.at("")), names_of(1000), Budget("all", received=200_000)
         )
     )
     assert isinstance(error, LimitExceededError)
@@ -256,7 +256,7 @@ def test_a_head_that_is_wrong_ends_all_before_the_others_are_there(server: Serve
     server.play(answer)
     with Remote(connections=2, patience=Patience(silence_s=60, deadline_s=60)) as remote:
         error = refusal(
-            lambda: read_all(RemoteFolder(remote, server.at("")), names_of(100), Budget("all"))
+            lambda: read_all(WebFolder(remote, server.at("")), names_of(100), Budget("all"))
         )
     assert (type(error), error.rule) == (HeaderError, "F7")
 
@@ -272,17 +272,17 @@ def test_who_leaves_ends_the_others(server: Server) -> None:
 
     script = server.play(answer)
     with Remote(connections=3, patience=Patience(silence_s=60, deadline_s=60)) as remote:
-        folder = RemoteFolder(remote, server.at(""))
+        folder = WebFolder(remote, server.at(""))
         with (
             pytest.raises(ZeroDivisionError),
             folder.reading(names_of(1000), read_header) as headers,
         ):
             assert len(next(headers).tensors) / 0
         assert len(script.asked) <= 4
-        assert len(list(RemoteFolder(remote, server.at("")).open_all(names_of(1)))) == 1
+        assert len(list(open_all(WebFolder(remote, server.at("")), names_of(1)))) == 1
 
 
-def read_all(folder: RemoteFolder, names: list[str], budget: Budget) -> None:
+def read_all(folder: WebFolder, names: list[str], budget: Budget) -> None:
     with folder.reading(names, lambda reader: read_header(reader, budget), budget) as headers:
         for _ in headers:
             pass

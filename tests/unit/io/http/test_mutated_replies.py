@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpus import load
+from support.remotes import header_reader
 from support.servers import Server
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.io.budget import Patience
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.reader import HttpReader
 
 REPLIES = [case.data for case in load("range") if not case.by_recipe]
 PIECES = [
@@ -87,7 +87,7 @@ def test_replies(server: Server, client: HttpClient, replies: list[bytes]) -> No
     script = server.play(lambda asked: [replies[min(asked.number, len(replies) - 1)]])
     allowance = client.allowance(0)
     try:
-        header = read_header(HttpReader(client, server.url, allowance=allowance))
+        header = read_header(header_reader(client, server.url, allowance=allowance))
     except BlobStoreError:
         header = None
     assert header is None or list(header.tensors) == ["a"]

@@ -14,16 +14,16 @@ from support.corpus import INDEX_NAME, refusal
 from support.nginx import Nginx
 from support.nginx import nginx as run_nginx
 from support.published import COUNTS, header, index, shards, write
+from support.remotes import Remote, hub_folder, open_all
 
 from blobstore.errors import CorruptDataError, NotFoundError
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.formats.safetensors.codec import parse_header
 from blobstore.formats.safetensors.header import Header
 from blobstore.inspection.inspect import inspect
-from blobstore.io.http.reader import Remote
 from blobstore.io.ranges import FileReader
-from blobstore.source.folders import RemoteFolder, hub_folder
 from blobstore.source.shards import MAX_INDEX, ShardIndex
+from blobstore.source.web import WebFolder
 
 from .test_reader import safetensors_file
 
@@ -103,7 +103,7 @@ def test_a_web_server_gives_the_same_headers(repository: str, nginx: Nginx, remo
     if repository in SHARDED:
         parsed = ShardIndex.parse(folder.read(INDEX_NAME, MAX_INDEX))
         assert sorted(set(parsed.weight_map.values())) == names
-    headers = [read_header(reader) for reader in folder.open_all(names)]
+    headers = [read_header(reader) for reader in open_all(folder, names)]
     assert count(headers) == COUNTS[repository]
     for name, remote_header in zip(names, headers, strict=True):
         with FileReader(nginx.root / repository / "resolve" / "main" / name) as reader:
@@ -123,7 +123,7 @@ def test_bloom_in_73_requests(nginx: Nginx, remote: Remote) -> None:
     nginx.requests()
     folder = hub_folder(remote, "bigscience/bloom", endpoint=nginx.url)
     names = sorted(set(ShardIndex.parse(folder.read(INDEX_NAME, MAX_INDEX)).weight_map.values()))
-    assert len(folder.open_all(names)) == 72
+    assert len(open_all(folder, names)) == 72
     assert len(nginx.requests()) == 73
 
 
@@ -178,7 +178,7 @@ def test_a_file_that_is_replaced(nginx: Nginx, remote: Remote) -> None:
 
 @pytest.mark.lab
 def test_empty_missing_and_short_files(nginx: Nginx, remote: Remote) -> None:
-    folder = RemoteFolder(remote, nginx.url)
+    folder = WebFolder(remote, nginx.url)
     (nginx.root / "empty").write_bytes(b"")
     (nginx.root / "short").write_bytes(b"{}")
     assert refusal(lambda: read_header(folder.open("empty"))).rule == "F1"

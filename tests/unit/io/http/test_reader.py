@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 from support.corpus import refusal
+from support.remotes import Remote
 from support.servers import (
     KEEP_ALIVE,
     Answer,
@@ -33,7 +34,6 @@ from blobstore.errors import (
     UnsupportedSourceError,
 )
 from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.io.http.reader import Remote
 
 KIB = 2**10
 FIRST = 64 * KIB

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 from support.corpus import Case, accepted, case_id, load, refusal, rejected
+from support.remotes import Remote, hub_folder, open_all
 from support.servers import WAIT, Asked, Server, files, part, redirect, reply
 
-from blobstore.errors import InvalidNameError, NotFoundError, RemoteError, UsageError
+from blobstore.errors import InvalidNameError, NotFoundError, UsageError
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.io.budget import Patience
-from blobstore.io.http.reader import Remote
-from blobstore.source.folders import RemoteFolder, hub_folder
+from blobstore.source.hub import HUB, HubTarget
+from blobstore.source.web import WebFolder
 
 from .conftest import PATIENCE
 from .test_reader import safetensors_file
@@ -24,7 +25,7 @@ SHARDS = {f"model-{number:05}.safetensors": safetensors_file(100 + number) for n
 def test_many_files_are_opened_at_once_over_few_connections(server: Server) -> None:
     script = server.play(files(SHARDS))
     with Remote(connections=16, patience=PATIENCE) as remote:
-        readers = RemoteFolder(remote, server.at("")).open_all(list(SHARDS))
+        readers = open_all(WebFolder(remote, server.at("")), list(SHARDS))
         assert [reader.size for reader in readers] == [len(data) for data in SHARDS.values()]
         assert {len(read_header(reader).tensors) for reader in readers} == {1}
         assert len(script.asked) == len(SHARDS)
@@ -89,33 +90,25 @@ def test_an_address_that_is_none_is_found_before_anything_is_asked(
 
 def test_a_folder(server: Server, remote: Remote) -> None:
     script = server.play(files({"a/b/config.json": b"{}", "a/b/x%20%231%25.json": b"[]"}))
-    folder = RemoteFolder(remote, server.at("a/b"))
+    folder = WebFolder(remote, server.at("a/b"))
     assert folder.read("config.json", 100) == b"{}"
     assert folder.read("x #1%.json", 100) == b"[]"
-    assert folder.find("other.json", 100) is None
     assert isinstance(refusal(lambda: folder.read("other.json", 100)), NotFoundError)
     assert isinstance(refusal(lambda: folder.open("other.safetensors")), NotFoundError)
     assert script.connections == 1
-    assert RemoteFolder(remote, server.at("a/b/")).url("c") == folder.url("c")
-
-
-def test_what_is_not_missing_is_no_none(server: Server, remote: Remote) -> None:
-    server.play(lambda _: reply(403))
-    assert isinstance(
-        refusal(lambda: RemoteFolder(remote, server.at("")).find("x", 100)), RemoteError
-    )
+    assert WebFolder(remote, server.at("a/b/")).url("c") == folder.url("c")
 
 
 @pytest.mark.parametrize("case", rejected("path"), ids=case_id)
 def test_names_that_lead_elsewhere(case: Case, server: Server, remote: Remote) -> None:
-    folder = RemoteFolder(remote, server.at("a"))
+    folder = WebFolder(remote, server.at("a"))
     error = refusal(lambda: folder.url(case.data.decode("utf-8", "surrogatepass")))
     assert isinstance(error, InvalidNameError)
 
 
 @pytest.mark.parametrize("case", accepted("path"), ids=case_id)
 def test_names_stay_below_their_folder(case: Case, server: Server, remote: Remote) -> None:
-    folder = RemoteFolder(remote, server.at("a"))
+    folder = WebFolder(remote, server.at("a"))
     url = folder.url(case.data.decode())
     assert url.startswith(folder.base_url)
     assert not set(url.removeprefix(folder.base_url)) & set("?#%") or "%" in url
@@ -128,7 +121,7 @@ def test_every_path_of_the_corpus_was_looked_at() -> None:
 
 
 def test_a_folder_has_no_query(remote: Remote) -> None:
-    assert refusal(lambda: RemoteFolder(remote, "https://example.org/a?b")).rule == "R2"
+    assert refusal(lambda: WebFolder(remote, "https://example.org/a?b")).rule == "R2"
 
 
 # The Hub
@@ -150,8 +143,8 @@ def test_a_repository_of_the_hub(server: Server) -> None:
         )
         assert hub_folder(remote, "gpt2", endpoint=endpoint).read("config.json", 10) == b"[]"
     assert {asked.fields.get("authorization") for asked in script.asked} == {"Bearer hf_secret"}
-    assert hub_folder(Remote(), "bigscience/bloom").url("config.json") == (
-        "https://huggingface.co/bigscience/bloom/resolve/main/config.json"
+    assert HubTarget("bigscience/bloom", "main", "").url(HUB) == (
+        "https://huggingface.co/bigscience/bloom/resolve/main/"
     )
 
 
@@ -189,7 +182,9 @@ def test_names_that_are_no_repositories(name: str, remote: Remote) -> None:
 )
 def test_names_of_repositories(name: str) -> None:
     with Remote() as remote:
-        assert hub_folder(remote, name).base_url == f"https://huggingface.co/{name}/resolve/main/"
+        hub_folder(remote, name)
+    url = HubTarget(name, "main", "").url(HUB)
+    assert url == f"https://huggingface.co/{name}/resolve/main/"
 
 
 @pytest.mark.parametrize(
@@ -225,11 +220,8 @@ def test_revisions_that_are_none(revision: str, remote: Remote) -> None:
     "revision", ["main", "v1.0", "refs/pr/12", "a@b", "4f4a1ee0d3a6a7c1", "a-b_c", "a.b"]
 )
 def test_revisions(revision: str) -> None:
-    with Remote() as remote:
-        assert (
-            f"/resolve/{revision.replace('/', '%2F').replace('@', '%40')}/"
-            in hub_folder(remote, "a/b", revision).base_url
-        )
+    url = HubTarget("a/b", revision, "").url(HUB)
+    assert f"/resolve/{revision.replace('/', '%2F').replace('@', '%40')}/" in url
 
 
 # Tokens
@@ -270,7 +262,7 @@ def test_no_cookies_and_no_realms(server: Server, other_server: Server) -> None:
         for _ in range(2):
             error = refusal(lambda: remote.open(server.url))
             assert "secret" not in str(error) + repr(vars(error))
-        assert "secret" not in repr(remote) + repr(remote.client)
+        assert "secret" not in repr(remote) + repr(remote)
     assert (len(script.asked), elsewhere.asked) == (2, [])
     assert {asked.fields.get("cookie") for asked in script.asked} == {None}
 

@@ -1,0 +1,176 @@
+"""Addresses: what a user names as a source, on this machine or far away, as a folder.
+
+A path, ``http://``, ``https://``, or ``hf://ORG/NAME[@REVISION][/PATH]`` (hub.py). Each may name a
+.safetensors file, a shard index, or a folder. For other kinds of addresses the error says how to
+download what they name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from blobstore.errors import MissingFileError, NotFoundError, StorageError, UsageError, quoted
+from blobstore.io.ranges import real_path
+from blobstore.source.folders import SUFFIX, Folder, LocalFolder
+from blobstore.source.hub import (
+    HUB,
+    HUB_SCHEME,
+    MAIN,
+    HubFolder,
+    HubTarget,
+    is_repository,
+    parse_hub,
+    parse_hub_page,
+    snapshot_in,
+)
+from blobstore.source.shards import is_index
+from blobstore.source.web import WebFolder
+
+if TYPE_CHECKING:
+    from blobstore.io.http.reader import Remote
+
+Source = str | os.PathLike[str] | Folder
+"""What functions take that read a checkpoint: a path, an address, or an open folder."""
+
+_ADDRESS = re.compile(
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?P<rest>.*)", re.ASCII | re.DOTALL
+)
+"""With one slash where the text has been a `Path`."""
+_HUB_HOST = re.compile(r"^(?:hf|huggingface)\.co/")
+_FILE_ENDS = (SUFFIX, ".json")
+_READ = ("http", "https", "hf")
+
+
+def is_web_address(text: str) -> bool:
+    """Return True for an address of a web server."""
+    return text.lower().startswith(("http://", "https://"))
+
+
+def is_address(text: str) -> bool:
+    """Return True for an address of a web server or of the Hub."""
+    return text.startswith(HUB_SCHEME) or is_web_address(text)
+
+
+def open_folder(
+    address: Source,
+    *,
+    token: str | None = None,
+    endpoint: str | None = None,
+    ca_file: str | None = None,
+) -> Folder:
+    """Return the folder that ``address`` names, or that the named file is in, as `Folder.file`.
+
+    A shard index stands for its folder with the files that it names, and a repository's folder in
+    the Hugging Face cache for its snapshot. An open folder is returned as it is. ``token`` is sent
+    to the address's origin and to no other; ``endpoint`` is the Hub's address, when it is another
+    one; ``ca_file`` names certificates (PEM) to trust beside the system's.
+
+    Nothing is asked of a server yet. Raises: UsageError (an empty or invalid address, one of
+    another kind, an invalid token); NotFoundError (no such path); StorageError.
+    """
+    if not isinstance(address, str | os.PathLike):
+        return address
+    text = os.fspath(address)
+    if not text:
+        raise UsageError("the source is empty", hint="Is a variable unset?")
+    hub = endpoint or HUB
+    is_web = isinstance(address, str) and is_web_address(text)
+    target = parse_hub_page(text, hub) if is_web else None
+    if isinstance(address, str) and text.startswith(HUB_SCHEME):
+        target = parse_hub(text)
+    if target is None and not is_web:
+        return _local(text)
+    from blobstore.io.http.reader import Remote
+
+    remote = Remote(token, ca_file=ca_file)
+    return _web(remote, text) if target is None else _hub(remote, target, hub)
+
+
+def key_of(source: Source) -> str:
+    """Return a text that is the same for the same source; nothing is opened."""
+    if not isinstance(source, str | os.PathLike):
+        return source.key
+    text = os.fspath(source)
+    return text if is_address(text) else real_path(text)
+
+
+def _local(text: str) -> LocalFolder:
+    refuse_unknown(text)
+    path = Path(text)
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except FileNotFoundError:
+        raise absent(text) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise StorageError(f"can't access {quoted(text)}: {error}", path=text) from error
+    return LocalFolder(snapshot_in(path)) if is_folder else LocalFolder(path.parent, path.name)
+
+
+def _hub(remote: Remote, target: HubTarget, endpoint: str) -> HubFolder:
+    path = PurePosixPath(target.path)
+    if not _is_file(path.name):
+        return HubFolder(remote, target, endpoint)
+    above = "" if str(path.parent) == "." else str(path.parent)
+    return HubFolder(remote, replace(target, path=above), endpoint, path.name)
+
+
+def _web(remote: Remote, url: str) -> WebFolder:
+    parts = urlsplit(url)
+    above, _, last = parts.path.rpartition("/")
+    if not parts.query and not _is_file(unquote(last)):
+        return WebFolder(remote, url)
+    base = parts._replace(query="", fragment="", path=f"{above}/").geturl()
+    # A signed address is good for this file only; an index is read as the files beside it are.
+    exact = None if is_index(unquote(last)) else url
+    return WebFolder(remote, base, file=unquote(last), url=exact)
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(SUFFIX) or is_index(name)
+
+
+def refuse_unknown(source: str) -> None:
+    """Raise UsageError for an address of another kind, with what to do instead."""
+    match = _ADDRESS.fullmatch(source)
+    if match is None or os.path.lexists(source):
+        return
+    scheme, rest = match["scheme"].lower(), match["rest"]
+    address = f"{scheme}://{rest}"
+    raise UsageError(
+        f"can't read {quoted(address)}: sources are paths and http, https and hf addresses",
+        hint=_what_instead(address, scheme, rest),
+        path=address,
+    )
+
+
+def _what_instead(address: str, scheme: str, rest: str) -> str:
+    if scheme == "file":
+        return f"Give the path: {rest}"
+    if scheme in _READ:
+        return f"Give it as the source itself, as a text: {address}"
+    name = rest.partition("?")[0].partition("#")[0].rstrip("/").rpartition("/")[2]
+    if scheme == "s3" and name:
+        recursive = () if name.endswith(_FILE_ENDS) else ("--recursive",)
+        command = shlex.join(("aws", "s3", "cp", *recursive, address, name))
+        return f"Download it first: {command} && {shlex.join(('blobstore', 'import', name))}"
+    return "Download it to a folder first, then: blobstore import FOLDER"
+
+
+def absent(source: str) -> NotFoundError:
+    """Return the error for a path that does not exist.
+
+    What may be a repository of the Hub gets the command for that.
+    """
+    hint, repository = None, _HUB_HOST.sub("", source)
+    is_near = os.path.isdir(os.path.dirname(source))  # noqa: PTH112, PTH120  # then it is a misspelt path
+    may_be_one = "/" in repository and is_repository(repository) and not is_near
+    if may_be_one and not source.endswith(_FILE_ENDS):
+        hint = f"If that is a model on Hugging Face: {HubTarget(repository, MAIN, '')}"
+    return MissingFileError(f"no file or folder at {source}", path=source, hint=hint)

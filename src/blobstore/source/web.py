@@ -1,0 +1,284 @@
+"""A folder behind a web server, read in ranges of its files.
+
+A server lists nothing, so names have to be known: those of an index, and those that checkpoints
+usually have (`LIKELY`). Repositories of the Hub are listed: hub.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TypeVar
+from urllib.parse import quote, unquote, urlsplit
+
+from blobstore.errors import (
+    CorruptDataError,
+    UnsupportedSourceError,
+    UsageError,
+)
+from blobstore.formats.safetensors.header import header_end
+from blobstore.io.budget import Budget
+from blobstore.io.ranges import (
+    Identity,
+)
+from blobstore.names import Digest, relative_path
+
+if TYPE_CHECKING:
+    from blobstore.io.http.reader import HttpReader, Remote
+
+from blobstore.source.folders import SUFFIX, Entry, Found, take_text
+
+_T = TypeVar("_T")
+_PIECE = 4 * 2**20
+
+LIKELY = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+"""The files that a server which lists nothing is asked for: what transformers@5.3 writes beside weights."""
+
+
+class WebFolder:
+    """A folder behind a server, which lists nothing; ``file`` is one of it that was asked for.
+
+    ``url`` is the address of ``file`` as it was given: it may be signed, and spelt in its own way.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        base_url: str,
+        *,
+        file: str | None = None,
+        url: str | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        """Raises: UsageError (rule R2) when ``base_url`` is not a web address, or has a query."""
+        from blobstore.io.http.addresses import WebAddress
+
+        address = WebAddress.parse(base_url)
+        if "?" in address.target:
+            raise UsageError(f"a folder's address has no query: {address}", rule="R2")
+        self.name = self._base_url = address.text.rstrip("/") + "/"
+        self.file = file
+        self.budget = budget or Budget(self.name)
+        self._url = url
+        self._remote = remote
+        self._likely: list[Entry] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """The address of its files, with ``/`` at its end."""
+        return self._base_url
+
+    @property
+    def stem(self) -> str:
+        """The file's name without its suffix, else the last part of the address's path."""
+        last = self.file or unquote(urlsplit(self.base_url).path.rstrip("/").rpartition("/")[2])
+        return last.removesuffix(".safetensors") or str(urlsplit(self.base_url).hostname)
+
+    @property
+    def key(self) -> str:
+        """The address, without a query."""
+        return self.base_url + (self.file or "")
+
+    @property
+    def address(self) -> str:
+        """The address, with the query that it was given with."""
+        return self.url(self.file) if self.file else self.base_url
+
+    def url(self, name: str) -> str:
+        """Return the address of a file.
+
+        Raises: InvalidNameError (rule P1) for a name that leads elsewhere.
+        """
+        if name == self.file and self._url is not None:
+            return self._url
+        parts = relative_path(name).split("/")
+        return self.base_url + "/".join(quote(part, safe="") for part in parts)
+
+    def place(self, name: str) -> str:
+        """Return the address of a file, without its query."""
+        return self.url(name).partition("?")[0]
+
+    def names(self) -> list[str] | None:
+        """Return None: the names have to be known."""
+        return None
+
+    def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
+        """Return the `LIKELY` files that are there; none for a folder in it, which is unknown."""
+        if prefix:
+            return []
+        if self._likely is None:
+            names = [name for name in LIKELY if name != self.file]
+            urls = [self.url(name) for name in names]
+            there = map(self._entry, self._remote.present(urls, self.budget))
+            self._likely = sorted(there, key=lambda entry: entry.name)
+        return self._likely[:most]
+
+    def _entry(self, reader: HttpReader) -> Entry:
+        source = self._source(reader)
+        name = unquote(reader.name.removeprefix(self.base_url))
+        return WebEntry(name, reader.name, Found(source.size, source.identity))
+
+    def distinct(self, names: Sequence[str]) -> list[str]:
+        """Return the names: a server does not say which of them are one file."""
+        return list(names)
+
+    def open(self, name: str, identity: Identity | None = None) -> WebFile:
+        """Return a reader of one file, which makes one request for each range."""
+        wanted = header_end if name.endswith(SUFFIX) and identity is None else None
+        reader = self._source(self._remote.open(self.url(name), wanted=wanted))
+        if identity is not None and reader.identity != identity:
+            raise CorruptDataError(f"{reader.name} changed while it was read", path=reader.name)
+        return reader
+
+    def _source(self, reader: HttpReader) -> WebFile:
+        return WebFile(reader, WebIdentity.of(reader))
+
+    def reading(
+        self, names: Sequence[str], read: Callable[[HttpReader], _T]
+    ) -> AbstractContextManager[Iterator[_T]]:
+        """Give what ``read`` makes of each file; several are read at once, each with its header."""
+        urls = [self.url(name) for name in names]
+        return self._remote.reading(urls, read, self.budget, wanted=header_end)
+
+    def sources(
+        self, names: Sequence[str], read: Callable[[WebFile], _T]
+    ) -> AbstractContextManager[Iterator[_T]]:
+        """Give what ``read`` makes of each file; several are read at once, each with its header."""
+        return self.reading(names, lambda reader: read(self._source(reader)))
+
+    def read(self, name: str, limit: int) -> bytes:
+        """Return a small file's bytes."""
+        data = self._remote.read_document(self.url(name), limit, self.budget)
+        take_text(self.budget, len(data), self.place(name))
+        return data
+
+    def as_file(self) -> WebFolder | None:
+        """Return the folder above, asked for this one as its file; None for a host's root."""
+        address = self.base_url.rstrip("/")
+        if not urlsplit(address).path:
+            return None
+        base, _, last = address.rpartition("/")
+        return WebFolder(self._remote, base, file=unquote(last), url=address, budget=self.budget)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remote.close()
+
+
+@dataclass(frozen=True, slots=True)
+class WebIdentity:
+    """The state of a file on a server: its validator and size as a text."""
+
+    key: str
+
+    @classmethod
+    def of(cls, reader: HttpReader) -> WebIdentity:
+        """Return the identity of an open file.
+
+        Raises: UnsupportedSourceError when its server does not say its size, or sends neither an
+        ETag nor Last-Modified: then a change could not be seen.
+        """
+        version = reader.version
+        validator = version.etag or version.modified
+        if version.size is None or validator is None or not reader.has_ranges:
+            lacks = "its size, or an ETag or Last-Modified, or parts of it"
+            raise UnsupportedSourceError(
+                f"{reader.name}: its server does not send {lacks}, so it can't be read as a source",
+                path=reader.name,
+                hint="Download the file first.",
+            )
+        return cls(f"{validator} {version.size}")
+
+
+@dataclass(frozen=True, slots=True)
+class WebEntry:
+    """A file on a server, or a folder of a repository; ``state`` is None for a folder."""
+
+    name: str
+    place: str
+    state: Found | None
+
+    @property
+    def is_folder(self) -> bool:
+        """True for a folder."""
+        return self.state is None
+
+    def fault(self) -> str | None:
+        """Return None: servers have no links."""
+        return None
+
+    def found(self) -> Found | None:
+        """Return the file's state."""
+        return self.state
+
+
+class WebFile:
+    """A file on a server that is read in ranges, as a source's. Nothing is kept open by it.
+
+    Every reply that is of another version of the file raises CorruptDataError (rule R1).
+    """
+
+    def __init__(self, reader: HttpReader, identity: Identity) -> None:
+        self._reader = reader
+        self.name = reader.name
+        self.identity = identity
+        self.size = reader.version.size or 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly ``length`` bytes from ``offset``. Raises: as `HttpReader.read`."""
+        return self._reader.read(offset, length)
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `HttpReader.read`."""
+        self._reader.readinto(offset, buffer)
+
+    def fileno(self) -> None:
+        """Return None: what is far away has no descriptor."""
+
+    def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield all bytes in order, in views of ``buffer``, a request for each."""
+        for start in range(0, self.size, len(buffer)):
+            piece = buffer[: self.size - start]
+            self.readinto(start, piece)
+            yield piece
+
+    def digest(self) -> Digest:
+        """Return the digest of the file's bytes. Raises: as `readinto`."""
+        hashed = hashlib.sha256()
+        for piece in self.pieces(memoryview(bytearray(min(_PIECE, max(self.size, 1))))):
+            hashed.update(piece)
+        return Digest(hashed.hexdigest())
+
+    def check_unchanged(self) -> None:
+        """Do nothing: each reply was checked when it came."""
+
+    def close(self) -> None:
+        """Do nothing: the folder has the connections."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
