@@ -11,11 +11,14 @@ from typing import Any
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType
 from blobstore.io.ranges import FileIdentity
+from blobstore.source.folders import LocalFolder
 from blobstore.source.inventory import Inventory, SourceFile, SourceTensor
 
+_FOLDER = LocalFolder(Path("/models/tiny"))
 _FILE = SourceFile(
-    "/models/tiny/model.safetensors",
+    _FOLDER,
     "model.safetensors",
+    "/models/tiny/model.safetensors",
     FileIdentity(Path(__file__).stat()),
     4096,
     (),
@@ -56,6 +59,7 @@ def inventory(
     documents = {"config.json": config} if config is not None else {}
     return Inventory(
         folder,
+        LocalFolder(Path(folder)),
         (file,),
         by_name,
         documents,

@@ -29,7 +29,6 @@ from blobstore.io.ranges import FileReader
 from blobstore.source.addresses import is_web_address, open_folder
 from blobstore.source.folders import Folder, LocalFolder
 from blobstore.source.shards import is_index
-from blobstore.source.web import WebFolder
 
 if TYPE_CHECKING:
     from blobstore.names import ModelName
@@ -115,7 +114,7 @@ def _inspect_folder(folder: Folder, text: str, notes: list[str]) -> Inspection:
     try:
         files = read_folder(folder, notes)
     except NotFoundError as error:
-        other = folder.as_file() if isinstance(folder, WebFolder) else None
+        other = folder.as_file()
         if error.rule is not None or other is None or other.file is None:
             raise
         try:
@@ -159,7 +158,7 @@ def read_header(path: str | os.PathLike[str], *, token: str | None = None) -> He
         with FileReader(path) as reader:
             return header_of(reader)
     with open_folder(path, token=token) as folder:
-        whole = folder.as_file() if isinstance(folder, WebFolder) and not folder.file else folder
+        whole = folder if folder.file is not None else folder.as_file()
         if whole is None or whole.file is None:
             raise NotFoundError(f"{folder.name} is not the address of a file", path=folder.name)
         with whole.reading([whole.file], header_of) as headers:

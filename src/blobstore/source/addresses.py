@@ -154,7 +154,7 @@ def _what_instead(address: str, scheme: str, rest: str) -> str:
     if scheme == "file":
         return f"Give the path: {rest}"
     if scheme in _READ:
-        return f"Give it as the source itself, as a text: {address}"
+        return f"Give the address as a text, not as a path: {address}"
     name = rest.partition("?")[0].partition("#")[0].rstrip("/").rpartition("/")[2]
     if scheme == "s3" and name:
         recursive = () if name.endswith(_FILE_ENDS) else ("--recursive",)
@@ -172,5 +172,5 @@ def absent(source: str) -> NotFoundError:
     is_near = os.path.isdir(os.path.dirname(source))  # noqa: PTH112, PTH120  # then it is a misspelt path
     may_be_one = "/" in repository and is_repository(repository) and not is_near
     if may_be_one and not source.endswith(_FILE_ENDS):
-        hint = f"If that is a model on Hugging Face: {HubTarget(repository, MAIN, '')}"
+        hint = f"A model of the Hugging Face Hub is {HubTarget(repository, MAIN, '')}."
     return MissingFileError(f"no file or folder at {source}", path=source, hint=hint)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from blobstore.errors import (
     LimitExceededError,
@@ -37,9 +37,6 @@ from blobstore.io.ranges import (
     real_path,
 )
 from blobstore.names import Digest
-
-if TYPE_CHECKING:
-    pass
 
 _T = TypeVar("_T")
 SUFFIX = ".safetensors"
@@ -116,6 +113,12 @@ class Folder(Protocol):
     @property
     def budget(self) -> Budget:
         """What reading its headers and documents may take in all."""
+
+    def as_file(self) -> Folder | None:
+        """Return the folder above, asked for this one as its file; None where that can't be.
+
+        An address that does not end as a file's may still be one.
+        """
 
     def place(self, name: str) -> str:
         """Return the path or address of a file, there or not."""
@@ -203,6 +206,9 @@ class LocalFolder:
             return os.path.abspath(self.path / (self.file or ""))  # noqa: PTH100
         except OSError as error:  # the current folder may be gone
             raise from_os_error(error, "access", self.path) from error
+
+    def as_file(self) -> None:
+        """Return None: a disk says whether it is a file."""
 
     def place(self, name: str) -> str:
         """Return the path of a file, there or not."""

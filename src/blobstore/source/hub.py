@@ -210,6 +210,9 @@ class HubFolder(WebFolder):
         """The ``hf://`` address at the commit."""
         return self.key
 
+    def as_file(self) -> None:
+        """Return None: the listing says what is a file."""
+
     def names(self) -> list[str] | None:
         """Return the names of its files, sorted; None for a server that does not list them."""
         if self._listing is None:

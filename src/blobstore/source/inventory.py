@@ -124,10 +124,23 @@ def read_inventory(source: Source, *, without: Path | None = None) -> Inventory:
     """
     folder = open_folder(source)
     if folder.file is None:
-        return _read_folder(folder, without)
+        return _read_whole(folder, without)
     if is_index(folder.file):
         return _read_folder(folder, without, WeightSet(folder.file, index=folder.file))
     return _read_single(folder, folder.file)
+
+
+def _read_whole(folder: Folder, without: Path | None) -> Inventory:
+    try:
+        return _read_folder(folder, without)
+    except MissingFileError as error:
+        other = folder.as_file()
+        if error.rule is not None or other is None or other.file is None:
+            raise
+        try:
+            return _read_single(other, other.file)
+        except BlobStoreError:
+            raise error from None
 
 
 def _read_single(folder: Folder, name: str) -> Inventory:

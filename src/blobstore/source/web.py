@@ -127,8 +127,7 @@ class WebFolder:
         if prefix:
             return []
         if self._likely is None:
-            names = [name for name in LIKELY if name != self.file]
-            urls = [self.url(name) for name in names]
+            urls = [self.url(name) for name in LIKELY]
             there = map(self._entry, self._remote.present(urls, self.budget))
             self._likely = sorted(there, key=lambda entry: entry.name)
         return self._likely[:most]
@@ -175,7 +174,7 @@ class WebFolder:
     def as_file(self) -> WebFolder | None:
         """Return the folder above, asked for this one as its file; None for a host's root."""
         address = self.base_url.rstrip("/")
-        if not urlsplit(address).path:
+        if self.file is not None or not urlsplit(address).path:
             return None
         base, _, last = address.rpartition("/")
         return WebFolder(self._remote, base, file=unquote(last), url=address, budget=self.budget)

@@ -222,8 +222,8 @@ def test_many_servers_that_fall_silent_hold_nobody_longer_than_one(server: Serve
     script = server.play(lambda _: repeat(WAIT))
     budget = Budget("a checkpoint", seconds=0.3)
     with Remote(connections=4, patience=Patience(silence_s=10, deadline_s=10)) as remote:
-        folder = WebFolder(remote, server.at(""))
-        error = refusal(lambda: read_all(folder, names_of(1000), budget))
+        folder = WebFolder(remote, server.at(""), budget=budget)
+        error = refusal(lambda: read_all(folder, names_of(1000)))
     assert isinstance(error, LimitExceededError)
     assert str(error).startswith("limit exceeded: servers sent 0 bytes for a checkpoint in ")
     assert len(script.asked) <= 4
@@ -232,11 +232,8 @@ def test_many_servers_that_fall_silent_hold_nobody_longer_than_one(server: Serve
 def test_the_bytes_of_all_files_are_counted(server: Server, remote: Remote) -> None:
     data = safetensors_file(30_000)
     script = server.play(lambda asked: part(asked, data))
-    error = refusal(
-        lambda: read_all(
-            WebFolder(remote, server.at("")), names_of(1000), Budget("all", received=200_000)
-        )
-    )
+    folder = WebFolder(remote, server.at(""), budget=Budget("all", received=200_000))
+    error = refusal(lambda: read_all(folder, names_of(1000)))
     assert isinstance(error, LimitExceededError)
     assert "for the headers and documents of all; at most 200,000" in str(error)
     assert len(script.asked) < 30
@@ -255,9 +252,7 @@ def test_a_head_that_is_wrong_ends_all_before_the_others_are_there(server: Serve
 
     server.play(answer)
     with Remote(connections=2, patience=Patience(silence_s=60, deadline_s=60)) as remote:
-        error = refusal(
-            lambda: read_all(WebFolder(remote, server.at("")), names_of(100), Budget("all"))
-        )
+        error = refusal(lambda: read_all(WebFolder(remote, server.at("")), names_of(100)))
     assert (type(error), error.rule) == (HeaderError, "F7")
 
 
@@ -282,7 +277,7 @@ def test_who_leaves_ends_the_others(server: Server) -> None:
         assert len(list(open_all(WebFolder(remote, server.at("")), names_of(1)))) == 1
 
 
-def read_all(folder: WebFolder, names: list[str], budget: Budget) -> None:
-    with folder.reading(names, lambda reader: read_header(reader, budget), budget) as headers:
+def read_all(folder: WebFolder, names: list[str]) -> None:
+    with folder.reading(names, lambda reader: read_header(reader, folder.budget)) as headers:
         for _ in headers:
             pass
