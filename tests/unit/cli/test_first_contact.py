@@ -271,7 +271,7 @@ def test_what_a_hint_does_not_follow_or_show(answer: Answer, models: Store, tmp_
         ),
         (
             "s3://bucket/m.safetensors",
-            "Download it first: aws s3 cp s3://bucket/m.safetensors m.safetensors && blobstore import m.saf",
+            "Download it first: aws s3 cp s3://bucket/m.safetensors m.safetensors && ",
         ),
         ("gs://bucket", "Download it to a folder first, then: blobstore import FOLDER\n"),
         ("file:///tmp/m", "Give the path: /tmp/m\n"),

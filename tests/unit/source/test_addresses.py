@@ -47,7 +47,7 @@ def endpoint(server: Server) -> str:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint with files beside it, one of them large, one in a folder, one that is left out."""
+    """A checkpoint with files beside it: a large one, one in a folder, one that is left out."""
     folder = write_checkpoint(tmp_path / "name", config=LLAMA_CONFIG)
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {}}}))
     (folder / "tokenizer.model").write_bytes(bytes(range(256)) * 300)

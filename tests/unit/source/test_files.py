@@ -18,7 +18,7 @@ from support.layouts import write
 import blobstore
 from blobstore.errors import CorruptDataError, NotFoundError, StorageError
 from blobstore.importer.run import run_plan
-from blobstore.io.ranges import FileIdentity, FileReader
+from blobstore.io.ranges import FileReader, Identity
 from blobstore.names import ModelName
 from blobstore.source import files, folders
 from blobstore.source.files import OtherFiles, other_files
@@ -306,7 +306,7 @@ def test_a_file_that_changes(
         os.utime(path, ns=(1, 1))
 
     class Reader(FileReader):
-        def check_is(self, identity: FileIdentity) -> None:
+        def check_is(self, identity: Identity) -> None:
             """Check the file as it is before it is copied, and again afterwards."""
             super().check_is(identity)
             if path.read_bytes().startswith(b"a"):
