@@ -14,7 +14,7 @@ from support.corpus import INDEX_NAME, refusal
 from support.nginx import Nginx
 from support.nginx import nginx as run_nginx
 from support.published import COUNTS, header, index, shards, write
-from support.remotes import Remote, hub_folder, open_all
+from support.remotes import Remote, open_all
 
 from blobstore.errors import CorruptDataError, NotFoundError
 from blobstore.formats.safetensors.codec import header_of as read_header
@@ -98,7 +98,7 @@ def header_length(repository: str, name: str) -> int:
 @pytest.mark.parametrize("repository", COUNTS)
 def test_a_web_server_gives_the_same_headers(repository: str, nginx: Nginx, remote: Remote) -> None:
     nginx.requests()
-    folder = hub_folder(remote, repository, endpoint=nginx.url)
+    folder = WebFolder(remote, f"{nginx.url}/{repository}/resolve/main")
     names = sorted(shards(repository))
     if repository in SHARDED:
         parsed = ShardIndex.parse(folder.read(INDEX_NAME, MAX_INDEX))
@@ -121,7 +121,7 @@ def test_a_web_server_gives_the_same_headers(repository: str, nginx: Nginx, remo
 @pytest.mark.lab
 def test_bloom_in_73_requests(nginx: Nginx, remote: Remote) -> None:
     nginx.requests()
-    folder = hub_folder(remote, "bigscience/bloom", endpoint=nginx.url)
+    folder = WebFolder(remote, f"{nginx.url}/bigscience/bloom/resolve/main")
     names = sorted(set(ShardIndex.parse(folder.read(INDEX_NAME, MAX_INDEX)).weight_map.values()))
     assert len(open_all(folder, names)) == 72
     assert len(nginx.requests()) == 73
@@ -141,8 +141,8 @@ def test_inspections_have_the_published_counts(repository: str, nginx: Nginx) ->
     assert len(nginx.requests()) <= 2 * len(shards(repository)) + 1 + LOOKED_FOR
 
 
-LOOKED_FOR = 3
-"""Documents that these folders lack: config.json, and an index or a single file."""
+LOOKED_FOR = 4
+"""What is missing here: config.json, an index or a single file, and the Hub's API."""
 
 
 # What else a real server does
