@@ -83,7 +83,7 @@ def test_set_from_json(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         (['{"k": "\\ud800"}'], 1, "surrogate"),
         (['{"k"'], 1, "not valid JSON"),
         (["k", "\udc80"], 2, "UTF-8"),
-        (["k", "v" * 200, "--in-place"], 2, "needs"),
+        (["k", "v" * 200, "--in-place"], 2, "no room"),
     ],
 )
 def test_set_refuses(cli: Cli, arguments: list[str], code: int, says: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoint
+from support.checkpoints import write_checkpoint
 from support.nested import DEEP
 from support.stores import commit_model, manifest_path
 
@@ -21,7 +21,6 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.inspection.listing import list_models
-from blobstore.inspection.rewriting import record_of
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import make_folder, read_own
 from blobstore.io.ranges import FileReader, real_path
@@ -141,39 +140,6 @@ def test_a_journal_of_empty_lines_is_read_in_linear_time(
     path.write_bytes(b"\n" * 100_000)
     assert journal_module.Journal(tmp_path, "s").find("0" * 64) is None
     assert made == []
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        b'{"begin": 1e400, "length": 1e400}',
-        b'{"begin": ' + b"9" * 400 + b', "length": 0}',
-        b'{"begin": -8, "length": 0}',
-        b'{"begin": [], "length": {}}',
-        b"[" * 511,
-    ],
-    ids=["infinite", "beyond 64 bits", "negative", "other types", "nested"],
-)
-def test_an_edit_record_of_nonsense_is_removed(tmp_path: Path, record: bytes) -> None:
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(safetensors_bytes(small_tensors(), {"k": "v"}))
-    status = path.stat()
-    known = b', "version": 1, "inode": %d, "size": %d, "sha256": "%s"}' % (
-        status.st_ino,
-        status.st_size,
-        hashlib.sha256(b"").hexdigest().encode(),
-    )
-    record_of(path).write_bytes(record.replace(b"}", known).ljust(511) + b"\n")
-    assert blobstore.read_metadata(path) == {"k": "v"}
-    assert not record_of(path).exists()
-
-
-def test_an_edit_record_of_a_terabyte_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(safetensors_bytes(small_tensors(), {"k": "v"}))
-    vast(record_of(path))
-    assert blobstore.read_metadata(path) == {"k": "v"}
-    assert not record_of(path).exists()
 
 
 def test_folders_are_made_without_recursion(tmp_path: Path) -> None:
