@@ -1,4 +1,4 @@
-"""``verify``, ``repair`` and ``prune``."""
+"""``verify``, ``repair``, ``prune`` and ``du``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from blobstore.cli.output import (
     Jobs,
     JsonOption,
     LowerOption,
+    Model,
     ReaderGoneError,
     StoreOption,
     WaitOption,
@@ -20,23 +21,31 @@ from blobstore.cli.output import (
     parse_duration,
     printable,
     progress_bar,
-    show_json,
+    reason,
+    short,
     show_table,
+    show_view,
     size,
-    source_at,
+    some,
     store_at,
     stores_at,
+    with_flags,
 )
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
-    from blobstore.importer.repair import RepairResult
-    from blobstore.names import ModelName
-    from blobstore.store.care.prune import PruneResult, UndoResult, UnneededBlob
-    from blobstore.store.care.verify import VerifyResult
+    from blobstore.views.stores import (
+        ModelUsageView,
+        PruneView,
+        RepairView,
+        UndoView,
+        UsageView,
+        VerifyView,
+    )
 
 
 EXIT_DAMAGED = 3
+_WOULD, _DID = ("Would move", "Would remove", "Would free"), ("Moved", "Removed", "Freed")
 _SHOWN = 20
 """Blobs, models or tensors that are shown; --json shows more."""
 
@@ -46,6 +55,7 @@ def register(app: typer.Typer) -> None:
     app.command("verify")(verify)
     app.command("repair")(repair)
     app.command("prune")(prune)
+    app.command("du")(du)
 
 
 def verify(
@@ -73,6 +83,7 @@ def verify(
     """Check every blob, manifest and document for damage. Exits with 3 if something is damaged."""
     from blobstore.store.care.verify import Sample
     from blobstore.store.care.verify import verify as check
+    from blobstore.views.stores import VerifyView
 
     part = Sample.parse(sample) if sample is not None else None
     layers = stores_at(store, lower)
@@ -87,35 +98,30 @@ def verify(
             progress=progress,
             lower=below,
         )
-    with suppress(ReaderGoneError):  # what was found is told by the exit code too
-        if as_json:
-            from blobstore.views.care import VerifyView
-
-            show_json(VerifyView.of(result))
-        else:
-            _show_verify(result)
+    with suppress(ReaderGoneError):  # the exit code says what was found, too
+        show_view(VerifyView.model_validate(result), _show_verify, as_json=as_json)
     if not result.is_sound:
         raise typer.Exit(EXIT_DAMAGED)
 
 
-def _show_verify(result: VerifyResult) -> None:
-    for broken in result.broken:
+def _show_verify(view: VerifyView) -> None:
+    for broken in view.broken:
         emit(printable(f"{broken.name}: {broken.reason}"))
-    for blob in result.damaged:
+    for blob in view.damaged:
         emit(printable(f"{blob.digest}: {blob.reason}"))
-        for what, found in (("models", blob.models), ("tensors", blob.tensors)):
-            if found:
-                more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-                emit(printable(f"  {what}: {', '.join(map(str, found[:_SHOWN]))}{more}"))
-    for odd in result.odd:
+        if blob.models:
+            emit(printable(f"  models: {some(blob.models, _SHOWN, blob.model_count)}"))
+        if blob.tensors:
+            emit(printable(f"  tensors: {some(blob.tensors, _SHOWN, blob.tensor_count)}"))
+    for odd in view.odd:
         emit(printable(f"Odd: {odd.path}: {odd.reason}"))
-    damage = len(result.damaged) + len(result.broken)
+    damage = len(view.damaged) + len(view.broken)
     verdict = f"{damage} damaged" if damage else "all sound"
-    emit(f"Checked {counted(result.checked, 'blob')}, hashed {size(result.nbytes)}: {verdict}")
+    emit(f"Checked {counted(view.checked, 'blob')}, hashed {size(view.bytes)}: {verdict}")
 
 
 def repair(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
+    name: Model,
     source: Annotated[
         str | None,
         typer.Option(
@@ -144,6 +150,7 @@ def repair(
 ) -> None:
     """Restore a model's manifest and damaged blobs. Exits with 3 if some could not be rebuilt."""
     from blobstore.importer.repair import repair_model
+    from blobstore.views.stores import RepairView
 
     opened = store_at(store, wait)
     beside = {"importance": importance, "draft": draft, "modelfile": modelfile}
@@ -152,30 +159,21 @@ def repair(
             name, source_at(source), store=opened, **beside, jobs=jobs, progress=progress
         )
     with suppress(ReaderGoneError):
-        if as_json:
-            from blobstore.views.care import RepairView
-
-            show_json(RepairView.of(result))
-        else:
-            _show_repair(result)
+        show_view(RepairView.model_validate(result), _show_repair, as_json=as_json)
     if result.remaining:
         raise typer.Exit(EXIT_DAMAGED)
 
 
-def _show_repair(result: RepairResult) -> None:
-    if result.manifest_restored:
-        emit(f"Restored the manifest of {result.name}")
-    for left in result.remaining:
-        emit(printable(f"Not repaired: {left.blob.digest}: {left.reason}"))
-    repaired = (
-        f"{len(result.repaired)} made again ({size(sum(blob.size for blob in result.repaired))})"
-    )
-    verdict = (
-        f"{repaired}, {len(result.remaining)} still damaged"
-        if result.repaired or result.remaining
-        else "all sound"
-    )
-    emit(f"Checked {counted(result.checked, 'blob')} of {result.name}: {verdict}")
+def _show_repair(view: RepairView) -> None:
+    if view.manifest_restored:
+        emit(f"Restored the manifest of {view.name}")
+    for left in view.remaining:
+        emit(printable(f"Not repaired: {left.digest}: {with_flags(left.reason)}"))
+    verdict = "all sound"
+    if view.repaired or view.remaining:
+        made = f"{len(view.repaired)} made again ({size(view.bytes)})"
+        verdict = f"{made}, {len(view.remaining)} still damaged"
+    emit(f"Checked {counted(view.checked, 'blob')} of {view.name}: {verdict}")
 
 
 def prune(
@@ -211,75 +209,91 @@ def prune(
 ) -> None:
     """Move blobs that no model needs to the trash. What the previous prune put there is deleted."""
     from blobstore.store.care import prune as care
+    from blobstore.views.stores import PruneView, UndoView
 
     opened = store_at(store, wait)
     if undo:
         if dry_run or sole_owner or forget or grace is not None:
             others = "--dry-run, --forget, --grace and --sole-owner"
             raise UsageError(f"--undo restores all that the last prune took: leave out {others}")
-        undone = care.undo(opened)
-        if as_json:
-            from blobstore.views.care import UndoView
-
-            show_json(UndoView.of(undone))
-        else:
-            _show_undo(undone)
+        show_view(UndoView.of(care.undo(opened)), _show_undo, as_json=as_json)
         return
     grace_s = parse_duration(grace) if grace is not None else care.DAY_S
     result = care.prune(
         opened, grace_s=grace_s, sole_owner=sole_owner, forget=forget, dry_run=dry_run
     )
-    if as_json:
-        from blobstore.views.care import PruneView
-
-        show_json(PruneView.of(result, dry_run=dry_run))
-    else:
-        _show_prune(result, dry_run=dry_run)
+    show_view(PruneView.of(result, dry_run=dry_run), _show_prune, as_json=as_json)
 
 
-def _show_prune(result: PruneResult, *, dry_run: bool) -> None:
+def _show_prune(view: PruneView) -> None:
     rows = [
-        (blob.digest.short, size(blob.size), duration(blob.age_s), blob.reason)
-        for blob in result.removed[:_SHOWN]
+        (short(blob.digest), size(blob.size), duration(blob.age), blob.reason)
+        for blob in view.blobs[: min(view.removed, _SHOWN)]
     ]
     if rows:
         show_table(("BLOB", "SIZE", "AGE", "WHY"), rows)
-    if len(result.removed) > _SHOWN:
-        emit(f"… and {len(result.removed) - _SHOWN} more")
-    would = "Would move" if dry_run else "Moved"
-    until = (
-        ": prune --undo brings back what is there, the next prune deletes it"
-        if result.removed and not dry_run
-        else ""
-    )
-    emit(f"{would} {_blobs(result.removed)} to the trash{until}")
-    if result.forgotten:
-        emit(f"{would} the copies of the manifest of {_models(result.forgotten)} to the trash, too")
-    if result.spared:
-        emit(f"Spared {_blobs(result.spared)} within the grace time")
-    if result.leftovers:
-        found = f"{counted(len(result.leftovers), 'leftover')} of imports"
-        nbytes = sum(leftover.nbytes for leftover in result.leftovers)
-        emit(f"{'Would remove' if dry_run else 'Removed'} {found} ({size(nbytes)})")
-    if result.freed:
-        emit(f"{'Would free' if dry_run else 'Freed'} {size(result.freed)} of the trash before")
+    if view.removed > _SHOWN:
+        emit(f"… and {view.removed - _SHOWN} more")
+    move, remove, free = _WOULD if view.dry_run else _DID
+    until = ": prune --undo brings back what is there, the next prune deletes it"
+    told = until if view.removed and not view.dry_run else ""
+    emit(f"{move} {_blobs(view.removed, view.bytes)} to the trash{told}")
+    if view.forgotten:
+        copies = f"the copies of the manifest of {_models(view.forgotten)}"
+        emit(f"{move} {copies} to the trash, too")
+    if view.kept:
+        emit(f"Spared {_blobs(view.kept, view.kept_bytes)} within the grace time")
+    if view.leftovers:
+        nbytes = sum(leftover.size for leftover in view.leftovers)
+        emit(f"{remove} {counted(len(view.leftovers), 'leftover')} of imports ({size(nbytes)})")
+    if view.freed:
+        emit(f"{free} {size(view.freed)} of the trash before")
 
 
-def _blobs(blobs: tuple[UnneededBlob, ...]) -> str:
-    return f"{counted(len(blobs), 'blob')} ({size(sum(blob.size for blob in blobs))})"
+def _blobs(number: int, nbytes: int) -> str:
+    return f"{counted(number, 'blob')} ({size(nbytes)})"
 
 
-def _models(names: tuple[ModelName, ...]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{counted(len(names), 'model')} ({', '.join(map(str, names[:_SHOWN]))}{more})"
+def _models(names: list[str]) -> str:
+    return f"{counted(len(names), 'model')} ({some(names, _SHOWN)})"
 
 
-def _show_undo(undone: UndoResult) -> None:
-    emit(
-        f"Gave back {counted(len(undone.restored), 'blob')} ({size(sum(nbytes for _, nbytes in undone.restored))})"
-    )
-    if undone.kept:
-        emit(f"Left {len(undone.kept)} in the trash: the store has them again, or they are damaged")
-    if undone.without_manifest:
-        emit(f"Still without a manifest: {_models(undone.without_manifest)}")
+def _show_undo(view: UndoView) -> None:
+    emit(f"Gave back {_blobs(view.restored, view.bytes)}")
+    if view.kept:
+        emit(f"Left {view.kept} in the trash: the store has them again, or they are damaged")
+    if view.without_manifest:
+        emit(f"Still without a manifest: {_models(view.without_manifest)}")
         emit("Mount the disk on which their manifests lie, or restore each: blobstore repair NAME")
+
+
+def du(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Models to show [default: all].")
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the disk space of models.
+
+    UNIQUE is what rm would free, SHARED is needed by other models too.
+    """
+    from blobstore.store.care.usage import measure_usage
+    from blobstore.views.stores import UsageView
+
+    usage = measure_usage(store_at(store), names or ())
+    show_view(UsageView.of(usage), _show_usage, as_json=as_json)
+
+
+def _show_usage(view: UsageView) -> None:
+    show_table(("NAME", "SIZE", "UNIQUE", "SHARED"), list(map(_usage_row, view.models)))
+    needless = f"{size(view.reclaimable)} needed by no model"
+    emit(f"{counted(view.blobs, 'blob')}, {size(view.bytes)}; {needless}")
+    if view.trash:
+        emit(f"{size(view.trash)} in the trash")
+
+
+def _usage_row(view: ModelUsageView) -> tuple[str, ...]:
+    if view.bytes is None or view.unique is None or view.shared is None:
+        return (view.name, "broken", "", reason(view.error))
+    return (view.name, size(view.bytes), size(view.unique), size(view.shared))

@@ -1,8 +1,9 @@
-"""``inspect``."""
+"""``inspect``, and ``metadata get``, ``set`` and ``rm``."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,20 +18,24 @@ from blobstore.cli.output import (
     emit,
     hub_endpoint,
     printable,
+    progress_bar,
+    rate,
     shape,
     show_facts,
+    show_help_without_command,
     show_json,
     show_table,
     size,
+    some,
     stores_at,
     token_for,
 )
-from blobstore.errors import UsageError
+from blobstore.errors import NotFoundError, UsageError, quoted
 
 if TYPE_CHECKING:
     from blobstore.inspection.counting import LogicalTensor
     from blobstore.inspection.inspection import Branch, Inspection
-
+    from blobstore.inspection.metadata import MetadataEdit
 
 _LONGEST_NAME = 96
 _LONGEST_VALUE = 120
@@ -38,6 +43,8 @@ _LARGE_VALUE = 2000
 _MOST_VALUES = 40
 _MOST_TYPES = 3
 _INDENT = "  "
+_STDIN = "-"
+_MOST_INPUT = 100_000_000
 
 Target = Annotated[
     str,
@@ -65,11 +72,26 @@ Sort = Annotated[
 Depth = Annotated[
     int | None, typer.Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all].")
 ]
+File = Annotated[str, typer.Argument(metavar="FILE", help="A .safetensors file.")]
+InPlace = Annotated[
+    bool,
+    typer.Option("--in-place", help="Fail if the change can't be made without a new file."),
+]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
+    """Add the commands of this file."""
     app.command("inspect")(inspect)
+    group = typer.Typer(
+        rich_markup_mode=None,
+        help="Read and edit the metadata of a .safetensors file.",
+        invoke_without_command=True,
+        callback=show_help_without_command,
+    )
+    group.command("get")(get_metadata)
+    group.command("set")(set_metadata)
+    group.command("rm")(remove_metadata)
+    app.add_typer(group, name="metadata")
 
 
 def inspect(
@@ -114,6 +136,8 @@ def inspect(
 
 
 def _show(found: Inspection, of: int) -> None:
+    from blobstore.inspection.inspection import MODELSPEC
+
     by_type: dict[str, int] = {}
     for tensor in found.tensors:
         by_type[tensor.type_name] = by_type.get(tensor.type_name, 0) + tensor.parameters
@@ -132,19 +156,12 @@ def _show(found: Inspection, of: int) -> None:
     _show_quantizations(found)
     modelspec = found.modelspec
     _show_values("MODELSPEC", modelspec)
-    _show_values(
-        "METADATA", {key: found.metadata[key] for key in found.metadata if not _is_modelspec(key)}
-    )
+    others = {key: value for key, value in found.metadata.items() if not key.startswith(MODELSPEC)}
+    _show_values("METADATA", others)
     if found.notes:
         emit()
-        for note in found.notes:
-            emit(f"Note: {printable(note)}")
-
-
-def _is_modelspec(key: str) -> bool:
-    from blobstore.inspection.inspection import MODELSPEC
-
-    return key.startswith(MODELSPEC)
+    for note in found.notes:
+        emit(f"Note: {printable(note)}")
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -233,12 +250,114 @@ def _show_tree(found: Inspection, depth: int | None) -> None:
 
 def _branch_row(branch: Branch) -> tuple[str, ...]:
     alike = f" ({branch.alike:,} alike)" if branch.alike > 1 else ""
-    types = [kind for kind, _ in branch.types]
-    more = f" and {len(types) - _MOST_TYPES} more" if len(types) > _MOST_TYPES else ""
     return (
         f"{_INDENT * branch.depth}{cut(branch.name, _LONGEST_NAME)}{alike}",
-        f"{', '.join(types[:_MOST_TYPES])}{more}",
+        some([kind for kind, _ in branch.types], _MOST_TYPES),
         "" if branch.shape is None else cut(shape(branch.shape), _LONGEST_NAME),
         count(branch.parameters),
         size(branch.nbytes),
     )
+
+
+def get_metadata(
+    file: File,
+    key: Annotated[
+        str | None, typer.Argument(metavar="KEY", help="One key [default: all of them].")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show all metadata, or the value of one key."""
+    from blobstore.inspection.metadata import read_metadata
+
+    metadata = read_metadata(file)
+    if key is None:
+        _show_metadata(metadata, as_json=as_json)
+    elif key not in metadata:
+        raise NotFoundError(f"{file} has no metadata {quoted(key)}", path=file)
+    elif as_json:
+        show_json(metadata[key])
+    else:
+        emit(printable(metadata[key], keep="\n\t"))
+
+
+def set_metadata(
+    file: File,
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY_OR_JSON",
+            help="A key; without VALUE, a JSON object, or - to read one from stdin.",
+        ),
+    ],
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The new value.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Remove all other keys.")] = False,
+    in_place: InPlace = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Set one key, or those of a JSON object of texts."""
+    changes: Mapping[str, str | None] = _parse(key) if value is None else {key: value}
+    _edit(file, changes, replace=replace, in_place=in_place, as_json=as_json)
+
+
+def remove_metadata(
+    file: File,
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY", help="Keys to remove; if one is missing, nothing changes."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove every key.")] = False,
+    in_place: InPlace = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove keys."""
+    if bool(keys) == everything:
+        raise UsageError("name the keys to remove, or say --all")
+    _edit(file, dict.fromkeys(keys or ()), replace=everything, in_place=in_place, as_json=as_json)
+
+
+def _parse(text: str) -> dict[str, str | None]:
+    from blobstore.formats.strictjson import parse_object
+    from blobstore.io.durable import os_errors
+
+    if text == _STDIN:
+        with os_errors("read", "standard input"):
+            raw = sys.stdin.buffer.read(_MOST_INPUT + 1)
+    elif text.lstrip().startswith("{"):
+        raw = text.encode(errors="surrogatepass")
+    else:
+        raise UsageError(
+            f"there is no value for {quoted(text)}",
+            hint="Give KEY and VALUE, a JSON object, or - for stdin.",
+        )
+    value = parse_object(raw, "the metadata", rule="F9", limit=_MOST_INPUT)
+    if wrong := [key for key, item in value.items() if not isinstance(item, str)]:
+        raise UsageError(f"the value of {quoted(wrong[0])} is not a string", rule="F9")
+    return value
+
+
+def _edit(
+    file: str, changes: Mapping[str, str | None], *, replace: bool, in_place: bool, as_json: bool
+) -> None:
+    from blobstore.inspection.metadata import edit_metadata
+
+    with progress_bar() as progress:
+        edit = edit_metadata(file, changes, replace=replace, in_place=in_place, progress=progress)
+    if as_json:
+        _show_metadata(edit.metadata, as_json=True)
+    else:
+        emit(_said(file, edit))
+
+
+def _said(file: str, edit: MetadataEdit) -> str:
+    name = printable(file)
+    if edit.copied_bytes is None:
+        return f"Edited {name} in place" if edit.changed else f"{name} has these metadata already"
+    took = f"{edit.seconds:.2f} s, {rate(edit.copied_bytes, edit.seconds)}"
+    return f"Wrote {name} anew: {size(edit.copied_bytes)} in {took}"
+
+
+def _show_metadata(metadata: Mapping[str, str], *, as_json: bool) -> None:
+    if as_json:
+        show_json(dict(metadata))
+    elif metadata:
+        show_facts({printable(key): value for key, value in metadata.items()})

@@ -22,14 +22,11 @@ from blobstore.cli import (
     care,
     comparing,
     completion,
-    exporting,
-    importing,
+    conversion,
     inspecting,
-    metadata,
     models,
-    schema,
 )
-from blobstore.cli.output import ReaderGoneError, emit, fail, show_help_without_command
+from blobstore.cli.output import ReaderGoneError, emit, fail, show_help_without_command, show_json
 from blobstore.errors import BlobStoreError, UsageError
 
 EXIT_FAILED = 1
@@ -45,17 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (
-    importing,
-    models,
-    inspecting,
-    exporting,
-    care,
-    comparing,
-    metadata,
-    schema,
-    completion,
-):
+for group in (conversion, models, inspecting, care, comparing, completion):
     group.register(app)
 
 
@@ -81,6 +68,30 @@ def _options(
     ] = False,
 ) -> None:
     show_help_without_command(context)
+
+
+@app.command("schema")
+def _schema(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="COMMAND", help="A command that has --json, such as list, or metadata get."
+        ),
+    ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="Print the page of all commands, in Markdown.")
+    ] = False,
+) -> None:
+    """Print the JSON Schema of what a command prints with --json."""
+    from blobstore.views import commands
+
+    if page:
+        emit(commands.page(), end="")
+    elif command:
+        show_json(commands.schema(" ".join(command)))
+    else:
+        hint = "blobstore schema --help shows what is possible."
+        raise UsageError("schema needs a COMMAND", hint=hint)
 
 
 def main() -> None:

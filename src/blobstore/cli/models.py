@@ -1,8 +1,10 @@
-"""``list``, ``show``, ``rm``, ``cp`` and ``mv``."""
+"""``list``, ``show``, ``run``, ``rm``, ``cp`` and ``mv``."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.import_options import show_coverage
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
     LowerOption,
+    Model,
     ReaderGoneError,
     StoreOption,
     WaitOption,
@@ -27,20 +29,24 @@ from blobstore.cli.output import (
     progress_bar,
     reason,
     shape,
+    short,
+    show_coverage,
     show_facts,
     show_json,
     show_table,
+    show_view,
     size,
     store_at,
     stores_at,
+    with_flags,
 )
 from blobstore.errors import StorageError, UsageError
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from blobstore.inspection.listing import BrokenModel, ListedModel, ModelDetails, ModelSummary
+    from blobstore.views.stores import CopyView, ListItemView, ModelView, NewNameView, RemovalView
 
-
+_DEFAULT_TOKENS = 128
 _SHOWN = 20
 """Names in a note."""
 Sort = Annotated[
@@ -51,7 +57,6 @@ Sort = Annotated[
         help="Order: by name, the newest first, or the largest first.",
     ),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +64,7 @@ def register(app: typer.Typer) -> None:
     app.command("list")(list_)
     app.command("ls", hidden=True)(list_)
     app.command("show")(show)
+    app.command("run")(run)
     app.command("rm")(rm)
     app.command("cp")(cp)
     app.command("mv")(mv)
@@ -71,37 +77,18 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List the models of the store, the newest first."""
-    from blobstore.inspection.listing import ListedModel, list_models
+    from blobstore.inspection.listing import list_models
+    from blobstore.views.stores import ListItemView
 
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
-    models = sorted(list_models(opened), key=_ORDERS[sort])
-    if as_json:
-        from blobstore.views.models import ListItemView
-
-        show_json([ListItemView.of(model, _place(opened, model)) for model in models])
-    elif not models:
-        emit(printable(f"No models in {opened.address} yet. Import one: blobstore import FOLDER"))
+    views = [ListItemView.of(model, _place(opened, model.name)) for model in list_models(opened)]
+    views.sort(key=_ORDERS[sort])
+    if as_json or views:
+        show_view(views, _show_list, as_json=as_json)
     else:
-        rows = [
-            _list_row(model) if isinstance(model, ListedModel) else _broken_row(model)
-            for model in models
-        ]
-        places = [
-            () if (place := _place(opened, model)) is None else (printable(place),)
-            for model in models
-        ]
-        headings = (
-            "NAME",
-            "ID",
-            "SIZE",
-            "TYPE",
-            "PARAMETERS",
-            "MODIFIED",
-            *(("STORE",) if any(places) else ()),
-        )
-        show_table(headings, [(*row, *place) for row, place in zip(rows, places, strict=True)])
+        emit(printable(f"No models in {opened.address} yet. Import one: blobstore import FOLDER"))
     with _unreadable_is_noted():
         if newer := upper.newer.names():
             names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
@@ -110,9 +97,9 @@ def list_(
             )
 
 
-def _place(store: Any, model: ListedModel | BrokenModel) -> str | None:
+def _place(store: Any, name: ModelName) -> str | None:
     """Return in which of several stores a model lies; None where there is one."""
-    return store.home_of(model.name).address if hasattr(store, "home_of") else None
+    return store.home_of(name).address if hasattr(store, "home_of") else None
 
 
 @contextmanager
@@ -124,44 +111,37 @@ def _unreadable_is_noted() -> Iterator[None]:
         note(f"the models of newer Ollamas are unknown: {error.message}")
 
 
-def _by_time(model: ListedModel | BrokenModel) -> tuple[float, ModelName]:
-    """Return a key that sorts the newest first.
-
-    A model that can't be read, or without a date, is last.
-    """
-    modified = getattr(model, "modified", None)
-    return (-modified.timestamp() if modified is not None else math.inf, model.name)
+def _by_time(view: ListItemView) -> float:
+    """Return a key that sorts the newest first; models without a date, or that are broken, last."""
+    return math.inf if view.modified is None else -view.modified.timestamp()
 
 
-def _by_size(model: ListedModel | BrokenModel) -> tuple[float, ModelName]:
-    """Return a key that sorts the largest first, what can't be read last."""
-    return (-getattr(model, "size", -math.inf), model.name)
-
-
-_ORDERS: Mapping[str, Callable[[ListedModel | BrokenModel], Any]] = {
-    "name": lambda model: model.name,
+_ORDERS: Mapping[str, Callable[[ListItemView], float]] = {
+    "name": lambda _: 0,  # they are listed by name
     "time": _by_time,
-    "size": _by_size,
+    "size": lambda view: math.inf if view.size is None else -view.size,
 }
 
 
-def _list_row(model: ListedModel) -> tuple[str, ...]:
-    return (
-        str(model.name),
-        model.id.short,
-        size(model.size),
-        model.quant_type,
-        count(model.parameters),
-        age(model.modified),
-    )
+def _show_list(views: list[ListItemView]) -> None:
+    headings = ["NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"]
+    rows = list(map(_list_row, views))
+    if any(view.store for view in views):
+        headings.append("STORE")
+        rows = [(*row, view.store) for row, view in zip(rows, views, strict=True)]
+    show_table(headings, rows)
 
 
-def _broken_row(model: BrokenModel) -> tuple[str, ...]:
-    return (str(model.name), "", "", "broken", "", reason(model.error))
+def _list_row(view: ListItemView) -> tuple[str, ...]:
+    if view.id is None or view.size is None:
+        return (view.name, "", "", "broken", "", reason(view.error))
+    parameters = count(view.parameters or 0)
+    types = view.quant_type or ""
+    return (view.name, short(view.id), size(view.size), types, parameters, age(view.modified))
 
 
 def show(
-    name: Name,
+    name: Model,
     tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors as well.")] = False,
     coverage: Annotated[
         bool,
@@ -176,6 +156,7 @@ def show(
 ) -> None:
     """Show a model: its architecture, type and size."""
     from blobstore.inspection.listing import describe, stored_coverage, summarize
+    from blobstore.views.stores import ModelView
 
     asked = ModelName.parse(name)
     upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
@@ -187,51 +168,75 @@ def show(
     with _unreadable_is_noted():
         if upper.newer.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
-    if as_json:
-        from blobstore.views.models import ModelView
+    view = ModelView.of(summary, details, covered)
+    show_view(view, lambda view: _show_model(view, tensors=tensors), as_json=as_json)
 
-        show_json(ModelView.of(summary, details, covered))
-        return
-    _show_summary(summary, details)
-    if covered is not None:
+
+def _show_model(view: ModelView, *, tensors: bool) -> None:
+    parameters = f"{count(view.parameters)} ({view.parameters:,})" if view.parameters else None
+    facts = {
+        "name": view.name,
+        "id": view.id,
+        "architecture": view.architecture,
+        "parameters": parameters,
+        "type": view.quant_type or None,
+        "weights": _weights_by_type(view) or None,
+        "context length": view.context_length,
+        "embedding length": view.embedding_length,
+        "capabilities": ", ".join(view.capabilities) or None,
+        "size": size(view.size),
+        "layers": view.layers,
+        "tensors": len(view.tensors),
+    }
+    for verdict in view.runs_in:
+        answer = f"{verdict.runs}: {with_flags(verdict.reason)} ({verdict.version})"
+        facts[f"runs in {verdict.runtime}"] = answer
+    show_facts({key: str(value) for key, value in facts.items() if value is not None})
+    if view.coverage is not None:
         emit()
-        show_coverage(covered)
+        show_coverage(view.coverage)
     if tensors:
         emit()
-        show_table(
-            ("TENSOR", "TYPE", "SHAPE", "SIZE"), [_tensor_row(tensor) for tensor in summary.tensors]
-        )
+        rows = [
+            (tensor.name, tensor.type_name, shape(tensor.shape), size(tensor.size))
+            for tensor in view.tensors
+        ]
+        show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows)
 
 
-def _show_summary(summary: ModelSummary, details: ModelDetails) -> None:
-    from blobstore.inspection.listing import weights_by_type
-
-    facts = {
-        "name": str(summary.name),
-        "id": str(summary.id),
-        "architecture": details.architecture,
-        "parameters": f"{count(summary.parameters)} ({summary.parameters:,})"
-        if summary.parameters
-        else None,
-        "type": summary.quant_type or None,
-        "weights": ", ".join(
-            f"{kind} {count(number)}" for kind, number in weights_by_type(summary.tensors).items()
-        )
-        or None,
-        "context length": details.context_length,
-        "embedding length": details.embedding_length,
-        "capabilities": ", ".join(details.capabilities) or None,
-        "size": size(summary.size),
-        "layers": summary.layers,
-        "tensors": len(summary.tensors),
-    }
-    runs_in = {f"runs in {verdict.runtime}": str(verdict) for verdict in details.runs_in}
-    show_facts({key: str(value) for key, value in facts.items() if value is not None} | runs_in)
+def _weights_by_type(view: ModelView) -> str:
+    weights: Counter[str] = Counter()
+    for tensor in view.tensors:
+        weights[tensor.quant_type or tensor.dtype] += math.prod(tensor.shape)
+    ordered = sorted(weights.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{kind} {count(number)}" for kind, number in ordered)
 
 
-def _tensor_row(tensor: Any) -> tuple[str, ...]:
-    kind = tensor.quantization if tensor.quantization is not None else tensor.dtype
-    return (tensor.name, str(kind), shape(tensor.shape), size(tensor.nbytes))
+def run(
+    name: Model,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")],
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Stop after this many tokens.")
+    ] = _DEFAULT_TOKENS,
+    store: StoreOption = None,
+    lower: LowerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a text with a stored model, using mlx-lm."""
+    from blobstore import mlx_lm
+    from blobstore.views.stores import RunView
+
+    full = ModelName.parse(name)
+    model, tokenizer = mlx_lm.load(full, store=stores_at(store, lower))
+    started = time.monotonic()
+    pieces = []
+    for piece in mlx_lm.continue_text(model, tokenizer, prompt, max_tokens):
+        pieces.append(piece)
+        if not as_json:
+            emit(printable(prompt + piece if len(pieces) == 1 else piece, keep="\n\t"), end="")
+    seconds = time.monotonic() - started
+    view = RunView(text="".join(pieces), tokens=len(pieces), seconds=seconds)
+    show_view(view, lambda _: emit(), as_json=as_json)
 
 
 def rm(
@@ -242,33 +247,29 @@ def rm(
     as_json: JsonOption = False,
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
+    from blobstore.views.stores import RemovalView
+
     asked = list(map(ModelName.parse, names))
     opened = stores_at(store, lower, wait)
-    removals = []
-    wanted = list(
-        dict.fromkeys(map(opened.find, asked))
-    )  # all or none: a typing error must not remove half of them
-    for full in wanted:
-        removal = opened.remove(full)
-        freed, kept = (
-            sum(blob.size for blob in blobs) for blobs in (removal.removed, removal.kept)
-        )
-        removals.append((full, removal))
+    views = []
+    # All or none: a typing error must not remove half of them.
+    for full in dict.fromkeys([opened.find(one) for one in asked]):
+        views.append(RemovalView.of(full, opened.remove(full)))
         if not as_json:
             with suppress(ReaderGoneError):  # the other models were to be removed all the same
-                emit(f"Removed {full}: {counted(len(removal.removed), 'blob')}, {size(freed)}")
-                if removal.reason is not None:
-                    emit(
-                        f"Kept {counted(len(removal.kept), 'blob')} ({size(kept)}): {removal.reason}"
-                    )
+                _show_removal(views[-1])
     if as_json:
-        from blobstore.views.models import RemovalView
+        show_json(views)
 
-        show_json([RemovalView.of(full, removal) for full, removal in removals])
+
+def _show_removal(view: RemovalView) -> None:
+    emit(f"Removed {view.name}: {counted(view.removed, 'blob')}, {size(view.bytes)}")
+    if view.reason is not None:
+        emit(f"Kept {counted(view.kept, 'blob')} ({size(view.kept_bytes)}): {view.reason}")
 
 
 def cp(
-    source: Name,
+    source: Model,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -293,27 +294,23 @@ def cp(
             "cp needs a NEW_NAME, or another store",
             hint="blobstore cp --help shows what is possible.",
         )
+    from blobstore.views.stores import NewNameView
+
     asked, wanted = ModelName.parse(source), ModelName.parse(source if target is None else target)
+    opened = stores_at(store, lower, wait)
     if to is None:
-        opened = stores_at(store, lower, wait)
-        old = opened.find(asked)
-        new = opened.copy(asked, wanted)
-        _show_new_name(old, new, "Copied", as_json)
+        view = NewNameView(source=opened.find(asked), name=opened.copy(asked, wanted))
+        show_view(view, lambda view: _show_new_name("Copied", view), as_json=as_json)
     else:
-        _copy_to(
-            stores_at(store, lower, wait),
-            asked,
-            wanted,
-            store_at(to, wait, may_be_new=True),
-            jobs,
-            as_json,
-        )
+        copy = _copy_to(opened, asked, wanted, store_at(to, wait, may_be_new=True), jobs)
+        show_view(copy, _show_copy, as_json=as_json)
 
 
 def _copy_to(
-    source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None, as_json: bool
-) -> None:
+    source: Any, name: ModelName, wanted: ModelName, target: Any, jobs: int | None
+) -> CopyView:
     from blobstore.store.transfer import transfer
+    from blobstore.views.stores import CopyView
 
     if Path(source.address) in (Path(target.address), *Path(target.address).parents):
         what = "is" if source.address == target.address else "lies in"
@@ -321,21 +318,17 @@ def _copy_to(
         raise UsageError(message, hint="Leave --to out, and give a NEW_NAME.")
     with progress_bar() as progress:
         (done,) = transfer({str(name): str(wanted)}, source, target, jobs=jobs, progress=progress)
-    if as_json:
-        from blobstore.views.models import CopyView
+    return CopyView.of(done, target.address)
 
-        show_json(CopyView.of(done, target.address))
-    else:
-        told = ", ".join(
-            f"{done.blobs[how]:,} {how.value} ({size(done.nbytes[how])})" for how in done.blobs
-        )
-        emit(
-            f"Copied {done.source} to {done.name} in {printable(target.address)}: {told or 'no blobs'}"
-        )
+
+def _show_copy(view: CopyView) -> None:
+    told = (f"{way.blobs:,} {how} ({size(way.bytes)})" for how, way in view.ways.items())
+    where = f"{view.name} in {printable(view.store)}"
+    emit(f"Copied {view.source} to {where}: {', '.join(told) or 'no blobs'}")
 
 
 def mv(
-    source: Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")],
+    source: Model,
     target: Annotated[str, typer.Argument(metavar="NEW_NAME", help="Its new name.")],
     force: Annotated[
         bool, typer.Option("--force", help="Replace a model that already has this name.")
@@ -346,16 +339,14 @@ def mv(
     as_json: JsonOption = False,
 ) -> None:
     """Give a model another name."""
+    from blobstore.views.stores import NewNameView
+
     asked, wanted = ModelName.parse(source), ModelName.parse(target)
     opened = stores_at(store, lower, wait)
     old = opened.find(asked)
-    _show_new_name(old, opened.move(asked, wanted, replace=force), "Moved", as_json)
+    view = NewNameView(source=old, name=opened.move(asked, wanted, replace=force))
+    show_view(view, lambda view: _show_new_name("Moved", view), as_json=as_json)
 
 
-def _show_new_name(old: ModelName, new: ModelName, done: str, as_json: bool) -> None:
-    if as_json:
-        from blobstore.views.models import NewNameView
-
-        show_json(NewNameView(source=str(old), name=str(new)))
-    else:
-        emit(f"{done} {old} to {new}")
+def _show_new_name(done: str, view: NewNameView) -> None:
+    emit(f"{done} {view.source} to {view.name}")

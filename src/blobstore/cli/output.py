@@ -11,18 +11,18 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.errors import BlobStoreError, UsageError, from_os_error
+from blobstore.errors import UsageError, from_os_error
 
 if TYPE_CHECKING:
     from blobstore.io.workers import Progress
-    from blobstore.source.folders import Folder
+    from blobstore.views.view import CoverageView, TallyView
 
 
 @contextmanager
@@ -101,9 +101,21 @@ Jobs = Annotated[
     typer.Option("--jobs", "-j", metavar="N", help="Number of threads [default: one per core]."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Model = Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")]
 
 _LONGEST_MESSAGE = 1000
 _LONGEST_REASON = 120
+_MOST_NAMES = 5
+_OPTION = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
+_FLAGS = {
+    "alignment": "align",
+    "licenses": "license",
+    "parameters": "param",
+    "replace": "force",
+    "rules": "rule",
+    "wait_s": "wait",
+}
+"""Flags that are called otherwise than the options of the library."""
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _DURATION = re.compile(
     r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<unit>|[smhd])", re.ASCII | re.IGNORECASE
@@ -222,25 +234,79 @@ def fail(message: str, hint: str | None = None) -> None:
     text = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
     print(f"Error: {printable(text)}", file=sys.stderr)
     if hint:
-        print(f"Hint: {printable(hint)}", file=sys.stderr)
+        print(f"Hint: {printable(with_flags(hint))}", file=sys.stderr)
 
 
 def note(text: str) -> None:
     """Print ``Note: …`` on stderr: what to know beside the result."""
-    print(f"Note: {printable(text)}", file=sys.stderr)
+    print(f"Note: {printable(with_flags(text))}", file=sys.stderr)
+
+
+def flag_of(option: str) -> str:
+    """Return how the command line spells an option of the library: ``--rule`` for ``rules``."""
+    return f"--{_FLAGS.get(option, option)}".replace("_", "-")
+
+
+def with_flags(text: str) -> str:
+    """Return a text of the library with its options as flags: ``--quant int4`` for `quant="int4"` in backticks."""
+
+    def flag(match: re.Match[str]) -> str:
+        value = (match["value"] or "True").strip("'\"")
+        return flag_of(match["name"]) + ("" if value == "True" else f" {value}")
+
+    return _OPTION.sub(flag, text)
 
 
 def show_json(document: Any, *, compact: bool = False) -> None:
-    """Print one JSON document, or views, on stdout; ``compact`` on one line: a large one takes a tenth of the time."""
-    if isinstance(document, list):
-        document = [part.document() if hasattr(part, "document") else part for part in document]
-    plain = document.document() if hasattr(document, "document") else document
-    emit(json.dumps(plain, indent=None if compact else 2, ensure_ascii=True))
+    """Print one JSON document of views on stdout.
+
+    ``compact``: on one line, which takes a tenth of the time for a large document.
+    """
+    emit(json.dumps(document, indent=None if compact else 2, default=lambda view: view.document()))
 
 
-def reason(error: BlobStoreError) -> str:
+def show_view(view: Any, show: Callable[[Any], object], *, as_json: bool) -> None:
+    """Print views as one JSON document, or by a function that prints them as lines and tables."""
+    (show_json if as_json else show)(view)
+
+
+def show_coverage(coverage: CoverageView) -> None:
+    """Print what is stored of a source.
+
+    One line, and one more for each thing to know: tensors that are counted apart, derived or left
+    out.
+    """
+    tensors, files = coverage.tensors, coverage.files
+    lines = [f"{_share(tensors, 'tensor')} and {_share(files, 'file')} stored"]
+    if tensors.source is None:
+        why = "the model was not imported by blobstore in its default profile"
+        lines.append(f"The source is not known: {why}")
+    lines += [
+        f"{number:,} of the tensors belong to the {head}" for head, number in coverage.heads.items()
+    ]
+    lines += [
+        f"Derived: {number:,} {how}" for how, number in (tensors.derived | files.derived).items()
+    ]
+    if coverage.kept_whole:
+        lines.append(f"Kept as files, not quantized: {some(coverage.kept_whole, _MOST_NAMES)}")
+    reasons: dict[str, list[str]] = {}
+    for one in (*tensors.left_out, *files.left_out):
+        name = one.name if one.count == 1 else f"{one.name} ({one.count:,})"
+        reasons.setdefault(one.reason, []).append(name)
+    lines += [f"Left out: {some(names, _MOST_NAMES)}: {why}" for why, names in reasons.items()]
+    emit(printable("\n".join(lines), keep="\n"))
+
+
+def _share(tally: TallyView, noun: str) -> str:
+    covered = tally.stored + sum(tally.derived.values())
+    if tally.source is None:
+        return counted(covered, noun)
+    return f"{covered:,} of {counted(tally.source, noun)}"
+
+
+def reason(message: str) -> str:
     """Return why something is broken, as short as a row of a table has room for."""
-    return error.message[:_LONGEST_REASON]
+    return message[:_LONGEST_REASON]
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -274,6 +340,17 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
+def some(names: Sequence[str], most: int, number: int | None = None) -> str:
+    """Return the first ``most`` of names in a list: ``a, b and 3 more``; ``number``: of how many."""
+    more = (len(names) if number is None else number) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def short(digest: str) -> str:
+    """Return the first 12 digits of a digest."""
+    return digest.removeprefix("sha256:")[:12]
+
+
 def cut(text: str, longest: int) -> str:
     """Return a text of at most ``longest`` characters: of a longer one its beginning and its end, where names differ."""
     if len(text) <= longest:
@@ -290,6 +367,11 @@ def size(nbytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1000
     raise AssertionError("the last unit takes every size")
+
+
+def rate(nbytes: int, seconds: float) -> str:
+    """Return how fast something was done: ``5.9 MB/s``."""
+    return f"{size(int(nbytes / max(seconds, 1e-3)))}/s"
 
 
 def shape(dims: Sequence[int]) -> str:

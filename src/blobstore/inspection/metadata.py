@@ -200,7 +200,7 @@ def encode_metadata(metadata: Mapping[str, str]) -> bytes:
     Raises: UsageError for a key or value that UTF-8 can't encode.
     """
     for key, value in metadata.items():
-        if not (isinstance(key, str) and isinstance(value, str)):
+        if not all(isinstance(text, str) for text in (key, value)):
             message = f"metadata map strings to strings, not {quoted(key)} to {quoted(value)}"
             raise UsageError(message)
     try:

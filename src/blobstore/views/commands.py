@@ -8,10 +8,27 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from blobstore.errors import UsageError
-from blobstore.views.care import PruneView, RepairView, UndoView, UsageView, VerifyView
-from blobstore.views.comparing import DiffView, QualityView
-from blobstore.views.importing import ExportView, ImportView, InspectionView, PlanView, RunView
-from blobstore.views.models import CopyView, ListItemView, ModelView, NewNameView, RemovalView
+from blobstore.views.checkpoints import (
+    DiffView,
+    ExportView,
+    ImportView,
+    InspectionView,
+    PlanView,
+    QualityView,
+)
+from blobstore.views.stores import (
+    CopyView,
+    ListItemView,
+    ModelView,
+    NewNameView,
+    PruneView,
+    RemovalView,
+    RepairView,
+    RunView,
+    UndoView,
+    UsageView,
+    VerifyView,
+)
 
 VIEWS: Final[dict[str, Any]] = {
     "import": ImportView,

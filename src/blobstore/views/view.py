@@ -1,24 +1,75 @@
-"""The base of all views, and what several of them share."""
+"""The base of all views, and what several of them share.
+
+A view is made of a result by ``model_validate``: fields take the attributes of their names, or of
+those that their ``validation_alias`` lists.
+"""
 
 from __future__ import annotations
 
+import enum
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import datetime
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+)
 
-if TYPE_CHECKING:
-    from blobstore.formats.coverage import Coverage, Tally
-    from blobstore.inspection.diff import Errors
 
-Text = Annotated[str, BeforeValidator(str)]
+def _text(value: object) -> object:
+    """Return the text of a name, a digest, a path or a member of an enum; None stays None."""
+    return None if value is None else str(value.value if isinstance(value, enum.Enum) else value)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else len(value)
+
+
+def _total(value: Any) -> int:
+    return value if isinstance(value, int) else sum(blob.size for blob in value)
+
+
+def _rfc3339(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _part(name: str) -> BeforeValidator:
+    """Return what takes an attribute of a `Quantization`; None, texts and numbers stay as they are."""
+    return BeforeValidator(lambda value: getattr(value, name, value))
+
+
+Text = Annotated[str, BeforeValidator(_text)]
 """Text of a name, a digest or a path."""
-Figure = Annotated[
-    float | None,
-    AfterValidator(lambda value: value if value is None or math.isfinite(value) else None),
-]
-"""A number; null for infinity and NaN, which JSON does not have."""
+DigestText = Annotated[Text, BeforeValidator(lambda blob: getattr(blob, "digest", blob))]
+"""The digest of a blob."""
+OptionalText = Annotated[str | None, BeforeValidator(_text)]
+Moment = Annotated[datetime | None, PlainSerializer(_rfc3339)]
+"""A moment; in JSON in RFC 3339, whole seconds."""
+Figure = Annotated[float | None, PlainSerializer(_finite)]
+"""A number; in JSON null for infinity and NaN, which JSON does not have."""
 Bytes = Annotated[int, Field(ge=0, description="bytes")]
+Nbytes = Annotated[Bytes, Field(validation_alias=AliasChoices("bytes", "nbytes"))]
+Size = Annotated[Bytes, Field(validation_alias=AliasChoices("size", "nbytes"))]
+ONLY_SHOWN = Field(exclude=True)
+"""Of a field that tables show and that is not in the JSON document."""
+Count = Annotated[int, BeforeValidator(_count)]
+"""The number of things that a result lists."""
+Total = Annotated[Bytes, BeforeValidator(_total)]
+"""The bytes of blobs that a result lists."""
+
+
+def _quantized(name: str) -> Any:
+    """Return a field that is found in a result's ``quantization``."""
+    return Field(validation_alias=AliasChoices(name, "quantization"))
 
 
 class View(BaseModel):
@@ -39,8 +90,17 @@ class VerdictView(View):
 
     runtime: str
     version: str
-    runs: str = Field(description="yes, no or unknown")
+    runs: Text = Field(description="yes, no or unknown")
     reason: str
+
+    @property
+    def sentence(self) -> str:
+        """The verdict as a sentence without its full stop."""
+        runtime = f"{self.runtime} {self.version}"
+        if self.runs == "yes":
+            return f"Runs in {runtime} ({self.reason})"
+        verdict = "Does not run" if self.runs == "no" else "Uncertain"
+        return f"{verdict} in {runtime}: {self.reason}"
 
 
 class LeftOutView(View):
@@ -59,14 +119,6 @@ class TallyView(View):
     derived: dict[str, int] = Field(description="how many, by how they were made")
     left_out: list[LeftOutView]
 
-    @classmethod
-    def of(cls, tally: Tally) -> TallyView:
-        """Return the view of a tally."""
-        left_out = [LeftOutView.model_validate(one) for one in tally.left_out]
-        return cls(
-            source=tally.source, stored=tally.stored, derived=dict(tally.derived), left_out=left_out
-        )
-
 
 class CoverageView(View):
     """How much of a source is stored."""
@@ -76,38 +128,17 @@ class CoverageView(View):
     heads: dict[str, int] = Field(description="tensors of heads and models beside the main one")
     kept_whole: list[str] = Field(description="files of weights that are kept as files")
 
-    @classmethod
-    def of(cls, coverage: Coverage) -> CoverageView:
-        """Return the view of a coverage."""
-        return cls(
-            tensors=TallyView.of(coverage.tensors),
-            files=TallyView.of(coverage.files),
-            heads=dict(coverage.heads),
-            kept_whole=list(coverage.kept_whole),
-        )
 
+class TensorView(View):
+    """A tensor; ``shape`` is before packing."""
 
-class ErrorsView(View):
-    """How far two sets of values are from each other."""
+    name: str
+    dtype: Text
+    shape: list[int]
+    quant_type: Annotated[OptionalText, _part("quant_type")] = _quantized("quant_type")
+    group_size: Annotated[int | None, _part("group_size")] = _quantized("group_size")
 
-    weights: int
-    rmse: Figure
-    relative_rmse: Figure = Field(description="relative to the weights' root mean square")
-    max_error: Figure
-    cosine: Figure
-
-    @classmethod
-    def figures(cls, errors: Errors) -> dict[str, Any]:
-        """Return the fields for errors."""
-        return {
-            "weights": errors.count,
-            "rmse": errors.rmse,
-            "relative_rmse": errors.relative_rmse,
-            "max_error": errors.max_error,
-            "cosine": errors.cosine,
-        }
-
-    @classmethod
-    def of(cls, errors: Errors) -> ErrorsView:
-        """Return the view of errors."""
-        return cls(**cls.figures(errors))
+    @property
+    def type_name(self) -> str:
+        """The type as people write it: ``int4/64``, or the dtype."""
+        return self.dtype if self.quant_type is None else f"{self.quant_type}/{self.group_size}"

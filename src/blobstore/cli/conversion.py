@@ -1,41 +1,45 @@
-"""``import`` and ``plan``."""
+"""``import``, ``plan`` and ``export``."""
 
 from __future__ import annotations
 
-import sys
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.import_options import show_coverage, takes_import_options
+from blobstore.cli.import_options import takes_import_options
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
     LowerOption,
+    Model,
     StoreOption,
     WaitOption,
     count,
     counted,
     emit,
+    flag_of,
+    note,
     parse_size,
     printable,
     progress_bar,
+    rate,
     shape,
-    show_json,
+    short,
+    show_coverage,
     show_table,
+    show_view,
     size,
     source_at,
     stores_at,
+    with_flags,
 )
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from blobstore.importer.planning.outputs import ImportPlan
-    from blobstore.importer.run import ImportResult
-    from blobstore.model.facts import Verdict
     from blobstore.names import ModelName
+    from blobstore.views.checkpoints import ExportView, ImportView, PlanView
 
 
 Source = Annotated[
@@ -109,6 +113,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("import")(takes_import_options(import_))
     app.command("plan")(takes_import_options(plan))
+    app.command("export")(export)
 
 
 def import_(
@@ -130,6 +135,7 @@ def import_(
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
     from blobstore.importer.run import check_tag, default_name, plan_import, run_plan
+    from blobstore.views.checkpoints import ImportView, PlanView
 
     if name is None and (options["modelfile"] is not None or planned is not None):
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
@@ -146,10 +152,10 @@ def import_(
         check_tag(made, target)
     _print_notes(made)
     if dry_run:
-        _show_plan(made, made.runs_in, as_json=as_json)
+        show_view(PlanView.of(made, made.runs_in), _show_plan, as_json=as_json)
         return
     if made.options.target is not None and not as_json:
-        _show_tensors(made)
+        _show_tensors(PlanView.of(made, ()))
     with progress_bar() as progress:
         result = run_plan(
             made,
@@ -160,12 +166,7 @@ def import_(
             verify_reuse=verify_reuse,
             progress=progress,
         )
-    if as_json:
-        from blobstore.views.importing import ImportView
-
-        show_json(ImportView.of(result))
-    else:
-        _show_result(result)
+    show_view(ImportView.model_validate(result), _show_import, as_json=as_json)
 
 
 def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
@@ -174,12 +175,9 @@ def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
     if given := [
         name for name, value in options.items() if value not in (None, (), False, "default")
     ]:
-        flag = "--" + given[0].replace("_", "-")
-        raise UsageError(
-            f"{flag} can't be used with --plan, which has decided everything",
-            hint="Make the plan with it.",
-        )
-    return read_plan(planned, source=source_at(source), open_source=source_at)
+        message = f"{flag_of(given[0])} can't be used with --plan, which has decided everything"
+        raise UsageError(message, hint="Make the plan with it.")
+    return read_plan(planned, source=source)
 
 
 def _model_name(text: str, modelfile: str | None) -> ModelName:
@@ -205,6 +203,7 @@ def plan(
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     from blobstore.importer.run import plan_import
+    from blobstore.views.checkpoints import PlanView
 
     with progress_bar() as progress:
         made = plan_import(source_at(source), jobs=jobs, progress=progress, **options)
@@ -218,63 +217,116 @@ def plan(
         from blobstore.importer.planning.document import write_plan
 
         write_plan(made, output)
-    _show_plan(made, runs_in, as_json=as_json)
+    show_view(PlanView.of(made, runs_in), _show_plan, as_json=as_json)
 
 
 def _print_notes(made: ImportPlan) -> None:
-    for note in (*made.options.modelfile.notes, *made.notes):
-        print(f"Note: {printable(note)}", file=sys.stderr)
+    for text in (*made.options.modelfile.notes, *made.notes):
+        note(text)
 
 
-def _show_result(result: ImportResult) -> None:
-    from blobstore.model.facts import in_one_line
-
-    rate = result.source_bytes / max(result.seconds, 1e-3)
-    emit(f"{result.name}   {result.digest.short}")
-    emit(
-        f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {result.bits_per_weight:.2f} bits per weight"
-    )
-    saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""
-    recalled = f", {result.recalled} not made again" if result.recalled else ""
-    emit(
-        f"{counted(result.blobs, 'blob')}: {result.created} new ({size(result.new_bytes)}), "
-        f"{result.reused} were there{saved}{recalled}"
-    )
-    emit(f"{result.seconds:.2f} s, {size(int(rate))}/s")
-    emit(printable(in_one_line(result.runs_in)))
-    show_coverage(result.coverage)
+def _show_import(view: ImportView) -> None:
+    emit(f"{view.name}   {short(view.digest)}")
+    stored = f"{size(view.source_bytes)} in, {size(view.stored_bytes)} stored"
+    emit(f"{stored}, {view.bits_per_weight:.2f} bits per weight")
+    saved = f" ({size(view.saved_bytes)} saved)" if view.saved_bytes else ""
+    recalled = f", {view.recalled} not made again" if view.recalled else ""
+    new = f"{view.created} new ({size(view.new_bytes)})"
+    emit(f"{counted(view.blobs, 'blob')}: {new}, {view.reused} were there{saved}{recalled}")
+    emit(f"{view.seconds:.2f} s, {rate(view.source_bytes, view.seconds)}")
+    first, *others = (with_flags(verdict.sentence) for verdict in view.runs_in)
+    lower = (sentence[0].lower() + sentence[1:] for sentence in others)
+    emit(printable("; ".join([first, *lower])))
+    show_coverage(view.coverage)
 
 
-def _show_plan(made: ImportPlan, runs_in: Iterable[Verdict], *, as_json: bool) -> None:
-    if as_json:
-        from blobstore.views.importing import PlanView
-
-        show_json(PlanView.of(made, runs_in))
-        return
-    _show_tensors(made)
-    for verdict in runs_in:
-        emit(printable(verdict.sentence))
-    show_coverage(made.coverage)
+def _show_plan(view: PlanView) -> None:
+    _show_tensors(view)
+    for verdict in view.runs_in:
+        emit(printable(with_flags(verdict.sentence)))
+    show_coverage(view.coverage)
 
 
-def _show_tensors(made: ImportPlan) -> None:
+def _show_tensors(view: PlanView) -> None:
     headings = ["TENSOR", "TYPE", "SHAPE", "SIZE"]
-    rows = [
-        [tensor.name, _type(tensor), shape(tensor.shape), size(tensor.nbytes)]
-        for tensor in made.tensors
-    ]
-    if made.options.target is not None:
+    rows = []
+    for tensor in view.tensors:
+        kind = f"{tensor.type_name} transposed" if tensor.transposed else tensor.type_name
+        rows.append([tensor.name, kind, shape(tensor.shape), size(tensor.size)])
+    if any("relative_error" in tensor.model_fields_set for tensor in view.tensors):
         headings.append("ERROR")
-        for row in rows:
-            error = made.relative_errors.get(row[0])
+        for tensor, row in zip(view.tensors, rows, strict=True):
+            error = tensor.relative_error
             row.append("" if error is None else f"{error:.3%}")
     show_table(headings, rows)
-    emit(
-        f"{counted(len(made.blobs), 'blob')}, {count(made.parameters)} parameters, {size(made.stored_bytes)}, "
-        f"{made.bits_per_weight:.2f} bits per weight"
-    )
+    parameters = sum(math.prod(tensor.shape) for tensor in view.tensors)
+    totals = f"{count(parameters)} parameters, {size(view.stored_bytes)}"
+    blobs = counted(len(view.blobs), "blob")
+    emit(f"{blobs}, {totals}, {view.bits_per_weight:.2f} bits per weight")
 
 
-def _type(tensor: Any) -> str:
-    kind = str(tensor.quantization if tensor.quantization is not None else tensor.dtype)
-    return f"{kind} transposed" if tensor.transposed else kind
+def export(
+    name: Model,
+    folder: Annotated[
+        str, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")
+    ],
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="safetensors|mlx",
+            help="mlx writes a folder that mlx_lm.load opens.",
+        ),
+    ] = "safetensors",
+    dequantize: Annotated[
+        str | None,
+        typer.Option(
+            "--dequantize",
+            metavar="bfloat16|float16|float32",
+            help="Write all weights as this type.",
+        ),
+    ] = None,
+    max_shard_size: Annotated[
+        str,
+        typer.Option(
+            "--max-shard-size",
+            metavar="SIZE",
+            help="Largest size of a file, such as 5GB, or source for the same files as were imported.",
+        ),
+    ] = "5GB",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash every blob before using it.")
+    ] = False,
+    jobs: Jobs = None,
+    store: StoreOption = None,
+    lower: LowerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model as a checkpoint folder.
+
+    It gets shards and their index, config and tokenizer.
+    """
+    from blobstore.export.options import AS_SOURCE
+    from blobstore.export.run import export_model
+    from blobstore.views.checkpoints import ExportView
+
+    with progress_bar() as progress:
+        result = export_model(
+            name,
+            folder,
+            store=stores_at(store, lower),
+            format=form,
+            dequantize=dequantize,
+            max_shard_size=AS_SOURCE if max_shard_size == AS_SOURCE else parse_size(max_shard_size),
+            jobs=jobs,
+            verify=verify,
+            progress=progress,
+        )
+    for text in result.notes:
+        note(text)
+    show_view(ExportView.of(result), _show_export, as_json=as_json)
+
+
+def _show_export(view: ExportView) -> None:
+    emit(f"{view.name} in {printable(view.folder)}: {len(view.files)} files")
+    emit(f"{size(view.bytes)} in {view.seconds:.2f} s, {rate(view.bytes, view.seconds)}")
