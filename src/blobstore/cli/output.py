@@ -106,7 +106,7 @@ Model = Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")]
 _LONGEST_MESSAGE = 1000
 _LONGEST_REASON = 120
 _MOST_NAMES = 5
-_OPTION = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
+OPTION = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
 _FLAGS = {
     "alignment": "align",
     "licenses": "license",
@@ -254,7 +254,7 @@ def with_flags(text: str) -> str:
         value = (match["value"] or "True").strip("'\"")
         return flag_of(match["name"]) + ("" if value == "True" else f" {value}")
 
-    return _OPTION.sub(flag, text)
+    return OPTION.sub(flag, text)
 
 
 def show_json(document: Any, *, compact: bool = False) -> None:

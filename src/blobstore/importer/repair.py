@@ -104,7 +104,7 @@ class _Planner:
             what = "with other" if self.importance is not None else "with"
             raise UsageError(
                 f"the model was imported {what} importance",
-                hint="Give the same file: --importance FILE.",
+                hint="Give the same file: `importance=FILE`.",
             )
         return make_plan(self.inventory, self._completed(recorded.options), self.draft)
 
@@ -343,12 +343,12 @@ def _reason(blob: Descriptor, plan: ImportPlan, chosen: list[PlannedBlob]) -> st
     """Say why a blob could not be made again."""
     if blob.media_type != TENSOR_MEDIA_TYPE:
         what = f"{blob.name or blob.media_type.rpartition('.')[2]}"
-        return f"{what} is not in the source as it was; what came from a Modelfile needs it again (--modelfile)"
+        return f"{what} is not in the source as it was; what came from a Modelfile needs it again (`modelfile`)"
     if any(layer.name == blob.name for layer in chosen):
         return "the source gives it other bytes: it is another source, or another version of blobstore wrote the model"
     if any(layer.name == blob.name for layer in plan.blobs):
         return "the source gives it another size: it is another source"
     draft = (
-        "; a draft model is needed too (--draft)" if (blob.name or "").startswith("draft.") else ""
+        "; a draft model is needed too (`draft`)" if (blob.name or "").startswith("draft.") else ""
     )
     return f"the source has no {blob.name}{draft}"

@@ -65,7 +65,7 @@ def check_tag(plan: ImportPlan, name: ModelName) -> None:
     raise UsageError(
         f"the tag of {name} says {name.tag}, but the weights will be {what}",
         model=str(name),
-        hint="Choose another tag, or keep this one with --force.",
+        hint="Choose another tag, or keep this one with `force=True`.",
     )
 
 
@@ -140,7 +140,7 @@ def plan_import(
     if chosen is None:
         raise UsageError(
             "there is no source to import",
-            hint="Name a checkpoint, or a Modelfile with --modelfile.",
+            hint="Name a checkpoint, or a Modelfile with `modelfile`.",
         )
     draft = read_inventory(parsed.draft) if parsed.draft is not None else None
     inventory = read_inventory(chosen, without=parsed.draft)

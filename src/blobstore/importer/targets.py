@@ -263,7 +263,7 @@ class _Task:
             possible = f"{least.stored_bytes:,} bytes, {math.ceil(1000 * least.bits_per_weight) / 1000:.3f} bits per weight"
             raise UsageError(
                 f"the target can't be met: with the smallest types the model has {possible}",
-                hint="Ask for that or more; --rule gives types to tensors that are kept.",
+                hint="Ask for that or more; `rules` gives types to tensors that are kept.",
             )
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import typer
+from support import ROOT
 from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
 from support.stores import blob_path, commit_model, manifest_path
 
-from blobstore.cli.main import run
+from blobstore.cli.main import app, run
+from blobstore.cli.output import OPTION, flag_of, with_flags
 from blobstore.store.local.store import Store
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -292,3 +297,56 @@ def test_left_out_files_are_said(
     assert run([command, str(source), *options, "--json"]) == 0
     (left_out,) = json.loads(capsys.readouterr().out)["coverage"]["files"]["left_out"]
     assert (left_out["name"], left_out["count"]) == ("consolidated.safetensors", 1)
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Yield the text of every string of a file, but for docstrings."""
+    tree = ast.parse(path.read_text())
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in docstrings:
+            yield str(node.value)
+
+
+def flags_of(group: Any) -> set[str]:
+    """Return the flags of all commands."""
+    own = {flag for parameter in group.params for flag in parameter.opts}
+    return own.union(*map(flags_of, getattr(group, "commands", {}).values()))
+
+
+def test_options_that_the_library_names_are_flags() -> None:
+    """The library calls an option by its Python name, in backticks; the command line by its flag."""
+    flags, found = flags_of(typer.main.get_command(app)), set()
+    for path in (ROOT / "src" / "blobstore").rglob("*.py"):
+        if path.parent.name not in ("cli", "views"):
+            for text in texts_of(path):
+                for match in OPTION.finditer(text):
+                    found.add(match["name"])
+                    assert flag_of(match["name"]) in flags, (path, text)
+    assert found >= {"quant", "replace", "wait_s", "sole_owner", "experts", "in_place"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Add `quant='int4'`, for example.", "Add --quant int4, for example."),
+        ("without `rules` and a target", "without --rule and a target"),
+        ("replace it: `replace=True`.", "replace it: --force."),
+        ("wait for it: `wait_s=SECONDS`.", "wait for it: --wait SECONDS."),
+        ("`ollama create` would", "`ollama create` would"),
+    ],
+)
+def test_an_option_is_shown_as_its_flag(text: str, says: str) -> None:
+    assert with_flags(text) == says
+
+
+@pytest.mark.parametrize(
+    ("option", "flag"),
+    [("--rule=*=int8", "--rule"), ("--param=a=1", "--param"), ("--align=64", "--align")],
+)
+def test_options_beside_a_plan_are_named_by_their_flags(
+    fail: Fail, source: Path, tmp_path: Path, option: str, flag: str
+) -> None:
+    assert f"{flag} can't be used with --plan" in fail(
+        2, "import", "--plan", tmp_path / "p", source, "m", option
+    )

@@ -204,7 +204,7 @@ def _experts_note(
     if not any(stacked_group_of(source.name) for blob in blobs for source in blob.sources):
         return
     if asked is Experts.PACKED:
-        yield f"Ollama does not run {config.architecture} with packed experts: it needs --experts stacked"
+        yield f"Ollama does not run {config.architecture} with packed experts: it needs `experts='stacked'`"
     elif asked is None and options.profile.experts is Experts.PACKED:
         yield f"experts are stacked, because Ollama does not run {config.architecture} with packed ones"
 

@@ -267,7 +267,7 @@ def _chooser(
         raise UnsupportedSourceError(
             f"{inventory.path} is quantized already ({kind.value})",
             path=inventory.path,
-            hint="Import it without --quant, --rule and a target, or add --requantize to quantize it again.",
+            hint="Import it without `quant`, `rules` and a target, or add `requantize=True` to quantize it again.",
         )
     find_policy = draft_policy_for if prefix else policy_for
     policy = find_policy(inventory.config, asked, options) if asked is not None else None
@@ -375,9 +375,9 @@ def _unquantizable(tensor: OutputTensor) -> UnsupportedSourceError:
     return UnsupportedSourceError(
         f"{tensor.name!r} is {tensor.dtype}: only BF16, F16 and F32 weights are quantized",
         tensor=tensor.name,
-        hint="Import it without --quant, or convert it with --dtype."
+        hint="Import it without `quant`, or convert it with `dtype`."
         if tensor.dtype is DType.F64
-        else "Import it without --quant.",
+        else "Import it without `quant`.",
     )
 
 
@@ -442,5 +442,5 @@ def _check_documents(inventory: Inventory, options: ImportOptions) -> None:
         )
     if not options.profile.own_document and CONFIG_NAME not in inventory.documents:
         raise UnsupportedSourceError(
-            f"{inventory.path} has no config.json", hint="Only --profile default can do without."
+            f"{inventory.path} has no config.json", hint="Only `profile='default'` can do without."
         )

@@ -56,7 +56,7 @@ def own_document(
     pieces.append(b"}\n")
     if (size := sum(map(len, pieces))) > MAX_DOCUMENT:
         what = f"{inventory.path} would have a {OWN_DOCUMENT} of {size:,} bytes, at most {MAX_DOCUMENT:,}"
-        hint = "It keeps the metadata of all files. Import with --profile ollama, which has no such document."
+        hint = "It keeps the metadata of all files. Import with `profile='ollama'`, which has no such document."
         raise LimitExceededError(f"limit exceeded: {what}", path=inventory.path, hint=hint)
     return b"".join(pieces)
 

@@ -262,26 +262,27 @@ class ImportOptions:
         if self.group_size is not None and self.quant_type is None:
             raise UsageError(
                 "a group size needs a quantization type",
-                hint="Add --quant int4, for example; a rule has its own: GLOB=int4/64.",
+                hint="Add `quant='int4'`, for example; a rule has its own: GLOB=int4/64.",
             )
         if self.importance is not None and not (quantizes and self.method == "search"):
             raise UsageError(
-                "importance needs the method search", hint="Add --quant TYPE --method search."
+                "importance needs the method search", hint="Add `quant=TYPE` `method='search'`."
             )
         if self.method != "minmax" and not quantizes:
             raise UsageError(
                 f"the method {self.method} needs a quantization type",
-                hint="Add --quant int4, for example.",
+                hint="Add `quant='int4'`, for example.",
             )
         if self.requantize and not (quantizes or self.draft_type):
             raise UsageError(
-                "quantizing again needs a quantization type", hint="Add --quant int4, for example."
+                "quantizing again needs a quantization type",
+                hint="Add `quant='int4'`, for example.",
             )
         ruled = {rule.quant_type for rule in self.rules}
         if self.global_scale and QuantType.NVFP4 not in {self.quant_type, *ruled}:
-            raise UsageError("only nvfp4 has a global scale", hint="Add --quant nvfp4.")
+            raise UsageError("only nvfp4 has a global scale", hint="Add `quant='nvfp4'`.")
         if self.draft_type is not None and self.draft is None:
-            raise UsageError("there is no draft model to quantize", hint="Add --draft DIR.")
+            raise UsageError("there is no draft model to quantize", hint="Add `draft=DIR`.")
         if self.quant_type is not None:
             self.quantization(self.quant_type)
 
