@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MTP_HEADS = "multi-token prediction heads"
@@ -68,11 +67,3 @@ class Coverage:
     def left_out(self) -> tuple[LeftOut, ...]:
         """Everything that is not stored: tensors first."""
         return self.tensors.left_out + self.files.left_out
-
-
-def by_reason(left_out: Iterable[LeftOut]) -> dict[str, list[LeftOut]]:
-    """Return what was left out in groups of one reason each, in the order in which the reasons come first."""
-    groups: defaultdict[str, list[LeftOut]] = defaultdict(list)
-    for one in left_out:
-        groups[one.reason].append(one)
-    return dict(groups)

@@ -173,32 +173,3 @@ class Verdict:
     version: str
     runs: Runs
     reason: str
-
-    def document(self) -> dict[str, str]:
-        """Return the verdict for a JSON document."""
-        return {
-            "runtime": self.runtime,
-            "version": self.version,
-            "runs": self.runs.value,
-            "reason": self.reason,
-        }
-
-    @property
-    def sentence(self) -> str:
-        """The verdict as a sentence without its full stop."""
-        runtime = f"{self.runtime} {self.version}"
-        if self.runs is Runs.YES:
-            return f"Runs in {runtime} ({self.reason})"
-        return (
-            f"{'Does not run' if self.runs is Runs.NO else 'Uncertain'} in {runtime}: {self.reason}"
-        )
-
-    def __str__(self) -> str:
-        """Return the verdict as the answer to "runs in RUNTIME?"."""
-        return f"{self.runs.value}: {self.reason} ({self.version})"
-
-
-def in_one_line(verdicts: Iterable[Verdict]) -> str:
-    """Return the sentences of several verdicts as one."""
-    first, *others = [verdict.sentence for verdict in verdicts]
-    return "; ".join([first, *(sentence[0].lower() + sentence[1:] for sentence in others)])

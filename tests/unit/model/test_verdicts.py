@@ -12,7 +12,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.model import on_mlx_lm as mlx_lm
 from blobstore.model import on_ollama as ollama
-from blobstore.model.facts import Layout, ModelFacts, Runs, TensorFacts, Verdict, in_one_line
+from blobstore.model.facts import Layout, ModelFacts, Runs, TensorFacts, Verdict
 
 INT4, INT8 = Quantization(QuantType.INT4, 32), Quantization(QuantType.INT8, 64)
 NVFP4, MXFP8 = Quantization(QuantType.NVFP4, 16), Quantization(QuantType.MXFP8, 32)
@@ -517,26 +517,3 @@ def test_the_table_of_ollama_is_whole() -> None:
     for family in ollama.FAMILIES:
         assert family.embeddings
         assert all(isinstance(layout, Layout) for _, layout in family.experts)
-
-
-def test_verdicts_in_words() -> None:
-    verdicts = [
-        Verdict("A", "1", Runs.YES, "llama"),
-        Verdict("B", "2", Runs.NO, "no such model"),
-        Verdict("C", "3", Runs.UNKNOWN, "who knows"),
-    ]
-    assert (
-        in_one_line(verdicts)
-        == "Runs in A 1 (llama); does not run in B 2: no such model; uncertain in C 3: who knows"
-    )
-    assert [str(verdict) for verdict in verdicts] == [
-        "yes: llama (1)",
-        "no: no such model (2)",
-        "unknown: who knows (3)",
-    ]
-    assert verdicts[0].document() == {
-        "runtime": "A",
-        "version": "1",
-        "runs": "yes",
-        "reason": "llama",
-    }
