@@ -50,14 +50,6 @@ _SHOWN = 20
 """Blobs, models or tensors that are shown; --json shows more."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("verify")(verify)
-    app.command("repair")(repair)
-    app.command("prune")(prune)
-    app.command("du")(du)
-
-
 def verify(
     names: Annotated[
         list[str] | None,

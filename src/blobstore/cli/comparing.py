@@ -37,12 +37,6 @@ if TYPE_CHECKING:
 _HEADINGS = ("TENSOR", "TYPE", "SHAPE", "RMSE", "RELATIVE", "LARGEST", "COSINE", "SATURATED")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("quality")(quality)
-    app.command("diff")(diff)
-
-
 def quality(
     name: Model,
     against: Annotated[

@@ -74,12 +74,6 @@ complete --command blobstore --no-files --arguments '(__blobstore_complete)'"""
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("completion")(completion)
-    app.command("complete", hidden=True)(complete)
-
-
 def completion(
     shell: Annotated[
         str, typer.Argument(metavar="bash|zsh|fish", help="The shell that is to read it.")

@@ -42,95 +42,62 @@ if TYPE_CHECKING:
     from blobstore.views.checkpoints import ExportView, ImportView, PlanView
 
 
-Source = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="SOURCE",
-        help="A .safetensors file or a checkpoint folder. With --modelfile, a single argument is the NAME.",
-    ),
-]
-PlanSource = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="SOURCE",
-        help="A .safetensors file or a checkpoint folder [default: the Modelfile's FROM].",
-    ),
-]
-Name = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME", help="Name of the model [default: the source's name, tagged with the type]."
-    ),
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory", metavar="SIZE", help="Memory for the work [default: 32MB, and 32MB per thread]."
-    ),
-]
-VerifyReuse = Annotated[
-    bool,
-    typer.Option(
-        "--verify-reuse", help="Hash the blobs of earlier imports before using them again."
-    ),
-]
-Check = Annotated[
-    bool,
-    typer.Option(
-        "--check",
-        help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).",
-    ),
-]
-Output = Annotated[
-    str | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE", help="Write the plan to a file, for import --plan."
-    ),
-]
-Planned = Annotated[
-    str | None,
-    typer.Option(
-        "--plan",
-        metavar="FILE",
-        help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
-    ),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")
-]
-CopyUp = Annotated[
-    bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
-]
-Force = Annotated[
-    bool,
-    typer.Option(
-        "--force", help="Allow a tag that says another type, such as :int4 for int8 weights."
-    ),
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("import")(takes_import_options(import_))
-    app.command("plan")(takes_import_options(plan))
-    app.command("export")(export)
-
-
+@takes_import_options
 def import_(
-    source: Source = None,
-    name: Name = None,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A .safetensors file or a checkpoint folder. With --modelfile, a single argument is the NAME.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Name of the model [default: the source's name, tagged with the type].",
+        ),
+    ] = None,
     *,
     options: Any,
     jobs: Jobs = None,
-    memory: Memory = None,
-    verify_reuse: VerifyReuse = False,
-    dry_run: DryRun = False,
-    force: Force = False,
-    planned: Planned = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            help="Memory for the work [default: 32MB, and 32MB per thread].",
+        ),
+    ] = None,
+    verify_reuse: Annotated[
+        bool,
+        typer.Option(
+            "--verify-reuse", help="Hash the blobs of earlier imports before using them again."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Allow a tag that says another type, such as :int4 for int8 weights."
+        ),
+    ] = False,
+    planned: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
+        ),
+    ] = None,
     wait: WaitOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
-    copy_up: CopyUp = False,
+    copy_up: Annotated[
+        bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
@@ -192,13 +159,31 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
         raise
 
 
+@takes_import_options
 def plan(
-    source: PlanSource = None,
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A .safetensors file or a checkpoint folder [default: the Modelfile's FROM].",
+        ),
+    ] = None,
     *,
     options: Any,
-    output: Output = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the plan to a file, for import --plan."
+        ),
+    ] = None,
     jobs: Jobs = None,
-    check: Check = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""

@@ -22,7 +22,6 @@ from blobstore.cli.output import (
     rate,
     shape,
     show_facts,
-    show_help_without_command,
     show_json,
     show_table,
     size,
@@ -46,32 +45,6 @@ _INDENT = "  "
 _STDIN = "-"
 _MOST_INPUT = 100_000_000
 
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="TARGET",
-        help="A .safetensors file, a folder, a shard index, an address, hf://ORG/NAME[@REVISION][/PATH], or a stored model.",
-    ),
-]
-Filter = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--filter",
-        metavar="GLOB",
-        help="Count and show only tensors whose names match. Repeatable.",
-    ),
-]
-Sort = Annotated[
-    str,
-    typer.Option(
-        "--sort",
-        metavar="file|name|size|parameters",
-        help="Order of --tensors; by size and parameters the largest first.",
-    ),
-]
-Depth = Annotated[
-    int | None, typer.Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all].")
-]
 File = Annotated[str, typer.Argument(metavar="FILE", help="A .safetensors file.")]
 InPlace = Annotated[
     bool,
@@ -79,31 +52,39 @@ InPlace = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("inspect")(inspect)
-    group = typer.Typer(
-        rich_markup_mode=None,
-        help="Read and edit the metadata of a .safetensors file.",
-        invoke_without_command=True,
-        callback=show_help_without_command,
-    )
-    group.command("get")(get_metadata)
-    group.command("set")(set_metadata)
-    group.command("rm")(remove_metadata)
-    app.add_typer(group, name="metadata")
-
-
 def inspect(
-    target: Target,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A .safetensors file, a folder, a shard index, an address, hf://ORG/NAME[@REVISION][/PATH], or a stored model.",
+        ),
+    ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors.")] = False,
     tree: Annotated[
         bool,
         typer.Option("--tree", help="Show the modules as a tree, with identical ones on one line."),
     ] = False,
-    depth: Depth = None,
-    filters: Filter = None,
-    sort: Sort = "file",
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", metavar="N", min=1, help="Levels of --tree [default: all]."),
+    ] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="GLOB",
+            help="Count and show only tensors whose names match. Repeatable.",
+        ),
+    ] = None,
+    sort: Annotated[
+        str,
+        typer.Option(
+            "--sort",
+            metavar="file|name|size|parameters",
+            help="Order of --tensors; by size and parameters the largest first.",
+        ),
+    ] = "file",
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,

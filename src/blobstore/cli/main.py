@@ -12,7 +12,7 @@ import functools
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -33,17 +33,23 @@ EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130
 
+_SETTINGS: dict[str, Any] = {"invoke_without_command": True, "rich_markup_mode": None}
+
 app = typer.Typer(
     name="blobstore",
-    help="Store model checkpoints as quantized tensor blobs, in Ollama's format. Start with: blobstore import FOLDER",
-    invoke_without_command=True,
+    help="Store model checkpoints as quantized tensor blobs, in Ollama's format. "
+    "Start with: blobstore import FOLDER",
     add_completion=False,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    **_SETTINGS,
 )
-for group in (conversion, models, inspecting, care, comparing, completion):
-    group.register(app)
+_METADATA = typer.Typer(
+    name="metadata",
+    help="Read and edit the metadata of a .safetensors file.",
+    callback=show_help_without_command,
+    **_SETTINGS,
+)
 
 
 def _show_version(wanted: bool) -> None:  # typer calls it with the flag's value
@@ -70,8 +76,7 @@ def _options(
     show_help_without_command(context)
 
 
-@app.command("schema")
-def _schema(
+def schema(
     command: Annotated[
         list[str] | None,
         typer.Argument(
@@ -92,6 +97,47 @@ def _schema(
     else:
         hint = "blobstore schema --help shows what is possible."
         raise UsageError("schema needs a COMMAND", hint=hint)
+
+
+_COMMANDS: tuple[tuple[typer.Typer, Mapping[str, Callable[..., None]]], ...] = (
+    (
+        app,
+        {
+            "import": conversion.import_,
+            "plan": conversion.plan,
+            "list": models.list_,
+            "show": models.show,
+            "rm": models.rm,
+            "cp": models.cp,
+            "mv": models.mv,
+            "inspect": inspecting.inspect,
+            "run": models.run,
+            "export": conversion.export,
+            "verify": care.verify,
+            "repair": care.repair,
+            "prune": care.prune,
+            "quality": comparing.quality,
+            "du": care.du,
+            "diff": comparing.diff,
+            "schema": schema,
+            "completion": completion.completion,
+        },
+    ),
+    (
+        _METADATA,
+        {
+            "get": inspecting.get_metadata,
+            "set": inspecting.set_metadata,
+            "rm": inspecting.remove_metadata,
+        },
+    ),
+)
+for _group, _functions in _COMMANDS:
+    for _name, _function in _functions.items():
+        _group.command(_name)(_function)
+app.add_typer(_METADATA)
+app.command("ls", hidden=True)(models.list_)
+app.command("complete", hidden=True)(completion.complete)
 
 
 def main() -> None:

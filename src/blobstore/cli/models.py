@@ -49,29 +49,17 @@ if TYPE_CHECKING:
 _DEFAULT_TOKENS = 128
 _SHOWN = 20
 """Names in a note."""
-Sort = Annotated[
-    str,
-    typer.Option(
-        "--sort",
-        metavar="name|time|size",
-        help="Order: by name, the newest first, or the largest first.",
-    ),
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command("list")(list_)
-    app.command("ls", hidden=True)(list_)
-    app.command("show")(show)
-    app.command("run")(run)
-    app.command("rm")(rm)
-    app.command("cp")(cp)
-    app.command("mv")(mv)
 
 
 def list_(
-    sort: Sort = "time",
+    sort: Annotated[
+        str,
+        typer.Option(
+            "--sort",
+            metavar="name|time|size",
+            help="Order: by name, the newest first, or the largest first.",
+        ),
+    ] = "time",
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,

@@ -42,11 +42,6 @@ def _rfc3339(moment: datetime | None) -> str | None:
     return None if moment is None else moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _part(name: str) -> BeforeValidator:
-    """Return what takes an attribute of a `Quantization`; None, texts and numbers stay as they are."""
-    return BeforeValidator(lambda value: getattr(value, name, value))
-
-
 Text = Annotated[str, BeforeValidator(_text)]
 """Text of a name, a digest or a path."""
 DigestText = Annotated[Text, BeforeValidator(lambda blob: getattr(blob, "digest", blob))]
@@ -59,17 +54,22 @@ Figure = Annotated[float | None, PlainSerializer(_finite)]
 Bytes = Annotated[int, Field(ge=0, description="bytes")]
 Nbytes = Annotated[Bytes, Field(validation_alias=AliasChoices("bytes", "nbytes"))]
 Size = Annotated[Bytes, Field(validation_alias=AliasChoices("size", "nbytes"))]
+QuantTypeName = Annotated[
+    OptionalText,
+    BeforeValidator(lambda found: getattr(found, "quant_type", found)),
+    Field(validation_alias=AliasChoices("quant_type", "quantization")),
+]
+GroupSize = Annotated[
+    int | None,
+    BeforeValidator(lambda found: getattr(found, "group_size", found)),
+    Field(validation_alias=AliasChoices("group_size", "quantization")),
+]
 ONLY_SHOWN = Field(exclude=True)
 """Of a field that tables show and that is not in the JSON document."""
 Count = Annotated[int, BeforeValidator(_count)]
 """The number of things that a result lists."""
 Total = Annotated[Bytes, BeforeValidator(_total)]
 """The bytes of blobs that a result lists."""
-
-
-def _quantized(name: str) -> Any:
-    """Return a field that is found in a result's ``quantization``."""
-    return Field(validation_alias=AliasChoices(name, "quantization"))
 
 
 class View(BaseModel):
@@ -135,8 +135,8 @@ class TensorView(View):
     name: str
     dtype: Text
     shape: list[int]
-    quant_type: Annotated[OptionalText, _part("quant_type")] = _quantized("quant_type")
-    group_size: Annotated[int | None, _part("group_size")] = _quantized("group_size")
+    quant_type: QuantTypeName
+    group_size: GroupSize
 
     @property
     def type_name(self) -> str:
