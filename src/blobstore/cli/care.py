@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,6 @@ from blobstore.cli.output import (
     counted,
     duration,
     emit,
-    parse_duration,
     printable,
     progress_bar,
     reason,
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 EXIT_DAMAGED = 3
 _WOULD, _DID = ("Would move", "Would remove", "Would free"), ("Moved", "Removed", "Freed")
+_DURATION = re.compile(
+    r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<unit>|[smhd])", re.ASCII | re.IGNORECASE
+)
 _SHOWN = 20
 """Blobs, models or tensors that are shown; --json shows more."""
 
@@ -182,14 +185,16 @@ def prune(
         bool,
         typer.Option(
             "--sole-owner",
-            help="State that neither Ollama nor another machine uses the store, which allows a grace time under 1h.",
+            help="State that neither Ollama nor another machine uses the store, "
+            "which allows a grace time under 1h.",
         ),
     ] = False,
     forget: Annotated[
         bool,
         typer.Option(
             "--forget",
-            help="Remove the blobs of models whose manifests are gone, however many models that are.",
+            help="Remove the blobs of models whose manifests are gone, "
+            "however many models that are.",
         ),
     ] = False,
     undo: Annotated[
@@ -210,11 +215,27 @@ def prune(
             raise UsageError(f"--undo restores all that the last prune took: leave out {others}")
         show_view(UndoView.of(care.undo(opened)), _show_undo, as_json=as_json)
         return
-    grace_s = parse_duration(grace) if grace is not None else care.DAY_S
+    grace_s = _parse_duration(grace) if grace is not None else care.DAY_S
     result = care.prune(
         opened, grace_s=grace_s, sole_owner=sole_owner, forget=forget, dry_run=dry_run
     )
     show_view(PruneView.of(result, dry_run=dry_run), _show_prune, as_json=as_json)
+
+
+def _parse_duration(text: str) -> float:
+    """Return the seconds of a time span such as 24h, 90m or 2d; a number alone is seconds.
+
+    Raises: UsageError.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"invalid time span {text!r}", hint="Write a number with s, m, h or d, such as 24h."
+        )
+    return (
+        float(match["number"])
+        * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match["unit"].lower() or "s"]
+    )
 
 
 def _show_prune(view: PruneView) -> None:

@@ -100,7 +100,10 @@ def diff(
     lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how model B differs from A. Lists tensors added, removed and changed, and shared bytes."""
+    """Show how model B differs from A.
+
+    Lists tensors added, removed and changed, types, and shared bytes.
+    """
     from blobstore.inspection.diff import diff_models
     from blobstore.views.checkpoints import DiffView
 

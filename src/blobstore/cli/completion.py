@@ -31,7 +31,7 @@ Answer = tuple[str, str]
 
 _BASH = r"""_blobstore() {
     local line="${COMP_LINE:0:COMP_POINT}" word meaning files=
-    # Readline takes what is after the last : or = for the word, so what is before it must not come twice.
+    # Readline replaces only the part after the last : or =, so the part before it is left out.
     local done="${line##*[[:space:]]}"
     done="${done%"${done##*[:=]}"}"
     COMPREPLY=()
@@ -105,7 +105,7 @@ def complete(
 
 
 def words_of(line: str) -> list[str]:
-    """Return the words of a command line, the last one as far as it goes: empty after a space, its quote perhaps open."""
+    """Return the words of a command line; the last one is unfinished, or empty after a space."""
     for end in ("", "'", '"'):
         try:
             words = shlex.split(line + end)
@@ -125,7 +125,7 @@ class Answers:
 
 @dataclass(slots=True)
 class _Place:
-    """Where in a command line a word is: the command so far, its arguments so far, the option that waits for its value."""
+    """A place in a command line: the command, its arguments so far, the option without a value."""
 
     command: Any
     arguments: int = 0
@@ -182,7 +182,7 @@ class _Place:
 def answers_for(
     root: Any, words: Sequence[str], models: Callable[[str | None], list[str]]
 ) -> Answers:
-    """Return what the last of the ``words`` may be, in a tree of commands; ``models`` names those of a store."""
+    """Return the completions of the last of the ``words``; ``models`` lists those of a store."""
     *before, current = words
     place = _Place(root)
     for word in before:

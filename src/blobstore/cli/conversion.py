@@ -48,7 +48,8 @@ def import_(
         str | None,
         typer.Argument(
             metavar="SOURCE",
-            help="A .safetensors file or a checkpoint folder. With --modelfile, a single argument is the NAME.",
+            help="A .safetensors file or a checkpoint folder. "
+            "With --modelfile, a single argument is the NAME.",
         ),
     ] = None,
     name: Annotated[
@@ -155,7 +156,8 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
         return ModelName.parse(text)
     except InvalidNameError as error:
         if modelfile is not None:
-            error.hint = "With --modelfile and one argument, that is the model's name; give SOURCE and NAME for both."
+            hint = "With --modelfile and one argument, that is the model's name; "
+            error.hint = f"{hint}give SOURCE and NAME for both."
         raise
 
 
@@ -276,7 +278,8 @@ def export(
         typer.Option(
             "--max-shard-size",
             metavar="SIZE",
-            help="Largest size of a file, such as 5GB, or source for the same files as were imported.",
+            help="Largest size of a file, such as 5GB, "
+            "or source for the same files as were imported.",
         ),
     ] = "5GB",
     verify: Annotated[

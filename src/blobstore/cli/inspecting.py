@@ -57,7 +57,8 @@ def inspect(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="A .safetensors file, a folder, a shard index, an address, hf://ORG/NAME[@REVISION][/PATH], or a stored model.",
+            help="A .safetensors file, a folder, a shard index, an address, "
+            "hf://ORG/NAME[@REVISION][/PATH], or a stored model.",
         ),
     ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List the tensors.")] = False,
@@ -114,6 +115,17 @@ def inspect(
     if tree:
         emit()
         _show_tree(found, depth)
+
+
+def _is_of_hub(target: str, endpoint: str) -> bool:
+    """Return whether the Hub's token may be sent to a target: only the Hub itself may see it."""
+    from blobstore.inspection.places import is_address
+
+    if not is_address(target):
+        return target.startswith("hf://")
+    from blobstore.io.http.addresses import WebAddress
+
+    return WebAddress.parse(target).origin == WebAddress.parse(endpoint).origin
 
 
 def _show(found: Inspection, of: int) -> None:

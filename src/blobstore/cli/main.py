@@ -26,12 +26,18 @@ from blobstore.cli import (
     inspecting,
     models,
 )
-from blobstore.cli.output import ReaderGoneError, emit, fail, show_help_without_command, show_json
+from blobstore.cli.output import ReaderGoneError, emit, fail, show_json
 from blobstore.errors import BlobStoreError, UsageError
 
 EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130
+
+
+def _show_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        emit(context.get_help())
+
 
 _SETTINGS: dict[str, Any] = {"invoke_without_command": True, "rich_markup_mode": None}
 
@@ -47,7 +53,7 @@ app = typer.Typer(
 _METADATA = typer.Typer(
     name="metadata",
     help="Read and edit the metadata of a .safetensors file.",
-    callback=show_help_without_command,
+    callback=_show_help,
     **_SETTINGS,
 )
 
@@ -73,7 +79,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    show_help_without_command(context)
+    _show_help(context)
 
 
 def schema(
@@ -150,7 +156,10 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null for closed standard streams: else files of ours would have their numbers, and errors go to stdout."""
+    """Open /dev/null for closed standard streams.
+
+    Otherwise files of ours would get their numbers, and errors would go to stdout.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))

@@ -80,9 +80,8 @@ def list_(
     with _unreadable_is_noted():
         if newer := upper.newer.names():
             names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
-            note(
-                f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, not listed here: {names}"
-            )
+            models = counted(len(newer), "model")
+            note(f"a newer Ollama has {models} in manifests-v2/, not listed here: {names}")
 
 
 def _place(store: Any, name: ModelName) -> str | None:
@@ -92,7 +91,7 @@ def _place(store: Any, name: ModelName) -> str | None:
 
 @contextmanager
 def _unreadable_is_noted() -> Iterator[None]:
-    """Print a note if manifests-v2/ can't be read: the models of this store can be shown all the same."""
+    """Print a note instead of failing if manifests-v2/ can't be read."""
     try:
         yield
     except StorageError as error:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress | None]:
-    """Yield what is told of progress: a bar, shown from its ``begin`` on; None when it would not be seen."""
+    """Yield a progress bar, shown from its ``begin`` on; None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -84,7 +84,8 @@ LowerOption = Annotated[
     typer.Option(
         "--lower",
         metavar="DIR",
-        help="A store that is only read, for what the store lacks; repeatable [default: $BLOBSTORE_LOWER].",
+        help="A store that is only read, for what the store lacks; "
+        "repeatable [default: $BLOBSTORE_LOWER].",
     ),
 ]
 WaitOption = Annotated[
@@ -93,7 +94,8 @@ WaitOption = Annotated[
         "--wait",
         metavar="SECONDS",
         min=0,
-        help="How long to wait while another process uses the store [default: 10, or 1 to remove blobs].",
+        help="How long to wait while another process uses the store "
+        "[default: 10, or 1 to remove blobs].",
     ),
 ]
 Jobs = Annotated[
@@ -117,16 +119,13 @@ _FLAGS = {
 }
 """Flags that are called otherwise than the options of the library."""
 _UNITS = ("B", "KB", "MB", "GB", "TB")
-_DURATION = re.compile(
-    r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<unit>|[smhd])", re.ASCII | re.IGNORECASE
-)
 _SIZE = re.compile(
     r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?P<unit>|[kmgt]?b)", re.ASCII | re.IGNORECASE
 )
 
 
 def store_at(folder: str | None, wait_s: float | None = None, *, may_be_new: bool = False) -> Any:
-    """Return the store that ``--store``, the environment or the default names; ``wait_s`` is ``--wait``.
+    """Return the store that ``--store``, the environment or the default names.
 
     Raises: NotFoundError when one that is named does not exist, and it is not ``may_be_new``: the
     path is misspelt.
@@ -223,12 +222,6 @@ def emit(text: str = "", end: str = "\n") -> None:
         raise from_os_error(error, "write to", "standard output") from error
 
 
-def show_help_without_command(context: typer.Context) -> None:
-    """Print the help of a group of commands when none of them was named."""
-    if context.invoked_subcommand is None:
-        emit(context.get_help())
-
-
 def fail(message: str, hint: str | None = None) -> None:
     """Print ``Error: …`` and, where there is one, ``Hint: …`` on stderr, one line each."""
     text = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
@@ -248,7 +241,10 @@ def flag_of(option: str) -> str:
 
 
 def with_flags(text: str) -> str:
-    """Return a text of the library with its options as flags: ``--quant int4`` for `quant="int4"` in backticks."""
+    """Return a text of the library with the options in its backticks spelled as flags.
+
+    `quant='int4'` becomes ``--quant int4``, and `replace=True` becomes ``--force``.
+    """
 
     def flag(match: re.Match[str]) -> str:
         value = (match["value"] or "True").strip("'\"")
@@ -328,9 +324,10 @@ def show_facts(facts: Mapping[str, str]) -> None:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return ``text`` with what a terminal would act on as Python escapes, but not the characters of ``keep``.
+    """Return a text with the characters that a terminal would act on as Python escapes.
 
-    That is control characters, bidirectional marks and unpaired surrogates.
+    These are control characters, bidirectional marks and unpaired surrogates, except for those in
+    ``keep``.
     """
     if text.isprintable():
         return text
@@ -341,7 +338,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def some(names: Sequence[str], most: int, number: int | None = None) -> str:
-    """Return the first ``most`` of names in a list: ``a, b and 3 more``; ``number``: of how many."""
+    """Return the first ``most`` of ``number`` names: ``a, b and 3 more``."""
     more = (len(names) if number is None else number) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
@@ -352,7 +349,7 @@ def short(digest: str) -> str:
 
 
 def cut(text: str, longest: int) -> str:
-    """Return a text of at most ``longest`` characters: of a longer one its beginning and its end, where names differ."""
+    """Return a text of at most ``longest`` characters: a longer one loses its middle."""
     if len(text) <= longest:
         return text
     end = longest // 3
@@ -401,28 +398,12 @@ def age(moment: datetime | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time span as people write it: ``3 days``, in whole units of the largest that fits."""
+    """Return a time span in whole units of the largest that fits: ``3 days``."""
     for length, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= length:
             number = int(seconds // length)
             return f"{number} {unit}{'s' if number > 1 else ''}"
     return f"{max(0, int(seconds))} s"
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of a time span such as 24h, 90m or 2d; a number alone is seconds.
-
-    Raises: UsageError.
-    """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(
-            f"invalid time span {text!r}", hint="Write a number with s, m, h or d, such as 24h."
-        )
-    return (
-        float(match["number"])
-        * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[match["unit"].lower() or "s"]
-    )
 
 
 def parse_size(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Counting: the logical tensors of files, from their headers: packed weights as what they stand for. Pure.
+"""Counting: the logical tensors of files, from their headers, with packed weights unpacked. Pure.
 
 Every stored tensor belongs to exactly one logical tensor. Scales, biases and zero points of a
 quantization are part of their weight and count nothing; so do the scales of activations beside one.
@@ -81,7 +81,7 @@ class LogicalTensor(NamedTuple):
 def count_tensors(
     files: Sequence[InspectedFile], config: Config, notes: list[str]
 ) -> list[LogicalTensor]:
-    """Return the logical tensors of files whose tensors have names in common, in the order of files and headers.
+    """Return the logical tensors of files that share one space of names, in their order.
 
     ``notes`` gets a sentence for each kind of weight that is counted as it is stored.
 
@@ -114,7 +114,7 @@ def _exported_weights(
     merged: dict[str, TensorEntry],
     notes: list[str],
 ) -> list[LogicalTensor] | None:
-    """Return the tensors of a stored model that was exported into several files, which its metadata show; else None.
+    """Return the tensors of an exported model in several files; None if metadata say it is not one.
 
     A weight and its scales may lie in two of the files: ``merged`` are the tensors of all.
     """
@@ -185,7 +185,7 @@ def stored_tensor(weight: StoredTensor, file: str) -> LogicalTensor:
 def _stored_weights(
     file: InspectedFile, entries: Mapping[str, TensorEntry], notes: list[str]
 ) -> list[StoredTensor] | None:
-    """Return the tensors of a file that is one of a store's blobs, which its quantized weights show; else None."""
+    """Return the tensors of a file that is a blob of a store; None for another file."""
     if not any(
         entry.dtype is DType.U32 and f"{name}.scale" in entries for name, entry in entries.items()
     ):
@@ -194,14 +194,15 @@ def _stored_weights(
         return list(stored_tensors(file.header))
     except BlobStoreError as error:
         notes.append(
-            f"{quoted(file.name)} looks like a blob of a store, but {error}: it is counted as it is stored"
+            f"{quoted(file.name)} looks like a blob of a store, but {error}: "
+            "it is counted as it is stored"
         )
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """The packed weights of a space, and what each is stored as, by the name of the weight's own tensor."""
+    """The packed weights of a space and their stored tensors, by the name of the weight's own."""
 
     weights: dict[str, PackedWeight]
     parts: dict[str, tuple[str, ...]]
@@ -260,7 +261,7 @@ class _Space:
         return _Packed(weights, parts, frozenset(taken - weights.keys()))
 
     def _candidates(self) -> list[str]:
-        """Return the names of what may be a packed weight: mostly none, which makes counting quick."""
+        """Return the names of tensors that may be packed weights: mostly none, which saves time."""
         odd = [name for name, entry in self.entries.items() if entry.dtype not in _PLAIN]
         any_dtype = any(
             QUANT_STATE in name for name in odd
@@ -308,7 +309,7 @@ def _note(names: Sequence[str], reason: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FoundQuantization:
-    """One way in which weights are quantized: type, bits a code, group size, by whose convention, and of how many."""
+    """A type of quantization in a format, and how many tensors and weights have it."""
 
     type: str
     bits: float

@@ -84,14 +84,20 @@ class Errors:
 
     @property
     def relative_rmse(self) -> float | None:
-        """`rmse` over the root mean square of the weights: 0 when nothing is lost, None when all weights are zero."""
+        """`rmse` over the root mean square of the weights.
+
+        0 if nothing is lost, None if all weights are zero.
+        """
         if not self.squared_error:
             return 0.0
         return math.sqrt(self.squared_error / self.squared_weight) if self.squared_weight else None
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between the weights and what is read back, as vectors: 1 for equal, 0 for one of zeros."""
+        """Cosine of the angle between the weights and the values read back, as vectors.
+
+        1 if they are equal, 0 if either is all zeros.
+        """
         if not self.squared_error:
             return 1.0
         lengths = math.sqrt(self.squared_weight) * math.sqrt(self.squared_read)
@@ -129,7 +135,7 @@ def paired_values(one: Tensor, other: Tensor) -> Iterator[tuple[Array, Array]]:
 
 
 def checkpoint_shape(tensor: Tensor) -> tuple[int, ...]:
-    """Return the shape of the checkpoint's tensor: that of a transposed one has the last two axes swapped."""
+    """Return the shape of the checkpoint's tensor: the last two axes swapped if transposed."""
     shape = tensor.shape
     return (*shape[:-2], shape[-1], shape[-2]) if tensor.transposed else shape
 
@@ -173,7 +179,7 @@ _NO_NUMBERS = frozenset({DType.C64, DType.F4, DType.F6_E2M3, DType.F6_E3M2})
 
 @dataclass(frozen=True, slots=True)
 class TensorFact:
-    """A tensor of one of the models: its type as a person writes it, its shape before packing, its stored bytes."""
+    """A tensor of one of the models: its type in words, shape before packing and stored bytes."""
 
     name: str
     type_name: str
@@ -278,7 +284,7 @@ def diff_models(
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A model: its tensors by name, the digests of its documents by what they are, the sizes of its blobs by digest."""
+    """A model: tensors by name, digests of documents by name or kind, sizes of blobs by digest."""
 
     name: ModelName
     tensors: Mapping[str, Tensor]
@@ -313,7 +319,7 @@ def _documents(manifest: Manifest, store: Home) -> Iterator[tuple[str, Digest]]:
 
 
 def _config_digest(config: Descriptor, store: Home) -> Digest:
-    """Return the digest of a config blob without the newline that newer Ollamas end it with: they say the same.
+    """Return the digest of a config blob without the newline that newer Ollamas add at its end.
 
     Source: ollama/ollama PR 14969 @ca0b86d3 x/create/manifest.go, where json.Encoder writes what
     json.Marshal wrote before.
@@ -373,7 +379,7 @@ def _leave_out_odd(before: Array, after: Array) -> int:
 
 
 def _is_same(before: Tensor, after: Tensor) -> bool:
-    """Return True when two tensors of one type and shape have the same bytes, scales and biases included."""
+    """Return True if two tensors of one type and shape have the same bytes, in all their arrays."""
     for part, other_part in zip(_parts(before), _parts(after), strict=True):
         if part.dtype != other_part.dtype:  # scales of the same bits may be BF16 and F16
             return False

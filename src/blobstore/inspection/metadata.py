@@ -82,7 +82,7 @@ class MetadataEdit:
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the metadata of a .safetensors file, in the header's order; an empty dictionary without any.
+    """Return the metadata of a .safetensors file, in the header's order; empty if it has none.
 
     Raises: HeaderError with the rule that is broken, NotFoundError, StorageError,
     LimitExceededError.
@@ -99,17 +99,18 @@ def edit_metadata(
     in_place: bool = False,
     progress: Progress | None = None,
 ) -> MetadataEdit:
-    """Set the metadata of a .safetensors file that ``changes`` name, and remove those that they map to None.
+    """Set metadata of a .safetensors file to the values of ``changes``; None removes a key.
 
-    ``replace`` removes all others too. The header is edited in place if the new one fits into the
+    ``replace`` removes all other keys. The header is edited in place if the new one fits into the
     old one's space and differs in one sector of 512 bytes; otherwise a new file takes the old one's
     place, its data copied by the kernel. A link is followed. A file with several names is edited in
     place only when ``in_place`` says so, because all its names would change; ``in_place`` also
-    refuses to copy. ``progress`` is told of what is copied. Nothing is written when nothing changes.
+    refuses to copy. ``progress`` is told of the copied bytes. Nothing is written when nothing
+    changes.
 
     Raises: NotFoundError (no such file, or a key to remove that is not there); UsageError for a key
-    or value that is not a text, for a file that is named after its contents (a blob of a store or of
-    the Hugging Face cache), for ``in_place`` when a new file is needed; HeaderError;
+    or value that is not a text, for a file that is named after its contents (a blob of a store or
+    of the Hugging Face cache), for ``in_place`` when a new file is needed; HeaderError;
     LimitExceededError; BusyError when another edit holds the file for 10 seconds; CorruptDataError
     when the file changes meanwhile; StorageError. The file is then as it was, unless the last sync
     of its folder failed.
@@ -214,8 +215,9 @@ def encode_metadata(metadata: Mapping[str, str]) -> bytes:
 class HeaderText:
     """A header's text: what is ``before`` the metadata's value, and ``after`` the room that it has.
 
-    ``room``: the bytes of the old value and of the spaces behind it, -1 without a value. ``after`` is
-    without the spaces at the end of the text; there are ``padding`` of those. ``length``: all bytes.
+    ``room``: the bytes of the old value and of the spaces behind it, -1 without a value. ``after``
+    is without the spaces at the end of the text; there are ``padding`` of those. ``length``: all
+    bytes.
     """
 
     before: bytes
@@ -245,12 +247,12 @@ class HeaderText:
         return len(self.before) + len(value) + len(self.after)
 
     def with_value(self, value: bytes, length: int, padding: int = 0) -> bytes:
-        """Return the text with that value in ``length`` bytes, ``padding`` spaces of them at the end."""
+        """Return the text with that value in ``length`` bytes, ``padding`` spaces at its end."""
         spare = length - self.needed(value) - padding
         return b"".join((self.before, value, b" " * spare, self.after, b" " * padding))
 
     def same_length(self, value: bytes) -> bytes | None:
-        """Return the text with that value in the old length; None if the value is too long for that.
+        """Return the text with that value in the old length; None if the value is too long.
 
         What follows the value stays where it was if there is room, else it is at the end.
         """
@@ -259,11 +261,12 @@ class HeaderText:
         return self.with_value(value, self.length) if self.needed(value) <= self.length else None
 
     def grown(self, value: bytes, data_start: int) -> bytes:
-        """Return the text with that value for a new file; the old one's data began at ``data_start``.
+        """Return the text with that value for a new file; the old data began at ``data_start``.
 
-        They move by whole pages of 4096 bytes, of 16,384 where that was their alignment: so they
-        stay as aligned as they were, and blocks can be shared between the files. Raises:
-        LimitExceededError over 100,000,000 bytes.
+        The data move by whole pages of 4096 bytes, of 16,384 where that was their alignment. So
+        they stay as aligned as they were, and blocks can be shared between the files.
+
+        Raises: LimitExceededError over 100,000,000 bytes.
         """
         needed = self.needed(value)
         if needed > MAX_HEADER:
@@ -278,7 +281,7 @@ class HeaderText:
 
 
 def _find(text: str) -> tuple[int, int] | None:
-    """Return where the value of ``__metadata__`` begins and ends, or None if the header has none."""
+    """Return where the value of ``__metadata__`` begins and ends; None if the header has none."""
     decode = JSONDecoder().raw_decode
     at = _skip(text, 1)
     while text[at] != "}":
@@ -304,7 +307,7 @@ def _edit_in_place(
 ) -> bool:
     """Overwrite the header ``old`` with one of that text, if that is atomic; return whether it is.
 
-    ``fd`` is the file, open for writing and locked. Raises: UsageError where it was ``asked`` for and
+    ``fd`` is the file, open for writing and locked. Raises: UsageError if it was ``asked`` for and
     is not atomic; StorageError, the old header is back then; CorruptDataError.
     """
     with os_errors("access", path):
@@ -341,9 +344,9 @@ def _rewrite(
 ) -> int:
     """Replace the file at ``path``, open as ``source`` and locked, by one with that header text.
 
-    Return the bytes copied. Mode, owner and extended attributes are the old file's, where the system
-    lets us. Durable. Raises: StorageError, CorruptDataError when the old file changes meanwhile; it
-    stays as it is then.
+    Return the bytes copied. Mode, owner and extended attributes are the old file's, where the
+    system lets us. Durable. Raises: StorageError, CorruptDataError when the old file changes
+    meanwhile; it stays as it is then.
     """
     told, nbytes = begun(progress, source.size), source.size - data_start
     # One name, used only by the holder of the file's lock: the next edit removes the rest of a

@@ -1,4 +1,4 @@
-"""Views of checkpoints: what comes in, is inspected, goes out, and how far models are from each other."""
+"""Views of checkpoints: imported, inspected and exported ones; differences between models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which view each command prints with ``--json``, its JSON Schema, and the page that lists them all."""
+"""The view that each command prints with ``--json``, its JSON Schema, and the page of them all."""
 
 from __future__ import annotations
 
@@ -70,8 +70,9 @@ def page() -> str:
     """Return docs/json.md: every command's keys, with their types."""
     head = (
         "# What `--json` prints\n\n"
-        "One JSON document for each command, in ASCII. `blobstore schema COMMAND` prints its JSON Schema. Keys that are\n"
-        "marked *optional* are left out where they say nothing. This page is made by `blobstore schema --page`.\n"
+        "One JSON document for each command, in ASCII. `blobstore schema COMMAND` prints its JSON "
+        "Schema. Keys that are\nmarked *optional* are left out where they say nothing. This page "
+        "is made by `blobstore schema --page`.\n"
     )
     return head + "".join(f"\n## `{command}`\n\n{_section(command)}" for command in VIEWS)
 
@@ -105,7 +106,7 @@ def _rows(
 
 
 def _kind(value: dict[str, Any], kinds: dict[str, Any]) -> tuple[str, dict[str, Any] | None, str]:
-    """Return the name of a type, the object that is in it, if any, and what a key in that is reached by."""
+    """Return the name of a type, the object in it, if any, and the text between it and its keys."""
     if "$ref" in value:
         return "object", kinds[value["$ref"].rpartition("/")[2]], ""
     if "anyOf" in value:

@@ -179,7 +179,7 @@ _NAMES = BeforeValidator(lambda names: [str(name) for name in names[:MOST_NAMES]
 
 
 class DamagedBlobView(View):
-    """A damaged blob, and what that hits: at most 100 models and tensors by name, and how many there are."""
+    """A damaged blob: at most 100 names of its models and tensors, and how many there are."""
 
     digest: Text
     reason: str
