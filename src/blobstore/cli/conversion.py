@@ -155,10 +155,13 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
     try:
         return ModelName.parse(text)
     except InvalidNameError as error:
-        if modelfile is not None:
-            hint = "With --modelfile and one argument, that is the model's name; "
-            error.hint = f"{hint}give SOURCE and NAME for both."
-        raise
+        if modelfile is None:
+            raise
+        hint = (
+            "With --modelfile and one argument, that is the model's name; "
+            "give SOURCE and NAME for both."
+        )
+        raise InvalidNameError(error.message, hint=hint, rule=error.rule) from error
 
 
 @takes_import_options

@@ -31,30 +31,23 @@ def progress_bar() -> Iterator[Progress | None]:
     if not sys.stderr.isatty():
         yield None
         return
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
     from rich.table import Column
 
     columns = (
-        BarColumn(bar_width=20, table_column=Column(no_wrap=True)),
-        DownloadColumn(table_column=Column(no_wrap=True, min_width=16)),
-        TransferSpeedColumn(table_column=Column(no_wrap=True, min_width=10)),
-        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
-        # What has no room is the name, not a number.
-        TextColumn(
+        rich.BarColumn(bar_width=20, table_column=Column(no_wrap=True)),
+        rich.DownloadColumn(table_column=Column(no_wrap=True, min_width=16)),
+        rich.TransferSpeedColumn(table_column=Column(no_wrap=True, min_width=10)),
+        rich.TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        # In a narrow terminal the name is cut, not a number.
+        rich.TextColumn(
             "{task.description}",
             markup=False,
             table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
         ),
     )
-    bar = Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
+    bar = rich.Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
     task = bar.add_task("", total=None)
 
     class Shown:
