@@ -27,6 +27,7 @@ from blobstore.cli.output import (
     show_view,
     size,
     some,
+    source_at,
     store_at,
     stores_at,
     with_flags,

@@ -21,6 +21,7 @@ from blobstore.cli.output import (
     show_table,
     show_view,
     size,
+    source_at,
     stores_at,
 )
 
@@ -56,7 +57,8 @@ def quality(
 
     opened = stores_at(store, lower)
     with progress_bar() as progress:
-        report = measure_quality(name, against, store=opened, jobs=jobs, progress=progress)
+        source = source_at(against) or against
+        report = measure_quality(name, source, store=opened, jobs=jobs, progress=progress)
     show_view(QualityView.of(report), _show_quality, as_json=as_json)
 
 

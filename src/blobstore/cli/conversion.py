@@ -26,10 +26,10 @@ from blobstore.cli.output import (
     rate,
     shape,
     short,
-    show_coverage,
     show_table,
     show_view,
     size,
+    some,
     source_at,
     stores_at,
     with_flags,
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from blobstore.importer.planning.outputs import ImportPlan
     from blobstore.names import ModelName
     from blobstore.views.checkpoints import ExportView, ImportView, PlanView
+    from blobstore.views.view import CoverageView, TallyView
+
+_MOST_NAMES = 5
 
 
 @takes_import_options
@@ -145,7 +148,7 @@ def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
     ]:
         message = f"{flag_of(given[0])} can't be used with --plan, which has decided everything"
         raise UsageError(message, hint="Make the plan with it.")
-    return read_plan(planned, source=source)
+    return read_plan(planned, source=source_at(source), open_source=source_at)
 
 
 def _model_name(text: str, modelfile: str | None) -> ModelName:
@@ -253,6 +256,40 @@ def _show_tensors(view: PlanView) -> None:
     totals = f"{count(parameters)} parameters, {size(view.stored_bytes)}"
     blobs = counted(len(view.blobs), "blob")
     emit(f"{blobs}, {totals}, {view.bits_per_weight:.2f} bits per weight")
+
+
+def show_coverage(coverage: CoverageView) -> None:
+    """Print what is stored of a source.
+
+    One line, and one more for each thing to know: tensors that are counted apart, derived or left
+    out.
+    """
+    tensors, files = coverage.tensors, coverage.files
+    lines = [f"{_share(tensors, 'tensor')} and {_share(files, 'file')} stored"]
+    if tensors.source is None:
+        why = "the model was not imported by blobstore in its default profile"
+        lines.append(f"The source is not known: {why}")
+    lines += [
+        f"{number:,} of the tensors belong to the {head}" for head, number in coverage.heads.items()
+    ]
+    lines += [
+        f"Derived: {number:,} {how}" for how, number in (tensors.derived | files.derived).items()
+    ]
+    if coverage.kept_whole:
+        lines.append(f"Kept as files, not quantized: {some(coverage.kept_whole, _MOST_NAMES)}")
+    reasons: dict[str, list[str]] = {}
+    for one in (*tensors.left_out, *files.left_out):
+        name = one.name if one.count == 1 else f"{one.name} ({one.count:,})"
+        reasons.setdefault(one.reason, []).append(name)
+    lines += [f"Left out: {some(names, _MOST_NAMES)}: {why}" for why, names in reasons.items()]
+    emit(printable("\n".join(lines), keep="\n"))
+
+
+def _share(tally: TallyView, noun: str) -> str:
+    covered = tally.stored + sum(tally.derived.values())
+    if tally.source is None:
+        return counted(covered, noun)
+    return f"{covered:,} of {counted(tally.source, noun)}"
 
 
 def export(

@@ -117,17 +117,6 @@ def inspect(
         _show_tree(found, depth)
 
 
-def _is_of_hub(target: str, endpoint: str) -> bool:
-    """Return whether the Hub's token may be sent to a target: only the Hub itself may see it."""
-    from blobstore.inspection.places import is_address
-
-    if not is_address(target):
-        return target.startswith("hf://")
-    from blobstore.io.http.addresses import WebAddress
-
-    return WebAddress.parse(target).origin == WebAddress.parse(endpoint).origin
-
-
 def _show(found: Inspection, of: int) -> None:
     from blobstore.inspection.inspection import MODELSPEC
 

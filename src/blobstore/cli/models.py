@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.conversion import show_coverage
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -30,7 +31,6 @@ from blobstore.cli.output import (
     reason,
     shape,
     short,
-    show_coverage,
     show_facts,
     show_json,
     show_table,

@@ -22,7 +22,7 @@ from blobstore.errors import UsageError, from_os_error
 
 if TYPE_CHECKING:
     from blobstore.io.workers import Progress
-    from blobstore.views.view import CoverageView, TallyView
+    from blobstore.source.folders import Folder
 
 
 @contextmanager
@@ -100,7 +100,6 @@ Model = Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")]
 
 _LONGEST_MESSAGE = 1000
 _LONGEST_REASON = 120
-_MOST_NAMES = 5
 OPTION = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
 _FLAGS = {
     "alignment": "align",
@@ -257,40 +256,6 @@ def show_json(document: Any, *, compact: bool = False) -> None:
 def show_view(view: Any, show: Callable[[Any], object], *, as_json: bool) -> None:
     """Print views as one JSON document, or by a function that prints them as lines and tables."""
     (show_json if as_json else show)(view)
-
-
-def show_coverage(coverage: CoverageView) -> None:
-    """Print what is stored of a source.
-
-    One line, and one more for each thing to know: tensors that are counted apart, derived or left
-    out.
-    """
-    tensors, files = coverage.tensors, coverage.files
-    lines = [f"{_share(tensors, 'tensor')} and {_share(files, 'file')} stored"]
-    if tensors.source is None:
-        why = "the model was not imported by blobstore in its default profile"
-        lines.append(f"The source is not known: {why}")
-    lines += [
-        f"{number:,} of the tensors belong to the {head}" for head, number in coverage.heads.items()
-    ]
-    lines += [
-        f"Derived: {number:,} {how}" for how, number in (tensors.derived | files.derived).items()
-    ]
-    if coverage.kept_whole:
-        lines.append(f"Kept as files, not quantized: {some(coverage.kept_whole, _MOST_NAMES)}")
-    reasons: dict[str, list[str]] = {}
-    for one in (*tensors.left_out, *files.left_out):
-        name = one.name if one.count == 1 else f"{one.name} ({one.count:,})"
-        reasons.setdefault(one.reason, []).append(name)
-    lines += [f"Left out: {some(names, _MOST_NAMES)}: {why}" for why, names in reasons.items()]
-    emit(printable("\n".join(lines), keep="\n"))
-
-
-def _share(tally: TallyView, noun: str) -> str:
-    covered = tally.stored + sum(tally.derived.values())
-    if tally.source is None:
-        return counted(covered, noun)
-    return f"{covered:,} of {counted(tally.source, noun)}"
 
 
 def reason(message: str) -> str:

@@ -315,7 +315,7 @@ def flags_of(group: Any) -> set[str]:
 
 
 def test_options_that_the_library_names_are_flags() -> None:
-    """The library calls an option by its Python name, in backticks; the command line by its flag."""
+    """The library names an option as Python does, in backticks; the command line by its flag."""
     flags, found = flags_of(typer.main.get_command(app)), set()
     for path in (ROOT / "src" / "blobstore").rglob("*.py"):
         if path.parent.name not in ("cli", "views"):

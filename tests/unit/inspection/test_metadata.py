@@ -27,6 +27,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.inspection import metadata
+from blobstore.io import durable
 
 DATA = bytes(range(256)) * 40
 ENTRY = (
@@ -288,7 +289,7 @@ def test_only_changes_of_one_sector_are_made_in_place(
 
 
 def test_a_failed_write_in_place_is_undone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, synced = file.read_bytes(), metadata.sync
+    before, synced = file.read_bytes(), durable.sync
     failing = iter([True])
 
     def sync(fd: int) -> None:

@@ -1,4 +1,4 @@
-"""Views are made of results; JSON has null for what it can't say, and no keys that only tables show."""
+"""Views are made of results; JSON has null for infinity, and no keys that only tables show."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 import pytest
 
 from blobstore.errors import StorageError
+from blobstore.formats.documents import Descriptor
 from blobstore.inspection.diff import Errors
 from blobstore.inspection.listing import BrokenModel, ListedModel
 from blobstore.model.facts import Runs, Verdict
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.usage import ModelUsage
 from blobstore.store.care.verify import DamagedBlob
-from blobstore.store.ports import Descriptor, Removal
+from blobstore.store.ports import Removal
 from blobstore.views.checkpoints import QualityErrorsView
 from blobstore.views.stores import DamagedBlobView, ListItemView, ModelUsageView, RemovalView
 from blobstore.views.view import VerdictView
