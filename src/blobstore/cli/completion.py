@@ -159,7 +159,9 @@ class _Place:
 
     def option_named(self, name: str) -> Any:
         """Return the command's option of that name; None if it has no such option."""
-        return next((option for option in _options(self.command) if name in option.opts), None)
+        return next(
+            (option for option in _parameters(self.command, "option") if name in option.opts), None
+        )
 
     def _take(self, option: Any, value: str) -> None:
         if option is not None and "--store" in option.opts:
@@ -173,7 +175,7 @@ class _Place:
         """
         if self.option is not None:
             return self.option.metavar or ""
-        arguments = [one for one in _parameters(self.command) if one.param_type_name == "argument"]
+        arguments = _parameters(self.command, "argument")
         if self.arguments < len(arguments):
             return arguments[self.arguments].metavar or ""
         return arguments[-1].metavar or "" if arguments and arguments[-1].nargs < 0 else ""
@@ -216,7 +218,7 @@ def _beginning(current: str, answers: Iterator[Answer]) -> tuple[Answer, ...]:
 
 
 def _described_options(command: Any) -> Iterator[Answer]:
-    for option in _options(command):
+    for option in _parameters(command, "option"):
         if not option.hidden:
             yield option.opts[-1], (option.help or "")[:_LONGEST_MEANING]
     yield "--help", "Show how a command is used."
@@ -228,12 +230,8 @@ def _described_commands(group: Any) -> Iterator[Answer]:
             yield name, command.get_short_help_str(_LONGEST_MEANING)
 
 
-def _options(command: Any) -> list[Any]:
-    return [one for one in _parameters(command) if one.param_type_name == "option"]
-
-
-def _parameters(command: Any) -> list[Any]:
-    return getattr(command, "params", [])
+def _parameters(command: Any, kind: str) -> list[Any]:
+    return [one for one in getattr(command, "params", []) if one.param_type_name == kind]
 
 
 def _commands(command: Any) -> dict[str, Any]:

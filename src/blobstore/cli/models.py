@@ -71,7 +71,11 @@ def list_(
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
-    views = [ListItemView.of(model, _place(opened, model.name)) for model in list_models(opened)]
+    home_of = getattr(opened, "home_of", None)  # of several stores
+    views = [
+        ListItemView.of(model, home_of and home_of(model.name).address)
+        for model in list_models(opened)
+    ]
     views.sort(key=_ORDERS[sort])
     if as_json or views:
         show_view(views, _show_list, as_json=as_json)
@@ -84,11 +88,6 @@ def list_(
             note(f"a newer Ollama has {models} in manifests-v2/, not listed here: {names}")
 
 
-def _place(store: Any, name: ModelName) -> str | None:
-    """Return in which of several stores a model lies; None where there is one."""
-    return store.home_of(name).address if hasattr(store, "home_of") else None
-
-
 @contextmanager
 def _unreadable_is_noted() -> Iterator[None]:
     """Print a note instead of failing if manifests-v2/ can't be read."""
@@ -98,14 +97,9 @@ def _unreadable_is_noted() -> Iterator[None]:
         note(f"the models of newer Ollamas are unknown: {error.message}")
 
 
-def _by_time(view: ListItemView) -> float:
-    """Return a key that sorts the newest first; models without a date, or that are broken, last."""
-    return math.inf if view.modified is None else -view.modified.timestamp()
-
-
 _ORDERS: Mapping[str, Callable[[ListItemView], float]] = {
     "name": lambda _: 0,  # they are listed by name
-    "time": _by_time,
+    "time": lambda view: math.inf if view.modified is None else -view.modified.timestamp(),
     "size": lambda view: math.inf if view.size is None else -view.size,
 }
 

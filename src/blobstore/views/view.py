@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -30,16 +31,13 @@ def _finite(value: float | None) -> float | None:
     return value if value is None or math.isfinite(value) else None
 
 
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) else len(value)
-
-
-def _total(value: Any) -> int:
-    return value if isinstance(value, int) else sum(blob.size for blob in value)
-
-
 def _rfc3339(moment: datetime | None) -> str | None:
     return None if moment is None else moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _of_blobs(number: Callable[[Any], int]) -> BeforeValidator:
+    """Return what takes a number of the blobs that a result lists; a number stays as it is."""
+    return BeforeValidator(lambda value: value if isinstance(value, int) else number(value))
 
 
 Text = Annotated[str, BeforeValidator(_text)]
@@ -66,9 +64,9 @@ GroupSize = Annotated[
 ]
 ONLY_SHOWN = Field(exclude=True)
 """Of a field that tables show and that is not in the JSON document."""
-Count = Annotated[int, BeforeValidator(_count)]
+Count = Annotated[int, _of_blobs(len)]
 """The number of things that a result lists."""
-Total = Annotated[Bytes, BeforeValidator(_total)]
+Total = Annotated[Bytes, _of_blobs(lambda blobs: sum(blob.size for blob in blobs))]
 """The bytes of blobs that a result lists."""
 
 
