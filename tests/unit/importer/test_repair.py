@@ -199,7 +199,7 @@ def test_files_that_the_import_had_beside_the_source(
         "template",
         "v1+json",
     ]
-    assert "--draft" in next(
+    assert "`draft`" in next(
         left.reason for left in result.remaining if left.blob.name == "draft.d.weight"
     )
     broken()
