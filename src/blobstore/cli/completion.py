@@ -124,8 +124,8 @@ class Answers:
 
 
 @dataclass(slots=True)
-class _Place:
-    """A place in a command line: the command, its arguments so far, the option without a value."""
+class _Position:
+    """A position in a command line: the command, its arguments, the option without a value."""
 
     command: Any
     arguments: int = 0
@@ -186,30 +186,32 @@ def answers_for(
 ) -> Answers:
     """Return the completions of the last of the ``words``; ``models`` lists those of a store."""
     *before, current = words
-    place = _Place(root)
+    position = _Position(root)
     for word in before:
-        place.step(word)
-    if place.option is None and place.is_option(current):
+        position.step(word)
+    if position.option is None and position.is_option(current):
         name, equals, value = current.partition("=")
         if not equals:
-            return Answers(_beginning(current, _described_options(place.command)))
-        place.option = place.option_named(name)
-        found = _values(place, value, models) if place.option is not None else Answers()
+            return Answers(_beginning(current, _described_options(position.command)))
+        position.option = position.option_named(name)
+        found = _values(position, value, models) if position.option is not None else Answers()
         return Answers(
             tuple((f"{name}={word}", meaning) for word, meaning in found.words), found.files
         )
-    if place.option is None and _commands(place.command):
-        return Answers(_beginning(current, _described_commands(place.command)))
-    return _values(place, current, models)
+    if position.option is None and _commands(position.command):
+        return Answers(_beginning(current, _described_commands(position.command)))
+    return _values(position, current, models)
 
 
-def _values(place: _Place, current: str, models: Callable[[str | None], list[str]]) -> Answers:
-    metavar = place.metavar
+def _values(
+    position: _Position, current: str, models: Callable[[str | None], list[str]]
+) -> Answers:
+    metavar = position.metavar
     words: list[str] = metavar.split("|") if _CHOICES.fullmatch(metavar) else []
     if metavar == "TYPE":
         words = [kind.value for kind in QuantType]
     elif metavar in _MODELS:
-        words = models(place.store)
+        words = models(position.store)
     return Answers(_beginning(current, ((word, "") for word in words)), metavar in _PATHS)
 
 

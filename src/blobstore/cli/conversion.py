@@ -45,6 +45,39 @@ if TYPE_CHECKING:
 _MOST_NAMES = 5
 
 
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Memory for the work [default: 32MB, and 32MB per thread].",
+    ),
+]
+VerifyReuse = Annotated[
+    bool,
+    typer.Option(
+        "--verify-reuse", help="Hash the blobs of earlier imports before using them again."
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Allow a tag that says another type, such as :int4 for int8 weights."
+    ),
+]
+Planned = Annotated[
+    str | None,
+    typer.Option(
+        "--plan",
+        metavar="FILE",
+        help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
+    ),
+]
+CopyUp = Annotated[
+    bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
+]
+
+
 @takes_import_options
 def import_(
     source: Annotated[
@@ -65,43 +98,17 @@ def import_(
     *,
     options: Any,
     jobs: Jobs = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            "--memory",
-            metavar="SIZE",
-            help="Memory for the work [default: 32MB, and 32MB per thread].",
-        ),
-    ] = None,
-    verify_reuse: Annotated[
-        bool,
-        typer.Option(
-            "--verify-reuse", help="Hash the blobs of earlier imports before using them again."
-        ),
-    ] = False,
+    memory: Memory = None,
+    verify_reuse: VerifyReuse = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")
     ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Allow a tag that says another type, such as :int4 for int8 weights."
-        ),
-    ] = False,
-    planned: Annotated[
-        str | None,
-        typer.Option(
-            "--plan",
-            metavar="FILE",
-            help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
-        ),
-    ] = None,
+    force: Force = False,
+    planned: Planned = None,
     wait: WaitOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
-    copy_up: Annotated[
-        bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
-    ] = False,
+    copy_up: CopyUp = False,
     as_json: JsonOption = False,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
