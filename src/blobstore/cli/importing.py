@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blobstore.cli.import_options import show_coverage, takes_import_options
+from blobstore.cli.import_options import flags_of, show_coverage, takes_import_options, with_flags
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -115,7 +115,6 @@ def import_(
     source: Source = None,
     name: Name = None,
     *,
-    options: Any,
     jobs: Jobs = None,
     memory: Memory = None,
     verify_reuse: VerifyReuse = False,
@@ -127,6 +126,7 @@ def import_(
     lower: LowerOption = None,
     copy_up: CopyUp = False,
     as_json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
     from blobstore.importer.run import check_tag, default_name, plan_import, run_plan
@@ -172,11 +172,10 @@ def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
     from blobstore.importer.planning.travel import read_plan
 
     if given := [
-        name for name, value in options.items() if value not in (None, (), False, "default")
+        name for name, value in options.items() if value not in (None, [], False, "default")
     ]:
-        flag = "--" + given[0].replace("_", "-")
         raise UsageError(
-            f"{flag} can't be used with --plan, which has decided everything",
+            f"{flags_of(given[0])[0]} can't be used with --plan, which has decided everything",
             hint="Make the plan with it.",
         )
     return read_plan(planned, source=source_at(source), open_source=source_at)
@@ -197,11 +196,11 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
 def plan(
     source: PlanSource = None,
     *,
-    options: Any,
     output: Output = None,
     jobs: Jobs = None,
     check: Check = False,
     as_json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     from blobstore.importer.run import plan_import
@@ -223,7 +222,7 @@ def plan(
 
 def _print_notes(made: ImportPlan) -> None:
     for note in (*made.options.modelfile.notes, *made.notes):
-        print(f"Note: {printable(note)}", file=sys.stderr)
+        print(f"Note: {printable(with_flags(note))}", file=sys.stderr)
 
 
 def _show_result(result: ImportResult) -> None:

@@ -29,6 +29,7 @@ from blobstore.cli import (
     models,
     schema,
 )
+from blobstore.cli.import_options import with_flags
 from blobstore.cli.output import ReaderGoneError, emit, fail, show_help_without_command
 from blobstore.errors import BlobStoreError, UsageError
 
@@ -119,10 +120,10 @@ def run(arguments: list[str]) -> int:
             kernels.use(kernel)
         code = int(_command()(arguments, prog_name="blobstore", standalone_mode=False) or 0)
     except UsageError as error:
-        fail(error.message, error.hint)
+        fail(error.message, with_flags(error.hint or ""))
         return EXIT_WRONG_USE
     except BlobStoreError as error:
-        fail(error.message, error.hint)
+        fail(error.message, with_flags(error.hint or ""))
         return EXIT_FAILED
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)

@@ -22,10 +22,10 @@ from blobstore.errors import (
     DocumentError,
     LimitExceededError,
 )
+from blobstore.formats import provenance as own_document
 from blobstore.formats import strictjson
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.importer.planning import plan
-from blobstore.importer.planning import provenance as own_document
 from blobstore.importer.run import plan_import
 from blobstore.inspection import listing
 from blobstore.inspection.inspect import inspect
