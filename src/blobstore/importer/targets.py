@@ -2,7 +2,7 @@
 
 What quantizing each tensor would lose is measured, and the plan loses least of those that fit.
 
-Read (measuring.py), decide (allocation.py); the result is a plan with an explicit rule for every
+Read and decide (allocation.py); the result is a plan with an explicit rule for every
 tensor that was chosen for, so that it can be repeated without measuring. What makes errors of
 tensors comparable is in docs/quantization.md, "Targets".
 

@@ -162,7 +162,7 @@ def _source_names(outputs: Iterable[OutputTensor]) -> list[str]:
 
 
 def _is_of_mtp(inventory: Inventory) -> Callable[[str], bool]:
-    """Return what tells the tensors of heads that predict more than the next token.
+    """Return the test for the tensors of heads that predict more than the next token.
 
     They are called ``mtp.…``, or are the layers beyond ``num_hidden_layers`` (DeepSeek-V3's
     README_WEIGHTS.md, GLM-4.5).
@@ -276,7 +276,7 @@ def _kept(tensors: Iterable[OutputTensor]) -> Iterator[tuple[int, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ParserFamily:
     """An architecture family: words in its names, and what Ollama's parser for it can do."""
 
     words: tuple[str, ...]
@@ -288,22 +288,22 @@ class Family:
 
 # Tried in order: the more particular name first.
 _FAMILIES = (
-    Family(("glm4", "glm-4"), "glm-4.7", "glm-4.7"),
-    Family(("deepseek",), "deepseek3", "deepseek3"),
-    Family(("qwen3_5", "qwen3next", "qwen3_next"), "qwen3.5", "qwen3.5"),
+    ParserFamily(("glm4", "glm-4"), "glm-4.7", "glm-4.7"),
+    ParserFamily(("deepseek",), "deepseek3", "deepseek3"),
+    ParserFamily(("qwen3_5", "qwen3next", "qwen3_next"), "qwen3.5", "qwen3.5"),
     # Its parser can think only when the template does.
-    Family(("qwen3",), "qwen3", "qwen3-coder", thinking=False),
-    Family(("gemma4",), "gemma4", "gemma4"),
-    Family(("cohere2",), "cohere", "cohere"),
-    Family(("nemotronh", "nemotron_h"), "nemotron-3-nano", "nemotron-3-nano"),
-    Family(("laguna",), "laguna", "laguna"),
-    Family(("glimmer",), "glimmer", "glimmer"),
+    ParserFamily(("qwen3",), "qwen3", "qwen3-coder", thinking=False),
+    ParserFamily(("gemma4",), "gemma4", "gemma4"),
+    ParserFamily(("cohere2",), "cohere", "cohere"),
+    ParserFamily(("nemotronh", "nemotron_h"), "nemotron-3-nano", "nemotron-3-nano"),
+    ParserFamily(("laguna",), "laguna", "laguna"),
+    ParserFamily(("glimmer",), "glimmer", "glimmer"),
 )
 _THINK_TAGS = ("<think>", "</think>")
 _TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
 
 
-def family_of(config: SourceConfig | None, parser: str | None) -> Family | None:
+def family_of(config: SourceConfig | None, parser: str | None) -> ParserFamily | None:
     """Return the family whose parser the user names, else the architecture's, or None."""
     if parser:
         return next((family for family in _FAMILIES if family.parser == parser), None)
@@ -355,7 +355,7 @@ def _draft(inventory: Inventory) -> Draft:
 
 
 def _capabilities(
-    inventory: Inventory, config: SourceConfig, family: Family | None
+    inventory: Inventory, config: SourceConfig, family: ParserFamily | None
 ) -> Iterator[str]:
     yield "completion"
     if config.vision_config is not None or config.has_vision:

@@ -18,7 +18,7 @@ from blobstore.errors import UsageError
 PolicyFunction = Callable[[str, tuple[int, ...], str], str | None]
 """Decides of an output tensor by its name, shape and dtype."""
 
-Path = str | os.PathLike[str]
+StrPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ImportArguments(TypedDict, total=False):
         ),
     ]
     importance: Annotated[
-        Path | Mapping[str, Any] | None,
+        StrPath | Mapping[str, Any] | None,
         Option(
             "For search: a .safetensors file that says how much each input column of each tensor "
             "counts.",
@@ -78,7 +78,7 @@ class ImportArguments(TypedDict, total=False):
         ),
     ]
     policy: Annotated[
-        Path | PolicyFunction | None,
+        StrPath | PolicyFunction | None,
         Option("A TOML or JSON file with rules, group sizes and a method.", "FILE"),
     ]
     target_size: Annotated[
@@ -117,14 +117,14 @@ class ImportArguments(TypedDict, total=False):
         Option("Align the data in each blob to this many bytes, a power of two.", "BYTES"),
     ]
     draft: Annotated[
-        Path | None, Option("A checkpoint to store with the model as its draft model.", "DIR")
+        StrPath | None, Option("A checkpoint to store with the model as its draft model.", "DIR")
     ]
     draft_quant: Annotated[
         str | None,
         Option("Type of the draft model [default: keep its weights as they are].", "TYPE"),
     ]
     modelfile: Annotated[
-        Path | None,
+        StrPath | None,
         Option("A Modelfile; its FROM is the source if SOURCE is left out.", "FILE"),
     ]
     template: Annotated[str | None, Option("Prompt template.", "TEXT")]

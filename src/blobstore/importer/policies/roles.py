@@ -1,4 +1,6 @@
-"""Layouts: which tensors of which models are stored as ``[..., in, out]``.
+"""Roles and layouts: what a tensor is for its model, and which way round it is stored.
+
+Layouts: which tensors of which models are stored as ``[..., in, out]``.
 
 A table and pure functions; no weight is read.
 

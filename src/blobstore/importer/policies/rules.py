@@ -1,6 +1,7 @@
-"""Importance: what each input column's error counts in a search, by source tensor.
+"""Rules, policy files and importance: what a user says of single tensors.
 
-Read from a file or given as arrays.
+Importance: what each input column's error counts in a search, by source tensor. It is read from a
+file or given as arrays.
 
 PolicyFile: rules, groups and method in a TOML or JSON file (docs/cli.md, "Policy files").
 
