@@ -180,9 +180,12 @@ def write_blobs(
     work = _Work(plan, session, progress)
     try:
         work.recall(jobs, verify=verify_reuse)
-        runs = work.most_runs()
+        to_make = work.to_make()
+        # More threads than runs would have nothing to do.
+        runs = sum(2 + 2 * max(blob.size, blob.source_bytes) // CHUNK for blob in to_make)
         threads = max(1, min(jobs + _SPARE_THREADS, runs))
-        buffers = _buffers(threads, runs, memory, work.largest_run())
+        largest = min(CHUNK, max((blob.size for blob in to_make), default=0))
+        buffers = _buffers(threads, runs, memory, largest)
         each(work.runs(buffers), work.make, threads, name="import")
         return work.result()
     finally:
@@ -234,15 +237,8 @@ class _Work:
         if self._finished:
             self._progress(sum(self._blobs[number].source_bytes for number in self._finished), "")
 
-    def most_runs(self) -> int:
-        """Return how many runs there are to make at most: more threads have nothing to do."""
-        return sum(2 + 2 * max(blob.size, blob.source_bytes) // CHUNK for blob in self._to_make())
-
-    def largest_run(self) -> int:
-        """Return how many bytes a run has at most."""
-        return min(CHUNK, max((blob.size for blob in self._to_make()), default=0))
-
-    def _to_make(self) -> list[PlannedBlob]:
+    def to_make(self) -> list[PlannedBlob]:
+        """Return the blobs that no earlier import has made."""
         return [blob for number, blob in enumerate(self._blobs) if number not in self._finished]
 
     def runs(self, buffers: BufferPool) -> Iterator[tuple[int, Run, Buffer]]:

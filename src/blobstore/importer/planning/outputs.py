@@ -201,16 +201,6 @@ class PlannedBlob:
         return (source for tensor in self.tensors for source in tensor.sources)
 
     @property
-    def weighed_sources(self) -> Iterator[SourceWeight]:
-        """The sources whose errors count in a search: those that importance may be given for."""
-        quantized = (
-            tensor
-            for tensor in self.tensors
-            if tensor.quantization is not None and not tensor.copies_codes
-        )
-        return (source for tensor in quantized for source in tensor.sources)
-
-    @property
     def source_bytes(self) -> int:
         """Bytes that are read to make it."""
         return sum(source.nbytes for source in self.sources)

@@ -139,12 +139,13 @@ def plan_blobs(
     check_readable(blobs)
     check_quantizable(blobs, options, chooser.policies[Form.PLAIN])
     if options.importance is not None:
-        kept = (
-            tensor for blob in blobs for tensor in blob.tensors if chooser.keeps_by_rule(tensor)
-        )
+        # Of tensors that are searched, or that a rule keeps: their importance is not a mistake.
         sources = (
-            *(source for blob in blobs for source in blob.weighed_sources),
-            *(s for one in kept for s in one.sources),
+            source
+            for tensor in _tensors(blobs)
+            if (tensor.quantization is not None and not tensor.copies_codes)
+            or chooser.keeps_by_rule(tensor)
+            for source in tensor.sources
         )
         options.importance.check({source.name: source.shape for source in sources})
     return blobs

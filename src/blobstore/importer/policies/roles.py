@@ -30,9 +30,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.importer.policies.options import Experts, ImportOptions, Profile
@@ -150,13 +149,10 @@ class ModelRoles(Roles):
     @classmethod
     def of(cls, config: SourceConfig | None) -> ModelRoles:
         """Return the roles in a checkpoint; without config.json names decide."""
-        sections = [] if config is None else list(_sections(config))
         # Where the hidden size is the number of positions too (Llama 2: 4096), a projection has as
         # many rows as their table.
-        tables = frozenset(_numbers(sections, _TABLE_SIZES)) - frozenset(
-            _numbers(sections, _WIDTHS)
-        )
-        return cls(frozenset(_numbers(sections, _EXPERT_COUNTS)), tables)
+        tables = _numbers(config, _TABLE_SIZES) - _numbers(config, _WIDTHS)
+        return cls(_numbers(config, _EXPERT_COUNTS), tables)
 
     def is_expert(self, name: str, shape: Shape) -> bool:
         """See `Roles`: also stacks of other names, or with as many matrices as there are experts.
@@ -203,20 +199,17 @@ def roles_for(config: SourceConfig | None, profile: Profile) -> Roles:
     return ModelRoles.of(config) if profile.knows_layouts else Roles()
 
 
-def _sections(config: SourceConfig) -> Iterator[Mapping[str, Any]]:
-    """Yield what config.json says of sizes: itself, and the configs in it that are about text."""
-    yield config.sizes
-    yield from (
-        section
-        for section in (config.text_config, config.llm_config, config.ffn_config)
-        if isinstance(section, dict)
-    )
+def _numbers(config: SourceConfig | None, keys: tuple[str, ...]) -> frozenset[int]:
+    """Return the numbers above 1 of those keys, in config.json and the configs in it about text.
 
-
-def _numbers(sections: list[Mapping[str, Any]], keys: tuple[str, ...]) -> Iterator[int]:
-    """Yield the values of those keys that are numbers above 1: one row or expert tells nothing."""
+    One row or one expert tells nothing.
+    """
+    if config is None:
+        return frozenset()
+    inner = (config.text_config, config.llm_config, config.ffn_config)
+    sections = [config.sizes, *(section for section in inner if isinstance(section, dict))]
     values = (section.get(key) for section in sections for key in keys)
-    yield from (value for value in values if type(value) is int and value > 1)
+    return frozenset(value for value in values if type(value) is int and value > 1)
 
 
 @dataclass(frozen=True, slots=True)
