@@ -1,10 +1,8 @@
-"""Allocation: what each type would lose is measured, and the types are chosen that lose least.
+"""Allocation: each type's error is measured, and the types with least error in a budget are chosen.
 
-Allocation: one choice for each item, with little total error in a number of bytes. Pure; it knows
-no tensors.
-
-It is the multiple-choice knapsack problem. Three steps, of which each starts from the result of the
-one before:
+Choosing knows no tensors: it makes one choice for each item, with little total error in a number of
+bytes. It is the multiple-choice knapsack problem. Three steps, of which each starts from the result
+of the one before:
 
 1. Greedy. Of each item only the choices on the lower convex hull of (bytes, error) are considered.
    All items start with their smallest choice; then the steps along the hulls are taken in the order
@@ -22,13 +20,10 @@ one before:
 
 Time is that of sorting all choices. Ties go to the earlier item; nothing depends on the machine.
 
-Measuring: what quantizing a tensor to each of several types would lose. Weights are read; nothing
-is decided.
-
-The error of a type is relative: the squared errors of the weights over the squared weights, each
-times its column's importance where that is given. All sums are taken in float64, in an order that
-neither threads nor the machine change, and what comes out is rounded to `_DIGITS` significant
-digits.
+Measuring reads weights and decides nothing. The error of a type is relative: the squared errors of
+the weights over the squared weights, each times its column's importance where that is given. All
+sums are taken in float64, in an order that neither threads nor the machine change, and what comes
+out is rounded to `_DIGITS` significant digits.
 """
 
 from __future__ import annotations

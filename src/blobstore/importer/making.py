@@ -1,14 +1,9 @@
-"""Making: the runs of a blob, and their bytes.
+"""Making: a planned blob is cut into runs, and each run's bytes are made from the source's bytes.
 
-Runs: a planned blob cut into consecutive ranges of bytes, each made by one thread in one buffer.
-Pure.
-
-A run holds whole tensors when they are small, and a part of one when it is large. The scales and
-biases of a large tensor lie behind its weight, in a gap between two runs: they are written as its
-weight's runs are made, and hashed later.
-
-Making: the bytes of one run, from the source's bytes. Any thread; nothing is decided or written
-here.
+A run is a consecutive range of a blob's bytes; one thread makes it in one buffer. It holds whole
+tensors when they are small, and a part of one when it is large. The scales and biases of a large
+tensor lie behind its weight, in a gap between two runs: they are written as its weight's runs are
+made, and hashed later. Nothing is decided or written here.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Repair: the damaged blobs of a stored model are made again from its source, byte for byte.
 
-Nothing else is touched.
-
-The options are those that ``blobstore.json`` keeps. What is made counts only when its bytes have
-the digest that the manifest names: another source, or another arithmetic, can't slip in.
-
-Replan: the plan of an import that has been, from the source and from what the model keeps of its
-options.
+Nothing else is changed. The options are those in ``blobstore.json``, or, where that is lost, the
+first usual ones that fit. A blob counts only when it has the digest that the manifest names, so
+another source, or another arithmetic, can't slip in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Import: a checkpoint becomes blobs and a manifest.
 
-Read (source/inventory.py), decide (planning/plan.py), do (writing.py).
-
-Before that it is checked that the tag of the model does not say another type than the model gets.
+Read (source/inventory.py), decide (planning/plan.py), write (writing.py). A tag that says another
+type than the model gets is refused first.
 """
 
 from __future__ import annotations

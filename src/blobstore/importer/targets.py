@@ -1,17 +1,13 @@
-"""Target: types for a size.
+"""Targets: each tensor gets the type that loses least, in a model of at most a given size.
 
-What quantizing each tensor would lose is measured, and the plan loses least of those that fit.
+The candidates are the tensors that types are chosen for. One candidate is one tensor, or all
+weights of a packed group of experts, which get one type together. Candidates are the tensors that a
+policy quantizes, and token embeddings, which are a large part of a small model. Tensors matched by
+a user's rule are excluded.
 
-Read and decide (allocation.py); the result is a plan with an explicit rule for every
-tensor that was chosen for, so that it can be repeated without measuring. What makes errors of
-tensors comparable is in docs/quantization.md, "Targets".
-
-Candidates: the tensors of a model that types are chosen for, and the types. Pure; no weight is
-read.
-
-A candidate is one tensor, or all weights of a packed group of experts, which get one type together.
-It is what a policy quantizes, but for its name tests' one exception: token embeddings, which are a
-large part of a small model. Tensors matched by a user's rule are excluded.
+allocation.py measures the errors and chooses. The result is a plan with a rule for every candidate,
+so it can be repeated without measuring. docs/quantization.md, "Targets", says what makes errors of
+tensors comparable.
 """
 
 from __future__ import annotations
@@ -159,7 +155,7 @@ _COUNTS = ((("lm_head", "embed"), 4.0), (SENSITIVE, 3.0))
 """How often the weights of tensors of such names count (docs/quantization.md, "Targets")."""
 
 Errors = Mapping[Quantization | None, float]
-"""Relative squared errors by type; keeping has none."""
+"""Relative squared errors by type; keeping loses nothing."""
 
 
 def plan_for_target(

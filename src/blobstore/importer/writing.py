@@ -257,7 +257,7 @@ class _Work:
     def make(self, item: tuple[int, Run, Buffer]) -> None:
         """Make one run.
 
-        After an error its blob's buffers are free, because whoever takes the next run waits for
+        After an error its blob's buffers are free, because the thread of the next run waits for
         one.
         """
         number, run, buffer = item

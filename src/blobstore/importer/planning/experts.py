@@ -1,13 +1,10 @@
 """Groups of experts, and the checks of a plan. Pure.
 
-Checks of a plan: every name is there once, every blob can be read back, what was asked can be done.
-Pure.
+The weights of a mixture's experts have two forms (docs/formats.md section 2). *Packed*: all tensors
+under a group's prefix lie in one blob, under their own names. *Stacked*: the numbered experts'
+weights of one projection become one tensor ``[experts, out, in]``.
 
-Expert groups: which tensors of a mixture of experts belong together. Pure.
-
-Two forms (docs/formats.md section 2). *Packed*: every tensor under a group's prefix, under its own
-name, in one blob. *Stacked*: the numbered experts' weights of one projection become one tensor
-``[experts, out, in]``.
+The checks: names are unique, every blob can be read back, rules and types can be followed.
 """
 
 from __future__ import annotations

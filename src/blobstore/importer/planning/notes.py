@@ -1,15 +1,10 @@
-"""What a plan says of itself: coverage, notes, capabilities. Pure.
+"""What a plan says of itself: coverage, ``blobstore.json``, notes, the model's config blob. Pure.
 
-Capabilities: the config blob of a model, from its architecture and its chat template. Pure.
-
-Source of the tables: ollama/ollama@fb307609 x/create/client/create.go and x/create/capabilities.go,
-model/parsers, and the recorded configs in fixtures/ollama-records.
-
-Notes: what a user should know of a plan before it is carried out: what makes it larger than what
-was asked. Pure.
-
-Covering: which files of a source a plan keeps, and what becomes of each of its tensors and files,
-counted. Pure.
+*Coverage*: which files of a source a plan keeps, and what becomes of each tensor and file. *Notes*:
+why a plan is larger than asked for, or has another form of experts. *The config blob* comes from
+the architecture and the chat template; source of its tables: ollama/ollama@fb307609
+x/create/client/create.go and x/create/capabilities.go, model/parsers, and the recorded configs in
+fixtures/ollama-records.
 """
 
 from __future__ import annotations
@@ -372,11 +367,11 @@ def _capabilities(
 def _templates(inventory: Inventory) -> Iterator[str]:
     """Yield the texts of the chat templates in the tokenizer's documents.
 
-    A document that is no JSON has none.
+    A document that is not JSON is skipped.
     """
     for name in _TEMPLATE_DOCUMENTS:
         text = inventory.documents.get(name, b"{}")
-        if b"\0" in text:  # no JSON: a hole of the disk is not decoded
+        if b"\0" in text:  # not JSON: a hole of the disk is not decoded
             continue
         try:
             document = json.loads(text)

@@ -1,20 +1,15 @@
 """Rules, policy files and importance: what a user says of single tensors.
 
-Importance: what each input column's error counts in a search, by source tensor. It is read from a
-file or given as arrays.
+A rule ``GLOB=TYPE`` or ``GLOB=TYPE/GROUP`` gives a type to output tensors. The last rule that
+matches a name decides, whatever the policy says; ``none`` keeps the source's dtype. Rules do not
+apply to tensors that can't be quantized: those of less than two dimensions, those without floats,
+those whose rows are not a whole number of groups.
 
-PolicyFile: rules, groups and method in a TOML or JSON file (docs/cli.md, "Policy files").
+A model may have a hundred thousand tensors and a rule for each: whole names and beginnings of names
+(``PREFIX.*``) are looked up. Other patterns are tried one by one, so there may be a thousand.
 
-Rules: which type a user wants for tensors of certain names. Pure.
-
-``GLOB=TYPE`` or ``GLOB=TYPE/GROUP``: the last rule whose pattern is like an output tensor's name
-decides its type, whatever the policy says; ``none`` keeps the source's dtype. A rule says nothing
-about tensors that can't be quantized at all: those of less than two dimensions, those without
-floats, those whose rows are not a whole number of groups.
-
-A model may have a hundred thousand tensors, and a rule for each: whole names, and patterns that are
-the beginning of names (``PREFIX.*``), are looked up and not tried one by one. Other patterns are:
-so there may be a thousand of them.
+A policy file has rules, groups and a method in TOML or JSON (docs/cli.md, "Policy files").
+Importance is what the error of each input column counts in a search, by source tensor.
 """
 
 from __future__ import annotations
@@ -77,7 +72,7 @@ class Rule:
         pattern, equals, wanted = text.rpartition("=")
         if not equals or not pattern or not wanted:
             raise UsageError(
-                f"no rule: {text!r}", hint="Write GLOB=TYPE, such as '*.down_proj.weight=int8'."
+                f"invalid rule {text!r}", hint="Write GLOB=TYPE, such as '*.down_proj.weight=int8'."
             )
         try:
             return cls(pattern.strip(), *_type_and_group(wanted.strip()))
