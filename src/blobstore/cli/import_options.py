@@ -75,7 +75,7 @@ _TYPES: dict[Any, Any] = {
     Sequence[str]: list[str] | None,
 }
 """What a command line makes of a value's type; of all others a text."""
-_NAMED = re.compile(r"""\b([a-z_]+)=(?:True|"([^"]*)"|([A-Z]+))""")
+_NAMED = re.compile(r"""(?<!\S)([a-z_]+)=(?:True|"([^"]*)"|([A-Z]+))(?=[\s,.;]|$)""")
 """An option as hints of the library name it: ``quant="int4"``, ``force=True``, ``draft=DIR``."""
 
 

@@ -40,6 +40,7 @@ def test_every_option_of_the_table_is_in_the_help(
         ("Add draft=DIR.", "Add --draft DIR."),
         ('Only profile="default" can.', "Only --profile default can."),
         ('with target_size=SIZE and rules=["x"]', 'with --target-size SIZE and rules=["x"]'),
+        ("Read /data/x=Y/model instead.", "Read /data/x=Y/model instead."),
         ("Write bytes.", "Write bytes."),
     ],
 )
