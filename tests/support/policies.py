@@ -7,9 +7,8 @@ from typing import Any
 
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.quant import QuantType
-from blobstore.importer.policies.architectures import draft_policy_for, policy_for
 from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.policies.policy import Policy
+from blobstore.importer.policies.policy import Policy, policy_for
 
 SHAPE = (128, 128)
 
@@ -26,8 +25,8 @@ def policy_of(
 ) -> Policy:
     """Return the policy for a checkpoint of that architecture and ``config``."""
     source = SourceConfig.parse(json.dumps({"architectures": [architecture], **config}).encode())
-    make = draft_policy_for if draft else policy_for
-    return make(source, QuantType.parse(asked), ImportOptions.parse(quant=asked, profile=profile))
+    options = ImportOptions.parse(quant=asked, profile=profile)
+    return policy_for(source, QuantType.parse(asked), options, is_draft=draft)
 
 
 def type_of(policy: Policy, name: str, shape: tuple[int, ...] = SHAPE) -> str | None:

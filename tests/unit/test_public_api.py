@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import blobstore
-from blobstore.importer.policies.options import ImportArguments
+from blobstore.importer.policies.arguments import ImportArguments
 
 NAMES = [
     "BlobStoreError",

@@ -18,7 +18,7 @@ from blobstore.cli.output import (
     count,
     counted,
     emit,
-    flag_of,
+    flags_of,
     note,
     parse_size,
     printable,
@@ -96,7 +96,6 @@ def import_(
         ),
     ] = None,
     *,
-    options: Any,
     jobs: Jobs = None,
     memory: Memory = None,
     verify_reuse: VerifyReuse = False,
@@ -110,6 +109,7 @@ def import_(
     lower: LowerOption = None,
     copy_up: CopyUp = False,
     as_json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
     from blobstore.importer.run import check_tag, default_name, plan_import, run_plan
@@ -151,9 +151,9 @@ def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
     from blobstore.importer.planning.travel import read_plan
 
     if given := [
-        name for name, value in options.items() if value not in (None, (), False, "default")
+        name for name, value in options.items() if value not in (None, [], False, "default")
     ]:
-        message = f"{flag_of(given[0])} can't be used with --plan, which has decided everything"
+        message = f"{flags_of(given[0])[0]} can't be used with --plan, which has decided everything"
         raise UsageError(message, hint="Make the plan with it.")
     return read_plan(planned, source=source_at(source), open_source=source_at)
 
@@ -184,7 +184,6 @@ def plan(
         ),
     ] = None,
     *,
-    options: Any,
     output: Annotated[
         str | None,
         typer.Option(
@@ -200,6 +199,7 @@ def plan(
         ),
     ] = False,
     as_json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     from blobstore.importer.run import plan_import

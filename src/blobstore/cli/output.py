@@ -100,16 +100,18 @@ Model = Annotated[str, typer.Argument(metavar="NAME", help="A stored model.")]
 
 _LONGEST_MESSAGE = 1000
 _LONGEST_REASON = 120
-OPTION = re.compile(r"`(?P<name>[a-z_]+)(?:=(?P<value>[^`]*))?`")
 _FLAGS = {
-    "alignment": "align",
-    "licenses": "license",
-    "parameters": "param",
-    "replace": "force",
-    "rules": "rule",
-    "wait_s": "wait",
+    "rules": ("--rule",),
+    "alignment": ("--align",),
+    "modelfile": ("--modelfile", "-f"),
+    "licenses": ("--license",),
+    "parameters": ("--param",),
+    "replace": ("--force",),
+    "wait_s": ("--wait",),
 }
-"""Flags that are called otherwise than the options of the library."""
+"""The flags of options whose flags are not just their names."""
+_NAMED = re.compile(r"""(?<![^\s(])([a-z_]+)=(?:True|"([^"]*)"|([A-Z]+))(?=[\s,.;)]|$)""")
+"""An option as hints of the library name it: ``quant="int4"``, ``force=True``, ``draft=DIR``."""
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _SIZE = re.compile(
     r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?P<unit>|[kmgt]?b)", re.ASCII | re.IGNORECASE
@@ -227,22 +229,16 @@ def note(text: str) -> None:
     print(f"Note: {printable(with_flags(text))}", file=sys.stderr)
 
 
-def flag_of(option: str) -> str:
-    """Return how the command line spells an option of the library: ``--rule`` for ``rules``."""
-    return f"--{_FLAGS.get(option, option)}".replace("_", "-")
+def flags_of(name: str) -> tuple[str, ...]:
+    """Return the flags of the option of that Python name."""
+    return _FLAGS.get(name, (f"--{name.replace('_', '-')}",))
 
 
-def with_flags(text: str) -> str:
-    """Return a text of the library with the options in its backticks spelled as flags.
-
-    `quant='int4'` becomes ``--quant int4``, and `replace=True` becomes ``--force``.
-    """
-
-    def flag(match: re.Match[str]) -> str:
-        value = (match["value"] or "True").strip("'\"")
-        return flag_of(match["name"]) + ("" if value == "True" else f" {value}")
-
-    return OPTION.sub(flag, text)
+def with_flags(hint: str) -> str:
+    """Return a hint of the library with flags for the options that it names."""
+    return _NAMED.sub(
+        lambda named: " ".join([flags_of(named[1])[0], *filter(None, named.groups()[1:])]), hint
+    )
 
 
 def show_json(document: Any, *, compact: bool = False) -> None:

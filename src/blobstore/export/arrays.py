@@ -216,7 +216,7 @@ def _check(parameter: Parameter, plan: NetworkPlan) -> None:
         message = (
             f"{quoted(min(scaled))} has a global scale, which mlx-lm takes from no folder on a CPU"
         )
-        hint = "Export it with `dequantize='bfloat16'`, or with `format='safetensors'`."
+        hint = 'Export it with dequantize="bfloat16", or with format="safetensors".'
         raise UnsupportedSourceError(message, tensor=min(scaled), hint=hint)
 
 

@@ -227,7 +227,7 @@ def _split(origin: Origin, arrays: Iterable[OutputArray], options: ExportOptions
     if not origin.files:
         raise UsageError(
             "nothing is known of the files that the model was imported from",
-            hint="Give `max_shard_size` a size.",
+            hint="Give max_shard_size=SIZE.",
         )
     files: dict[str, list[str]] = defaultdict(list)
     total = 0

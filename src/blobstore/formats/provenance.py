@@ -1,19 +1,23 @@
-"""Provenance: ``blobstore.json``, what a model keeps of its import: the options, the source's files, what was covered.
+"""Provenance: ``blobstore.json``, what a model keeps of its import, written and read.
 
-Rule B1: a JSON object with ``version`` 1 and ``sources``. The importer writes it
-(importer/planning/provenance.py); this is its only reader. The options are checked where they are
-used (importer/planning/provenance.py).
+Rule B1: a JSON object with ``version`` 1 and ``sources``. It has the options, the source's files
+with their metadata, and how much of the source is stored; no times and no paths. So an import can
+be repeated, and an export gives the source's files back. The options stay words here: `record` and
+`recorded` of ``ImportOptions`` are their two directions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from pydantic import Field
 
+from blobstore.errors import LimitExceededError
+from blobstore.formats import strictjson
 from blobstore.formats.coverage import Coverage, LeftOut, Tally
 from blobstore.formats.documents import MAX_DOCUMENT, Document, validated
-from blobstore.formats.strictjson import parse_object
 
 OWN_DOCUMENT: Final = "blobstore.json"
 VERSION: Final = 1
@@ -21,14 +25,17 @@ RULE: Final = "B1"
 
 
 class RecordedFile(Document):
-    """One .safetensors file of a source: its name, its metadata, the names of its tensors in order."""
+    """A .safetensors file of a source: name, bytes, metadata, names of its tensors in order."""
 
     name: str
-    metadata: dict[str, str]
+    size: int = 0
+    metadata: Mapping[str, str]
     tensors: list[str]
 
 
-class _Draft(Document):
+class RecordedDraft(Document):
+    """A draft model: its type, if one was asked for, and the files of its source."""
+
     quant: str | None = None
     sources: list[RecordedFile]
 
@@ -51,11 +58,19 @@ class _Tally(Document):
         return Tally(self.source, self.stored, self.derived, left_out)
 
 
-class _Coverage(Document):
+class RecordedCoverage(Document):
+    """How much of a source is stored, as a document."""
+
     tensors: _Tally
     files: _Tally
     heads: dict[str, int] = Field(default_factory=dict)
     kept_whole: list[str] = Field(default_factory=list)
+
+    @property
+    def value(self) -> Coverage:
+        """The same as a value."""
+        tallies = self.tensors.value, self.files.value
+        return Coverage(*tallies, self.heads, tuple(self.kept_whole))
 
 
 class Provenance(Document):
@@ -67,8 +82,8 @@ class Provenance(Document):
     version: Literal[1]
     options: dict[str, Any] | None = None
     sources: list[RecordedFile]
-    recorded_coverage: _Coverage | None = Field(default=None, alias="coverage")
-    draft: _Draft | None = None
+    recorded_coverage: RecordedCoverage | None = Field(default=None, alias="coverage")
+    draft: RecordedDraft | None = None
 
     @classmethod
     def parse(cls, raw: bytes) -> Provenance:
@@ -76,9 +91,8 @@ class Provenance(Document):
 
         Raises: DocumentError (rule B1) for another version too; LimitExceededError.
         """
-        return validated(
-            cls, parse_object(raw, OWN_DOCUMENT, rule=RULE, limit=MAX_DOCUMENT), OWN_DOCUMENT, RULE
-        )
+        value = strictjson.parse_object(raw, OWN_DOCUMENT, rule=RULE, limit=MAX_DOCUMENT)
+        return validated(cls, value, OWN_DOCUMENT, RULE)
 
     @property
     def tensor_names(self) -> frozenset[str]:
@@ -87,14 +101,60 @@ class Provenance(Document):
 
     @property
     def is_cast(self) -> bool:
-        """True when floats were converted by the import: its files have other sizes than the source's."""
+        """True when the import converted floats: its files have other sizes than the source's."""
         return (self.options or {}).get("dtype") is not None
 
     @property
     def coverage(self) -> Coverage | None:
         """How much of the source was stored; None when the document does not say."""
-        if (recorded := self.recorded_coverage) is None:
-            return None
-        return Coverage(
-            recorded.tensors.value, recorded.files.value, recorded.heads, tuple(recorded.kept_whole)
+        recorded = self.recorded_coverage
+        return None if recorded is None else recorded.value
+
+
+def encoded(
+    options: Mapping[str, Any],
+    sources: Sequence[RecordedFile],
+    coverage: Coverage,
+    draft: RecordedDraft | None,
+    source: str,
+) -> bytes:
+    """Return the document of an import from ``source``: one line of compact JSON and a newline.
+
+    It is put together from pieces, because the metadata of many files may be one large text that is
+    repeated. Raises: LimitExceededError when it would be larger than a stored model's documents may
+    be.
+    """
+    head = {"version": VERSION, "options": options}
+    pieces = [_open(head), *_sources(sources), b',"coverage":', strictjson.encode(asdict(coverage))]
+    if draft is not None:
+        pieces += (b',"draft":', _open({"quant": draft.quant}), *_sources(draft.sources), b"}")
+    pieces.append(b"}\n")
+    if (size := sum(map(len, pieces))) > MAX_DOCUMENT:
+        raise LimitExceededError(
+            f"limit exceeded: {source} would have a {OWN_DOCUMENT} of {size:,} bytes, "
+            f"at most {MAX_DOCUMENT:,}",
+            path=source,
+            hint='It keeps the metadata of all files. profile="ollama" has no such document.',
         )
+    return b"".join(pieces)
+
+
+def _open(members: Mapping[str, Any]) -> bytes:
+    """Return a JSON object without its last brace, for more members."""
+    return strictjson.encode(members)[:-1]
+
+
+def _sources(files: Sequence[RecordedFile]) -> Iterator[bytes]:
+    """Yield the member ``sources`` of an object in pieces. Equal metadata are encoded once."""
+    metadata: dict[int, bytes] = {}
+    start = b',"sources":['
+    for file in files:
+        key = id(file.metadata)
+        if key not in metadata:
+            metadata[key] = strictjson.encode(dict(sorted(file.metadata.items())))
+        yield start + _open({"name": file.name, "size": file.size})
+        yield b',"metadata":'
+        yield metadata[key]
+        yield b',"tensors":%b}' % strictjson.encode(file.tensors)
+        start = b","
+    yield b"]"

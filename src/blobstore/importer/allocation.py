@@ -1,10 +1,8 @@
-"""Allocation: what each type would lose is measured, and the types are chosen that lose least.
+"""Allocation: each type's error is measured, and the types with least error in a budget are chosen.
 
-Allocation: one choice for each item, with little total error in a number of bytes. Pure; it knows
-no tensors.
-
-It is the multiple-choice knapsack problem. Three steps, of which each starts from the result of the
-one before:
+Choosing knows no tensors: it makes one choice for each item, with little total error in a number of
+bytes. It is the multiple-choice knapsack problem. Three steps, of which each starts from the result
+of the one before:
 
 1. Greedy. Of each item only the choices on the lower convex hull of (bytes, error) are considered.
    All items start with their smallest choice; then the steps along the hulls are taken in the order
@@ -22,13 +20,10 @@ one before:
 
 Time is that of sorting all choices. Ties go to the earlier item; nothing depends on the machine.
 
-Measuring: what quantizing a tensor to each of several types would lose. Weights are read; nothing
-is decided.
-
-The error of a type is relative: the squared errors of the weights over the squared weights, each
-times its column's importance where that is given. All sums are taken in float64, in an order that
-neither threads nor the machine change, and what comes out is rounded to `_DIGITS` significant
-digits.
+Measuring reads weights and decides nothing. The error of a type is relative: the squared errors of
+the weights over the squared weights, each times its column's importance where that is given. All
+sums are taken in float64, in an order that neither threads nor the machine change, and what comes
+out is rounded to `_DIGITS` significant digits.
 """
 
 from __future__ import annotations
@@ -37,17 +32,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from blobstore import kernels
-from blobstore.errors import NonFiniteWeightError, UsageError
+from blobstore.errors import UsageError
 from blobstore.formats.quant import Quantization, QuantType
+from blobstore.importer.making import non_finite
 from blobstore.importer.planning.outputs import OutputTensor
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.io.workers import Progress, results_of
-from blobstore.kernels.arrays import QuantizedArray, dtype_of, numpy_dtype
+from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
 from blobstore.source.reading import SourceReaders
 from blobstore.source.weights import SourceWeight
@@ -58,12 +53,13 @@ _CHUNK = 2**18
 """Weights that a thread works on at a time: a whole number of groups of every type."""
 _DIGITS = 6
 
-Array = np.ndarray[Any, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be measured: a tensor, the types, and how many of its weights (but at least a row of each source)."""
+    """What is to be measured: a tensor, the types, and how many of its weights.
+
+    At least one row of each source is measured.
+    """
 
     tensor: OutputTensor
     types: tuple[Quantization, ...]
@@ -78,11 +74,6 @@ class _Batch:
     starts: Sequence[int]
     count: int
 
-    def index(self, number: int) -> tuple[int, ...]:
-        """Return the index in the source of the batch's weight ``number``."""
-        run, offset = divmod(number, self.count)
-        return self.source.stored_index(self.starts[run] + offset)
-
 
 def measure(
     questions: Sequence[Question],
@@ -90,7 +81,9 @@ def measure(
     jobs: int,
     progress: Progress | None = None,
 ) -> list[dict[Quantization, float]]:
-    """Return for each question the relative squared error of each type, but for those whose scales would overflow.
+    """Return for each question the relative squared error of each type.
+
+    Types whose scales would overflow are missing.
 
     ``progress`` is told the bytes of each tensor's sources when it has been measured. A thread
     works in 20 MB.
@@ -122,11 +115,7 @@ def _measure(
     for batch in _batches(question):
         values = _values(batch, tensor, readers)
         weights = values.astype(np.float64)
-        importance = (
-            options.importance.vectors.get(batch.source.name)
-            if options.importance is not None
-            else None
-        )
+        importance = options.importance_of(batch.source.name)
         choice = ScaleChoice(options.method, importance, batch.starts[0] % batch.source.shape[-1])
         whole += _weighed(weights, choice)
         for quantization in question.types:
@@ -192,13 +181,8 @@ def _quantized(
         values, parts, replace(choice, global_scale=1.0 if factor is None else factor)
     )
     if bad >= 0:
-        source, index = batch.source, batch.index(bad)
-        raise NonFiniteWeightError(
-            f"{source.name!r}: the weight at {list(index)} is {values[bad]}, and only finite weights can be quantized",
-            tensor=source.name,
-            index=index,
-            path=source.file.path,
-        )
+        run, offset = divmod(bad, batch.count)
+        raise non_finite(batch.source, batch.starts[run] + offset, values[bad])
     return kernels.dequantize(parts)
 
 
@@ -243,7 +227,7 @@ _MOST_REACHED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What an item may be: the bytes that it then takes, and its error, which is finite and at least 0."""
+    """What an item may be: the bytes that it then takes, and its error, finite and at least 0."""
 
     nbytes: int
     error: float
@@ -274,7 +258,7 @@ def allocate(items: Sequence[Item], budget: int) -> list[int]:
 
 
 def _rank(items: Sequence[Item], chosen: list[int], budget: int) -> tuple[bool, float]:
-    """Return what makes one selection better than another when it is less: being near the budget, then the error."""
+    """Return a selection's rank, less for a better one: first near the budget, then the error."""
     choices = [item[index] for item, index in zip(items, chosen, strict=True)]
     return sum(choice.nbytes for choice in choices) < NEAR * budget, math.fsum(
         choice.error for choice in choices
@@ -282,7 +266,7 @@ def _rank(items: Sequence[Item], chosen: list[int], budget: int) -> tuple[bool, 
 
 
 def _front(item: Item) -> list[int]:
-    """Return the indices of the choices that no other one beats, by rising bytes and so by falling error."""
+    """Return the indices of the choices that no other one beats, by rising bytes."""
     order = sorted(
         range(len(item)), key=lambda index: (item[index].nbytes, item[index].error, index)
     )
@@ -330,7 +314,7 @@ def _climb(items: Sequence[Item], fronts: list[list[int]], chosen: list[int], le
 
 
 def _fill(items: Sequence[Item], fronts: list[list[int]], chosen: list[int], left: int) -> None:
-    """Spend the rest on single items, the most saving change first, until no item can use what is left."""
+    """Spend the rest on single items, the most saving change first, until nothing fits."""
     while True:
         changes = [
             (-_saving(item[chosen[number]], item[index]), number, index)
@@ -375,7 +359,10 @@ def _reach(items: Sequence[Item], fronts: list[list[int]], budget: int) -> list[
 def _extended(
     item: Item, front: list[int], nbytes: Array, errors: Array, width: int, budget: int
 ) -> tuple[Array, Array, Array, Array]:
-    """Return the selections with one more item, by bucket: bytes, errors, the item's choice, the bucket without it."""
+    """Return the selections with one more item, by bucket.
+
+    Four arrays: bytes, errors, the item's choice, the bucket without the item.
+    """
     known = np.flatnonzero(nbytes >= 0)
     sums = np.concatenate([nbytes[known] + item[index].nbytes for index in front])
     totals = np.concatenate([errors[known] + item[index].error for index in front])

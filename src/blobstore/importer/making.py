@@ -1,22 +1,13 @@
-"""Making: the runs of a blob, the buffers they are made in, and their bytes.
+"""Making: a planned blob is cut into runs, and each run's bytes are made from the source's bytes.
 
-Runs: a planned blob cut into consecutive ranges of bytes, each made by one thread in one buffer.
-Pure.
-
-A run holds whole tensors when they are small, and a part of one when it is large. The scales and
-biases of a large tensor lie behind its weight, in a gap between two runs: they are written as its
-weight's runs are made, and hashed later.
-
-Making: the bytes of one run, from the source's bytes. Any thread; nothing is decided or written
-here.
-
-Buffers: the memory that an import works in, taken once and given back. How many there are bounds an
-import's memory.
+A run is a consecutive range of a blob's bytes; one thread makes it in one buffer. It holds whole
+tensors when they are small, and a part of one when it is large. The scales and biases of a large
+tensor lie behind its weight, in a gap between two runs: they are written as its weight's runs are
+made, and hashed later. Nothing is decided or written here.
 """
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -35,69 +26,17 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import ImportOptions
-from blobstore.io.durable import PAGE
-from blobstore.kernels.arrays import QuantizedArray, dtype_of, numpy_dtype
+from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
 from blobstore.source.inventory import SourceTensor
 from blobstore.source.reading import SourceReaders
 from blobstore.source.weights import SourceWeight
 
-# Page-aligned; and all there from the start: an import that begins does not run out of memory
-# later.
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
-
-
-class Buffer:
-    """Memory for one run of up to ``nbytes``, placed so that it can be written around the page cache."""
-
-    def __init__(self, pool: BufferPool, nbytes: int) -> None:
-        self._pool = pool
-        self._memory = mmap.mmap(
-            -1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE
-        )
-
-    def at(self, offset: int, nbytes: int) -> memoryview:
-        """Return ``nbytes`` of it whose address has the same remainder by the page size as ``offset``."""
-        start = offset % PAGE
-        return memoryview(self._memory)[start : start + nbytes]
-
-    def release(self) -> None:
-        """Give it back; a second call does nothing."""
-        self._pool.take_back(self)
-
-
-class BufferPool:
-    """``count`` buffers of ``nbytes`` each."""
-
-    def __init__(self, count: int, nbytes: int) -> None:
-        self._free = [Buffer(self, nbytes) for _ in range(count)]
-        self._taken: set[Buffer] = set()
-        self._changed = threading.Condition()
-
-    def take(self) -> Buffer:
-        """Return a free buffer, when there is one."""
-        with self._changed:
-            while not self._free:
-                self._changed.wait()
-            buffer = self._free.pop()
-            self._taken.add(buffer)
-            return buffer
-
-    def take_back(self, buffer: Buffer) -> None:
-        """Make a buffer free that was taken."""
-        with self._changed:
-            if buffer in self._taken:
-                self._taken.remove(buffer)
-                self._free.append(buffer)
-                self._changed.notify()
-
-
-Array = np.ndarray[Any, Any]
 _BYTE = np.dtype(np.uint8)
 
 
 class _Place:
-    """Where a run's arrays go: into its buffer, or, what belongs elsewhere in the blob, into arrays of their own."""
+    """Where a run's arrays go: into its buffer, or into arrays for other places of the blob."""
 
     def __init__(self, data: memoryview, begin: int) -> None:
         self._data = np.frombuffer(data, np.uint8)
@@ -162,14 +101,13 @@ class RunMaker:
         if output.quantization is None:
             place.array(step.at[""], values.size, values.dtype)[:] = values
             return
-        parts = (part for part in output.quantization.parts(values.shape, output.dtype))
         arrays = [
             place.array(step.at[part.suffix], part.shape[0], numpy_dtype(part.dtype))
-            for part in parts
+            for part in output.quantization.parts(values.shape, output.dtype)
         ]
-        _quantize(
-            values, arrays, output.quantization, _choice(options, source, step.start, factor), step
-        )
+        column = step.start % source.shape[-1]
+        choice = ScaleChoice(options.method, options.importance_of(source.name), column, factor)
+        _quantize(values, arrays, output.quantization, choice, step)
 
     def _cast_values(
         self, output: OutputTensor, source: SourceWeight, start: int, count: int
@@ -180,7 +118,7 @@ class RunMaker:
         )
 
     def _global_scale(self, output: OutputTensor) -> np.float32:
-        """Return a tensor's global scale: the source's, or what its weights are divided by first, for a read of them all."""
+        """Return a tensor's global scale: the source's, or one found by reading all weights."""
         if output.copies_codes:
             return self._readers.global_scale(output.sources[0])
         with self._locks[output.name]:
@@ -220,15 +158,6 @@ def _cast(values: Array, dtype: DType, source: SourceWeight, start: int) -> Arra
     return cast
 
 
-def _choice(
-    options: ImportOptions, source: SourceWeight, start: int, global_scale: float
-) -> ScaleChoice:
-    importance = (
-        options.importance.vectors.get(source.name) if options.importance is not None else None
-    )
-    return ScaleChoice(options.method, importance, start % source.shape[-1], global_scale)
-
-
 def _quantize(
     weights: Array,
     arrays: list[Array],
@@ -245,12 +174,21 @@ def _quantize(
     parts = QuantizedArray(weight, scale, rest[0] if rest else None, None, quantization)
     bad = kernels.quantize_into(weights, parts, choice)
     if bad >= 0:
-        what = f"{weights[bad]}, and only finite weights can be quantized"
-        raise _error_at(NonFiniteWeightError, step.source, step.start + bad, what)
+        raise non_finite(step.source, step.start + bad, weights[bad])
     if not all(np.isfinite(part).all() for part in (scale, *rest)):
         group = int(np.argmin(np.isfinite(scale))) * quantization.group_size
-        what = f"the first of a group that spans more than {dtype_of(weights)} can scale"
-        raise _error_at(UnsupportedSourceError, step.source, step.start + group, what)
+        raise _error_at(
+            UnsupportedSourceError,
+            step.source,
+            step.start + group,
+            f"the first of a group that spans more than {dtype_of(weights)} can scale",
+        )
+
+
+def non_finite(source: SourceWeight, flat: int, value: float) -> BlobStoreError:
+    """Return the error that a weight, ``value`` at that flat index, is not finite."""
+    what = f"{value}, and only finite weights can be quantized"
+    return _error_at(NonFiniteWeightError, source, flat, what)
 
 
 def _error_at(
@@ -268,7 +206,7 @@ def _error_at(
 CHUNK = 4 * 2**20
 """Bytes of a run at most, and of source values that are read at a time."""
 _VALUE_BYTES = 2
-"""Values are not read in larger chunks than BF16's would be, however few bits they are stored in."""
+"""Values of fewer bits are not read in larger chunks than BF16 values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +229,10 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """``count`` values of a source from index ``start`` on, decoded, cast, quantized; ``at``: offsets by array suffix."""
+    """``count`` values of a source from index ``start`` on, decoded, cast and quantized.
+
+    ``at``: offsets in the blob by array suffix.
+    """
 
     output: OutputTensor
     source: SourceWeight
@@ -313,7 +254,7 @@ Step = Constant | Copy | Values | GlobalScale
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The bytes from ``begin`` to ``end`` of a blob, and the ``gap`` behind them that is filled by earlier steps."""
+    """The bytes from ``begin`` to ``end`` of a blob; earlier steps fill the ``gap`` behind them."""
 
     begin: int
     end: int
@@ -406,7 +347,7 @@ def _values(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Values]
 
 
 def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
-    """Yield a tensor that no run holds: its weight in parts, its companions in the gap behind the last of them."""
+    """Yield a tensor that no run holds: its weight in parts, its companions in the gap behind."""
     values = list(_values(tensor, begins))
     gap = tensor.nbytes - sum(tensor.part_bytes(step.count)[""] for step in values)
     for number, step in enumerate(values):

@@ -1,10 +1,8 @@
-"""Repair: what is damaged of a stored model is made again from its source, byte for byte, and nothing else is touched.
+"""Repair: the damaged blobs of a stored model are made again from its source, byte for byte.
 
-The options are those that ``blobstore.json`` keeps. What is made counts only when its bytes have
-the digest that the manifest names: another source, or another arithmetic, can't slip in.
-
-Replan: the plan of an import that has been, from the source and from what the model keeps of its
-options.
+Nothing else is changed. The options are those in ``blobstore.json``, or, where that is lost, the
+first usual ones that fit. A blob counts only when it has the digest that the manifest names, so
+another source, or another arithmetic, can't slip in.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from blobstore.formats.documents import (
     Manifest,
     ModelConfig,
 )
+from blobstore.formats.dtypes import DType
 from blobstore.formats.modelfile import Modelfile
-from blobstore.formats.provenance import OWN_DOCUMENT
+from blobstore.formats.provenance import OWN_DOCUMENT, RULE, Provenance
 from blobstore.formats.quant import QuantType
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob, PlannedCopy, PlannedFile
 from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.planning.provenance import possible_options, recorded_import
-from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.policies.options import PROFILES, ImportOptions
 from blobstore.importer.policies.rules import Importance
 from blobstore.importer.writing import copy_file, usual_memory, write_blobs
 from blobstore.io.workers import Progress, begun, threads
@@ -55,108 +53,139 @@ from blobstore.store.ports import Finished
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """What the import read and its document does not hold, where it is given again."""
+class _Given:
+    """What repeats an import besides its options: the source, and the files that were beside it."""
 
-    importance: str | os.PathLike[str] | Mapping[str, Any] | None = None
-    draft: str | os.PathLike[str] | None = None
-    modelfile: str | os.PathLike[str] | None = None
-
-
-def replan(store: Store, manifest: Manifest, source: Source, files: Files) -> ImportPlan:
-    """Return the plan of the import that made a model, from its source.
-
-    Raises: as `plan_import`; UsageError when a file is missing that the import had, or its options
-    can't be found out.
-    """
-    given = ImportOptions.parse(modelfile=files.modelfile)
-    path = Path(files.draft) if files.draft is not None else given.draft
-    inventory = read_inventory(source, without=path)
-    draft = read_inventory(path) if path is not None else None
-    importance = Importance.parse(files.importance) if files.importance is not None else None
-    planner = _Planner(store, manifest, inventory, draft, importance, given.modelfile)
-    return planner.plan()
-
-
-@dataclass(frozen=True, slots=True)
-class _Planner:
-    """What is known of an import: its model, its source, what was given beside it."""
-
-    store: Store
-    manifest: Manifest
     inventory: Inventory
     draft: Inventory | None
     importance: Importance | None
     modelfile: Modelfile
 
-    def plan(self) -> ImportPlan:
-        layer = self.manifest.document(OWN_DOCUMENT)
-        if layer is None:
-            return self._fitting()
-        try:
-            raw = self.store.blobs.read(layer)
-        except BlobStoreError:
-            return self._giving(layer.digest)
-        recorded = recorded_import(raw)
-        if recorded.importance is not None and (
-            self.importance is None or self.importance.digest != recorded.importance
-        ):
-            what = "with other" if self.importance is not None else "with"
-            raise UsageError(
-                f"the model was imported {what} importance",
-                hint="Give the same file: `importance=FILE`.",
-            )
-        return make_plan(self.inventory, self._completed(recorded.options), self.draft)
-
-    def _completed(self, options: ImportOptions) -> ImportOptions:
-        """Return options with what was given: importance weighs a search only."""
-        importance = self.importance if options.method == "search" else None
-        return replace(options, importance=importance, modelfile=self.modelfile)
-
-    def _giving(self, digest: Digest) -> ImportPlan:
-        """Return the first plan of usual options whose own document, which is damaged in the store, has that digest."""
-        for plan in self._plans(own_document=True):
-            if Digest.of(plan.documents[OWN_DOCUMENT]) == digest:
-                return plan
-        raise self._unknown(f"its {OWN_DOCUMENT} is damaged, and nothing usual gives it")
-
-    def _fitting(self) -> ImportPlan:
-        """Return the first plan of usual options that gives the model's blobs their names and sizes."""
-        wanted = {
-            (layer.name, layer.size)
-            for layer in self.manifest.layers
-            if layer.media_type == TENSOR_MEDIA_TYPE
-        }
-        for plan in self._plans(own_document=False):
-            if {(blob.name, blob.size) for blob in plan.blobs} == wanted:
-                return plan
-        raise self._unknown("it keeps none, and nothing usual gives its blobs")
-
-    def _plans(self, *, own_document: bool) -> Iterator[ImportPlan]:
-        """Yield the plans of usual options, of profiles that write a document of ours or of those that do not."""
-        for options in self._possible():
-            if options.profile.own_document is own_document:
-                with suppress(BlobStoreError):  # such options can't have been asked for
-                    yield make_plan(self.inventory, options, self.draft)
-
-    def _possible(self) -> Iterator[ImportOptions]:
-        draft_types = (None, *QuantType) if self.draft is not None else (None,)
-        for options, draft_type in product(possible_options(self._file_type()), draft_types):
-            yield replace(self._completed(options), draft_type=draft_type)
-
-    def _file_type(self) -> str | None:
-        if self.manifest.config is None:
-            return ""
-        try:
-            return ModelConfig.parse(self.store.blobs.read(self.manifest.config)).file_type or ""
-        except BlobStoreError:
-            return None
-
-    def _unknown(self, why: str) -> UsageError:
-        message = f"the options of the import are not known: {why} from {self.inventory.path}"
-        return UsageError(
-            message, hint="If this is the source, import it again with the options of that time."
+    @classmethod
+    def read(
+        cls,
+        source: Source,
+        importance: str | os.PathLike[str] | Mapping[str, Any] | None,
+        draft: str | os.PathLike[str] | None,
+        modelfile: str | os.PathLike[str] | None,
+    ) -> _Given:
+        """Return them, read. Raises: as `plan_import`."""
+        options = ImportOptions.parse(modelfile=modelfile)
+        path = Path(draft) if draft is not None else options.draft
+        return cls(
+            read_inventory(source, without=path),
+            read_inventory(path) if path is not None else None,
+            Importance.parse(importance) if importance is not None else None,
+            options.modelfile,
         )
+
+    def plan(self, options: ImportOptions) -> ImportPlan:
+        """Return the plan with these options; importance weighs a search only."""
+        importance = self.importance if options.method == "search" else None
+        options = replace(options, importance=importance, modelfile=self.modelfile)
+        return make_plan(self.inventory, options, self.draft)
+
+
+def replan(store: Store, manifest: Manifest, given: _Given) -> ImportPlan:
+    """Return the plan of the import that made a model.
+
+    Raises: as `make_plan`; DocumentError (rule B1); UsageError when a file is missing that the
+    import had, or its options can't be found out.
+    """
+    layer = manifest.document(OWN_DOCUMENT)
+    try:
+        raw = store.blobs.read(layer) if layer is not None else None
+    except BlobStoreError:
+        raw = None
+    if raw is None:
+        return _guessed(store, manifest, given)
+    options, importance = recorded_import(raw)
+    if importance is not None and (
+        given.importance is None or given.importance.digest != importance
+    ):
+        other = "other " if given.importance is not None else ""
+        raise UsageError(
+            f"the model was imported with {other}importance",
+            hint="Give the same file: importance=FILE.",
+        )
+    return given.plan(options)
+
+
+def recorded_import(raw: bytes) -> tuple[ImportOptions, Digest | None]:
+    """Return the options in ``blobstore.json``, and the digest of the importance that it had.
+
+    Raises: DocumentError (rule B1), for another version too.
+    """
+    provenance = Provenance.parse(raw)
+    record, draft = provenance.options or {}, provenance.draft
+    quant = draft.quant if draft is not None else None
+    try:
+        options = replace(
+            ImportOptions.recorded(record),
+            draft_type=None if quant is None else QuantType.parse(quant),
+        )
+        digest = record["importance"]
+        return options, None if digest is None else Digest.parse(digest)
+    except (LookupError, TypeError, ValueError, AttributeError, BlobStoreError) as error:
+        raise DocumentError(
+            f"{OWN_DOCUMENT} has no options of an import: {error} (rule {RULE})", rule=RULE
+        ) from None
+
+
+def _guessed(store: Store, manifest: Manifest, given: _Given) -> ImportPlan:
+    """Return the first plan of usual options that gives the model what can be known of it.
+
+    That is the digest of its ``blobstore.json``, or, without one, the names and sizes of its blobs.
+    """
+    own = manifest.document(OWN_DOCUMENT)
+    wanted = {(layer.name, layer.size) for layer in manifest.tensor_layers}
+    for options in _usual_options(_file_type(store, manifest), has_draft=given.draft is not None):
+        if options.profile.own_document is (own is None):
+            continue
+        with suppress(BlobStoreError):  # such options can't have been asked for
+            plan = given.plan(options)
+            if own is None and {(blob.name, blob.size) for blob in plan.blobs} == wanted:
+                return plan
+            if own is not None and Digest.of(plan.documents[OWN_DOCUMENT]) == own.digest:
+                return plan
+    what = "its blobs" if own is None else f"its {OWN_DOCUMENT}, which is damaged"
+    raise UsageError(
+        f"the options of the import are not known: no usual options give {what}, "
+        f"from {given.inventory.path}",
+        hint="If this is the source, import it again with the options of that time.",
+    )
+
+
+def _file_type(store: Store, manifest: Manifest) -> str | None:
+    """Return what the config blob says of the type; None when that is not known."""
+    if manifest.config is None:
+        return ""
+    try:
+        return ModelConfig.parse(store.blobs.read(manifest.config)).file_type or ""
+    except BlobStoreError:
+        return None
+
+
+def _usual_options(file_type: str | None, *, has_draft: bool) -> Iterator[ImportOptions]:
+    """Yield the options that an import of that type is usually asked for, the likelier first."""
+    kinds = [kind for kind in QuantType if file_type in (kind.value, None)]
+    dtypes = (None, DType.BF16, DType.F16, DType.F32)
+    drafts = (None, *QuantType) if has_draft else (None,)
+    for kind, method, dtype, profile in product(
+        (*kinds, None), ("minmax", "search"), dtypes, PROFILES.values()
+    ):
+        sizes = kind.group_sizes if kind is not None else (None,)
+        for size, requantize, draft in product(sizes, (False, True), drafts):
+            if kind is not None or (method == "minmax" and not requantize):
+                yield ImportOptions(
+                    quant_type=kind,
+                    group_size=size,
+                    method=method,
+                    dtype=dtype,
+                    profile=profile,
+                    requantize=requantize,
+                    draft_type=draft,
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +198,7 @@ class RemainingBlob:
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """What a repair did: of ``checked`` blobs those that were damaged and are ``repaired``, and those that are not.
+    """What a repair did: of ``checked`` blobs the damaged ones, ``repaired`` or ``remaining``.
 
     ``manifest_restored``: the manifest was damaged or gone, and is again what was written.
     """
@@ -220,15 +249,23 @@ def repair_model(
         remaining: dict[Digest, str] = {}
         if damaged:
             if source is None:
-                message = f"damaged or missing: {len(damaged):,} of the {len(checks.uses):,} blobs of {full}"
-                hint = f"Make them again from the checkpoint: blobstore repair {full} --from SOURCE"
-                raise UsageError(message, model=str(full), hint=hint)
-            plan = replan(store, manifest, source, Files(importance, draft, modelfile))
+                raise UsageError(
+                    f"damaged or missing: {len(damaged):,} of the {len(checks.uses):,} blobs "
+                    f"of {full}",
+                    model=str(full),
+                    hint="Make them again from the checkpoint: "
+                    f"blobstore repair {full} --from SOURCE",
+                )
+            plan = replan(store, manifest, _Given.read(source, importance, draft, modelfile))
             blobs, remaining = _made_again(plan, damaged, session, workers, progress)
             if not blobs:
                 digest, reason = next(iter(remaining.items()))
-                message = f"nothing of {full} could be made again from {plan.inventory.path}: blob {digest}: {reason}"
-                raise UnsupportedSourceError(message, model=str(full), blob=str(digest))
+                raise UnsupportedSourceError(
+                    f"nothing of {full} could be made again from {plan.inventory.path}: "
+                    f"blob {digest}: {reason}",
+                    model=str(full),
+                    blob=str(digest),
+                )
         is_restored = is_restored and not remaining
         if is_restored:
             # It takes its time: what another has put there or removed meanwhile stays as it is now.
@@ -268,12 +305,18 @@ def _restore(session: LocalSession, name: ModelName, manifest: Manifest, before:
     try:
         session.publish(name, manifest, expected=(before,) if before else (None, before))
     except ConflictError as error:
-        message = f"the manifest of {name} has been replaced or removed during the repair, or could not be read"
-        raise BusyError(message, model=str(name), hint="Repair it again.") from error
+        raise BusyError(
+            f"the manifest of {name} was replaced, removed or unreadable during the repair",
+            model=str(name),
+            hint="Repair it again.",
+        ) from error
 
 
 def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, int]:
-    """Return how little a copy looks like what was there: a killed import leaves one whose manifest was never linked."""
+    """Return how little a copy looks like what was there.
+
+    A killed import leaves a copy of a manifest that was never linked.
+    """
     missing = sum(not store.blobs.has(blob.digest, blob.size) for blob in copy.descriptors)
     return -sum(map(eq, copy.raw, manifest_bytes(store, name))), missing
 
@@ -295,7 +338,7 @@ def _made_again(
     jobs: int,
     progress: Progress | None,
 ) -> tuple[list[Finished], dict[Digest, str]]:
-    """Return what was made of the damaged blobs, not yet visible, and why the others could not be made."""
+    """Return the blobs that were made again, not yet visible, and why the others were not."""
     texts = [layer.data for layer in plan.layers if isinstance(layer, PlannedFile)]
     config = plan.config.encode()
     by_digest = {
@@ -319,7 +362,11 @@ def _made_again(
         for layer in plan.blobs
         if layer.name in wanted and layer.size == wanted[layer.name].size
     ]
-    made += _written(replace(plan, layers=tuple(chosen)), session, jobs, progress) if chosen else []
+    if chosen:
+        # The journal would say that the damaged blob is what is wanted: so it is hashed first.
+        begun_progress = begun(progress, sum(blob.source_bytes for blob in chosen))
+        only, memory = replace(plan, layers=tuple(chosen)), usual_memory(jobs)
+        made += write_blobs(only, session, jobs, memory, begun_progress, verify_reuse=True).blobs
     right = [blob for blob in made if blob.digest in damaged]
     found = {blob.digest for blob in right}
     return right, {
@@ -329,26 +376,17 @@ def _made_again(
     }
 
 
-def _written(
-    plan: ImportPlan, session: LocalSession, jobs: int, progress: Progress | None
-) -> list[Finished]:
-    total = sum(blob.source_bytes for blob in plan.blobs)
-    # The journal would say that the damaged blob is what is wanted: so it is hashed first.
-    return write_blobs(
-        plan, session, jobs, usual_memory(jobs), begun(progress, total), verify_reuse=True
-    ).blobs
-
-
 def _reason(blob: Descriptor, plan: ImportPlan, chosen: list[PlannedBlob]) -> str:
     """Say why a blob could not be made again."""
     if blob.media_type != TENSOR_MEDIA_TYPE:
         what = f"{blob.name or blob.media_type.rpartition('.')[2]}"
-        return f"{what} is not in the source as it was; what came from a Modelfile needs it again (`modelfile`)"
+        return f"{what} is not in the source as it was; texts of a Modelfile need that file again"
     if any(layer.name == blob.name for layer in chosen):
-        return "the source gives it other bytes: it is another source, or another version of blobstore wrote the model"
+        return (
+            "the source gives it other bytes: it is another source, "
+            "or another version of blobstore wrote the model"
+        )
     if any(layer.name == blob.name for layer in plan.blobs):
         return "the source gives it another size: it is another source"
-    draft = (
-        "; a draft model is needed too (`draft`)" if (blob.name or "").startswith("draft.") else ""
-    )
+    draft = "; a draft model is needed too" if (blob.name or "").startswith("draft.") else ""
     return f"the source has no {blob.name}{draft}"

@@ -1,8 +1,7 @@
 """Import: a checkpoint becomes blobs and a manifest.
 
-Read (source/inventory.py), decide (planning/plan.py), do (writing.py).
-
-Before that it is checked that the tag of the model does not say another type than the model gets.
+Read (source/inventory.py), decide (planning/plan.py), write (writing.py). A tag that says another
+type than the model gets is refused first.
 """
 
 from __future__ import annotations
@@ -25,12 +24,8 @@ from blobstore.importer.planning.outputs import (
     PlannedFile,
 )
 from blobstore.importer.planning.plan import make_plan, plan_blobs
-from blobstore.importer.policies.options import (
-    Experts,
-    ImportArguments,
-    ImportOptions,
-    PolicyFunction,
-)
+from blobstore.importer.policies.arguments import ImportArguments, PolicyFunction
+from blobstore.importer.policies.options import Experts, ImportOptions
 from blobstore.importer.policies.rules import Rule, escaped
 from blobstore.importer.targets import plan_for_target
 from blobstore.importer.writing import copy_file, least_memory, usual_memory, write_blobs
@@ -57,7 +52,7 @@ _SAID: dict[str, frozenset[str]] = {
 
 
 def check_tag(plan: ImportPlan, name: ModelName) -> None:
-    """Raise UsageError when the tag of ``name`` says a type, and the plan makes another one: ``x:int4`` of int8 weights."""
+    """Raise UsageError when a tag says another type than the plan makes: ``x:int4``, but int8."""
     said, made = _SAID.get(name.tag.lower()), _types_of(plan)
     if said is None or said & made:
         return
@@ -65,12 +60,12 @@ def check_tag(plan: ImportPlan, name: ModelName) -> None:
     raise UsageError(
         f"the tag of {name} says {name.tag}, but the weights will be {what}",
         model=str(name),
-        hint="Choose another tag, or keep this one with `force=True`.",
+        hint="Choose another tag, or keep this one with force=True.",
     )
 
 
 def _types_of(plan: ImportPlan) -> set[str]:
-    """Return the type that was asked for or that the source has, else the types of quantized tensors, else the dtypes."""
+    """Return the type of the whole model, else the types of quantized tensors, else the dtypes."""
     if plan.config.file_type:
         return {plan.config.file_type}
     quantized = {
@@ -140,7 +135,7 @@ def plan_import(
     if chosen is None:
         raise UsageError(
             "there is no source to import",
-            hint="Name a checkpoint, or a Modelfile with `modelfile`.",
+            hint="Name a checkpoint, or a Modelfile with modelfile=FILE.",
         )
     draft = read_inventory(parsed.draft) if parsed.draft is not None else None
     inventory = read_inventory(chosen, without=parsed.draft)
@@ -158,7 +153,10 @@ def plan_import(
 def _decided(
     inventory: Inventory, options: ImportOptions, draft: Inventory | None, decide: PolicyFunction
 ) -> Iterator[Rule]:
-    """Yield a rule for each tensor that a user's function decides of: so the import can be repeated without it."""
+    """Yield a rule for each tensor that a user's function decides about.
+
+    So the import can be repeated without the function.
+    """
     for tensor in make_plan(inventory, options, draft).tensors:
         dtype = tensor.sources[0].dtype
         is_matrix = len(tensor.shape) > 1 and dtype.is_float  # nothing else can be quantized at all
@@ -185,7 +183,9 @@ def import_model(
     force: bool = False,
     **options: Unpack[ImportArguments],
 ) -> ImportResult:
-    """Import a checkpoint into ``store`` under ``name`` (None: `default_name`), replacing an older model of that name.
+    """Import a checkpoint into ``store`` under ``name``, replacing an older model of that name.
+
+    Without a name it gets `default_name`.
 
     A tag that says another type than the model gets is refused (UsageError), unless ``force`` says
     that it is meant. ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a
@@ -220,27 +220,24 @@ def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor
 
 
 def default_name(plan: ImportPlan) -> ModelName:
-    """Return the source's stem (NAME for ORG/NAME in the Hugging Face cache), with the type (or ``latest``) as tag.
+    """Return the source's stem, with the type (or ``latest``) as tag.
+
+    The stem of ORG/NAME in the Hugging Face cache is NAME.
 
     Raises: InvalidNameError when the stem is not a model name.
     """
+    stem, quant_type = plan.inventory.folder.stem, plan.options.quant_type
     try:
-        return _named(plan.inventory.folder.stem, plan.options)
+        return ModelName(model=stem, tag=quant_type.value if quant_type is not None else "latest")
     except InvalidNameError as error:
         error.hint = "Give the model a name: blobstore import SOURCE NAME."
         raise
 
 
-def _named(stem: str, options: ImportOptions) -> ModelName:
-    return ModelName(
-        model=stem, tag=options.quant_type.value if options.quant_type is not None else "latest"
-    )
-
-
 def make_blob(
     plan: ImportPlan, name: str, store: Home, *, jobs: int = 1, memory: int | None = None
 ) -> Digest:
-    """Make one tensor blob of a plan, called ``name`` in it, and leave it for `run_plan`, which publishes it.
+    """Make the tensor blob ``name`` of a plan, and leave it for `run_plan`, which publishes it.
 
     Any process may do that that sees the source and the store, and several at once: a plan's blobs
     do not depend on each other. Nothing becomes visible. What no `run_plan` of the same source
@@ -321,7 +318,7 @@ def run_plan(
 
 
 def _with_files(plan: ImportPlan, tensors: list[Finished], session: Session) -> list[Finished]:
-    """Return a blob for every layer of the plan: the tensor blobs, and what is written of the others."""
+    """Return a blob for every layer: the tensor blobs, and the others, which are written here."""
     made = iter(tensors)
     blobs = []
     for layer in plan.layers:

@@ -1,23 +1,19 @@
-"""Target: types for a size.
+"""Targets: each tensor gets the type that loses least, in a model of at most a given size.
 
-What quantizing each tensor would lose is measured, and the plan loses least of those that fit.
+The candidates are the tensors that types are chosen for. One candidate is one tensor, or all
+weights of a packed group of experts, which get one type together. Candidates are the tensors that a
+policy quantizes, and token embeddings, which are a large part of a small model. Tensors matched by
+a user's rule are excluded.
 
-Read (measuring.py), decide (allocation.py); the result is a plan with an explicit rule for every
-tensor that was chosen for, so that it can be repeated without measuring. What makes errors of
-tensors comparable is in docs/quantization.md, "Targets".
-
-Candidates: the tensors of a model that types are chosen for, and the types. Pure; no weight is
-read.
-
-A candidate is one tensor, or all weights of a packed group of experts, which get one type together.
-It is what a policy quantizes, but for its name tests' one exception: token embeddings, which are a
-large part of a small model. Tensors matched by a user's rule are excluded.
+allocation.py measures the errors and chooses. The result is a plan with a rule for every candidate,
+so it can be repeated without measuring. docs/quantization.md, "Targets", says what makes errors of
+tensors comparable.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blobstore.errors import UsageError
@@ -34,28 +30,25 @@ from blobstore.importer.allocation import (
 from blobstore.importer.planning.experts import group_of
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob
 from blobstore.importer.planning.plan import make_plan, plan_blobs
-from blobstore.importer.policies.architectures import policy_for
-from blobstore.importer.policies.options import Experts, ImportOptions, Target
-from blobstore.importer.policies.policy import form_of_experts
-from blobstore.importer.policies.roles import inputs_first
+from blobstore.importer.policies.arguments import SizeTarget
+from blobstore.importer.policies.options import Experts, ImportOptions
+from blobstore.importer.policies.policy import policy_for
+from blobstore.importer.policies.roles import (
+    SENSITIVE,
+    contains,
+    embeds_tokens,
+    form_of_experts,
+    inputs_first,
+)
 from blobstore.importer.policies.rules import Rule, RuleBook, escaped
 from blobstore.io.workers import Progress, begun
 from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import Inventory
 
-_EMBEDDINGS = (
-    "embed_tokens.weight",
-    "word_embeddings.weight",
-    "tok_embeddings.weight",
-    "wte.weight",
-)
-_MIN_ELEMENTS = 1024
-_NO_TOKENS = ("per_layer", "vision", "visual", "audio")
-
 
 @dataclass(frozen=True)
 class Candidate:
-    """Tensors that get one type together, the patterns that name them all, and what each type takes: bytes by type.
+    """Tensors that get one type together, the patterns that name them all, and bytes by type.
 
     None keeps them as their sources are.
     """
@@ -82,50 +75,42 @@ class Candidate:
 def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidate]:
     """Return the candidates of a checkpoint, in the order of its blobs. Raises: as `plan_blobs`."""
     undecided = replace(options, quant_type=None, group_size=None, rules=(), importance=None)
-    wanted = _Wanted(inventory, options)
-    types = tuple(_types(options))
-    found = []
+    is_wanted = _wanted(inventory, options)
+    types = list(_types(options))
     weights = source_weights(inventory)
     turned = inputs_first(weights, inventory.config, options.profile)
+    together = form_of_experts(inventory.config, options) is Experts.PACKED
+    found = []
     for blob in plan_blobs(inventory, weights, undecided):
         laid_out = (tensor.laid_out(turned) for tensor in blob.tensors)
-        tensors = tuple(tensor for tensor in laid_out if wanted.includes(tensor))
-        together = form_of_experts(inventory.config, options) is Experts.PACKED
+        tensors = tuple(tensor for tensor in laid_out if is_wanted(tensor))
         for members in [tensors] if together and tensors else [(tensor,) for tensor in tensors]:
-            fitting = [
-                kind for kind in types if all(_fits(kind, tensor, options) for tensor in members)
-            ]
-            nbytes = {
-                kind: sum(_output(tensor, kind, options).nbytes for tensor in members)
-                for kind in (None, *fitting)
-            }
+            nbytes: dict[Quantization | None, int] = {None: sum(one.nbytes for one in members)}
+            for kind in types:
+                if all(_fits(kind, tensor, options) for tensor in members):
+                    nbytes[kind] = sum(_nbytes(one, kind, options) for one in members)
             found.append(Candidate(members, _patterns(blob, members), nbytes))
     return found
 
 
-class _Wanted:
-    """Says which tensors types are chosen for."""
+def _wanted(inventory: Inventory, options: ImportOptions) -> Callable[[OutputTensor], bool]:
+    """Return the test for tensors that types are chosen for.
 
-    def __init__(self, inventory: Inventory, options: ImportOptions) -> None:
-        self._options = options
-        self._rules = RuleBook(options.rules)
-        # Without a type asked for, the general one: which tensors are wanted hardly depends on it.
-        self._policy = policy_for(inventory.config, options.quant_type or QuantType.INT4, options)
+    These are float matrices that the policy quantizes, or that embed tokens, and that no rule of
+    the user's decides.
+    """
+    rules = RuleBook(options.rules)
+    # Without a type asked for, the general one: which tensors are wanted hardly depends on it.
+    policy = policy_for(inventory.config, options.quant_type or QuantType.INT4, options)
 
-    def includes(self, tensor: OutputTensor) -> bool:
-        """Return True for a float matrix that the policy quantizes, or that embeds tokens, and that no rule decides."""
-        rule = self._rules.rule_for(tensor.name)
-        if rule is not None and self._options.can_follow(rule, tensor.dtype, tensor.shape):
+    def is_wanted(tensor: OutputTensor) -> bool:
+        name, shape, rule = tensor.name, tensor.shape, rules.rule_for(tensor.name)
+        if rule is not None and options.can_follow(rule, tensor.dtype, shape):
             return False
-        wanted = self._policy.wants(tensor.name, tensor.shape) or _embeds_tokens(
-            tensor.name, tensor.shape
-        )
-        return wanted and tensor.sources[0].dtype.is_float
+        is_float = tensor.sources[0].dtype.is_float
+        return is_float and (policy.wants(name, shape) or embeds_tokens(name, shape))
 
-
-def _embeds_tokens(name: str, shape: tuple[int, ...]) -> bool:
-    embeds = name.endswith(_EMBEDDINGS) and not any(word in name for word in _NO_TOKENS)
-    return embeds and len(shape) == 2 and math.prod(shape) >= _MIN_ELEMENTS  # noqa: PLR2004  # a matrix
+    return is_wanted
 
 
 def _types(options: ImportOptions) -> Iterator[Quantization]:
@@ -133,40 +118,31 @@ def _types(options: ImportOptions) -> Iterator[Quantization]:
     asked = options.quant_type
     for kind in QuantType:
         if asked is None or kind.is_affine is asked.is_affine:
-            fixed = kind in options.groups or (kind is asked and options.group_size is not None)
-            sizes: Sequence[int] = (
-                (options.quantization(kind).group_size,) if fixed else kind.group_sizes
-            )
-            yield from (Quantization(kind, size) for size in sizes)
+            if kind in options.groups or (kind is asked and options.group_size is not None):
+                yield options.quantization(kind)
+            else:
+                yield from (Quantization(kind, size) for size in kind.group_sizes)
 
 
 def _fits(quantization: Quantization, tensor: OutputTensor, options: ImportOptions) -> bool:
-    if (
-        options.global_scale
-        and quantization.quant_type is QuantType.NVFP4
-        and _embeds_tokens(tensor.name, tensor.shape)
-    ):
+    has_global_scale = options.global_scale_of(quantization) is not None
+    if has_global_scale and embeds_tokens(tensor.name, tensor.shape):
         return False  # mlx_lm.py runs no embedding that has one
-    aligned_to = options.profile.aligned_to.get(quantization.quant_type, 1)
-    return tensor.shape[-1] % math.lcm(quantization.group_size, aligned_to) == 0
+    return tensor.shape[-1] % options.row_divisor(quantization) == 0
 
 
-def _output(
-    tensor: OutputTensor, quantization: Quantization | None, options: ImportOptions
-) -> OutputTensor:
-    """Return the tensor, which is as it is kept, quantized so."""
-    if quantization is None:
-        return tensor
-    double = options.global_scale and quantization.quant_type is QuantType.NVFP4
+def _nbytes(tensor: OutputTensor, quantization: Quantization, options: ImportOptions) -> int:
+    """Return the stored bytes of a tensor that is quantized so."""
     dtype = options.dtype or tensor.sources[0].dtype
-    scale = (1,) if double else None
-    return replace(
-        tensor, quantization=quantization, dtype=dtype, global_scale=scale, copies_codes=False
-    )
+    scale = options.global_scale_of(quantization)
+    return sum(part.nbytes for part in quantization.parts(tensor.shape, dtype, global_scale=scale))
 
 
 def _patterns(blob: PlannedBlob, members: tuple[OutputTensor, ...]) -> tuple[str, ...]:
-    """Return one pattern for a whole packed group, where that names nothing else that it could quantize; else the names."""
+    """Return one pattern for a whole packed group, else the names.
+
+    The pattern must match nothing else that it could quantize.
+    """
     names = {tensor.name for tensor in members}
     grouped = len(members) > 1 and all(group_of(name) == blob.name for name in names)
     if grouped and all(tensor.name in names or len(tensor.shape) < 2 for tensor in blob.tensors):  # noqa: PLR2004
@@ -175,20 +151,17 @@ def _patterns(blob: PlannedBlob, members: tuple[OutputTensor, ...]) -> tuple[str
 
 
 _ROUNDS = 8
-_COUNTS: tuple[tuple[tuple[str, ...], float], ...] = (
-    (("lm_head", "embed"), 4.0),
-    ((".v_proj", ".k_proj", "down_proj"), 3.0),
-)
-"""How often the weights of tensors of such names count: docs/quantization.md, "Targets", has what this was taken from."""
+_COUNTS = ((("lm_head", "embed"), 4.0), (SENSITIVE, 3.0))
+"""How often the weights of tensors of such names count (docs/quantization.md, "Targets")."""
 
 Errors = Mapping[Quantization | None, float]
-"""Relative squared errors by type; keeping has none."""
+"""Relative squared errors by type; keeping loses nothing."""
 
 
 def plan_for_target(
     inventory: Inventory,
     options: ImportOptions,
-    target: Target,
+    target: SizeTarget,
     draft: Inventory | None = None,
     *,
     jobs: int = 1,
@@ -229,7 +202,7 @@ class _Task:
 
     inventory: Inventory
     options: ImportOptions
-    target: Target
+    target: SizeTarget
     draft: Inventory | None
     candidates: tuple[Candidate, ...]
 
@@ -250,7 +223,10 @@ class _Task:
         )
 
     def check_possible(self, budget: int, overhead: int) -> None:
-        """Raise UsageError when even the smallest types take more than the budget; ``overhead``: about what comes beside."""
+        """Raise UsageError when even the smallest types take more than the budget.
+
+        ``overhead``: about the bytes beside the candidates.
+        """
         smallest = [candidate.smallest for candidate in self.candidates]
         nbytes = sum(
             candidate.nbytes[kind]
@@ -260,16 +236,17 @@ class _Task:
             return  # planning a large model takes seconds
         least = self.plan(smallest)
         if self.size(least) > budget:
-            possible = f"{least.stored_bytes:,} bytes, {math.ceil(1000 * least.bits_per_weight) / 1000:.3f} bits per weight"
+            bits = math.ceil(1000 * least.bits_per_weight) / 1000
+            possible = f"{least.stored_bytes:,} bytes, {bits:.3f} bits per weight"
             raise UsageError(
                 f"the target can't be met: with the smallest types the model has {possible}",
-                hint="Ask for that or more; `rules` gives types to tensors that are kept.",
+                hint="Ask for that or more; rules give types to tensors that are kept.",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A candidate and the errors of its tensors, in their order, by type: only types that all of them can have."""
+    """A candidate and the errors of its tensors, by type; all of them can have each type."""
 
     candidate: Candidate
     errors: tuple[Errors, ...]
@@ -281,7 +258,7 @@ class _Item:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What each type takes and loses: relative errors, times the numbers of weights, times what these count."""
+        """What each type takes and loses: relative errors, times the weights and their counts."""
         return tuple(
             Choice(
                 self.candidate.nbytes[kind],
@@ -300,7 +277,7 @@ class _Item:
 
 
 def _count(name: str) -> float:
-    return next((times for words, times in _COUNTS if any(word in name for word in words)), 1.0)
+    return next((times for words, times in _COUNTS if contains(name, words)), 1.0)
 
 
 def _measured(
@@ -354,6 +331,6 @@ def _chosen(task: _Task, items: Sequence[_Item], budget: int, overhead: int) -> 
         overhead = size - sum(of[index].nbytes for of, index in zip(choices, indices, strict=True))
     if best is None:
         raise UsageError(
-            f"the target can't be met: {budget:,} bytes are too few by what headers and padding take"
+            f"the target can't be met: {budget:,} bytes are too few for the headers and padding"
         )
     return best[1]

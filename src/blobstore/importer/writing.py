@@ -7,24 +7,74 @@ that of the buffers, and the bytes do not depend on the number of threads.
 
 What an earlier session has made is not made again: its key is a hash of everything that a planned
 blob's bytes depend on. Files of the source that are kept become blobs byte for byte.
+
+The buffers are taken once and given back. How many there are bounds an import's memory.
 """
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import LifoQueue
 
 from blobstore.errors import DigestMismatchError
-from blobstore.importer.making import CHUNK, Buffer, BufferPool, Run, RunMaker, runs_of
+from blobstore.importer.making import CHUNK, Run, RunMaker, runs_of
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy
-from blobstore.io.durable import os_errors
+from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.ranges import allow_open_files
 from blobstore.io.workers import Progress, each
 from blobstore.source.reading import SourceReaders
 from blobstore.source.weights import SourceWeight
 from blobstore.store.ports import Finished, Session, Writer
+
+# Page-aligned; and all there from the start: an import that begins does not run out of memory
+# later.
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+
+
+class Buffer:
+    """Memory for one run of up to ``nbytes``, aligned for writes that bypass the page cache."""
+
+    def __init__(self, pool: BufferPool, nbytes: int) -> None:
+        self._pool = pool
+        self._memory = mmap.mmap(
+            -1, nbytes + PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _POPULATE
+        )
+
+    def at(self, offset: int, nbytes: int) -> memoryview:
+        """Return ``nbytes`` of it; the address and ``offset`` are equal modulo the page size."""
+        start = offset % PAGE
+        return memoryview(self._memory)[start : start + nbytes]
+
+    def release(self) -> None:
+        """Give it back; a second call does nothing."""
+        self._pool.take_back(self)
+
+
+class BufferPool:
+    """``count`` buffers of ``nbytes`` each."""
+
+    def __init__(self, count: int, nbytes: int) -> None:
+        self._free: LifoQueue[Buffer] = LifoQueue()
+        self._taken: set[Buffer] = set()
+        for _ in range(count):
+            self._free.put(Buffer(self, nbytes))
+
+    def take(self) -> Buffer:
+        """Return a free buffer, when there is one."""
+        buffer = self._free.get()
+        self._taken.add(buffer)
+        return buffer
+
+    def take_back(self, buffer: Buffer) -> None:
+        """Make a buffer free that was taken."""
+        with suppress(KeyError):  # it was given back before
+            self._taken.remove(buffer)
+            self._free.put(buffer)
 
 
 def copy_file(layer: PlannedCopy, session: Session) -> Finished:
@@ -50,7 +100,7 @@ _ARITHMETIC = 1
 
 
 def entry_key(blob: PlannedBlob) -> str:
-    """Return the key of a blob: its header, where its sources' bytes lie and in which state of their files, the method.
+    """Return the key of a blob: of its header, its sources' bytes and files, and the method.
 
     The header has names, dtypes, shapes and types. A file's state is its path, device, inode, size
     and times: a source that is written to, replaced or moved has other keys.
@@ -73,16 +123,18 @@ def _made(tensor: OutputTensor, blob: PlannedBlob) -> str:
 
 def _stored(source: SourceWeight) -> str:
     parts = (
-        f"{suffix} {part.dtype} {part.offset} {part.nbytes} {part.file.identity.key} {part.file.path!r}"
+        f"{suffix} {part.dtype} {part.offset} {part.nbytes} "
+        f"{part.file.identity.key} {part.file.path!r}"
         for suffix, part in source.parts.items()
     )
-    form = f"{source.form.value} {source.dtype} {source.quantization} {source.inverse_global_scale} {source.shape}"
+    form = f"{source.form.value} {source.dtype} {source.quantization}"
+    form += f" {source.inverse_global_scale} {source.shape}"
     return f"{source.name}\n{form}\n" + "\n".join(parts) + "\n"
 
 
 _BUFFERS_A_THREAD = 4
 _SCRATCH = 4
-"""What a thread needs besides its buffer, in chunks: the values it reads, decodes and casts, and their scales."""
+"""Chunks that a thread needs besides its buffer: values read, decoded and cast, and scales."""
 _SPARE_THREADS = 1
 """More threads than asked for, so that a core has work while a thread waits for the disk."""
 
@@ -128,9 +180,12 @@ def write_blobs(
     work = _Work(plan, session, progress)
     try:
         work.recall(jobs, verify=verify_reuse)
-        runs = work.most_runs()
+        to_make = work.to_make()
+        # More threads than runs would have nothing to do.
+        runs = sum(2 + 2 * max(blob.size, blob.source_bytes) // CHUNK for blob in to_make)
         threads = max(1, min(jobs + _SPARE_THREADS, runs))
-        buffers = _buffers(threads, runs, memory, work.largest_run())
+        largest = min(CHUNK, max((blob.size for blob in to_make), default=0))
+        buffers = _buffers(threads, runs, memory, largest)
         each(work.runs(buffers), work.make, threads, name="import")
         return work.result()
     finally:
@@ -182,19 +237,12 @@ class _Work:
         if self._finished:
             self._progress(sum(self._blobs[number].source_bytes for number in self._finished), "")
 
-    def most_runs(self) -> int:
-        """Return how many runs there are to make at most: more threads have nothing to do."""
-        return sum(2 + 2 * max(blob.size, blob.source_bytes) // CHUNK for blob in self._to_make())
-
-    def largest_run(self) -> int:
-        """Return how many bytes a run has at most."""
-        return min(CHUNK, max((blob.size for blob in self._to_make()), default=0))
-
-    def _to_make(self) -> list[PlannedBlob]:
+    def to_make(self) -> list[PlannedBlob]:
+        """Return the blobs that no earlier import has made."""
         return [blob for number, blob in enumerate(self._blobs) if number not in self._finished]
 
     def runs(self, buffers: BufferPool) -> Iterator[tuple[int, Run, Buffer]]:
-        """Yield the runs of all blobs that are to be made, each with its blob's number and a buffer.
+        """Yield the runs of all blobs to make, each with its blob's number and a buffer.
 
         The buffer comes with the run: one that is begun must be able to end, since later ones wait
         to be hashed behind it.
@@ -209,7 +257,7 @@ class _Work:
     def make(self, item: tuple[int, Run, Buffer]) -> None:
         """Make one run.
 
-        After an error its blob's buffers are free, because whoever takes the next run waits for
+        After an error its blob's buffers are free, because the thread of the next run waits for
         one.
         """
         number, run, buffer = item

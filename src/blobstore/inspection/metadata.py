@@ -322,7 +322,7 @@ def _edit_in_place(
     if asked:
         reason = "has no room for" if text is None else "would change in several sectors by"
         message = f"{path} can't be edited in place: its header {reason} the new metadata"
-        hint = "Leave out `in_place`, and a new file is written."
+        hint = "Leave out in_place=True, and a new file is written."
         raise UsageError(message, path=str(path), hint=hint)
     return False
 

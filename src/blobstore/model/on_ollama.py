@@ -260,7 +260,7 @@ def _expert_obstacles(group: ExpertGroup, family: Family) -> Iterator[str]:
 def _wrong_layout(group: ExpertGroup, layouts: list[Layout]) -> str:
     wanted = _listed([layout.value for layout in layouts])
     hint = (
-        " (import with `experts='stacked'`)"
+        ' (import with experts="stacked")'
         if Layout.STACKED in layouts and group.layout is Layout.NUMBERED
         else ""
     )

@@ -247,7 +247,7 @@ class LayeredStore:
             try:
                 session.publish(new, manifest, expected=None if replace else (None, manifest.raw))
             except ConflictError as error:
-                hint = "Remove it first, or replace it: `replace=True`."
+                hint = "Remove it first, or replace it: replace=True."
                 raise UsageError(
                     f"model {new} already exists", model=str(new), hint=hint
                 ) from error

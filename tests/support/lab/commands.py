@@ -15,7 +15,7 @@ import numpy as np
 
 import blobstore
 from blobstore.cli import main as cli
-from blobstore.importer import making as buffers
+from blobstore.importer import writing as buffers
 from blobstore.importer import writing as write
 from blobstore.io import durable as files
 from blobstore.names import ModelName

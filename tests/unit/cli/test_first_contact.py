@@ -413,8 +413,5 @@ def test_a_file_that_is_not_safetensors(answer: Answer, tmp_path: Path) -> None:
 def test_a_file_with_the_name_of_our_record(answer: Answer, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m")
     (source / "blobstore.json").write_text("{}")
-    expected = (
-        f"Error: {source} contains a file named blobstore.json, the name of blobstore's own "
-        "record\n"
-    )
+    expected = f"Error: {source} contains a file named blobstore.json, the name of our own record\n"
     assert answer("plan", source) == (1, "", f"{expected}Hint: Rename the file, or move it away.\n")

@@ -27,8 +27,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.importer.planning.plan import make_plan
-from blobstore.importer.planning.provenance import recorded_import
-from blobstore.importer.repair import RepairResult, repair_model
+from blobstore.importer.repair import RepairResult, recorded_import, repair_model
 from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory
 from blobstore.store.care.checks import BlobChecks
@@ -199,7 +198,7 @@ def test_files_that_the_import_had_beside_the_source(
         "template",
         "v1+json",
     ]
-    assert "`draft`" in next(
+    assert "draft model" in next(
         left.reason for left in result.remaining if left.blob.name == "draft.d.weight"
     )
     broken()
@@ -380,7 +379,7 @@ def test_a_folder_in_the_place_of_a_blob_is_an_error_and_a_link_is_replaced(
 def test_recorded_options_are_read_back(source: Path, options: dict[str, Any]) -> None:
     raw = blobstore.plan_import(source, **options).documents["blobstore.json"]
     assert (
-        make_plan(read_inventory(source), recorded_import(raw).options).documents["blobstore.json"]
+        make_plan(read_inventory(source), recorded_import(raw)[0]).documents["blobstore.json"]
         == raw
     )
 

@@ -23,7 +23,8 @@ from blobstore.errors import (
 from blobstore.importer import allocation as measuring
 from blobstore.importer import targets as target
 from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.policies.options import ImportOptions, Target
+from blobstore.importer.policies.arguments import SizeTarget
+from blobstore.importer.policies.options import ImportOptions
 from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
@@ -332,7 +333,9 @@ def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
     inventory = blobstore.plan_import(source).inventory
     (source / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes() + b" ")
     with pytest.raises(BlobStoreError):
-        target.plan_for_target(inventory, ImportOptions.parse(target_bpw=6.0), Target(None, 6.0))
+        target.plan_for_target(
+            inventory, ImportOptions.parse(target_bpw=6.0), SizeTarget(None, 6.0)
+        )
 
 
 def test_a_quantized_source_needs_to_be_requantized(store: Store, tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ from blobstore.errors import (
     DocumentError,
     LimitExceededError,
 )
+from blobstore.formats import provenance as own_document
 from blobstore.formats import strictjson
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.importer.planning import plan
-from blobstore.importer.planning import provenance as own_document
+from blobstore.importer.planning.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
 from blobstore.inspection import listing
 from blobstore.inspection.inspect import inspect
@@ -292,7 +293,7 @@ def test_no_more_blobs_are_planned_than_a_manifest_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "MAX_LAYERS", 3)
-    made = note_calls(monkeypatch, plan, "PlannedBlob")
+    made = note_calls(monkeypatch, PlannedBlob, "of")
     error = refused(lambda: plan_import(write_checkpoint(tmp_path / "m")))
     assert "needs more than 3 layers" in str(error)
     assert len(made) == 4

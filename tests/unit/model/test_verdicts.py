@@ -228,8 +228,7 @@ COHERE = ("Cohere2MoeForCausalLM", "cohere2_moe")
 
 def test_cohere2_moe_needs_its_experts_stacked() -> None:
     assert _no(ollama.verdict(_model(*COHERE, *_one_by_one()))) == (
-        "its runner reads experts stacked; here they are one by one "
-        "(import with `experts='stacked'`)"
+        'its runner reads experts stacked; here they are one by one (import with experts="stacked")'
     )
     assert (
         _yes(ollama.verdict(_model(*COHERE, *_stacked())))

@@ -1,18 +1,18 @@
-"""A plan that travels, as a document: what an `ImportPlan` is in JSON, and how it is written. travel.py reads it."""
+"""A plan that travels, as a document: an `ImportPlan` in JSON, written. travel.py reads it."""
 
 from __future__ import annotations
 
 import base64
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from blobstore.formats import strictjson
-from blobstore.formats.coverage import Coverage, Tally
 from blobstore.formats.documents import MAX_BLOB
+from blobstore.formats.provenance import RecordedCoverage
 from blobstore.formats.quant import Quantization
 from blobstore.importer.planning.outputs import (
     ImportPlan,
@@ -70,6 +70,12 @@ class PlanQuantization(PlanPart):
     group_size: int
 
 
+def _quantization(value: Quantization | None) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    return {"type": value.quant_type.value, "group_size": value.group_size}
+
+
 class PlanInventory(PlanPart):
     """A source: its path, its files of weights, all of their tensors.
 
@@ -82,7 +88,10 @@ class PlanInventory(PlanPart):
 
 
 class PlanWeight(PlanPart):
-    """A `SourceWeight`: ``parts`` are the numbers of its tensors by suffix; ``inventory`` 0 is the model, 1 the draft."""
+    """A `SourceWeight`; ``parts`` are the numbers of its tensors by suffix.
+
+    ``inventory`` 0 is the model, 1 the draft.
+    """
 
     name: str
     inventory: Annotated[int, Field(ge=0, le=1)]
@@ -143,30 +152,10 @@ class PlanCopy(PlanPart):
     file: PlanFile
 
 
-class PlanLeftOut(PlanPart):
-    """What is not stored, and why."""
-
-    name: str
-    reason: str
-    count: _Size
-
-
-class PlanTally(PlanPart):
-    """How many tensors, or files, and what becomes of them."""
-
-    source: _Size | None
-    stored: _Size
-    derived: dict[str, _Size]
-    left_out: list[PlanLeftOut]
-
-
-class PlanCoverage(PlanPart):
-    """What is stored of the source."""
-
-    tensors: PlanTally
-    files: PlanTally
-    heads: dict[str, _Size]
-    kept_whole: list[str]
+_Coverage = Annotated[
+    RecordedCoverage,
+    BeforeValidator(lambda value: RecordedCoverage.model_validate(value, extra="forbid")),
+]
 
 
 class PlanDocument(PlanPart):
@@ -181,7 +170,7 @@ class PlanDocument(PlanPart):
     weights: list[PlanWeight]
     layers: list[Annotated[PlanBlob | PlanText | PlanCopy, Field(discriminator="kind")]]
     config: str
-    coverage: PlanCoverage
+    coverage: _Coverage
     relative_errors: dict[str, float]
     notes: list[str]
     importance: dict[str, str] | None
@@ -216,22 +205,19 @@ class _Writer:
     def document(self) -> dict[str, Any]:
         plan = self._plan
         layers = [self._layer(layer) for layer in plan.layers]
-        vectors = plan.options.importance.vectors if plan.options.importance is not None else None
+        vectors = plan.options.importance and plan.options.importance.vectors
         return {
             "version": VERSION,
-            "quant_type": plan.options.quant_type.value
-            if plan.options.quant_type is not None
-            else None,
+            "quant_type": plan.options.quant_type and plan.options.quant_type.value,
             "inventories": [self._inventory(number) for number in range(len(plan.inventories))],
             "weights": self._weights,
             "layers": layers,
             "config": plan.config.encode().decode(),
-            "coverage": _coverage_document(plan.coverage),
+            "coverage": asdict(plan.coverage),
             "relative_errors": dict(plan.relative_errors),
             "notes": list(plan.notes),
-            "importance": None
-            if vectors is None
-            else {name: _encoded(vector) for name, vector in vectors.items()},
+            "importance": vectors
+            and {name: _encoded(value.astype("<f4").tobytes()) for name, value in vectors.items()},
         }
 
     def _inventory(self, number: int) -> dict[str, Any]:
@@ -266,12 +252,11 @@ class _Writer:
                     "size": layer.size,
                 }
             case PlannedFile():
-                data = base64.b64encode(layer.data).decode()
                 return {
                     "kind": "text",
                     "name": layer.name,
                     "media_type": layer.media_type,
-                    "data": data,
+                    "data": _encoded(layer.data),
                 }
             case PlannedCopy():
                 number = next(
@@ -286,7 +271,7 @@ class _Writer:
             "weights": [self._weight(source) for source in output.sources],
             "dtype": output.dtype.value,
             "shape": list(output.shape),
-            "quantization": _quantization_document(output.quantization),
+            "quantization": _quantization(output.quantization),
             "global_scale": None if output.global_scale is None else list(output.global_scale),
             "copies_codes": output.copies_codes,
             "kept": output.kept,
@@ -304,7 +289,7 @@ class _Writer:
                 "parts": {suffix: tensors[part.name] for suffix, part in weight.parts.items()},
                 "form": weight.form.value,
                 "producer": weight.producer,
-                "quantization": _quantization_document(weight.quantization),
+                "quantization": _quantization(weight.quantization),
                 "inverse_global_scale": weight.inverse_global_scale,
                 "transposed": weight.transposed,
             }
@@ -323,32 +308,5 @@ def state_of(identity: Identity) -> dict[str, int | str]:
     return {"version": identity.key}
 
 
-def _quantization_document(quantization: Quantization | None) -> dict[str, Any] | None:
-    if quantization is None:
-        return None
-    return {"type": quantization.quant_type.value, "group_size": quantization.group_size}
-
-
-def _coverage_document(coverage: Coverage) -> dict[str, Any]:
-    def tally(one: Tally) -> dict[str, Any]:
-        left_out = [
-            {"name": left.name, "reason": left.reason, "count": left.count} for left in one.left_out
-        ]
-        return {
-            "source": one.source,
-            "stored": one.stored,
-            "derived": dict(one.derived),
-            "left_out": left_out,
-        }
-
-    whole = list(coverage.kept_whole)
-    return {
-        "tensors": tally(coverage.tensors),
-        "files": tally(coverage.files),
-        "heads": dict(coverage.heads),
-        "kept_whole": whole,
-    }
-
-
-def _encoded(vector: Any) -> str:
-    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
+def _encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()

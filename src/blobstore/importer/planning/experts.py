@@ -1,13 +1,10 @@
 """Groups of experts, and the checks of a plan. Pure.
 
-Checks of a plan: every name is there once, every blob can be read back, what was asked can be done.
-Pure.
+The weights of a mixture's experts have two forms (docs/formats.md section 2). *Packed*: all tensors
+under a group's prefix lie in one blob, under their own names. *Stacked*: the numbered experts'
+weights of one projection become one tensor ``[experts, out, in]``.
 
-Expert groups: which tensors of a mixture of experts belong together. Pure.
-
-Two forms (docs/formats.md section 2). *Packed*: every tensor under a group's prefix, under its own
-name, in one blob. *Stacked*: the numbered experts' weights of one projection become one tensor
-``[experts, out, in]``.
+The checks: names are unique, every blob can be read back, rules and types can be followed.
 """
 
 from __future__ import annotations
@@ -63,7 +60,7 @@ def group_of(name: str) -> str | None:
 
 
 def stacked_group_of(name: str) -> str | None:
-    """Return the group prefix of a numbered expert's weight, which the stacked form combines, or None."""
+    """Return the group prefix of a numbered expert's weight, which may be stacked, or None."""
     match = _GROUP.fullmatch(name)
     return (
         match["group"]
@@ -127,7 +124,8 @@ def _check_numbers(group: str, by_projection: Mapping[str, Mapping[int, SourceWe
         missing = next((number for number in range(count) if number not in experts), None)
         if missing is not None:
             raise UnsupportedSourceError(
-                f"the expert group {group} has no {group}.{missing}.{name}: experts 0 to {count - 1} must all be there",
+                f"the expert group {group} has no {group}.{missing}.{name}: "
+                f"experts 0 to {count - 1} must all be there",
                 tensor=f"{group}.{missing}.{name}",
             )
 
@@ -137,7 +135,8 @@ def _check_layout(group: str, projection: Projection, *, one_type: bool) -> None
     for weight in projection.weights:
         if weight.shape != first.shape or (one_type and weight.layout != first.layout):
             raise UnsupportedSourceError(
-                f"experts of {group} differ: {first.name} is {_described(first)}, {weight.name} is {_described(weight)} "
+                f"experts of {group} differ: {first.name} is {_described(first)}, "
+                f"{weight.name} is {_described(weight)} "
                 f"({weight.file.path})",
                 tensor=weight.name,
                 path=weight.file.path,
@@ -166,7 +165,10 @@ def check_names(blobs: Iterable[PlannedBlob]) -> None:
 
 
 def check_readable(blobs: Iterable[PlannedBlob]) -> None:
-    """Raise when a blob would be read back as other tensors: U32 values beside a ``.scale`` look like quantized codes."""
+    """Raise UnsupportedSourceError when a blob would be read back as other tensors.
+
+    U32 values beside a ``.scale`` look like quantized codes.
+    """
     for blob in blobs:
         planned = {tensor.name: (tensor.quantization, tensor.transposed) for tensor in blob.tensors}
         try:
@@ -190,7 +192,7 @@ def check_readable(blobs: Iterable[PlannedBlob]) -> None:
 def check_quantizable(
     blobs: tuple[PlannedBlob, ...], options: ImportOptions, policy: Policy | None
 ) -> None:
-    """Raise UsageError when a type was asked, some tensor is of the kind that gets it, and the groups divide none."""
+    """Raise UsageError when the groups of the asked type divide none of the wanted tensors."""
     tensors = [tensor for blob in blobs for tensor in blob.tensors]
     if (
         policy is None
@@ -204,15 +206,16 @@ def check_quantizable(
             continue  # kept because a rule says so
         quant_type = policy.base_type(tensor.name)
         if policy.wants(tensor.name, tensor.shape) and not options.fits(quant_type, tensor.shape):
+            divisor = options.row_divisor(options.quantization(quant_type))
             raise UsageError(
-                f"nothing can be quantized to {options.quant_type}: the rows of {tensor.name!r} {list(tensor.shape)} are "
-                f"not a multiple of {options.row_divisor(quant_type)}",
+                f"nothing can be quantized to {options.quant_type}: the rows of {tensor.name!r} "
+                f"{list(tensor.shape)} are not a multiple of {divisor}",
                 tensor=tensor.name,
             )
 
 
 def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
-    """Raise UsageError for a rule that no tensor follows: none has such a name, or none of those can be quantized."""
+    """Raise UsageError for a rule that no tensor follows, by its name or because of its rows."""
     tensors = {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
     names = NameIndex(tensors) if options.rules else None
     for rule in options.rules:
@@ -227,7 +230,8 @@ def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
         ):
             tensor = named[0]
             raise UsageError(
-                f"the rule {quoted(str(rule))} is for nothing that can be quantized so: {quoted(tensor.name)} is "
+                f"the rule {quoted(str(rule))} is for nothing that can be quantized so: "
+                f"{quoted(tensor.name)} is "
                 f"{tensor.dtype} {list(tensor.shape)}",
                 tensor=tensor.name,
             )

@@ -1,22 +1,17 @@
-"""What a plan says of itself: coverage, notes, capabilities. Pure.
+"""What a plan says of itself: coverage, ``blobstore.json``, notes, the model's config blob. Pure.
 
-Capabilities: the config blob of a model, from its architecture and its chat template. Pure.
-
-Source of the tables: ollama/ollama@fb307609 x/create/client/create.go and x/create/capabilities.go,
-model/parsers, and the recorded configs in fixtures/ollama-records.
-
-Notes: what a user should know of a plan before it is carried out: what makes it larger than what
-was asked. Pure.
-
-Covering: which files of a source a plan keeps, and what becomes of each of its tensors and files,
-counted. Pure.
+*Coverage*: which files of a source a plan keeps, and what becomes of each tensor and file. *Notes*:
+why a plan is larger than asked for, or has another form of experts. *The config blob* comes from
+the architecture and the chat template; source of its tables: ollama/ollama@fb307609
+x/create/client/create.go and x/create/capabilities.go, model/parsers, and the recorded configs in
+fixtures/ollama-records.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,11 +20,12 @@ from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.coverage import DRAFT_MODEL, MTP_HEADS, Coverage, LeftOut, Tally
 from blobstore.formats.documents import REQUIRED_OLLAMA, Draft, ModelConfig
 from blobstore.formats.dtypes import DType
+from blobstore.formats.provenance import RecordedDraft, RecordedFile, encoded
 from blobstore.formats.quant import Quantization
 from blobstore.importer.planning.experts import stacked_group_of
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import Experts, ImportOptions, Profile
-from blobstore.importer.policies.policy import needs_stacked_experts
+from blobstore.importer.policies.roles import needs_stacked_experts
 from blobstore.source.files import NOT_ITS_OWN, KeptFile, OtherFiles
 from blobstore.source.inventory import Inventory
 from blobstore.source.shards import INDEX_NAME
@@ -55,7 +51,7 @@ _LAYER = re.compile(
 
 
 def storable(inventory: Inventory, profile: Profile, *, has_draft: bool) -> Inventory:
-    """Return the checkpoint with those files left out that the profile does not store, or whose names a draft's have."""
+    """Return the checkpoint without the files that the profile, or a draft model, excludes."""
 
     def reason(file: KeptFile) -> str | None:
         if not profile.own_document:
@@ -68,6 +64,31 @@ def storable(inventory: Inventory, profile: Profile, *, has_draft: bool) -> Inve
     return replace(
         inventory, other_files=OtherFiles(kept, tuple(sorted(left_out, key=lambda one: one.name)))
     )
+
+
+def own_document(
+    inventory: Inventory, options: ImportOptions, draft: Inventory | None, coverage: Coverage
+) -> bytes:
+    """Return ``blobstore.json`` of an import; ``options`` name the form of experts.
+
+    Raises: LimitExceededError when it would be too large.
+    """
+    own = [one for one in coverage.files.left_out if one.reason not in NOT_ITS_OWN]
+    coverage = replace(coverage, files=replace(coverage.files, left_out=tuple(own)))
+    drafted = None
+    if draft is not None:
+        quant = options.draft_type and options.draft_type.value
+        drafted = RecordedDraft.model_construct(quant=quant, sources=_recorded(draft))
+    return encoded(options.record, _recorded(inventory), coverage, drafted, inventory.path)
+
+
+def _recorded(inventory: Inventory) -> list[RecordedFile]:
+    return [
+        RecordedFile.model_construct(
+            name=file.name, size=file.size, metadata=file.metadata, tensors=list(file.tensor_names)
+        )
+        for file in inventory.files
+    ]
 
 
 def coverage_of(
@@ -121,7 +142,7 @@ def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
 
 
 def _named(tensor: str) -> tuple[str, str]:
-    """Return how a tensor that is left out is named, and the reason: scales of activations all together."""
+    """Return the name and reason of a tensor that is left out; activation scales share one name."""
     match = _ACTIVATION_SCALE.fullmatch(tensor)
     return (f"*{match['suffix']}", _ACTIVATIONS) if match else (tensor, _UNREAD)
 
@@ -136,7 +157,7 @@ def _source_names(outputs: Iterable[OutputTensor]) -> list[str]:
 
 
 def _is_of_mtp(inventory: Inventory) -> Callable[[str], bool]:
-    """Return what tells the tensors of heads that predict more than the next token.
+    """Return the test for the tensors of heads that predict more than the next token.
 
     They are called ``mtp.…``, or are the layers beyond ``num_hidden_layers`` (DeepSeek-V3's
     README_WEIGHTS.md, GLM-4.5).
@@ -167,20 +188,6 @@ _LARGE = 0.05
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Unquantized tensors whose names differ in numbers only, and why they are kept."""
-
-    name: str
-    reason: str
-    count: int
-    nbytes: int
-
-    def __str__(self) -> str:
-        count = f"{self.count:,} tensors, " if self.count > 1 else ""
-        return f"{quoted(self.name)} ({count}{self.nbytes:,} bytes) {self.reason}"
-
-
 def plan_notes(
     blobs: Sequence[PlannedBlob],
     options: ImportOptions,
@@ -198,15 +205,21 @@ def _experts_note(
     config: SourceConfig | None,
     asked: Experts | None,
 ) -> Iterator[str]:
-    """Yield that experts are stacked because Ollama reads no others, or that they are not though it needs them to be."""
+    """Yield a note about the form of experts, where Ollama runs stacked ones only."""
     if config is None or not needs_stacked_experts(config):
         return
     if not any(stacked_group_of(source.name) for blob in blobs for source in blob.sources):
         return
     if asked is Experts.PACKED:
-        yield f"Ollama does not run {config.architecture} with packed experts: it needs `experts='stacked'`"
+        yield (
+            f"Ollama does not run {config.architecture} with packed experts: "
+            'it needs experts="stacked"'
+        )
     elif asked is None and options.profile.experts is Experts.PACKED:
-        yield f"experts are stacked, because Ollama does not run {config.architecture} with packed ones"
+        yield (
+            f"experts are stacked, because Ollama does not run {config.architecture} "
+            "with packed ones"
+        )
 
 
 def _size_note(blobs: Sequence[PlannedBlob], options: ImportOptions) -> Iterator[str]:
@@ -226,10 +239,12 @@ def _size_note(blobs: Sequence[PlannedBlob], options: ImportOptions) -> Iterator
     unquantized = sum(tensor.parameters * tensor.dtype.bits for tensor in tensors) / weights
     if bits - wanted <= _FAR * (unquantized - wanted):
         return
-    kinds = sorted(_kept(tensors), key=lambda kind: (-kind.nbytes, kind.name))
-    large = [kind for kind in kinds if kind.nbytes >= _LARGE * nbytes] or kinds
-    reasons = "; ".join(map(str, large[:_NAMED]))
-    yield f"{bits:.1f} bits per weight, and {asked} has {wanted:.1f}: {reasons}"
+    kinds = sorted(_kept(tensors), key=lambda kind: (-kind[0], kind[1]))
+    reasons = [reason for size, reason in kinds if size >= _LARGE * nbytes] or [
+        reason for _, reason in kinds
+    ]
+    explained = "; ".join(reasons[:_NAMED])
+    yield f"{bits:.1f} bits per weight, and {asked} has {wanted:.1f}: {explained}"
 
 
 def _bits(quantization: Quantization) -> float:
@@ -238,23 +253,26 @@ def _bits(quantization: Quantization) -> float:
     return 8 * sum(part.nbytes for part in parts) / quantization.group_size
 
 
-def _kept(tensors: Iterable[OutputTensor]) -> Iterator[_Kind]:
-    """Yield the tensors that are not quantized, by what their names have in common and why they are kept."""
-    kinds: dict[tuple[str, str], _Kind] = {}
+def _kept(tensors: Iterable[OutputTensor]) -> Iterator[tuple[int, str]]:
+    """Yield bytes and reason of the tensors that are not quantized, by kind.
+
+    Names of one kind differ in numbers only; so do the reasons.
+    """
+    kinds: defaultdict[tuple[str, str], list[OutputTensor]] = defaultdict(list)
     for tensor in tensors:
         if tensor.quantization is None and tensor.kept is not None:
-            key = _NUMBER.sub("N", tensor.name), tensor.kept
-            found = kinds.get(key)
-            name, count, nbytes = (
-                (key[0], found.count, found.nbytes) if found is not None else (tensor.name, 0, 0)
-            )
-            kinds[key] = _Kind(name, tensor.kept, count + 1, nbytes + tensor.nbytes)
-    yield from kinds.values()
+            kinds[_NUMBER.sub("N", tensor.name), tensor.kept].append(tensor)
+    for (name, reason), members in kinds.items():
+        nbytes = sum(tensor.nbytes for tensor in members)
+        count, shown = f"{len(members):,} tensors, ", name
+        if len(members) == 1:
+            count, shown = "", members[0].name
+        yield nbytes, f"{quoted(shown)} ({count}{nbytes:,} bytes) {reason}"
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """An architecture family: words that its names contain, and what Ollama's parser for it can do."""
+class ParserFamily:
+    """An architecture family: words in its names, and what Ollama's parser for it can do."""
 
     words: tuple[str, ...]
     parser: str
@@ -265,22 +283,22 @@ class Family:
 
 # Tried in order: the more particular name first.
 _FAMILIES = (
-    Family(("glm4", "glm-4"), "glm-4.7", "glm-4.7"),
-    Family(("deepseek",), "deepseek3", "deepseek3"),
-    Family(("qwen3_5", "qwen3next", "qwen3_next"), "qwen3.5", "qwen3.5"),
+    ParserFamily(("glm4", "glm-4"), "glm-4.7", "glm-4.7"),
+    ParserFamily(("deepseek",), "deepseek3", "deepseek3"),
+    ParserFamily(("qwen3_5", "qwen3next", "qwen3_next"), "qwen3.5", "qwen3.5"),
     # Its parser can think only when the template does.
-    Family(("qwen3",), "qwen3", "qwen3-coder", thinking=False),
-    Family(("gemma4",), "gemma4", "gemma4"),
-    Family(("cohere2",), "cohere", "cohere"),
-    Family(("nemotronh", "nemotron_h"), "nemotron-3-nano", "nemotron-3-nano"),
-    Family(("laguna",), "laguna", "laguna"),
-    Family(("glimmer",), "glimmer", "glimmer"),
+    ParserFamily(("qwen3",), "qwen3", "qwen3-coder", thinking=False),
+    ParserFamily(("gemma4",), "gemma4", "gemma4"),
+    ParserFamily(("cohere2",), "cohere", "cohere"),
+    ParserFamily(("nemotronh", "nemotron_h"), "nemotron-3-nano", "nemotron-3-nano"),
+    ParserFamily(("laguna",), "laguna", "laguna"),
+    ParserFamily(("glimmer",), "glimmer", "glimmer"),
 )
 _THINK_TAGS = ("<think>", "</think>")
 _TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
 
 
-def family_of(config: SourceConfig | None, parser: str | None) -> Family | None:
+def family_of(config: SourceConfig | None, parser: str | None) -> ParserFamily | None:
     """Return the family whose parser the user names, else the architecture's, or None."""
     if parser:
         return next((family for family in _FAMILIES if family.parser == parser), None)
@@ -332,7 +350,7 @@ def _draft(inventory: Inventory) -> Draft:
 
 
 def _capabilities(
-    inventory: Inventory, config: SourceConfig, family: Family | None
+    inventory: Inventory, config: SourceConfig, family: ParserFamily | None
 ) -> Iterator[str]:
     yield "completion"
     if config.vision_config is not None or config.has_vision:
@@ -341,22 +359,19 @@ def _capabilities(
         yield "audio"
     if family is not None and family.tools:
         yield "tools"
-    if (family is not None and family.thinking) or _template_thinks(inventory):
+    tagged = any(tag in text for text in _templates(inventory) for tag in _THINK_TAGS)
+    if (family is not None and family.thinking) or tagged:
         yield "thinking"
-
-
-def _template_thinks(inventory: Inventory) -> bool:
-    return any(tag in template for template in _templates(inventory) for tag in _THINK_TAGS)
 
 
 def _templates(inventory: Inventory) -> Iterator[str]:
     """Yield the texts of the chat templates in the tokenizer's documents.
 
-    A document that is no JSON has none.
+    A document that is not JSON is skipped.
     """
     for name in _TEMPLATE_DOCUMENTS:
         text = inventory.documents.get(name, b"{}")
-        if b"\0" in text:  # no JSON: a hole of the disk is not decoded
+        if b"\0" in text:  # not JSON: a hole of the disk is not decoded
             continue
         try:
             document = json.loads(text)

@@ -5,9 +5,11 @@ Pure; plan.py makes them, writing.py carries them out.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+import functools
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.coverage import Coverage
@@ -31,7 +33,9 @@ from blobstore.source.weights import Form, SourceWeight
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One tensor of a blob: its sources (more than one are stacked), its dtype and shape before quantization.
+    """One tensor of a blob: its sources, its dtype and shape before quantization.
+
+    More than one source are stacked.
 
     ``copies_codes``: the sources are quantized as the output is, and their codes and scales are
     copied as they are. ``global_scale`` is the shape of its global scale, None when it has none.
@@ -62,20 +66,19 @@ class OutputTensor:
         """True when its last two axes are those of the checkpoint's tensor swapped."""
         return self.sources[0].transposed
 
+    def laid_out(self, inputs_first: Container[str]) -> OutputTensor:
+        """Return the tensor as it is quantized: transposed if its name is in ``inputs_first``."""
+        return self.as_transposed() if self.name in inputs_first else self
+
     def as_transposed(self) -> OutputTensor:
         """Return the tensor with the last two axes swapped, its sources too."""
+        *lead, rows, cols = self.shape
         sources = tuple(source.as_transposed() for source in self.sources)
-        return replace(
-            self, sources=sources, shape=(*self.shape[:-2], self.shape[-1], self.shape[-2])
-        )
-
-    def laid_out(self, inputs_first: Container[str]) -> OutputTensor:
-        """Return the tensor as it is when it is quantized: transposed when it is one of those names."""
-        return self.as_transposed() if self.name in inputs_first else self
+        return replace(self, sources=sources, shape=(*lead, cols, rows))
 
     @property
     def source_names(self) -> list[str]:
-        """The names of the tensors that it is made of: all weights, then their scales, and so on."""
+        """The names of the tensors that it is made of: weights, then their scales, and so on."""
         suffixes = dict.fromkeys(suffix for source in self.sources for suffix in source.parts)
         return [
             source.parts[suffix].name
@@ -119,9 +122,39 @@ class OutputTensor:
         return {part.suffix: part.nbytes for part in self.quantization.parts((count,), self.dtype)}
 
 
+def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapping[str, str]:
+    """Return a blob's metadata: its quantization when all tensors agree, else each tensor's.
+
+    They say which tensors are transposed, too.
+    """
+    described = {one.name: _described(one, options) for one in tensors if one.quantization}
+    turned = {f"{tensor.name}.transposed": "true" for tensor in tensors if tensor.transposed}
+    if len(set(described.values())) == 1:
+        shared = _shared(next(iter(described.values())))
+        return {**shared, **turned} if turned else shared
+    return {
+        f"{name}.{key}": value for name, one in described.items() for key, value in one
+    } | turned
+
+
+@functools.cache
+def _shared(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    """Return one mapping for equal items: there may be 100,000 blobs, and a few quantizations."""
+    return MappingProxyType(dict(items))
+
+
+def _described(tensor: OutputTensor, options: ImportOptions) -> tuple[tuple[str, str], ...]:
+    if tensor.quantization is None:
+        return ()
+    kind = ("quant_type", tensor.quantization.quant_type.value)
+    if tensor.copies_codes and tensor.sources[0].producer in options.profile.unstated_group_sizes:
+        return (kind,)
+    return (kind, ("group_size", str(tensor.quantization.group_size)))
+
+
 @dataclass(frozen=True)
 class PlannedBlob:
-    """One tensor blob: its layer name, its tensors in stored order, its metadata, the options that it is made with."""
+    """One tensor blob: its layer name, its tensors in stored order, its metadata, its options."""
 
     name: str
     tensors: tuple[OutputTensor, ...]
@@ -129,6 +162,12 @@ class PlannedBlob:
     options: ImportOptions
 
     media_type = TENSOR_MEDIA_TYPE
+
+    @classmethod
+    def of(cls, name: str, tensors: Iterable[OutputTensor], options: ImportOptions) -> PlannedBlob:
+        """Return the blob of some tensors, with the metadata that describe them."""
+        members = tuple(tensors)
+        return cls(name, members, _metadata(members, options), options)
 
     @property
     def entries(self) -> dict[str, TensorEntry]:
@@ -162,16 +201,6 @@ class PlannedBlob:
         return (source for tensor in self.tensors for source in tensor.sources)
 
     @property
-    def weighed_sources(self) -> Iterator[SourceWeight]:
-        """The sources whose errors count in a search: those that importance may be given for."""
-        quantized = (
-            tensor
-            for tensor in self.tensors
-            if tensor.quantization is not None and not tensor.copies_codes
-        )
-        return (source for tensor in quantized for source in tensor.sources)
-
-    @property
     def source_bytes(self) -> int:
         """Bytes that are read to make it."""
         return sum(source.nbytes for source in self.sources)
@@ -179,7 +208,7 @@ class PlannedBlob:
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A layer other than a tensor: its name in the manifest, if it has one, its bytes, its media type."""
+    """A layer other than a tensor: its name in the manifest or None, its bytes, its media type."""
 
     name: str | None
     data: bytes
@@ -193,7 +222,7 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class PlannedCopy:
-    """A layer that is a file of the source, byte for byte: its name in the manifest, and the file."""
+    """A layer that is a file of the source, byte for byte; ``name`` is that in the manifest."""
 
     name: str
     file: KeptFile

@@ -7,12 +7,11 @@ The writer (writing.py) carries a plan out and decides nothing.
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
-from types import MappingProxyType
 
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, quoted
 from blobstore.formats.checkpoint import CONFIG_NAME
@@ -35,6 +34,7 @@ from blobstore.importer.planning.notes import (
     DRAFT_FOLDER,
     coverage_of,
     describe_model,
+    own_document,
     plan_notes,
     storable,
 )
@@ -46,11 +46,9 @@ from blobstore.importer.planning.outputs import (
     PlannedFile,
     PlannedLayer,
 )
-from blobstore.importer.planning.provenance import own_document
-from blobstore.importer.policies.architectures import draft_policy_for, policy_for
 from blobstore.importer.policies.options import Experts, ImportOptions
-from blobstore.importer.policies.policy import Policy, form_of_experts
-from blobstore.importer.policies.roles import inputs_first
+from blobstore.importer.policies.policy import Policy, policy_for
+from blobstore.importer.policies.roles import form_of_experts, inputs_first
 from blobstore.importer.policies.rules import Rule, RuleBook
 from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import Inventory
@@ -58,7 +56,7 @@ from blobstore.source.producers import OWN
 from blobstore.source.weights import Form, SourceKind, SourceWeight, classify
 
 DRAFT_PREFIX = "draft."
-"""What the names of a draft model's tensors begin with (x/create/manifest.go, ollama/ollama@1d7605bf)."""
+"""The prefix of a draft model's tensors (x/create/manifest.go, ollama/ollama@1d7605bf)."""
 
 
 def make_plan(
@@ -95,10 +93,11 @@ def make_plan(
         *(PlannedFile(None, data, media_type) for media_type, data in options.modelfile.layers()),
     )
     if len(layers) > MAX_LAYERS:
-        message = (
-            f"limit exceeded: {inventory.path} needs {len(layers):,} layers, at most {MAX_LAYERS:,}"
+        raise LimitExceededError(
+            f"limit exceeded: {inventory.path} needs {len(layers):,} layers, "
+            f"at most {MAX_LAYERS:,}",
+            path=inventory.path,
         )
-        raise LimitExceededError(message, path=inventory.path)
     inventories = (inventory,) if draft is None else (inventory, draft)
     notes = tuple(plan_notes(blobs, options, inventory.config, asked))
     config = describe_model(inventory, weights, options, draft)
@@ -111,7 +110,7 @@ def _drafted(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedBl
         inventory, source_weights(inventory), options.of_draft, prefix=DRAFT_PREFIX
     ):
         tensors = tuple(replace(tensor, name=DRAFT_PREFIX + tensor.name) for tensor in blob.tensors)
-        yield _blob(DRAFT_PREFIX + blob.name, tensors, blob.options)
+        yield PlannedBlob.of(DRAFT_PREFIX + blob.name, tensors, blob.options)
 
 
 def plan_blobs(
@@ -132,17 +131,21 @@ def plan_blobs(
         islice(planner(weights, chooser), MAX_LAYERS + 1)
     )  # a plan of a million would only be refused
     if len(blobs) > MAX_LAYERS:
-        message = f"limit exceeded: {inventory.path} needs more than {MAX_LAYERS:,} layers, one for each of its blobs"
-        raise LimitExceededError(message, path=inventory.path)
+        raise LimitExceededError(
+            f"limit exceeded: {inventory.path} needs more than {MAX_LAYERS:,} layers, "
+            "one for each of its blobs",
+            path=inventory.path,
+        )
     check_readable(blobs)
     check_quantizable(blobs, options, chooser.policies[Form.PLAIN])
     if options.importance is not None:
-        kept = (
-            tensor for blob in blobs for tensor in blob.tensors if chooser.keeps_by_rule(tensor)
-        )
+        # Of tensors that are searched, or that a rule keeps: their importance is not a mistake.
         sources = (
-            *(source for blob in blobs for source in blob.weighed_sources),
-            *(s for one in kept for s in one.sources),
+            source
+            for tensor in _tensors(blobs)
+            if (tensor.quantization is not None and not tensor.copies_codes)
+            or chooser.keeps_by_rule(tensor)
+            for source in tensor.sources
         )
         options.importance.check({source.name: source.shape for source in sources})
     return blobs
@@ -150,7 +153,9 @@ def plan_blobs(
 
 @dataclass(frozen=True, slots=True)
 class _Chooser:
-    """Chooses the quantization of output tensors: by a rule of the user's, else by the policy for the source's form.
+    """Chooses the quantization of output tensors.
+
+    The user's rules come first, then the policy for the source's form.
 
     ``inputs_first``: the names of tensors that are transposed when they are quantized.
     """
@@ -168,62 +173,53 @@ class _Chooser:
     def followed(self, tensor: OutputTensor) -> Rule | None:
         """Return the rule that decides about the tensor, if it has one that can be followed."""
         rule = self.rule(tensor)
-        return (
-            rule
-            if rule is not None and self.options.can_follow(rule, tensor.dtype, tensor.shape)
-            else None
-        )
+        if rule is None or not self.options.can_follow(rule, tensor.dtype, tensor.shape):
+            return None
+        return rule
 
     def keeps_by_rule(self, tensor: OutputTensor) -> bool:
-        """Return True when a rule keeps the tensor: what is said about its quantization is then no mistake."""
+        """Return True when a rule keeps the tensor: importance that is given for it is allowed."""
         rule = self.rule(tensor)
         return rule is not None and rule.quant_type is None
 
+    def policy(self, tensor: OutputTensor) -> Policy | None:
+        """Return the policy for the tensor; None when no type was asked for it."""
+        return self.policies[tensor.sources[0].form]
+
     def decide(self, tensor: OutputTensor) -> OutputTensor:
         """Return the tensor with the quantization that it gets, or as it is."""
-        laid_out = tensor.laid_out(self.inputs_first)
+        laid_out, policy = tensor.laid_out(self.inputs_first), self.policy(tensor)
         rule = self.followed(laid_out)
         if rule is not None:
             return self.quantized(tensor, self.options.ruled(rule))
-        policy = self.policies[tensor.sources[0].form]
-        return self.quantized(
-            tensor, policy.quantization(tensor.name, laid_out.shape) if policy is not None else None
-        )
+        if policy is None:
+            return self.quantized(tensor, None)
+        return self.quantized(tensor, policy.quantization(tensor.name, laid_out.shape))
 
     def _why_kept(self, tensor: OutputTensor) -> str | None:
-        """Return why the tensor is not quantized; None when nothing was asked for it."""
+        """Return why the tensor is not quantized; None when no type was asked for it."""
         if self.keeps_by_rule(tensor):
             return "is kept by a rule"
-        policy = self.policies[tensor.sources[0].form]
-        return (
-            None
-            if policy is None
-            else policy.reason(tensor.name, tensor.laid_out(self.inputs_first).shape)
-        )
+        policy, shape = self.policy(tensor), tensor.laid_out(self.inputs_first).shape
+        return None if policy is None else policy.reason(tensor.name, shape)
 
     def decide_group(self, tensors: list[OutputTensor]) -> list[OutputTensor]:
-        """Give a packed group one type: the asked one when groups divide the rows of every weight, else none.
+        """Give a packed group the asked type if groups divide the rows of every weight, else none.
 
         Rules come first, and may split the group.
         """
         laid_out = [tensor.laid_out(self.inputs_first) for tensor in tensors]
         ruled = {tensor.name for tensor in laid_out if self.followed(tensor) is not None}
-        weights = [
-            tensor for tensor in laid_out if tensor.name not in ruled and self._wants(tensor)
-        ]
+        weights = [one for one in laid_out if one.name not in ruled and self._wants(one)]
+        wanted = {tensor.name for tensor in weights}
         # Without a type asked for, only FP8 is quantized.
         quant_type = self.options.quant_type or QuantType.MXFP8
-        misfit = next(
-            (tensor for tensor in weights if not self.options.fits(quant_type, tensor.shape)), None
-        )
-        wanted = {tensor.name for tensor in weights}
-        if misfit is not None:
-            why = f"is in a group with {quoted(misfit.name)}, which {self.options.misfit(quant_type, misfit.shape)}"
-            kept = [replace(one, kept=why) if one.name in wanted else one for one in tensors]
-            return [
-                self.decide(one) if one.name in ruled else self.quantized(one, None) for one in kept
-            ]
-        asked = self.options.quantization(quant_type)
+        asked: Quantization | None = self.options.quantization(quant_type)
+        misfits = (one for one in weights if not self.options.fits(quant_type, one.shape))
+        if (misfit := next(misfits, None)) is not None:
+            asked, why = None, self.options.misfit(quant_type, misfit.shape)
+            why = f"is in a group with {quoted(misfit.name)}, which {why}"
+            tensors = [replace(one, kept=why) if one.name in wanted else one for one in tensors]
         return [
             self.decide(one)
             if one.name in ruled
@@ -232,30 +228,33 @@ class _Chooser:
         ]
 
     def _wants(self, tensor: OutputTensor) -> bool:
-        policy = self.policies[tensor.sources[0].form]
+        policy = self.policy(tensor)
         return policy is not None and policy.wants(tensor.name, tensor.shape)
 
     def quantized(self, tensor: OutputTensor, quantization: Quantization | None) -> OutputTensor:
         """Return the tensor quantized so; None leaves it as its source is, codes included."""
         source = tensor.sources[0]
         if quantization is None and source.form is Form.CODES:
-            scale = source.global_scale_shape
             return replace(
                 tensor,
                 quantization=source.quantization,
                 dtype=source.dtype,
-                global_scale=scale,
+                global_scale=source.global_scale_shape,
                 copies_codes=True,
             )
         if quantization is None:
-            return (
-                tensor if tensor.kept is not None else replace(tensor, kept=self._why_kept(tensor))
-            )
+            return replace(tensor, kept=tensor.kept or self._why_kept(tensor))
         if not tensor.dtype.is_float:
-            raise _unquantizable(tensor)
-        double = self.options.global_scale and quantization.quant_type is QuantType.NVFP4
+            is_f64 = tensor.dtype is DType.F64
+            raise UnsupportedSourceError(
+                f"{tensor.name!r} is {tensor.dtype}: only BF16, F16 and F32 weights are quantized",
+                tensor=tensor.name,
+                hint="Import it without quant"
+                + (', or convert it with dtype="float32".' if is_f64 else "."),
+            )
         laid_out = tensor.laid_out(self.inputs_first)
-        return replace(laid_out, quantization=quantization, global_scale=(1,) if double else None)
+        scale = self.options.global_scale_of(quantization)
+        return replace(laid_out, quantization=quantization, global_scale=scale)
 
 
 def _chooser(
@@ -267,15 +266,15 @@ def _chooser(
         raise UnsupportedSourceError(
             f"{inventory.path} is quantized already ({kind.value})",
             path=inventory.path,
-            hint="Import it without `quant`, `rules` and a target, or add `requantize=True` to quantize it again.",
+            hint="Import it without quant, rules and a target, or add requantize=True.",
         )
-    find_policy = draft_policy_for if prefix else policy_for
-    policy = find_policy(inventory.config, asked, options) if asked is not None else None
+    find_policy = partial(policy_for, inventory.config, options=options, is_draft=bool(prefix))
+    policy = find_policy(asked=asked) if asked is not None else None
     policies: dict[Form, Policy | None] = dict.fromkeys(Form, policy)
     if policy is None and any(weight.form is Form.BLOCK_FP8 for weight in weights):
         # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it
         # is.
-        policies[Form.BLOCK_FP8] = find_policy(inventory.config, QuantType.MXFP8, options)
+        policies[Form.BLOCK_FP8] = find_policy(asked=QuantType.MXFP8)
     turned = inputs_first(weights, inventory.config, options.profile)
     return _Chooser(options, policies, prefix, RuleBook(options.rules), turned)
 
@@ -297,10 +296,10 @@ def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator
         quantized = [tensor for tensor in tensors if tensor.quantization is not None]
         others = [tensor for tensor in tensors if tensor.quantization is None]
         if quantized:
-            yield _blob(group, quantized, chooser.options)
+            yield PlannedBlob.of(group, quantized, chooser.options)
         if others:
             apart = others[0].name if len(others) == 1 else f"{group}.unquantized"
-            yield _blob(apart if quantized else group, others, chooser.options)
+            yield PlannedBlob.of(apart if quantized else group, others, chooser.options)
 
 
 def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:
@@ -317,7 +316,8 @@ def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterato
     apart = {
         group
         for group, tensors in stacks.items()
-        if any(_has_own_scales(tensor) for tensor in tensors)
+        for tensor in tensors
+        if tensor.copies_codes and any(one.global_scale_shape is not None for one in tensor.sources)
     }
     singles = [*plain, *(weight for group in apart for weight in groups[group])]
     yield from (
@@ -327,9 +327,11 @@ def _plan_stacked(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterato
         if group in apart:
             continue
         if len({tensor.quantization for tensor in tensors}) == 1:
-            yield _blob(group, tensors, chooser.options)
+            yield PlannedBlob.of(group, tensors, chooser.options)
         else:
-            yield from (_blob(tensor.name, [tensor], chooser.options) for tensor in tensors)
+            yield from (
+                PlannedBlob.of(tensor.name, [tensor], chooser.options) for tensor in tensors
+            )
 
 
 def _stacked(group: str, projection: Projection, options: ImportOptions) -> OutputTensor:
@@ -337,12 +339,6 @@ def _stacked(group: str, projection: Projection, options: ImportOptions) -> Outp
     shape = (len(projection.weights), *first.shape)
     return replace(
         first, name=f"{group}.{projection.name}", sources=projection.weights, shape=shape
-    )
-
-
-def _has_own_scales(tensor: OutputTensor) -> bool:
-    return tensor.copies_codes and any(
-        source.global_scale_shape is not None for source in tensor.sources
     )
 
 
@@ -358,69 +354,15 @@ def _split(
 
 
 def _plan_single(weight: SourceWeight, chooser: _Chooser) -> PlannedBlob:
-    return _blob(weight.name, [chooser.decide(_output(weight, chooser.options))], chooser.options)
+    return PlannedBlob.of(
+        weight.name, [chooser.decide(_output(weight, chooser.options))], chooser.options
+    )
 
 
 def _output(weight: SourceWeight, options: ImportOptions) -> OutputTensor:
-    casts = options.dtype is not None and (weight.dtype.is_float or weight.dtype is DType.F64)
-    return OutputTensor(
-        weight.name,
-        (weight,),
-        options.dtype if casts and options.dtype else weight.dtype,
-        weight.shape,
-    )
-
-
-def _unquantizable(tensor: OutputTensor) -> UnsupportedSourceError:
-    return UnsupportedSourceError(
-        f"{tensor.name!r} is {tensor.dtype}: only BF16, F16 and F32 weights are quantized",
-        tensor=tensor.name,
-        hint="Import it without `quant`, or convert it with `dtype`."
-        if tensor.dtype is DType.F64
-        else "Import it without `quant`.",
-    )
-
-
-def _blob(name: str, tensors: Iterable[OutputTensor], options: ImportOptions) -> PlannedBlob:
-    members = tuple(tensors)
-    return PlannedBlob(name, members, _metadata(members, options), options)
-
-
-def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapping[str, str]:
-    """Return the blob's metadata: its quantization when all tensors agree, else each tensor's.
-
-    And what is transposed.
-    """
-    turned = {f"{tensor.name}.transposed": "true" for tensor in tensors if tensor.transposed}
-    described = {
-        tensor.name: _described(tensor, options)
-        for tensor in tensors
-        if tensor.quantization is not None
-    }
-    if len({tuple(one.items()) for one in described.values()}) == 1:
-        shared = _shared(*(next(iter(described.values())).items()))
-        return {**shared, **turned} if turned else shared
-    return {
-        f"{name}.{key}": value for name, one in described.items() for key, value in one.items()
-    } | turned
-
-
-@functools.cache
-def _shared(*items: tuple[str, str]) -> Mapping[str, str]:
-    """Return the same mapping for the same items: a model has hundreds of thousands of blobs and a few quantizations."""
-    return MappingProxyType(dict(items))
-
-
-def _described(tensor: OutputTensor, options: ImportOptions) -> dict[str, str]:
-    if tensor.quantization is None:
-        return {}
-    described = {
-        "quant_type": tensor.quantization.quant_type.value,
-        "group_size": str(tensor.quantization.group_size),
-    }
-    if tensor.copies_codes and tensor.sources[0].producer in options.profile.unstated_group_sizes:
-        del described["group_size"]
-    return described
+    casts = weight.dtype.is_float or weight.dtype is DType.F64
+    dtype = options.dtype if casts and options.dtype is not None else weight.dtype
+    return OutputTensor(weight.name, (weight,), dtype, weight.shape)
 
 
 def _tensors(blobs: Iterable[PlannedBlob]) -> Iterator[OutputTensor]:
@@ -436,11 +378,11 @@ def _files(inventory: Inventory, folder: str = "") -> Iterator[PlannedFile | Pla
 def _check_documents(inventory: Inventory, options: ImportOptions) -> None:
     if options.profile.own_document and OWN_DOCUMENT in inventory.documents:
         raise UnsupportedSourceError(
-            f"{inventory.path} contains a file named {OWN_DOCUMENT}, the name of blobstore's own record",
+            f"{inventory.path} contains a file named {OWN_DOCUMENT}, the name of our own record",
             path=inventory.path,
             hint="Rename the file, or move it away.",
         )
     if not options.profile.own_document and CONFIG_NAME not in inventory.documents:
         raise UnsupportedSourceError(
-            f"{inventory.path} has no config.json", hint="Only `profile='default'` can do without."
+            f"{inventory.path} has no config.json", hint='Only profile="default" can do without.'
         )

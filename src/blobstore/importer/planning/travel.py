@@ -17,15 +17,14 @@ import base64
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from blobstore.errors import CorruptDataError, DocumentError, UsageError, quoted
 from blobstore.formats import strictjson
-from blobstore.formats.coverage import Coverage, LeftOut, Tally
 from blobstore.formats.documents import FILE_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig, validated
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
@@ -41,7 +40,6 @@ from blobstore.importer.planning.document import (
     PlanInventory,
     PlanOutput,
     PlanQuantization,
-    PlanTally,
     PlanTensor,
     PlanText,
     PlanWeight,
@@ -54,8 +52,10 @@ from blobstore.importer.planning.outputs import (
     PlannedBlob,
     PlannedCopy,
     PlannedFile,
+    PlannedLayer,
 )
 from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.policies.roles import MATRIX
 from blobstore.importer.policies.rules import Importance
 from blobstore.io.ranges import FileReader, Identity
 from blobstore.kernels.scales import check_method
@@ -67,6 +67,7 @@ from blobstore.source.inventory import Inventory, SourceFile, SourceTensor
 from blobstore.source.weights import FP8_BLOCK, Form, SourceWeight
 
 _UNKNOWN = {"mtime_ns": None, "version": None}
+_AGAIN = "Make the plan again."
 _MEDIA_TYPE = re.compile(r"[!-~]{1,255}", re.ASCII)
 
 
@@ -76,11 +77,9 @@ def read_plan(
     source: Source | None = None,
     open_source: Callable[[str], Source | None] = open_folder,
 ) -> ImportPlan:
-    """Return the plan in a file, to be carried out from its source, or from ``source``: the same files elsewhere.
+    """Return the plan in a file, to be carried out from its source, or from a copy at ``source``.
 
     ``open_source`` opens an address that the plan names: with a token, perhaps.
-
-    ``open_source`` opens an address that the plan names, with a token perhaps.
 
     Raises: DocumentError (rule P2); LimitExceededError; CorruptDataError when a file of the source
     is not the one that was planned; NotFoundError when one is missing; as `header_of`;
@@ -92,234 +91,212 @@ def read_plan(
     value = strictjson.parse_object(raw, what, rule=RULE, limit=MAX_PLAN)
     document = validated(PlanDocument, value, what, RULE)
     try:
-        return _Reader(document, source, open_source).plan()
+        return _plan(document, source, open_source)
     except (UsageError, ValueError, KeyError, IndexError) as error:
         raise DocumentError(
             f"{what}: {error} (rule {RULE})", rule=RULE, path=os.fspath(path)
         ) from None
 
 
-@dataclass
-class _Reader:
-    """Turns a document into a plan, and checks that it is one."""
+def _plan(
+    document: PlanDocument, elsewhere: Source | None, open_source: Callable[[str], Source | None]
+) -> ImportPlan:
+    copies = [layer for layer in document.layers if isinstance(layer, PlanCopy)]
+    inventories = []
+    for number, one in enumerate(document.inventories):
+        source = (elsewhere if number == 0 else None) or open_source(one.source) or one.source
+        kept = [copy.file for copy in copies if copy.inventory == number]
+        inventories.append(_inventory(one, source, kept))
+    tensors = [list(inventory.tensors.values()) for inventory in inventories]
+    weights = [_weight(one, tensors[one.inventory]) for one in document.weights]
+    files = [{file.name: file for file in inventory.kept} for inventory in inventories]
+    options = _options(document)
+    layers = [_layer(layer, weights, files, options) for layer in document.layers]
+    _check_blobs([layer for layer in layers if isinstance(layer, PlannedBlob)], options)
+    _check_uses(document)
+    return ImportPlan(
+        tuple(inventories),
+        options,
+        tuple(layers),
+        ModelConfig.parse(document.config.encode(), "the config of the plan"),
+        document.coverage.value,
+        document.relative_errors,
+        tuple(document.notes),
+    )
 
-    document: PlanDocument
-    elsewhere: Source | None
-    open_source: Callable[[str], Source | None]
-    inventories: list[Inventory] = field(default_factory=list)
-    weights: list[SourceWeight] = field(default_factory=list)
-    _tensors: list[list[SourceTensor]] = field(default_factory=list)
-    _copies: list[dict[str, KeptFile]] = field(default_factory=list)
-    _used: list[int] = field(default_factory=list)
-    _parts: list[tuple[int, int]] = field(default_factory=list)
 
-    def plan(self) -> ImportPlan:
-        document = self.document
-        kept = self._kept()
-        for number, one in enumerate(document.inventories):
-            elsewhere = self.elsewhere if number == 0 else None
-            source = elsewhere or self.open_source(one.source) or one.source
-            self.inventories.append(_inventory(one, source, kept[number]))
-        self._tensors = [list(inventory.tensors.values()) for inventory in self.inventories]
-        self._copies = [
-            {file.name: file for file in inventory.kept} for inventory in self.inventories
-        ]
-        self.weights = [self._weight(one) for one in document.weights]
-        options = self._options()
-        layers = tuple(self._layer(layer, options) for layer in document.layers)
-        self._check(layers, options)
-        coverage = document.coverage
-        return ImportPlan(
-            tuple(self.inventories),
-            options,
-            layers,
-            ModelConfig.parse(document.config.encode(), "the config of the plan"),
-            Coverage(
-                _tally(coverage.tensors),
-                _tally(coverage.files),
-                coverage.heads,
-                tuple(coverage.kept_whole),
-            ),
-            document.relative_errors,
-            tuple(document.notes),
-        )
+def _options(document: PlanDocument) -> ImportOptions:
+    importance, quant = None, document.quant_type
+    if document.importance is not None:
+        vectors = {name: _decoded(text) for name, text in document.importance.items()}
+        importance = Importance.parse(vectors)
+    quant_type = None if quant is None else QuantType.parse(quant)
+    return ImportOptions(quant_type=quant_type, importance=importance)
 
-    def _check(
-        self, layers: Sequence[PlannedBlob | PlannedFile | PlannedCopy], options: ImportOptions
-    ) -> None:
-        """Raise, as a plan that is made here is checked, unless the model can be read again."""
-        blobs = [layer for layer in layers if isinstance(layer, PlannedBlob)]
-        if not blobs:
-            raise ValueError("it has no tensors")
-        check_names(blobs)
-        check_readable(blobs)
-        if options.importance is not None:
-            weighed = (blob for blob in blobs if blob.options.importance is not None)
-            options.importance.check(
-                {source.name: source.shape for blob in weighed for source in blob.sources}
+
+def _decoded(text: str) -> Any:
+    return np.frombuffer(base64.b64decode(text, validate=True), "<f4")
+
+
+def _check_blobs(blobs: Sequence[PlannedBlob], options: ImportOptions) -> None:
+    """Raise unless the model can be read again: the checks of a plan that is made here."""
+    if not blobs:
+        raise ValueError("it has no tensors")
+    check_names(blobs)
+    check_readable(blobs)
+    if options.importance is not None:
+        weighed = (blob for blob in blobs if blob.options.importance is not None)
+        shapes = {source.name: source.shape for blob in weighed for source in blob.sources}
+        options.importance.check(shapes)
+
+
+def _check_uses(document: PlanDocument) -> None:
+    """Raise ValueError when a weight is in two outputs, or a tensor in two weights."""
+    blobs = (layer for layer in document.layers if isinstance(layer, PlanBlob))
+    weights = [number for blob in blobs for one in blob.tensors for number in one.weights]
+    tensors = [(one.inventory, one.parts[""]) for one in document.weights]
+    for use, kind in ((weights, "weight"), (tensors, "tensor")):
+        if len(set(use)) < len(use):
+            raise ValueError(f"a {kind} is used twice")
+
+
+def _weight(one: PlanWeight, tensors: Sequence[SourceTensor]) -> SourceWeight:
+    form = Form(one.form)
+    weight = SourceWeight(
+        one.name,
+        DType(one.dtype) if form is Form.PLAIN else DType.parse_float(one.dtype),
+        tuple(one.shape),
+        {suffix: tensors[number] for suffix, number in one.parts.items()},
+        form,
+        one.producer,
+        _quantization(one.quantization),
+        one.inverse_global_scale,
+        one.transposed,
+    )
+    _check_weight(weight)
+    return weight
+
+
+def _quantization(given: PlanQuantization | None) -> Quantization | None:
+    return None if given is None else Quantization(QuantType.parse(given.type), given.group_size)
+
+
+def _layer(
+    layer: PlanBlob | PlanText | PlanCopy,
+    weights: Sequence[SourceWeight],
+    files: Sequence[Mapping[str, KeptFile]],
+    options: ImportOptions,
+) -> PlannedLayer:
+    match layer:
+        case PlanText():
+            is_other = layer.media_type not in (TENSOR_MEDIA_TYPE, FILE_MEDIA_TYPE)
+            if not (is_other and _MEDIA_TYPE.fullmatch(layer.media_type)):
+                raise ValueError(f"a text can't be of the type {quoted(layer.media_type)}")
+            name = None if layer.name is None else relative_path(layer.name)
+            data = base64.b64decode(layer.data, validate=True)
+            return PlannedFile(name, data, layer.media_type)
+        case PlanCopy():
+            return PlannedCopy(relative_path(layer.name), files[layer.inventory][layer.file.path])
+        case PlanBlob():
+            own = replace(
+                options,
+                alignment=layer.alignment,
+                method=check_method(layer.method),
+                importance=options.importance if layer.is_weighed else None,
             )
-        for use, kind in ((self._used, "weight"), (self._parts, "tensor")):
-            if len(set(use)) < len(use):
-                raise ValueError(f"a {kind} is used twice")
-
-    def _options(self) -> ImportOptions:
-        given = self.document.importance
-        importance = (
-            None
-            if given is None
-            else Importance.parse({name: _decoded(text) for name, text in given.items()})
-        )
-        quant = self.document.quant_type
-        return ImportOptions(
-            quant_type=None if quant is None else QuantType.parse(quant), importance=importance
-        )
-
-    def _kept(self) -> list[list[PlanFile]]:
-        copies = [layer for layer in self.document.layers if isinstance(layer, PlanCopy)]
-        return [[copy.file for copy in copies if copy.inventory == number] for number in range(2)]
-
-    def _weight(self, one: PlanWeight) -> SourceWeight:
-        tensors = self._tensors[one.inventory]
-        self._parts += (
-            (one.inventory, number) for suffix, number in one.parts.items() if suffix == ""
-        )
-        weight = SourceWeight(
-            one.name,
-            DType.parse_float(one.dtype) if one.form != Form.PLAIN.value else DType(one.dtype),
-            tuple(one.shape),
-            {suffix: tensors[number] for suffix, number in one.parts.items()},
-            Form(one.form),
-            one.producer,
-            _quantization(one.quantization),
-            one.inverse_global_scale,
-            one.transposed,
-        )
-        _check_weight(weight)
-        return weight
-
-    def _layer(
-        self, layer: PlanBlob | PlanText | PlanCopy, options: ImportOptions
-    ) -> PlannedBlob | PlannedFile | PlannedCopy:
-        match layer:
-            case PlanText():
-                if layer.media_type in (
-                    TENSOR_MEDIA_TYPE,
-                    FILE_MEDIA_TYPE,
-                ) or not _MEDIA_TYPE.fullmatch(layer.media_type):
-                    raise ValueError(f"a text can't be of the type {quoted(layer.media_type)}")
-                name = None if layer.name is None else relative_path(layer.name)
-                return PlannedFile(
-                    name, base64.b64decode(layer.data, validate=True), layer.media_type
+            outputs = tuple(_output(one, weights) for one in layer.tensors)
+            blob = PlannedBlob(layer.name, outputs, layer.metadata, own)
+            if blob.size != layer.size:
+                raise ValueError(
+                    f"the blob {quoted(layer.name)} has {blob.size:,} bytes, not {layer.size:,}"
                 )
-            case PlanCopy():
-                file = self._copies[layer.inventory][layer.file.path]
-                return PlannedCopy(relative_path(layer.name), file)
-            case PlanBlob():
-                importance = options.importance if layer.is_weighed else None
-                method = check_method(layer.method)
-                own = replace(
-                    options, alignment=layer.alignment, method=method, importance=importance
-                )
-                outputs = tuple(map(self._output, layer.tensors))
-                blob = PlannedBlob(layer.name, outputs, layer.metadata, own)
-                if blob.size != layer.size:
-                    raise ValueError(
-                        f"the blob {quoted(layer.name)} has {blob.size:,} bytes, not {layer.size:,}"
-                    )
-                return blob
+            return blob
 
-    def _output(self, one: PlanOutput) -> OutputTensor:
-        self._used += one.weights
-        output = OutputTensor(
-            one.name,
-            tuple(self.weights[number] for number in one.weights),
-            DType(one.dtype),
-            tuple(one.shape),
-            _quantization(one.quantization),
-            None if one.global_scale is None else tuple(one.global_scale),
-            one.copies_codes,
-            one.kept,
-        )
-        _check_output(output)
-        return output
+
+def _output(one: PlanOutput, weights: Sequence[SourceWeight]) -> OutputTensor:
+    output = OutputTensor(
+        one.name,
+        tuple(weights[number] for number in one.weights),
+        DType(one.dtype),
+        tuple(one.shape),
+        _quantization(one.quantization),
+        None if one.global_scale is None else tuple(one.global_scale),
+        one.copies_codes,
+        one.kept,
+    )
+    _check_output(output)
+    return output
 
 
 def _check_weight(weight: SourceWeight) -> None:
     """Raise ValueError unless a weight's tensors are what its form, dtype and shape say."""
-    held = {suffix: (part.dtype, math.prod(part.shape)) for suffix, part in weight.parts.items()}
-    if weight.transposed and len(weight.shape) < 2:  # noqa: PLR2004  # rows and columns
-        raise ValueError(f"the weight {quoted(weight.name)} has no two axes to swap")
-    main = held.pop("", None)
-    if main is None:
+    if "" not in weight.parts:
         raise ValueError(f"the weight {quoted(weight.name)} has no tensor")
-    rows, cols = (1, 1, *weight.shape)[-2:]
-    match weight.form:
-        case Form.PLAIN:
-            shape = weight.tensor.shape
-            swapped = (*shape[:-2], *reversed(shape[-2:]))
-            fits = (
-                main[0] is weight.dtype
-                and weight.shape == (swapped if weight.transposed else shape)
-                and not held
-            )
-        case Form.BLOCK_FP8:
-            blocks = (
-                weight.elements
-                // max(1, rows * cols)
-                * math.ceil(rows / FP8_BLOCK)
-                * math.ceil(cols / FP8_BLOCK)
-            )
-            scale = held.pop(".scale", (None, 0))
-            fits = (
-                main[0].bits == 8 and main[1] == weight.elements and scale[1] == blocks and not held  # noqa: PLR2004
-            )
-        case Form.CODES:
-            quantization = weight.quantization
-            fits = quantization is not None and quantization.divides(weight.shape)
-            wanted = (
-                list(quantization.parts(weight.shape, weight.dtype))
-                if quantization is not None and fits
-                else []
-            )
-            for part in wanted:
-                dtype, count = main if part.suffix == "" else held.pop(part.suffix, (None, -1))
-                nbytes = dtype.nbytes((count,)) if dtype is not None else -1
-                fits = fits and (
-                    nbytes == part.nbytes or (part.suffix != "" and count == math.prod(part.shape))
-                )
-            fits = fits and held.pop(".global_scale", (None, 1))[1] == 1 and not held
-    if not fits:
+    if weight.transposed and len(weight.shape) < MATRIX:
+        raise ValueError(f"the weight {quoted(weight.name)} has no two axes to swap")
+    fits = {
+        Form.PLAIN: _fits_plain,
+        Form.BLOCK_FP8: _fits_block_fp8,
+        Form.CODES: _fits_codes,
+    }[weight.form]
+    held = {suffix: (part.dtype, math.prod(part.shape)) for suffix, part in weight.parts.items()}
+    if not fits(weight, held):
         raise ValueError(f"the tensors of the weight {quoted(weight.name)} do not fit it")
+
+
+def _fits_plain(weight: SourceWeight, held: Mapping[str, tuple[DType, int]]) -> bool:
+    shape = weight.tensor.shape
+    if weight.transposed:
+        shape = (*shape[:-2], *reversed(shape[-2:]))
+    return held.keys() == {""} and held[""][0] is weight.dtype and weight.shape == shape
+
+
+def _fits_block_fp8(weight: SourceWeight, held: Mapping[str, tuple[DType, int]]) -> bool:
+    rows, cols = (1, 1, *weight.shape)[-2:]
+    matrices = weight.elements // max(1, rows * cols)
+    blocks = matrices * math.ceil(rows / FP8_BLOCK) * math.ceil(cols / FP8_BLOCK)
+    if held.keys() != {"", ".scale"} or held[".scale"][1] != blocks:
+        return False
+    return held[""][0].nbytes((1,)) == 1 and held[""][1] == weight.elements
+
+
+def _fits_codes(weight: SourceWeight, held: Mapping[str, tuple[DType, int]]) -> bool:
+    """Return True when the parts have the bytes of those that are stored, or as many scales."""
+    quantization = weight.quantization
+    if quantization is None or not quantization.divides(weight.shape):
+        return False
+    parts = list(quantization.parts(weight.shape, weight.dtype))
+    if held.keys() - {".global_scale"} != {part.suffix for part in parts}:
+        return False
+    for part in parts:
+        dtype, count = held[part.suffix]
+        same_count = part.suffix != "" and count == math.prod(part.shape)
+        if dtype.nbytes((count,)) != part.nbytes and not same_count:
+            return False
+    return ".global_scale" not in held or held[".global_scale"][1] == 1
 
 
 def _check_output(output: OutputTensor) -> None:
     """Raise ValueError unless an output's weights are what its dtype, shape and type say."""
     first, *others = output.sources
-    shapes = {source.shape for source in output.sources}
     stacked = (len(output.sources), *first.shape)
-    fits = len(shapes) == 1 and output.shape == (
-        stacked if others or output.shape != first.shape else first.shape
-    )
-    fits = fits and all(source.transposed == first.transposed for source in others)
-    if output.quantization is not None:
-        fits = fits and output.quantization.divides(output.shape) and output.dtype.is_float
-    elif any(
-        source.form is not Form.PLAIN or source.dtype is not output.dtype
-        for source in output.sources
-    ):
-        fits = fits and output.dtype.is_float and first.dtype.is_float
+    shapes = [stacked] if others else [stacked, first.shape]
+    kind, is_float = output.quantization, output.dtype.is_float
+    must_hold = [
+        output.shape in shapes,
+        all((one.shape, one.transposed) == (first.shape, first.transposed) for one in others),
+    ]
+    if kind is not None:
+        must_hold += [kind.divides(output.shape), is_float]
+    elif any(one.form is not Form.PLAIN or one.dtype is not output.dtype for one in output.sources):
+        must_hold += [is_float, first.dtype.is_float]
     if output.copies_codes:
-        same = all(
-            source.form is Form.CODES and source.quantization == output.quantization
-            for source in output.sources
-        )
-        fits = fits and same and all(source.dtype is output.dtype for source in output.sources)
+        own = (Form.CODES, kind, output.dtype)
+        must_hold += [(one.form, one.quantization, one.dtype) == own for one in output.sources]
     if output.global_scale is not None:
-        is_nvfp4 = (
-            output.quantization is not None and output.quantization.quant_type is QuantType.NVFP4
-        )
-        fits = fits and is_nvfp4 and output.global_scale in ((), (1,))
-    if not fits:
+        is_nvfp4 = kind is not None and kind.quant_type is QuantType.NVFP4
+        must_hold.append(is_nvfp4 and output.global_scale in ((), (1,)))
+    if not all(must_hold):
         raise ValueError(f"the weights of the tensor {quoted(output.name)} do not fit it")
 
 
@@ -338,15 +315,13 @@ def _inventory(one: PlanInventory, source: Source, kept: Sequence[PlanFile]) -> 
         for file, (identity, size, header) in zip(one.files, found, strict=True):
             place = folder.place(file.path)
             _check_unchanged(file, size, identity, place)
-            tensor_names = tuple(header.tensors)
-            files.append(
-                SourceFile(folder, file.path, place, identity, size, tensor_names, header.metadata)
-            )
+            names_of, metadata = tuple(header.tensors), header.metadata
+            files.append(SourceFile(folder, file.path, place, identity, size, names_of, metadata))
             headers.append(header)
-    tensors = {}
-    for tensor in one.tensors:
-        file_of, header = files[tensor.file], headers[tensor.file]
-        tensors[tensor.name] = _tensor(tensor, file_of, header)
+    tensors = {
+        tensor.name: _tensor(tensor, files[tensor.file], headers[tensor.file])
+        for tensor in one.tensors
+    }
     path = folder.name if folder.file is None else folder.place(folder.file)
     others = OtherFiles(tuple(_kept_file(folder, file) for file in kept))
     return Inventory(path, folder, tuple(files), tensors, {}, None, others)
@@ -354,15 +329,13 @@ def _inventory(one: PlanInventory, source: Source, kept: Sequence[PlanFile]) -> 
 
 def _tensor(tensor: PlanTensor, file: SourceFile, header: Header) -> SourceTensor:
     entry = header.tensors.get(tensor.name)
-    there = (
-        (entry.dtype.value, list(entry.shape), header.data_start + entry.begin)
-        if entry is not None
-        else None
-    )
+    there = entry and (entry.dtype.value, list(entry.shape), header.data_start + entry.begin)
     if entry is None or there != (tensor.dtype, tensor.shape, tensor.offset):
-        message = f"{file.path}: the tensor {quoted(tensor.name)} is not what was planned"
         raise CorruptDataError(
-            message, tensor=tensor.name, path=file.path, hint="Make the plan again."
+            f"{file.path}: the tensor {quoted(tensor.name)} is not what was planned",
+            tensor=tensor.name,
+            path=file.path,
+            hint=_AGAIN,
         )
     return SourceTensor(tensor.name, file, entry.dtype, entry.shape, tensor.offset, entry.nbytes)
 
@@ -376,22 +349,6 @@ def _kept_file(folder: Folder, file: PlanFile) -> KeptFile:
 def _check_unchanged(file: PlanFile, size: int, identity: Identity, place: str) -> None:
     planned = {"mtime_ns": file.mtime_ns, "version": file.version}
     if size != file.size or {**_UNKNOWN, **state_of(identity)} != planned:
-        message = f"{place} was written to since the plan was made"
-        raise CorruptDataError(message, path=place, hint="Make the plan again.")
-
-
-def _quantization(given: PlanQuantization | None) -> Quantization | None:
-    return None if given is None else Quantization(QuantType.parse(given.type), given.group_size)
-
-
-def _tally(one: PlanTally) -> Tally:
-    return Tally(
-        one.source,
-        one.stored,
-        one.derived,
-        tuple(LeftOut(left.name, left.reason, left.count) for left in one.left_out),
-    )
-
-
-def _decoded(text: str) -> Any:
-    return np.frombuffer(base64.b64decode(text, validate=True), "<f4")
+        raise CorruptDataError(
+            f"{place} was written to since the plan was made", path=place, hint=_AGAIN
+        )

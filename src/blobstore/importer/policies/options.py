@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import enum
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypeVar, Unpack
 
 from blobstore.errors import UsageError
 from blobstore.formats.dtypes import DType
 from blobstore.formats.modelfile import Modelfile, resolve_path
 from blobstore.formats.modelfile_commands import MAX_MODELFILE, parse_parameters
 from blobstore.formats.quant import Quantization, QuantType
+from blobstore.importer.policies.arguments import ImportArguments, PolicyFunction, SizeTarget
 from blobstore.importer.policies.rules import Importance, PolicyFile, Rule, check_count
 from blobstore.io.ranges import FileReader
 from blobstore.kernels.scales import check_method
 
+_T = TypeVar("_T")
+
 
 class Experts(enum.Enum):
-    """The form of mixture-of-experts weights: one blob of all tensors of a group, or one tensor a projection."""
+    """The form of experts: one blob of a group's tensors, or one tensor a projection."""
 
     PACKED = "packed"
     STACKED = "stacked"
@@ -32,11 +34,12 @@ class Experts(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A preset of five independent options (docs/design.md, "Glossary"); ``group_sizes`` are int4's and int8's.
+    """A preset of independent options (docs/design.md, "Glossary").
 
-    ``aligned_to``: what must divide a row besides its groups. ``unstated_group_sizes``: producers
-    whose weights' group size is not in the metadata. ``knows_layouts``: what tensors are, and how
-    they lie, goes by the model's architecture too, and not by Ollama's tests of names alone.
+    ``group_sizes`` are those of int4 and int8. ``aligned_to``: what must divide a row besides its
+    groups. ``unstated_group_sizes``: producers whose weights' group size is not in the metadata.
+    ``knows_layouts``: the model's architecture says what tensors are and how they lie, too, and not
+    Ollama's tests of names alone.
     """
 
     name: str
@@ -78,98 +81,10 @@ PROFILES = {
 }
 
 PAGE = 16_384
-"""Apple's page size, and a multiple of everybody else's."""
+"""Bytes of a page on Apple's processors, a multiple of other processors' pages."""
 _PAGE_ALIGNED_FROM = 2**20
 _DEFAULT_ALIGNMENT = 8
 _MAX_ALIGNMENT = 2**20
-_MATRIX_RANK = 2
-
-
-PolicyFunction = Callable[[str, tuple[int, ...], str], str | None]
-"""Decides of an output tensor by its name, shape and dtype."""
-
-
-class ImportArguments(TypedDict, total=False):
-    """What `plan_import` and `import_model` take, all optional; ``blobstore import --help`` says the same.
-
-    ``quant``: int4, int8, nvfp4, mxfp4, mxfp8, or None to keep the weights. ``group_size``: of that
-    type; None is the profile's. ``method``: how scales are chosen, "minmax" or "search".
-    ``importance``, for "search": what each input column's squared error counts; a .safetensors
-    file, or a mapping, with one vector a tensor, by the source's names. ``global_scale``: nvfp4
-    weights get one, a power of two a tensor. ``rules``: texts GLOB=TYPE that decide for output
-    tensors of such names, the last one first; ``policy``: a TOML or JSON file of rules, groups and
-    method (docs/cli.md), or a function that is asked for each matrix, by name, shape and dtype
-    (``"BF16"``), and returns a type, or None to leave it to the rest. ``target_size``: the stored
-    bytes, or ``target_bpw``: the bits of tensor data a parameter, that the model is to have at
-    most; each tensor gets the type that loses least of what fits (docs/quantization.md, "Targets").
-    ``requantize``: dequantize weights that are quantized in the source, and quantize them again.
-    ``dtype``: bfloat16, float16 or float32, to convert float weights first. ``profile``: "default"
-    or "ollama". ``experts``: "packed" or "stacked"; None is what the architecture needs, else the
-    profile's. ``alignment``: of the data in each blob, bytes. ``draft``: a checkpoint whose tensors
-    are stored beside the model's as its draft model, quantized to ``draft_quant``. ``modelfile``: a
-    Modelfile; ``template``, ``system``, ``licenses`` and ``parameters`` (texts KEY=VALUE) win over
-    what it says, licences add up.
-    """
-
-    quant: str | None
-    group_size: int | None
-    method: str | None
-    importance: str | os.PathLike[str] | Mapping[str, Any] | None
-    global_scale: bool
-    rules: Sequence[str]
-    policy: str | os.PathLike[str] | PolicyFunction | None
-    target_size: int | None
-    target_bpw: float | None
-    requantize: bool
-    dtype: str | None
-    profile: str
-    experts: str | None
-    alignment: int | None
-    draft: str | os.PathLike[str] | None
-    draft_quant: str | None
-    modelfile: str | os.PathLike[str] | None
-    template: str | None
-    system: str | None
-    licenses: Sequence[str]
-    parameters: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a model is to be at most, one of both: ``nbytes`` stored for it, or ``bits`` of tensor data a parameter."""
-
-    nbytes: int | None
-    bits: float | None
-
-    @classmethod
-    def parse(cls, nbytes: int | None, bits: float | None) -> Target | None:
-        """Return the target that is given, if one is.
-
-        Raises: UsageError for both, or for none above 0.
-        """
-        if nbytes is None and bits is None:
-            return None
-        if nbytes is not None and bits is not None:
-            raise UsageError(
-                "give one target: a size or bits per weight", hint="Leave out one of the two."
-            )
-        value = nbytes if nbytes is not None else bits
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value < math.inf
-        ):
-            raise UsageError(
-                f"invalid target: {value!r}",
-                hint="A size in bytes, or bits per weight such as 4.25.",
-            )
-        if nbytes is not None and not isinstance(nbytes, int):
-            raise UsageError(f"invalid size: {nbytes!r}", hint="Give whole bytes.")
-        return cls(nbytes, bits)
-
-    def budget(self, parameters: int) -> int:
-        """Return the bytes that a model of so many parameters may have: stored ones, or of tensor data."""
-        return self.nbytes if self.nbytes is not None else int((self.bits or 0) * parameters / 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +105,7 @@ class ImportOptions:
     global_scale: bool = False
     rules: tuple[Rule, ...] = ()
     decide: PolicyFunction | None = None
-    target: Target | None = None
+    target: SizeTarget | None = None
     requantize: bool = False
     dtype: DType | None = None
     profile: Profile = PROFILES["default"]
@@ -205,8 +120,6 @@ class ImportOptions:
     def parse(cls, **given: Unpack[ImportArguments]) -> ImportOptions:
         """Return options from a user's words.
 
-        ``quant`` None or "none" keeps the weights as they are.
-
         What is given wins over the policy file; its rules come before those that are given.
 
         Raises: UsageError for an unknown word, a group size that the type does not have, an option
@@ -217,74 +130,80 @@ class ImportOptions:
         policy = given.get("policy")
         decide = policy if callable(policy) else None
         file = PolicyFile() if policy is None or callable(policy) else PolicyFile.read(policy)
-        preset = _profile(given.get("profile", "default"))
-        quant = given.get("quant") if given.get("quant") is not None else file.quant
-        importance, dtype, experts = (
-            given.get("importance"),
-            given.get("dtype"),
-            given.get("experts"),
-        )
+        words: dict[str, Any] = dict.fromkeys(ImportArguments.__annotations__)
+        words.update(quant=file.quant, method=file.method)
+        words.update((name, value) for name, value in given.items() if value is not None)
         modelfile, folder = _modelfile(given)
-        draft = given.get("draft") or (
-            modelfile.draft and resolve_path(modelfile.draft, folder, Path.home())
-        )
-        options = cls(
-            quant_type=_type(quant),
-            group_size=given.get("group_size"),
+        draft = given.get("draft") or _resolved(modelfile.draft, folder)
+        options = replace(
+            cls._of(words),
             groups=file.groups,
-            method=check_method(given.get("method") or file.method or "minmax"),
-            importance=None if importance is None else Importance.parse(importance),
-            global_scale=given.get("global_scale", False),
-            rules=(*file.rules, *map(Rule.parse, given.get("rules", ()))),
+            importance=_optional(Importance.parse, given.get("importance")),
+            rules=(*file.rules, *map(Rule.parse, given.get("rules") or ())),
             decide=decide,
-            target=Target.parse(given.get("target_size"), given.get("target_bpw")),
-            requantize=given.get("requantize", False),
-            dtype=None if dtype is None else DType.parse_float(dtype),
-            profile=preset,
-            experts=_experts(experts) if experts is not None else None,
-            alignment=_alignment(given.get("alignment")),
+            target=SizeTarget.parse(given.get("target_size"), given.get("target_bpw")),
             modelfile=modelfile,
-            source=resolve_path(modelfile.source, folder, Path.home())
-            if modelfile.source is not None
-            else None,
+            source=_resolved(modelfile.source, folder),
             draft=Path(draft) if draft else None,
             draft_type=_type(given.get("draft_quant")),
         )
-        options._check()
+        _check(options)
         return options
 
-    def _check(self) -> None:
-        """Raise UsageError when an option says nothing, or a type has no such groups; LimitExceededError for many rules."""
-        check_count(self.rules)
-        quantizes = bool(self.quant_type or self.target) or any(
-            rule.quant_type is not None for rule in self.rules
+    @classmethod
+    def recorded(cls, record: Mapping[str, Any]) -> ImportOptions:
+        """Return the options of an import from what ``blobstore.json`` keeps of them.
+
+        The values of importance are not among them: their digest is ``record["importance"]``.
+
+        Raises: KeyError, TypeError, ValueError, AttributeError, BlobStoreError for invalid ones.
+        """
+        if {type(record["global_scale"]), type(record["requantize"])} != {bool}:
+            raise TypeError("global_scale and requantize are not true or false")
+        groups = {QuantType.parse(name): size for name, size in record["groups"].items()}
+        for quant_type, size in groups.items():
+            Quantization(quant_type, size)  # which raises when the type has no such groups
+        rules = tuple(map(Rule.parse, record["rules"]))
+        experts = _experts(record["experts"])
+        options = replace(cls._of(record), groups=groups, rules=rules, experts=experts)
+        if options.quant_type is not None:
+            options.quantization(options.quant_type)
+        return options
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What ``blobstore.json`` keeps of the options; `recorded` is the way back."""
+        kind = _optional(self.quantization, self.quant_type)
+        groups = sorted((kind.value, size) for kind, size in self.groups.items())
+        return {
+            "quant": kind and kind.quant_type.value,
+            "group_size": kind and kind.group_size,
+            "groups": dict(groups),
+            "method": self.method,
+            "importance": self.importance and str(self.importance.digest),
+            "global_scale": self.global_scale,
+            "rules": [str(rule) for rule in self.rules],
+            "requantize": self.requantize,
+            "dtype": self.dtype and self.dtype.value,
+            "profile": self.profile.name,
+            "experts": self.experts and self.experts.value,
+            "alignment": self.alignment,
+        }
+
+    @classmethod
+    def _of(cls, words: Mapping[str, Any]) -> ImportOptions:
+        """Return the options that users and ``blobstore.json`` give in the same words."""
+        return cls(
+            quant_type=_type(words["quant"]),
+            group_size=words["group_size"],
+            method=check_method(words["method"] or "minmax"),
+            global_scale=bool(words["global_scale"]),
+            requantize=bool(words["requantize"]),
+            dtype=_optional(DType.parse_float, words["dtype"]),
+            profile=_profile(words["profile"] or "default"),
+            experts=_optional(_experts, words["experts"]),
+            alignment=_optional(_alignment, words["alignment"]),
         )
-        if self.group_size is not None and self.quant_type is None:
-            raise UsageError(
-                "a group size needs a quantization type",
-                hint="Add `quant='int4'`, for example; a rule has its own: GLOB=int4/64.",
-            )
-        if self.importance is not None and not (quantizes and self.method == "search"):
-            raise UsageError(
-                "importance needs the method search", hint="Add `quant=TYPE` `method='search'`."
-            )
-        if self.method != "minmax" and not quantizes:
-            raise UsageError(
-                f"the method {self.method} needs a quantization type",
-                hint="Add `quant='int4'`, for example.",
-            )
-        if self.requantize and not (quantizes or self.draft_type):
-            raise UsageError(
-                "quantizing again needs a quantization type",
-                hint="Add `quant='int4'`, for example.",
-            )
-        ruled = {rule.quant_type for rule in self.rules}
-        if self.global_scale and QuantType.NVFP4 not in {self.quant_type, *ruled}:
-            raise UsageError("only nvfp4 has a global scale", hint="Add `quant='nvfp4'`.")
-        if self.draft_type is not None and self.draft is None:
-            raise UsageError("there is no draft model to quantize", hint="Add `draft=DIR`.")
-        if self.quant_type is not None:
-            self.quantization(self.quant_type)
 
     @property
     def of_draft(self) -> ImportOptions:
@@ -315,45 +234,103 @@ class ImportOptions:
         quantization = self.ruled(rule)
         if quantization is None:
             return True
-        return dtype.is_float and len(shape) >= _MATRIX_RANK and quantization.divides(shape)
+        return dtype.is_float and len(shape) > 1 and quantization.divides(shape)
 
-    def row_divisor(self, quant_type: QuantType) -> int:
-        """Return what divides the length of a row that can be quantized: a group (in the ollama profile at least 64)."""
-        return math.lcm(
-            self.quantization(quant_type).group_size, self.profile.aligned_to.get(quant_type, 1)
-        )
+    def global_scale_of(self, quantization: Quantization) -> tuple[int, ...] | None:
+        """Return the shape of the global scale that tensors of that quantization get, or None."""
+        return (1,) if self.global_scale and quantization.quant_type is QuantType.NVFP4 else None
+
+    def importance_of(self, name: str) -> Any:
+        """Return the importance of the columns of a source's tensor, or None."""
+        return None if self.importance is None else self.importance.vectors.get(name)
+
+    def row_divisor(self, quantization: Quantization) -> int:
+        """Return the number that must divide the length of a row: the group size.
+
+        In the ollama profile it is at least 64 for int4 and int8.
+        """
+        aligned_to = self.profile.aligned_to.get(quantization.quant_type, 1)
+        return math.lcm(quantization.group_size, aligned_to)
 
     def fits(self, quant_type: QuantType, shape: tuple[int, ...]) -> bool:
         """Return True when the rows of ``shape`` can be quantized to the type."""
-        return shape[-1] % self.row_divisor(quant_type) == 0
+        return shape[-1] % self.row_divisor(self.quantization(quant_type)) == 0
 
     def misfit(self, quant_type: QuantType, shape: tuple[int, ...]) -> str:
         """Return why rows of ``shape`` can't be quantized to the type."""
-        return f"has rows of {shape[-1]:,}, not a multiple of {self.row_divisor(quant_type)}"
+        divisor = self.row_divisor(self.quantization(quant_type))
+        return f"has rows of {shape[-1]:,}, not a multiple of {divisor}"
 
     def header_alignment(self, data_size: int) -> int:
-        """Return what a blob's data region is aligned to, in bytes, for ``data_size`` bytes of data."""
+        """Return the alignment in bytes of a blob's data region of ``data_size`` bytes."""
         if self.alignment is not None:
             return self.alignment
-        return (
-            PAGE
-            if self.profile.page_aligned and data_size >= _PAGE_ALIGNED_FROM
-            else _DEFAULT_ALIGNMENT
-        )
+        is_large = self.profile.page_aligned and data_size >= _PAGE_ALIGNED_FROM
+        return PAGE if is_large else _DEFAULT_ALIGNMENT
 
 
-_LISTS = ("rules", "licenses", "parameters")
+def _check(options: ImportOptions) -> None:
+    """Raise UsageError for an option that another makes useless, or groups that a type can't have.
+
+    Raises: LimitExceededError for many rules.
+    """
+    check_count(options.rules)
+    quantizes = bool(options.quant_type or options.target) or any(
+        rule.quant_type is not None for rule in options.rules
+    )
+    kinds = {options.quant_type, *(rule.quant_type for rule in options.rules)}
+    example = 'Add quant="int4", for example.'
+    for is_wrong, message, hint in (
+        (
+            options.group_size is not None and options.quant_type is None,
+            "a group size needs a quantization type",
+            example[:-1] + "; a rule has its own: GLOB=int4/64.",
+        ),
+        (
+            options.importance is not None and not (quantizes and options.method == "search"),
+            "importance needs the method search",
+            'Add quant=TYPE and method="search".',
+        ),
+        (
+            options.method != "minmax" and not quantizes,
+            f"the method {options.method} needs a quantization type",
+            example,
+        ),
+        (
+            options.requantize and not (quantizes or options.draft_type),
+            "quantizing again needs a quantization type",
+            example,
+        ),
+        (
+            options.global_scale and QuantType.NVFP4 not in kinds,
+            "only nvfp4 has a global scale",
+            'Add quant="nvfp4".',
+        ),
+        (
+            options.draft_type is not None and options.draft is None,
+            "there is no draft model to quantize",
+            "Add draft=DIR.",
+        ),
+    ):
+        if is_wrong:
+            raise UsageError(message, hint=hint)
+    if options.quant_type is not None:
+        options.quantization(options.quant_type)
 
 
 def _check_arguments(given: ImportArguments) -> None:
-    """Raise UsageError for an option that does not exist, and for a text where a list of texts belongs."""
+    """Raise UsageError for an unknown option, and for a text where a list of texts belongs."""
     if unknown := sorted(given.keys() - ImportArguments.__annotations__.keys()):
         known = ", ".join(ImportArguments.__annotations__)
         raise UsageError(f"an import has no option {unknown[0]!r}", hint=f"It has: {known}.")
-    for name in _LISTS:
-        value: object = given.get(name) or ()
+    lists = {name: given.get(name) or () for name in ("rules", "licenses", "parameters")}
+    for name, value in lists.items():
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
             raise UsageError(f"{name} is {value!r}: it must be a list of texts")
+
+
+def _optional(parse: Callable[[Any], _T], value: Any) -> _T | None:
+    return None if value is None else parse(value)
 
 
 def _type(text: str | None) -> QuantType | None:
@@ -361,20 +338,23 @@ def _type(text: str | None) -> QuantType | None:
 
 
 def _modelfile(given: ImportArguments) -> tuple[Modelfile, Path]:
-    """Return the Modelfile with what is given beside it, and the folder that its paths start from."""
-    path, modelfile = given.get("modelfile"), Modelfile()
+    """Return the Modelfile with the options beside it, and the folder that its paths start from."""
+    path, modelfile, folder = given.get("modelfile"), Modelfile(), Path()
     if path is not None:
+        folder = Path(path).absolute().parent
         with FileReader(path) as reader:
-            modelfile = Modelfile.parse(
-                reader.read(0, min(reader.size, MAX_MODELFILE + 1)), reader.name
-            )
-    modelfile = modelfile.with_options(
+            raw = reader.read(0, min(reader.size, MAX_MODELFILE + 1))
+            modelfile = Modelfile.parse(raw, reader.name)
+    return modelfile.with_options(
         template=given.get("template"),
         system=given.get("system"),
         licenses=given.get("licenses") or (),
         parameters=parse_parameters(given.get("parameters") or ()),
-    )
-    return modelfile, Path(path).absolute().parent if path is not None else Path()
+    ), folder
+
+
+def _resolved(path: str | None, folder: Path) -> Path | None:
+    return resolve_path(path, folder, Path.home()) if path else None
 
 
 def _profile(name: str) -> Profile:
@@ -392,11 +372,10 @@ def _experts(text: str) -> Experts:
         ) from None
 
 
-def _alignment(value: int | None) -> int | None:
-    if value is not None and (
-        not _DEFAULT_ALIGNMENT <= value <= _MAX_ALIGNMENT or value & (value - 1)
-    ):
+def _alignment(value: int) -> int:
+    if not _DEFAULT_ALIGNMENT <= value <= _MAX_ALIGNMENT or value & (value - 1):
         raise UsageError(
-            f"an alignment of {value} is not a power of two from {_DEFAULT_ALIGNMENT} to {_MAX_ALIGNMENT:,}"
+            f"an alignment of {value} is not a power of two "
+            f"from {_DEFAULT_ALIGNMENT} to {_MAX_ALIGNMENT:,}"
         )
     return value

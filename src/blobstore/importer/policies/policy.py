@@ -1,226 +1,399 @@
-"""Runtimes: what mlx-lm and Ollama's runner need of the way a model is stored, by architecture.
+"""Policies: which type each output tensor gets, by its name and shape. Pure.
 
-Pure.
-
-RulePolicy: a policy that a rule for some tensors makes of another one. Pure.
-
-For each tensor a rule knows one of three things: types to try in turn, of which the first whose
-groups divide the rows is taken; `KEEP`, its source's dtype; or None, which leaves it to the other
-policy.
-
-Policy: which type each tensor gets. Pure; the general policy of docs/formats.md section 6 (others:
-architectures.py).
+The general policy is that of docs/formats.md section 6. Rules decide otherwise for the tensors of
+some architectures; they hold in both profiles. A policy sees output tensors: stacked experts have
+rank 3 already.
 
 Source of the facts: ollama/ollama@fb307609 x/create/create.go `GetTensorQuantization`,
-x/create/quantpolicy.go, and the recorded plans in fixtures/ollama-records. A policy sees output
-tensors: stacked experts have rank 3 already.
+x/create/quantpolicy.go, and the recorded plans in fixtures/ollama-records. Tensors that no record
+has (Laguna, Glimmer, drafts) follow x/create of July and August 2026, in versions that give the
+recorded plans: create.go `tensorImportTransformRegistry` names the architectures, quantpolicy.go
+has what they share, and each rule below names its file.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
+from blobstore.errors import DocumentError, quoted
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.importer.policies.options import Experts, ImportOptions
-from blobstore.importer.policies.roles import NamedRoles, Roles
+from blobstore.importer.policies.options import ImportOptions
+from blobstore.importer.policies.roles import (
+    AUDIO,
+    HEAD,
+    KEYS_AND_VALUES,
+    MATRIX,
+    MIN_ELEMENTS,
+    SENSITIVE,
+    STACK,
+    VISION,
+    Roles,
+    contains,
+    is_main_embedding,
+    layer_of,
+    roles_for,
+)
 
-_MIN_ELEMENTS = 1024
-_SENSITIVE = (".v_proj", ".k_proj", "down_proj")
+Types = tuple[QuantType, ...]
+KEEP: Types = ()
+TypesOf = Callable[[str, QuantType], Types | None]
+"""Decides of a tensor by its name and the asked type: types to try in turn, of which the first
+whose groups divide the rows is taken; `KEEP`; or None, to leave it to other rules."""
 
 
-class Policy(Protocol):
-    """Decides the quantization of one output tensor by its name and shape.
+@dataclass(frozen=True, slots=True)
+class ArchitectureRule:
+    """What an architecture decides for itself; ``why`` is the reason where it keeps a tensor."""
 
-    A packed group of experts gets one type: there only `wants` is asked, so that what a policy
-    keeps is kept, and what it would promote gets the asked type.
+    types: TypesOf
+    why: str = "is kept by its architecture's policy"
+
+
+class Policy:
+    """Decides the quantization of output tensors, for one asked type.
+
+    The first rule that decides about a tensor counts, else the general policy. A packed group of
+    experts gets one type: there only `wants` is asked, so a tensor that a policy keeps is kept, and
+    one that it would promote gets the asked type. What a rule decides holds for weight matrices and
+    stacks of experts of at least 1024 elements, as in the general policy. Ollama asks neither
+    there: it would quantize smaller ones, and try to with a bias whose name contains ``.v_proj``.
     """
 
-    def wants(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Return True when the tensor is one that gets quantized if groups divide its rows."""
-
-    def base_type(self, name: str) -> QuantType:
-        """Return the type whose groups must divide the tensor's rows, or it is not quantized at all."""
-
-    def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """Return the quantization, or None to keep the source's dtype."""
-
-    def reason(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return why a tensor that is kept is kept, as the end of a sentence that begins with its name."""
-
-
-class GeneralPolicy:
-    """The policy for architectures without one of their own, for one asked type."""
-
     def __init__(
-        self, asked: QuantType, options: ImportOptions, roles: Roles | None = None
+        self,
+        asked: QuantType,
+        options: ImportOptions,
+        roles: Roles | None = None,
+        rules: Sequence[ArchitectureRule] = (),
     ) -> None:
+        self.rules = tuple(rules)
         self._asked = asked
         self._options = options
-        self._roles = roles or NamedRoles()
+        self._roles = roles or Roles()
 
     def wants(self, name: str, shape: tuple[int, ...]) -> bool:
-        """See `Policy`: a weight matrix other than an embedding, norm, gate or part of another modality's tower."""
-        return self._roles.kept_as(name, shape) is None and is_matrix(name, shape, self._roles)
+        """Return True when the tensor is one that gets quantized if groups divide its rows.
 
-    def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """See `Policy`: the asked type, or 8 bits for the head and the sensitive projections."""
-        base = self.base_type(name)
-        if not self.wants(name, shape) or not self._options.fits(base, shape):
-            return None
-        promoted = self._promotes(name, shape) and self._options.fits(base.eight_bit, shape)
-        return self._options.quantization(base.eight_bit if promoted else base)
+        In general that is a weight matrix other than an embedding, norm, gate or part of another
+        modality's tower.
+        """
+        types, _ = self._ruled(name)
+        if types == KEEP or (types is None and self._roles.kept_as(name, shape) is not None):
+            return False
+        return self._unfit(name, shape) is None
 
     def base_type(self, name: str) -> QuantType:
-        """See `Policy`: 8 bits for the head, else the asked type."""
-        return self._asked.eight_bit if name.endswith("lm_head.weight") else self._asked
+        """Return the type whose groups must divide the tensor's rows for it to be quantized.
+
+        It is the last type that a rule tries; in general 8 bits for the head, else the asked type.
+        """
+        types, _ = self._ruled(name)
+        if types:
+            return types[-1]
+        return self._asked.eight_bit if name.endswith(HEAD) else self._asked
+
+    def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
+        """Return the quantization, or None to keep the source's dtype.
+
+        In general it is the asked type, or 8 bits for the head and the sensitive projections.
+        """
+        if not self.wants(name, shape):
+            return None
+        types, _ = self._ruled(name)
+        if types is None:
+            base = self.base_type(name)
+            if not self._options.fits(base, shape):
+                return None
+            types = (base.eight_bit, base) if self._promotes(name, shape) else (base,)
+        fitting = (kind for kind in types if self._options.fits(kind, shape))
+        return next((self._options.quantization(kind) for kind in fitting), None)
 
     def reason(self, name: str, shape: tuple[int, ...]) -> str:
-        """See `Policy`."""
-        role = self._roles.kept_as(name, shape)
+        """Return why a tensor is kept, as the end of a sentence that begins with its name."""
+        types, why = self._ruled(name)
+        if types == KEEP:
+            return why
+        role = self._roles.kept_as(name, shape) if types is None else None
         if role is not None:
             return f"is {role}"
-        return unfit(name, shape, self._roles) or self._options.misfit(self.base_type(name), shape)
+        return self._unfit(name, shape) or self._options.misfit(self.base_type(name), shape)
+
+    def _ruled(self, name: str) -> tuple[Types | None, str]:
+        decisions = ((rule.types(name, self._asked), rule.why) for rule in self.rules)
+        return next((one for one in decisions if one[0] is not None), (None, ""))
+
+    def _unfit(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """Return why a tensor is not a weight matrix, or an experts' stack, of enough elements."""
+        expert = self._roles.is_expert(name, shape)
+        if not (expert or name.endswith(".weight")):
+            return "is not called a weight"
+        if math.prod(shape) < MIN_ELEMENTS:
+            return f"has fewer than {MIN_ELEMENTS:,} weights"
+        if len(shape) == MATRIX or (len(shape) == STACK and expert):
+            return None
+        if len(shape) < MATRIX:
+            return "is not a matrix"
+        return f"has {len(shape)} dimensions and is not known as a stack of experts"
 
     def _promotes(self, name: str, shape: tuple[int, ...]) -> bool:
-        if not any(word in name for word in _SENSITIVE):
+        if not contains(name, SENSITIVE):
             return False
         return self._asked is QuantType.INT4 or (
             self._asked.bits == 4 and not self._roles.is_expert(name, shape)  # noqa: PLR2004
         )
 
 
-def is_matrix(name: str, shape: tuple[int, ...], roles: Roles) -> bool:
-    """Return True for a weight matrix, or a stack of experts', of at least 1024 elements."""
-    return unfit(name, shape, roles) is None
+def _kept(*ends: str) -> TypesOf:
+    """Return the rule that keeps tensors whose names end so, whatever the type."""
+    return lambda name, _: KEEP if name.endswith(ends) else None
 
 
-def unfit(name: str, shape: tuple[int, ...], roles: Roles) -> str | None:
-    """Say why a tensor is not a weight matrix, or a stack of experts', of at least 1024 elements; None when it is one."""
-    expert = roles.is_expert(name, shape)
-    if not (expert or name.endswith(".weight")):
-        return "is not called a weight"
-    if math.prod(shape) < _MIN_ELEMENTS:
-        return f"has fewer than {_MIN_ELEMENTS:,} weights"
-    if len(shape) == 2 or (len(shape) == 3 and expert):  # noqa: PLR2004  # a matrix, or a stack of them
-        return None
-    return (
-        f"has {len(shape)} dimensions and is not known as a stack of experts"
-        if len(shape) > 2  # noqa: PLR2004
-        else "is not a matrix"
+# Qwen3.5 and Qwen3-Next: the low-rank projections of linear attention are kept (qwen35.go).
+_qwen35 = _kept(*(f".linear_attn.in_proj_{part}.weight" for part in ("a", "b", "ba")))
+
+
+def _gemma4(config: SourceConfig) -> TypesOf:
+    """Gemma 4: 8 bits for the embedding, and at some layers for v and down (gemma4.go).
+
+    The embedding is the head too. k gets them only in a mixture of 8 experts, which has few key-
+    value heads: there k and v do at every layer. That holds for stacked experts' down projections
+    too, whatever the type. (A change that takes those out for more than 8 experts,
+    ollama/ollama#17976, was proposed on 24 August 2026 and is not followed.)
+    """
+    layers = _count(config, "num_hidden_layers", config.text_config)
+    experts = _count(config, "num_experts", config.text_config)
+    few_heads = layers > 0 and experts == 8  # noqa: PLR2004  # see above
+
+    def types(name: str, asked: QuantType) -> Types | None:
+        if is_main_embedding(name):
+            return _eight_bits(asked)
+        is_sensitive = contains(name, SENSITIVE) and not contains(name, (*VISION, *AUDIO))
+        if asked is asked.eight_bit or not is_sensitive:
+            return None
+        everywhere = few_heads and contains(name, KEYS_AND_VALUES)
+        by_layer = ".k_proj" not in name and _more_bits(layer_of(name), layers)
+        return _eight_bits(asked) if everywhere or by_layer else (asked,)
+
+    return types
+
+
+def _cohere2moe(config: SourceConfig) -> TypesOf:
+    """Cohere2 MoE: 8 bits for the embedding, and at some layers for k, v and down (cohere2moe.go).
+
+    The embedding is the head too. Experts' down projections are among them, whatever the type: 8
+    bits at every layer cost a quarter of decoding's speed.
+    """
+    layers = _count(config, "num_hidden_layers")
+
+    def types(name: str, asked: QuantType) -> Types | None:
+        if is_main_embedding(name):
+            return (asked.eight_bit,)
+        layer = layer_of(name)
+        decides = asked is not asked.eight_bit and layers and layer is not None
+        if not decides or not contains(name, SENSITIVE):
+            return None
+        return _eight_bits(asked) if _more_bits(layer, layers) else (asked,)
+
+    return types
+
+
+def _nemotron_h(config: SourceConfig) -> TypesOf:
+    """Nemotron-H: 8 bits for embedding and head (nemotron_h.go).
+
+    The fp4 types give 8 bits to attention too, and at some layers to outputs. Convolutions and
+    gates are kept, and the other modalities' tensors. int4 promotes as in general.
+    """
+    layers = _count(config, "num_hidden_layers", config.llm_config)
+    modalities = ("vision_model.", "mlp1.", "sound_encoder.", "sound_projection.")
+    attention = tuple(f".mixer.{part}_proj.weight" for part in "qkvo")
+    outputs = tuple(
+        f".mixer.{part}.weight" for part in ("out_proj", "down_proj", "shared_experts.down_proj")
     )
 
-
-Types = tuple[QuantType, ...]
-
-KEEP: Types = ()
-_KEPT = "is kept by its architecture's policy"
-
-
-class ArchitectureRule(Protocol):
-    """What one architecture decides for itself."""
-
-    def types(self, name: str, asked: QuantType) -> Types | None:
-        """Return the types to try in turn, `KEEP`, or None to leave the tensor to the general policy."""
-
-
-class RulePolicy:
-    """A policy that follows a rule, and another policy where the rule leaves a tensor to it.
-
-    What a rule decides holds for weight matrices and stacks of experts of at least 1024 elements,
-    as in the general policy. Ollama asks neither there: it would quantize smaller ones, and try to
-    with a bias whose name holds ``.v_proj``.
-    """
-
-    def __init__(
-        self,
-        rule: ArchitectureRule,
-        others: Policy,
-        asked: QuantType,
-        options: ImportOptions,
-        roles: Roles,
-        why: str = _KEPT,
-    ) -> None:
-        self._rule = rule
-        self._others = others
-        self._asked = asked
-        self._options = options
-        self._roles = roles
-        self._why = why
-
-    def wants(self, name: str, shape: tuple[int, ...]) -> bool:
-        """See `Policy`."""
-        types = self._rule.types(name, self._asked)
-        return (
-            self._others.wants(name, shape)
-            if types is None
-            else bool(types) and is_matrix(name, shape, self._roles)
-        )
-
-    def base_type(self, name: str) -> QuantType:
-        """See `Policy`: the last type that is tried."""
-        types = self._rule.types(name, self._asked)
-        return types[-1] if types else self._others.base_type(name)
-
-    def quantization(self, name: str, shape: tuple[int, ...]) -> Quantization | None:
-        """See `Policy`: the first type that fits."""
-        types = self._rule.types(name, self._asked)
-        if types is None:
-            return self._others.quantization(name, shape)
-        if not is_matrix(name, shape, self._roles):
+    def types(name: str, asked: QuantType) -> Types | None:
+        if name.startswith(modalities) or name.endswith(
+            (".mixer.gate.weight", ".mixer.conv1d.weight")
+        ):
+            return KEEP
+        if name.endswith(("embeddings.weight", HEAD)):
+            return (asked.eight_bit,)
+        if asked not in (QuantType.NVFP4, QuantType.MXFP4):
             return None
-        fitting = (quant_type for quant_type in types if self._options.fits(quant_type, shape))
-        return next((self._options.quantization(quant_type) for quant_type in fitting), None)
+        if name.endswith(attention):
+            return _eight_bits(asked)
+        of_expert = ".mixer.experts." in name and name.endswith(".down_proj.weight")
+        if not name.endswith(outputs) and not of_expert:
+            return None
+        layer = layer_of(name)
+        return _eight_bits(asked) if layer is None or _more_bits(layer, layers) else (asked,)
 
-    def reason(self, name: str, shape: tuple[int, ...]) -> str:
-        """See `Policy`."""
-        types = self._rule.types(name, self._asked)
-        if types is None:
-            return self._others.reason(name, shape)
-        if not types:
-            return self._why
-        return unfit(name, shape, self._roles) or self._options.misfit(types[-1], shape)
+    return types
 
 
-@dataclass(frozen=True, slots=True)
-class NormalizedHead:
-    """Models whose head mlx-lm divides by its norms as it loads it: codes would be taken for values, so it is kept.
+def _glimmer(config: SourceConfig) -> TypesOf:
+    """Glimmer: 8 bits for embedding, attention, at some layers gates and down (glimmer.go)."""
+    layers = _count(config, "num_hidden_layers", config.text_config)
+    attention = tuple(f".self_attn.{part}_proj" for part in "qokv")
+    by_layer = (".self_attn.gate_proj", ".self_attn.output_gate_proj", ".mlp.down_proj")
 
-    Source: mlx_lm 0.32.2 models/bailing_moe.py, bailing_moe_linear.py (where ``norm_head`` is set),
-    baichuan_m1.py, `sanitize`.
+    def types(name: str, asked: QuantType) -> Types | None:
+        if contains(name, VISION):
+            return KEEP
+        if is_main_embedding(name):
+            return _eight_bits(asked)
+        if asked is asked.eight_bit or not contains(name, (*attention, *by_layer)):
+            return None
+        promoted = contains(name, attention) or _more_bits(layer_of(name), layers)
+        return _eight_bits(asked) if promoted else (asked,)
+
+    return types
+
+
+def _laguna(config: SourceConfig) -> TypesOf:
+    """Laguna: a list of what nvfp4, mxfp4 and mxfp8 quantize; everything else is kept (laguna.go).
+
+    8 bits for embedding and head; the asked type for attention (which mxfp8 keeps), the dense
+    layers and the experts. The down projections of some layers get more: of shared experts 8 bits
+    (mxfp8 keeps them all), of routed ones mxfp8 keeps them. int4 and int8 follow the general
+    policy. Earlier versions (ollama/ollama#17237, July 2026) keep embedding and head.
     """
+    kinds = _list(config.mlp_layer_types, str, "mlp_layer_types")
+    dense = {layer for layer, kind in enumerate(kinds) if kind == "dense"}
+    dense.update(_list(config.mlp_only_layers, int, "mlp_only_layers"))
+    # Laguna XS has 40 layers, and its first is dense.
+    layers = _count(config, "num_hidden_layers") or len(kinds) or 40
+    dense = dense or {0}
+    attention = tuple(f".self_attn.{part}_proj.weight" for part in "qkvog")
+    projections = tuple(f".{part}_proj.weight" for part in ("gate", "up", "down"))
 
-    WHY = "is normalised by mlx-lm as it is loaded"
+    def types(name: str, asked: QuantType) -> Types | None:
+        if asked.is_affine:
+            return None
+        if is_main_embedding(name) or name.endswith(HEAD):
+            return (asked.eight_bit,)
+        if contains(name, attention):
+            return KEEP if asked is QuantType.MXFP8 else (asked,)
+        if contains(name, tuple(f".mlp{projection}" for projection in projections)):
+            return (asked,) if layer_of(name) in dense else KEEP
+        return of_experts(name, asked)
 
-    def types(self, name: str, asked: QuantType) -> Types | None:  # noqa: ARG002  # whatever the type
-        """See `Rule`."""
-        return KEEP if name.endswith("lm_head.weight") else None
+    def of_experts(name: str, asked: QuantType) -> Types:
+        routed, shared = ".mlp.experts." in name, ".mlp.shared_expert." in name
+        if not (routed or shared) or not name.endswith(projections):
+            return KEEP
+        if not name.endswith(".down_proj.weight"):
+            return (asked,)
+        sensitive = _more_bits(layer_of(name), layers, middle_end=layers // 2 - 4)
+        if asked is QuantType.MXFP8:
+            return KEEP if shared or sensitive else (asked,)
+        return _eight_bits(asked) if shared and sensitive else (asked,)
 
-    @staticmethod
-    def concerns(config: SourceConfig) -> bool:
-        """Return True for a checkpoint of such a model."""
-        has_option = (
-            config.model_type in ("bailing_moe", "bailing_moe_linear") and config.norm_head is True
-        )
-        return has_option or config.model_type == "baichuan_m1"
-
-
-# Runners of Ollama that read no packed experts: x/models/cohere2_moe/cohere2_moe.go
-# `loadStackedExperts` at fb307609 ends with "missing stacked expert weights". Those of Qwen3.5 and
-# Qwen3-Next, Laguna, Nemotron-H, GLM-4 MoE Lite and Gemma 4 collect numbered experts too
-# (`collectPerExpertProjection`, `collectExpertProjection`, `collectAndStackExpertWeights`).
-_STACKED_ONLY = frozenset({"Cohere2MoeForCausalLM"})
-
-
-def form_of_experts(config: SourceConfig | None, options: ImportOptions) -> Experts:
-    """Return the form that experts are stored in: the asked one, else the one that runs, else the profile's."""
-    if options.experts is not None:
-        return options.experts
-    return Experts.STACKED if needs_stacked_experts(config) else options.profile.experts
+    return types
 
 
-def needs_stacked_experts(config: SourceConfig | None) -> bool:
-    """Return True when Ollama runs the architecture with stacked experts only."""
-    return config is not None and config.architecture in _STACKED_ONLY
+def _draft(name: str, asked: QuantType) -> Types | None:
+    """Draft models: the asked type for embedding and head, without promotion (draft.go).
+
+    The quality of a draft only changes how many of its tokens are taken, and it reads its head for
+    each of them.
+    """
+    return (asked,) if is_main_embedding(name) or name.endswith(HEAD) else None
+
+
+_TASKS = ("CausalLM", "ConditionalGeneration")
+_QWEN35 = [
+    f"{family}For{task}"
+    for family in ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next", "Qwen3NextMoe")
+    for task in _TASKS
+]
+_GEMMA4 = [
+    *(f"{family}For{task}" for family in ("Gemma4", "Gemma4Unified") for task in _TASKS),
+    *("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
+    *("gemma4_unified", "gemma4_unified_text", "gemma4_unified_assistant"),
+]
+_NEMOTRON_H = ["NemotronHForCausalLM", "NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3"]
+
+# By the whole name, as in Ollama: an architecture that is not here has the general policy, whatever
+# its name resembles.
+_RULES: dict[str, Callable[[SourceConfig], TypesOf]] = {
+    **dict.fromkeys(_QWEN35, lambda _: _qwen35),
+    **dict.fromkeys(_GEMMA4, _gemma4),
+    **dict.fromkeys(_NEMOTRON_H, _nemotron_h),
+    "Cohere2MoeForCausalLM": _cohere2moe,
+    "LagunaForCausalLM": _laguna,
+    "MuseGlimmerForConditionalGeneration": _glimmer,
+}
+
+_NORMALIZED_HEAD = ArchitectureRule(_kept(HEAD), "is normalised by mlx-lm as it is loaded")
+"""mlx-lm divides the head of these models by its norms as it loads it.
+
+It would take codes for values, so the head is kept. Source: mlx_lm 0.32.2 models/bailing_moe.py,
+bailing_moe_linear.py (where ``norm_head`` is set), baichuan_m1.py, `sanitize`.
+"""
+
+
+def policy_for(
+    config: SourceConfig | None, asked: QuantType, options: ImportOptions, *, is_draft: bool = False
+) -> Policy:
+    """Return the policy for a checkpoint, by its config.json; without one, the general policy.
+
+    A draft model has its architecture's own, but for embedding and head. It is asked with names
+    without the prefix ``draft.``, because rules look for whole beginnings of names, and gets the
+    draft's ``options``.
+
+    Raises: DocumentError (rule Q1) when the number of layers or experts, or a list of layers, which
+    the architecture's rule needs, is invalid.
+    """
+    rules = [ArchitectureRule(_draft)] if is_draft else []
+    if config is not None:
+        if (make_rule := _RULES.get(config.architecture)) is not None:
+            rules.append(ArchitectureRule(make_rule(config)))
+        if options.profile.knows_layouts and _normalizes_head(config):
+            rules.append(_NORMALIZED_HEAD)
+    return Policy(asked, options, roles_for(config, options.profile), rules)
+
+
+def _normalizes_head(config: SourceConfig) -> bool:
+    if config.model_type in ("bailing_moe", "bailing_moe_linear"):
+        return config.norm_head is True
+    return config.model_type == "baichuan_m1"
+
+
+def _eight_bits(asked: QuantType) -> Types:
+    return (asked.eight_bit, asked)
+
+
+def _more_bits(layer: int | None, layers: int, middle_end: int | None = None) -> bool:
+    """Return True for the first and last eighth of the layers, and for every third between."""
+    if layer is None or not layers:
+        return False
+    first, last = layers // 8, 7 * layers // 8
+    between = layer < (last if middle_end is None else middle_end)
+    return layer < first or layer >= last or (between and (layer - first) % 3 == 2)  # noqa: PLR2004
+
+
+def _invalid(what: str) -> DocumentError:
+    return DocumentError(f"config.json: {what} (rule Q1)", rule="Q1")
+
+
+def _list(value: Any, kind: type, key: str) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(type(item) is kind for item in value):
+        raise _invalid(f"{key} is not a list of {kind.__name__}")
+    return value
+
+
+def _count(config: SourceConfig, key: str, section: object = None) -> int:
+    """Return the first number of that key in config.json or a section that is not 0, else 0."""
+    inner: Mapping[str, Any] = section if isinstance(section, dict) else {}
+    for value in (getattr(config, key), inner.get(key)):
+        if value is not None and (type(value) is not int or value < 0):
+            raise _invalid(f"{key} is {quoted(value)}, not a whole number")
+        if value:
+            return value
+    return 0

@@ -1,4 +1,6 @@
-"""Layouts: which tensors of which models are stored as ``[..., in, out]``.
+"""Roles and layouts: what a tensor is for its model, and which way round it is stored.
+
+Layouts: which tensors of which models are stored as ``[..., in, out]``.
 
 A table and pure functions; no weight is read.
 
@@ -26,31 +28,39 @@ mlx_lm 0.32.2 models/granitemoe.py, step3p5.py, switch_layers.py (names of stack
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from blobstore.formats.checkpoint import SourceConfig
-from blobstore.importer.policies.options import Profile
+from blobstore.importer.policies.options import Experts, ImportOptions, Profile
 from blobstore.source.weights import Form, SourceWeight, is_expert
 
 Shape = tuple[int, ...]
+MATRIX, STACK = 2, 3
+"""Dimensions of a weight matrix, and of a stack of them."""
+MIN_ELEMENTS = 1024
+"""Smaller tensors are not quantized."""
 
-_OTHER_MODALITY, _EMBEDDING, _NORM, _GATE = (
-    "part of another modality",
-    "an embedding",
-    "a norm",
-    "a routing gate",
-)
+# Names of tensors, or parts of names, for every policy. Which bits they get is in policy.py.
+VISION = ("vision", "visual")
+AUDIO = ("audio_tower", "embed_audio")
+HEAD = "lm_head.weight"
+KEYS_AND_VALUES = (".v_proj", ".k_proj")
+SENSITIVE = (*KEYS_AND_VALUES, "down_proj")
+"""Projections whose errors hurt a model most."""
+_TOKENS = ("embed_tokens.weight", "word_embeddings.weight", "tok_embeddings.weight", "wte.weight")
+_NO_TOKENS = ("per_layer", *VISION, "audio")
+
+_OTHER_MODALITY, _EMBEDDING = "part of another modality", "an embedding"
+_NORM, _GATE = "a norm", "a routing gate"
 _WORDS = (
-    ("audio_tower", _OTHER_MODALITY),
-    ("embed_audio", _OTHER_MODALITY),
+    *((word, _OTHER_MODALITY) for word in AUDIO),
     ("embed", _EMBEDDING),
     ("norm", _NORM),
     ("ln_", _NORM),
 )
-_VISION = ("vision", "visual")
 _ROUTING_GATES = (
     ".mlp.gate.weight",
     ".mixer.gate.weight",
@@ -58,7 +68,6 @@ _ROUTING_GATES = (
     ".router.proj.weight",
 )
 
-_MATRIX, _STACK = 2, 3
 _STACKS = re.compile(
     r"\.(?:switch_mlp|switch_glu)\.|\.moe\.(?:gate|up|down)_proj\.|(?:block_sparse_moe|mlp)\.(?:input|output)_linear\."
 )
@@ -80,31 +89,46 @@ _HEADS = frozenset(
 )
 
 
-class Roles(Protocol):
-    """Says what tensors are, by name and shape."""
-
-    def is_expert(self, name: str, shape: Shape) -> bool:
-        """Return True for a weight of a mixture's experts, one expert's or a stack of them, shared ones included."""
-
-    def kept_as(self, name: str, shape: Shape) -> str | None:
-        """Return what the tensor is, where that is never quantized: "an embedding"; None for any other tensor."""
+def contains(name: str, words: tuple[str, ...]) -> bool:
+    """Return True when one of the words is a part of the name."""
+    return any(word in name for word in words)
 
 
-class NamedRoles:
-    """Roles by names alone, as Ollama's importer has them."""
+def layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor is in, or None."""
+    match = re.search(r"\.layers\.([0-9]{1,18})\.", name, re.ASCII)
+    return int(match[1]) if match else None
+
+
+def is_main_embedding(name: str) -> bool:
+    """Return True for the table of tokens, by the name that Ollama knows."""
+    return name.endswith("embed_tokens.weight") and "per_layer" not in name
+
+
+def embeds_tokens(name: str, shape: Shape) -> bool:
+    """Return True for a table of tokens, by the names that architectures have for it."""
+    embeds = name.endswith(_TOKENS) and not contains(name, _NO_TOKENS)
+    return embeds and len(shape) == MATRIX and math.prod(shape) >= MIN_ELEMENTS
+
+
+class Roles:
+    """Says what tensors are, by their names alone, as Ollama's importer does."""
 
     def is_expert(self, name: str, shape: Shape) -> bool:  # noqa: ARG002  # the name says it
-        """See `Roles`."""
+        """Return True for a weight of a mixture's experts, one expert's or a stack of them.
+
+        Shared experts are included.
+        """
         return is_expert(name)
 
     def kept_as(self, name: str, shape: Shape) -> str | None:
-        """See `Roles`.
+        """Return what the tensor is, where that is never quantized: "an embedding"; else None.
 
         Experts are exempt from the tests of words, but not where another modality has them.
         """
         if name.endswith(_ROUTING_GATES):
             return _GATE
-        if any(word in name for word in _VISION):
+        if contains(name, VISION):
             return _OTHER_MODALITY
         if self.is_expert(name, shape):
             return None
@@ -112,7 +136,7 @@ class NamedRoles:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRoles(NamedRoles):
+class ModelRoles(Roles):
     """Roles by names, shapes and what config.json says of the model's sizes.
 
     ``experts``: how many a layer has. ``tables``: the numbers of rows that only tables of tokens
@@ -125,13 +149,10 @@ class ModelRoles(NamedRoles):
     @classmethod
     def of(cls, config: SourceConfig | None) -> ModelRoles:
         """Return the roles in a checkpoint; without config.json names decide."""
-        sections = [] if config is None else list(_sections(config))
         # Where the hidden size is the number of positions too (Llama 2: 4096), a projection has as
         # many rows as their table.
-        tables = frozenset(_numbers(sections, _TABLE_SIZES)) - frozenset(
-            _numbers(sections, _WIDTHS)
-        )
-        return cls(frozenset(_numbers(sections, _EXPERT_COUNTS)), tables)
+        tables = _numbers(config, _TABLE_SIZES) - _numbers(config, _WIDTHS)
+        return cls(_numbers(config, _EXPERT_COUNTS), tables)
 
     def is_expert(self, name: str, shape: Shape) -> bool:
         """See `Roles`: also stacks of other names, or with as many matrices as there are experts.
@@ -142,7 +163,7 @@ class ModelRoles(NamedRoles):
             return False
         if is_expert(name):
             return True
-        if len(shape) != _STACK or not name.endswith(".weight") or "conv" in name:
+        if len(shape) != STACK or not name.endswith(".weight") or "conv" in name:
             return False
         return shape[0] in self.experts or _STACKS.search(name) is not None
 
@@ -151,14 +172,17 @@ class ModelRoles(NamedRoles):
         if name.endswith(("_bias", ".bias")):
             return "a bias"
         role = super(ModelRoles, self).kept_as(name, shape)
-        if role is not None or len(shape) != _MATRIX:
+        if role is not None or len(shape) != MATRIX:
             return role
         if shape[0] in self.experts and not _GATES.isdisjoint(name.split(".")):
             return _GATE
         return _EMBEDDING if self._is_table(name, shape) else None
 
     def _is_table(self, name: str, shape: Shape) -> bool:
-        """Return True for a table of tokens or positions: not in a layer, named so or of so many rows, not the head."""
+        """Return True for a table of tokens or positions, by its name or its number of rows.
+
+        A head, or a tensor in a layer, is not one.
+        """
         parents, _, module = name.removesuffix(".weight").rpartition(".")
         if not name.endswith(".weight") or not (module in _EMBEDDINGS or shape[0] in self.tables):
             return False
@@ -172,26 +196,20 @@ _WIDTHS = ("hidden_size", "n_embd", "d_model")
 
 def roles_for(config: SourceConfig | None, profile: Profile) -> Roles:
     """Return the roles of a checkpoint's tensors in that profile."""
-    return ModelRoles.of(config) if profile.knows_layouts else NamedRoles()
+    return ModelRoles.of(config) if profile.knows_layouts else Roles()
 
 
-def _sections(config: SourceConfig) -> Iterator[Mapping[str, Any]]:
-    """Yield what config.json says of sizes: itself, and the configs in it that are about text."""
-    yield config.sizes
-    yield from (
-        section
-        for section in (config.text_config, config.llm_config, config.ffn_config)
-        if isinstance(section, dict)
-    )
+def _numbers(config: SourceConfig | None, keys: tuple[str, ...]) -> frozenset[int]:
+    """Return the numbers above 1 of those keys, in config.json and the configs in it about text.
 
-
-def _numbers(sections: list[Mapping[str, Any]], keys: tuple[str, ...]) -> Iterator[int]:
-    """Yield the values of those keys that are numbers from 2 on: one row or one expert tells nothing."""
+    One row or one expert tells nothing.
+    """
+    if config is None:
+        return frozenset()
+    inner = (config.text_config, config.llm_config, config.ffn_config)
+    sections = [config.sizes, *(section for section in inner if isinstance(section, dict))]
     values = (section.get(key) for section in sections for key in keys)
-    yield from (value for value in values if type(value) is int and value > 1)
-
-
-_MATRIX_RANK = 2
+    return frozenset(value for value in values if type(value) is int and value > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,30 +219,27 @@ class InputsFirst:
     ``from_hidden`` have the model's hidden size as their inputs, ``to_hidden`` as their outputs.
     """
 
-    from_hidden: re.Pattern[str]
-    to_hidden: re.Pattern[str]
-
-    @classmethod
-    def of(cls, from_hidden: str, to_hidden: str) -> InputsFirst:
-        """Return the row for two patterns."""
-        return cls(re.compile(from_hidden, re.ASCII), re.compile(to_hidden, re.ASCII))
+    from_hidden: str
+    to_hidden: str
 
     def contains(self, name: str) -> bool:
         """Return True when the row is about the tensor of that name."""
-        return bool(self.from_hidden.fullmatch(name) or self.to_hidden.fullmatch(name))
+        either = f"{self.from_hidden}|{self.to_hidden}"
+        return re.fullmatch(either, name, re.ASCII) is not None
 
     def says_otherwise(self, name: str, shape: tuple[int, ...], hidden: int | None) -> bool:
-        """Return True when the shape shows that the tensor is ``[..., out, in]``: its hidden axis is at the other end."""
+        """Return True when the hidden axis is at the other end, as in ``[..., out, in]``."""
         first, last = shape[-2:]
         if hidden is None or first == last:
             return False
-        return last == hidden if self.from_hidden.fullmatch(name) else first == hidden
+        inputs = last if re.fullmatch(self.from_hidden, name, re.ASCII) else first
+        return inputs == hidden
 
 
 _LAYER = r"(?:.+\.)?layers\.[0-9]+\."
-_FUSED = InputsFirst.of(rf"{_LAYER}mlp\.experts\.gate_up_proj", rf"{_LAYER}mlp\.experts\.down_proj")
+_FUSED = InputsFirst(rf"{_LAYER}mlp\.experts\.gate_up_proj", rf"{_LAYER}mlp\.experts\.down_proj")
 # mlx-lm's own GPT-2 (model.h.N…) has them as [out, in].
-_CONV1D = InputsFirst.of(
+_CONV1D = InputsFirst(
     r"(?:transformer\.|encoder\.)?h\.[0-9]+\.(?:(?:attn|crossattention)\.(?:c_attn|q_attn)|mlp\.c_fc)\.weight",
     r"(?:transformer\.|encoder\.)?h\.[0-9]+\.(?:attn|crossattention|mlp)\.c_proj\.weight",
 )
@@ -235,20 +250,18 @@ _ROWS: Mapping[str, InputsFirst] = {
     ),
     **dict.fromkeys(
         ("llama4", "llama4_text"),
-        InputsFirst.of(
+        InputsFirst(
             rf"{_LAYER}feed_forward\.experts\.gate_up_proj",
             rf"{_LAYER}feed_forward\.experts\.down_proj",
         ),
     ),
     **dict.fromkeys(
         ("aria", "aria_text"),
-        InputsFirst.of(
-            rf"{_LAYER}mlp\.experts\.fc1\.weight", rf"{_LAYER}mlp\.experts\.fc2\.weight"
-        ),
+        InputsFirst(rf"{_LAYER}mlp\.experts\.fc1\.weight", rf"{_LAYER}mlp\.experts\.fc2\.weight"),
     ),
     # The experts of w2 lie below each other, [experts * ffn, hidden]: transposed, each has columns
     # of its own.
-    "dbrx": InputsFirst.of(r"(?!)", r"transformer\.blocks\.[0-9]+\.ffn\.experts\.mlp\.w2"),
+    "dbrx": InputsFirst(r"(?!)", r"transformer\.blocks\.[0-9]+\.ffn\.experts\.mlp\.w2"),
 }
 """By config.json's ``model_type``."""
 
@@ -256,7 +269,7 @@ _ROWS: Mapping[str, InputsFirst] = {
 def inputs_first(
     weights: Iterable[SourceWeight], config: SourceConfig | None, profile: Profile
 ) -> frozenset[str]:
-    """Return the names of the weights that are stored as ``[..., in, out]`` in a checkpoint of that config.json.
+    """Return the names of the weights that a checkpoint stores as ``[..., in, out]``.
 
     None of them when a shape shows that this checkpoint has them the other way round, or in a
     profile that does not care.
@@ -270,7 +283,7 @@ def inputs_first(
     found = {
         weight.name: weight.shape
         for weight in weights
-        if _may_be_transposed(weight) and row.contains(weight.name)
+        if weight.form is Form.PLAIN and len(weight.shape) >= MATRIX and row.contains(weight.name)
     }
     contradicts = any(
         row.says_otherwise(name, shape, config.width) for name, shape in found.items()
@@ -278,5 +291,20 @@ def inputs_first(
     return frozenset() if contradicts else frozenset(found)
 
 
-def _may_be_transposed(weight: SourceWeight) -> bool:
-    return weight.form is Form.PLAIN and len(weight.shape) >= _MATRIX_RANK
+# Runners of Ollama that read no packed experts: x/models/cohere2_moe/cohere2_moe.go
+# `loadStackedExperts` at fb307609 ends with "missing stacked expert weights". Those of Qwen3.5 and
+# Qwen3-Next, Laguna, Nemotron-H, GLM-4 MoE Lite and Gemma 4 collect numbered experts too
+# (`collectPerExpertProjection`, `collectExpertProjection`, `collectAndStackExpertWeights`).
+_STACKED_ONLY = frozenset({"Cohere2MoeForCausalLM"})
+
+
+def needs_stacked_experts(config: SourceConfig | None) -> bool:
+    """Return True when Ollama runs the architecture with stacked experts only."""
+    return config is not None and config.architecture in _STACKED_ONLY
+
+
+def form_of_experts(config: SourceConfig | None, options: ImportOptions) -> Experts:
+    """Return the form of experts: the asked one, else the one that runs, else the profile's."""
+    if options.experts is not None:
+        return options.experts
+    return Experts.STACKED if needs_stacked_experts(config) else options.profile.experts

@@ -1,19 +1,15 @@
-"""Importance: what each input column's error counts in a search, by source tensor.
+"""Rules, policy files and importance: what a user says of single tensors.
 
-Read from a file or given as arrays.
+A rule ``GLOB=TYPE`` or ``GLOB=TYPE/GROUP`` gives a type to output tensors. The last rule that
+matches a name decides, whatever the policy says; ``none`` keeps the source's dtype. Rules do not
+apply to tensors that can't be quantized: those of less than two dimensions, those without floats,
+those whose rows are not a whole number of groups.
 
-PolicyFile: rules, groups and method in a TOML or JSON file (docs/cli.md, "Policy files").
+A model may have a hundred thousand tensors and a rule for each: whole names and beginnings of names
+(``PREFIX.*``) are looked up. Other patterns are tried one by one, so there may be a thousand.
 
-Rules: which type a user wants for tensors of certain names. Pure.
-
-``GLOB=TYPE`` or ``GLOB=TYPE/GROUP``: the last rule whose pattern is like an output tensor's name
-decides its type, whatever the policy says; ``none`` keeps the source's dtype. A rule says nothing
-about tensors that can't be quantized at all: those of less than two dimensions, those without
-floats, those whose rows are not a whole number of groups.
-
-A model may have a hundred thousand tensors, and a rule for each: whole names, and patterns that are
-the beginning of names (``PREFIX.*``), are looked up and not tried one by one. Other patterns are:
-so there may be a thousand of them.
+A policy file has rules, groups and a method in TOML or JSON (docs/cli.md, "Policy files").
+Importance is what the error of each input column counts in a search, by source tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from fnmatch import fnmatchcase, translate
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from blobstore.errors import (
     BlobStoreError,
@@ -38,11 +34,13 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
+from blobstore.formats.documents import validated
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.ranges import FileReader
+from blobstore.kernels.arrays import Array
 from blobstore.kernels.scales import check_method, checked_importance
 from blobstore.names import Digest
 
@@ -56,7 +54,10 @@ _ESCAPED = re.compile(r"\[([*?[])\]")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule: a pattern in the shell's syntax, and a type (None: none) with the group size that it names, if any."""
+    """One rule: a pattern in the shell's syntax, and a type, with a group size if it names one.
+
+    The type None keeps the tensors.
+    """
 
     pattern: str
     quant_type: QuantType | None
@@ -71,7 +72,7 @@ class Rule:
         pattern, equals, wanted = text.rpartition("=")
         if not equals or not pattern or not wanted:
             raise UsageError(
-                f"no rule: {text!r}", hint="Write GLOB=TYPE, such as '*.down_proj.weight=int8'."
+                f"invalid rule {text!r}", hint="Write GLOB=TYPE, such as '*.down_proj.weight=int8'."
             )
         try:
             return cls(pattern.strip(), *_type_and_group(wanted.strip()))
@@ -94,7 +95,7 @@ class Rule:
 
     @property
     def prefix(self) -> str | None:
-        """What all names begin with that the pattern ``PREFIX.*`` is like, the dot included; None for other patterns."""
+        """The beginning, dot included, of the names that ``PREFIX.*`` matches; None for others."""
         return _name(self.pattern[:-1]) if self.pattern.endswith(".*") else None
 
     def matches(self, name: str) -> bool:
@@ -122,7 +123,7 @@ def check_count(rules: Iterable[Rule]) -> None:
     if count > MAX_PATTERNS:
         raise LimitExceededError(
             f"limit exceeded: {count:,} rules with patterns, at most {MAX_PATTERNS:,}",
-            hint="Whole names, and patterns that end in .* and have no other wildcard, are not counted.",
+            hint="Whole names, and patterns whose only wildcard is .* at the end, are not counted.",
         )
 
 
@@ -195,7 +196,10 @@ _MOST_RULES = 10_000
 _MOST_DOTS = 64
 _PART = rb"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
 _DOTTED = re.compile(rb"(?<![\w-])(?:%b){%d}" % (_PART, _MOST_DOTS), re.ASCII)
-"""tomllib's time is quadratic in the dots of a key (CPython Lib/tomllib/_parser.py `key_value_rule`, `create_dict_rule`)."""
+"""tomllib's time is quadratic in the dots of a key.
+
+Source: CPython Lib/tomllib/_parser.py `key_value_rule`, `create_dict_rule`.
+"""
 
 
 class _Document(BaseModel):
@@ -228,34 +232,39 @@ class PolicyFile:
         key; UsageError for an unknown word.
         """
         with FileReader(path) as reader:
-            if reader.size > _LARGEST_FILE:
-                message = f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most {_LARGEST_FILE:,} for a policy"
-                raise LimitExceededError(message, path=reader.name)
+            _check_size(reader, _LARGEST_FILE, "a policy")
             text = reader.read(0, reader.size)
         try:
-            return cls._from(_validated(_parsed(text, reader.name), reader.name))
+            document = validated(_Document, _parsed(text, reader.name), reader.name, "O1")
+            groups = {QuantType.parse(kind): size for kind, size in document.groups.items()}
+            for kind, size in groups.items():
+                Quantization(kind, size)
+            if document.method is not None:
+                check_method(document.method)
+            if document.quant not in (None, "none"):
+                QuantType.parse(str(document.quant))
+            rules = tuple(map(Rule.parse, document.rules))
         except BlobStoreError as error:
             error.path = error.path or reader.name
             raise error if reader.name in error.message else error.at(reader.name) from None
+        return cls(document.quant, document.method, groups, rules)
 
-    @classmethod
-    def _from(cls, document: _Document) -> PolicyFile:
-        groups = {QuantType.parse(kind): size for kind, size in document.groups.items()}
-        for kind, size in groups.items():
-            Quantization(kind, size)
-        if document.method is not None:
-            check_method(document.method)
-        if document.quant not in (None, "none"):
-            QuantType.parse(str(document.quant))
-        return cls(document.quant, document.method, groups, tuple(map(Rule.parse, document.rules)))
+
+def _check_size(reader: FileReader, most: int, what: str) -> None:
+    if reader.size > most:
+        raise LimitExceededError(
+            f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most {most:,} for {what}",
+            path=reader.name,
+        )
 
 
 def _parsed(text: bytes, name: str) -> dict[str, Any]:
     if name.endswith(".json"):
         return parse_object(text, name, rule="O1")
     if _DOTTED.search(text):
-        message = f"limit exceeded: {name} has a dotted key of {_MOST_DOTS:,} parts or more"
-        raise LimitExceededError(message, path=name)
+        raise LimitExceededError(
+            f"limit exceeded: {name} has a dotted key of {_MOST_DOTS:,} parts or more", path=name
+        )
     try:
         return tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:  # an integer of 4,301 digits is a ValueError, too
@@ -264,20 +273,7 @@ def _parsed(text: bytes, name: str) -> dict[str, Any]:
         ) from None
 
 
-def _validated(value: dict[str, Any], name: str) -> _Document:
-    try:
-        return _Document.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DocumentError(
-            f"{name}: {place}: {first['msg']} (rule O1)", rule="O1", path=name
-        ) from None
-
-
 _LARGEST_IMPORTANCE = 2**28
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -292,7 +288,7 @@ class Importance:
 
     @classmethod
     def parse(cls, given: str | os.PathLike[str] | Mapping[str, Any]) -> Importance:
-        """Return the importance that a .safetensors file of F32 vectors, or a mapping of arrays, holds.
+        """Return the importance in a .safetensors file of F32 vectors, or in a mapping of arrays.
 
         Raises: UsageError when a value is not a vector of finite numbers >= 0, or a name not text;
         for a file also NotFoundError, HeaderError, LimitExceededError (a file of more than 256
@@ -323,30 +319,32 @@ class Importance:
         return cls(vectors, Digest.parse(f"sha256:{hashed.hexdigest()}"))
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise UsageError unless each vector is for one of the quantized tensors ``shapes`` and as long as its rows."""
+        """Raise UsageError unless each vector is for a tensor of ``shapes`` of as many columns."""
         for name, vector in self.vectors.items():
             if name not in shapes:
                 raise UsageError(
                     f"importance is given for {quoted(name)}, which is not quantized",
-                    hint="Name the source's tensors, and only those that the plan shows with a type.",
+                    hint="Name tensors of the source that the plan shows with a type.",
                     tensor=name,
                 )
             if vector.size != shapes[name][-1]:
-                message = f"the importance of {quoted(name)} has {vector.size:,} values for {shapes[name][-1]:,} columns"
-                raise UsageError(message, tensor=name)
+                raise UsageError(
+                    f"the importance of {quoted(name)} has {vector.size:,} values "
+                    f"for {shapes[name][-1]:,} columns",
+                    tensor=name,
+                )
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
     with FileReader(path) as reader:
-        if reader.size > _LARGEST_IMPORTANCE:
-            message = f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most {_LARGEST_IMPORTANCE:,} for importance"
-            raise LimitExceededError(message, path=reader.name)
+        _check_size(reader, _LARGEST_IMPORTANCE, "importance")
         header = header_of(reader)
         header.check_limits(reader.name)
         for name, entry in header.tensors.items():
             if entry.dtype is not DType.F32 or len(entry.shape) != 1:
                 raise UsageError(
-                    f"{reader.name}: {quoted(name)} is {entry.dtype} {list(entry.shape)}, not one F32 vector",
+                    f"{reader.name}: {quoted(name)} is {entry.dtype} {list(entry.shape)}, "
+                    "not one F32 vector",
                     tensor=name,
                     path=reader.name,
                 )

@@ -118,7 +118,7 @@ def _listed(names: Sequence[ModelName]) -> str:
 def _refusal(place: Path, message: str) -> StorageError:
     hint = (
         f"Is the disk of {place} mounted? A manifest that was deleted comes back by blobstore repair NAME. "
-        "If these models are to go: prune with `forget=True`."
+        "If these models are to go: prune with forget=True."
     )
     return StorageError(f"{place}: {message}", path=str(place), hint=hint)
 
@@ -201,7 +201,7 @@ def prune(
     with store.alone(wait_s):
         if not sole_owner and store.is_remote:
             message = f"{store.root} is on a network file system, where another machine's locks may not be seen"
-            hint = "If no other machine and no Ollama uses it now, say so: `sole_owner=True`."
+            hint = "If no other machine and no Ollama uses it now, say so: sole_owner=True."
             raise StorageError(message, path=str(store.root), hint=hint)
         decision = _decide(store, grace_s, decision.references, forget=forget)
         freed = store.trash.empty()
@@ -323,5 +323,5 @@ def _check_grace(grace_s: float, *, sole_owner: bool) -> None:
     if grace_s < LEAST_GRACE_S and not sole_owner:
         raise UsageError(
             "a grace time under 1 h may take the blobs of a model that Ollama is creating",
-            hint="If no Ollama and no other machine uses the store, say so: `sole_owner=True`.",
+            hint="If no Ollama and no other machine uses the store, say so: sole_owner=True.",
         )

@@ -203,7 +203,7 @@ class StoreLock:
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         message = f"the store is in use by {named}{more} ({self._path})"
         return BusyError(
-            message, path=str(self._path), hint="Try again later, or wait for it: `wait_s=SECONDS`."
+            message, path=str(self._path), hint="Try again later, or wait for it: wait_s=SECONDS."
         )
 
 

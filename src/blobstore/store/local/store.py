@@ -218,7 +218,7 @@ class Store:
             except ConflictError as error:
                 message = f"model {new} already exists"
                 raise UsageError(
-                    message, model=str(new), hint="Remove it first, or replace it: `replace=True`."
+                    message, model=str(new), hint="Remove it first, or replace it: replace=True."
                 ) from error
             with self._names.exclusive():
                 # Another may have removed the old name meanwhile, or given it to another model,

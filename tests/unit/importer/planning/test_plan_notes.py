@@ -110,7 +110,7 @@ def test_a_rule_and_a_group_are_reasons_too() -> None:
             {"down_proj", "gate_proj", "up_proj"},
             "experts are stacked, because Ollama does not run",
         ),
-        (COHERE, "packed", {""}, "needs `experts='stacked'`"),
+        (COHERE, "packed", {""}, 'needs experts="stacked"'),
         (COHERE, "stacked", {"down_proj", "gate_proj", "up_proj"}, ""),
         ("Qwen3MoeForCausalLM", None, {""}, ""),
     ],

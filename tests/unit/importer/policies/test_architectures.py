@@ -23,9 +23,8 @@ from support.policies import (
 from blobstore.errors import DocumentError
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.quant import QuantType
-from blobstore.importer.policies.architectures import policy_for
 from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.policies.policy import GeneralPolicy, RulePolicy
+from blobstore.importer.policies.policy import policy_for
 
 PROFILES = ("default", "ollama")
 TEXT = "model.language_model"
@@ -69,7 +68,7 @@ GENERAL = (
 def test_architectures_of_ollamas_registry_have_policies_of_their_own(
     architecture: str, profile: str
 ) -> None:
-    assert isinstance(policy_of(architecture, "int4", profile), RulePolicy)
+    assert policy_of(architecture, "int4", profile).rules
 
 
 @every_profile
@@ -77,13 +76,11 @@ def test_architectures_of_ollamas_registry_have_policies_of_their_own(
 def test_other_architectures_have_the_general_policy_however_they_are_called(
     architecture: str, profile: str
 ) -> None:
-    assert isinstance(policy_of(architecture, "int4", profile), GeneralPolicy)
+    assert not policy_of(architecture, "int4", profile).rules
 
 
 def test_model_without_a_config_has_the_general_policy() -> None:
-    assert isinstance(
-        policy_for(None, QuantType.INT4, ImportOptions.parse(quant="int4")), GeneralPolicy
-    )
+    assert not policy_for(None, QuantType.INT4, ImportOptions.parse(quant="int4")).rules
 
 
 @pytest.mark.parametrize(
@@ -101,9 +98,7 @@ def test_architecture_is_the_model_type_where_there_is_no_other_name(
     config: dict[str, Any],
 ) -> None:
     source = SourceConfig.parse(json.dumps(config).encode())
-    assert isinstance(
-        policy_for(source, QuantType.INT4, ImportOptions.parse(quant="int4")), RulePolicy
-    )
+    assert policy_for(source, QuantType.INT4, ImportOptions.parse(quant="int4")).rules
 
 
 @every_type
@@ -217,10 +212,8 @@ def test_kinds_of_layers_that_are_none_are_refused(key: str, value: object) -> N
 
 
 def test_odd_numbers_are_in_nobody_elses_way() -> None:
-    assert isinstance(
-        policy_of("LlamaForCausalLM", "int4", num_hidden_layers="ten", mlp_only_layers=3),
-        GeneralPolicy,
-    )
+    policy = policy_of("LlamaForCausalLM", "int4", num_hidden_layers="ten", mlp_only_layers=3)
+    assert not policy.rules
 
 
 @every_type

@@ -7,7 +7,7 @@ from support import QUANT_TYPES
 
 from blobstore.formats.quant import QuantType
 from blobstore.importer.policies.options import ImportOptions
-from blobstore.importer.policies.policy import GeneralPolicy, Policy
+from blobstore.importer.policies.policy import Policy
 from blobstore.source.weights import is_expert
 
 ATTENTION = "model.layers.0.self_attn."
@@ -27,7 +27,7 @@ every_profile = pytest.mark.parametrize("profile", PROFILES)
 
 def _policy(asked: str, profile: str = "default", group_size: int | None = None) -> Policy:
     options = ImportOptions.parse(quant=asked, profile=profile, group_size=group_size)
-    return GeneralPolicy(QuantType.parse(asked), options)
+    return Policy(QuantType.parse(asked), options)
 
 
 def _decision(policy: Policy, name: str, shape: tuple[int, ...] = SHAPE) -> str | None:

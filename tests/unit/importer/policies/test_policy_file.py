@@ -113,7 +113,7 @@ def test_what_is_no_such_json_document_is_refused(tmp_path: Path, text: str) -> 
     [
         ('quant = "int5"', "unknown quantization type 'int5'"),
         ('method = "best"', "unknown quantization method 'best'"),
-        ('rules = ["a"]', "no rule: 'a'"),
+        ('rules = ["a"]', "invalid rule 'a'"),
         ('rules = ["a=int5"]', "unknown quantization type 'int5'"),
         ("[groups]\nint5 = 64", "unknown quantization type 'int5'"),
         ("[groups]\nint4 = 48", "int4 has no groups of 48"),

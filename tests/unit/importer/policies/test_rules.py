@@ -79,7 +79,7 @@ def test_a_rule_is_a_pattern_and_a_type(text: str, rule: Rule) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        *((text, "no rule") for text in ("", "=", "a", "a=", "=int4")),
+        *((text, "invalid rule") for text in ("", "=", "a", "a=", "=int4")),
         ("a=int5", "unknown quantization type 'int5'"),
         ("a=none/32", "a tensor that is kept has no groups"),
         ("a=int4/48", "no groups of 48"),

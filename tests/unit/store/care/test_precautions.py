@@ -83,7 +83,7 @@ def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mou
         "a:latest",
         str(store.root / "manifests"),
         "mounted?",
-        "`forget=True`",
+        "forget=True",
         "blobstore repair",
     )
     mount(store, "manifests")
