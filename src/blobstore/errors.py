@@ -54,7 +54,7 @@ class BlobStoreError(Exception):
         return (partial(type(self), self.message, **self._fields()), ())
 
     def at(self, place: str, **fields: Any) -> Self:
-        """Return the same error with ``place`` before its message, and with ``fields`` as `about`."""
+        """Return the same error with ``place`` before its message; ``fields``: as `about`."""
         return self._with(f"{place}: {self.message}", fields)
 
     def about(self, **fields: Any) -> Self:

@@ -1,11 +1,11 @@
-"""BlobWriter: one blob of a size known beforehand, written at any offsets by any thread, hashed in order as it comes.
+"""BlobWriter: one blob of known size, written by any thread at any offset, hashed in order.
 
-Two things keep memory and the page cache small. What can't be hashed yet waits in the caller's
-buffer, which is given back when it is hashed; and bytes that come too early for that (the scales of
-a tensor whose weight is still being written) are written, and read back when their turn comes.
-Large aligned pieces are written with O_DIRECT where there is such a thing: a model that is twice
-the memory would otherwise push everything else out of the page cache, and on a virtual machine
-filling that cache costs more than the disk does (docs/performance.md, "Import").
+Two things keep memory and the page cache small. Bytes that can't be hashed yet wait in the caller's
+buffer, which is released when they are hashed. Bytes that come too early for that (the scales of a
+tensor whose weight is still being written) are written, and read back when it is their turn. Large
+aligned pieces are written with O_DIRECT where the system has it: a model that is twice the memory
+would otherwise push everything else out of the page cache, and on a virtual machine filling that
+cache costs more than the disk does (docs/performance.md, "Import").
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _READ_BACK = 2**18
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What tells whether a file was written to since: its inode and the time of the last write, in nanoseconds.
+    """Tells whether a file was written to since: its inode and the time of its last write.
 
-    ``is_sure``: a later write would show. With a coarse clock it would not, for as long as the tick
-    lasts.
+    The part of a `FileIdentity` that a journal can keep: the number of a device may change when the
+    machine restarts, and the time of the last change of any kind does with every link.
     """
 
     inode: int
@@ -52,13 +52,13 @@ class Stamp:
 
     @property
     def is_sure(self) -> bool:
-        """True with a clock that ticks at every write."""
+        """True if a later write would change it: the file system's clock is fine enough."""
         return not is_coarse(self.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedBlob:
-    """A blob that is complete: its digest, its size in bytes, the folder of its file, the file's stamp."""
+    """A complete blob: its digest, its size in bytes, the folder of its file, the file's stamp."""
 
     digest: Digest
     size: int
@@ -67,13 +67,13 @@ class FinishedBlob:
 
     @property
     def path(self) -> Path:
-        """Its file, which waits in a session's folder or lies in the store's already."""
+        """Its file, in a session's folder or in the store's."""
         return self.folder / self.digest.file_name
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Bytes that wait to be hashed, how many to read back behind them, and whom to tell."""
+    """Bytes that wait to be hashed, the bytes to read back behind them, and the callback."""
 
     data: memoryview
     gap: int
@@ -81,11 +81,9 @@ class _Piece:
 
 
 class BlobWriter:
-    """Writes and hashes one blob of ``size`` bytes into ``folder``.
+    """Writes and hashes one blob of ``size`` bytes into ``folder``. See `Writer`.
 
-    The last byte finishes it, with ``syncs`` durably.
-
-    ``finished`` is given the blob then.
+    The last byte finishes it, durably with ``syncs``; then ``finished`` is called with the blob.
     """
 
     def __init__(
@@ -118,15 +116,7 @@ class BlobWriter:
         aligned: bool = False,
         hashed: Callable[[], None] = lambda: None,
     ) -> FinishedBlob | None:
-        """Write the bytes of a contiguous buffer at ``offset``.
-
-        Return the blob when it is now complete, else None.
-
-        ``gap``: so many bytes behind them come by `put_aside`, all of them before the last piece
-        before the gap. ``aligned``: the buffer's address has the same remainder by the page size as
-        ``offset``. ``hashed`` is called, from any thread, when the buffer is not needed any more.
-        Raises: StorageError (no space, I/O); CorruptDataError.
-        """
+        """See `Writer`. Raises: StorageError (no space, I/O); CorruptDataError."""
         view = memoryview(data).cast("B")
         if len(view) == self._size and self._size < DIRECT_FROM:
             blob = self._put_whole(view)
@@ -141,10 +131,7 @@ class BlobWriter:
         return self._hash_waiting()
 
     def _put_whole(self, view: memoryview) -> FinishedBlob:
-        """Write a small blob of one piece.
-
-        Models of very many small tensors take half the time if this is short.
-        """
+        """Write a small blob of one piece: this halves the time for models of many small tensors."""
         digest = Digest.of(view)
         named = self._folder / digest.file_name
         with os_errors("write", named):
@@ -157,7 +144,7 @@ class BlobWriter:
         return self._finish(digest)
 
     def put_aside(self, offset: int, data: Any) -> None:
-        """Write bytes that lie in a gap. Raises: StorageError."""
+        """See `Writer`."""
         self._write(offset, memoryview(data).cast("B"), aligned=False)
 
     def _open(self) -> None:
@@ -191,17 +178,14 @@ class BlobWriter:
         return self._finish(Digest(self._hash.hexdigest())) if is_complete else None
 
     def _hash_gap(self, start: int, length: int) -> None:
-        buffer = memoryview(bytearray(min(_READ_BACK, length)))
-        done = 0
+        end = start + length
         with os_errors("read back", self._path):
-            while done < length:
-                count = os.preadv(self._fd, [buffer[: length - done]], start + done)
-                if count == 0:
-                    raise CorruptDataError(
-                        f"{self._path} ends at byte {start + done:,} of {self._size:,}"
-                    )
-                self._hash.update(buffer[:count])
-                done += count
+            while start < end:
+                data = os.pread(self._fd, min(_READ_BACK, end - start), start)
+                if not data:
+                    raise CorruptDataError(f"{self._path} ends at byte {start:,} of {self._size:,}")
+                self._hash.update(data)
+                start += len(data)
 
     def _finish(self, digest: Digest) -> FinishedBlob:
         with os_errors("write", self._path):
@@ -216,7 +200,7 @@ class BlobWriter:
         return blob
 
     def release(self) -> None:
-        """Give back the buffers that wait, when the blob will not be finished."""
+        """See `Writer`."""
         with self._mutex:
             waiting, self._waiting = self._waiting, {}
         for piece in waiting.values():
@@ -229,7 +213,6 @@ class BlobWriter:
         which reports them.
         """
         self.release()
-        fds, self._fd, self._direct = (self._fd, self._direct), -1, -1
-        for fd in fds:
-            if fd >= 0:
-                close_quietly(fd)
+        for fd in {self._fd, self._direct} - {-1}:
+            close_quietly(fd)
+        self._fd = self._direct = -1
