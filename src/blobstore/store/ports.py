@@ -193,7 +193,7 @@ class Blobs(Protocol):
         """
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """Return those of ``descriptors``, each digest once, for which no blob of the size exists."""
+        """Return those of ``descriptors``, each digest once, without a blob of their size."""
 
     def digests(self) -> set[str]:
         """Return the digests of all blobs, in hex digits."""

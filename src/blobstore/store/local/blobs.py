@@ -46,7 +46,7 @@ class BlobListing:
 
 
 class BlobFolder:
-    """The ``blobs/`` folder of a store. No link in it is followed; only regular files are opened."""
+    """The ``blobs/`` folder of a store: no link is followed, only regular files are opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,7 +104,7 @@ class BlobFolder:
         return sizes
 
     def is_missing(self, digest: str) -> bool:
-        """Return True if no file has the name of a blob, given in hex digits. Faster than `reader`."""
+        """Return True if no file has a blob's name, given in hex digits: faster than `reader`."""
         for start in (_START, _OLD_START):
             try:
                 os.lstat(f"{self.path}/{start}{digest}")
@@ -116,7 +116,7 @@ class BlobFolder:
         return True
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """Return those of ``descriptors``, each digest once, for which no blob of the size exists."""
+        """See `Blobs`."""
         return [blob for blob in unique(descriptors) if not self.has(blob.digest, blob.size)]
 
     def open(self, descriptor: Descriptor) -> FileReader:

@@ -131,7 +131,7 @@ class BlobWriter:
         return self._hash_waiting()
 
     def _put_whole(self, view: memoryview) -> FinishedBlob:
-        """Write a small blob of one piece: this halves the time for models of many small tensors."""
+        """Write a small blob of one piece: models of many small tensors take half the time."""
         digest = Digest.of(view)
         named = self._folder / digest.file_name
         with os_errors("write", named):
@@ -213,6 +213,7 @@ class BlobWriter:
         which reports them.
         """
         self.release()
-        for fd in {self._fd, self._direct} - {-1}:
-            close_quietly(fd)
+        open_fds = {self._fd, self._direct} - {-1}
         self._fd = self._direct = -1
+        for fd in open_fds:
+            close_quietly(fd)

@@ -287,7 +287,7 @@ def test_others_who_use_the_store_are_named(store: Store) -> None:
     with process(HOLD, store.root, "session") as child:
         with pytest.raises(BusyError, match=rf"process {child.pid} \(python") as caught:
             prune(open_store(store.root, wait_s=0.1))
-        assert "--wait" in str(caught.value.hint)
+        assert "wait_s" in str(caught.value.hint)
     assert len(prune(store).removed) == 1
 
 
