@@ -120,7 +120,7 @@ def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
         return f"it lies {depth} levels deep, and manifests lie {_MANIFEST_DEPTH}"
     return (
         odd_mode(status)
-        if manifests.is_name(path)
+        if manifests.name_of(path)
         else "its path is not a model's name, but it may be a manifest"
     )
 

@@ -133,7 +133,7 @@ class LocalSession:
         return blob
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        """See `Session`. The blob shares a file's blocks or inode if it can; it is always hashed."""
+        """See `Session`. The blob shares a file's blocks or inode if it can, and is hashed."""
         key = descriptor.digest.hex
         if descriptor.digest in self._made or self.find(key, descriptor.size, verify=False):
             return How.THERE

@@ -1,11 +1,10 @@
-"""Trash: what a clean-up took out of a store, and gives back until the next one.
+"""Trash: the blobs and copies that a clean-up removed, which can be restored until the next one.
 
-``.blobstore/trash/<random>/sha256-<hex>-<size>``: a blob of the clean-up that made the folder; the
-name keeps the size that the blob had.
-``.blobstore/trash/<random>/copies/HOST/NAMESPACE/MODEL/TAG/<sha256>``: copies of manifests that it
-took along. Files are moved by renames, so that nothing is copied and each is at every moment in one
-of both places. Folders are never renamed: overlayfs refuses that for one that lies in a lower
-layer, as everything in a container's image does (EXDEV; torvalds/linux fs/overlayfs/dir.c
+``.blobstore/trash/<random>/sha256-<hex>-<size>`` is a blob of the clean-up that made the folder,
+with the size that it had then. ``.blobstore/trash/<random>/copies/HOST/NAMESPACE/MODEL/TAG/<sha256
+of its bytes>`` is a copy of a manifest. Files are moved by renames, so nothing is copied, and each
+file is at any moment in one of both places. Folders are never renamed: overlayfs refuses that for a
+folder of a lower layer, as in a container's image (EXDEV; torvalds/linux fs/overlayfs/dir.c
 `ovl_can_move`). For holders of the store's exclusive lock.
 """
 
@@ -20,9 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from blobstore.errors import from_os_error
 from blobstore.io.copying import remove_tree
-from blobstore.io.durable import check_one_mount, make_folder, os_errors, sync_folder
+from blobstore.io.durable import check_one_mount, listed, make_folder, os_errors, sync_folder
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.copies import ManifestCopies
 
@@ -32,7 +30,7 @@ _COPIES = "copies"
 
 @dataclass(frozen=True, slots=True)
 class TrashedBlob:
-    """A blob in the trash, and the size in bytes that it had when it came there."""
+    """A blob in the trash, and the size in bytes that it had when it was moved there."""
 
     digest: Digest
     size: int
@@ -40,9 +38,9 @@ class TrashedBlob:
 
 
 class Trash:
-    """The trash of a store: ``folder`` is its own, ``blobs`` and ``copies`` are where its contents come from.
+    """The trash of a store, in ``folder``, for the files of ``blobs`` and ``copies``.
 
-    Its folder is made with the first blob or copy.
+    The folder is made with the first blob or copy.
     """
 
     def __init__(self, folder: Path, blobs: Path, copies: ManifestCopies) -> None:
@@ -51,7 +49,7 @@ class Trash:
         self._copies = copies
 
     def contents(self) -> list[TrashedBlob]:
-        """Return the blobs that can be given back, sorted by digest."""
+        """Return the blobs that can be restored, sorted by digest. Raises: StorageError."""
         found = (blob for folder in self._folders() for blob in _blobs_in(folder))
         return sorted(found, key=lambda blob: (blob.digest, blob.path))
 
@@ -60,26 +58,20 @@ class Trash:
 
         Raises: StorageError.
         """
-        return sorted(
-            {
-                name
-                for folder in self._folders()
-                for name in ManifestCopies(folder / _COPIES).names()
-            }
-        )
+        found = (ManifestCopies(folder / _COPIES).names() for folder in self._folders())
+        return sorted(set().union(*found))
 
     def nbytes(self) -> int:
         """Return the bytes of the blobs in the trash."""
-        return sum(blob.size for folder in self._folders() for blob in _blobs_in(folder))
+        return sum(blob.size for blob in self.contents())
 
     def empty(self) -> int:
-        """Remove everything in the trash for good; return the bytes of its blobs. Needs no space.
+        """Delete everything in the trash; return the bytes of its blobs. Needs no space.
 
         Raises: StorageError.
         """
-        nbytes = 0
+        nbytes = self.nbytes()
         for folder in self._folders():
-            nbytes += sum(blob.size for blob in _blobs_in(folder))
             with os_errors("empty the trash", folder):
                 remove_tree(folder)
         return nbytes
@@ -87,9 +79,9 @@ class Trash:
     def take(self, paths: Iterable[Path | str], models: Iterable[ModelName] = ()) -> None:
         """Move the blobs at ``paths`` into the trash, then the copies of the manifests of ``models``.
 
-        Durable when it returns. Killed in between, each file is in one place, and so it is after a
-        power cut. Raises: StorageError, before anything is moved where ``blobs/`` is on another
-        mount; later, what was taken by then is in the trash.
+        Durable when it returns. After a crash or a power cut, each file is in one of both places.
+        Raises: StorageError, before anything is moved if ``blobs/`` is on another mount; later, the
+        files that were moved by then are in the trash.
         """
         waiting, names = [os.fspath(path) for path in paths], list(models)
         if not waiting and not names:
@@ -104,7 +96,7 @@ class Trash:
                 raise
             for path in waiting:
                 name = os.path.basename(path).replace(":", "-")  # noqa: PTH119  # hundreds of thousands of them
-                with suppress(FileNotFoundError):  # an Ollama has just removed it
+                with suppress(FileNotFoundError):  # Ollama has just removed it
                     os.rename(path, f"{folder}/{name}-{os.lstat(path).st_size}")  # noqa: PTH104
             for model in names:
                 self._copies.move(model, ManifestCopies(folder / _COPIES))
@@ -113,18 +105,16 @@ class Trash:
                 sync_folder(self._blobs)
 
     def restore(self, blob: TrashedBlob) -> bool:
-        """Move a blob back to ``blobs/``, young again.
+        """Move a blob back to ``blobs/`` with the current time; `settle` makes that durable.
 
-        Return False when it can't be: it may have to stay or is damaged.
-
-        A regular file of its name and size that lies there now stays. Not yet durable: see
-        `settle`. Raises: StorageError.
+        Return False if ``blobs/`` has a file of its name and size, or the blob has another size
+        than before. Raises: StorageError.
         """
         target = self._blobs / blob.digest.file_name
-        with os_errors("give back", target):
+        with os_errors("restore", target):
             if _size(blob.path) != blob.size or _size(target) == blob.size:
                 return False
-            os.utime(blob.path)  # a starting Ollama removes what is unreferenced for an hour
+            os.utime(blob.path)  # a starting Ollama removes unreferenced blobs over an hour old
             blob.path.rename(target)
         return True
 
@@ -136,11 +126,11 @@ class Trash:
                 trashed.move(name, self._copies)
 
     def settle(self) -> None:
-        """Make what was restored durable, and remove the folders that it left empty.
+        """Make the restored files durable, and remove the folders that are empty now.
 
         Raises: StorageError.
         """
-        with os_errors("give back to", self._blobs):
+        with os_errors("restore blobs to", self._blobs):
             if self._blobs.is_dir():
                 sync_folder(self._blobs)
         for folder in self._folders():
@@ -154,12 +144,8 @@ class Trash:
 
 
 def _blobs_in(folder: Path) -> Iterator[TrashedBlob]:
-    try:
-        names = sorted(os.listdir(folder))  # noqa: PTH208  # hundreds of thousands of them
-    except FileNotFoundError:  # another process has just emptied it
-        return
-    except OSError as error:
-        raise from_os_error(error, "list", folder) from error
+    with os_errors("list", folder):
+        names = [entry.name for entry in listed(folder)]
     for name in names:
         if match := _NAME.fullmatch(name):
             yield TrashedBlob(Digest(match["hex"]), int(match["size"]), folder / name)
@@ -167,15 +153,15 @@ def _blobs_in(folder: Path) -> Iterator[TrashedBlob]:
 
 def _size(path: Path) -> int | None:
     """Return the size of a regular file, None for anything else. Raises: OSError."""
-    try:
+    with suppress(FileNotFoundError):
         status = path.lstat()
-    except FileNotFoundError:
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+        if stat.S_ISREG(status.st_mode):
+            return status.st_size
+    return None
 
 
 def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # it holds copies, or is not there
+    with suppress(OSError):  # it contains copies, or does not exist
         (folder / _COPIES).rmdir()
-    with suppress(OSError):  # what could not be given back, or is not ours
+    with suppress(OSError):  # it contains blobs that were not restored, or files of others
         folder.rmdir()
