@@ -77,7 +77,7 @@ class Trash:
         return nbytes
 
     def take(self, paths: Iterable[Path | str], models: Iterable[ModelName] = ()) -> None:
-        """Move the blobs at ``paths`` into the trash, then the copies of the manifests of ``models``.
+        """Move the blobs at ``paths`` to the trash, then the copies of the manifests of ``models``.
 
         Durable when it returns. After a crash or a power cut, each file is in one of both places.
         Raises: StorageError, before anything is moved if ``blobs/`` is on another mount; later, the
