@@ -301,7 +301,7 @@ def test_on_a_network_file_system_a_sole_owner_has_to_say_so(
     os.close(fd)
     with pytest.raises(StorageError, match="network file system") as caught:
         prune(store)
-    assert "--sole-owner" in str(caught.value.hint)
+    assert "sole_owner" in str(caught.value.hint)
     assert contents(store) == {b"one", b"orphan"}
     assert len(prune(store, sole_owner=True).removed) == 1
 
