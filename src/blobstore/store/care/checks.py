@@ -100,11 +100,14 @@ class BlobChecker:
         self._buffer = memoryview(bytearray(CHUNK))
         self._linked: dict[tuple[object, ...], _Content] = {}
 
-    def check(self, digest: Digest, uses: Sequence[BlobReference]) -> BlobCheck:
-        """Return the check of a blob that the manifests of ``uses`` name.
+    def check(self, hexadecimal: str, uses: Sequence[BlobReference]) -> BlobCheck:
+        """Return the check of a blob, given in hex digits, that the manifests of ``uses`` name.
 
         Raises: StorageError if the process can't open more files; a fault of the blob is a result.
         """
+        if self._store.blobs.is_missing(hexadecimal):  # a hundred thousand may be
+            return BlobCheck(MISSING)
+        digest = Digest(hexadecimal)
         try:
             reader = self._store.blobs.reader(digest)
         except NotFoundError:
@@ -296,7 +299,7 @@ class BlobChecks:
         def work(*sources: Iterator[str]) -> None:
             checker = BlobChecker(self.store, quick=self.quick, progress=progress, stop=stop)
             while (digest := take(sources)) is not None:
-                check = self._checked(checker, digest, self.uses.get(digest, ()))
+                check = checker.check(digest, self.uses.get(digest, ()))
                 with mutex:
                     self._add_check(digest, check)
 
@@ -307,13 +310,6 @@ class BlobChecks:
         others = min(jobs - 1, len(queues[0]))  # more threads would have no work
         shares = [(small, large), *((large,) for _ in range(others))]
         each(shares, lambda share: work(*share), 1 + others, name="verify", stop=stop)
-
-    def _checked(
-        self, checker: BlobChecker, digest: str, uses: Sequence[BlobReference]
-    ) -> BlobCheck:
-        if self.store.blobs.is_missing(digest):  # a hundred thousand may be
-            return BlobCheck(MISSING)
-        return checker.check(Digest(digest), uses)
 
     def _add_check(self, digest: str, check: BlobCheck) -> None:
         self.hashed += check.hashed
@@ -331,7 +327,7 @@ class BlobChecks:
             return None
         if first.identity is not None and first.identity == self._identity(digest):
             return first.reason
-        check = self._checked(self._second, digest, uses)
+        check = self._second.check(digest, uses)
         return None if check.reason == MISSING and not uses else check.reason
 
     def _identity(self, digest: str) -> FileIdentity | None:

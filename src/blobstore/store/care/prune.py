@@ -9,7 +9,7 @@ the last of their blobs.
 
 An unmounted disk, bind mount or volume is an empty folder, and must not be taken for removed
 models. Each model that was committed here left a copy of its manifest, so the lost models
-(store/local/copies.py) are known. A clean-up refuses if, in the whole store or below one host's
+(store/local/backups.py) are known. A clean-up refuses if, in the whole store or below one host's
 folder,
 
 - there is no manifest, and at least one model is lost; or
@@ -33,8 +33,8 @@ from pathlib import Path
 from blobstore.errors import NotFoundError, StorageError, UsageError
 from blobstore.io.durable import os_errors
 from blobstore.names import Digest, ModelName
+from blobstore.store.local.backups import MissingModel
 from blobstore.store.local.blobs import BlobListing
-from blobstore.store.local.copies import MissingModel
 from blobstore.store.local.leftovers import Leftover
 from blobstore.store.local.references import References
 from blobstore.store.local.store import Store

@@ -89,7 +89,7 @@ def _ambiguous_names(manifests: ManifestFolder) -> Iterator[OddFile]:
 
 
 def _lost_models(store: Store, listing: BlobListing) -> Iterator[OddFile]:
-    """Yield the copies of lost models (store/local/copies.py), if they can be listed."""
+    """Yield the copies of lost models (store/local/backups.py), if they can be listed."""
     with suppress(StorageError):
         copied = store.copied(set(store.manifests.names()))
         unneeded = listing.named.keys() - store.references().needed() if copied.missing else set()
@@ -186,7 +186,7 @@ def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
 
 
 def _needed_and_shared(references: References) -> tuple[dict[str, int], set[str]]:
-    """Return the sizes of the blobs that some model needs, and the blobs that more than one does."""
+    """Return the sizes of the blobs that models need, and the blobs that several need."""
     needed: dict[str, int] = {}
     shared: set[str] = set()
     for needs in references.each():
@@ -207,7 +207,6 @@ def _of_model(
 
 
 def _sizes(needs: Needs, there: set[str]) -> Iterable[int]:
-    """Return the sizes of those blobs that are ``there``."""
     if there.issuperset(needs):  # faster for 600,000 blobs
         return needs.values()
     return [size for digest, size in needs.items() if digest in there]

@@ -32,8 +32,8 @@ from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.io.durable import append_file, make_folder, os_errors, read_own, replace_file
 from blobstore.io.ranges import FileReader
 from blobstore.names import Digest
+from blobstore.store.local.blobs import FinishedBlob, Stamp
 from blobstore.store.local.leftovers import Leftover
-from blobstore.store.local.writer import FinishedBlob, Stamp
 from blobstore.store.ports import Summary
 
 _log = logging.getLogger("blobstore.store.local.store")

@@ -267,10 +267,6 @@ class NewerManifests:
         return None if name is None else _logical(name)
 
     def _read(self, path: Path) -> bytes:
-        """Return the bytes of a manifest.
-
-        Raises: StorageError, CorruptDataError, LimitExceededError.
-        """
         if self._name(path) is None:
             message = f"{path} may be a manifest, and its path is not a model's name"
             raise StorageError(message, path=str(path))

@@ -37,13 +37,12 @@ from blobstore.io.durable import (
 )
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.blobs import BlobFolder
-from blobstore.store.local.copies import ManifestCopies
+from blobstore.store.local.backups import ManifestCopies
+from blobstore.store.local.blobs import BlobFolder, BlobWriter, FinishedBlob, Stamp
 from blobstore.store.local.journal import Entry, Journal
 from blobstore.store.local.leftovers import Leftovers, make_owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
-from blobstore.store.local.writer import BlobWriter, FinishedBlob, Stamp
 from blobstore.store.ports import (
     Expected,
     Finished,
@@ -122,7 +121,6 @@ class LocalSession:
         return self._written(len(data), [data])
 
     def _written(self, size: int, pieces: Iterable[bytes | memoryview]) -> FinishedBlob:
-        """Write consecutive pieces as one blob."""
         blob, done = None, 0
         with closing(self.writer(size)) as writer:
             for piece in pieces:

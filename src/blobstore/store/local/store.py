@@ -27,15 +27,14 @@ from blobstore.errors import (
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.durable import is_remote, os_errors
 from blobstore.names import Digest, ModelName
+from blobstore.store.local.backups import CopiedModels, ManifestCopies, Trash
 from blobstore.store.local.blobs import BlobFolder
-from blobstore.store.local.copies import CopiedModels, ManifestCopies
 from blobstore.store.local.journal import Journal, SummaryCache, dead_journals
 from blobstore.store.local.leftovers import Leftover, Leftovers
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
 from blobstore.store.local.references import NewerManifests, References
 from blobstore.store.local.session import LocalSession
-from blobstore.store.local.trash import Trash
 from blobstore.store.ports import Removal, publish_moved
 
 _log = logging.getLogger("blobstore.store.local.store")

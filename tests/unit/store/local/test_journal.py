@@ -17,8 +17,8 @@ import pytest
 from blobstore.errors import StorageError
 from blobstore.names import Digest
 from blobstore.store.local import journal as journal_module
+from blobstore.store.local.blobs import Stamp
 from blobstore.store.local.journal import Entry, Journal
-from blobstore.store.local.writer import Stamp
 
 SOURCE = "/models/tiny"
 
@@ -154,7 +154,7 @@ import sys
 from pathlib import Path
 from blobstore.names import Digest
 from blobstore.store.local.journal import Entry, Journal
-from blobstore.store.local.writer import Stamp
+from blobstore.store.local.blobs import Stamp
 journal = Journal(Path(sys.argv[1]), "/models/tiny")
 for number in range(int(sys.argv[2]), int(sys.argv[2]) + 3000, 3):
     entries = [
