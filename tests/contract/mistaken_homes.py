@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from blobstore.errors import InvalidNameError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.ranges import BytesReader, OpenReader

@@ -23,8 +23,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -246,7 +245,7 @@ class SummaryCache:
         except BlobStoreError as error:
             _log.info("the summaries of models are not kept: %s", error)
 
-    def keep(self, keys: AbstractSet[str]) -> None:
+    def keep(self, keys: Collection[str]) -> None:
         """Remove all but those of ``keys``. Only for a holder of the store's exclusive lock.
 
         Raises: StorageError.
@@ -254,7 +253,7 @@ class SummaryCache:
         known = self.read()
         with os_errors("write", self._path):
             if known.keys() - set(keys) or _size(self._path) > _LARGEST_CACHE:
-                kept = sorted(keys & known.keys())
+                kept = sorted(known.keys() & set(keys))
                 replace_file(self._path, b"".join(_encoded(key, known[key]) for key in kept))
 
     def _is_ours(self) -> bool:
