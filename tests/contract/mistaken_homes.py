@@ -54,11 +54,9 @@ class NoSizeCheck(_Session):
         expected: Expected = None,
         below: Collection[Digest] = (),
     ) -> set[Digest]:
-        check, memory.check_size = memory.check_size, lambda *_: None
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "check_size", lambda *_: None)
             return super().publish(name, manifest, expected=expected, below=below)
-        finally:
-            memory.check_size = check
 
 
 class BelievesDigests(_Session):
