@@ -55,7 +55,7 @@ class NoSizeCheck(_Session):
         below: Collection[Digest] = (),
     ) -> set[Digest]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(memory, "check_size", lambda *_: None)
+            patch.setattr(memory, "check_blob_size", lambda *_: None)
             return super().publish(name, manifest, expected=expected, below=below)
 
 

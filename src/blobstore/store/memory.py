@@ -19,11 +19,11 @@ from blobstore.store.ports import (
     How,
     Removal,
     ambiguous,
+    blob_not_found,
+    check_blob_size,
     check_document_size,
     check_expected,
     check_reader_size,
-    check_size,
-    missing_blob,
     other_spelling,
     unique,
     wrong_bytes,
@@ -39,8 +39,8 @@ class _Blobs:
     def open(self, descriptor: Descriptor) -> BytesReader:
         data = self._blobs.get(descriptor.digest)
         if data is None:
-            raise missing_blob(descriptor.digest)
-        check_size(descriptor, len(data))
+            raise blob_not_found(descriptor.digest)
+        check_blob_size(descriptor, len(data))
         return BytesReader(data, f"blob {descriptor.digest}")
 
     def read(self, descriptor: Descriptor) -> bytes:
@@ -191,7 +191,7 @@ class _Session:
             new = {digest: self._made[digest] for digest in created & self._made.keys()}
             for descriptor in named:
                 if descriptor.digest in new:
-                    check_size(descriptor, len(new[descriptor.digest]))
+                    check_blob_size(descriptor, len(new[descriptor.digest]))
                 else:
                     self._blobs.open(descriptor)
             self._blobs.keep(new)

@@ -286,12 +286,12 @@ def unique(descriptors: Iterable[Descriptor]) -> list[Descriptor]:
     return list({descriptor.digest: descriptor for descriptor in descriptors}.values())
 
 
-def missing_blob(digest: Digest, path: str | None = None) -> NotFoundError:
+def blob_not_found(digest: Digest, path: str | None = None) -> NotFoundError:
     """Return the error for a blob that does not exist."""
     return NotFoundError(f"blob {digest} is missing", blob=str(digest), path=path)
 
 
-def check_size(descriptor: Descriptor, nbytes: int, path: str | None = None) -> None:
+def check_blob_size(descriptor: Descriptor, nbytes: int, path: str | None = None) -> None:
     """Raise CorruptDataError unless the blob has the descriptor's size."""
     if nbytes != descriptor.size:
         message = f"blob {descriptor.digest} has {nbytes:,} bytes, not {descriptor.size:,}"
@@ -358,5 +358,5 @@ def publish_moved(session: Session, new: ModelName, manifest: Manifest, *, repla
     try:
         session.publish(new, manifest, expected=None if replace else (None, manifest.raw))
     except ConflictError as error:
-        hint = "Remove it first, or replace it with replace=True."
+        hint = "Remove it first, or replace it: `replace=True`."
         raise UsageError(f"model {new} already exists", model=str(new), hint=hint) from error

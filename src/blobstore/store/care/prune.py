@@ -98,7 +98,7 @@ def _too_many(lost: Sequence[ModelName], remaining: int) -> str:
 def _refusal(place: Path, message: str) -> StorageError:
     hint = (
         f"Is the disk of {place} mounted? blobstore repair NAME restores a deleted manifest. "
-        "To give up these models, prune with forget=True."
+        "To give up these models, prune with `forget=True`."
     )
     return StorageError(f"{place}: {message}", path=str(place), hint=hint)
 
@@ -181,7 +181,7 @@ def prune(
     with store.alone(wait_s):
         if not sole_owner and store.is_remote:
             message = "is on a network file system, where locks of other machines may be invisible"
-            hint = "If no other machine and no Ollama uses it now, say so with sole_owner=True."
+            hint = "If no other machine and no Ollama uses it now, say so: `sole_owner=True`."
             raise StorageError(f"{store.root} {message}", path=str(store.root), hint=hint)
         decision = _decide(store, grace_s, decision.references, forget=forget)
         freed = store.trash.empty()
@@ -290,5 +290,5 @@ def _check_grace(grace_s: float, *, sole_owner: bool) -> None:
         raise UsageError(f"invalid grace time: {grace_s!r}", hint="Give seconds, 0 or more.")
     if grace_s < LEAST_GRACE_S and not sole_owner:
         message = "a grace time under 1 h may take the blobs of a model that Ollama is creating"
-        hint = "If no Ollama and no other machine uses the store, say so with sole_owner=True."
+        hint = "If no Ollama and no other machine uses the store, say so: `sole_owner=True`."
         raise UsageError(message, hint=hint)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
@@ -46,10 +47,10 @@ def read_manifest(store: Store, name: ModelName) -> tuple[Manifest | None, str |
         return None, None
     except BlobStoreError as error:
         return None, error.message
-    return manifest, changed(raw, store.copies.of(name))
+    return manifest, difference(raw, store.copies.of(name))
 
 
-def changed(raw: bytes, copies: Sequence[bytes]) -> str | None:
+def difference(raw: bytes, copies: Sequence[bytes]) -> str | None:
     """Return the fault of a manifest that differs from a copy in a few bytes only.
 
     One that differs in more bytes, or in length, is another model, written by another program.
@@ -108,7 +109,7 @@ class ManifestReader:
         return self._reason(name, key, raw)
 
     def _reason(self, name: ModelName, key: bytes, raw: bytes) -> str | None:
-        return self._wrong.get(key) or changed(raw, self._store.copies.of(name))
+        return self._wrong.get(key) or difference(raw, self._store.copies.of(name))
 
     def _parsed(self, key: bytes, raw: bytes) -> Manifest | None:
         """Return the manifest in ``raw`` if these bytes are new and valid, and keep the result."""
@@ -263,7 +264,11 @@ def verify(
 def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
     """Yield the blobs that are still damaged, and still needed."""
     needs = CurrentNeeds(checks.store)
-    sets = _ModelSets()
+
+    @cache  # thousands of blobs may be of the same models: equal unions are one tuple
+    def union(parts: tuple[tuple[ModelName, ...], ...]) -> tuple[ModelName, ...]:
+        return parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts)))
+
     for digest, check in sorted(checks.damaged.items()):
         found = {
             use: models
@@ -274,23 +279,9 @@ def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
             names = check.tensors or tuple(
                 dict.fromkeys(use.name for use in found if use.name is not None)
             )
-            yield DamagedBlob(Digest(digest), reason, sets.union(found.values()), names)
-
-
-class _ModelSets:
-    """Unions of sorted tuples of models. Equal unions are one tuple: thousands may be equal."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[tuple[ModelName, ...], ...], tuple[ModelName, ...]] = {}
-
-    def union(self, parts: Iterable[tuple[ModelName, ...]]) -> tuple[ModelName, ...]:
-        """Return all models of ``parts``, sorted."""
-        key = tuple(dict.fromkeys(parts))
-        if len(key) == 1:
-            return key[0]
-        if key not in self._known:
-            self._known[key] = tuple(sorted({name for part in key for name in part}))
-        return self._known[key]
+            yield DamagedBlob(
+                Digest(digest), reason, union(tuple(dict.fromkeys(found.values()))), names
+            )
 
 
 def _broken(checks: BlobChecks, manifests: ManifestReader) -> Iterator[BrokenManifest]:

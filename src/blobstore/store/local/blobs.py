@@ -39,10 +39,10 @@ from blobstore.io.durable import (
 from blobstore.io.ranges import FileReader, close_quietly, is_coarse
 from blobstore.names import Digest
 from blobstore.store.ports import (
+    blob_not_found,
+    check_blob_size,
     check_document_size,
-    check_size,
     checked_bytes,
-    missing_blob,
     unique,
 )
 
@@ -147,7 +147,7 @@ class BlobFolder:
         """
         reader = self.reader(descriptor.digest)
         try:
-            check_size(descriptor, reader.size, reader.name)
+            check_blob_size(descriptor, reader.size, reader.name)
         except BlobStoreError:
             reader.close()
             raise
@@ -169,7 +169,7 @@ class BlobFolder:
                 continue
             except BlobStoreError as error:
                 raise error.about(blob=str(digest)) from error
-        raise missing_blob(digest, str(self.path))
+        raise blob_not_found(digest, str(self.path))
 
     def read(self, descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> bytes:
         """Return the bytes of a small blob (a config, a JSON document), checked against its digest.

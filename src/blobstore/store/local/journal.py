@@ -4,7 +4,7 @@ Journal: which blob each entry of an earlier import's plan became, so that no bl
 ``.blobstore/journal/`` has one file for each source, which is appended to, with one line for each
 entry: its key (importer/writing.py), the blob's digest, size and stamp, and whether the blob was
 durable then. A line is a hint, and never trusted over the bytes: a blob is used without hashing it
-only if it was durable, and while its file has that stamp (`Entry.blob_at`). A torn or foreign line
+only if it was durable, and while its file has that stamp (`JournalEntry.blob_at`). A torn or foreign line
 is ignored.
 
 Summaries: what a list shows of a model, by the sha256 of its manifest's bytes. A manifest names its
@@ -50,7 +50,7 @@ _LARGEST = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """The blob that an entry of a plan became; ``key`` hashes everything that its bytes depend on.
 
     ``is_durable``: neither a write error nor a power cut can change the blob any more.
@@ -69,7 +69,7 @@ class Entry:
         return f"{self.key} {self.digest.hex} {self.size} {stamp} {state}\n".encode()
 
     @classmethod
-    def parse(cls, line: bytes) -> Entry | None:
+    def parse(cls, line: bytes) -> JournalEntry | None:
         """Return the entry in a line, or None if the line is invalid."""
         if _LINE.fullmatch(line) is None:
             return None
@@ -116,12 +116,12 @@ class Journal:
         self._newest: dict[bytes, bytes] | None = None
         self._lines = 0
 
-    def find(self, key: str) -> Entry | None:
+    def find(self, key: str) -> JournalEntry | None:
         """Return the newest entry of that key, or None."""
         line = self._read().get(key.encode())
-        return None if line is None else Entry.parse(line)
+        return None if line is None else JournalEntry.parse(line)
 
-    def append(self, entries: Iterable[Entry]) -> None:
+    def append(self, entries: Iterable[JournalEntry]) -> None:
         """Add entries, which replace older ones of their keys. Raises: StorageError.
 
         A journal that is too large is written anew.

@@ -89,8 +89,12 @@ class Leftovers:
 
     def find(self, digest: Digest) -> Path | None:
         """Return a finished blob of that digest in a folder without an owner, or None."""
-        found = (folder / digest.file_name for folder in self._folders())
-        return next((path for path in found if _is_regular(path)), None)
+        for folder in self._folders():
+            path = folder / digest.file_name
+            with suppress(OSError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    return path
+        return None
 
     def take(self, path: Path, folder: Path) -> bool:
         """Move a finished blob into ``folder``, which is the caller's.
@@ -135,13 +139,6 @@ class Leftovers:
 def _owned(folder: Path) -> AbstractContextManager[bool]:
     """Hold a folder's lock; yield False if it has an owner."""
     return locked(folder, os.O_DIRECTORY, fcntl.LOCK_EX)
-
-
-def _is_regular(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
 
 
 def _is_young(folder: Path, kept_s: float = _KEPT_S) -> bool:

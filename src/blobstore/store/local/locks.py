@@ -184,7 +184,7 @@ class StoreLock:
         named = ", ".join(map(str, found[:_NAMED])) or "another process"
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         message = f"the store is in use by {named}{more} ({self._path})"
-        hint = "Try again later, or wait for it with wait_s=SECONDS."
+        hint = "Try again later, or wait for it: `wait_s=SECONDS`."
         return BusyError(message, path=str(self._path), hint=hint)
 
 

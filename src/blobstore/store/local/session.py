@@ -39,7 +39,7 @@ from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import ManifestCopies
 from blobstore.store.local.blobs import BlobFolder, BlobWriter, FinishedBlob, Stamp
-from blobstore.store.local.journal import Entry, Journal
+from blobstore.store.local.journal import Journal, JournalEntry
 from blobstore.store.local.leftovers import Leftovers, make_owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
@@ -98,7 +98,7 @@ class LocalSession:
         self._numbers = itertools.count()
         self._made: dict[Digest, FinishedBlob] = {}
         self._keyed: dict[str, FinishedBlob] = {}
-        self._unnoted: list[Entry] = []
+        self._unnoted: list[JournalEntry] = []
         self._is_kept = False
         self._noted_at = time.monotonic()
         self._mutex = threading.Lock()
@@ -184,7 +184,9 @@ class LocalSession:
         with self._mutex:
             self._keyed[key] = blob
             self._unnoted.append(
-                Entry(key, blob.digest, blob.size, blob.stamp, is_durable=not self._syncs_whole)
+                JournalEntry(
+                    key, blob.digest, blob.size, blob.stamp, is_durable=not self._syncs_whole
+                )
             )
             if blob.size >= _NOTED_AT_ONCE or time.monotonic() - self._noted_at > _NOTE_EVERY_S:
                 self._write_notes()
@@ -224,7 +226,7 @@ class LocalSession:
                 self._keyed[key] = blob
         return blob
 
-    def _take_over(self, entry: Entry, *, verify: bool) -> FinishedBlob | None:
+    def _take_over(self, entry: JournalEntry, *, verify: bool) -> FinishedBlob | None:
         with self._mutex:  # else another thread of ours may hold the lock of the same folder
             left = self._leftovers.find(entry.digest)
             if left is None or not self._leftovers.take(left, self._folder):
@@ -279,7 +281,7 @@ class LocalSession:
                 self._copies.forget(name, manifest.raw)
             raise
         self._append(
-            Entry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp))
+            JournalEntry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp))
             for key, blob in self._keyed.items()
         )
         return created
@@ -312,7 +314,7 @@ class LocalSession:
             self._made.pop(digest, None)
         return stamps
 
-    def _append(self, entries: Iterable[Entry], level: int = logging.WARNING) -> None:
+    def _append(self, entries: Iterable[JournalEntry], level: int = logging.WARNING) -> None:
         """Add entries to the journal. Without them, the next import only has more to do."""
         try:
             self._journal.append(entries)
