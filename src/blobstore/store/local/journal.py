@@ -4,8 +4,8 @@ Journal: which blob each entry of an earlier import's plan became, so that no bl
 ``.blobstore/journal/`` has one file for each source, which is appended to, with one line for each
 entry: its key (importer/writing.py), the blob's digest, size and stamp, and whether the blob was
 durable then. A line is a hint, and never trusted over the bytes: a blob is used without hashing it
-only if it was durable, and while its file has that stamp (`JournalEntry.blob_at`). A torn or foreign line
-is ignored.
+only if it was durable, and while its file has that stamp (`JournalEntry.blob_at`). A torn or
+foreign line is ignored.
 
 Summaries: what a list shows of a model, by the sha256 of its manifest's bytes. A manifest names its
 blobs by digest, so a summary never becomes wrong, whatever happens to the model's name.
