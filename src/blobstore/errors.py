@@ -1,8 +1,8 @@
 """Every error that leaves the library.
 
-One class a kind of fault, so that a caller can tell "you asked for the wrong thing" from "this file
-is damaged" from "the disk is full". All carry the same optional fields, so that a message never has
-to be parsed:
+There is one class for each kind of fault, so that a caller can tell "you asked for the wrong thing"
+from "this file is damaged" from "the disk is full". All carry the same optional fields, so that no
+caller has to parse a message:
 
 ``rule``    the numbered rule that was broken (``F8``: see docs/design.md, "Rules")
 ``tensor``  tensor name · ``index`` element index in it
@@ -13,6 +13,7 @@ to be parsed:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Self
 
 _SHOWN = 80
@@ -50,14 +51,14 @@ class BlobStoreError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with all fields, so that an error survives a process boundary."""
-        return (_rebuild, (type(self), self.message, self._fields()))
+        return (partial(type(self), self.message, **self._fields()), ())
 
     def at(self, place: str, **fields: Any) -> Self:
-        """Return the same error with ``place`` before its message; ``fields`` fill those that it does not have yet."""
+        """Return the same error with ``place`` before its message; ``fields``: as `about`."""
         return self._with(f"{place}: {self.message}", fields)
 
     def about(self, **fields: Any) -> Self:
-        """Return the same error with ``fields``, but for those that it has already."""
+        """Return the same error with those of ``fields`` that it does not have yet."""
         return self._with(self.message, fields)
 
     def _with(self, message: str, fields: dict[str, Any]) -> Self:
@@ -65,27 +66,18 @@ class BlobStoreError(Exception):
         return type(self)(message, **(fields | known))
 
     def kept(self) -> Self:
-        """Return the error without its traceback, cause and context: a kept error would keep their memory too."""
+        """Return the error without its traceback, cause and context, which would stay in memory."""
         self.__traceback__ = self.__cause__ = self.__context__ = None
         return self
 
     def _fields(self) -> dict[str, Any]:
-        fields = {
-            key: value
-            for key, value in self.__dict__.items()
-            if key not in ("message", "__notes__")
-        }
-        return fields | {
-            "errno": self.errno
-        }  # of errors that are OSErrors too it is not in the dictionary
-
-
-def _rebuild(kind: type[BlobStoreError], message: str, fields: dict[str, Any]) -> BlobStoreError:
-    return kind(message, **fields)
+        # An error that is an OSError too keeps its errno elsewhere than in the dictionary.
+        fields = {**vars(self), "errno": self.errno}
+        return {key: fields[key] for key in fields.keys() - {"message", "__notes__"}}
 
 
 class UsageError(BlobStoreError, ValueError):
-    """The caller asked for something that can't be done: an invalid name, an unknown type, a bad option.
+    """The caller asked for the impossible: an invalid name, an unknown type, a bad option.
 
     A ValueError too.
     """
@@ -112,16 +104,16 @@ class MissingFileError(NotFoundError, FileNotFoundError):
 
     @property
     def filename(self) -> str | None:
-        """Its path."""
+        """The path, under the name that an OSError has for it."""
         return self.path
 
 
 class ModelNotFoundError(NotFoundError, KeyError):
-    """A store has no model of that name. A KeyError too, as stores are looked up by names."""
+    """A store has no model of that name. A KeyError too, because stores are looked up by name."""
 
 
 class TensorNotFoundError(NotFoundError, KeyError):
-    """A model has no tensor of that name. A KeyError too, as a mapping has to raise."""
+    """A model has no tensor of that name. A KeyError too, because a model is a mapping."""
 
 
 class InvalidIndexError(UsageError, IndexError):
@@ -132,11 +124,11 @@ class InvalidIndexError(UsageError, IndexError):
 
 
 class CorruptDataError(BlobStoreError):
-    """Bytes are not what they have to be: wherever they came from, they can't be used."""
+    """Bytes are not what they have to be, and can't be used."""
 
 
 class HeaderError(CorruptDataError):
-    """A safetensors file breaks one of the rules F1 to F21."""
+    """A safetensors file breaks one of the rules F1 to F19."""
 
 
 class DocumentError(CorruptDataError):
@@ -152,7 +144,7 @@ class ShortReadError(CorruptDataError):
 
 
 class UnsupportedSourceError(BlobStoreError, ValueError):
-    """A checkpoint is well-formed, but of a kind that is not imported, or not as asked.
+    """A checkpoint is well-formed, but can't be imported, or not with these options.
 
     A ValueError too.
     """
@@ -171,11 +163,11 @@ class StorageError(BlobStoreError):
 
 
 class AccessError(StorageError, PermissionError):
-    """The operating system allows it not. A PermissionError too."""
+    """The operating system denies access. A PermissionError too."""
 
     @property
     def filename(self) -> str | None:
-        """The path."""
+        """The path, under the name that an OSError has for it."""
         return self.path
 
 
@@ -184,16 +176,15 @@ class BusyError(StorageError):
 
 
 class ConflictError(BlobStoreError):
-    """The manifest of a name is not the expected one: somebody else has changed it."""
+    """The manifest of a name is not the expected one: another process has changed it."""
 
 
 class RemoteError(BlobStoreError):
-    """A server can't be reached, refuses, or answers what can't be used.
+    """A server can't be reached, refuses, or sends an invalid reply.
 
-    ``path`` is its address, without a query.
-
-    ``status`` is the HTTP status, None where there was no reply. ``temporary`` says that the same
-    request may succeed later: it was tried again already, as often as the caller's patience allows.
+    ``path`` is its address, without a query. ``status`` is the HTTP status, None if there was no
+    reply. ``temporary`` says that the same request may succeed later: it was retried already, as
+    often as the caller's retry policy allows.
     """
 
     def __init__(
@@ -205,22 +196,20 @@ class RemoteError(BlobStoreError):
 
 
 def quoted(value: object) -> str:
-    """Return a value in quotes for a message, cut to 80 characters: hostile input may be megabytes long."""
+    """Return a value in quotes for a message, cut to 80 characters: input may be megabytes long."""
     text = value if isinstance(value, str) else repr(value)
     return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}…"
 
 
 def from_os_error(error: OSError | BlobStoreError, operation: str, path: object) -> BlobStoreError:
-    """Return our error for an operating system's error: what was tried, on what, and why it failed.
+    """Return our error for an error of the operating system: operation, path and reason.
 
-    A missing file becomes `MissingFileError`, what is not allowed `AccessError`, everything else
-    `StorageError`, each with ``errno``. One that is ours already stays as it is.
+    A missing file becomes `MissingFileError`, a denied access `AccessError`, everything else
+    `StorageError`, each with ``errno``. An error of ours is returned as it is.
     """
     if isinstance(error, BlobStoreError):
         return error
     reason = (error.strerror or str(error)).lower()
-    kind: type[BlobStoreError] = StorageError
-    for builtin, ours in ((FileNotFoundError, MissingFileError), (PermissionError, AccessError)):
-        if isinstance(error, builtin):
-            kind = ours
+    kinds = {FileNotFoundError: MissingFileError, PermissionError: AccessError}
+    kind = kinds.get(type(error), StorageError)
     return kind(f"can't {operation} {path}: {reason}", path=str(path), errno=error.errno)

@@ -1,6 +1,4 @@
-"""Names: of models, blobs and files, and the digests that blobs are named by.
-
-Values that can't be wrong.
+"""Names of models, blobs and files, and the digests that blobs are named by, as validated values.
 
 Rule N1 (Ollama's grammar, tightened where it would let a URL or an empty port through;
 types/model/name.go in ollama/ollama@fb307609):
@@ -9,8 +7,8 @@ from an index or a remote list is joined to a folder only when every ``/`` segme
 name. Rule D1: a digest is exactly ``sha256:`` and 64 lower-case hex digits. As a file name in
 ``blobs/``: ``sha256-`` and the same.
 
-`hint_for` says which models a user may have meant by a name that is not there: a few folders are
-listed, none of them through a symbolic link.
+`hint_for` says which models a user may have meant by a missing name. It lists a few folders, and
+follows no symbolic link.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -59,14 +57,9 @@ class Digest:
 
     @classmethod
     def from_file_name(cls, name: str) -> Digest | None:
-        """Return the digest that a file in ``blobs/`` is named for, or None when the name is not ``sha256-<64 hex>``."""
-        if (
-            len(name) == _TEXT_LENGTH
-            and name.startswith("sha256-")
-            and _HEX.fullmatch(name, len("sha256-"))
-        ):
-            return cls(name[len("sha256-") :])
-        return None
+        """Return the digest in the name of a blob file, None unless ``sha256-<64 hex>``."""
+        prefix, _, digits = name.partition("-")
+        return cls(digits) if prefix == "sha256" and _HEX.fullmatch(digits) else None
 
     @classmethod
     def of(cls, data: ReadableBuffer) -> Digest:
@@ -113,7 +106,7 @@ class ModelName:
     model: str
     tag: str = DEFAULT_TAG
     scheme: str = field(default="https", compare=False)
-    """How its registry is asked; two names that differ in it only are one model of a store."""
+    """The scheme of the registry's address. A store ignores it when it compares names."""
 
     def __post_init__(self) -> None:
         _check(_HOST, _MAX_HOST, self.host, "host")
@@ -127,7 +120,7 @@ class ModelName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the name that ``text`` gives, with Ollama's defaults for what it leaves out.
+        """Return the name in ``text``, with Ollama's defaults for missing parts.
 
         Raises: InvalidNameError (rule N1) when a part is empty, too long, or contains an invalid
         character.
@@ -152,7 +145,7 @@ class ModelName:
 
     @classmethod
     def of(cls, name: str | Self) -> Self:
-        """Return the name, parsed where it is text. Raises: as `parse`."""
+        """Return the name, parsed if it is text. Raises: as `parse`."""
         return cls.parse(name) if isinstance(name, str) else name
 
     @classmethod
@@ -160,20 +153,17 @@ class ModelName:
         """Return the name with these `path_parts`; None if they are not those of a valid name."""
         try:
             return cls(**dict(zip(("host", "namespace", "model", "tag"), parts, strict=True)))
-        except (InvalidNameError, ValueError):  # ValueError: there are more or fewer than four
+        except ValueError:  # an InvalidNameError too; a plain one unless there are four parts
             return None
 
     @property
     def path_parts(self) -> tuple[str, str, str, str]:
-        """The manifest's place below ``manifests/``: host, namespace, model, tag.
-
-        Each is one ordinary path segment.
-        """
+        """Host, namespace, model and tag: the segments of the manifest's path in ``manifests/``."""
         return (self.host, self.namespace, self.model, self.tag)
 
     @property
     def folded(self) -> tuple[str, ...]:
-        """The parts in lower case: names that are equal in them are one model, as for Ollama.
+        """The parts in lower case. Names with equal ones are one model, as for Ollama.
 
         Source: ollama/ollama@fb307609 server/routes.go `getExistingName`, types/model/name.go
         `EqualFold`.
@@ -182,13 +172,12 @@ class ModelName:
 
     @property
     def short(self) -> str:
-        """The name as a person writes it: defaults for host and namespace left out, the tag always there."""
+        """The name as a person writes it: without the default host and namespace, with the tag."""
         text = f"{self.model}:{self.tag}"
         if (self.host, self.namespace) == (DEFAULT_HOST, DEFAULT_NAMESPACE):
             return text
-        if self.host == DEFAULT_HOST:
-            return f"{self.namespace}/{text}"
-        return f"{self.host}/{self.namespace}/{text}"
+        host = "" if self.host == DEFAULT_HOST else f"{self.host}/"
+        return f"{host}{self.namespace}/{text}"
 
     def __str__(self) -> str:
         return self.short
@@ -196,19 +185,20 @@ class ModelName:
 
 def _check(pattern: re.Pattern[str], longest: int, text: str, part: str) -> None:
     if not text:
-        raise InvalidNameError(f"not a model name: the {part} is empty", rule="N1")
-    if len(text) > longest:
-        raise InvalidNameError(
-            f"not a model name: the {part} is longer than {longest} characters", rule="N1"
-        )
-    if pattern.fullmatch(text) is None:
-        raise InvalidNameError(
-            f"not a model name: the {part} {text!r} contains an invalid character", rule="N1"
-        )
+        problem = "is empty"
+    elif len(text) > longest:
+        problem = f"is longer than {longest} characters"
+    elif pattern.fullmatch(text) is None:
+        problem = f"{text!r} contains an invalid character"
+    else:
+        return
+    raise InvalidNameError(f"not a model name: the {part} {problem}", rule="N1")
 
 
 def relative_path(text: object) -> str:
-    """Return ``text`` unchanged when it is a relative path of ordinary names (rule P1); ``~`` and ``%`` are plain text.
+    """Return ``text`` unchanged when it is a relative path of ordinary names (rule P1).
+
+    ``~`` and ``%`` are plain text.
 
     Raises: InvalidNameError for an empty, ``.`` or ``..`` segment, an absolute path, a backslash, a
     colon (drives, URLs, streams), NUL or another control character, a ``.git`` segment, a name over
@@ -242,7 +232,10 @@ def relative_path(text: object) -> str:
 
 
 def file_name(text: object) -> str:
-    """Return ``text`` unchanged when it is one ordinary file name without a folder (rule P1), else raise."""
+    """Return ``text`` unchanged when it is one ordinary file name without a folder (rule P1).
+
+    Raises: InvalidNameError.
+    """
     name = relative_path(text)
     if "/" in name:
         raise InvalidNameError(f"not a plain file name: {name!r}", rule="P1")
@@ -255,7 +248,7 @@ _MOST_NAMES = 8
 
 
 def hint_for(manifests: Path, name: ModelName) -> str:
-    """Return the hint for a model that is not there: its other tags, else the tags of models with a similar name."""
+    """Return the hint for a missing model: its other tags, else the tags of similar names."""
     if tags := _names(manifests, name, name.model):
         return f"The store has {_some(tags)}."
     models = _similar(name.model, _entries(manifests, name.host, name.namespace, folders=True))
@@ -265,14 +258,10 @@ def hint_for(manifests: Path, name: ModelName) -> str:
 
 
 def _names(manifests: Path, name: ModelName, model: str) -> list[str]:
-    """Return what the store has of ``model`` in the host and namespace of ``name``, as a user names it."""
-    found = []
-    for tag in _entries(manifests, name.host, name.namespace, model, folders=False):
-        try:
-            found.append(str(replace(name, model=model, tag=tag)))
-        except InvalidNameError:
-            continue
-    return sorted(found)
+    """Return the short names of the tags of ``model`` in the host and namespace of ``name``."""
+    above = (name.host, name.namespace, model)
+    tags = _entries(manifests, *above, folders=False)
+    return sorted(str(tag) for text in tags if (tag := ModelName.of_path((*above, text))))
 
 
 def _similar(model: str, others: list[str]) -> list[str]:
@@ -286,22 +275,18 @@ def _similar(model: str, others: list[str]) -> list[str]:
 
 
 def _entries(manifests: Path, *parts: str, folders: bool) -> list[str]:
-    """Return the names of the folders, or of the files, in a folder: none when it can't be listed or lies behind a link."""
+    """Return the names of the folders, or of the files, in a folder.
+
+    Returns none if it can't be listed or is behind a link.
+    """
     paths = list(accumulate(parts, Path.joinpath, initial=manifests))
     try:
         if any(path.is_symlink() for path in paths[1:]):
             return []
         with os.scandir(paths[-1]) as entries:
+            kind = os.DirEntry.is_dir if folders else os.DirEntry.is_file
             some = islice(entries, _MOST_ENTRIES)
-            return [
-                entry.name
-                for entry in some
-                if (
-                    entry.is_dir(follow_symlinks=False)
-                    if folders
-                    else entry.is_file(follow_symlinks=False)
-                )
-            ]
+            return [entry.name for entry in some if kind(entry, follow_symlinks=False)]
     except OSError:
         return []
 

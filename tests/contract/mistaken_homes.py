@@ -9,12 +9,14 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from blobstore.errors import InvalidNameError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store import memory
-from blobstore.store.memory import MemoryBlobs, MemoryManifests, MemorySession, MemoryStore
+from blobstore.store.memory import MemoryStore, _Blobs, _Manifests, _Session
 from blobstore.store.ports import Expected, How, Removal
 from blobstore.testing import StoreTests
 
@@ -22,14 +24,14 @@ from blobstore.testing import StoreTests
 class Mistaken(MemoryStore):
     """A home whose session is another one."""
 
-    session_class: type[MemorySession] = MemorySession
+    session_class: type[_Session] = _Session
 
     @contextmanager
-    def session(self, source: str = "") -> Iterator[MemorySession]:
+    def session(self, source: str = "") -> Iterator[_Session]:
         yield self.session_class(self.blobs, self.manifests, self._mutex)
 
 
-class ManifestFirst(MemorySession):
+class ManifestFirst(_Session):
     def publish(
         self,
         name: ModelName,
@@ -43,7 +45,7 @@ class ManifestFirst(MemorySession):
         return super().publish(name, manifest, expected=expected, below=below)
 
 
-class NoSizeCheck(MemorySession):
+class NoSizeCheck(_Session):
     def publish(
         self,
         name: ModelName,
@@ -52,14 +54,12 @@ class NoSizeCheck(MemorySession):
         expected: Expected = None,
         below: Collection[Digest] = (),
     ) -> set[Digest]:
-        check, memory._check = memory._check, lambda *_: None
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "check_blob_size", lambda *_: None)
             return super().publish(name, manifest, expected=expected, below=below)
-        finally:
-            memory._check = check
 
 
-class BelievesDigests(MemorySession):
+class BelievesDigests(_Session):
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
         if not self._blobs.missing([descriptor]):
             return How.THERE
@@ -67,7 +67,7 @@ class BelievesDigests(MemorySession):
         return How.COPIED
 
 
-class LosesUpdates(MemorySession):
+class LosesUpdates(_Session):
     def publish(
         self,
         name: ModelName,
@@ -79,7 +79,7 @@ class LosesUpdates(MemorySession):
         return super().publish(name, manifest, below=below)
 
 
-class EncodesAgain(MemorySession):
+class EncodesAgain(_Session):
     def publish(
         self,
         name: ModelName,
@@ -96,14 +96,14 @@ class EncodesAgain(MemorySession):
         )
 
 
-class VisibleAtOnce(MemorySession):
+class VisibleAtOnce(_Session):
     def put(self, data: bytes) -> Descriptor:
         descriptor = super().put(data)
         self._blobs.keep({descriptor.digest: data})
         return descriptor
 
 
-class PublishesAll(MemorySession):
+class PublishesAll(_Session):
     def publish(
         self,
         name: ModelName,
@@ -117,18 +117,18 @@ class PublishesAll(MemorySession):
         return created
 
 
-class TellsCase(MemoryManifests):
+class TellsCase(_Manifests):
     def spelled(self, name: ModelName) -> ModelName:
         return name
 
 
-class ForgetsEmptyBlobs(MemoryBlobs):
+class ForgetsEmptyBlobs(_Blobs):
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         by_digest = {descriptor.digest: descriptor for descriptor in descriptors}
         return [blob for digest, blob in by_digest.items() if not self._blobs.get(digest)]
 
 
-class AnswersShort(MemoryBlobs):
+class AnswersShort(_Blobs):
     def open(self, descriptor: Descriptor) -> BytesReader:
         reader = super().open(descriptor)
         reader.read = lambda offset, length: bytes(reader._data[offset : offset + length])  # type: ignore[method-assign]  # a mistake
@@ -159,7 +159,7 @@ class NamesAreFiles(MemoryStore):
         return super().find(name)
 
 
-def _with_session(session: type[MemorySession]) -> MemoryStore:
+def _with_session(session: type[_Session]) -> MemoryStore:
     home = Mistaken()
     home.session_class = session
     return home

@@ -21,8 +21,8 @@ from support.lab.task import Task
 from support.lab.wandering import Wanderer
 
 from blobstore.names import Digest
+from blobstore.store.local.blobs import FinishedBlob, Stamp
 from blobstore.store.local.session import LocalSession
-from blobstore.store.local.writer import FinishedBlob, Stamp
 
 SHORT = 30
 _LONG = 1500

@@ -20,8 +20,8 @@ from support.stores import blob_path
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io import durable as files
 from blobstore.names import ModelName
+from blobstore.store.local.blobs import FinishedBlob
 from blobstore.store.local.store import Store, open_store
-from blobstore.store.local.writer import FinishedBlob
 
 pytestmark = [
     pytest.mark.lab,

@@ -16,8 +16,8 @@ from support.pieces import Putter, cut
 
 from blobstore.io import durable as files
 from blobstore.io.durable import PAGE
-from blobstore.store.local import writer
-from blobstore.store.local.writer import BlobWriter
+from blobstore.store.local import blobs as writer
+from blobstore.store.local.blobs import BlobWriter
 
 SIZES = st.one_of(
     st.integers(1, 100),

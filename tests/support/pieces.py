@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from blobstore.store.local.writer import BlobWriter, FinishedBlob
+from blobstore.store.local.blobs import BlobWriter, FinishedBlob
 
 _PAGE = mmap.PAGESIZE
 Aside = tuple[int, bytes]

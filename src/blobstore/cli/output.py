@@ -110,7 +110,9 @@ _FLAGS = {
     "wait_s": ("--wait",),
 }
 """The flags of options whose flags are not just their names."""
-_NAMED = re.compile(r"""(?<![^\s(])([a-z_]+)=(?:True|"([^"]*)"|([A-Z]+))(?=[\s,.;)]|$)""")
+_NAMED = re.compile(
+    r"""(?<![^\s(])(`?)([a-z_]+)=(?:True|["']([^"'`]*)["']|([A-Z]+))\1(?=[\s,.;)]|$)""", re.ASCII
+)
 """An option as hints of the library name it: ``quant="int4"``, ``force=True``, ``draft=DIR``."""
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 _SIZE = re.compile(
@@ -237,7 +239,7 @@ def flags_of(name: str) -> tuple[str, ...]:
 def with_flags(hint: str) -> str:
     """Return a hint of the library with flags for the options that it names."""
     return _NAMED.sub(
-        lambda named: " ".join([flags_of(named[1])[0], *filter(None, named.groups()[1:])]), hint
+        lambda named: " ".join([flags_of(named[2])[0], *filter(None, named.groups()[2:])]), hint
     )
 
 

@@ -9,7 +9,7 @@ Folders of ours are removed with all that is in them, however deep others made t
 recurses (Python 3.11), so a thousand folders in one another end it with a RecursionError, and
 deeper ones have paths that the system refuses. Here nothing recurses, no path is longer than a
 name, and two folders are open at most. Nor is a folder renamed: overlayfs refuses that for one that
-lies in a lower layer (EXDEV; see trash.py).
+lies in a lower layer (EXDEV; see backups.py).
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ from blobstore.io.ranges import MappedFile, OpenReader, allow_open_files
 from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.tensors import Blob, Library, Tensor
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.blobs import check_document_size, checked_bytes
-from blobstore.store.ports import Home
+from blobstore.store.ports import Home, check_document_size, checked_bytes
 from blobstore.store.stored import stored_tensors
 
 Names = Literal["ollama", "mlx"]

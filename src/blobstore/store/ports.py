@@ -1,14 +1,14 @@
-"""The ports of a store: what a home of blobs and manifests does, wherever it lies.
+"""The ports of a store: what a home of blobs and manifests does, and the errors all homes share.
 
-A home keeps *blobs*, content by digest that never changes, and *manifests*, names that do. What is
-being written lies in a *session*, and nobody sees it before it is published: the manifest last.
-``store/local/`` is the home in a folder, shared with Ollama; memory.py one in memory; layered.py
-one over several others. `transfer` copies models between any two. `blobstore.testing.StoreTests`
-says in tests what is said here in words.
+A home keeps *blobs*, content by digest that never changes, and *manifests*, names that do. New
+content is written to a *session*, and is invisible until it is published: the manifest last.
+``store/local/`` is the home in a folder, shared with Ollama; memory.py is one in memory; layered.py
+is one over several others. `transfer` copies models between any two. `blobstore.testing.StoreTests`
+tests what is documented here.
 
-What only some homes can do (make a blob again from what an earlier import left, map a file) is an
-attribute that is None, or a method of what they return (`io.ranges.RangeReader`), and never asked
-for by the class of a home.
+Some homes can do more: find what an earlier session made, map a file. That is an attribute that is
+None elsewhere, or a method of what they return (`io.ranges.RangeReader`). No caller checks the
+class of a home.
 """
 
 from __future__ import annotations
@@ -20,15 +20,25 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Protocol
 
-from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.errors import (
+    AmbiguousNameError,
+    ConflictError,
+    CorruptDataError,
+    DigestMismatchError,
+    LimitExceededError,
+    NotFoundError,
+    UsageError,
+)
+from blobstore.formats.documents import MAX_DOCUMENT, Descriptor, Manifest
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 
 
 class How(StrEnum):
-    """How a blob came into a home: it was there; as another name of the same file.
+    """How a blob came into a home.
 
-    Sharing its blocks; copied.
+    It was there already; it is another name of the same file; it shares the blocks of a file; or
+    its bytes were copied.
     """
 
     THERE = "there"
@@ -39,9 +49,9 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A model in short.
+    """What a list shows of a model.
 
-    ``is_plain``: its manifest is written as Ollama writes them (local/references.py).
+    ``is_plain``: its manifest is formatted as Ollama formats them (local/references.py).
     """
 
     size: int
@@ -52,7 +62,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What a removal did: the blobs that are gone, those that had to stay, and why they had to."""
+    """The blobs that a removal took, those that had to stay, and why."""
 
     removed: tuple[Descriptor, ...]
     kept: tuple[Descriptor, ...] = ()
@@ -60,19 +70,19 @@ class Removal:
 
 
 class Finished(Protocol):
-    """A blob that is written whole."""
+    """A blob that is complete."""
 
     @property
     def digest(self) -> Digest:
-        """Of its bytes."""
+        """The digest of its bytes."""
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Its size in bytes."""
 
 
 class Writer(Protocol):
-    """Writes one blob, in pieces of any order, from any number of threads."""
+    """Writes one blob, in pieces in any order, from any number of threads."""
 
     def put(
         self,
@@ -83,60 +93,61 @@ class Writer(Protocol):
         aligned: bool = False,
         hashed: Callable[[], None] = lambda: None,
     ) -> Finished | None:
-        """Write a contiguous buffer at ``offset``.
+        """Write a contiguous buffer at ``offset``; return the blob if that completes it, else None.
 
-        Return the blob when it is complete now, else None.
-
-        ``gap``: so many bytes behind it come by `put_aside`, before the last piece before the gap.
-        ``aligned``: the buffer's address has the same remainder by the page size as ``offset``.
-        ``hashed`` is called, from any thread, when the buffer is not needed any more. Raises:
-        StorageError.
+        ``gap``: as many bytes behind the buffer are written by `put_aside`, before the last piece
+        in front of the gap. ``aligned``: the buffer's address and ``offset`` are equal modulo the
+        page size. ``hashed`` is called, from any thread, when the buffer is no longer needed.
+        Raises: StorageError.
         """
 
     def put_aside(self, offset: int, data: Any) -> None:
         """Write bytes that lie in a gap. Raises: StorageError."""
 
     def release(self) -> None:
-        """Give back the buffers that wait, when the blob will not be finished."""
+        """Call ``hashed`` for all buffers that wait, because the blob will not be finished."""
 
     def close(self) -> None:
-        """Give up what is not finished; a second call does nothing."""
+        """Discard an unfinished blob; a second call does nothing."""
 
 
 class Earlier(Protocol):
-    """What earlier sessions made, by keys that say how: not made again."""
+    """Blobs that earlier sessions made, by keys that say how, so that they are not made again."""
 
     def find(self, key: str, size: int, *, verify: bool) -> Finished | None:
-        """Return the blob of ``size`` bytes that was made for ``key``; ``verify``: only when its bytes are its digest's."""
+        """Return the blob of ``size`` bytes that was made for ``key``, or None.
+
+        ``verify``: hash it first, and return None unless its bytes match its digest.
+        """
 
     def note(self, key: str, blob: Any) -> None:
-        """Note what was made for ``key``, for the case that this session does not end."""
+        """Note the blob that was made for ``key``, in case this session is killed."""
 
     def keep(self) -> None:
-        """Let what was made and noted outlast this session, though nothing of it is published: another one finds it."""
+        """Keep the noted blobs if the session ends unpublished, so that a later one finds them."""
 
     def takes_time(self) -> bool:
-        """Return True when finding takes as long as reading the blobs."""
+        """Return True if `find` may take as long as reading the blob."""
 
 
 class Session(Protocol):
-    """What is being written. It is gone when the session ends, but for what was published."""
+    """What is being written. When the session ends, everything unpublished is removed."""
 
     @property
     def earlier(self) -> Earlier | None:
-        """What earlier sessions made; None where the home does not remember."""
+        """What earlier sessions made; None if the home does not remember it."""
 
     def writer(self, size: int) -> Writer:
-        """Return a writer of one blob of ``size`` bytes. Any thread may ask."""
+        """Return a writer of one blob of ``size`` bytes. Any thread may call this."""
 
     def put(self, data: bytes) -> Finished:
-        """Write a blob that is in memory. Raises: StorageError."""
+        """Write bytes in memory as one blob. Raises: StorageError."""
 
     def copy(self, reader: OpenReader) -> Finished:
-        """Write all that a reader gives as one blob. Raises: as ``reader``; StorageError."""
+        """Write all bytes of a reader as one blob. Raises: as ``reader``; StorageError."""
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        """Take a blob from elsewhere, and check that its bytes are the descriptor's.
+        """Add a blob from another home, and check that its bytes match the descriptor.
 
         Raises: DigestMismatchError; CorruptDataError for another size; as ``reader``; StorageError.
         """
@@ -149,18 +160,16 @@ class Session(Protocol):
         expected: Expected = None,
         below: Collection[Digest] = (),
     ) -> set[Digest]:
-        """Make the blobs that the manifest names visible, then the model.
+        """Make the blobs that the manifest names visible, then the model; return the new digests.
 
-        Return the digests that were not there before.
+        ``expected``: the manifests, as bytes, that the name may have at this moment; None among
+        them allows that it has none. If ``expected`` is None, any manifest is replaced. ``below``:
+        blobs that another home has, and that need not be in this one (layered.py).
 
-        ``expected``: the bytes of manifests that the name may have just now, None among them
-        standing for no manifest; else somebody was faster. None alone: whatever it has is replaced.
-        ``below``: blobs that need not be here, because another home has them (layered.py); what the
-        session made of them is forgotten.
-
-        Raises: ConflictError; NotFoundError or CorruptDataError when a blob of the manifest is
-        neither in the session nor in the home with its size; LimitExceededError for a manifest that
-        could not be read back; StorageError. The name keeps what it had then.
+        Raises: ConflictError unless the name has an expected manifest; NotFoundError or
+        CorruptDataError if a blob of the manifest is neither in the session nor in the home with
+        its size; LimitExceededError for a manifest that could not be read back; StorageError. The
+        name keeps its manifest then.
         """
 
 
@@ -168,12 +177,10 @@ Expected = Collection[bytes | None] | None
 
 
 class Blobs(Protocol):
-    """Content by digest. It never changes: a blob is there whole, or not at all."""
+    """Content by digest. A blob never changes, and is never partly there."""
 
     def open(self, descriptor: Descriptor) -> OpenReader:
-        """Return a reader over a blob that has the descriptor's size.
-
-        Its bytes are not checked here.
+        """Return a reader over a blob that has the descriptor's size; its bytes are not checked.
 
         Raises: NotFoundError when it is missing; CorruptDataError when its size differs; with
         ``blob``.
@@ -186,45 +193,45 @@ class Blobs(Protocol):
         """
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """Return those of ``descriptors``, each digest once, that no blob of that size is there for."""
+        """Return those of ``descriptors``, each digest once, without a blob of their size."""
 
     def digests(self) -> set[str]:
-        """Return the hex digits of the digests of all blobs that are there."""
+        """Return the digests of all blobs, in hex digits."""
 
 
 class Manifests(Protocol):
-    """Names: the only thing that changes."""
+    """Manifests by name: the only thing in a home that changes."""
 
     def names(self) -> list[ModelName]:
         """Return the names of all models, sorted."""
 
     def spelled(self, name: ModelName) -> ModelName:
-        """Return a name as it is spelled here, whether there is such a model or not: case tells no models apart.
+        """Return a name in the home's spelling, whether the model exists or not: case is ignored.
 
-        Raises: AmbiguousNameError when there are several other spellings.
+        Raises: AmbiguousNameError if the home has several other spellings.
         """
 
     def read(self, name: ModelName) -> Manifest:
         """Return the manifest of ``name``, and the bytes it was read from (`Manifest.raw`).
 
-        Raises: NotFoundError; DocumentError when it is no manifest; StorageError; with ``model``.
+        Raises: NotFoundError; DocumentError if it is not valid; StorageError; with ``model``.
         """
 
     def text(self, name: ModelName) -> bytes:
-        """Return the bytes of a manifest, not parsed. Raises: NotFoundError; StorageError."""
+        """Return the bytes of a manifest, unparsed. Raises: NotFoundError; StorageError."""
 
     def modified(self, name: ModelName) -> datetime | None:
-        """Return when the model got its manifest, None where that is not known."""
+        """Return when the manifest was written, None if that is unknown."""
 
 
 class Summaries(Protocol):
-    """What models are in short, by the sha256 of their manifests, so that a list need not read headers again."""
+    """Summaries of models by the sha256 of their manifests: a list need not read headers again."""
 
     def read(self) -> Mapping[str, Summary]:
-        """Return what is known."""
+        """Return all summaries."""
 
     def add(self, summaries: Mapping[str, Summary]) -> None:
-        """Remember more. A failure to do so is no error."""
+        """Add summaries. Failures are ignored."""
 
 
 class Home(Protocol):
@@ -232,11 +239,11 @@ class Home(Protocol):
 
     @property
     def summaries(self) -> Summaries | None:
-        """What it remembers of its models; None where it remembers nothing."""
+        """The summaries of its models; None if the home keeps none."""
 
     @property
     def address(self) -> str:
-        """Where it lies, for messages and journals."""
+        """Where the home is, for messages and journals."""
 
     @property
     def blobs(self) -> Blobs:
@@ -247,13 +254,13 @@ class Home(Protocol):
         """Its manifests."""
 
     def find(self, name: str | ModelName) -> ModelName:
-        """Return the name of a model that is there, as the home spells it: case tells no models apart.
+        """Return the name of an existing model, as the home spells it: case is ignored.
 
         Raises: InvalidNameError; NotFoundError; AmbiguousNameError.
         """
 
     def target(self, name: str | ModelName) -> ModelName:
-        """Return the name that a model is written under: the one of the model that it replaces, where there is one.
+        """Return the name to write a model under: that of the model that it replaces, if any.
 
         Raises: InvalidNameError; AmbiguousNameError.
         """
@@ -261,14 +268,95 @@ class Home(Protocol):
     def session(self, source: str = "") -> AbstractContextManager[Session]:
         """Begin to write.
 
-        ``source`` says what is written, to go on with it when the session does not end.
+        ``source`` names what is written, so that a later session can continue a killed one.
         """
 
     def lease(self) -> AbstractContextManager[bool]:
-        """Keep blobs from being removed while they are read; the value says whether that is so."""
+        """Keep blobs from being removed while they are read; yield whether the home can do that."""
 
     def remove(self, name: str | ModelName) -> Removal:
         """Remove a model, and those of its blobs that no other model needs.
 
         Raises: NotFoundError; AmbiguousNameError.
         """
+
+
+def unique(descriptors: Iterable[Descriptor]) -> list[Descriptor]:
+    """Return the descriptors, one for each digest."""
+    return list({descriptor.digest: descriptor for descriptor in descriptors}.values())
+
+
+def blob_not_found(digest: Digest, path: str | None = None) -> NotFoundError:
+    """Return the error for a blob that does not exist."""
+    return NotFoundError(f"blob {digest} is missing", blob=str(digest), path=path)
+
+
+def check_blob_size(descriptor: Descriptor, nbytes: int, path: str | None = None) -> None:
+    """Raise CorruptDataError unless the blob has the descriptor's size."""
+    if nbytes != descriptor.size:
+        message = f"blob {descriptor.digest} has {nbytes:,} bytes, not {descriptor.size:,}"
+        raise CorruptDataError(message, blob=str(descriptor.digest), path=path)
+
+
+def check_document_size(descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> None:
+    """Raise LimitExceededError for a document that is larger than ``limit`` bytes."""
+    if descriptor.size > limit:
+        message = (
+            f"limit exceeded: blob {descriptor.digest} has {descriptor.size:,} bytes,"
+            f" at most {limit:,} for a document"
+        )
+        raise LimitExceededError(message, blob=str(descriptor.digest))
+
+
+def checked_bytes(data: bytes, descriptor: Descriptor) -> bytes:
+    """Return ``data``. Raises: DigestMismatchError if they are not the descriptor's bytes."""
+    if Digest.of(data) != descriptor.digest:
+        message = f"blob {descriptor.digest} is damaged: its bytes do not match its digest"
+        raise DigestMismatchError(message, blob=str(descriptor.digest))
+    return data
+
+
+def check_reader_size(descriptor: Descriptor, reader: OpenReader) -> None:
+    """Raise CorruptDataError unless a reader of another home's blob has the descriptor's size."""
+    if reader.size != descriptor.size:
+        message = (
+            f"{reader.name} has {reader.size:,} bytes, and {descriptor.digest} {descriptor.size:,}"
+        )
+        raise CorruptDataError(message, blob=str(descriptor.digest), path=reader.name)
+
+
+def wrong_bytes(descriptor: Descriptor, reader: OpenReader) -> DigestMismatchError:
+    """Return the error for a reader whose bytes do not match the descriptor."""
+    message = f"{reader.name}: its bytes are not those of {descriptor.digest}"
+    return DigestMismatchError(message, blob=str(descriptor.digest), path=reader.name)
+
+
+def ambiguous(name: ModelName, found: Iterable[ModelName]) -> AmbiguousNameError:
+    """Return the error for a name that a home has in several other spellings."""
+    message = f"{str(name)!r} may be {' or '.join(map(str, found))}: they differ only in case"
+    return AmbiguousNameError(message, model=str(name), hint="Spell it as one of them.")
+
+
+def other_spelling(name: ModelName, spelled: ModelName) -> UsageError:
+    """Return the error for publishing a name that the home has in another case."""
+    message = f"there is a model {spelled}, and {name} differs from it only in case"
+    return UsageError(message, model=str(spelled), hint=f"Try again: it will be {spelled}.")
+
+
+def check_expected(name: ModelName, raw: bytes | None, expected: Expected) -> None:
+    """Raise ConflictError unless ``raw``, the manifest of the name, is an expected one."""
+    if expected is not None and raw not in expected:
+        message = f"another process changed {name} meanwhile"
+        raise ConflictError(message, model=str(name), hint="Check the model, and try again.")
+
+
+def publish_moved(session: Session, new: ModelName, manifest: Manifest, *, replace: bool) -> None:
+    """Publish a model under its new name.
+
+    Raises: as `Session.publish`; UsageError if another model has the name, unless ``replace``.
+    """
+    try:
+        session.publish(new, manifest, expected=None if replace else (None, manifest.raw))
+    except ConflictError as error:
+        hint = "Remove it first, or replace it: `replace=True`."
+        raise UsageError(f"model {new} already exists", model=str(new), hint=hint) from error

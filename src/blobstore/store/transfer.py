@@ -1,8 +1,8 @@
-"""Transfer: models from one store to another, whatever kind the two are.
+"""Transfer: copies models from one store to another, of whatever kind.
 
 Only blobs that the target lacks are read, several at once, each checked against its digest; a
-model's manifest comes last. So a transfer that ends early leaves no half model, and the next one
-does not begin again.
+model's manifest comes last. So a transfer that ends early leaves no incomplete model, and the next
+one continues it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from blobstore.formats.documents import Descriptor
 from blobstore.io.ranges import allow_open_files
 from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import ModelName
-from blobstore.store.ports import Home, How, Session
+from blobstore.store.ports import Home, How, Session, unique
 
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """A model that is in the target now, as ``name``: ``source`` is what it is called where it came from.
+    """A model that is in the target now, as ``name``; ``source`` is its name in the source.
 
     ``blobs`` and ``nbytes``: how many blobs, and bytes, came in which way.
     """
@@ -41,20 +41,18 @@ def transfer(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> list[Transferred]:
-    """Copy models from ``source`` to ``target``, with their raw manifests.
+    """Copy models from ``source`` to ``target``, with their raw manifests; return what was copied.
 
-    Return what became of each.
-
-    ``names``: one or several of those in the source, which they get in the target too; a mapping
+    ``names``: one or several names in the source, which the models keep in the target; a mapping
     gives them others. A model of that name is replaced. ``jobs``: threads (None: one a core).
-    ``progress`` is told of the bytes of each blob that has come. A blob of the target is taken for
-    what its name and size say, and is not read.
+    ``progress`` is called with the bytes of each blob that was copied. A blob that the target has
+    with the right name and size is not read.
 
     Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError, UsageError (one name
-    for two) before anything is written; for a blob that is missing or damaged in the source
-    NotFoundError, CorruptDataError or DigestMismatchError; StorageError. Models before the one that
-    fails are in the target. What has come of it, a home that remembers uses again, but after a
-    StorageError: the disk may be full.
+    for two) before anything is written; NotFoundError, CorruptDataError or DigestMismatchError for
+    a blob that is missing or damaged in the source; StorageError. Models before the one that fails
+    are in the target. The blobs of the model that fails are kept for the next transfer by a home
+    that can do so, except after a StorageError: the disk may be full.
     """
     if isinstance(names, str | ModelName):
         names = [names]
@@ -87,11 +85,8 @@ def _transfer(
             each(missing, take, jobs, name="transfer")
             session.publish(new, manifest)
     came = {blob.digest for blob in missing}
-    took += (
-        (How.THERE, blob)
-        for blob in {blob.digest: blob for blob in manifest.descriptors}.values()
-        if blob.digest not in came
-    )
+    there = (blob for blob in unique(manifest.descriptors) if blob.digest not in came)
+    took += ((How.THERE, blob) for blob in there)
     blobs, nbytes = Counter[How](), Counter[How]()
     for how, blob in took:
         blobs[how] += 1
@@ -101,10 +96,7 @@ def _transfer(
 
 @contextmanager
 def _kept(session: Session) -> Iterator[None]:
-    """Keep what has come for the next transfer when this one fails.
-
-    But not on a disk that may be full.
-    """
+    """Keep the blobs for the next transfer if this one fails, unless the disk may be full."""
     try:
         yield
     except StorageError:

@@ -1,6 +1,6 @@
-"""Tests for homes: what every store has to do, whether it lies in a folder, in memory or behind a server.
+"""Tests for homes: what every store has to do, be it in a folder, in memory or behind a server.
 
-Who writes a home of their own (`blobstore.store.ports.Home`) writes beside it::
+Test an own home (`blobstore.store.ports.Home`) like this::
 
     from blobstore.testing import StoreTests
 
@@ -9,14 +9,13 @@ Who writes a home of their own (`blobstore.store.ports.Home`) writes beside it::
         def new_home(self, folder):
             return MyHome(folder)
 
-and pytest runs them all. ``folder`` is empty, and another one for each test.
-`StoreTests.other_reader` may be given, for homes that several processes share.
+pytest runs all of them. ``folder`` is an empty folder, a new one for each test. Override
+`StoreTests.other_reader` for homes that several processes share.
 """
 
 from blobstore.testing.blobs import BlobTests
-from blobstore.testing.models import ModelTests
-from blobstore.testing.transfers import TransferTests
+from blobstore.testing.models import ModelTests, TransferTests
 
 
 class StoreTests(BlobTests, ModelTests, TransferTests):
-    """Everything that a home promises. Subclass it, and give it `new_home`."""
+    """Tests of everything that a home promises. Subclass it, and define `new_home`."""

@@ -307,6 +307,8 @@ def flags_in(group: Any) -> set[str]:
     ("text", "says"),
     [
         ("replace it: replace=True.", "replace it: --force."),
+        ("say so: `sole_owner=True`.", "say so: --sole-owner."),
+        ("wait for it: `wait_s=SECONDS`.", "wait for it: --wait SECONDS."),
         ("wait for it: wait_s=SECONDS.", "wait for it: --wait SECONDS."),
         ('(import with experts="stacked")', "(import with --experts stacked)"),
         ("Give max_shard_size=SIZE.", "Give --max-shard-size SIZE."),

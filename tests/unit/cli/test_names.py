@@ -80,7 +80,7 @@ def test_an_import_that_a_newer_ollama_will_not_see_warns(
     assert done.returncode == 0
     assert (
         done.stderr
-        == "a newer Ollama has its own New:latest, in manifests-v2/: it will not read this one\n"
+        == "a newer Ollama has its own New:latest, in manifests-v2/, and will not read this one\n"
     )
     assert done.stdout.startswith("New:latest")
 

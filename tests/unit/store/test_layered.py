@@ -22,7 +22,7 @@ from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import How
 from blobstore.store.transfer import transfer
-from blobstore.testing.homes import blobs_of, commit, manifest_of
+from blobstore.testing.blobs import blobs_of, commit, manifest_of
 
 M = ModelName.parse("m")
 

@@ -1,9 +1,7 @@
-"""BlobChecks: many blobs, checked by several threads.
+"""Checks of blobs: whether the files of ``blobs/`` match their names and the manifests.
 
-The largest come first, so that all threads end together; the small ones are for one thread.
-
-BlobCheck: whether one file of ``blobs/`` is what its name and the manifests say. Each file is read
-once.
+Each file is read once. Several threads check many blobs, the largest first, so that all threads end
+together; one thread checks the small ones.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
@@ -34,12 +33,12 @@ CHUNK = 2**20
 """Bytes hashed at a time: as much as a core's own cache holds (docs/performance.md, "Verify")."""
 MISSING = "it is missing"
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that say nothing about a file."""
+"""Errors of the process, not of a file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Users:
-    """The models that have one manifest, all of the same bytes, whose sha256 is ``key``.
+    """The models whose manifests have the same bytes; ``key`` is their sha256.
 
     ``settings`` are those of its config.json. ``names`` grows while manifests are read.
     """
@@ -50,8 +49,8 @@ class Users:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """How models use a blob: the media type, size and name that their manifest says, and whether it is their config."""
+class BlobReference:
+    """What a manifest says of a blob, and the models that have it."""
 
     users: Users
     media_type: str
@@ -59,18 +58,13 @@ class Use:
     name: str | None
     is_config: bool
 
-    @property
-    def settings(self) -> Settings:
-        """Those of the models' config.json."""
-        return self.users.settings
-
 
 @dataclass(frozen=True, slots=True)
 class BlobCheck:
-    """What was found: ``reason`` None when the blob is sound, the bytes that were hashed, its tensors' names.
+    """The result of a check: ``reason`` is None if the blob is sound; ``tensors`` are names.
 
-    ``size`` is the file's, None when it could not be opened; ``identity`` tells whether it was
-    written to since.
+    ``size`` is the file's, None if it could not be opened; ``hashed`` counts the bytes that were
+    hashed; ``identity`` tells whether the file was written to since.
     """
 
     reason: str | None
@@ -82,7 +76,7 @@ class BlobCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What is in a file: its digest if it was hashed, what is wrong with its header or document, its tensors' names."""
+    """A file's digest if it was hashed, the fault in its header or document, its tensors' names."""
 
     digest: Digest | None
     wrong: str | None
@@ -90,12 +84,10 @@ class _Content:
 
 
 class BlobChecker:
-    """Checks blobs; one for each thread.
+    """Checks blobs, in one thread. A file with several names (hard links) is read once.
 
-    ``quick``: tensor blobs are not hashed, only their headers are read.
-
-    A file with several names (hard links) is read once.
-    When ``stop`` is set, a check ends early, and what it finds means nothing.
+    ``quick``: of tensor blobs only the headers are read. If ``stop`` is set, a check ends early,
+    and its result is meaningless.
     """
 
     def __init__(
@@ -108,13 +100,14 @@ class BlobChecker:
         self._buffer = memoryview(bytearray(CHUNK))
         self._linked: dict[tuple[object, ...], _Content] = {}
 
-    def check(self, digest: Digest, uses: Sequence[Use]) -> BlobCheck:
-        """Return what is wrong with the blob of that digest, which ``uses`` need.
+    def check(self, hexadecimal: str, uses: Sequence[BlobReference]) -> BlobCheck:
+        """Return the check of a blob, given in hex digits, that the manifests of ``uses`` name.
 
-        Nothing is raised for what is wrong.
-
-        Raises: StorageError when we can't open any more files.
+        Raises: StorageError if the process can't open more files; a fault of the blob is a result.
         """
+        if self._store.blobs.is_missing(hexadecimal):  # a hundred thousand may be
+            return BlobCheck(MISSING)
+        digest = Digest(hexadecimal)
         try:
             reader = self._store.blobs.reader(digest)
         except NotFoundError:
@@ -126,43 +119,38 @@ class BlobChecker:
         with reader:
             return self._check_file(reader, digest, uses)
 
-    def _check_file(self, reader: FileReader, digest: Digest, uses: Sequence[Use]) -> BlobCheck:
+    def _check_file(
+        self, reader: FileReader, digest: Digest, uses: Sequence[BlobReference]
+    ) -> BlobCheck:
         try:
             status = reader.status()
-            content = (
-                self._content(reader, uses)
-                if status.st_nlink == 1
-                else self._content_of_links(reader, uses)
-            )
+            is_linked = status.st_nlink > 1
+            content = (self._content_of_links if is_linked else self._content)(reader, uses)
         except BlobStoreError as error:
-            return BlobCheck(
-                f"it can't be read: {error.message}", reader.size, identity=reader.identity
-            )
+            reason = f"it can't be read: {error.message}"
+            return BlobCheck(reason, reader.size, identity=reader.identity)
         hashed = reader.size if content.digest is not None else 0
-        reason = (
-            _wrong_mode(status)
-            if content.digest in (None, digest)
-            else "its bytes do not match its digest"
-        )
-        reason = reason or _wrong_size(reader.size, uses) or content.wrong
-        return BlobCheck(reason, reader.size, hashed, content.tensors, reader.identity)
+        wrong = _wrong_mode(status) or _wrong_size(reader.size, uses) or content.wrong
+        if content.digest not in (None, digest):
+            wrong = "its bytes do not match its digest"
+        return BlobCheck(wrong, reader.size, hashed, content.tensors, reader.identity)
 
-    def _content_of_links(self, reader: FileReader, uses: Sequence[Use]) -> _Content:
+    def _content_of_links(self, reader: FileReader, uses: Sequence[BlobReference]) -> _Content:
         kinds = sorted({(use.media_type, use.is_config, use.name == CONFIG_NAME) for use in uses})
-        key = (reader.identity, uses[0].settings if uses else None, *kinds)
-        if key in self._linked:
-            if (content := self._linked[key]).digest is not None:
-                self._progress(reader.size, _name_of(uses))
-            return content
-        return self._linked.setdefault(key, self._content(reader, uses))
+        key = (reader.identity, uses[0].users.settings if uses else None, *kinds)
+        if key not in self._linked:
+            self._linked[key] = self._content(reader, uses)
+        elif self._linked[key].digest is not None:
+            self._progress(reader.size, _name_of(uses))
+        return self._linked[key]
 
-    def _content(self, reader: FileReader, uses: Sequence[Use]) -> _Content:
+    def _content(self, reader: FileReader, uses: Sequence[BlobReference]) -> _Content:
         is_tensor = any(use.media_type == TENSOR_MEDIA_TYPE for use in uses)
         reads_all = not self._quick or (not is_tensor and reader.size <= MAX_CONFIG)
         data = self._whole(reader) if reads_all and reader.size <= CHUNK else None
         digest = self._digest(reader, data, uses) if reads_all else None
         if is_tensor:
-            return _Content(digest, *_tensors(reader, data, uses[0].settings))
+            return _Content(digest, *_tensors(reader, data, uses[0].users.settings))
         return _Content(digest, _wrong_document(reader, data, uses), ())
 
     def _whole(self, reader: FileReader) -> memoryview:
@@ -170,7 +158,9 @@ class BlobChecker:
         reader.readinto(0, data)
         return data
 
-    def _digest(self, reader: FileReader, data: memoryview | None, uses: Sequence[Use]) -> Digest:
+    def _digest(
+        self, reader: FileReader, data: memoryview | None, uses: Sequence[BlobReference]
+    ) -> Digest:
         name = _name_of(uses)
         if data is not None:
             self._progress(len(data), name)
@@ -188,10 +178,7 @@ class BlobChecker:
 def _tensors(
     reader: FileReader, data: memoryview | None, settings: Settings
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return what is wrong with a blob's header, and the names of its tensors.
-
-    Raises: StorageError.
-    """
+    """Return the fault in a blob's header, and the names of its tensors. Raises: StorageError."""
     try:
         header = header_of(BytesReader(bytes(data), reader.name) if data is not None else reader)
         header.check_limits(reader.name)
@@ -202,31 +189,28 @@ def _tensors(
         return error.message.removeprefix(f"{reader.name}: "), ()
 
 
-def _wrong_document(reader: FileReader, data: memoryview | None, uses: Sequence[Use]) -> str | None:
-    """Return what is wrong with a document that is read here; what others read is their business.
+def _wrong_document(
+    reader: FileReader, data: memoryview | None, uses: Sequence[BlobReference]
+) -> str | None:
+    """Return the fault in a config or config.json. Other documents are not read by blobstore.
 
     Raises: StorageError.
     """
     kinds = {use.is_config for use in uses if use.is_config or use.name == CONFIG_NAME}
-    raw = (
-        b""
-        if not kinds
-        else bytes(data)
-        if data is not None
-        else reader.read(0, min(reader.size, MAX_CONFIG + 1))
-    )
-    for is_config in sorted(kinds):
-        try:
-            if is_config:
-                ModelConfig.parse(raw, "the config")
-            else:
-                parse_config(raw)
-        except BlobStoreError as error:
-            return error.message
+    if not kinds:
+        return None
+    raw = reader.read(0, min(reader.size, MAX_CONFIG + 1)) if data is None else bytes(data)
+    try:
+        if False in kinds:
+            parse_config(raw)
+        if True in kinds:
+            ModelConfig.parse(raw, "the config")
+    except BlobStoreError as error:
+        return error.message
     return None
 
 
-def _name_of(uses: Sequence[Use]) -> str:
+def _name_of(uses: Sequence[BlobReference]) -> str:
     return next((use.name for use in uses if use.name), "")
 
 
@@ -235,30 +219,28 @@ def _wrong_mode(status: os.stat_result) -> str | None:
     return None if mode & stat.S_IRUSR else f"its mode is {mode:03o}: its owner may not read it"
 
 
-def _wrong_size(size: int, uses: Sequence[Use]) -> str | None:
+def _wrong_size(size: int, uses: Sequence[BlobReference]) -> str | None:
     wrong = sorted({use.size for use in uses if use.size != size})
     return f"it has {size:,} bytes, not {wrong[0]:,}" if wrong else None
 
 
 NOTHING = BlobListing({}, ())
 _SMALL = 2**17
-"""Blobs of at most so many bytes are one thread's: most of their time is Python's, and two threads take turns at that."""
+"""Blobs of up to so many bytes are for one thread: Python threads would take turns with them."""
 
 
 @dataclass(slots=True)
 class BlobChecks:
-    """The blobs that models need and those of ``listing``, and what was found about them.
+    """The blobs that models need and those of ``listing``, by hex digits, and their checks.
 
-    By the hex digits of digests.
-
-    ``damaged``: checks that found something; ``tensors``: the names in each blob. ``quick``: as in
+    ``damaged``: checks that found a fault; ``tensors``: the names in each blob. ``quick``: as in
     `BlobChecker`.
     """
 
     store: Store
     listing: BlobListing = NOTHING
     quick: bool = False
-    uses: dict[str, list[Use]] = field(default_factory=lambda: defaultdict(list))
+    uses: dict[str, list[BlobReference]] = field(default_factory=lambda: defaultdict(list))
     damaged: dict[str, BlobCheck] = field(default_factory=dict)
     tensors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     hashed: int = 0
@@ -268,12 +250,14 @@ class BlobChecks:
         self._second = BlobChecker(self.store, quick=self.quick, progress=silent)
 
     def add(self, users: Users, manifest: Manifest, lower: Sequence[Home] = ()) -> None:
-        """Take in the blobs that models with this manifest need, but for those that only a home of ``lower`` has."""
+        """Add the blobs of a manifest, except those that only a home of ``lower`` has."""
         below = self._below(manifest, lower) if lower else set()
         for blob in manifest.descriptors:
             if blob.digest in below:
                 continue
-            use = Use(users, blob.media_type, blob.size, blob.name, blob is manifest.config)
+            use = BlobReference(
+                users, blob.media_type, blob.size, blob.name, blob is manifest.config
+            )
             self.uses[blob.digest.hex].append(use)
 
     def _below(self, manifest: Manifest, lower: Sequence[Home]) -> set[Digest]:
@@ -286,12 +270,12 @@ class BlobChecks:
         return {blob.digest for blob in gone} - {blob.digest for blob in nowhere}
 
     def chosen(self, wanted: Callable[[str], bool]) -> list[str]:
-        """Return the blobs to check, of all those that are ``wanted``, the largest first."""
+        """Return those blobs that are ``wanted``, the largest first."""
         digests = filter(wanted, self.uses.keys() | self.listing.named.keys())
         return sorted(digests, key=lambda digest: (-self.size(digest), digest))
 
     def size(self, digest: str) -> int:
-        """Return the bytes that a blob should have, or has when no model needs it."""
+        """Return the bytes that a blob should have, or has if no model needs it."""
         uses = self.uses.get(digest)
         if uses:
             return uses[0].size
@@ -301,9 +285,9 @@ class BlobChecks:
             return 0
 
     def run(self, digests: Iterable[str], jobs: int, progress: Progress) -> None:
-        """Check blobs with so many threads.
+        """Check blobs with ``jobs`` threads.
 
-        Raises: StorageError when no more files can be opened.
+        Raises: StorageError if the process can't open more files.
         """
         queues: tuple[list[str], list[str]] = ([], [])
         for digest in digests:
@@ -315,41 +299,35 @@ class BlobChecks:
         def work(*sources: Iterator[str]) -> None:
             checker = BlobChecker(self.store, quick=self.quick, progress=progress, stop=stop)
             while (digest := take(sources)) is not None:
-                check = self._checked(checker, digest, self.uses.get(digest, ()))
+                check = checker.check(digest, self.uses.get(digest, ()))
                 with mutex:
-                    self._note(digest, check)
+                    self._add_check(digest, check)
 
         def take(sources: tuple[Iterator[str], ...]) -> str | None:
             with mutex:
-                return (
-                    None
-                    if stop.is_set()
-                    else next((digest for source in sources for digest in source), None)
-                )
+                return None if stop.is_set() else next(chain(*sources), None)
 
-        others = min(jobs - 1, len(queues[0]))  # more would find nothing to do
+        others = min(jobs - 1, len(queues[0]))  # more threads would have no work
         shares = [(small, large), *((large,) for _ in range(others))]
         each(shares, lambda share: work(*share), 1 + others, name="verify", stop=stop)
 
-    def _checked(self, checker: BlobChecker, digest: str, uses: Sequence[Use]) -> BlobCheck:
-        if self.store.blobs.is_missing(digest):  # a hundred thousand may be
-            return BlobCheck(MISSING)
-        return checker.check(Digest(digest), uses)
-
-    def _note(self, digest: str, check: BlobCheck) -> None:
+    def _add_check(self, digest: str, check: BlobCheck) -> None:
         self.hashed += check.hashed
         self.tensors[digest] = check.tensors
         if check.reason is not None:
             self.damaged[digest] = check
 
-    def again(self, digest: str, uses: Sequence[Use]) -> str | None:
-        """Return what is still wrong with a damaged blob that ``uses`` need now; None when it was made again, or is gone."""
+    def again(self, digest: str, uses: Sequence[BlobReference]) -> str | None:
+        """Return the fault that a damaged blob still has, None if it was made again or is unneeded.
+
+        ``uses``: the references to it that still exist.
+        """
         first = self.damaged[digest]
         if not uses and digest not in self.listing.named:
             return None
         if first.identity is not None and first.identity == self._identity(digest):
             return first.reason
-        check = self._checked(self._second, digest, uses)
+        check = self._second.check(digest, uses)
         return None if check.reason == MISSING and not uses else check.reason
 
     def _identity(self, digest: str) -> FileIdentity | None:

@@ -1,24 +1,22 @@
-"""Prune: blobs that no manifest needs go to the trash, what killed imports left goes for good.
-
-Decide, then do.
+"""Prune: moves unneeded blobs to the trash, and deletes what killed imports left.
 
 The decision is made twice: without the store's exclusive lock, which is what a dry run shows, and
 again with it, just before it is carried out. Nothing is removed while anything that may be a
-manifest can't be read, or while the store looks as if a disk of it were not mounted (below). Blobs
-younger than the grace time are spared: an Ollama that is making a model does not take our lock, and
-links its manifest after its blobs. The copies of the manifests of models that are gone go to the
-trash with the last of their blobs.
+manifest can't be read, or while a disk of the store seems not to be mounted (below). Blobs younger
+than the grace time are spared: an Ollama that makes a model does not take our lock, and links its
+manifest after its blobs. The copies of the manifests of missing models are moved to the trash with
+the last of their blobs.
 
-What keeps a clean-up from taking an unmounted disk for models that are gone: an unmounted disk,
-bind mount or volume is an empty folder. What was committed here left copies of its manifests, so
-the lost models (store/local/copies.py) are known. A clean-up refuses when, in the whole store or
-below one host's folder,
+An unmounted disk, bind mount or volume is an empty folder, and must not be taken for removed
+models. Each model that was committed here left a copy of its manifest, so the lost models
+(store/local/backups.py) are known. A clean-up refuses if, in the whole store or below one host's
+folder,
 
-- no manifest is there at all, and at least one model is lost; or
-- at least two models are lost, and more are lost than copied models have a manifest;
+- there is no manifest, and at least one model is lost; or
+- at least two models are lost, and more are lost than models with copies have a manifest;
 
-when the whole store has no manifest and blobs would be removed; and when ``blobs/`` has no blob of
-any manifest.
+if the whole store has no manifest and blobs would be removed; and if ``blobs/`` has no blob of any
+manifest.
 """
 
 from __future__ import annotations
@@ -26,16 +24,17 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.errors import NotFoundError, StorageError, UsageError
 from blobstore.io.durable import os_errors
 from blobstore.names import Digest, ModelName
+from blobstore.store.local.backups import MissingModel
 from blobstore.store.local.blobs import BlobListing
-from blobstore.store.local.copies import MissingModel
 from blobstore.store.local.leftovers import Leftover
 from blobstore.store.local.references import References
 from blobstore.store.local.store import Store
@@ -47,18 +46,17 @@ _SEVERAL = 2
 def without_blobs(
     store: Store, needed: AbstractSet[str], named: AbstractSet[str]
 ) -> StorageError | None:
-    """Return why a store is left alone that has none of the blobs that its manifests need, else None.
+    """Return the refusal of a store with none of the blobs that its manifests need, else None.
 
     ``needed``, ``named``: the hex digits of the blobs that manifests name, and of those in
     ``blobs/``.
     """
     if not needed or not named.isdisjoint(needed):
         return None
-    message = (
-        f"the manifests need {len(needed):,} blobs, and {store.blobs.path} contains none of them"
-    )
-    hint = "Is its disk mounted? Models that are to go are removed by blobstore rm NAME."
-    return StorageError(message, path=str(store.blobs.path), hint=hint)
+    path = store.blobs.path
+    message = f"the manifests need {len(needed):,} blobs, and {path} contains none of them"
+    hint = "Is its disk mounted? To remove models, use blobstore rm NAME."
+    return StorageError(message, path=str(path), hint=hint)
 
 
 def without_manifests(
@@ -68,69 +66,51 @@ def without_manifests(
     lost: Sequence[MissingModel],
     removed: int,
 ) -> StorageError | None:
-    """Return why a store is left alone that has lost too many manifests, else None.
+    """Return the refusal of a store that has lost too many manifests, else None.
 
-    ``there``: the copied models that have a manifest; ``removed``: how many blobs would go.
+    ``there``: the models with copies and a manifest; ``removed``: how many blobs would be removed.
     """
-    for place, host in _places(store.manifests.path, lost):
-        manifests = sum(_is_below(name, host) for name in references.models) + (
-            0 if host else len(references.newer)
-        )
-        remaining = sum(_is_below(name, host) for name in there)
-        gone = [model.name for model in lost if _is_below(model.name, host)]
-        if not manifests or (len(gone) >= _SEVERAL and len(gone) > remaining):
-            return _refusal(
-                place, f"{_subject(len(gone), len(gone) + remaining)} no manifest: {_listed(gone)}"
-            )
+    # Either the folder of all hosts (None) or that of one may be an unmounted disk.
+    for host in (None, *sorted({model.name.host for model in lost})) if lost else ():
+        found = [name for name in references.models if host in (None, name.host)]
+        is_empty = not found and (host is not None or not references.newer)
+        remaining = sum(host in (None, name.host) for name in there)
+        gone = [model.name for model in lost if host in (None, model.name.host)]
+        if is_empty or (len(gone) >= _SEVERAL and len(gone) > remaining):
+            return _refusal(store.manifests.path / (host or ""), _too_many(gone, remaining))
     if removed and not references.models and not references.newer:
-        return _refusal(
-            store.manifests.path, f"no model has a manifest, and {removed:,} blobs would go"
-        )
+        message = f"no model has a manifest, and {removed:,} blobs would be removed"
+        return _refusal(store.manifests.path, message)
     return None
 
 
-def _places(manifests: Path, lost: Sequence[MissingModel]) -> Iterator[tuple[Path, str | None]]:
-    """Yield the folders of manifests that may be unmounted, and the host of each: None for the folder of all hosts."""
-    if lost:
-        yield manifests, None
-        for host in sorted({model.name.host for model in lost}):
-            yield manifests / host, host
-
-
-def _is_below(name: ModelName, host: str | None) -> bool:
-    return host is None or name.host == host
-
-
-def _subject(lost: int, known: int) -> str:
-    """Return the subject of a refusal, and its verb."""
-    if known == 1:
-        return "the only model that was stored here has"
-    return (
-        f"{lost:,} of the {known:,} models that were stored here {'has' if lost == 1 else 'have'}"
-    )
-
-
-def _listed(names: Sequence[ModelName]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(map(str, names[:_NAMED])) + more
+def _too_many(lost: Sequence[ModelName], remaining: int) -> str:
+    if len(lost) + remaining == 1:
+        subject = "the only model that was stored here has"
+    else:
+        verb = "has" if len(lost) == 1 else "have"
+        known = len(lost) + remaining
+        subject = f"{len(lost):,} of the {known:,} models that were stored here {verb}"
+    more = f" and {len(lost) - _NAMED:,} more" if len(lost) > _NAMED else ""
+    return f"{subject} no manifest: {', '.join(map(str, lost[:_NAMED]))}{more}"
 
 
 def _refusal(place: Path, message: str) -> StorageError:
     hint = (
-        f"Is the disk of {place} mounted? A manifest that was deleted comes back by blobstore repair NAME. "
-        "If these models are to go: prune with forget=True."
+        f"Is the disk of {place} mounted? blobstore repair NAME restores a deleted manifest. "
+        "To give up these models, prune with `forget=True`."
     )
     return StorageError(f"{place}: {message}", path=str(place), hint=hint)
 
 
 DAY_S = 24 * 3600.0
 LEAST_GRACE_S = 3600.0
-"""Ollama spares the blobs that no manifest names for so long when it starts (server/images.go `PruneLayers`)."""
+"""A starting Ollama spares unreferenced blobs for so long (server/images.go `PruneLayers`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnneededBlob:
-    """A blob that no manifest names: its size in bytes, its age in seconds (by the time of its last write), its file."""
+    """A blob that no manifest names: size in bytes, seconds since its last write, and file."""
 
     digest: Digest
     size: int
@@ -145,10 +125,10 @@ class UnneededBlob:
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """What a clean-up took, or would take: ``removed`` blobs to the trash, ``leftovers`` for good; ``spared`` are too young.
+    """What a clean-up removed, or would: blobs to the trash, leftovers for good.
 
-    ``forgotten``: models whose manifests are gone; the copies of their manifests went to the trash.
-    ``freed``: bytes of the trash of the clean-up before, which is gone.
+    ``spared`` blobs are too young. ``forgotten``: missing models, the copies of whose manifests
+    were moved to the trash. ``freed``: bytes of the trash of the previous clean-up, now deleted.
     """
 
     removed: tuple[UnneededBlob, ...]
@@ -160,11 +140,11 @@ class PruneResult:
 
 @dataclass(frozen=True, slots=True)
 class UndoResult:
-    """What came back from the trash, in bytes each; ``kept`` had to stay: the store has the blob again, or it is damaged.
+    """The blobs that were restored from the trash, with their bytes, and those ``kept`` there.
 
-    ``without_manifest``: models whose blobs are all there again, and the copies of their manifests,
-    but not the manifests: an undo gives the store that there was before the prune. `repair_model`
-    restores a manifest from its copy.
+    A blob is kept in the trash if the store has it again, or if it is damaged.
+    ``without_manifest``: models whose blobs and copies are all restored, but that have no manifest,
+    as before the prune. `repair_model` restores a manifest from its copy.
     """
 
     restored: tuple[tuple[Digest, int], ...]
@@ -181,28 +161,28 @@ def prune(
     dry_run: bool = False,
     wait_s: float = 1,
 ) -> PruneResult:
-    """Move the blobs that no manifest needs to the trash, and remove what killed imports left.
+    """Move the blobs that no manifest needs to the trash, and delete what killed imports left.
 
-    What was in the trash goes.
+    Deletes the former contents of the trash.
 
-    ``grace_s``: blobs are spared that were written to in so many seconds; at least an hour, unless
-    ``sole_owner`` says that no Ollama and no other machine uses the store. ``forget``: models whose
-    manifests are gone are to go, however many. ``dry_run``: nothing is changed. ``wait_s``: how
-    long to wait for other processes that use the store, unless the store says; 0: not at all.
+    ``grace_s``: blobs that were written to in the last so many seconds are spared; at least an
+    hour, unless ``sole_owner`` says that no Ollama and no other machine uses the store. ``forget``:
+    missing models are given up, however many. ``dry_run``: nothing is changed. ``wait_s``: seconds
+    to wait for other processes that use the store, unless the store has its own; 0: none.
 
-    Raises: UsageError for a shorter grace time; BusyError; StorageError or CorruptDataError when
-    something that may be a manifest can't be read, StorageError when too many manifests, or all
-    blobs, are gone (prune.py): nothing is removed then.
+    Raises: UsageError for a shorter grace time; BusyError; StorageError or CorruptDataError if
+    something that may be a manifest can't be read; StorageError if too many manifests, or all
+    blobs, are missing. Nothing is removed then.
     """
     _check_grace(grace_s, sole_owner=sole_owner)
     decision = _decide(store, grace_s, None, forget=forget)
-    if dry_run or not os.path.exists(store.root):  # noqa: PTH110  # what can't be told is said by the lock
+    if dry_run or not os.path.exists(store.root):  # noqa: PTH110  # False for errors
         return decision.result(store.trash.nbytes())
     with store.alone(wait_s):
         if not sole_owner and store.is_remote:
-            message = f"{store.root} is on a network file system, where another machine's locks may not be seen"
-            hint = "If no other machine and no Ollama uses it now, say so: sole_owner=True."
-            raise StorageError(message, path=str(store.root), hint=hint)
+            message = "is on a network file system, where locks of other machines may be invisible"
+            hint = "If no other machine and no Ollama uses it now, say so: `sole_owner=True`."
+            raise StorageError(f"{store.root} {message}", path=str(store.root), hint=hint)
         decision = _decide(store, grace_s, decision.references, forget=forget)
         freed = store.trash.empty()
         store.trash.take((blob.path for blob in decision.removed), decision.forgotten)
@@ -214,16 +194,17 @@ def prune(
 
 
 def undo(store: Store, *, wait_s: float = 1) -> UndoResult:
-    """Give back what the last `prune` took. What the store has again by now stays as it is.
+    """Restore what the last `prune` took. A file that the store has again is not replaced.
 
-    Raises: NotFoundError when the trash is empty; BusyError; StorageError.
+    Raises: NotFoundError if the trash is empty; BusyError; StorageError.
     """
+    empty = NotFoundError(f"the trash of {store.root} is empty", path=str(store.root))
     if not os.path.exists(store.root):  # noqa: PTH110  # the lock would make it
-        raise _nothing(store)
+        raise empty
     with store.alone(wait_s):
         contents, models = store.trash.contents(), store.trash.models()
         if not contents and not models:
-            raise _nothing(store)
+            raise empty
         came_back = [store.trash.restore(blob) for blob in contents]
         store.trash.restore_copies()
         store.trash.settle()
@@ -237,19 +218,15 @@ def undo(store: Store, *, wait_s: float = 1) -> UndoResult:
 
 
 def _lacks_only_its_manifest(store: Store, name: ModelName) -> bool:
-    """Return True when all blobs of a model are there, by the copies of its manifest, and the manifest is not."""
+    """Return True if all blobs exist that a model's copies name, and its manifest does not."""
     needs = store.copies.needs(name)
     is_whole = bool(needs) and store.blobs.sizes(needs).keys() == needs
     return is_whole and not os.path.lexists(store.manifests.path.joinpath(*name.path_parts))
 
 
-def _nothing(store: Store) -> NotFoundError:
-    return NotFoundError(f"the trash of {store.root} is empty", path=str(store.root))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decision:
-    """What goes, what is spared, what is left of ours, which models are forgotten, and the manifests this follows from."""
+    """What is removed, spared and forgotten, and the references that this follows from."""
 
     removed: tuple[UnneededBlob, ...]
     spared: tuple[UnneededBlob, ...]
@@ -258,17 +235,17 @@ class _Decision:
     references: References
 
     def result(self, freed: int) -> PruneResult:
-        """Return what this makes of the store."""
+        """Return the result of carrying it out."""
         return PruneResult(self.removed, self.spared, self.leftovers, self.forgotten, freed)
 
 
 def _decide(store: Store, grace_s: float, known: References | None, *, forget: bool) -> _Decision:
-    """Decide what goes. Raises: what keeps everything from going; StorageError."""
+    """Decide what is removed. Raises: the obstacle to any removal; StorageError."""
     references = store.references(known)
     needed = references.needed()
     listing = store.blobs.listing()
     blobs = _unneeded(listing, needed)
-    # A clock that was set back makes blobs that are younger than none: they stay.
+    # A clock that was set back gives blobs a negative age: they stay.
     removed = tuple(blob for blob in blobs if blob.age_s >= grace_s)
     spared = tuple(blob for blob in blobs if blob.age_s < grace_s)
     copied = store.copied(references.names)
@@ -294,34 +271,24 @@ def _decide(store: Store, grace_s: float, known: References | None, *, forget: b
 
 
 def _unneeded(listing: BlobListing, needed: AbstractSet[str]) -> list[UnneededBlob]:
-    """Return the blobs whose hex digits are not among those ``needed``, sorted by digest: regular files only."""
+    """Return the blobs that are regular files and not ``needed``, sorted by digest."""
     now = time.time()
     found = []
     for digest in sorted(listing.named.keys() - needed):
-        entry = listing.named[digest]
-        status = _status(entry)
-        if status is not None and stat.S_ISREG(status.st_mode):
-            found.append(
-                UnneededBlob(
-                    Digest(digest), status.st_size, now - status.st_mtime, Path(entry.path)
-                )
-            )
+        path = listing.named[digest].path
+        # A blob may have been removed after the folder was listed.
+        with suppress(NotFoundError), os_errors("access", path):
+            status = listing.named[digest].stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                age_s = now - status.st_mtime
+                found.append(UnneededBlob(Digest(digest), status.st_size, age_s, Path(path)))
     return found
-
-
-def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    try:
-        with os_errors("access", entry.path):
-            return entry.stat(follow_symlinks=False)
-    except NotFoundError:  # it has been removed since the folder was listed
-        return None
 
 
 def _check_grace(grace_s: float, *, sole_owner: bool) -> None:
     if not grace_s >= 0:
         raise UsageError(f"invalid grace time: {grace_s!r}", hint="Give seconds, 0 or more.")
     if grace_s < LEAST_GRACE_S and not sole_owner:
-        raise UsageError(
-            "a grace time under 1 h may take the blobs of a model that Ollama is creating",
-            hint="If no Ollama and no other machine uses the store, say so: sole_owner=True.",
-        )
+        message = "a grace time under 1 h may take the blobs of a model that Ollama is creating"
+        hint = "If no Ollama and no other machine uses the store, say so: `sole_owner=True`."
+        raise UsageError(message, hint=hint)

@@ -1,8 +1,8 @@
-"""Usage: what the blobs of a store take, by model: what only one model needs, what several share, what none needs.
+"""Usage: the bytes of a store's blobs by model: unique to one, shared by several, or unneeded.
 
-Files of blobs that models need are not read or stat-ed, only their names are: 600,000 sizes take
-longer than all the rest. What is odd (files in a store that are not part of it, and those that any
-user may change) is only shown.
+Of blobs that models need only the names are read: a stat of 600,000 files takes longer than all the
+rest. Odd files (those that are not part of a store, and those that any user may change) are only
+reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blobstore.errors import BlobStoreError, NotFoundError, StorageError
 from blobstore.io.durable import os_errors
 from blobstore.names import ModelName
 from blobstore.store.local.blobs import BlobListing
-from blobstore.store.local.manifests import ManifestFolder
+from blobstore.store.local.manifests import DEPTH, ManifestFolder
 from blobstore.store.local.references import Needs, References
 from blobstore.store.local.store import Store
 
@@ -33,29 +33,32 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-_MANIFEST_DEPTH = 4
-_AMBIGUOUS = "another beside it differs only in case, and Ollama takes one for the other: move one to another name"
-_LOST = "the manifest of its model is gone, and blobs that only it needed are there: repair brings it back, until prune"
+_AMBIGUOUS = (
+    "another beside it differs only in case, and Ollama takes one for the other:"
+    " move one to another name"
+)
+_LOST = (
+    "the manifest of its model is gone, and blobs that only it needed are there:"
+    " repair brings it back, until prune"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class OddFile:
-    """A file or folder, and what is odd about it."""
+    """A file or folder, and why it is odd."""
 
     path: Path
     reason: str
 
 
 def oddities(store: Store, listing: BlobListing) -> Iterator[OddFile]:
-    """Yield what is odd in a store, blobs first; ``listing`` is what lies in ``blobs/``.
+    """Yield the odd files of a store, blobs first; ``listing`` is that of ``blobs/``.
 
     Raises: StorageError.
     """
+    # A file may have been removed after its folder was listed.
     for entry in listing.others:
-        with (
-            suppress(NotFoundError),
-            os_errors("access", entry.path),
-        ):  # it has been removed since the folder was listed
+        with suppress(NotFoundError), os_errors("access", entry.path):
             yield OddFile(Path(entry.path), _odd_blob(entry))
     for path in store.manifests.everything():
         with suppress(NotFoundError), os_errors("access", path):
@@ -68,7 +71,8 @@ def oddities(store: Store, listing: BlobListing) -> Iterator[OddFile]:
     yield from _lost_models(store, listing)
     for folder in (store.root, store.blobs.path, store.manifests.path, store.root / ".blobstore"):
         with os_errors("access", folder):
-            if folder.is_dir() and _is_open_to_all(folder.stat()):
+            mode = folder.stat().st_mode if folder.is_dir() else 0
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 yield OddFile(folder, "every user may put files into it")
 
 
@@ -85,10 +89,7 @@ def _ambiguous_names(manifests: ManifestFolder) -> Iterator[OddFile]:
 
 
 def _lost_models(store: Store, listing: BlobListing) -> Iterator[OddFile]:
-    """Yield the copies of models that are lost (store/local/copies.py).
-
-    None where the copies may not be listed: reading needs nothing of ours.
-    """
+    """Yield the copies of lost models (store/local/backups.py), if they can be listed."""
     with suppress(StorageError):
         copied = store.copied(set(store.manifests.names()))
         unneeded = listing.named.keys() - store.references().needed() if copied.missing else set()
@@ -99,7 +100,7 @@ def _lost_models(store: Store, listing: BlobListing) -> Iterator[OddFile]:
 
 
 def odd_mode(status: os.stat_result) -> str | None:
-    """Return what is odd about the mode of a blob or manifest, or None."""
+    """Return why the mode of a blob or manifest is odd, or None."""
     return "every user may write to it" if status.st_mode & stat.S_IWOTH else None
 
 
@@ -114,28 +115,22 @@ def _odd_manifest(manifests: ManifestFolder, path: Path) -> str | None:
     status = path.lstat()
     depth = len(path.relative_to(manifests.path).parts)
     kind = _kind(status.st_mode)
-    if kind is not None and depth <= _MANIFEST_DEPTH:
+    if kind is not None and depth <= DEPTH:
         return f"it is {kind}"
-    if depth != _MANIFEST_DEPTH:
-        return f"it lies {depth} levels deep, and manifests lie {_MANIFEST_DEPTH}"
-    return (
-        odd_mode(status)
-        if manifests.is_name(path)
-        else "its path is not a model's name, but it may be a manifest"
-    )
+    if depth != DEPTH:
+        return f"it lies {depth} levels deep, and manifests lie {DEPTH}"
+    if manifests.name_of(path) is None:
+        return "its path is not a model's name, but it may be a manifest"
+    return odd_mode(status)
 
 
 def _kind(mode: int) -> str | None:
     return next((text for is_kind, text in _KINDS if is_kind(mode)), None)
 
 
-def _is_open_to_all(status: os.stat_result) -> bool:
-    return bool(status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-
-
 @dataclass(frozen=True, slots=True)
 class ModelUsage:
-    """What a model takes, in bytes, each blob counted once: ``unique`` is what its removal would free.
+    """The bytes of a model's blobs, each counted once; ``unique``: those that no other needs.
 
     ``error``: why its manifest can't be read; the bytes are 0 then.
     """
@@ -147,17 +142,17 @@ class ModelUsage:
 
     @property
     def shared(self) -> int:
-        """Bytes of blobs that other models need too."""
+        """Bytes of blobs that other models also need."""
         return self.nbytes - self.unique
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What lies in a store: the number and bytes of its blobs, its models by name, sorted.
+    """The number and bytes of a store's blobs, and its models, sorted by name.
 
-    ``reclaimable``: bytes of blobs that no manifest names, which `prune` takes when they are old
-    enough; 0 while a manifest can't be read, because it takes none then. ``trash``: bytes of what
-    the last one took.
+    ``reclaimable``: bytes of blobs that no manifest names, which `prune` removes when they are old
+    enough; 0 while a manifest can't be read, because it removes none then. ``trash``: bytes of the
+    blobs in the trash.
     """
 
     blobs: int
@@ -168,13 +163,11 @@ class Usage:
 
 
 def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
-    """Return what the blobs of a store take.
+    """Return the bytes of a store's blobs, and of the models ``names`` (all without ``names``).
 
-    Of ``models`` those called ``names``, all without ``names``.
-
-    A blob that is there counts as manifests say, as in `list_models`; one that none names counts as
-    long as its file is. What was cut or grew is for `verify` to find. Raises: NotFoundError for a
-    name that there is not; InvalidNameError; AmbiguousNameError; StorageError.
+    A blob counts with the size that manifests give it, as in `list_models`; one that no manifest
+    names counts with the size of its file. `verify` finds files of another size. Raises:
+    NotFoundError for a missing model; InvalidNameError; AmbiguousNameError; StorageError.
     """
     wanted = [store.find(name) for name in names]
     references = store.references()
@@ -193,7 +186,7 @@ def measure_usage(store: Store, names: Sequence[str | ModelName] = ()) -> Usage:
 
 
 def _needed_and_shared(references: References) -> tuple[dict[str, int], set[str]]:
-    """Return the sizes of the blobs that some model needs, and the blobs that more than one does."""
+    """Return the sizes of the blobs that models need, and the blobs that several need."""
     needed: dict[str, int] = {}
     shared: set[str] = set()
     for needs in references.each():
@@ -210,13 +203,10 @@ def _of_model(
         return ModelUsage(name, 0, 0, references.broken.get(name))
     nbytes = sum(_sizes(needs, there))
     both = needs.keys() & shared
-    return ModelUsage(
-        name, nbytes, nbytes - sum(needs[digest] for digest in both if digest in there)
-    )
+    return ModelUsage(name, nbytes, nbytes - sum(needs[digest] for digest in both & there))
 
 
 def _sizes(needs: Needs, there: set[str]) -> Iterable[int]:
-    """Return the sizes of the blobs that are there."""
-    if there.issuperset(needs):  # of 600,000 blobs that is faster than to look for each
+    if there.issuperset(needs):  # faster for 600,000 blobs
         return needs.values()
     return [size for digest, size in needs.items() if digest in there]

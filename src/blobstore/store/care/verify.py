@@ -1,22 +1,21 @@
-"""Verify: whether every blob, manifest and document of a store is what it has to be.
+"""Verify: finds damaged blobs, manifests and documents of a store. Nothing is written.
 
-Nothing is written.
-
-No lock is taken: it may take hours, and others go on meanwhile. So what is found is checked again
-at the end, and forgotten when its model was removed or replaced, or its blob made again.
-
-The manifests of a store as verify and repair read them: which bytes they are, and whether they are
-what was written.
+No lock is taken, because a run may take hours, and other processes change the store meanwhile. So
+each fault is checked again at the end, and dropped if its model was removed or replaced, or its
+blob was made again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
@@ -26,27 +25,21 @@ from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.checks import NOTHING, BlobChecks, Users
 from blobstore.store.care.usage import OddFile, odd_mode, oddities
-from blobstore.store.local.references import needs_of
+from blobstore.store.local.references import KnownNeeds
 from blobstore.store.local.store import Store
 from blobstore.store.ports import Home
 
 _FEW_BYTES = 16
-"""A manifest that differs from its copy in so few bytes was not replaced by another program: digests alone have 64."""
+"""A manifest that differs in so few bytes was not replaced: a digest alone has 64 hex digits."""
 
 
 def manifest_bytes(store: Store, name: ModelName) -> bytes:
-    """Return the bytes of a manifest; none when it is gone or can't be read."""
-    try:
-        return store.manifests.read_bytes(name)
-    except BlobStoreError:
-        return b""
+    """Return the bytes of a manifest, b"" if it is gone or can't be read."""
+    return store.manifests.raw(name) or b""
 
 
 def read_manifest(store: Store, name: ModelName) -> tuple[Manifest | None, str | None]:
-    """Return a model's manifest, where it can be read, and what is wrong with it.
-
-    Neither when it is missing.
-    """
+    """Return a model's manifest if it can be read, and its fault; twice None if it is missing."""
     try:
         raw = store.manifests.text(name)
         manifest = Manifest.parse(raw, f"the manifest of {name}")
@@ -54,32 +47,24 @@ def read_manifest(store: Store, name: ModelName) -> tuple[Manifest | None, str |
         return None, None
     except BlobStoreError as error:
         return None, error.message
-    return manifest, changed(raw, store.copies.of(name))
+    return manifest, difference(raw, store.copies.of(name))
 
 
-def changed(raw: bytes, copies: Sequence[bytes]) -> str | None:
-    """Say that a manifest is not what was written, when it differs from a copy in a few bytes only."""
-    if not copies or raw in copies:
-        return None
-    for copy in copies:
-        if count := _differing(raw, copy):
+def difference(raw: bytes, copies: Sequence[bytes]) -> str | None:
+    """Return the fault of a manifest that differs from a copy in a few bytes only.
+
+    One that differs in more bytes, or in length, is another model, written by another program.
+    """
+    same_length = [copy for copy in copies if len(copy) == len(raw)]
+    for copy in same_length if raw not in copies else ():
+        count = sum(map(operator.ne, raw, copy))
+        if count <= _FEW_BYTES:
             return f"it differs in {count} byte{'s' if count > 1 else ''} from what was written"
-    return None  # another program has written another model there
-
-
-def _differing(raw: bytes, copy: bytes) -> int | None:
-    """Return in how many bytes a manifest differs from a copy; None when in so many that it is another model's."""
-    if len(raw) != len(copy):
-        return None
-    count = sum(a != b for a, b in zip(raw, copy, strict=True))
-    return count if count <= _FEW_BYTES else None
+    return None
 
 
 class ManifestReader:
-    """Reads the manifests of many models.
-
-    Bytes that many names share are parsed once, whatever they are.
-    """
+    """Reads the manifests of many models. Bytes that many names share are parsed once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -88,12 +73,12 @@ class ManifestReader:
         self._suspects: list[ModelName] = []
 
     def read(self, names: Iterable[ModelName]) -> Iterator[tuple[Users, Manifest]]:
-        """Yield each different manifest once, with the models that have it; ``Users.names`` is complete at the end."""
+        """Yield each different manifest once; ``Users.names`` is complete at the end."""
         for name in names:
             try:
                 raw = self._store.manifests.text(name)
             except NotFoundError:
-                continue  # it has been removed since the names were read
+                continue  # it was removed after the names were read
             except BlobStoreError:
                 self._suspects.append(name)
                 continue
@@ -107,7 +92,7 @@ class ManifestReader:
                 self._suspects.append(name)
 
     def broken(self) -> Iterator[tuple[ModelName, str]]:
-        """Yield the models whose manifests were wrong and still are, and what is wrong with them."""
+        """Yield the models whose manifests were faulty and still are, and the faults."""
         for name in self._suspects:
             if (reason := self._reason_now(name)) is not None:
                 yield name, reason
@@ -124,13 +109,10 @@ class ManifestReader:
         return self._reason(name, key, raw)
 
     def _reason(self, name: ModelName, key: bytes, raw: bytes) -> str | None:
-        return self._wrong.get(key) or changed(raw, self._store.copies.of(name))
+        return self._wrong.get(key) or difference(raw, self._store.copies.of(name))
 
     def _parsed(self, key: bytes, raw: bytes) -> Manifest | None:
-        """Return the manifest in ``raw`` when these bytes are new and valid.
-
-        Remember what they are.
-        """
+        """Return the manifest in ``raw`` if these bytes are new and valid, and keep the result."""
         if key in self._users or key in self._wrong:
             return None
         try:
@@ -143,49 +125,35 @@ class ManifestReader:
 
 
 class CurrentNeeds:
-    """Which models still need a blob: they may have been removed or replaced since their manifests were read."""
+    """Which models need a blob now: they may have been removed or replaced meanwhile."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._needs: dict[bytes, set[str]] = {}
-        self._replaced: dict[bytes, list[tuple[ModelName, bytes]]] = {}
+        self._needs = KnownNeeds()
+        self._replaced: dict[bytes, list[tuple[ModelName, AbstractSet[str]]]] = {}
         self._kept: dict[bytes, tuple[ModelName, ...]] = {}
 
     def models(self, users: Users, digest: str) -> tuple[ModelName, ...]:
         """Return those of ``users`` that need the blob of these hex digits now.
 
-        The same tuple wherever all of them do.
+        It is the same tuple for each blob that all of them need.
         """
         if users.key not in self._kept:
             self._compare(users)
-        found = [name for name, key in self._replaced[users.key] if digest in self._needs[key]]
+        found = [name for name, needs in self._replaced[users.key] if digest in needs]
         return tuple(sorted((*self._kept[users.key], *found))) if found else self._kept[users.key]
 
     def _compare(self, users: Users) -> None:
         kept: list[ModelName] = []
-        replaced: list[tuple[ModelName, bytes]] = []
+        replaced: list[tuple[ModelName, AbstractSet[str]]] = []
         for name in dict.fromkeys(users.names):  # a user may have asked for one twice
             raw = manifest_bytes(self._store, name)
-            key = _key(raw)
-            if key == users.key:
+            if _key(raw) == users.key:
                 kept.append(name)
-                continue
-            replaced.append((name, key))
-            if key not in self._needs:
-                self._needs[key] = _needs(raw)
+            elif not isinstance(needs := self._needs.of(raw), BlobStoreError):
+                replaced.append((name, needs.keys()))
         self._kept[users.key] = tuple(sorted(kept))
         self._replaced[users.key] = replaced
-
-
-def _needs(raw: bytes) -> set[str]:
-    """Return the hex digits of the blobs that a manifest's bytes name.
-
-    None when they are not a manifest.
-    """
-    try:
-        return set(needs_of(raw, "the manifest"))
-    except BlobStoreError:
-        return set()
 
 
 def _key(raw: bytes) -> bytes:
@@ -197,10 +165,10 @@ _PART = re.compile(r"(?P<number>[0-9]{1,9})/(?P<count>[0-9]{1,9})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class DamagedBlob:
-    """A blob that is not what it has to be, why, and which models and tensors that hits.
+    """A damaged blob, the reason, and the models and tensors that are affected.
 
-    ``tensors``: those of its header where that can be read, else the names that the manifests give
-    the blob.
+    ``tensors``: those of its header if that can be read, else the names that the manifests give the
+    blob.
     """
 
     digest: Digest
@@ -211,7 +179,7 @@ class DamagedBlob:
 
 @dataclass(frozen=True, slots=True)
 class BrokenManifest:
-    """A model whose manifest is not what it has to be, or not what was written, and why."""
+    """A model whose manifest is invalid, or not what was written, and why."""
 
     name: ModelName
     reason: str
@@ -219,9 +187,9 @@ class BrokenManifest:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What was found: ``checked`` blobs, ``nbytes`` of which were hashed.
+    """The result of `verify`: ``checked`` blobs, ``nbytes`` hashed, damage, and odd files.
 
-    Damage by digest and by name; what is odd.
+    Damaged blobs are sorted by digest, broken manifests by name.
     """
 
     checked: int
@@ -232,13 +200,13 @@ class VerifyResult:
 
     @property
     def is_sound(self) -> bool:
-        """True when nothing is damaged; oddities do not count."""
+        """True if nothing is damaged; odd files do not count."""
         return not (self.damaged or self.broken)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The ``number``-th of ``count`` parts of all blobs, by digest: all numbers together are all blobs."""
+    """The ``number``-th of ``count`` parts of all blobs, divided by digest."""
 
     number: int
     count: int
@@ -248,14 +216,12 @@ class Sample:
         """Return the sample that ``n/t`` names. Raises: UsageError unless 1 <= n <= t."""
         match = _PART.fullmatch(text)
         if match is None or not 1 <= int(match["number"]) <= int(match["count"]):
-            raise UsageError(
-                f"invalid part {text!r}",
-                hint="Write it as n/t, such as 1/7: the first of seven parts.",
-            )
+            hint = "Write it as n/t, such as 1/7: the first of seven parts."
+            raise UsageError(f"invalid part {text!r}", hint=hint)
         return cls(int(match["number"]), int(match["count"]))
 
     def has(self, digest: Digest) -> bool:
-        """Return True when a blob belongs to the part."""
+        """Return True if a blob belongs to the part."""
         return int(digest.hex[:16], 16) % self.count == self.number - 1
 
 
@@ -269,22 +235,19 @@ def verify(
     progress: Progress | None = None,
     lower: Sequence[Home] = (),
 ) -> VerifyResult:
-    """Return what is damaged in a store, or in the models ``names`` only.
+    """Return the damage in a store, or in the models ``names`` only.
 
-    By ``jobs`` threads (None: one a core).
+    Every blob is hashed, and the headers and companions of tensor blobs and the documents that
+    blobstore reads are checked; without ``names`` also blobs that no model needs. ``quick``: of
+    tensor blobs presence, size and header only. ``sample``: only a part of the blobs. ``jobs``:
+    threads (None: one a core). ``lower``: homes below this one (layered.py); a blob that only they
+    have is not damage, and is not read. ``progress`` is called with the bytes of blobs.
 
-    Every blob is hashed, the headers and companions of tensor blobs are checked, and the documents
-    that are read here; so are blobs that no model needs, when no names are given. ``quick``: of
-    tensor blobs presence, size and header only. ``sample``: only a part of the blobs. ``lower``:
-    homes below this one (layered.py); what lies there alone is not damage, and is not read.
-    ``progress`` is told of their bytes.
-
-    Raises: NotFoundError for a store or a name that there is not; InvalidNameError; UsageError;
-    StorageError when folders can't be listed, or there are too many open files. Damage is a result,
-    not an error.
+    Raises: NotFoundError for a missing store or model; InvalidNameError; UsageError; StorageError
+    if folders can't be listed, or there are too many open files. Damage is a result, not an error.
     """
     workers = threads(jobs)
-    store.require()  # of a disk that is not mounted, or a misspelt path, nothing would be checked
+    store.require()  # else nothing of an unmounted disk, or of a misspelt path, would be checked
     wanted = [store.find(name) for name in names]
     checks = BlobChecks(store, NOTHING if wanted else store.blobs.listing(), quick)
     manifests = ManifestReader(store)
@@ -299,9 +262,13 @@ def verify(
 
 
 def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
-    """Yield the damaged blobs that are still so, and still needed."""
+    """Yield the blobs that are still damaged, and still needed."""
     needs = CurrentNeeds(checks.store)
-    sets = _ModelSets()
+
+    @cache  # thousands of blobs may be of the same models: equal unions are one tuple
+    def union(parts: tuple[tuple[ModelName, ...], ...]) -> tuple[ModelName, ...]:
+        return parts[0] if len(parts) == 1 else tuple(sorted(set().union(*parts)))
+
     for digest, check in sorted(checks.damaged.items()):
         found = {
             use: models
@@ -312,30 +279,13 @@ def _damaged(checks: BlobChecks) -> Iterator[DamagedBlob]:
             names = check.tensors or tuple(
                 dict.fromkeys(use.name for use in found if use.name is not None)
             )
-            yield DamagedBlob(Digest(digest), reason, sets.union(found.values()), names)
-
-
-class _ModelSets:
-    """Unions of sorted tuples of models.
-
-    Equal ones are one tuple, because thousands of blobs may be of the same models.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[tuple[ModelName, ...], ...], tuple[ModelName, ...]] = {}
-
-    def union(self, parts: Iterable[tuple[ModelName, ...]]) -> tuple[ModelName, ...]:
-        """Return all models of ``parts``, sorted."""
-        key = tuple(dict.fromkeys(parts))
-        if len(key) == 1:
-            return key[0]
-        if key not in self._known:
-            self._known[key] = tuple(sorted({name for part in key for name in part}))
-        return self._known[key]
+            yield DamagedBlob(
+                Digest(digest), reason, union(tuple(dict.fromkeys(found.values()))), names
+            )
 
 
 def _broken(checks: BlobChecks, manifests: ManifestReader) -> Iterator[BrokenManifest]:
-    """Yield the models that are still broken, and those in which two blobs hold tensors of one name."""
+    """Yield the models that are still broken, and those with two tensors of one name."""
     reasons = dict(manifests.broken())
     for users, tensor in _twice(checks).items():
         for name in users.names:
@@ -359,6 +309,6 @@ def _twice(checks: BlobChecks) -> dict[Users, str]:
 def _odd_blobs(checks: BlobChecks) -> Iterator[OddFile]:
     for digest in sorted(checks.listing.named.keys() - checks.damaged.keys()):
         entry = checks.listing.named[digest]
-        with suppress(OSError):  # it has been removed
+        with suppress(OSError):  # it was removed
             if (reason := odd_mode(entry.stat(follow_symlinks=False))) is not None:
                 yield OddFile(Path(entry.path), reason)

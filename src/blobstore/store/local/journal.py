@@ -1,21 +1,19 @@
-"""Notes that spare work: the journal of imports, and summaries of models.
+"""Notes that save work: the journal of imports, and summaries of models.
 
-Summaries: what a model is in short, remembered by the sha256 of its manifest's bytes.
+Journal: which blob each entry of an earlier import's plan became, so that no blob is made twice.
+``.blobstore/journal/`` has one file for each source, which is appended to, with one line for each
+entry: its key (importer/writing.py), the blob's digest, size and stamp, and whether the blob was
+durable then. A line is a hint, and never trusted over the bytes: a blob is used without hashing it
+only if it was durable, and while its file has that stamp (`JournalEntry.blob_at`). A torn or
+foreign line is ignored.
 
-A manifest names its blobs by their digests, so what follows from them never changes: a line that is
-there is right for ever, whatever becomes of the model's name. ``.blobstore/cache/summaries`` is the
-only thing that reading a store writes: to read the headers of 600,000 blobs takes a minute, and
-this file a fraction of a second. It is written only where the store belongs to the user who reads
-it: a ``sudo blobstore list`` must not leave folders that the owner can't write to. A line with a
-wrong checksum, torn or foreign, is ignored; so are failures to write the file.
-
-Journal: which blob each entry of an earlier import's plan became, so that nothing is made twice.
-
-One file a source in ``.blobstore/journal/``, appended to; one line an entry: its key
-(importer/writing.py), the blob's digest, size and stamp, and whether the blob was durable then. A
-line is a hint and never trusted over the bytes: a blob is taken for what its line says only if it
-was durable and while its file has that stamp; otherwise it is hashed (`LocalSession.find`). A torn
-or foreign line is passed over.
+Summaries: what a list shows of a model, by the sha256 of its manifest's bytes. A manifest names its
+blobs by digest, so a summary never becomes wrong, whatever happens to the model's name.
+``.blobstore/cache/summaries`` is the only file that reading a store writes: reading the headers of
+600,000 blobs takes a minute, and reading this file a fraction of a second. It is written only if
+the store belongs to the user who reads it: a ``sudo blobstore list`` must not leave folders that
+the owner can't write to. A line with a wrong checksum, torn or foreign, is ignored; so are failures
+to write the file.
 """
 
 from __future__ import annotations
@@ -31,9 +29,10 @@ from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.io.durable import append_file, make_folder, os_errors, read_own, replace_file
+from blobstore.io.ranges import FileReader
 from blobstore.names import Digest
+from blobstore.store.local.blobs import FinishedBlob, Stamp
 from blobstore.store.local.leftovers import Leftover
-from blobstore.store.local.writer import Stamp
 from blobstore.store.ports import Summary
 
 _log = logging.getLogger("blobstore.store.local.store")
@@ -51,10 +50,10 @@ _LARGEST = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """What an entry of a plan became: ``key`` is a hash of all that its bytes depend on.
+class JournalEntry:
+    """The blob that an entry of a plan became; ``key`` hashes everything that its bytes depend on.
 
-    ``is_durable``: no write error and no power cut can change its blob any more.
+    ``is_durable``: neither a write error nor a power cut can change the blob any more.
     """
 
     key: str
@@ -66,24 +65,50 @@ class Entry:
     def encode(self) -> bytes:
         """Return the entry as a line."""
         stamp = f"{self.stamp.inode} {self.stamp.mtime_ns}"
-        return f"{self.key} {self.digest.hex} {self.size} {stamp} {_DURABLE if self.is_durable else _WAITING}\n".encode()
+        state = _DURABLE if self.is_durable else _WAITING
+        return f"{self.key} {self.digest.hex} {self.size} {stamp} {state}\n".encode()
 
     @classmethod
-    def parse(cls, line: bytes) -> Entry | None:
-        """Return the entry in a line, or None if the line is not one."""
+    def parse(cls, line: bytes) -> JournalEntry | None:
+        """Return the entry in a line, or None if the line is invalid."""
         if _LINE.fullmatch(line) is None:
             return None
         key, digest, size, inode, mtime_ns, state = line.decode().split(" ")
         stamp = Stamp(int(inode), int(mtime_ns))
         return cls(key, Digest(digest), int(size), stamp, state == _DURABLE)
 
+    def blob_at(
+        self, path: Path, *, verify: bool, settle: Callable[[int], None] = lambda _fd: None
+    ) -> FinishedBlob | None:
+        """Return the blob at ``path`` if it has the entry's bytes, else None.
+
+        It is hashed unless it was durable and its stamp is the entry's, and always with ``verify``.
+        ``settle`` is called with its open descriptor before it is hashed.
+        """
+        try:
+            with FileReader(path, follow=False) as reader:
+                stamp = Stamp.of(reader.status())
+                is_known = self.is_durable and stamp == self.stamp and stamp.is_sure
+                if reader.size != self.size:
+                    return None
+                if verify or not is_known:
+                    with os_errors("write back", path):
+                        settle(reader.fileno())
+                    reader.read_ahead()
+                    if reader.digest() != self.digest:
+                        return None
+                return FinishedBlob(self.digest, self.size, path.parent, stamp)
+        except NotFoundError:
+            return None
+        except BlobStoreError as error:
+            _log.info("a finished blob is not used: %s", error)
+            return None
+
 
 class Journal:
-    """The journal of one source, read when it is first asked.
+    """The journal of one source, read at the first call; later entries are for later sessions.
 
-    What is appended then is for later readers.
-
-    One that can't be read is empty: everything is made again.
+    A journal that can't be read is taken for empty: everything is made again.
     """
 
     def __init__(self, folder: Path, source: str) -> None:
@@ -91,17 +116,15 @@ class Journal:
         self._newest: dict[bytes, bytes] | None = None
         self._lines = 0
 
-    def find(self, key: str) -> Entry | None:
+    def find(self, key: str) -> JournalEntry | None:
         """Return the newest entry of that key, or None."""
         line = self._read().get(key.encode())
-        return Entry.parse(line) if line is not None else None
+        return None if line is None else JournalEntry.parse(line)
 
-    def append(self, entries: Iterable[Entry]) -> None:
-        """Add entries; they win over older ones of their keys.
+    def append(self, entries: Iterable[JournalEntry]) -> None:
+        """Add entries, which replace older ones of their keys. Raises: StorageError.
 
-        A journal that is too large is started anew.
-
-        Raises: StorageError.
+        A journal that is too large is written anew.
         """
         text = b"".join(entry.encode() for entry in entries)
         if not text:
@@ -112,30 +135,27 @@ class Journal:
             if self._lines > 2 * len(newest) + _SPARE_LINES or _size(self._path) > _LARGEST:
                 replace_file(self._path, b"".join(line + b"\n" for line in newest.values()))
                 self._lines = len(newest)
-            append_file(
-                self._path, b"\n" + text
-            )  # on lines of its own, also behind one that was torn
+            append_file(self._path, b"\n" + text)  # the last line may be torn
 
     def _read(self) -> dict[bytes, bytes]:
         """Return the newest line of each key."""
         if self._newest is None:
-            self._newest = {}
             try:
-                for line in _lines(self._path):
-                    self._newest[line[:_HEX]] = line
-                    self._lines += 1
-            except NotFoundError:
-                pass
+                lines = _lines(self._path)
             except BlobStoreError as error:
-                _log.warning("what earlier imports made is made again: %s", error)
+                if not isinstance(error, NotFoundError):
+                    _log.warning("the journal can't be read, so all blobs are made: %s", error)
+                lines = []
+            self._newest = {line[:_HEX]: line for line in lines}
+            self._lines = len(lines)
         return self._newest
 
 
 def dead_journals(folder: Path, is_there: Callable[[Digest], bool]) -> Iterator[Leftover]:
-    """Yield the journals in ``folder`` that name no blob for which ``is_there``, and what a killed import left of one.
+    """Yield the journals in ``folder`` that are of no use, and unfinished ones of killed imports.
 
-    Which source a journal is of can't be told from it; one whose blobs are all gone, or that is too
-    large to be read, is of no use to any. Raises: StorageError.
+    A journal is of no use if ``is_there`` is False for all of its blobs, or if it is too large to
+    be read. A journal does not tell which source it is of. Raises: StorageError.
     """
     with os_errors("read", folder):
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -145,46 +165,44 @@ def dead_journals(folder: Path, is_there: Callable[[Digest], bool]) -> Iterator[
                 continue
             nbytes = path.stat().st_size
             if match["temporary"]:
-                yield Leftover(path, nbytes, "an import that was killed left it unfinished")
+                yield Leftover(path, nbytes, "left unfinished by a killed import")
             elif nbytes > _LARGEST:
                 yield Leftover(path, nbytes, "a journal that is too large to be read")
             elif not any(
                 is_there(Digest(line[_HEX + 1 : 2 * _HEX + 1].decode())) for line in _lines(path)
             ):
-                yield Leftover(path, nbytes, "a journal of an import of which nothing is left")
+                yield Leftover(path, nbytes, "a journal of an import whose blobs are all gone")
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a journal that are entries.
+def _lines(path: Path) -> list[bytes]:
+    """Return the lines of a journal that are entries.
 
     Raises: NotFoundError; LimitExceededError; StorageError.
     """
-    return (match[0] for match in _LINE.finditer(read_own(path, _LARGEST)))
+    return _LINE.findall(read_own(path, _LARGEST))
 
 
 def _size(path: Path) -> int:
+    """Return the size of a file, 0 if it has none."""
     try:
         return path.lstat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 
 _VERSION = b"1"
-"""Goes up when the same blobs are summarized otherwise."""
+"""Increases when the same blobs get another summary."""
 _LARGEST_CACHE = 64 * 2**20
-"""Bytes of a file that is read: 400,000 models.
-
-A larger one is not ours, and the next list starts it anew.
-"""
+"""Bytes of a file that is read: 400,000 models. A larger one is not ours, and is replaced."""
 _SUMMARY_LINE = re.compile(
-    rb"^(?P<text>(?P<key>[0-9a-f]{64}) (?P<size>[0-9]{1,18}) (?P<parameters>[0-9]{1,24}) (?P<plain>[01])"
-    rb" (?P<kind>[0-9A-Za-z_]{0,32}) %b) (?P<sum>[0-9a-f]{8})$" % _VERSION,
+    rb"^(?P<text>(?P<key>[0-9a-f]{64}) (?P<size>[0-9]{1,18}) (?P<parameters>[0-9]{1,24})"
+    rb" (?P<plain>[01]) (?P<kind>[0-9A-Za-z_]{0,32}) %b) (?P<sum>[0-9a-f]{8})$" % _VERSION,
     re.ASCII | re.MULTILINE,
 )
 
 
 class SummaryCache:
-    """The summaries of a store. ``owner``: the folder whose owner may write them."""
+    """The summaries of a store, written only by the owner of ``owner``. See `Summaries`."""
 
     def __init__(self, path: Path, owner: Path) -> None:
         self._path = path
@@ -193,79 +211,62 @@ class SummaryCache:
     def read(self) -> dict[str, Summary]:
         """Return the summaries by the sha256 of their manifests, in hex digits.
 
-        None when the file can't be read.
+        The result is empty if the file can't be read.
         """
         try:
             text = read_own(self._path, _LARGEST_CACHE)
-        except NotFoundError:
-            return {}
         except BlobStoreError as error:
-            _log.info("the summaries of models can't be read: %s", error)
+            if not isinstance(error, NotFoundError):
+                _log.info("the summaries of models can't be read: %s", error)
             return {}
-        found = {}
-        for match in _SUMMARY_LINE.finditer(text):
-            if zlib.crc32(match["text"]) == int(match["sum"], 16):
-                size, parameters, is_plain = (
-                    int(match[name]) for name in ("size", "parameters", "plain")
-                )
-                found[match["key"].decode()] = Summary(
-                    size, parameters, match["kind"].decode(), bool(is_plain)
-                )
-        return found
+        return {
+            match["key"].decode(): Summary(
+                size=int(match["size"]),
+                parameters=int(match["parameters"]),
+                quant_type=match["kind"].decode(),
+                is_plain=match["plain"] == b"1",
+            )
+            for match in _SUMMARY_LINE.finditer(text)
+            if zlib.crc32(match["text"]) == int(match["sum"], 16)
+        }
 
     def add(self, summaries: Mapping[str, Summary]) -> None:
-        """Remember summaries, where that is ours to do.
-
-        Nothing is raised: the next reader has more to do, that is all.
-        """
-        fit = {
-            key: summary
-            for key, summary in summaries.items()
-            if _SUMMARY_LINE.fullmatch(_encoded(key, summary)[:-1])
-        }
-        if not fit or not self._is_ours():
+        """Add summaries, if the file belongs to this user. Failures are ignored."""
+        encoded = (_encoded(key, summary) for key, summary in summaries.items())
+        lines = [line for line in encoded if _SUMMARY_LINE.fullmatch(line[:-1])]
+        if not lines or not self._is_ours():
             return
         try:
             with os_errors("write", self._path):
                 make_folder(self._path.parent, durable=False)
-                write = replace_file if self._is_too_large() else append_file
-                write(
-                    self._path,
-                    b"\n" + b"".join(_encoded(key, summary) for key, summary in fit.items()),
-                )
+                is_too_large = _size(self._path) > _LARGEST_CACHE
+                write = replace_file if is_too_large else append_file
+                write(self._path, b"\n" + b"".join(lines))
         except BlobStoreError as error:
-            _log.info("the summaries of models are not remembered: %s", error)
+            _log.info("the summaries of models are not kept: %s", error)
 
     def keep(self, keys: Collection[str]) -> None:
-        """Forget all but those of ``keys``. Only for a holder of the store's exclusive lock.
+        """Remove all but those of ``keys``. Only for a holder of the store's exclusive lock.
 
         Raises: StorageError.
         """
         known = self.read()
-        if known.keys() - set(keys) or self._is_too_large():
-            with os_errors("write", self._path):
-                lines = (
-                    _encoded(key, summary) for key, summary in sorted(known.items()) if key in keys
-                )
-                replace_file(self._path, b"".join(lines))
-
-    def _is_too_large(self) -> bool:
-        try:
-            return self._path.lstat().st_size > _LARGEST_CACHE
-        except OSError:
-            return False
+        with os_errors("write", self._path):
+            if known.keys() - set(keys) or _size(self._path) > _LARGEST_CACHE:
+                kept = sorted(known.keys() & set(keys))
+                replace_file(self._path, b"".join(_encoded(key, known[key]) for key in kept))
 
     def _is_ours(self) -> bool:
         try:
-            if any(folder.is_symlink() for folder in (self._path.parent, self._path.parent.parent)):
-                return False  # it would be written where another program put something
+            if any(folder.is_symlink() for folder in self._path.parents[:2]):
+                return False  # the link of another program
             return self._owner.stat().st_uid == os.geteuid()
         except OSError:
             return False
 
 
 def _encoded(key: str, summary: Summary) -> bytes:
-    """Return the line for a manifest whose sha256 is ``key``."""
+    """Return the line for a manifest with the sha256 ``key``."""
     numbers = b"%d %d %d" % (summary.size, summary.parameters, summary.is_plain)
     text = b"%b %b %b %b" % (key.encode(), numbers, summary.quant_type.encode(), _VERSION)
     return b"%b %08x\n" % (text, zlib.crc32(text))

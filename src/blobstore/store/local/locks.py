@@ -1,14 +1,13 @@
-"""The store's locks, which the kernel frees when their holder dies, so there is nothing stale to clean up (``flock``).
+"""The store's locks (``flock``), and the processes that hold them.
 
-``.blobstore/lock``: many writers share it, a clean-up holds it alone, and opening a model shares it
-where it can. ``.blobstore/names``: held alone for the moment in which a manifest is checked and
-then linked or removed; whoever takes it shares the other one. Ollama takes neither.
+The kernel releases a lock when its holder dies, so a lock is never stale. ``.blobstore/lock``: many
+writers share it, a clean-up holds it alone, and opening a model shares it if it can.
+``.blobstore/names``: held alone for the moment in which a manifest is checked and then linked or
+removed, by processes that share the other lock. Ollama takes neither.
 
-Holders: which processes hold a file's flock, as the kernel says at the moment of asking.
-
-Nothing is written down by holders, so nothing can be stale. Linux lists every flock in /proc/locks,
-and again in the fdinfo of the descriptor that has it; elsewhere, and a holder on another machine is
-not found. Source: proc_locks(5), proc_pid_fdinfo(5) ("lock:").
+Holders are asked of the kernel. Linux lists every flock in /proc/locks, and again in the fdinfo of
+its descriptor. Other systems do not, and holders on other machines are not found. Source:
+proc_locks(5), proc_pid_fdinfo(5) ("lock:").
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +31,12 @@ _FLOCK = re.compile(
     re.ASCII,
 )
 _LONGEST_COMMAND = 120
-_START_FIELD = 19  # proc_pid_stat(5): starttime is field 22, and these are counted from the third, behind the name
+_START_FIELD = 19  # proc_pid_stat(5): starttime is field 22; fields are counted from the third here
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that holds a lock: its number, its command line ("" when that can't be read), for how long it has run."""
+    """A process that holds a lock: its number, command line ("" if unknown), and running time."""
 
     pid: int
     command: str
@@ -54,7 +53,7 @@ class Holder:
 def holders_of(fd: int) -> list[Holder]:
     """Return the processes that hold a flock on the file that is open as ``fd``.
 
-    None where the kernel does not say.
+    The list is empty where the kernel does not tell.
     """
     try:
         inode = os.fstat(fd).st_ino
@@ -65,7 +64,7 @@ def holders_of(fd: int) -> list[Holder]:
 
 
 def _locks(path: Path) -> list[tuple[int, int]]:
-    """Return process and inode of each flock that a file of /proc lists."""
+    """Return the process and the inode of each flock that a file of /proc lists."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
@@ -74,10 +73,10 @@ def _locks(path: Path) -> list[tuple[int, int]]:
 
 
 def _holds(pid: int, inode: int) -> bool:
-    """Return True when a descriptor of the process has the lock now, or when that can't be read.
+    """Return True if a descriptor of the process has the lock now, or if that can't be read.
 
-    A lock outlives the process that took it in a child that was forked meanwhile, and then its
-    number may be another's.
+    A forked child keeps a lock when the process that took it has ended, and another process may
+    have got the number of that one.
     """
     try:
         descriptors = list((_PROC / str(pid) / "fdinfo").iterdir())
@@ -93,7 +92,7 @@ def _described(pid: int) -> Holder:
         words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         words = []
-    # The interpreter's and the program's folders say nothing.
+    # The folders of the interpreter and the program are left out.
     command = " ".join(" ".join([*(Path(word).name for word in words[:2]), *words[2:]]).split())
     if len(command) > _LONGEST_COMMAND:
         command = f"{command[:_LONGEST_COMMAND]}…"
@@ -131,50 +130,33 @@ class StoreLock:
         self._wait_s = wait_s
 
     def make(self) -> None:
-        """Make the lock file: taking the lock needs no space on the disk then.
+        """Make the lock file, so that taking the lock later needs no space on the disk.
 
         Raises: StorageError.
         """
         close_quietly(self._open())
 
-    @contextmanager
-    def shared(self, wait_s: float = 10) -> Iterator[None]:
+    def shared(self, wait_s: float = 10) -> AbstractContextManager[None]:
         """Hold the lock beside other sharers.
 
-        Raises: BusyError when it is held alone for ``wait_s``; StorageError.
+        Raises: BusyError if another process holds it alone for ``wait_s`` seconds; StorageError.
         """
-        with self._held(fcntl.LOCK_SH, wait_s):
-            yield
+        return self._held(fcntl.LOCK_SH, wait_s)
 
-    @contextmanager
-    def exclusive(self, wait_s: float = 1) -> Iterator[None]:
+    def exclusive(self, wait_s: float = 1) -> AbstractContextManager[None]:
         """Hold the lock alone.
 
-        Raises: BusyError when anybody else holds it for ``wait_s`` seconds; StorageError.
+        Raises: BusyError if another process holds it for ``wait_s`` seconds; StorageError.
         """
-        with self._held(fcntl.LOCK_EX, wait_s):
-            yield
+        return self._held(fcntl.LOCK_EX, wait_s)
 
-    @contextmanager
-    def reading(self, wait_s: float = 2) -> Iterator[bool]:
-        """Hold the lock beside other sharers where that needs no writing; yield whether it is held.
+    def reading(self, wait_s: float = 2) -> AbstractContextManager[bool]:
+        """Hold the lock beside other sharers if that needs no write; yield whether it is held.
 
-        It is not when the lock file is missing (blobstore has never written here), can't be opened,
-        or is held alone by another process for ``wait_s``.
+        It is not held if the lock file is missing (blobstore has never written here), can't be
+        opened, or another process holds it alone for ``wait_s`` seconds.
         """
-        try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            yield False
-            return
-        try:
-            try:
-                is_held = _take(fd, fcntl.LOCK_SH, wait_s)
-            except OSError:  # a file system without locks
-                is_held = False
-            yield is_held
-        finally:
-            close_quietly(fd)
+        return locked(self._path, os.O_NONBLOCK, fcntl.LOCK_SH, wait_s)
 
     @contextmanager
     def _held(self, kind: int, wait_s: float) -> Iterator[None]:
@@ -183,7 +165,7 @@ class StoreLock:
         fd = self._open()
         try:
             with os_errors("lock", self._path):
-                is_held = _take(fd, kind, wait_s)
+                is_held = take_lock(fd, kind, wait_s)
             if not is_held:
                 raise self._busy(fd)
             yield
@@ -202,23 +184,42 @@ class StoreLock:
         named = ", ".join(map(str, found[:_NAMED])) or "another process"
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         message = f"the store is in use by {named}{more} ({self._path})"
-        return BusyError(
-            message, path=str(self._path), hint="Try again later, or wait for it: wait_s=SECONDS."
-        )
+        hint = "Try again later, or wait for it: `wait_s=SECONDS`."
+        return BusyError(message, path=str(self._path), hint=hint)
 
 
 def _refuse_links(folder: Path) -> None:
-    """Raise StorageError when our own folder, or one in it, is a link: what is written there would be in others' hands."""
-    with os.scandir(folder) as entries:
-        links = [Path(entry.path) for entry in entries if entry.is_symlink()]
-    for link in [folder] if folder.is_symlink() else sorted(links):
-        raise StorageError(
-            f"{link} is a symbolic link, and nothing is written through one", path=str(link)
-        )
+    """Raise StorageError if our own folder, or one in it, is a link to another place."""
+    links = [folder, *sorted(folder.iterdir())]
+    refuse_link(next((path for path in links if path.is_symlink()), None))
 
 
-def _take(fd: int, kind: int, wait_s: float) -> bool:
-    """Return True when the lock was to be had within ``wait_s`` seconds. Raises: OSError."""
+def refuse_link(link: Path | None) -> None:
+    """Raise StorageError for a symbolic link on the way to a file that is to be written."""
+    if link is not None:
+        message = f"{link} is a symbolic link, and nothing is written through one"
+        raise StorageError(message, path=str(link))
+
+
+@contextmanager
+def locked(path: Path, flags: int, kind: int, wait_s: float = 0) -> Iterator[bool]:
+    """Open a file or folder and hold its lock; yield False if either fails within ``wait_s``."""
+    try:
+        fd = os.open(path, flags | os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        is_held = False
+        with suppress(OSError):  # a file system without locks
+            is_held = take_lock(fd, kind, wait_s)
+        yield is_held
+    finally:
+        close_quietly(fd)
+
+
+def take_lock(fd: int, kind: int, wait_s: float) -> bool:
+    """Lock an open file; return False if that fails for ``wait_s`` seconds. Raises: OSError."""
     until = time.monotonic() + wait_s
     while True:
         try:

@@ -1,17 +1,16 @@
-"""Manifests: one small file a model, at ``HOST/NAMESPACE/MODEL/TAG``."""
+"""Manifests: one small file for each model, at ``HOST/NAMESPACE/MODEL/TAG``."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from blobstore.errors import (
-    AmbiguousNameError,
     BlobStoreError,
     DocumentError,
     LimitExceededError,
@@ -32,17 +31,16 @@ from blobstore.io.durable import (
 )
 from blobstore.io.ranges import FileReader
 from blobstore.names import ModelName, hint_for
+from blobstore.store.ports import ambiguous
 
-_DEPTH = 4  # host, namespace, model, tag
-LARGE = 2**20
-"""Bytes of a manifest that is searched for a NUL byte before it is read: it may be a hole of 64 MiB."""
+DEPTH = 4
+"""Levels of a manifest below its folder: host, namespace, model, tag."""
+_LARGE = 2**20
+"""Bytes from which a manifest is searched for NUL bytes before it is read: it may be a hole."""
 
 
 class ManifestFolder:
-    """The ``manifests/`` folder of a store.
-
-    No folder or file below it is reached through a symbolic link.
-    """
+    """The ``manifests/`` folder of a store. No symbolic link below it is followed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,79 +48,76 @@ class ManifestFolder:
     def names(self) -> list[ModelName]:
         """Return the names of all models, sorted.
 
-        Links, and files at another depth or with other names, are not models.
+        Links, and files at another depth or with invalid names, are not models.
         """
         return sorted(
             name
             for path, is_link in self._entries()
-            if not is_link and (name := self._name(path)) is not None
+            if not is_link and (name := self.name_of(path)) is not None
         )
 
     def strays(self) -> list[Path]:
-        """Return what may be a manifest but is not a model here: files with odd names, and links anywhere."""
-        return [path for path, is_link in self._entries() if is_link or self._name(path) is None]
+        """Return files with invalid names, and links: they may be manifests, but are not models."""
+        return [path for path, is_link in self._entries() if is_link or not self.name_of(path)]
 
     def everything(self) -> Iterator[Path]:
         """Yield every file and link below ``manifests/``, sorted; links are not followed.
 
-        A folder below the level of manifests is yielded instead of what it holds: nesting may have
-        no end. Raises: StorageError.
+        A folder below the level of manifests is yielded instead of its contents: nesting may be
+        endless. Raises: StorageError.
         """
-        with os_errors("list", self.path):
-            self._refuse_dangling()
-            yield from _files(self.path, _DEPTH + 1)
+        for level, entry in self._walk(DEPTH + 1):
+            if level > DEPTH or not entry.is_dir(follow_symlinks=False):
+                yield Path(entry.path)
 
-    def is_name(self, path: Path) -> bool:
-        """Return True when a path that is as deep as manifests are gives a model's name."""
-        return self._name(path) is not None
-
-    def _entries(self) -> Iterator[tuple[Path, bool]]:
-        """Yield the files at the depth of manifests and the links at any depth, and whether each is a link."""
-        with os_errors("list", self.path):
-            self._refuse_dangling()
-            yield from _walk(self.path, _DEPTH)
-
-    def _refuse_dangling(self) -> None:
-        """Raise StorageError when the folder is a link to nothing: its models lie on a disk that is not there just now."""
-        if self.path.is_symlink() and not self.path.exists():
-            raise StorageError(
-                f"{self.path} is a symbolic link to {self.path.readlink()}, which does not exist",
-                path=str(self.path),
-                hint="Is a disk not mounted?",
-            )
-
-    def _name(self, path: Path) -> ModelName | None:
+    def name_of(self, path: Path) -> ModelName | None:
+        """Return the model of a manifest's path, None if the path is not that of a valid name."""
         return ModelName.of_path(path.relative_to(self.path).parts)
 
+    def _entries(self) -> Iterator[tuple[Path, bool]]:
+        """Yield files at the level of manifests, and links at any; and whether it is a link."""
+        for level, entry in self._walk(DEPTH):
+            is_link = entry.is_symlink()
+            if is_link or (level == DEPTH and entry.is_file(follow_symlinks=False)):
+                yield Path(entry.path), is_link
+
+    def _walk(self, depth: int) -> Iterator[tuple[int, os.DirEntry[str]]]:
+        """Yield as `walk`. Raises: StorageError, also if ``manifests/`` is a dangling link."""
+        with os_errors("list", self.path):
+            if self.path.is_symlink() and not self.path.exists():
+                link = f"{self.path} is a symbolic link to {self.path.readlink()}"
+                hint = "Is a disk not mounted?"
+                raise StorageError(f"{link}, which does not exist", path=str(self.path), hint=hint)
+            yield from walk(self.path, depth)
+
     def spelled(self, name: ModelName) -> ModelName:
-        """Return the name as it is spelled here: names that differ only in case are one model, as for Ollama.
+        """See `Manifests`: names that differ only in case are one model, as for Ollama.
 
-        The spelling that was asked for wins where it is there. Of a model that is not there, the
-        parts are spelled as the folders are on its way. So a name means the same on file systems
-        that tell case apart and on others.
+        An exact match wins. The parts of a missing model are spelled as the folders that exist. So
+        a name means the same on file systems with and without case.
 
-        Raises: AmbiguousNameError when there are several other spellings; StorageError.
+        Raises: AmbiguousNameError if there are several other spellings; StorageError.
         """
         parts: tuple[str, ...] = name.path_parts
         found: list[tuple[str, ...]] = [()]
-        for depth in range(_DEPTH):
+        for depth in range(DEPTH):
             deeper = [
                 (*above, part) for above in found for part in self._spellings(above, parts[depth])
             ]
-            if not deeper:  # what is not there yet; with several folders for it, it gets its own
+            if not deeper:  # the rest does not exist; with several folders for it, it gets its own
                 above = parts[:depth] if len(found) > 1 else found[0]
                 return _respelled(name, (*above, *parts[depth:]))
             found = deeper
         if parts in found:
             return name
         if len(found) > 1:
-            raise _ambiguous(name, sorted(found))
+            raise ambiguous(name, [_respelled(name, several) for several in sorted(found)])
         return _respelled(name, found[0])
 
     def _spellings(self, above: tuple[str, ...], part: str) -> list[str]:
-        """Return what lies in a folder and differs from ``part`` at most in case.
+        """Return the entries of a folder that differ from ``part`` at most in case.
 
-        Nothing behind a link.
+        None are returned for a link.
         """
         folder = self.path.joinpath(*above)
         with os_errors("list", folder):
@@ -133,36 +128,29 @@ class ManifestFolder:
         return [name for name in names if name.isascii() and name.lower() == part.lower()]
 
     def read(self, name: ModelName) -> Manifest:
-        """Return the manifest of ``name``, and the bytes it was read from.
-
-        Raises: NotFoundError when there is none; DocumentError when it is no manifest;
-        StorageError; each with ``model``.
-        """
+        """See `Manifests`."""
         raw = self.text(name)
         try:
             return Manifest.parse(raw, f"the manifest of {name}")
         except BlobStoreError as error:
-            error.model = str(name)
-            raise
+            raise error.about(model=str(name)) from error
 
     def text(self, name: ModelName) -> bytes:
         """Return the bytes of a manifest that is to be parsed.
 
-        Raises: as `read_bytes`; DocumentError (rule M1) for a large one with a NUL byte, read only
-        up to there: a few bytes and a hole behind them may be 64 MiB.
+        Raises: as `read_bytes`; DocumentError (rule M1) for a large one with a NUL byte.
         """
-        return self._read(name, is_text=True)
+        return self._read(name, manifest_text)
 
     def read_bytes(self, name: ModelName) -> bytes:
-        """Return the bytes of a manifest, whatever is in them.
+        """Return the bytes of a manifest, whatever they are.
 
-        Raises: NotFoundError when there is none; LimitExceededError over 64 MiB; StorageError; each
-        with ``model``.
+        Raises: NotFoundError; LimitExceededError over 64 MiB; StorageError; each with ``model``.
         """
-        return self._read(name)
+        return self._read(name, _whole)
 
     def raw(self, name: ModelName) -> bytes | None:
-        """Return the bytes of a model's manifest: None where there is none, empty ones where they can't be read."""
+        """Return the bytes of a manifest: None if there is none, b"" if it can't be read."""
         try:
             return self.read_bytes(name)
         except NotFoundError:
@@ -170,28 +158,21 @@ class ManifestFolder:
         except BlobStoreError:
             return b""
 
-    def _read(self, name: ModelName, *, is_text: bool = False) -> bytes:
-        path = self._path(name)
+    def _read(self, name: ModelName, read: Callable[[FileReader, str], bytes]) -> bytes:
         try:
             self._refuse_links(name)
-            with FileReader(path, follow=False) as reader:
-                if reader.size > MAX_MANIFEST:
-                    message = f"limit exceeded: the manifest of {name} has {reader.size:,} bytes, at most {MAX_MANIFEST:,}"
-                    raise LimitExceededError(
-                        message, path=str(path), hint=f"Remove it: blobstore rm {name}"
-                    )
-                if is_text and reader.size > LARGE and reader.has_nul():
-                    message = f"the manifest of {name} is not valid JSON: it contains a NUL byte (rule M1)"
-                    raise DocumentError(message, rule="M1", path=str(path))
-                return reader.read(0, reader.size)
+            with FileReader(self._path(name), follow=False) as reader:
+                return read(reader, f"the manifest of {name}")
         except NotFoundError:
-            raise self._missing(name) from None
+            raise self.missing(name) from None
+        except LimitExceededError as error:
+            hint = f"Remove it: blobstore rm {name}"
+            raise error.about(model=str(name), hint=hint) from error
         except BlobStoreError as error:
-            error.model = str(name)
-            raise
+            raise error.about(model=str(name)) from error
 
     def modified(self, name: ModelName) -> datetime | None:
-        """Return when the manifest was written, UTC; None when that is out of range.
+        """Return when the manifest was written, in UTC; None if that is out of range.
 
         Raises: NotFoundError, StorageError.
         """
@@ -204,11 +185,11 @@ class ManifestFolder:
             return None
 
     def prepare(self, name: ModelName, manifest: Manifest, temporary: Path) -> None:
-        """Write a manifest to the path ``temporary``, durably, and make its folder: all that needs space on the disk.
+        """Write a manifest to the path ``temporary``, durably, and make its folder.
 
-        A copy of an older manifest of that name is kept beside it, for `link`. Raises:
-        StorageError, also when a folder has the name; LimitExceededError when an older file of that
-        name is too large for a manifest; nothing is visible yet.
+        `link` needs no more space on the disk. A copy of an older manifest of that name is kept
+        beside it, for `link`. Nothing is visible yet. Raises: StorageError, also if a folder has
+        the name; LimitExceededError if an older file of that name is too large for a manifest.
         """
         path = self._path(name)
         self._refuse_links(name)
@@ -222,9 +203,9 @@ class ManifestFolder:
             make_folder(path.parent)
 
     def link(self, name: ModelName, temporary: Path) -> None:
-        """Put a prepared manifest under ``name``, durably; an older one is replaced.
+        """Give ``name`` a prepared manifest, durably; an older one is replaced.
 
-        Raises: StorageError; the older manifest, if any, is back in its place then.
+        Raises: StorageError; the older manifest, if any, is restored then.
         """
         path = self._path(name)
         self._refuse_links(name)
@@ -240,25 +221,22 @@ class ManifestFolder:
                 raise
 
     def has(self, name: ModelName) -> bool:
-        """Return True when there is something in the place of the manifest of that name.
-
-        Raises: StorageError.
-        """
+        """Return True if anything is at the path of the manifest. Raises: StorageError."""
         with os_errors("access", self._path(name)):
             return _mode(self._path(name)) != 0
 
     def require(self, name: ModelName) -> None:
-        """Raise NotFoundError when the manifest does not exist; it is not read."""
+        """Raise NotFoundError if the manifest does not exist; it is not read."""
         if not self.has(name):
-            raise self._missing(name)
+            raise self.missing(name)
 
     def remove(self, name: ModelName) -> None:
-        """Remove a manifest, durably. Raises: NotFoundError when it does not exist."""
+        """Remove a manifest, durably. Raises: NotFoundError if it does not exist."""
         path = self._path(name)
         self._refuse_links(name)
         with os_errors("remove the manifest", path):
             if not remove_if_there(path):
-                raise self._missing(name)
+                raise self.missing(name)
             sync_folder(path.parent)
 
     def remove_empty_folders(self, name: ModelName) -> None:
@@ -266,29 +244,27 @@ class ManifestFolder:
 
         Only for a holder of the store's exclusive lock.
         """
-        for folder in list(self._path(name).parents)[: _DEPTH - 1]:
-            try:
+        with suppress(OSError):  # a folder that is not empty ends it
+            for folder in self._path(name).parents[: DEPTH - 1]:
                 folder.rmdir()
-            except OSError:
-                break  # not empty
 
     def remove_all_empty_folders(self) -> None:
-        """Remove every folder, as deep as manifests lie, that holds nothing.
+        """Remove every empty folder down to the level of manifests.
 
-        Only for a holder of the exclusive lock.
-
-        Raises: StorageError when they can't be listed.
+        Only for a holder of the store's exclusive lock. Raises: StorageError if a folder can't be
+        listed.
         """
         with os_errors("list", self.path):
-            empty = list(_empty(self.path, _DEPTH)) if self.path.is_dir() else []
-        for folder in empty:
-            with suppress(OSError):  # an Ollama has just put something there
-                folder.rmdir()
+            below = list(walk(self.path, DEPTH)) if self.path.is_dir() else []
+        for _, entry in reversed(below):
+            with suppress(OSError):  # the folder is not empty
+                if entry.is_dir(follow_symlinks=False):
+                    os.rmdir(entry.path)  # noqa: PTH106  # thousands of them
 
-    def _missing(self, name: ModelName) -> NotFoundError:
-        return ModelNotFoundError(
-            f"model {str(name)!r} not found", model=str(name), hint=hint_for(self.path, name)
-        )
+    def missing(self, name: ModelName, hint: str | None = None) -> NotFoundError:
+        """Return the error for a missing model; the default hint names similar models."""
+        hint = hint or hint_for(self.path, name)
+        return ModelNotFoundError(f"model {str(name)!r} not found", model=str(name), hint=hint)
 
     def _path(self, name: ModelName) -> Path:
         return self.path.joinpath(*name.path_parts)
@@ -300,41 +276,42 @@ class ManifestFolder:
             with os_errors("access", folder):
                 mode = _mode(folder)
             if stat.S_ISLNK(mode):
-                raise StorageError(
-                    f"the folder {folder} of model {name} is a symbolic link",
-                    model=str(name),
-                    path=str(folder),
-                )
+                message = f"the folder {folder} of model {name} is a symbolic link"
+                raise StorageError(message, model=str(name), path=str(folder))
 
 
-def _files(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield files and links up to ``depth`` levels below ``folder``, and the folders at that depth.
+def walk(folder: Path, depth: int, level: int = 1) -> Iterator[tuple[int, os.DirEntry[str]]]:
+    """Yield each entry down to ``depth`` levels below a folder, by name, and its level.
 
-    Raises: OSError.
+    A folder comes before its contents, and no link is followed. Raises: OSError.
     """
     for entry in listed(folder):
-        if depth > 1 and entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path), depth - 1)
-        else:
-            yield Path(entry.path)
+        yield level, entry
+        if level < depth and entry.is_dir(follow_symlinks=False):
+            yield from walk(Path(entry.path), depth, level + 1)
 
 
-def _empty(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders up to ``depth`` levels below ``folder`` that hold nothing but empty folders; no link is followed."""
-    for entry in listed(folder):
-        if entry.is_dir(follow_symlinks=False):
-            path = Path(entry.path)
-            below = list(_empty(path, depth - 1)) if depth > 1 else []
-            yield from below
-            if set(path.iterdir()) <= set(below):
-                yield path
+def manifest_text(reader: FileReader, what: str) -> bytes:
+    """Return the bytes of a manifest that is to be parsed.
+
+    A NUL byte in a large file is an error before the rest is read: a few bytes and a hole behind
+    them may be 64 MiB. Raises: LimitExceededError; DocumentError (rule M1); StorageError.
+    """
+    if _LARGE < reader.size <= MAX_MANIFEST and reader.has_nul():
+        message = f"{what} is not valid JSON: it contains a NUL byte (rule M1)"
+        raise DocumentError(message, rule="M1", path=reader.name)
+    return _whole(reader, what)
+
+
+def _whole(reader: FileReader, what: str) -> bytes:
+    if reader.size > MAX_MANIFEST:
+        message = f"limit exceeded: {what} has {reader.size:,} bytes, at most {MAX_MANIFEST:,}"
+        raise LimitExceededError(message, path=reader.name)
+    return reader.read(0, reader.size)
 
 
 def _mode(path: Path) -> int:
-    """Return a file's own mode, or 0 when nothing is there.
-
-    Raises: OSError when that can't be told.
-    """
+    """Return a file's own mode, or 0 if it does not exist. Raises: OSError if that is unknown."""
     try:
         return path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -357,19 +334,3 @@ def _write_durably(path: Path, data: bytes) -> None:
 def _respelled(name: ModelName, parts: tuple[str, ...]) -> ModelName:
     host, namespace, model, tag = parts
     return replace(name, host=host, namespace=namespace, model=model, tag=tag)
-
-
-def _ambiguous(name: ModelName, found: Sequence[tuple[str, ...]]) -> AmbiguousNameError:
-    names = [str(_respelled(name, parts)) for parts in found]
-    message = f"{str(name)!r} may be {' or '.join(names)}: they differ only in case"
-    return AmbiguousNameError(message, model=str(name), hint="Spell it as one of them.")
-
-
-def _walk(folder: Path, depth: int) -> Iterator[tuple[Path, bool]]:
-    for entry in listed(folder):
-        if entry.is_symlink():
-            yield Path(entry.path), True
-        elif depth == 1 and entry.is_file(follow_symlinks=False):
-            yield Path(entry.path), False
-        elif depth > 1 and entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path), depth - 1)

@@ -1,10 +1,10 @@
-"""Session: everything that one import writes, invisible until it is all there.
+"""Session: everything that one import writes, invisible until it is complete.
 
-Blobs are written to a folder of the session's own under ``.blobstore/tmp/``; `publish` makes them
+Blobs are written to a folder of the session under ``.blobstore/tmp/``; `publish` makes them
 durable, moves them to ``blobs/``, and links the manifest last. A failed session leaves the store as
 it was. A killed one leaves its folder, whose finished blobs the next import of the same source
-takes over (leftovers.py). Temporary blobs are out of Ollama's sight, however long an import takes:
-a starting Ollama deletes unreferenced files over an hour old from ``blobs/`` (server/images.go
+takes over (leftovers.py). Ollama does not see temporary blobs, however long an import takes: a
+starting Ollama deletes unreferenced files over an hour old from ``blobs/`` (server/images.go
 `PruneLayers`, ollama/ollama@fb307609).
 """
 
@@ -15,21 +15,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Collection, Iterable
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from blobstore.errors import (
-    BlobStoreError,
-    ConflictError,
-    CorruptDataError,
-    DigestMismatchError,
-    NotFoundError,
-    StorageError,
-    UsageError,
-)
+from blobstore.errors import StorageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.copying import clone, link, remove_tree
 from blobstore.io.durable import (
@@ -45,14 +37,21 @@ from blobstore.io.durable import (
 )
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.blobs import BlobFolder
-from blobstore.store.local.copies import ManifestCopies
-from blobstore.store.local.journal import Entry, Journal
+from blobstore.store.local.backups import ManifestCopies
+from blobstore.store.local.blobs import BlobFolder, BlobWriter, FinishedBlob, Stamp
+from blobstore.store.local.journal import Journal, JournalEntry
 from blobstore.store.local.leftovers import Leftovers, make_owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
-from blobstore.store.local.writer import BlobWriter, FinishedBlob, Stamp
-from blobstore.store.ports import Expected, Finished, How
+from blobstore.store.ports import (
+    Expected,
+    Finished,
+    How,
+    check_expected,
+    check_reader_size,
+    other_spelling,
+    wrong_bytes,
+)
 
 _log = logging.getLogger("blobstore.store.local.store")
 
@@ -60,16 +59,13 @@ _CHUNK = 2**20
 _NOTE_EVERY_S = 0.05
 _NOTED_AT_ONCE = 2**20
 _OLD_S = 30 * 60
-"""Age from which a blob that is used again is made young: Ollama spares unreferenced ones for an hour."""
+"""A blob that is used again gets a new time from this age on: Ollama spares young ones."""
 
 
 class LocalSession:
-    """One import's private folder.
+    """One import's private folder, made by `Store.session`. See `Session`.
 
-    Use it by `Store.session`: what was not published is gone at the end.
-
-    See `Session` in ports.py. It is its own `Earlier`: the journal knows what earlier sessions made
-    for a key.
+    It is its own `Earlier`: the journal says what earlier sessions made for a key.
     """
 
     def __init__(
@@ -102,13 +98,13 @@ class LocalSession:
         self._numbers = itertools.count()
         self._made: dict[Digest, FinishedBlob] = {}
         self._keyed: dict[str, FinishedBlob] = {}
-        self._unnoted: list[Entry] = []
+        self._unnoted: list[JournalEntry] = []
         self._is_kept = False
         self._noted_at = time.monotonic()
         self._mutex = threading.Lock()
 
     def writer(self, size: int) -> BlobWriter:
-        """Return a writer for one blob of ``size`` bytes. May be called from several threads."""
+        """See `Session`."""
         return BlobWriter(
             self._folder,
             str(next(self._numbers)),
@@ -121,44 +117,37 @@ class LocalSession:
         self._made.setdefault(blob.digest, blob)
 
     def put(self, data: bytes) -> FinishedBlob:
-        """Write bytes in memory as one blob. Raises: StorageError."""
-        writer = self.writer(len(data))
-        try:
-            blob = writer.put(0, data)
-        finally:
-            writer.close()
+        """See `Session`."""
+        return self._written(len(data), [data])
+
+    def _written(self, size: int, pieces: Iterable[bytes | memoryview]) -> FinishedBlob:
+        blob, done = None, 0
+        with closing(self.writer(size)) as writer:
+            for piece in pieces:
+                blob = writer.put(done, piece)
+                done += len(piece)
         if blob is None:
-            raise AssertionError("a blob of one piece is finished by it")
+            raise AssertionError("the last piece finishes a blob")
         return blob
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        """See `Session`: shared with a file's file system where it can be, else copied.
-
-        Hashed in any case.
-        """
+        """See `Session`. The blob shares a file's blocks or inode if it can, and is hashed."""
         key = descriptor.digest.hex
-        if (
-            descriptor.digest in self._made
-            or self.find(key, descriptor.size, verify=False) is not None
-        ):
+        if descriptor.digest in self._made or self.find(key, descriptor.size, verify=False):
             return How.THERE
+        check_reader_size(descriptor, reader)
         how, blob = self._taken(descriptor, reader)
         if blob.digest != descriptor.digest:
-            if (
-                self._made.get(blob.digest) is blob
-            ):  # else another blob of the session has these bytes
+            # Another blob of the session may have these bytes.
+            if self._made.get(blob.digest) is blob:
                 del self._made[blob.digest]
                 with os_errors("remove", blob.path):
                     remove_if_there(blob.path)
-            message = f"{reader.name}: its bytes are not those of {descriptor.digest}"
-            raise DigestMismatchError(message, blob=str(descriptor.digest), path=reader.name)
+            raise wrong_bytes(descriptor, reader)
         self.note(key, blob)
         return how
 
     def _taken(self, descriptor: Descriptor, reader: OpenReader) -> tuple[How, FinishedBlob]:
-        if reader.size != descriptor.size:
-            message = f"{reader.name} has {reader.size:,} bytes, and {descriptor.digest} {descriptor.size:,}"
-            raise CorruptDataError(message, blob=str(descriptor.digest), path=reader.name)
         place = self._folder / str(next(self._numbers))
         for how, share in ((How.CLONED, clone), (How.LINKED, link)):
             if reader.fileno() is not None and share(reader, place):
@@ -166,16 +155,15 @@ class LocalSession:
         return How.COPIED, self.copy(reader)
 
     def _shared(self, place: Path, descriptor: Descriptor) -> FinishedBlob:
-        """Return the blob of a file that shares another's blocks, named for the digest of its bytes."""
+        """Return the blob of a file that shares another's blocks, named for its digest."""
         with FileReader(place, follow=False) as reader:
             reader.read_ahead()
             digest = reader.digest()
             with os_errors("write", place):
                 if not self._syncs_whole:
                     sync(reader.fileno())
-                blob = FinishedBlob(
-                    digest, descriptor.size, self._folder, Stamp.of(reader.status())
-                )
+                stamp = Stamp.of(reader.status())
+                blob = FinishedBlob(digest, descriptor.size, self._folder, stamp)
                 place.rename(blob.path)
         self._finished(blob)
         return blob
@@ -184,17 +172,7 @@ class LocalSession:
         """See `Session`: in pieces of 1 MiB."""
         if reader.size <= _CHUNK:
             return self.put(reader.read(0, reader.size))
-        writer = self.writer(reader.size)
-        blob, done = None, 0
-        try:
-            for piece in reader.pieces(memoryview(bytearray(_CHUNK))):
-                blob = writer.put(done, piece)
-                done += len(piece)
-        finally:
-            writer.close()
-        if blob is None:
-            raise AssertionError("the last piece finishes a blob")
-        return blob
+        return self._written(reader.size, reader.pieces(memoryview(bytearray(_CHUNK))))
 
     @property
     def earlier(self) -> Self:
@@ -202,42 +180,44 @@ class LocalSession:
         return self
 
     def note(self, key: str, blob: FinishedBlob) -> None:
-        """Note that the plan's entry of ``key`` became ``blob``, for the case that this import is killed."""
+        """See `Earlier`."""
         with self._mutex:
             self._keyed[key] = blob
             self._unnoted.append(
-                Entry(key, blob.digest, blob.size, blob.stamp, is_durable=not self._syncs_whole)
+                JournalEntry(
+                    key, blob.digest, blob.size, blob.stamp, is_durable=not self._syncs_whole
+                )
             )
             if blob.size >= _NOTED_AT_ONCE or time.monotonic() - self._noted_at > _NOTE_EVERY_S:
-                self._note()
+                self._write_notes()
+                self._noted_at = time.monotonic()
 
-    def _note(self) -> None:
-        self._remember(self._unnoted, logging.INFO)  # whether it matters is known at the end
+    def _write_notes(self) -> None:
+        self._append(self._unnoted, logging.INFO)  # a later error may make the failure harmless
         self._unnoted = []
-        self._noted_at = time.monotonic()
 
     def keep(self) -> None:
         """See `Earlier`."""
         self._is_kept = True
 
     def takes_time(self) -> bool:
-        """Return True when killed imports left finished blobs: to find one takes as long as to read it."""
-        return any(True for _ in self._leftovers.finished())
+        """See `Earlier`: True if killed imports left finished blobs, which are hashed."""
+        return next(self._leftovers.finished(), None) is not None
 
     def find(self, key: str, size: int, *, verify: bool) -> FinishedBlob | None:
-        """Return the blob that an earlier import made for ``key``, or None when it is not there any more.
+        """Return the blob that an earlier import made for ``key``, or None if it is gone.
 
-        It is one of the store's, or one that a killed import left. Its bytes are hashed when its
-        file was written to since, when it was not durable when it was noted, or with ``verify``.
-        What a killed import left is written back before, and hashed from the disk (`write_back`):
-        an error of its writing may have been reported to others only, and never to us. May be
-        called from several threads. Raises: StorageError.
+        The blob is in the store, or a killed import left it. It is hashed if its file was written
+        to since, if it was not durable when it was noted, or with ``verify``. A blob of a killed
+        import is written back first, and hashed from the disk (`write_back`): the error of a failed
+        write may have been reported to other processes only. May be called from several threads.
+        Raises: StorageError.
         """
         with self._mutex:
             entry = self._journal.find(key)
         if entry is None or entry.size != size:
             return None
-        stored = _intact(self._blobs.path / entry.digest.file_name, entry, verify=verify)
+        stored = entry.blob_at(self._blobs.path / entry.digest.file_name, verify=verify)
         blob = _kept_young(stored) if stored is not None else None
         if blob is None and (blob := self._take_over(entry, verify=verify)) is not None:
             self._finished(blob)
@@ -246,24 +226,19 @@ class LocalSession:
                 self._keyed[key] = blob
         return blob
 
-    def _take_over(self, entry: Entry, *, verify: bool) -> FinishedBlob | None:
-        with self._mutex:  # another thread of ours has the lock of the same folder otherwise
+    def _take_over(self, entry: JournalEntry, *, verify: bool) -> FinishedBlob | None:
+        with self._mutex:  # else another thread of ours may hold the lock of the same folder
             left = self._leftovers.find(entry.digest)
             if left is None or not self._leftovers.take(left, self._folder):
                 return None
         path = self._folder / left.name
-        blob = _intact(path, entry, verify=verify, settle=write_back)
+        blob = entry.blob_at(path, verify=verify, settle=write_back)
         if blob is None:
-            # Removed at once: the kernel reports a lost write only once, so the next import might
-            # not see it.
+            # It is removed at once: the kernel reports a lost write only once, so the next import
+            # might not see it.
             with os_errors("remove", path):
                 remove_if_there(path)
         return blob
-
-    def _sync(self) -> None:
-        with os_errors("write to the store", self._folder):
-            if self._syncs_whole:
-                sync_file_system(self._folder_fd)
 
     def publish(
         self,
@@ -273,20 +248,16 @@ class LocalSession:
         expected: Expected = None,
         below: Collection[Digest] = (),
     ) -> set[Digest]:
-        """Make the manifest's blobs and then the model ``name`` visible.
-
-        Return the digests that were not there before.
+        """See `Session`.
 
         Order: manifest and bytes durable, blobs renamed, their names durable, every blob of the
         manifest checked for presence and size, manifest renamed, its name durable. All space is
-        taken before anything is visible. A blob or manifest that was there is replaced: what has
-        just been computed heals what lies there. Then the journal is told. What the name has is
-        looked at while no other of ours can change it. ``expected`` and ``below``: see `Session`.
+        taken before anything is visible. An older blob or manifest is replaced, which repairs a
+        damaged one. Then the blobs are added to the journal. The name is checked while no other
+        process of ours can change it.
 
-        Raises: StorageError; NotFoundError or CorruptDataError when the manifest names a blob that
-        is not in the store with its size; LimitExceededError for a manifest that could not be read
-        back; ConflictError; UsageError when the store has the name in another case (`Store.target`
-        gives the one to use). The old manifest stays then.
+        Raises: as `Session.publish`; UsageError if the store has the name in another case
+        (`Store.target` returns the one to use).
         """
         manifest.check_limits()
         named = [blob for blob in manifest.descriptors if blob.digest not in below]
@@ -299,53 +270,43 @@ class LocalSession:
             for descriptor in named:
                 self._blobs.check(descriptor)
             with self._names.exclusive():
-                self._refuse_conflict(name, expected)
-                self._refuse_other_spelling(name)
-                self._copies.write(
-                    name, manifest.raw
-                )  # another import of the name may have just removed it
+                check_expected(name, self._manifests.raw(name), expected)
+                self._check_spelling(name)
+                # Again, because another import of the name may have just removed it.
+                self._copies.write(name, manifest.raw)
                 self._manifests.link(name, prepared)
                 self._copies.settle(name, manifest.raw)
         except BaseException:
             if is_new:
                 self._copies.forget(name, manifest.raw)
             raise
-        self._remember(
-            Entry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp))
+        self._append(
+            JournalEntry(key, blob.digest, blob.size, stamps.get(blob.digest, blob.stamp))
             for key, blob in self._keyed.items()
         )
         return created
 
-    def _refuse_conflict(self, name: ModelName, expected: Expected) -> None:
-        if expected is not None and self._manifests.raw(name) not in expected:
-            message = f"{name} was changed by another meanwhile"
-            raise ConflictError(message, model=str(name), hint="Look at it, and try again.")
+    def _check_spelling(self, name: ModelName) -> None:
+        """Raise UsageError if another process has just written the name in another case.
 
-    def _refuse_other_spelling(self, name: ModelName) -> None:
-        """Raise UsageError when the store has the name in another case, as another process may have just written it.
-
-        A file system that ignores case may spell the folders of a name in its own way and still find them under the name:
-        then both spellings are the same model.
+        A file system that ignores case may spell the folders of a name in its own way and still
+        find them under the name: then both spellings are the same model.
         """
         spelled = self._manifests.spelled(name)
         if spelled != name and self._manifests.has(spelled) and not self._manifests.has(name):
-            message = f"there is a model {spelled}, and {name} differs from it only in case"
-            raise UsageError(message, model=str(spelled), hint=f"Try again: it will be {spelled}.")
+            raise other_spelling(name, spelled)
 
     def replace(self, blobs: Iterable[Finished | Descriptor]) -> dict[Digest, Stamp]:
-        """Make ``blobs`` of this session visible, durably, in the place of what has their names.
+        """Make those of ``blobs`` that this session made visible, durably; return their stamps.
 
-        Return their stamps there.
-
-        Raises: StorageError.
+        A file with the name of one of them is replaced. Raises: StorageError.
         """
-        made = [
-            self._made[digest]
-            for digest in {blob.digest: None for blob in blobs}
-            if digest in self._made
-        ]
+        wanted = dict.fromkeys(blob.digest for blob in blobs)
+        made = [self._made[digest] for digest in wanted if digest in self._made]
+        with os_errors("write to the store", self._folder):
+            if self._syncs_whole:
+                sync_file_system(self._folder_fd)
         with os_errors("write blobs to", self._blobs.path):
-            self._sync()
             make_folder(self._blobs.path)
             stamps = self._publish(made)
             sync_folder(self._blobs.path)
@@ -353,42 +314,36 @@ class LocalSession:
             self._made.pop(digest, None)
         return stamps
 
-    def _remember(self, entries: Iterable[Entry], level: int = logging.WARNING) -> None:
+    def _append(self, entries: Iterable[JournalEntry], level: int = logging.WARNING) -> None:
+        """Add entries to the journal. Without them, the next import only has more to do."""
         try:
             self._journal.append(entries)
         except StorageError as error:
-            # Only the next import has more to do.
-            _log.log(level, "what was made is not in the journal: %s", error)
+            _log.log(level, "the blobs of this import are not in the journal: %s", error)
 
     def _publish(self, blobs: Iterable[FinishedBlob]) -> dict[Digest, Stamp]:
         """Move the blobs of our folder to ``blobs/``; return their stamps there."""
         stamps: dict[Digest, Stamp] = {}
         ours, theirs = os.fspath(self._folder), os.fspath(self._blobs.path)
         for blob in blobs:
-            if blob.digest not in stamps and blob.folder == self._folder:
-                path = f"{ours}/{blob.digest.file_name}"
-                status = os.stat(path)  # noqa: PTH116  # a hundred thousand of them
-                if (
-                    status.st_nlink == 1
-                ):  # else it is another store's file too, whose times are not ours to change
-                    os.utime(
-                        path
-                    )  # young again: a starting Ollama spares it until its manifest is there
-                    status = os.stat(path)  # noqa: PTH116
-                stamps[blob.digest] = Stamp.of(status)
-                try:
-                    os.rename(path, f"{theirs}/{blob.digest.file_name}")  # noqa: PTH104
-                except IsADirectoryError:
-                    place = f"{theirs}/{blob.digest.file_name}"
-                    raise StorageError(
-                        f"{place} is in the way: it is a folder", path=place, blob=str(blob.digest)
-                    ) from None
+            path, place = f"{ours}/{blob.digest.file_name}", f"{theirs}/{blob.digest.file_name}"
+            status = os.stat(path)  # noqa: PTH116  # a hundred thousand of them
+            # A file with several names is another store's too, whose times are not ours to change.
+            if status.st_nlink == 1:
+                os.utime(path)  # a starting Ollama spares it until its manifest is there
+                status = os.stat(path)  # noqa: PTH116
+            stamps[blob.digest] = Stamp.of(status)
+            try:
+                os.rename(path, place)  # noqa: PTH104
+            except IsADirectoryError:
+                message = f"{place} is in the way: it is a folder"
+                raise StorageError(message, path=place, blob=str(blob.digest)) from None
         return stamps
 
     def close(self, *, keep_finished: bool) -> None:
-        """Remove what was not published; ``keep_finished``, or after `keep`: but for what the journal knows."""
+        """Remove everything unpublished; with ``keep_finished``, or after `keep`, keep it all."""
         if keep_finished or self._is_kept:
-            self._remember(self._unnoted, logging.INFO)  # whether it matters is known at the end
+            self._write_notes()
         else:
             with suppress(OSError):  # the next import removes it
                 remove_tree(self._folder)
@@ -397,41 +352,13 @@ class LocalSession:
 
 
 def _kept_young(blob: FinishedBlob) -> FinishedBlob | None:
-    """Return a blob of the store, young enough to be spared by a starting Ollama; None when it can't be made so."""
+    """Return a blob with a time that a starting Ollama spares; None if it can't be given one."""
     if blob.stamp.mtime_ns > (time.time() - _OLD_S) * 1e9:
         return blob
-    with suppress(OSError):
-        if (
-            blob.path.lstat().st_nlink > 1
-        ):  # another store's file too, whose times are not ours to change
-            return blob
     try:
+        if blob.path.lstat().st_nlink > 1:  # another store's file too, whose times are not ours
+            return blob
         os.utime(blob.path)
         return replace(blob, stamp=Stamp.of(blob.path.lstat()))
     except OSError:  # it is another user's, or has just been removed: it is made again
-        return None
-
-
-def _intact(
-    path: Path, entry: Entry, *, verify: bool, settle: Callable[[int], None] = lambda _fd: None
-) -> FinishedBlob | None:
-    """Return the blob at ``path`` when it has the entry's bytes: by its stamp, else, or with ``verify``, by hashing it.
-
-    ``settle`` is called with its open descriptor before it is hashed.
-    """
-    try:
-        with FileReader(path, follow=False) as reader:
-            stamp = Stamp.of(reader.status())
-            if reader.size != entry.size:
-                return None
-            if verify or not entry.is_durable or stamp != entry.stamp or not stamp.is_sure:
-                with os_errors("write back", path):
-                    settle(reader.fileno())
-                reader.read_ahead()
-                if reader.digest() != entry.digest:
-                    return None
-            return FinishedBlob(entry.digest, entry.size, path.parent, stamp)
-    except BlobStoreError as error:
-        if not isinstance(error, NotFoundError):
-            _log.info("a finished blob is not used: %s", error)
         return None

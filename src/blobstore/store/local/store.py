@@ -1,8 +1,8 @@
 """Store: blobs by digest and manifests by name, in Ollama's folders.
 
 ``ROOT/blobs/sha256-<hex>`` and ``ROOT/manifests/HOST/NAMESPACE/MODEL/TAG`` are shared with Ollama.
-Everything of our own (temporary files, the lock) lies in ``ROOT/.blobstore/``. The invariants are
-in docs/design.md.
+Our own files (temporary files, locks) are in ``ROOT/.blobstore/``. The invariants are in
+docs/design.md.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from blobstore.errors import (
     BlobStoreError,
     BusyError,
-    ConflictError,
     CorruptDataError,
     LimitExceededError,
     MissingFileError,
@@ -28,50 +27,43 @@ from blobstore.errors import (
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.durable import is_remote, os_errors
 from blobstore.names import Digest, ModelName
+from blobstore.store.local.backups import CopiedModels, ManifestCopies, Trash
 from blobstore.store.local.blobs import BlobFolder
-from blobstore.store.local.copies import CopiedModels, ManifestCopies, MissingModel
 from blobstore.store.local.journal import Journal, SummaryCache, dead_journals
 from blobstore.store.local.leftovers import Leftover, Leftovers
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
-from blobstore.store.local.newer import NewerManifests
-from blobstore.store.local.references import References
+from blobstore.store.local.references import NewerManifests, References
 from blobstore.store.local.session import LocalSession
-from blobstore.store.local.trash import Trash
-from blobstore.store.ports import Removal
+from blobstore.store.ports import Removal, publish_moved
 
 _log = logging.getLogger("blobstore.store.local.store")
 
 PRIVATE = ".blobstore"
 _FOLDERS = {"blobs", "manifests", "manifests-v2", PRIVATE}
 _NAMES_WAIT_S = 60
-"""The lock of names is held no longer than a sync of one folder takes.
-
-But a busy disk may take its time for that.
-"""
+"""The lock of names is held only for a sync of one folder, which may take long on a busy disk."""
 
 
 class Store:
-    """A content-addressed store of model blobs.
+    """A content-addressed store of model blobs. See `Home`.
 
-    Reading never writes, but for a cache of summaries in a folder of ours (journal.py); other
+    Reading writes nothing, except a cache of summaries in a folder of ours (journal.py). Other
     folders are made by the first write.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, wait_s: float | None = None) -> None:
-        # Resolved once: the store may be reached through a link, but nothing below it may be one.
+        # Resolved once: the path of the store may have links, but nothing below it may be one.
         try:
             self.root = Path(root).expanduser().resolve()
-            # In this order: another process may make it just now.
+            # In this order, because another process may make it just now.
             is_folder = not os.path.lexists(self.root) or self.root.is_dir()
-        except (
-            OSError,
-            RuntimeError,
-            ValueError,
-        ) as error:  # a loop of links, an unknown ~user, a NUL
+        # A loop of links, an unknown ~user, a NUL.
+        except (OSError, RuntimeError, ValueError) as error:
             raise StorageError(f"can't open the store {root}: {error}", path=str(root)) from error
         if not is_folder:
             raise StorageError(f"the store {self.root} is not a folder", path=str(self.root))
+        self.address = str(self.root)
         self.blobs = BlobFolder(self.root / "blobs")
         self.manifests = ManifestFolder(self.root / "manifests")
         self.newer = NewerManifests(self.root / "manifests-v2", self.blobs)
@@ -84,19 +76,14 @@ class Store:
 
     @property
     def is_remote(self) -> bool:
-        """True when the store's lock lies on a network file system. Raises: StorageError."""
+        """True if the store's lock is on a network file system. Raises: StorageError."""
         with os_errors("access", self._private):
             return is_remote(self._private)
 
-    @property
-    def address(self) -> str:
-        """Its folder."""
-        return str(self.root)
-
     def require(self) -> None:
-        """Raise NotFoundError when the store's folder does not exist, or contains only files and folders of something else.
+        """Raise NotFoundError if the store's folder does not exist, or is not that of a store.
 
-        Raises: StorageError when it can't be listed.
+        Raises: StorageError if it can't be listed.
         """
         message = f"there is no store at {self.root}"
         hint = "Is the path right, and the disk mounted? An import makes a new store."
@@ -106,20 +93,16 @@ class Store:
             names = {path.name for path in self.root.iterdir()}
         if not names or names & _FOLDERS:
             return
-        if os.path.exists(self.root / "models" / "manifests"):  # noqa: PTH110  # which takes what can't be told for no
+        if os.path.exists(self.root / "models" / "manifests"):  # noqa: PTH110  # False for errors
             hint = f"Did you mean {self.root / 'models'}?"
-        raise NotFoundError(
-            f"{message}: the folder contains neither blobs nor manifests",
-            path=str(self.root),
-            hint=hint,
-        )
+        message += ": the folder contains neither blobs nor manifests"
+        raise NotFoundError(message, path=str(self.root), hint=hint)
 
     @contextmanager
     def session(self, source: str = "") -> Iterator[LocalSession]:
-        """Yield a session: what it publishes is in the store, what it does not publish is gone afterwards.
+        """See `Home`. ``source`` selects the journal; the store's lock is held shared meanwhile.
 
-        ``source`` names what is imported, for the journal. The store's lock is held shared
-        meanwhile. After a KeyboardInterrupt finished blobs stay, for the next import of the source.
+        After a KeyboardInterrupt finished blobs are kept, for the next import of the source.
         Raises: BusyError while a clean-up holds the lock alone; StorageError.
         """
         with self._lock.shared():
@@ -138,7 +121,7 @@ class Store:
                 session.close(keep_finished=interrupted)
 
     def models(self) -> Iterator[tuple[ModelName, Manifest | BlobStoreError]]:
-        """Yield every model by name, sorted, with its manifest, or with the error that reading it gave."""
+        """Yield every model by name, sorted, with its manifest or the error of reading it."""
         for name in self.manifests.names():
             try:
                 yield name, self.manifests.read(name)
@@ -146,36 +129,30 @@ class Store:
                 yield name, error.kept()
 
     def find(self, name: str | ModelName) -> ModelName:
-        """Return the name of a model as the store spells it.
+        """See `Home`. Case matters only between models whose names differ in nothing else.
 
-        Case counts only between models that differ in nothing else.
-
-        Raises: InvalidNameError; NotFoundError; AmbiguousNameError when several spellings are
-        there, but not this one; StorageError.
+        Raises: InvalidNameError; NotFoundError; AmbiguousNameError if the store has several
+        spellings, but not this one; StorageError.
         """
         found = self.manifests.spelled(ModelName.of(name))
-        try:
-            self.manifests.require(found)
-        except NotFoundError as error:
-            if self.newer.has(found):
-                error.hint = "A newer Ollama has it, in manifests-v2/, which is not read here."
-            raise
+        if not self.manifests.has(found):
+            hint = "A newer Ollama has it, in manifests-v2/, which is not read here."
+            raise self.manifests.missing(found, hint if self.newer.has(found) else None)
         return found
 
     def target(self, name: str | ModelName) -> ModelName:
-        """Return the name that a model is written under: as the store spells it, where it has it or folders on its way.
+        """See `Home`: the store's spelling of the name, or of the folders on its path.
 
-        A name that hides it from newer Ollamas is logged as a warning, and so are names that can't
-        be listed there: nothing is lost by a write. Raises: InvalidNameError; AmbiguousNameError;
-        StorageError.
+        If a newer Ollama has a model of the name, or may have, that is logged as a warning: a write
+        loses nothing. Raises: InvalidNameError; AmbiguousNameError; StorageError.
         """
         found = self.manifests.spelled(ModelName.of(name))
         try:
             if self.newer.has(found):
-                _log.warning(
-                    "a newer Ollama has its own %s, in manifests-v2/: it will not read this one",
-                    found,
+                message = (
+                    "a newer Ollama has its own %s, in manifests-v2/, and will not read this one"
                 )
+                _log.warning(message, found)
         except StorageError as error:
             _log.warning("a newer Ollama may have its own %s: %s", found, error)
         return found
@@ -183,16 +160,16 @@ class Store:
     def manifest(self, name: str | ModelName) -> Manifest:
         """Return a model's manifest.
 
-        Raises: NotFoundError; DocumentError when it is damaged; StorageError.
+        Raises: NotFoundError; DocumentError if it is damaged; StorageError.
         """
         return self.manifests.read(ModelName.of(name))
 
     def copy(self, source: str | ModelName, target: str | ModelName) -> ModelName:
         """Give a model a second name, and return it as the store spells it; no blob is copied.
 
-        An older model of that name is replaced. Raises: NotFoundError when there is no such model,
-        or a blob of it is missing; UsageError when both names are one but for case;
-        AmbiguousNameError; CorruptDataError; StorageError.
+        An older model of that name is replaced. Raises: NotFoundError if the model or one of its
+        blobs is missing; UsageError if both names differ only in case; AmbiguousNameError;
+        CorruptDataError; StorageError.
         """
         old, new = self._pair(source, target)
         manifest = self.manifest(old)
@@ -203,26 +180,21 @@ class Store:
     def move(
         self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
     ) -> ModelName:
-        """Rename a model, and return its new name as the store spells it: that first, durably, then the old one goes.
+        """Rename a model, and return its new name as the store spells it.
 
-        Killed in between, the model has both names, and the same again ends it. Raises: as `copy`;
-        UsageError when there is another model of that name and not ``replace``.
+        The new name is durable before the old one is removed. A crash in between leaves both, and
+        the same call completes it. Raises: as `copy`; UsageError if another model has the name,
+        unless ``replace``.
         """
         old, new = self._pair(source, target)
         manifest = self.manifest(old)
         if old == new:
             return new
         with self.session() as session:
-            try:
-                session.publish(new, manifest, expected=None if replace else (None, manifest.raw))
-            except ConflictError as error:
-                message = f"model {new} already exists"
-                raise UsageError(
-                    message, model=str(new), hint="Remove it first, or replace it: replace=True."
-                ) from error
+            publish_moved(session, new, manifest, replace=replace)
             with self._names.exclusive():
-                # Another may have removed the old name meanwhile, or given it to another model,
-                # which is not ours to remove.
+                # Another process may have removed the old name meanwhile, or given it to another
+                # model, which is not ours to remove.
                 if self.manifests.raw(old) == manifest.raw:
                     self.manifests.remove(old)
                     self.copies.remove(old)
@@ -235,30 +207,29 @@ class Store:
     ) -> tuple[ModelName, ModelName]:
         """Return an old and a new name as the store spells them.
 
-        Raises: UsageError when they differ only in case.
+        Raises: UsageError if they differ only in case.
         """
         source, target = ModelName.of(source), ModelName.of(target)
         old, new = self.find(source), self.target(target)
         if old == new and source.path_parts != target.path_parts:
             message = f"{target} is {old}: names that differ only in case are one model"
-            raise UsageError(
-                message, model=str(old), hint="To change the case, move it to another name first."
-            )
+            hint = "To change the case, move it to another name first."
+            raise UsageError(message, model=str(old), hint=hint)
         return old, new
 
     def remove(self, name: str | ModelName) -> Removal:
         """Remove a model: its manifest first, then those of its blobs that no other model needs.
 
-        Blobs stay when another process uses the store (an import may be about to use them) or when
-        any manifest can't be read (it may need them); the model is gone all the same. Raises:
-        NotFoundError when there is no such model; AmbiguousNameError.
+        The blobs are kept if another process uses the store (an import may be about to use them) or
+        if any manifest can't be read (it may need them). The model is removed in any case. Raises:
+        NotFoundError; AmbiguousNameError.
         """
         name = self.find(name)
         with self._lock.shared(), self._names.exclusive():
             try:
                 orphans = self.manifest(name).descriptors
             except (CorruptDataError, LimitExceededError, StorageError):
-                orphans = ()  # a manifest that can't be read names no blobs; it can still be removed
+                orphans = ()  # a manifest that can't be read can still be removed
             self.manifests.remove(name)
             self.copies.remove(name)
         try:
@@ -275,7 +246,9 @@ class Store:
         needed = references.needed()
         orphans = {blob.digest: blob for blob in candidates if blob.digest.hex not in needed}
         try:
-            lost = self._lost_beside(references, {digest.hex for digest in orphans})
+            copied = self.copied(references.names)
+            named = self.blobs.listing().named.keys() if copied.missing else set()
+            lost = copied.lost(named - needed - {digest.hex for digest in orphans})
         except StorageError as error:
             return Removal((), candidates, error.message)
         saved = {digest: model for model in lost for digest in model.needs}
@@ -288,71 +261,53 @@ class Store:
         if not kept:
             return Removal(removed)
         name = saved[kept[0].digest.hex].name
-        return Removal(
-            removed,
-            kept,
-            f"{name} may need them: its manifest is gone, but blobs that only it needs are there",
-        )
-
-    def _lost_beside(self, references: References, removed: set[str]) -> list[MissingModel]:
-        """Return the lost models of a store out of which a model with the blobs ``removed`` is taken."""
-        copied = self.copied(references.names)
-        if not copied.missing:
-            return []
-        return copied.lost(self.blobs.listing().named.keys() - references.needed() - removed)
+        reason = f"{name} may need them: its manifest is gone, but blobs that only it needs exist"
+        return Removal(removed, kept, reason)
 
     def copied(self, names: AbstractSet[ModelName]) -> CopiedModels:
-        """Return the models whose manifests have copies: those of ``names``, and those that are missing.
+        """Return the models with copies of their manifests: those of ``names``, and missing ones.
 
         Raises: StorageError.
         """
         return CopiedModels.read(self.copies, names)
 
-    @contextmanager
-    def alone(self, wait_s: float = 1) -> Iterator[None]:
-        """Hold the store's lock alone: no import, copy or removal of ours is at work, and no model is being opened.
+    def alone(self, wait_s: float = 1) -> AbstractContextManager[None]:
+        """Hold the store's lock alone: no import, copy or removal runs, and no model is opened.
 
         Raises: BusyError, which names the holders, after ``wait_s`` seconds; StorageError.
         """
-        with self._lock.exclusive(wait_s):
-            yield
+        return self._lock.exclusive(wait_s)
 
-    @contextmanager
-    def lease(self) -> Iterator[bool]:
-        """Keep blobs from being removed while a model is opened; yield whether that is so.
+    def lease(self) -> AbstractContextManager[bool]:
+        """See `Home`: False if locking would need a write.
 
-        It is not where that would need writing: in a store into which nothing of ours has written
-        yet, or that may not be written to. A reader that misses a blob then checks whether the
-        manifest is still the one that named it.
+        That is so in a store that blobstore has not written to yet, or that is read-only. Then a
+        reader that misses a blob checks whether the manifest is still the one that named it.
         """
-        with self._lock.reading() as is_held:
-            yield is_held
+        return self._lock.reading()
 
     def references(self, known: References | None = None) -> References:
-        """Return which blobs the manifests name.
+        """Return which blobs the manifests name; manifests that ``known`` has are not parsed again.
 
-        Manifests of the same bytes as ``known`` has are not parsed again.
-
-        Raises: StorageError when the folders can't be listed.
+        Raises: StorageError if the folders can't be listed.
         """
-        return References.read(
-            self._manifest_bytes(), self.manifests.strays(), self.newer.needs(), known
-        )
+        raw, strays = self._manifest_bytes(), self.manifests.strays()
+        return References.read(raw, strays, self.newer.needs(), known)
 
     def _manifest_bytes(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
         for name in self.manifests.names():
             try:
                 yield name, self.manifests.text(name)
             except NotFoundError:
-                continue  # it has been removed since the names were read
+                continue  # it was removed after the names were read
             except BlobStoreError as error:
                 yield name, error.kept()
 
     def leftovers(self, kept_s: float, is_there: Callable[[Digest], bool]) -> list[Leftover]:
-        """Return what is of no use any more of our own: remains of killed imports, and journals that name no blob.
+        """Return the remains of killed imports, and the journals that are of no use.
 
-        ``kept_s``: for how long the finished blobs of a killed import are kept for the next one.
-        ``is_there``: whether a blob of that digest is in the store. Raises: StorageError.
+        ``kept_s``: how long finished blobs of a killed import are kept for the next one.
+        ``is_there``: whether the store has a blob of that digest. Raises: StorageError.
         """
         left = Leftovers(self._private / "tmp")
         stale = list(left.stale(kept_s))
@@ -366,10 +321,8 @@ class Store:
 def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | None = None) -> Store:
     """Return the store in folder ``root``, or in Ollama's default folder ``~/.ollama/models``.
 
-    Nothing is created yet.
-
-    ``wait_s``: for how many seconds a change of the store waits while another process is in its way
-    (None: 10 for an import or a copy, 1 for the removal of blobs). Raises: StorageError when the
-    path is something else than a folder.
+    Nothing is created yet. ``wait_s``: how many seconds a change of the store waits for another
+    process that uses it (None: 10 for an import or a copy, 1 for the removal of blobs). Raises:
+    StorageError unless the path is that of a folder, or of nothing.
     """
     return Store(Path.home() / ".ollama" / "models" if root is None else root, wait_s=wait_s)

@@ -83,7 +83,7 @@ def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mou
         "a:latest",
         str(store.root / "manifests"),
         "mounted?",
-        "forget=True",
+        "`forget=True`",
         "blobstore repair",
     )
     mount(store, "manifests")
@@ -106,7 +106,7 @@ def test_manifests_of_ollama_alone_are_refused_too(store: Store, snapshot: Snaps
     """Our files do not mention them, but blobs without any manifest are not removals."""
     link_by_hand(store, "a", {"x": b"one", "y": b"two"})
     unmount(store, "manifests")
-    is_refused(store, snapshot, "no model has a manifest, and 2 blobs would go")
+    is_refused(store, snapshot, "no model has a manifest, and 2 blobs would be removed")
 
 
 def test_a_folder_of_one_host_is_refused(store: Store, snapshot: Snapshot) -> None:

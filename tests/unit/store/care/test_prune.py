@@ -287,7 +287,7 @@ def test_others_who_use_the_store_are_named(store: Store) -> None:
     with process(HOLD, store.root, "session") as child:
         with pytest.raises(BusyError, match=rf"process {child.pid} \(python") as caught:
             prune(open_store(store.root, wait_s=0.1))
-        assert "wait_s=SECONDS" in str(caught.value.hint)
+        assert "wait_s" in str(caught.value.hint)
     assert len(prune(store).removed) == 1
 
 
@@ -301,7 +301,7 @@ def test_on_a_network_file_system_a_sole_owner_has_to_say_so(
     os.close(fd)
     with pytest.raises(StorageError, match="network file system") as caught:
         prune(store)
-    assert "sole_owner=True" in str(caught.value.hint)
+    assert "sole_owner" in str(caught.value.hint)
     assert contents(store) == {b"one", b"orphan"}
     assert len(prune(store, sole_owner=True).removed) == 1
 

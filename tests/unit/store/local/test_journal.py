@@ -17,18 +17,18 @@ import pytest
 from blobstore.errors import StorageError
 from blobstore.names import Digest
 from blobstore.store.local import journal as journal_module
-from blobstore.store.local.journal import Entry, Journal
-from blobstore.store.local.writer import Stamp
+from blobstore.store.local.blobs import Stamp
+from blobstore.store.local.journal import Journal, JournalEntry
 
 SOURCE = "/models/tiny"
 
 
-def entry(number: int, *, size: int = 100, is_durable: bool = True) -> Entry:
+def entry(number: int, *, size: int = 100, is_durable: bool = True) -> JournalEntry:
     """Return an entry of key ``number``."""
     key, digest = (
         hashlib.sha256(f"{kind} {number}".encode()).hexdigest() for kind in ("key", "bytes")
     )
-    return Entry(key, Digest(digest), size, Stamp(1000 + number, 2**60 + number), is_durable)
+    return JournalEntry(key, Digest(digest), size, Stamp(1000 + number, 2**60 + number), is_durable)
 
 
 def path_of(folder: Path, source: str = SOURCE) -> Path:
@@ -36,7 +36,7 @@ def path_of(folder: Path, source: str = SOURCE) -> Path:
     return folder / hashlib.sha256(os.fsencode(source)).hexdigest()
 
 
-def found(folder: Path, *entries: Entry) -> list[Entry | None]:
+def found(folder: Path, *entries: JournalEntry) -> list[JournalEntry | None]:
     """Return what another process would find for the keys of ``entries``."""
     journal = Journal(folder, SOURCE)
     return [journal.find(one.key) for one in entries]
@@ -153,12 +153,12 @@ APPEND = """
 import sys
 from pathlib import Path
 from blobstore.names import Digest
-from blobstore.store.local.journal import Entry, Journal
-from blobstore.store.local.writer import Stamp
+from blobstore.store.local.journal import JournalEntry, Journal
+from blobstore.store.local.blobs import Stamp
 journal = Journal(Path(sys.argv[1]), "/models/tiny")
 for number in range(int(sys.argv[2]), int(sys.argv[2]) + 3000, 3):
     entries = [
-        Entry(f"{one:064x}", Digest(f"{one:064x}"), one, Stamp(one, one))
+        JournalEntry(f"{one:064x}", Digest(f"{one:064x}"), one, Stamp(one, one))
         for one in range(number, number + 3)
     ]
     journal.append(iter(entries))

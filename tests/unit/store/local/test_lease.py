@@ -35,14 +35,14 @@ FIRST, SECOND, OTHER = (
 
 def at_blob(monkeypatch: pytest.MonkeyPatch, blob: bytes, act: Callable[[], object]) -> None:
     """Call ``act`` once, just before the blob of these bytes is opened."""
-    real, waiting = BlobFolder._open_file, [act]
+    real, waiting = BlobFolder.reader, [act]
 
     def open_file(self: BlobFolder, digest: Digest) -> object:
         if waiting and digest.file_name == Path(blob_path_name(blob)).name:
             waiting.pop()()
         return real(self, digest)
 
-    monkeypatch.setattr(BlobFolder, "_open_file", open_file)
+    monkeypatch.setattr(BlobFolder, "reader", open_file)
 
 
 def blob_path_name(blob: bytes) -> str:

@@ -16,8 +16,8 @@ from support.pieces import Piece, Putter, cut
 
 from blobstore.errors import CorruptDataError, StorageError
 from blobstore.io.durable import PAGE
-from blobstore.store.local import writer as writer_module
-from blobstore.store.local.writer import BlobWriter, FinishedBlob
+from blobstore.store.local import blobs as blobs_module
+from blobstore.store.local.blobs import BlobWriter, FinishedBlob
 
 DIRECT = 2**18
 DATA = random.Random(1).randbytes(6 * DIRECT)
@@ -256,7 +256,7 @@ def test_a_finished_blob_is_synced_where_syncfs_would_not_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, *, syncs: bool
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(writer_module, "sync", synced.append)
+    monkeypatch.setattr(blobs_module, "sync", synced.append)
     with closing(BlobWriter(tmp_path, "x", size, syncs=syncs)) as writer:
         assert writer.put(0, DATA[:size]) is not None
     assert len(synced) == syncs
