@@ -45,7 +45,7 @@ from blobstore.formats.documents import (
     TENSOR_MEDIA_TYPE,
     validated,
 )
-from blobstore.formats.dtypes import DType
+from blobstore.formats.dtypes import FLOATS, DType
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.importer.planning.notes import DRAFT_FOLDER
 from blobstore.importer.planning.plan import DRAFT_PREFIX
@@ -58,7 +58,7 @@ MODELOPT_CONFIG = "hf_quant_config.json"
 
 _CLAIMS = frozenset({"quantization", "quantization_config", "compression_config"})
 _DTYPES = ("dtype", "torch_dtype")
-_WORDS = {DType.BF16: "bfloat16", DType.F16: "float16", DType.F32: "float32"}
+_WORDS = {dtype: str(dtype.array_name) for dtype in FLOATS}
 
 
 def exported_config(

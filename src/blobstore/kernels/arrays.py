@@ -21,28 +21,11 @@ from blobstore.formats.quant import Quantization, QuantType
 
 T = TypeVar("T")
 
-_NUMPY_TYPES: dict[DType, Any] = {
-    DType.BOOL: np.bool_,
-    DType.U8: np.uint8,
-    DType.I8: np.int8,
-    DType.F8_E5M2: ml_dtypes.float8_e5m2,
-    DType.F8_E4M3: ml_dtypes.float8_e4m3fn,
-    DType.F8_E8M0: ml_dtypes.float8_e8m0fnu,
-    DType.F8_E4M3FNUZ: ml_dtypes.float8_e4m3fnuz,
-    DType.F8_E5M2FNUZ: ml_dtypes.float8_e5m2fnuz,
-    DType.I16: np.int16,
-    DType.U16: np.uint16,
-    DType.F16: np.float16,
-    DType.BF16: ml_dtypes.bfloat16,
-    DType.I32: np.int32,
-    DType.U32: np.uint32,
-    DType.F32: np.float32,
-    DType.I64: np.int64,
-    DType.U64: np.uint64,
-    DType.F64: np.float64,
-    DType.C64: np.complex64,
+_NUMPY: dict[DType, np.dtype[Any]] = {
+    dtype: np.dtype(getattr(ml_dtypes, dtype.array_name, dtype.array_name))
+    for dtype in DType
+    if dtype.array_name is not None
 }
-_NUMPY: dict[DType, np.dtype[Any]] = {dtype: np.dtype(kind) for dtype, kind in _NUMPY_TYPES.items()}
 _DTYPE = {kind: dtype for dtype, kind in _NUMPY.items()}
 
 

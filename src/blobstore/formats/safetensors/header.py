@@ -127,8 +127,8 @@ class ScannedEntries(Mapping[str, TensorEntry]):
     def __getitem__(self, name: str) -> TensorEntry:
         entry = self._entries[name]
         if isinstance(entry, int):
-            dtype, *rest = self._columns.fields(entry)
-            entry = self._entries[name] = TensorEntry(DTYPE_BY_NAME[dtype], *rest)
+            dtype, shape, begin, end = self._columns.fields(entry)
+            entry = self._entries[name] = TensorEntry(DTYPE_BY_NAME[dtype], shape, begin, end)
         return entry
 
     def __iter__(self) -> Iterator[str]:
