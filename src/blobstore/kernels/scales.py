@@ -18,9 +18,7 @@ import numpy as np
 
 from blobstore.errors import UsageError
 from blobstore.formats.quant import QuantType
-from blobstore.kernels.arrays import array_of
-
-Array = np.ndarray[Any, Any]
+from blobstore.kernels.arrays import Array, array_of
 
 FP8_BLOCK = 128
 """Rows and columns of the square that shares a scale in a block FP8 matrix."""
@@ -58,8 +56,7 @@ def scale_bits(values: Array, quant_type: QuantType) -> Array:
 def decoded_scales(scales: Array, quant_type: QuantType) -> Array:
     """Return the values of stored scales (U8) as float32."""
     kind = ml_dtypes.float8_e4m3fn if quant_type is QuantType.NVFP4 else ml_dtypes.float8_e8m0fnu
-    decoded: Array = scales.view(kind).astype(np.float32)
-    return decoded
+    return scales.view(kind).astype(np.float32)
 
 
 def e8m0_bits_up(values: Array) -> Array:
@@ -68,15 +65,13 @@ def e8m0_bits_up(values: Array) -> Array:
     exponent, mantissa = raw >> 23, raw & 0x7FFFFF
     normal = np.minimum(exponent + (mantissa != 0), 254)
     subnormal = raw > _BITS_OF_2_TO_MINUS_127
-    scales: Array = np.where(exponent == 0, subnormal, normal).astype(np.uint8)
-    return scales
+    return np.where(exponent == 0, subnormal, normal).astype(np.uint8)
 
 
 def e4m3_bits(values: Array) -> Array:
     """Return E4M3 bytes of ``values``, rounded half to even and saturated at 448."""
     limited = np.clip(values, -_E4M3_MAX, _E4M3_MAX)
-    codes: Array = limited.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-    return codes
+    return limited.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 
 
 def e2m1_codes(values: Array) -> Array:
@@ -96,8 +91,7 @@ def rounded_magnitudes(values: Array, quant_type: QuantType) -> Array:
     largest = code_max(quant_type)
     limited = np.where(values < largest, values, largest)
     if quant_type is QuantType.MXFP8:
-        decoded: Array = limited.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
-        return decoded
+        return limited.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
     return E2M1_VALUES[e2m1_codes(limited)]
 
 
@@ -183,8 +177,7 @@ def checked_importance(importance: Any, cols: int | None, what: str = "importanc
     largest = float(values.max(initial=0))
     if largest and values.min() == largest:
         return np.ones(values.size, np.float32)
-    scaled: Array = np.ldexp(values, 1 - math.frexp(largest)[1]).astype(np.float32)
-    return scaled
+    return np.ldexp(values, 1 - math.frexp(largest)[1]).astype(np.float32)
 
 
 def global_scale_of(amax: float) -> float:
