@@ -1,4 +1,4 @@
-"""The kernels in NumPy: the arithmetic of the C++ kernels, operation by operation, and the same bits.
+"""The kernels in NumPy: the operations of the C++ kernels, and the same bits.
 
 Read it beside quantize.h, dequantize.h, blocks.h, search_affine.h, search_fp.h and
 docs/quantization.md. Everything is float32; numpy rounds each operation by itself, so it needs no
@@ -7,7 +7,7 @@ setting against fused multiply-add.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -110,7 +110,7 @@ def _quantize_affine(
 
 
 def _affine_of(groups: Array, levels: np.float32) -> Pair:
-    """Return MLX's scales and biases: the edge farther from zero is met exactly, and zero is a code."""
+    """Return MLX's scales and biases: the edge farther from zero is exact, and zero is a code."""
     low, high = groups[:, 0], groups[:, 0]
     for column in groups.T[1:]:  # not np.min: of 0 and -0 the first one stays, as in a loop
         low = np.where(column < low, column, low)
@@ -176,7 +176,7 @@ def _shifts(bits: int) -> Array:
 
 @dataclass
 class _AffineSearch:
-    """Scales and biases: ``minmax`` before rounding; ``stored``; and ``code_by``, which gives codes.
+    """Scales and biases: ``minmax`` before rounding, ``stored``, and ``code_by``, for the codes.
 
     ``groups``: float32 ``[groups, group_size]``; ``importance`` alike, or None.
     """
@@ -186,9 +186,6 @@ class _AffineSearch:
     minmax: Pair
     levels: np.float32
     dtype: Any
-    stored: Pair = field(init=False)
-    code_by: Pair = field(init=False)
-    least: Array = field(init=False)
 
     def __post_init__(self) -> None:
         ones = np.full(len(self.groups), self.groups.shape[1], np.float32)
