@@ -43,6 +43,7 @@ from blobstore.formats.documents import (
     FILE_MEDIA_TYPE,
     JSON_MEDIA_TYPE,
     TENSOR_MEDIA_TYPE,
+    TEXT_LAYERS,
     validated,
 )
 from blobstore.formats.dtypes import FLOATS, DType
@@ -374,7 +375,7 @@ def _texts(model: StoredModel) -> Iterator[texts.Layer]:
     for layer in model.manifest.layers:
         is_file = layer.media_type in (JSON_MEDIA_TYPE, FILE_MEDIA_TYPE) and layer.name is not None
         if layer.media_type != TENSOR_MEDIA_TYPE and not is_file:
-            is_known = layer.media_type in texts.NAMES
+            is_known = layer.media_type in TEXT_LAYERS
             yield texts.Layer(layer.media_type, model.store.blobs.read(layer) if is_known else b"")
 
 

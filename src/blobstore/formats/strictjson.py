@@ -1,8 +1,8 @@
 """JSON as strict as RFC 8259 allows, and the compact text that Go's encoding/json writes.
 
-Python's parser is laxer than the files deserve: it keeps the last of duplicate keys, takes ``NaN``,
-reads ``-0`` as 0 and recurses as deep as the input asks. Here each of these is an error, so that no
-two readers of one file can differ.
+Python's parser is too lax: it keeps the last of duplicate keys, takes ``NaN``, reads ``-0`` as 0
+and recurses as deep as the input. Here duplicate keys, ``NaN`` and deep nesting are errors and
+``-0`` is a float, so that all readers of a file agree.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def parse_object(
 ) -> dict[str, Any]:
     """Return the JSON object in ``raw``; ``non_finite`` as in `parse`.
 
-    Raises: DocumentError with ``rule`` when it is not one; LimitExceededError over ``limit`` bytes
-    or 64 levels.
+    Raises: DocumentError with ``rule`` if it is not one or has over 64 levels; LimitExceededError
+    over ``limit`` bytes.
     """
     if len(raw) > limit:
         raise LimitExceededError(
@@ -77,7 +77,7 @@ def parse_object(
         )
     if not raw.strip(b" \t\r\n\0"):
         raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
-    if b"\0" in raw:  # as in a hole of a sparse file: of such a text nothing is decoded
+    if b"\0" in raw:  # a hole of a sparse file, for example
         raise DocumentError(
             f"{what}: not valid JSON: it contains a NUL byte (rule {rule})", rule=rule
         )
@@ -92,7 +92,7 @@ def parse_object(
 
 
 def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
-    """Raise StrictJsonError (depth) if ``value`` is nested deeper than ``levels``, itself included."""
+    """Raise StrictJsonError (depth) if ``value``, itself a level, has over ``levels`` levels."""
     level = [value]
     for _ in range(levels):
         level = [
@@ -175,7 +175,7 @@ def encode(value: Any) -> bytes:
 
 
 def text_of(value: Any) -> str:
-    """Return compact JSON as Go's encoding/json writes it: no spaces, ``< > &`` and U+2028/9 escaped.
+    """Return JSON as Go's encoding/json writes it: no spaces, ``< > &`` and U+2028/9 escaped.
 
     Dictionaries keep their order. Source: go/src/encoding/json/encode.go, `HTMLEscape`;
     docs/formats.md section 1.

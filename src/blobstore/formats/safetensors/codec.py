@@ -125,7 +125,7 @@ _RULE_OF_REASON = {"utf8": "F4", "syntax": "F7", "duplicate": "F8"}
 
 
 def parse_strictly(text: bytes, data_size: int | None) -> Header:
-    """Return the header of ``text`` by the parser, the scanner's twin; the rest is `parse_header`."""
+    """Return the header of ``text`` by the parser, the scanner's twin; else as `parse_header`."""
     with _collector_paused():
         document = _parse_json(text)
         value = document.pop(METADATA, None)

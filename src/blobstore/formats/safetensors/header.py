@@ -38,7 +38,7 @@ def header_end(head: bytes | bytearray) -> int | None:
 
 
 def check_metadata(value: Any) -> dict[str, str]:
-    """Return the value of ``__metadata__``; raise HeaderError (F9) unless it maps strings to strings."""
+    """Return the value of ``__metadata__``; raise HeaderError (F9) if it does not map strings."""
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise invalid("F9", "__metadata__ does not map strings to strings")
     return value
@@ -67,7 +67,7 @@ def check_size(name: str, entry: TensorEntry) -> None:
 
 
 def check_coverage(tensors: Mapping[str, TensorEntry], data_size: int | None) -> None:
-    """Raise HeaderError (F16, F17) unless the ranges cover ``[0, data_size)`` without hole or overlap.
+    """Raise HeaderError (F16, F17) unless the ranges cover ``[0, data_size)``, each byte once.
 
     None means unknown: the data then end where the last tensor does.
     """
