@@ -1,7 +1,7 @@
 // The scanner under sanitizers: it reads inside any text, and its results lie in the text.
 //
-// test_scan_sanitized.py builds it with g++ and feeds it. With libFuzzer, which chooses texts by the
-// scanner's coverage:
+// test_scan_sanitized.py builds it with g++ and feeds it. With libFuzzer, which chooses texts by
+// the scanner's coverage:
 //   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined \
 //     -Isrc/blobstore/formats/safetensors tests/fuzz/scan.cpp \
 //     src/blobstore/formats/safetensors/scan.cpp -o /tmp/scan && /tmp/scan -max_total_time=600
@@ -24,7 +24,8 @@ bool inside(std::string_view part, std::string_view whole) {
   return part.empty() || (part.data() >= whole.data() && part.data() + part.size() <= whole.data() + whole.size());
 }
 
-// Returns whether the text is accepted. It is copied to memory of just its size, so that a step beyond its NUL is seen.
+// Returns whether the text is accepted. It is copied to memory of just its size, so that a step
+// beyond its NUL is seen.
 bool scan_once(const std::uint8_t* data, std::size_t size, std::optional<std::uint64_t> data_size) {
   const std::unique_ptr<char[]> copy(new char[size + 1]);
   if (size > 0) std::memcpy(copy.get(), data, size);
@@ -57,7 +58,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 }
 
 #ifdef FROM_STDIN
-// Texts from stdin, each after its length (u32) and the bytes of its data (u64), in this machine's byte order.
+// Texts from stdin, each after its length (u32) and the bytes of its data (u64), in this machine's
+// byte order.
 int main() {
   std::uint32_t size;
   std::uint64_t data_size;

@@ -108,7 +108,8 @@ class Scanner {
     if (*at_ < '1' || *at_ > '9') return false;
     for (; *at_ >= '0' && *at_ <= '9'; ++at_) {
       if (__builtin_mul_overflow(value, std::uint64_t{10}, &value)) return false;
-      if (__builtin_add_overflow(value, static_cast<std::uint64_t>(*at_ - '0'), &value)) return false;
+      const auto digit = static_cast<std::uint64_t>(*at_ - '0');
+      if (__builtin_add_overflow(value, digit, &value)) return false;
     }
     return true;
   }

@@ -2,9 +2,9 @@
 // reason.
 //
 // codec.py, its twin in Python, reads again what it declines, and gives the verdict and the error's
-// message. So only what is accepted here has to be right: strict JSON, no key twice in an entry, and
-// rules F5 to F17 of __init__.py, except for the contents of strings. The caller decodes the names,
-// refuses a name that stands there twice, and reads the metadata.
+// message. So only what is accepted here has to be right: strict JSON, no key twice in an entry,
+// and rules F5 to F17 of __init__.py, except for the contents of strings. The caller decodes the
+// names, refuses a name that stands there twice, and reads the metadata.
 //
 // Declined though legal: unknown fields, names over 64 KiB, ranks over 64, and empty shapes whose
 // other dimensions make 2^64 bits.
@@ -67,8 +67,8 @@ struct Scan {
   std::string_view metadata;  // the JSON object of strings; empty if there is none
 };
 
-// `text` ends in a NUL that does not count, as Python's bytes do: no JSON goes on over it, so no step
-// checks for the end.
+// `text` ends in a NUL that does not count, as Python's bytes do: no JSON goes on over it, so no
+// step checks for the end.
 std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size);
 
 }  // namespace blobstore
