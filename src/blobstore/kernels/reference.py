@@ -10,23 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from blobstore.formats.quant import QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.kernels.scales import (
     BF16_NAN_BITS,
-    E2M1_VALUES,
+    E4M3,
     FP8_BLOCK,
     AffineCandidates,
     BlockRun,
     ScaleChoice,
-    code_max,
+    code_type,
     decoded_scales,
-    e2m1_codes,
-    e4m3_bits,
     e8m0_bits_up,
+    largest,
+    rounded_bits,
     rounded_magnitudes,
     scale_bits,
 )
@@ -79,10 +78,7 @@ class ReferenceKernel:
             - run.scales.start
         )
         with np.errstate(all="ignore"):
-            values = (
-                codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-                * scales.astype(np.float32)[of_each]
-            )
+            values = codes.view(E4M3).astype(np.float32) * scales.astype(np.float32)[of_each]
             out[:] = values.astype(out.dtype)
         out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
 
@@ -130,13 +126,14 @@ def _quantize_fp(
 ) -> Array:
     kind = parts.quant_type
     groups = groups * np.float32(1 / choice.global_scale)
-    scales = scale_bits(np.abs(groups).max(axis=1).astype(np.float32) / code_max(kind), kind)
+    amax = np.abs(groups).max(axis=1).astype(np.float32)
+    scales = scale_bits(amax / largest(code_type(kind)), kind)
     if choice.method == "search":
         scales = _search_fp(groups, importance, scales, kind)
     parts.scale[:] = scales
     scale = decoded_scales(parts.scale, kind)[:, None]
     exact = np.where(scale == 0, np.float32(0), groups / scale)
-    return e4m3_bits(exact) if kind is QuantType.MXFP8 else e2m1_codes(exact)
+    return rounded_bits(exact, code_type(kind))
 
 
 def _affine_values(codes: Array, parts: QuantizedArray[Array]) -> Array:
@@ -145,13 +142,9 @@ def _affine_values(codes: Array, parts: QuantizedArray[Array]) -> Array:
 
 
 def _fp_values(codes: Array, parts: QuantizedArray[Array], global_scale: float) -> Array:
-    if parts.quant_type is QuantType.MXFP8:
-        values = codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    else:
-        values = E2M1_VALUES[codes]
-    return (
-        values * decoded_scales(parts.scale, parts.quant_type)[:, None] * np.float32(global_scale)
-    )
+    values = codes.astype(np.uint8).view(code_type(parts.quant_type)).astype(np.float32)
+    scales = decoded_scales(parts.scale, parts.quant_type)
+    return values * scales[:, None] * np.float32(global_scale)
 
 
 def _first_non_finite(weights: Array) -> int:
@@ -276,7 +269,9 @@ def _search_fp(
     counts = True if importance is None else importance > 0
     amax = np.where(counts, np.abs(groups), np.float32(0)).max(axis=1)
     nvfp4 = quant_type is QuantType.NVFP4
-    top = _nvfp4_top(amax) if nvfp4 else e8m0_bits_up(amax / code_max(quant_type)).astype(np.int64)
+    code_format = code_type(quant_type)
+    largest_code = largest(code_format)
+    top = _nvfp4_top(amax) if nvfp4 else e8m0_bits_up(amax / largest_code).astype(np.int64)
     lowest = 1 if nvfp4 else np.maximum(top, 126) - 126
     unit = (
         np.float32(1) if nvfp4 else np.float32(1) / decoded_scales(top.astype(np.uint8), quant_type)
@@ -296,9 +291,8 @@ def _search_fp(
     def error_of(scale: Array) -> Array:
         inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
         weights = np.abs(groups) * np.reshape(unit, (-1, 1))
-        difference = (
-            weights - rounded_magnitudes(weights * inverse[:, None], quant_type) * scale[:, None]
-        )
+        rounded = rounded_magnitudes(weights * inverse[:, None], code_format)
+        difference = weights - rounded * scale[:, None]
         return _sum(_counted(difference * difference, importance))
 
     found, least = minmax.astype(np.int64), error_of(relative(minmax.astype(np.int64))) * _CLEARLY
@@ -306,7 +300,7 @@ def _search_fp(
     code = top.copy()
     while True:
         scale = relative(code)
-        lost = np.maximum(peak - scale * code_max(quant_type), np.float32(0))
+        lost = np.maximum(peak - scale * largest_code, np.float32(0))
         is_open = is_open & ((lost * lost) * share < least) & (code >= lowest)
         if not is_open.any():
             return found.astype(np.uint8)
@@ -317,7 +311,7 @@ def _search_fp(
 
 
 def _nvfp4_top(amax: Array) -> Array:
-    near = e4m3_bits(amax / _E2M1_BEYOND)
+    near = rounded_bits(amax / _E2M1_BEYOND, E4M3)
     needed = near + (decoded_scales(near, QuantType.NVFP4) * _E2M1_BEYOND < amax).astype(np.int64)
     return np.minimum(np.maximum(needed, 8) + 7, 0x7E)
 

@@ -24,38 +24,28 @@ FP8_BLOCK = 128
 """Rows and columns of the square that shares a scale in a block FP8 matrix."""
 BF16_NAN_BITS = 0x7FC0
 """The bits of every NaN in BF16."""
-E2M1_VALUES = np.array(
-    [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32
-)
-_E2M1_MAX = np.float32(6)
-_E4M3_MAX = np.float32(448)
+E2M1, E4M3, E8M0 = ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
 _BITS_OF_2_TO_MINUS_127 = 0x400000
-# Midpoints between neighbouring E2M1 values, and whether the midpoint rounds up, to the even code.
-_E2M1_MIDPOINTS = (
-    (0.25, False),
-    (0.75, True),
-    (1.25, False),
-    (1.75, True),
-    (2.5, False),
-    (3.5, True),
-    (5.0, False),
-)
 
 
-def code_max(quant_type: QuantType) -> np.float32:
-    """Return the largest code of a type: 6 or 448."""
-    return _E4M3_MAX if quant_type is QuantType.MXFP8 else _E2M1_MAX
+def code_type(quant_type: QuantType) -> type[Any]:
+    """Return the number format of a type's codes: E2M1 or E4M3."""
+    return E4M3 if quant_type is QuantType.MXFP8 else E2M1
+
+
+def largest(number_format: type[Any]) -> np.float32:
+    """Return the largest value of a number format: 6 or 448."""
+    return np.float32(448 if number_format is E4M3 else 6)
 
 
 def scale_bits(values: Array, quant_type: QuantType) -> Array:
     """Return scales for values >= 0: E4M3, rounded to even, for nvfp4; else E8M0, rounded up."""
-    return e4m3_bits(values) if quant_type is QuantType.NVFP4 else e8m0_bits_up(values)
+    return rounded_bits(values, E4M3) if quant_type is QuantType.NVFP4 else e8m0_bits_up(values)
 
 
 def decoded_scales(scales: Array, quant_type: QuantType) -> Array:
     """Return the values of stored scales (U8) as float32."""
-    kind = ml_dtypes.float8_e4m3fn if quant_type is QuantType.NVFP4 else ml_dtypes.float8_e8m0fnu
-    return scales.view(kind).astype(np.float32)
+    return scales.view(E4M3 if quant_type is QuantType.NVFP4 else E8M0).astype(np.float32)
 
 
 def e8m0_bits_up(values: Array) -> Array:
@@ -70,28 +60,16 @@ def e8m0_bits_up(values: Array) -> Array:
     return np.where(exponent == 0, subnormal, normal).astype(np.uint8)
 
 
-def e4m3_bits(values: Array) -> Array:
-    """Return E4M3 bytes of ``values``, rounded half to even and saturated at 448."""
-    limited = np.clip(values, -_E4M3_MAX, _E4M3_MAX)
-    return limited.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+def rounded_bits(values: Array, number_format: type[Any]) -> Array:
+    """Return the bits of ``values`` in a format as bytes, rounded half to even and saturated."""
+    most = largest(number_format)
+    return np.clip(values, -most, most).astype(number_format).view(np.uint8)
 
 
-def e2m1_codes(values: Array) -> Array:
-    """Return E2M1 codes, rounded half to even and saturated at 6; -0 keeps its sign."""
-    magnitude = np.abs(values)
-    code = np.zeros(values.shape, np.uint32)
-    for midpoint, goes_up in _E2M1_MIDPOINTS:
-        code += (magnitude >= midpoint) if goes_up else (magnitude > midpoint)
-    return np.signbit(values).astype(np.uint32) << 3 | code
-
-
-def rounded_magnitudes(values: Array, quant_type: QuantType) -> Array:
-    """Return the values of the codes of ``values`` >= 0, NaN as the largest, as float32."""
-    largest = code_max(quant_type)
-    limited = np.where(values < largest, values, largest)
-    if quant_type is QuantType.MXFP8:
-        return limited.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    return E2M1_VALUES[e2m1_codes(limited)]
+def rounded_magnitudes(values: Array, number_format: type[Any]) -> Array:
+    """Return ``values`` >= 0 rounded to a format, NaN as its largest, as float32."""
+    most = largest(number_format)
+    return np.where(values < most, values, most).astype(number_format).astype(np.float32)
 
 
 METHODS = ("minmax", "search")
