@@ -8,6 +8,7 @@ and recurses as deep as the input. Here duplicate keys, ``NaN`` and deep nesting
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -133,11 +134,8 @@ def _nodes(value: Any) -> Iterator[Any]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise StrictJsonError("duplicate", f"the key {quoted(key)} is there twice")
-            seen.add(key)
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise StrictJsonError("duplicate", f"the key {quoted(key)} is repeated")
     return result
 
 
