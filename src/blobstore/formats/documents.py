@@ -7,7 +7,6 @@ are kept, because they are hashed, stored and sent. A checkpoint's documents are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
@@ -22,9 +21,9 @@ from pydantic import (
     model_validator,
 )
 
-from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
+from blobstore.errors import BlobStoreError, DocumentError
 from blobstore.formats import strictjson
-from blobstore.formats.strictjson import parse_object
+from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.io.budget import MAX_TEXT
 from blobstore.names import Digest
 
@@ -144,17 +143,15 @@ class Manifest(Document):
         if "schemaVersion" not in value:
             raise DocumentError(f"{what}: schemaVersion is missing (rule M1)", rule="M1")
         if isinstance(layers := value.get("layers"), list):
-            _check_layers(layers, what)
+            check_limit(what, len(layers), "layers", MAX_LAYERS, "M1")
         manifest = validated(cls, value, what, "M1")
         manifest._raw = raw  # noqa: SLF001  # its own class
         return manifest
 
     def check_limits(self) -> None:
         """Raise LimitExceededError if the manifest has too many layers or bytes to be read back."""
-        _check_layers(self.layers, "the manifest")
-        if (size := len(self.raw)) > MAX_MANIFEST:
-            message = f"limit exceeded: the manifest has {size:,} bytes, at most {MAX_MANIFEST:,}"
-            raise LimitExceededError(message, rule="M1")
+        check_limit("the manifest", len(self.layers), "layers", MAX_LAYERS, "M1")
+        check_limit("the manifest", len(self.raw), "bytes", MAX_MANIFEST, "M1")
 
     @property
     def raw(self) -> bytes:
@@ -237,13 +234,6 @@ class Draft(Document):
             architecture=architecture,
             tensor_prefix="draft.",
             config="draft/config.json",
-        )
-
-
-def _check_layers(layers: Sequence[object], what: str) -> None:
-    if len(layers) > MAX_LAYERS:
-        raise LimitExceededError(
-            f"limit exceeded: {what} has {len(layers):,} layers, at most {MAX_LAYERS:,}", rule="M1"
         )
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from blobstore.errors import (
-    LimitExceededError,
     UnsupportedSourceError,
     UsageError,
     quoted,
@@ -229,10 +228,7 @@ def _check_sources(commands: Iterable[Command], what: str) -> None:
 
 def _licenses(texts: Iterable[str]) -> tuple[str, ...]:
     licenses = tuple(text for text in texts if text)
-    if len(licenses) > MAX_LICENSES:
-        raise LimitExceededError(
-            f"limit exceeded: {len(licenses):,} licenses, at most {MAX_LICENSES:,}", rule=RULE
-        )
+    strictjson.check_limit("the model", len(licenses), "licences", MAX_LICENSES, RULE)
     return licenses
 
 
@@ -275,7 +271,4 @@ def _check_text(name: str, text: str) -> None:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise UsageError(f"the {name} can't be encoded in UTF-8") from None
-    if size > MAX_MODELFILE:
-        raise LimitExceededError(
-            f"limit exceeded: the {name} has {size:,} bytes, at most {MAX_MODELFILE:,}", rule=RULE
-        )
+    strictjson.check_limit(f"the {name}", size, "bytes", MAX_MODELFILE, RULE)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from blobstore.errors import DocumentError, LimitExceededError, UsageError, quoted
+from blobstore.errors import DocumentError, UsageError, quoted
 from blobstore.formats import strictjson
 
 ParameterValue = int | float | bool | tuple[str, ...]
@@ -270,10 +270,7 @@ def read_script(raw: bytes, what: str) -> Script:
     command, a command without a value, quotes that are never closed, and for bytes that are not
     text.
     """
-    if len(raw) > MAX_MODELFILE:
-        raise LimitExceededError(
-            f"limit exceeded: {what} has {len(raw):,} bytes, at most {MAX_MODELFILE:,}", rule=RULE
-        )
+    strictjson.check_limit(what, len(raw), "bytes", MAX_MODELFILE, RULE)
     reader = _Reader(_decode(raw, what), what)
     commands = tuple(iter(reader.next_command, None))
     return Script(commands, reader.dropped)

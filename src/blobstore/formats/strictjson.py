@@ -72,10 +72,7 @@ def parse_object(
     Raises: DocumentError with ``rule`` if it is not one or has over 64 levels; LimitExceededError
     over ``limit`` bytes.
     """
-    if len(raw) > limit:
-        raise LimitExceededError(
-            f"limit exceeded: {what} has {len(raw):,} bytes, at most {limit:,}", rule=rule
-        )
+    check_limit(what, len(raw), "bytes", limit, rule)
     if not raw.strip(b" \t\r\n\0"):
         raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
     if b"\0" in raw:  # a hole of a sparse file, for example
@@ -90,6 +87,13 @@ def parse_object(
     if not isinstance(value, dict):
         raise DocumentError(f"{what} is not a JSON object (rule {rule})", rule=rule)
     return value
+
+
+def check_limit(what: str, count: int, unit: str, limit: int, rule: str) -> None:
+    """Raise LimitExceededError with ``rule`` if ``what`` has more than ``limit`` of a unit."""
+    if count > limit:
+        message = f"limit exceeded: {what} has {count:,} {unit}, at most {limit:,}"
+        raise LimitExceededError(message, rule=rule)
 
 
 def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
