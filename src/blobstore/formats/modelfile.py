@@ -228,7 +228,7 @@ def _check_sources(commands: Iterable[Command], what: str) -> None:
 
 def _licenses(texts: Iterable[str]) -> tuple[str, ...]:
     licenses = tuple(text for text in texts if text)
-    strictjson.check_limit("the model", len(licenses), "licences", MAX_LICENSES, RULE)
+    strictjson.check_limit("the model", len(licenses), "licenses", MAX_LICENSES, RULE)
     return licenses
 
 

@@ -158,7 +158,7 @@ def test_an_adapter_is_refused_with_the_reason() -> None:
 
 def test_a_thousand_licenses_are_enough() -> None:
     assert len(Modelfile.parse(b"FROM a\n" + b"LICENSE x\n" * 1000).layers()) == 1000
-    with pytest.raises(LimitExceededError, match="1,001 licences, at most 1,000"):
+    with pytest.raises(LimitExceededError, match="1,001 licenses, at most 1,000"):
         Modelfile.parse(b"FROM a\n" + b"LICENSE x\n" * 1001)
     with pytest.raises(LimitExceededError, match="1,001 licenses"):
         Modelfile(licenses=("x",) * 1000).with_options(licenses=["y"])
