@@ -139,7 +139,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise StrictJsonError("duplicate", f"the key {quoted(key)} is repeated")
+        raise StrictJsonError("duplicate", f"the key {quoted(key)} appears twice")
     return result
 
 
