@@ -1,7 +1,7 @@
 """Model checkpoints as a content-addressed store of quantized tensor blobs, in Ollama's format.
 
-The public API; every name is imported when it is first used, so that ``import blobstore`` costs
-nothing.
+This is the public API. A name is imported when it is first used, so that ``import blobstore`` is
+fast.
 """
 
 from __future__ import annotations
@@ -12,41 +12,28 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from blobstore import errors as errors
-    from blobstore import mlx_lm as mlx_lm
-    from blobstore.errors import BlobStoreError as BlobStoreError
-    from blobstore.export.run import ExportResult as ExportResult
-    from blobstore.export.run import export_model as export_model
-    from blobstore.importer.planning.document import write_plan as write_plan
-    from blobstore.importer.planning.outputs import ImportPlan as ImportPlan
-    from blobstore.importer.planning.travel import read_plan as read_plan
-    from blobstore.importer.run import ImportResult as ImportResult
-    from blobstore.importer.run import import_model as import_model
-    from blobstore.importer.run import make_blob as make_blob
-    from blobstore.importer.run import plan_import as plan_import
-    from blobstore.importer.run import run_plan as run_plan
-    from blobstore.inspection.inspect import inspect as inspect
-    from blobstore.inspection.inspect import read_header as read_header
-    from blobstore.inspection.inspection import Inspection as Inspection
-    from blobstore.inspection.metadata import MetadataEdit as MetadataEdit
-    from blobstore.inspection.metadata import edit_metadata as edit_metadata
-    from blobstore.inspection.metadata import read_metadata as read_metadata
-    from blobstore.inspection.quality import ModelQuality as ModelQuality
-    from blobstore.inspection.quality import measure_quality as measure_quality
-    from blobstore.kernels.arrays import QuantizedArray as QuantizedArray
-    from blobstore.kernels.quantize import dequantize as dequantize
-    from blobstore.kernels.quantize import quantize as quantize
-    from blobstore.model.facts import Verdict as Verdict
-    from blobstore.model.loader import Model as Model
-    from blobstore.model.loader import open_model as open_model
-    from blobstore.model.tensors import Tensor as Tensor
-    from blobstore.source.addresses import open_folder as open_folder
-    from blobstore.source.folders import Folder as Folder
-    from blobstore.store.layered import LayeredStore as LayeredStore
-    from blobstore.store.local.store import Store as Store
-    from blobstore.store.local.store import open_store as open_store
-    from blobstore.store.memory import MemoryStore as MemoryStore
-    from blobstore.store.transfer import transfer as transfer
+    from blobstore import errors, mlx_lm
+    from blobstore.errors import BlobStoreError
+    from blobstore.export.run import ExportResult, export_model
+    from blobstore.importer.planning.document import write_plan
+    from blobstore.importer.planning.outputs import ImportPlan
+    from blobstore.importer.planning.travel import read_plan
+    from blobstore.importer.run import ImportResult, import_model, make_blob, plan_import, run_plan
+    from blobstore.inspection.inspect import inspect, read_header
+    from blobstore.inspection.inspection import Inspection
+    from blobstore.inspection.metadata import MetadataEdit, edit_metadata, read_metadata
+    from blobstore.inspection.quality import ModelQuality, measure_quality
+    from blobstore.kernels.arrays import QuantizedArray
+    from blobstore.kernels.quantize import dequantize, quantize
+    from blobstore.model.facts import Verdict
+    from blobstore.model.loader import Model, open_model
+    from blobstore.model.tensors import Tensor
+    from blobstore.source.addresses import open_folder
+    from blobstore.source.folders import Folder
+    from blobstore.store.layered import LayeredStore
+    from blobstore.store.local.store import Store, open_store
+    from blobstore.store.memory import MemoryStore
+    from blobstore.store.transfer import transfer
 
 _HOME = {
     "BlobStoreError": "errors",
@@ -85,7 +72,44 @@ _HOME = {
 }
 _MODULES = frozenset({"errors", "mlx_lm"})
 
-__all__ = sorted([*_HOME, *_MODULES, "__version__"])  # noqa: PLE0605  # the table is the list
+__all__ = [
+    "BlobStoreError",
+    "ExportResult",
+    "Folder",
+    "ImportPlan",
+    "ImportResult",
+    "Inspection",
+    "LayeredStore",
+    "MemoryStore",
+    "MetadataEdit",
+    "Model",
+    "ModelQuality",
+    "QuantizedArray",
+    "Store",
+    "Tensor",
+    "Verdict",
+    "__version__",
+    "dequantize",
+    "edit_metadata",
+    "errors",
+    "export_model",
+    "import_model",
+    "inspect",
+    "make_blob",
+    "measure_quality",
+    "mlx_lm",
+    "open_folder",
+    "open_model",
+    "open_store",
+    "plan_import",
+    "quantize",
+    "read_header",
+    "read_metadata",
+    "read_plan",
+    "run_plan",
+    "transfer",
+    "write_plan",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -80,32 +80,7 @@ _ALIGNMENT = 8
 
 # safetensors 0.8.0, tensor.rs `Dtype` and `prepare`: the largest alignment first, so that every
 # array is aligned.
-_LIBRARY_ORDER = (
-    *(
-        DType.U64,
-        DType.I64,
-        DType.F64,
-        DType.C64,
-        DType.F32,
-        DType.U32,
-        DType.I32,
-        DType.BF16,
-        DType.F16,
-        DType.U16,
-        DType.I16,
-    ),
-    *(
-        DType.F8_E5M2FNUZ,
-        DType.F8_E4M3FNUZ,
-        DType.F8_E8M0,
-        DType.F8_E4M3,
-        DType.F8_E5M2,
-        DType.I8,
-        DType.U8,
-    ),
-    *(DType.F6_E3M2, DType.F6_E2M3, DType.F4, DType.BOOL),
-)
-_RANK = {dtype: rank for rank, dtype in enumerate(_LIBRARY_ORDER)}
+_RANK = {dtype: rank for rank, dtype in enumerate(reversed(DType))}
 
 
 @dataclass(frozen=True, slots=True)

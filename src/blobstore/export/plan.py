@@ -43,9 +43,10 @@ from blobstore.formats.documents import (
     FILE_MEDIA_TYPE,
     JSON_MEDIA_TYPE,
     TENSOR_MEDIA_TYPE,
+    TEXT_LAYERS,
     validated,
 )
-from blobstore.formats.dtypes import DType
+from blobstore.formats.dtypes import FLOATS, DType
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.importer.planning.notes import DRAFT_FOLDER
 from blobstore.importer.planning.plan import DRAFT_PREFIX
@@ -58,7 +59,7 @@ MODELOPT_CONFIG = "hf_quant_config.json"
 
 _CLAIMS = frozenset({"quantization", "quantization_config", "compression_config"})
 _DTYPES = ("dtype", "torch_dtype")
-_WORDS = {DType.BF16: "bfloat16", DType.F16: "float16", DType.F32: "float32"}
+_WORDS = {dtype: str(dtype.array_name) for dtype in FLOATS}
 
 
 def exported_config(
@@ -374,7 +375,7 @@ def _texts(model: StoredModel) -> Iterator[texts.Layer]:
     for layer in model.manifest.layers:
         is_file = layer.media_type in (JSON_MEDIA_TYPE, FILE_MEDIA_TYPE) and layer.name is not None
         if layer.media_type != TENSOR_MEDIA_TYPE and not is_file:
-            is_known = layer.media_type in texts.NAMES
+            is_known = layer.media_type in TEXT_LAYERS
             yield texts.Layer(layer.media_type, model.store.blobs.read(layer) if is_known else b"")
 
 

@@ -26,12 +26,10 @@ from blobstore.export.outputs import INDEX_NAME, ExportPlan, PlannedCopy, Planne
 from blobstore.formats import strictjson
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.documents import (
-    LICENSE_MEDIA_TYPE,
     MESSAGES_MEDIA_TYPE,
     PARAMS_MEDIA_TYPE,
     REQUIRED_OLLAMA,
-    SYSTEM_MEDIA_TYPE,
-    TEMPLATE_MEDIA_TYPE,
+    TEXT_LAYERS,
     ModelConfig,
 )
 from blobstore.formats.modelfile import Modelfile
@@ -44,13 +42,6 @@ from blobstore.source.shards import MAX_INDEX
 
 NAME = "Modelfile"
 _HEAD = "FROM .\n"
-NAMES = {
-    TEMPLATE_MEDIA_TYPE: "TEMPLATE",
-    SYSTEM_MEDIA_TYPE: "SYSTEM",
-    LICENSE_MEDIA_TYPE: "LICENSE",
-    PARAMS_MEDIA_TYPE: "PARAMETERS",
-    MESSAGES_MEDIA_TYPE: "MESSAGES",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +76,7 @@ def modelfile(
 
 def _commands(layer: Layer) -> tuple[str, str | None]:
     """Return what a layer is, for a message, and the commands that give it back, or None."""
-    what = NAMES.get(layer.media_type)
+    what = TEXT_LAYERS.get(layer.media_type)
     if what is None:
         return f"a layer of type {quoted(layer.media_type)}", None
     try:
@@ -115,7 +106,7 @@ def _lines(layer: Layer) -> Iterator[str]:
         for message in strictjson.parse(layer.data):
             yield f"MESSAGE {message['role']} {_value(message['content'])}\n"
     else:
-        yield f"{NAMES[layer.media_type]} {_value(layer.data.decode())}\n"
+        yield f"{TEXT_LAYERS[layer.media_type]} {_value(layer.data.decode())}\n"
 
 
 def _is_same_json(one: bytes, other: bytes) -> bool:

@@ -1,8 +1,8 @@
 """config.json, which others own.
 
-Rule Q1: config.json is a strict JSON object of at most 16 MiB whose quantization settings, if any,
-exist. Unknown keys are ignored, keys are compared exactly. It may have the numbers ``Infinity``,
-``-Infinity`` and ``NaN``: published ones do, since transformers 4 and mlx-lm write them
+Rule Q1: config.json is a strict JSON object of at most 16 MiB, and its quantization settings, if it
+has them, are settings that MLX has. Unknown keys are ignored, keys are compared exactly. It may
+contain the numbers ``Infinity``, ``-Infinity`` and ``NaN``: transformers 4 and mlx-lm write them
 (time_step_limit of Mamba 2). The shard index is in source/shards.py.
 """
 
@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from blobstore.errors import UsageError
 from blobstore.formats.documents import Descriptor, Document, Manifest, validated
@@ -25,15 +25,15 @@ _TAGGED_FLOATS: Final = {"Infinity": float("inf"), "-Infinity": float("-inf"), "
 
 
 def parse_config(raw: bytes, what: str = CONFIG_NAME) -> dict[str, Any]:
-    """Return the object in a config.json, as it stands there.
+    """Return the object in a config.json, unchanged.
 
-    Raises: DocumentError (rule Q1) when it is not one; LimitExceededError over 16 MiB or 64 levels.
+    Raises: DocumentError (rule Q1) if it is not one; LimitExceededError over 16 MiB or 64 levels.
     """
     return parse_object(raw, what, rule="Q1", non_finite=True)
 
 
 def with_floats(value: Any) -> Any:
-    """Return a value of a config.json with the floats that transformers 5 writes as ``{"__float__": "Infinity"}``.
+    """Return a value of a config.json, each ``{"__float__": "Infinity"}`` and the like as a float.
 
     Source: transformers 5.23.0 configuration_utils.py `PreTrainedConfig._encode_special_floats`.
     """
@@ -45,19 +45,24 @@ def with_floats(value: Any) -> Any:
     return [with_floats(item) for item in value] if isinstance(value, list) else value
 
 
-_MODE_DEFAULTS = {"affine": (64, 4), "mxfp4": (32, 4), "nvfp4": (16, 4), "mxfp8": (32, 8)}
-"""Group size and bits where settings have none.
+_MODE_DEFAULTS = {
+    "affine": {"group_size": 64, "bits": 4},
+    "mxfp4": {"group_size": 32, "bits": 4},
+    "nvfp4": {"group_size": 16, "bits": 4},
+    "mxfp8": {"group_size": 32, "bits": 8},
+}
+"""Group size and bits of settings without them.
 
 Source: mlx/nn/layers/quantized.py `_defaults_for_mode`, MLX 0.32.4.
 """
 
 
 class ModuleQuantization(Document):
-    """How MLX quantized a module; ``mode`` is affine when nothing says otherwise.
+    """How MLX quantized a module.
 
-    mlx-lm's ``convert`` writes what a model's predicate gives to ``to_quantized``: it may lack bits
-    and group size (RWKV-7: ``{"bits": 8}``), or have None for them (the recipes, such as
-    mixed_4_6). They are those of the mode then.
+    mlx-lm's ``convert`` writes the arguments that a model's predicate gives to ``to_quantized``.
+    Bits or group size may be missing (RWKV-7: ``{"bits": 8}``) or None (the recipes, such as
+    mixed_4_6); then the mode's defaults hold.
     """
 
     group_size: Literal[16, 32, 64, 128]
@@ -69,28 +74,20 @@ class ModuleQuantization(Document):
     def _integers(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        defaults = dict(
-            zip(
-                ("group_size", "bits"),
-                _MODE_DEFAULTS.get(str(value.get("mode", "affine")), ()),
-                strict=False,
-            )
-        )
-        filled = {
-            **value,
-            **{key: size for key, size in defaults.items() if value.get(key) is None},
-        }
+        defaults = _MODE_DEFAULTS.get(str(value.get("mode", "affine")), {})
+        given = {key: item for key, item in value.items() if item is not None}
+        filled = {**value, **defaults, **given}
         if not all(type(filled.get(key, 0)) is int for key in ("bits", "group_size")):
             raise ValueError("bits and group_size are integers")
         return filled
 
     @property
     def quantization(self) -> Quantization:
-        """The same as a type and a group size. Raises: UsageError for what no type of ours is."""
+        """The same as a type and a group size. Raises: UsageError if no `QuantType` is the same."""
         if self.mode != "affine":
             quantization = Quantization(QuantType(self.mode), self.group_size)
             if quantization.quant_type.bits != self.bits:
-                raise UsageError(f"{self.mode} has not {self.bits} bits")
+                raise UsageError(f"{self.mode} does not have {self.bits} bits")
             return quantization
         affine = {4: QuantType.INT4, 8: QuantType.INT8}
         if self.bits not in affine:
@@ -102,10 +99,10 @@ class ModuleQuantization(Document):
 
 
 class QuantizationSettings(ModuleQuantization):
-    """MLX's ``quantization`` of a config.json: the settings of all modules, and those of ``modules`` that have their own.
+    """MLX's ``quantization`` of a config.json: the general settings, and those of ``modules``.
 
-    A module's settings replace the general ones as a whole, its mode too; False leaves it
-    unquantized, True says nothing. Source: mlx_lm/utils.py `load_model` at version 0.32.2.
+    A module's settings replace all general ones, its mode too; False leaves it unquantized, True
+    means the general ones. Source: mlx_lm/utils.py `load_model` at version 0.32.2.
     """
 
     modules: dict[str, ModuleQuantization | bool] = Field(default_factory=dict)
@@ -118,13 +115,11 @@ class QuantizationSettings(ModuleQuantization):
         if missing := sorted({"bits", "group_size"} - value.keys()):
             raise ValueError(f"{missing[0]} is missing")
         modules = {key: item for key, item in value.items() if isinstance(item, dict | bool)}
-        return {
-            **{key: item for key, item in value.items() if key not in modules},
-            "modules": modules,
-        }
+        general = {key: item for key, item in value.items() if key not in modules}
+        return {**general, "modules": modules}
 
     def of(self, module: str) -> ModuleQuantization | None:
-        """Return how the module of that path is quantized; None when it is not."""
+        """Return how the module of that path is quantized; None if it is not."""
         own = self.modules.get(module, True)
         if isinstance(own, bool):
             return self if own else None
@@ -132,10 +127,9 @@ class QuantizationSettings(ModuleQuantization):
 
 
 class SourceConfig(Document):
-    """What an import reads from a checkpoint's config.json.
+    """The config.json of a checkpoint: the keys that an import reads, and in `sizes` all others."""
 
-    Everything else in it is only stored.
-    """
+    model_config = ConfigDict(extra="allow")
 
     architectures: list[str] | None = None
     model_type: str | None = None
@@ -144,19 +138,9 @@ class SourceConfig(Document):
     text_config: dict[str, Any] | None = None
     llm_config: Any = None
     ffn_config: Any = None
-    # Checked where a quantization policy needs them, since they are in the way of no other import.
+    # Checked when a quantization policy needs them: other imports do not depend on them.
     num_hidden_layers: Any = None
     num_experts: Any = None
-    num_local_experts: Any = None
-    n_routed_experts: Any = None
-    moe_num_experts: Any = None
-    vocab_size: Any = None
-    max_position_embeddings: Any = None
-    n_positions: Any = None
-    n_ctx: Any = None
-    hidden_size: Any = None
-    n_embd: Any = None
-    d_model: Any = None
     norm_head: Any = None
     mlp_only_layers: Any = None
     mlp_layer_types: Any = None
@@ -169,8 +153,8 @@ class SourceConfig(Document):
     def parse(cls, raw: bytes, what: str = "config.json") -> SourceConfig:
         """Return the config in ``raw``.
 
-        Raises: DocumentError (rule Q1) when it is not a strict JSON object, or its quantization
-        settings do not exist.
+        Raises: DocumentError (rule Q1) if it is not a strict JSON object, or MLX does not have its
+        quantization settings.
         """
         value = parse_config(raw, what)
         if "quantization" in value and value["quantization"] is None:
@@ -179,10 +163,10 @@ class SourceConfig(Document):
 
     @property
     def mlx_quantization(self) -> QuantizationSettings | None:
-        """MLX's settings: ``quantization``, else ``quantization_config`` where it is MLX's, without a method of its own.
+        """MLX's settings: ``quantization``, or ``quantization_config`` without ``quant_method``.
 
-        Source: mlx_lm/utils.py `load_model` at version 0.32.2. Raises: DocumentError (rule Q1) when
-        they do not exist.
+        Source: mlx_lm/utils.py `load_model` at version 0.32.2. Raises: DocumentError (rule Q1) if
+        MLX does not have them.
         """
         settings = self.quantization_config or {}
         if self.quantization is not None or "quant_method" in settings or "bits" not in settings:
@@ -191,26 +175,24 @@ class SourceConfig(Document):
 
     @property
     def quant_method(self) -> str | None:
-        """What ``quantization_config`` says quantized the checkpoint, such as "awq"."""
+        """The ``quant_method`` of ``quantization_config``, such as "awq"."""
         method = (self.quantization_config or {}).get("quant_method")
         return method if isinstance(method, str) else None
 
     @property
     def fp8_block_size(self) -> tuple[int, int] | None:
-        """Rows and columns that share an FP8 weight's scale: ``weight_block_size``, or a ``block_structure`` of a group.
+        """Rows and columns that share an FP8 weight's scale.
 
-        Sources: transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`;
+        They are ``weight_block_size``, or ``block_structure`` of the groups' weights. Sources:
+        transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`;
         vllm-project/compressed-tensors @dc235db7 quantization/quant_args.py `block_structure`.
         """
-        settings = self.quantization_config or {}
-        groups = settings.get("config_groups")
-        found = [settings.get("weight_block_size")]
-        for group in groups.values() if isinstance(groups, dict) else ():
-            weights = group.get("weights") if isinstance(group, dict) else None
-            found.append(weights.get("block_structure") if isinstance(weights, dict) else None)
+        settings, *groups = self._settings_and_groups
+        weights = [group.get("weights") for group in groups]
+        structures = [item.get("block_structure") for item in weights if isinstance(item, dict)]
         sizes = {
             tuple(size)
-            for size in found
+            for size in (settings.get("weight_block_size"), *structures)
             if isinstance(size, list) and [type(n) for n in size] == [int, int]
         }
         return sizes.pop() if len(sizes) == 1 else None
@@ -219,36 +201,38 @@ class SourceConfig(Document):
     def packed_formats(self) -> frozenset[str]:
         """The formats that ``quantization_config`` names, for all weights and for groups of them.
 
-        Empty for none.
-
         Source: vllm-project/compressed-tensors@2737f885 compressors/mixfp4/base.py: a format with
         NVFP4's tensors, but another meaning of its scales.
         """
-        settings = self.quantization_config or {}
-        groups = settings.get("config_groups")
-        named = [settings, *(groups.values() if isinstance(groups, dict) else ())]
-        formats = (item.get("format") for item in named if isinstance(item, dict))
+        formats = (item.get("format") for item in self._settings_and_groups)
         return frozenset(text for text in formats if isinstance(text, str))
 
     @property
+    def _settings_and_groups(self) -> list[dict[str, Any]]:
+        settings = self.quantization_config or {}
+        groups = settings.get("config_groups")
+        named = groups.values() if isinstance(groups, dict) else ()
+        return [settings, *(group for group in named if isinstance(group, dict))]
+
+    @property
     def sizes(self) -> dict[str, Any]:
-        """What the top level says, by its key."""
+        """The top level's values by their keys; None for a missing key that is read."""
         return dict(self)
 
     @property
     def width(self) -> int | None:
-        """The hidden size: the text model's where there is one; None where config.json does not say it.
+        """The hidden size, the text model's if it has one; None if config.json does not say it.
 
         Sources: the ``attribute_map`` of transformers 5.23.0 configuration_gpt2.py,
         configuration_dbrx.py.
         """
-        own = (self.hidden_size, self.n_embd, self.d_model)
+        own = [self.sizes.get(key) for key in ("hidden_size", "n_embd", "d_model")]
         sizes = ((self.text_config or {}).get("hidden_size"), *own)
         return next((size for size in sizes if type(size) is int and size > 0), None)
 
     @property
     def architecture(self) -> str:
-        """The first architecture's name, else the model type, else the text model's type, else ""."""
+        """The first architecture, else the model type, else the text model's type, else ""."""
         text_type = (self.text_config or {}).get("model_type")
         named = next(iter(self.architectures or ()), None) or self.model_type
         return named or (text_type if isinstance(text_type, str) else "")
@@ -257,12 +241,12 @@ class SourceConfig(Document):
 def settings_of(
     read: Callable[[Descriptor], bytes], manifest: Manifest
 ) -> Callable[[], QuantizationSettings | None]:
-    """Return what asks ``read``, once, for a model's config.json, and returns its settings; None where it has none.
+    """Return a function that reads a model's config.json, once, and returns MLX's settings or None.
 
-    For blobs whose metadata say nothing: Ollama writes none for an MLX source whose settings have
-    no ``mode`` (fixtures/ollama-records, d_mlx_int4), and the shapes of int4 in groups of 64 are
-    those of int8 in groups of 32. It raises NotFoundError, CorruptDataError (also DocumentError,
-    rule Q1) or StorageError for a config.json that is missing or damaged.
+    Blobs without metadata need it: Ollama writes none for an MLX source whose settings have no
+    ``mode`` (fixtures/ollama-records, d_mlx_int4), and the shapes of int4 in groups of 64 are those
+    of int8 in groups of 32. The function raises NotFoundError, CorruptDataError (also
+    DocumentError, rule Q1) or StorageError for a config.json that is missing or damaged.
     """
 
     @functools.cache

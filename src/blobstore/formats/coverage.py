@@ -1,4 +1,4 @@
-"""Coverage: how much of a source is stored, what was derived from it, and what was left out with which reason. Values."""
+"""Coverage: how much of a source is stored or derived, and what was left out, with the reason."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ DRAFT_MODEL = "draft model"
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What is not stored, and why: a file by its path, a folder by its path with ``/`` at its end, or tensors.
+    """A file, a folder (its path ends with ``/``) or tensors that are not stored, and the reason.
 
-    ``count`` tensors are named together, by a pattern such as ``*.input_scale``.
+    A pattern such as ``*.input_scale`` names ``count`` tensors together.
     """
 
     name: str
@@ -23,11 +23,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many tensors, or files, a source has (None when that is not known), and what became of them.
+    """How many tensors, or files, a source has (None if unknown), and what became of them.
 
-    ``stored``: as they are, or quantized. ``derived``: those whose values went into a stored tensor
-    of another name, and files that an export makes again, by how. The three add up to ``source``; a
-    folder that is left out counts as one file.
+    ``stored``: unchanged or quantized. ``derived``, by the way: tensors whose values went into a
+    stored tensor of another name, and files that an export makes again. With those left out they
+    add up to ``source``; a folder that is left out counts as one file.
     """
 
     source: int | None
@@ -37,7 +37,7 @@ class Tally:
 
     @property
     def covered(self) -> int:
-        """How many are stored or derived."""
+        """The number of those that are stored or derived."""
         return self.stored + sum(self.derived.values())
 
     def __add__(self, other: Tally) -> Tally:
@@ -52,10 +52,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What is stored of a source: its tensors and its files.
+    """The coverage of a source's tensors and of its files.
 
     ``heads``: how many of the tensors belong to heads and models beside the main one.
-    ``kept_whole``: the files of weights that are kept as files, and are not quantized.
+    ``kept_whole``: the files of weights that are kept as files and not quantized.
     """
 
     tensors: Tally
@@ -65,5 +65,5 @@ class Coverage:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """Everything that is not stored: tensors first."""
+        """Everything that is not stored, tensors first."""
         return self.tensors.left_out + self.files.left_out

@@ -1,13 +1,12 @@
 """JSON documents of a store that others own: manifests and config blobs.
 
 Rule M1: a manifest is a JSON object with ``schemaVersion`` 2 and ``layers``, each a descriptor of
-media type, digest and size. Unknown keys are ignored, keys are compared exactly, and the raw bytes
-are kept: they are what is hashed, stored and sent. A checkpoint's documents are in checkpoint.py.
+media type, digest and size. Unknown keys are ignored and keys are compared exactly. The raw bytes
+are kept, because they are hashed, stored and sent. A checkpoint's documents are in checkpoint.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
@@ -22,9 +21,9 @@ from pydantic import (
     model_validator,
 )
 
-from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
+from blobstore.errors import BlobStoreError, DocumentError
 from blobstore.formats import strictjson
-from blobstore.formats.strictjson import parse_object
+from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.io.budget import MAX_TEXT
 from blobstore.names import Digest
 
@@ -35,36 +34,36 @@ CONFIG_MEDIA_TYPE: Final = "application/vnd.docker.container.image.v1+json"
 TENSOR_MEDIA_TYPE: Final = "application/vnd.ollama.image.tensor"
 JSON_MEDIA_TYPE: Final = "application/vnd.ollama.image.json"
 FILE_MEDIA_TYPE: Final = "application/vnd.blobstore.file"
-"""A file of the checkpoint, byte for byte, named by its path in the folder.
-
-Ours: Ollama passes over such layers.
-"""
+"""A file of the checkpoint, byte for byte, named by its path in the folder; Ollama ignores it."""
 TEMPLATE_MEDIA_TYPE: Final = "application/vnd.ollama.image.template"
 SYSTEM_MEDIA_TYPE: Final = "application/vnd.ollama.image.system"
 LICENSE_MEDIA_TYPE: Final = "application/vnd.ollama.image.license"
 PARAMS_MEDIA_TYPE: Final = "application/vnd.ollama.image.params"
 MESSAGES_MEDIA_TYPE: Final = "application/vnd.ollama.image.messages"
+TEXT_LAYERS: Final = {
+    TEMPLATE_MEDIA_TYPE: "TEMPLATE",
+    SYSTEM_MEDIA_TYPE: "SYSTEM",
+    LICENSE_MEDIA_TYPE: "LICENSE",
+    PARAMS_MEDIA_TYPE: "PARAMETERS",
+    MESSAGES_MEDIA_TYPE: "MESSAGES",
+}
+"""The layers that a Modelfile makes, in Ollama's order, and what they are called in messages."""
 
 REQUIRED_OLLAMA: Final = "0.19.0"
 """The first version of Ollama that reads models of safetensors."""
 
 MAX_MANIFEST = 64 * 2**20
 """Bytes of a manifest in a local store (100,000 layers are about 23 MB)."""
-MAX_REGISTRY_MANIFEST = 4 * 2**20
-"""Bytes of a manifest that a registry may send."""
 MAX_LAYERS = 110_000
-"""Layers of a manifest: 100,000 tensors, and room for documents, licenses and a draft model."""
+"""Layers of a manifest: 100,000 tensors, and room for documents, licences and a draft model."""
 MAX_DOCUMENT = MAX_TEXT
 _NO_CONFIG = {"mediaType": "", "digest": "", "size": 0}
 MAX_BLOB = 2**48
-"""Bytes of one blob: a size beyond it is a mistake or an attack, and nothing is allocated for it."""
+"""Bytes of one blob: a larger size is a mistake or an attack, and allocates nothing."""
 
 
 def validated(model: type[_T], value: dict[str, Any], what: str, rule: str) -> _T:
-    """Return the document that ``value`` is.
-
-    Raises: DocumentError with ``rule``, naming the place in it.
-    """
+    """Return ``value`` as a document; raise DocumentError with ``rule`` and the place in it."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -97,12 +96,12 @@ class Document(BaseModel):
         populate_by_name=True,
         arbitrary_types_allowed=True,
         protected_namespaces=(),
-        defer_build=True,  # a validator is made when it is first needed: most commands need few
+        defer_build=True,  # most commands need few of the validators
     )
 
 
 class Descriptor(Document):
-    """A blob that a manifest refers to: its kind, digest and size in bytes; ``name`` is the tensor or file name."""
+    """A blob of a manifest: its media type, digest, size in bytes, and name of a tensor or file."""
 
     media_type: _MediaType = Field(alias="mediaType")
     digest: _Digest
@@ -112,10 +111,7 @@ class Descriptor(Document):
 
 
 class Manifest(Document):
-    """A model: its config blob and its layers, in order.
-
-    ``raw`` are the bytes that it was read from or is written as.
-    """
+    """A model: its config blob and its layers, in order; ``raw`` are its exact bytes."""
 
     schema_version: Literal[2] = Field(default=2, alias="schemaVersion")
     media_type: _MediaType = Field(default=MANIFEST_MEDIA_TYPE, alias="mediaType")
@@ -126,43 +122,40 @@ class Manifest(Document):
     @model_validator(mode="before")
     @classmethod
     def _is_one_image(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "manifests" in value:
+        if not isinstance(value, dict):
+            return value
+        if "manifests" in value:
             raise ValueError("an image index is not supported, only a manifest with layers")
-        # Go writes a missing config as a descriptor of empty fields.
-        if isinstance(value, dict) and value.get("config") == _NO_CONFIG:
-            value = {key: item for key, item in value.items() if key != "config"}
-        # True == 1.0 == 1 in Python, and pydantic's Literal compares: the version has to be the
-        # integer.
-        if isinstance(value, dict) and not isinstance(value.get("schemaVersion"), int | None):
+        # pydantic's Literal compares, and 2.0 == 2: the version has to be the integer.
+        if not isinstance(value.get("schemaVersion"), int | None):
             raise ValueError("schemaVersion is not 2")  # noqa: TRY004  # pydantic reports ValueErrors
-        return value
+        # Go writes a missing config as a descriptor of empty fields.
+        return {**value, "config": None} if value.get("config") == _NO_CONFIG else value
 
     @classmethod
-    def parse(cls, raw: bytes, what: str = "manifest", *, limit: int = MAX_MANIFEST) -> Manifest:
+    def parse(cls, raw: bytes, what: str = "manifest") -> Manifest:
         """Return the manifest in ``raw``, and keep the bytes.
 
         Raises: DocumentError (rule M1) naming the place, also for a blob of over 256 TiB;
-        LimitExceededError over ``limit`` bytes or 110,000 layers.
+        LimitExceededError over 64 MiB or 110,000 layers.
         """
-        value = parse_object(raw, what, rule="M1", limit=limit)
+        value = parse_object(raw, what, rule="M1", limit=MAX_MANIFEST)
         if "schemaVersion" not in value:
             raise DocumentError(f"{what}: schemaVersion is missing (rule M1)", rule="M1")
         if isinstance(layers := value.get("layers"), list):
-            _check_layers(layers, what)
+            check_limit(what, len(layers), "layers", MAX_LAYERS, "M1")
         manifest = validated(cls, value, what, "M1")
         manifest._raw = raw  # noqa: SLF001  # its own class
         return manifest
 
     def check_limits(self) -> None:
-        """Raise LimitExceededError when the manifest could not be read back: too many layers, or bytes."""
-        _check_layers(self.layers, "the manifest")
-        if len(self.raw) > MAX_MANIFEST:
-            message = f"limit exceeded: the manifest has {len(self.raw):,} bytes, at most {MAX_MANIFEST:,}"
-            raise LimitExceededError(message, rule="M1")
+        """Raise LimitExceededError if the manifest has too many layers or bytes to be read back."""
+        check_limit("the manifest", len(self.layers), "layers", MAX_LAYERS, "M1")
+        check_limit("the manifest", len(self.raw), "bytes", MAX_MANIFEST, "M1")
 
     @property
     def raw(self) -> bytes:
-        """The exact bytes: as parsed, or else one line of compact JSON in Ollama's key order and a newline."""
+        """The exact bytes: as parsed, else a line of compact JSON in Ollama's key order."""
         return self._raw or self._encode()
 
     @property
@@ -192,7 +185,7 @@ class Manifest(Document):
 
     @property
     def file_layers(self) -> tuple[Descriptor, ...]:
-        """The layers that hold other files of the checkpoint, in order; ``name`` is the path in its folder."""
+        """The layers that hold other files of the checkpoint, in order; ``name`` is the path."""
         return tuple(layer for layer in self.layers if layer.media_type == FILE_MEDIA_TYPE)
 
     def document(self, name: str) -> Descriptor | None:
@@ -200,15 +193,13 @@ class Manifest(Document):
         return next((layer for layer in self.json_layers if layer.name == name), None)
 
     def file(self, name: str) -> Descriptor | None:
-        """Return the layer of that file of the checkpoint, a JSON document or another one, or None."""
-        return next(
-            (layer for layer in (*self.json_layers, *self.file_layers) if layer.name == name), None
-        )
+        """Return the layer of that file of the checkpoint, JSON document or not, or None."""
+        files = (*self.json_layers, *self.file_layers)
+        return next((layer for layer in files if layer.name == name), None)
 
     def _encode(self) -> bytes:
-        # manifest.Manifest and manifest.Layer in ollama/ollama@fb307609: `from` and `name` are left
-        # out when empty. Layer by layer: the dictionaries of a hundred thousand layers at once
-        # would take three times their text.
+        # manifest.Manifest and manifest.Layer in ollama/ollama@fb307609 leave out an empty `from`
+        # and `name`. The dictionaries of 100,000 layers at once would take three times their text.
         shell = strictjson.encode(
             self.model_dump(by_alias=True, exclude_none=True, exclude={"layers"})
         )
@@ -220,9 +211,9 @@ class Manifest(Document):
 
 
 class Draft(Document):
-    """A draft model that lies in the same manifest: what its tensors' names and its config.json's layer begin with.
+    """A draft model in the same manifest: the prefix of its tensors' names, and its config's name.
 
-    Keys in Ollama's order, each left out when it is None. Source: ollama/ollama@0abf7fac
+    Keys are in Ollama's order, and left out if None. Source: ollama/ollama@0abf7fac
     types/model/config.go `Draft`.
     """
 
@@ -233,10 +224,10 @@ class Draft(Document):
 
     @classmethod
     def of(cls, architecture: str) -> Draft:
-        """Return what Ollama writes for a draft of that architecture: the first of config.json's, else its model type.
+        """Return Ollama's entry for a draft of that architecture, or else of that model type.
 
         Source: ollama/ollama@1d7605bf x/create/manifest.go `safetensorsDraftMetadata`, which
-        refuses a draft without one.
+        refuses a draft without either.
         """
         return cls(
             model_format="safetensors",
@@ -246,18 +237,8 @@ class Draft(Document):
         )
 
 
-def _check_layers(layers: Sequence[object], what: str) -> None:
-    if len(layers) > MAX_LAYERS:
-        raise LimitExceededError(
-            f"limit exceeded: {what} has {len(layers):,} layers, at most {MAX_LAYERS:,}", rule="M1"
-        )
-
-
 class ModelConfig(Document):
-    """Ollama's config blob.
-
-    Written by `encode` in Ollama's key order; read leniently, since GGUF models have one too.
-    """
+    """Ollama's config blob, in Ollama's key order; read leniently: GGUF models have one too."""
 
     model_format: str = ""
     model_family: str | None = ""
@@ -274,22 +255,16 @@ class ModelConfig(Document):
 
     @classmethod
     def parse(cls, raw: bytes, what: str = "config") -> ModelConfig:
-        """Return the config in ``raw``. Raises: DocumentError (rule M1) when it is not one."""
+        """Return the config in ``raw``. Raises: DocumentError (rule M1) if it is not one."""
         return validated(cls, parse_object(raw, what, rule="M1"), what, "M1")
 
     def encode(self) -> bytes:
         """Return one line of compact JSON without a newline.
 
-        Renderer, parser, requires and draft are left out when None.
+        Renderer, parser, requires and draft are left out if None.
         """
-        document = self.model_dump()
+        optional = ("renderer", "parser", "requires", "draft")
+        document = self.model_dump(exclude={key for key in optional if getattr(self, key) is None})
         if self.draft is not None:
             document["draft"] = self.draft.model_dump(exclude_none=True)
-        optional = {"renderer", "parser", "requires", "draft"}
-        return strictjson.encode(
-            {
-                key: value
-                for key, value in document.items()
-                if value is not None or key not in optional
-            }
-        )
+        return strictjson.encode(document)

@@ -1,7 +1,7 @@
 """DType: the element types of safetensors, by the names that its headers use.
 
 Source: safetensors README, "Format", and safetensors/src/tensor.rs `Dtype` at version 0.8.0. No
-numpy here: the numpy, torch and MLX types are in arrays.py.
+numpy here: kernels/arrays.py makes numpy's types of their names.
 """
 
 from __future__ import annotations
@@ -9,117 +9,105 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
+from typing import Self
 
 from blobstore.errors import UsageError
 
 
 class DType(enum.Enum):
-    """An element type; the value is its name in a header."""
+    """An element type; the value is its name in a header.
 
-    BOOL = "BOOL"
-    U8 = "U8"
-    I8 = "I8"
-    F8_E5M2 = "F8_E5M2"
-    F8_E4M3 = "F8_E4M3"
-    F8_E8M0 = "F8_E8M0"
-    F8_E4M3FNUZ = "F8_E4M3FNUZ"
-    F8_E5M2FNUZ = "F8_E5M2FNUZ"
-    F6_E2M3 = "F6_E2M3"
-    F6_E3M2 = "F6_E3M2"
-    F4 = "F4"
-    I16 = "I16"
-    U16 = "U16"
-    F16 = "F16"
-    BF16 = "BF16"
-    I32 = "I32"
-    U32 = "U32"
-    F32 = "F32"
-    I64 = "I64"
-    U64 = "U64"
-    F64 = "F64"
-    C64 = "C64"
+    One row a type, in the library's order, which is that of their alignment: the name, ``bits`` of
+    an element, ``array_name`` in numpy, ml_dtypes and torch (None if they have no packed type), and
+    ``mlx_name``, as which MLX loads it (None if it does not; mlx 0.32.4, mlx/io/safetensors.cpp
+    `dtype_from_safetensor_str`).
+    """
+
+    _value_: str
+    bits: int
+    array_name: str | None
+    mlx_name: str | None
+
+    BOOL = "BOOL", 8, "bool", "bool_"
+    F4 = "F4", 4
+    F6_E2M3 = "F6_E2M3", 6
+    F6_E3M2 = "F6_E3M2", 6
+    U8 = "U8", 8, "uint8", "uint8"
+    I8 = "I8", 8, "int8", "int8"
+    F8_E5M2 = "F8_E5M2", 8, "float8_e5m2"
+    F8_E4M3 = "F8_E4M3", 8, "float8_e4m3fn", "uint8"
+    F8_E8M0 = "F8_E8M0", 8, "float8_e8m0fnu", "uint8"
+    F8_E4M3FNUZ = "F8_E4M3FNUZ", 8, "float8_e4m3fnuz"
+    F8_E5M2FNUZ = "F8_E5M2FNUZ", 8, "float8_e5m2fnuz"
+    I16 = "I16", 16, "int16", "int16"
+    U16 = "U16", 16, "uint16", "uint16"
+    F16 = "F16", 16, "float16", "float16"
+    BF16 = "BF16", 16, "bfloat16", "bfloat16"
+    I32 = "I32", 32, "int32", "int32"
+    U32 = "U32", 32, "uint32", "uint32"
+    F32 = "F32", 32, "float32", "float32"
+    C64 = "C64", 64, "complex64", "complex64"
+    F64 = "F64", 64, "float64"
+    I64 = "I64", 64, "int64", "int64"
+    U64 = "U64", 64, "uint64", "uint64"
+
+    def __new__(
+        cls, name: str, bits: int = 0, array_name: str | None = None, mlx_name: str | None = None
+    ) -> Self:
+        """Return the member of a row; its name is its value."""
+        member = object.__new__(cls)
+        member._value_ = name
+        member.bits = bits
+        member.array_name = array_name
+        member.mlx_name = mlx_name
+        return member
 
     @classmethod
     def parse_float(cls, text: str) -> DType:
-        """Return the float type that a user names: bfloat16, float16 or float32, or its name in a header.
+        """Return the float type of a user's word: bfloat16, float16, float32 or a header's name.
 
-        Raises: UsageError for any other word, and for what is not one.
+        Raises: UsageError for any other word, and for a value that is not a string.
         """
         try:
-            return _FLOAT_NAMES[text.lower()]
+            return FLOAT_NAMES[text.lower()]
         except (AttributeError, KeyError):
             raise UsageError(
                 f"unknown dtype {text!r}", hint="Use one of: bfloat16, float16, float32."
             ) from None
 
     @property
-    def bits(self) -> int:
-        """Width of one element in bits: 4, 6, 8, 16, 32 or 64."""
-        return _BITS[self]
-
-    @property
     def is_float(self) -> bool:
-        """True for the types that models are trained in and that can be quantized: BF16, F16, F32."""
-        return self in _FLOATS
+        """True for the types that models are trained in and can be quantized: BF16, F16, F32."""
+        return self in FLOATS
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of an array of this type: exact for whole bytes, rounded up for a sub-byte type."""
         return -(-math.prod(shape) * self.bits // 8)
 
     def __str__(self) -> str:
-        return self.value
+        return str(self.value)
 
 
-_BITS = {
-    **dict.fromkeys((DType.F4,), 4),
-    **dict.fromkeys((DType.F6_E2M3, DType.F6_E3M2), 6),
-    **dict.fromkeys((DType.BOOL, DType.U8, DType.I8), 8),
-    **dict.fromkeys(
-        (DType.F8_E5M2, DType.F8_E4M3, DType.F8_E8M0, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ), 8
-    ),
-    **dict.fromkeys((DType.I16, DType.U16, DType.F16, DType.BF16), 16),
-    **dict.fromkeys((DType.I32, DType.U32, DType.F32), 32),
-    **dict.fromkeys((DType.I64, DType.U64, DType.F64, DType.C64), 64),
+FLOATS = (DType.BF16, DType.F16, DType.F32)
+FLOAT_NAMES = {
+    name: dtype for dtype in FLOATS for name in (dtype.value.lower(), str(dtype.array_name))
 }
-_FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})
-
-_FLOAT_NAMES = {
-    **dict.fromkeys(("bf16", "bfloat16"), DType.BF16),
-    **dict.fromkeys(("f16", "float16"), DType.F16),
-    **dict.fromkeys(("f32", "float32"), DType.F32),
-}
-
-
-# mlx 0.32.4, mlx/io/safetensors.cpp `dtype_from_safetensor_str`; F8_E4M3 and F8_E8M0 become uint8
-# there.
-_NOT_IN_MLX = frozenset(
-    {
-        DType.F64,
-        DType.F4,
-        DType.F6_E2M3,
-        DType.F6_E3M2,
-        DType.F8_E5M2,
-        DType.F8_E4M3FNUZ,
-        DType.F8_E5M2FNUZ,
-    }
-)
+"""What users call the types of `FLOATS`: bf16, bfloat16 and so on."""
+DTYPE_BY_NAME = {dtype.value: dtype for dtype in DType}
+"""Header name → DType; a plain dict because the header parser looks up one name a tensor."""
 _MLX_MAX_DIM = 2**31 - 1
 
 
 def fits_mlx(dtype: DType, shape: Sequence[int]) -> bool:
-    """Return True when MLX has arrays of that dtype and shape: `mx.load` takes all of a file or nothing."""
-    return dtype not in _NOT_IN_MLX and all(dim <= _MLX_MAX_DIM for dim in shape)
+    """Return True if MLX has arrays of that dtype and shape; `mx.load` needs it of all tensors."""
+    return dtype.mlx_name is not None and all(dim <= _MLX_MAX_DIM for dim in shape)
 
 
 def parameters_of(shape: Sequence[int]) -> int:
     """Return the number of weights in a tensor of that shape.
 
-    A rank-0 tensor has none: it is a setting beside the weights (a mask's value, a scale), and the
-    Hub's counts leave it out too. Source: huggingface/huggingface.js@028fe00b
+    A rank-0 tensor counts 0: it is a setting beside the weights (a mask's value, a scale), and the
+    Hub's counts exclude it too. Source: huggingface/huggingface.js@028fe00b
     packages/hub/src/lib/parse-safetensors-metadata.ts.
     """
     return math.prod(shape) if shape else 0
-
-
-DTYPE_BY_NAME = {dtype.value: dtype for dtype in DType}
-"""Header name → DType; a plain dict because the header parser looks up one name a tensor."""

@@ -1,4 +1,4 @@
-"""Modelfile: the texts and settings that go beside a model's weights, from a Modelfile or from options. Pure.
+"""Modelfile: a model's texts and settings, from a Modelfile or from options. Pure.
 
 Source: ollama/ollama@0265d512 x/create/client/create.go `ConfigFromModelfile`, `newManifestWriter`,
 `resolveParserName` and `createModelfileLayers`, unless a function says otherwise.
@@ -7,13 +7,13 @@ Source: ollama/ollama@0265d512 x/create/client/create.go `ConfigFromModelfile`, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from blobstore.errors import (
-    LimitExceededError,
     UnsupportedSourceError,
     UsageError,
     quoted,
@@ -40,6 +40,7 @@ from blobstore.formats.modelfile_commands import (
     read_script,
 )
 
+_T = TypeVar("_T")
 MAX_LICENSES: Final = 1000
 ROLES: Final = ("system", "user", "assistant")
 _ONCE: Final = ("from", "draft")
@@ -54,10 +55,10 @@ _MAX_VERSION = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modelfile:
-    """What a Modelfile says. A field that it does not set is None or empty; "" is set, to nothing.
+    """The content of a Modelfile. A field that it does not set is None or empty; "" is set.
 
     ``source`` and ``draft`` are paths as written (`resolve_path`), ``messages`` pairs of role and
-    text, ``notes`` sentences about what Ollama leaves out of such a file and we do too.
+    text, ``notes`` sentences about commands and characters that Ollama ignores, and we do too.
     """
 
     source: str | None = None
@@ -76,9 +77,8 @@ class Modelfile:
     def parse(cls, raw: bytes, what: str = "Modelfile") -> Modelfile:
         """Return the Modelfile in ``raw``.
 
-        Of a command that is there more than once the last counts, but licences, stop texts and
-        messages are all kept (Ollama's import of safetensors keeps the last licence and no
-        message).
+        The last of equal commands counts, but all licences, stop texts and messages are kept
+        (Ollama's import of safetensors keeps the last licence and drops messages).
 
         Raises: as `read_script`; DocumentError (rule T1) with the line and the command for a
         missing or second FROM, a second DRAFT, an unknown parameter or role, a value of the wrong
@@ -89,25 +89,20 @@ class Modelfile:
         commands = {command.name: command for command in script.commands}
         _check_sources(script.commands, what)
         if "from" not in commands:
-            raise error_at(
-                what,
-                1,
-                "there is no FROM command",
-                "Begin with FROM and the folder of the checkpoint.",
-            )
+            hint = "Begin with FROM and the folder of the checkpoint."
+            raise error_at(what, 1, "the FROM command is missing", hint)
         texts = {name: command.text for name, command in commands.items()}
+        licenses = [command.text for command in script.commands if command.name == "license"]
         requires = commands.get("requires")
         return cls(
             source=texts["from"],
             template=texts.get("template"),
             system=texts.get("system"),
-            licenses=_licenses(
-                command.text for command in script.commands if command.name == "license"
-            ),
+            licenses=_licenses(licenses),
             parameters=_parameters(script.commands, what),
             parser=texts.get("parser"),
             renderer=texts.get("renderer"),
-            requires=_requires(requires, what) if requires else None,
+            requires=_checked(requires, what, check_requires) if requires else None,
             draft=texts.get("draft") or None,
             messages=tuple(_messages(script.commands, what)),
             notes=tuple(_notes(script.commands, script.dropped, what)),
@@ -124,56 +119,48 @@ class Modelfile:
         renderer: str | None = None,
         requires: str | None = None,
     ) -> Modelfile:
-        """Return the Modelfile with what options say in place of what it says.
+        """Return the Modelfile with options in place of its own texts and parameters.
 
-        Licences are added, after its own.
-
-        A parameter of an option replaces the Modelfile's, all its stop texts too. "" removes a
-        text. Raises: UsageError for a text that UTF-8 can't hold and an invalid version;
-        LimitExceededError over 4 MiB.
+        Licences are added after its own. A parameter of an option replaces the Modelfile's, all
+        its stop texts too. "" removes a text. Raises: UsageError for a text that UTF-8 can't
+        encode and an invalid version; LimitExceededError over 4 MiB.
         """
         named = {"template": template, "system": system, "parser": parser, "renderer": renderer}
         for name, text in (*named.items(), *(("license", text) for text in licenses)):
             _check_text(name, text or "")
+        changed: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
+        if requires is not None:
+            changed["requires"] = check_requires(requires)
         return replace(
             self,
-            template=_either(template, self.template),
-            system=_either(system, self.system),
             licenses=_licenses((*self.licenses, *licenses)),
             parameters={**self.parameters, **(parameters or {})},
-            parser=_either(parser, self.parser),
-            renderer=_either(renderer, self.renderer),
-            requires=self.requires if requires is None else check_requires(requires),
+            **changed,
         )
 
     def layers(self) -> tuple[tuple[str, bytes], ...]:
-        """Return the layers that follow a manifest's JSON layers: media type and bytes, in Ollama's order; no names.
+        """Return the layers that follow a manifest's JSON layers: media types and bytes.
 
-        Template, system text, one a licence, parameters, messages: each only when there is
-        something in it. Texts are stored as they are; parameters and messages are one line of JSON
-        and a newline. Several licences, and messages: ollama/ollama@1d7605bf x/create/manifest.go
-        `ApplyModelfileLayers`.
+        In Ollama's order: template, system text, a layer for each licence, parameters, messages;
+        empty ones are left out. Texts are stored unchanged; parameters and messages are a line of
+        JSON and a newline. Several licences, and messages: ollama/ollama@1d7605bf
+        x/create/manifest.go `ApplyModelfileLayers`.
         """
-        return tuple(self._layers())
-
-    def _layers(self) -> Iterator[tuple[str, bytes]]:
-        if self.template:
-            yield TEMPLATE_MEDIA_TYPE, self.template.encode()
-        if self.system:
-            yield SYSTEM_MEDIA_TYPE, self.system.encode()
-        for text in self.licenses:
-            yield LICENSE_MEDIA_TYPE, text.encode()
-        if self.parameters:
-            yield PARAMS_MEDIA_TYPE, encode_parameters(self.parameters)
-        if self.messages:
-            messages = [{"role": role, "content": content} for role, content in self.messages]
-            yield MESSAGES_MEDIA_TYPE, strictjson.encode(messages) + b"\n"
+        messages = [{"role": role, "content": content} for role, content in self.messages]
+        layers = (
+            (TEMPLATE_MEDIA_TYPE, (self.template or "").encode()),
+            (SYSTEM_MEDIA_TYPE, (self.system or "").encode()),
+            *((LICENSE_MEDIA_TYPE, text.encode()) for text in self.licenses),
+            (PARAMS_MEDIA_TYPE, self.parameters and encode_parameters(self.parameters)),
+            (MESSAGES_MEDIA_TYPE, messages and strictjson.encode(messages) + b"\n"),
+        )
+        return tuple((media_type, data) for media_type, data in layers if data)
 
     def configure(self, config: ModelConfig) -> ModelConfig:
-        """Return the config blob with the parser, renderer and version that are set here instead of the architecture's.
+        """Return the config blob with this parser, renderer and version for the architecture's.
 
-        "" keeps the architecture's, as in Ollama (`resolveParserName`). Capabilities are the
-        caller's: Ollama asks the parser that is left after this for its tools and thinking.
+        "" keeps the architecture's, as in Ollama (`resolveParserName`). The caller sets the
+        capabilities: Ollama asks the resulting parser for its tools and thinking.
         """
         chosen = {"parser": self.parser, "renderer": self.renderer, "requires": self.requires}
         return config.model_copy(update={name: text for name, text in chosen.items() if text})
@@ -182,10 +169,10 @@ class Modelfile:
 def check_requires(text: str) -> str:
     """Return the version of Ollama that a model requires, without a leading ``v``.
 
-    ``MAJOR[.MINOR[.PATCH[-PRERELEASE][+BUILD]]]`` as golang.org/x/mod/semver reads it, and not
-    under the 0.19.0 that any model of safetensors needs; 0.19.0-rc1 is under it. Source: Ollama's
+    ``MAJOR[.MINOR[.PATCH[-PRERELEASE][+BUILD]]]`` as golang.org/x/mod/semver reads it, and at least
+    0.19.0, which every model of safetensors needs; 0.19.0-rc1 is below it. Source: Ollama's
     `ConfigFromModelfile` of 2026, which refuses the same (later versions raise it to 0.19.0, or
-    take it). Raises: UsageError.
+    accept it). Raises: UsageError.
     """
     version = text.removeprefix("v")
     match = _VERSION.fullmatch(version) if len(version) <= _MAX_VERSION else None
@@ -198,7 +185,7 @@ def check_requires(text: str) -> str:
     least = [int(part) for part in REQUIRED_OLLAMA.split(".")]
     if (*numbers, match["pre"] is None) < (*least, True):
         raise UsageError(
-            f"{version} is under {REQUIRED_OLLAMA}, the first version of Ollama that reads such models"
+            f"{version} is below {REQUIRED_OLLAMA}, the first Ollama that reads such models"
         )
     return version
 
@@ -206,9 +193,9 @@ def check_requires(text: str) -> str:
 def resolve_path(text: str, folder: Path, home: Path) -> Path:
     """Return the path that FROM or DRAFT means in a Modelfile of ``folder``; ``~`` is ``home``.
 
-    Source: ollama/ollama@00dc3af8 parser/parser.go `expandPath`. Nothing is looked up, where Ollama
-    then tries the current folder and the models of its store. Raises: UsageError for NUL and for
-    another user's ``~name``.
+    Source: ollama/ollama@00dc3af8 parser/parser.go `expandPath`. Ollama then tries the current
+    folder and the models of its store; this does not. Raises: UsageError for NUL and for another
+    user's ``~name``.
     """
     if "\0" in text:
         raise UsageError(f"{quoted(text)} is not a path")
@@ -219,37 +206,29 @@ def resolve_path(text: str, folder: Path, home: Path) -> Path:
             f"{quoted(text)}: the folder of another user is not looked up",
             hint="Write the whole path.",
         )
-    return (
-        Path(text) if "://" in text else folder / text
-    )  # an address, which is refused by that name
-
-
-def _either(given: str | None, otherwise: str | None) -> str | None:
-    return otherwise if given is None else given
+    # An address is kept whole, so that its refusal names it.
+    return Path(text) if "://" in text else folder / text
 
 
 def _check_sources(commands: Iterable[Command], what: str) -> None:
     seen: dict[str, int] = {}
     for command in commands:
         if command.name == "adapter":
-            message = f"{what}: line {command.line}: ADAPTER: adapters can't be imported beside safetensors weights"
             raise UnsupportedSourceError(
-                message, rule=RULE, hint="Merge the adapter into the weights first."
+                f"{what}: line {command.line}: ADAPTER: adapters can't be imported beside "
+                "safetensors weights",
+                rule=RULE,
+                hint="Merge the adapter into the weights first.",
             )
         if command.name in _ONCE and command.name in seen:
-            name = command.name.upper()
-            raise error_at(
-                what, command.line, f"{name} is there twice, first in line {seen[command.name]}"
-            )
+            message = f"a second {command.name.upper()}; the first is in line {seen[command.name]}"
+            raise error_at(what, command.line, message)
         seen.setdefault(command.name, command.line)
 
 
 def _licenses(texts: Iterable[str]) -> tuple[str, ...]:
     licenses = tuple(text for text in texts if text)
-    if len(licenses) > MAX_LICENSES:
-        raise LimitExceededError(
-            f"limit exceeded: {len(licenses):,} licenses, at most {MAX_LICENSES:,}", rule=RULE
-        )
+    strictjson.check_limit("the model", len(licenses), "licenses", MAX_LICENSES, RULE)
     return licenses
 
 
@@ -257,30 +236,25 @@ def _parameters(commands: Iterable[Command], what: str) -> dict[str, ParameterVa
     parameters: dict[str, ParameterValue] = {}
     for command in commands:
         if command.name == "parameter" and command.key not in DEPRECATED:
-            try:
-                add_parameter(parameters, command.key, command.text)
-            except UsageError as error:
-                raise error_at(
-                    what, command.line, f"PARAMETER: {error.message}", error.hint
-                ) from None
+            _checked(command, what, partial(add_parameter, parameters, command.key))
     return parameters
 
 
-def _requires(command: Command, what: str) -> str:
+def _checked(command: Command, what: str, parse: Callable[[str], _T]) -> _T:
     try:
-        return check_requires(command.text)
+        return parse(command.text)
     except UsageError as error:
-        raise error_at(what, command.line, f"REQUIRES: {error.message}", error.hint) from None
+        message = f"{command.name.upper()}: {error.message}"
+        raise error_at(what, command.line, message, error.hint) from None
 
 
 def _messages(commands: Iterable[Command], what: str) -> Iterator[tuple[str, str]]:
     for command in commands:
         if command.name == "message":
             if command.key not in ROLES:
+                message = f"MESSAGE: unknown role {quoted(command.key)}"
                 hint = f"Use one of: {', '.join(ROLES)}."
-                raise error_at(
-                    what, command.line, f"MESSAGE: unknown role {quoted(command.key)}", hint
-                )
+                raise error_at(what, command.line, message, hint)
             yield command.key, command.text
 
 
@@ -297,7 +271,4 @@ def _check_text(name: str, text: str) -> None:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise UsageError(f"the {name} can't be encoded in UTF-8") from None
-    if size > MAX_MODELFILE:
-        raise LimitExceededError(
-            f"limit exceeded: the {name} has {size:,} bytes, at most {MAX_MODELFILE:,}", rule=RULE
-        )
+    strictjson.check_limit(f"the {name}", size, "bytes", MAX_MODELFILE, RULE)

@@ -1,17 +1,16 @@
-"""Commands: the text of a Modelfile, split into its commands. Pure, linear in the size of the text.
+"""The commands of a Modelfile and its parameters. Pure; linear in the size of the text.
 
-A command is a word, spaces, and a value to the end of the line. A value that begins with three
-double quotes or one goes on to the first line that ends with as many, which may be its own; nothing
+A command is a word, spaces, and a value to the end of the line. A value that begins with one or
+three double quotes ends with the first line that ends with as many, which may be its own; nothing
 in it is escaped. ``#`` begins a comment where a command could begin, and nowhere else. PARAMETER
 and MESSAGE have one more word before the value. A line ends with LF, CR or both. Source:
 ollama/ollama@00dc3af8 parser/parser.go `ParseFile`, read as a grammar.
 
-What differs, on purpose: bytes that are not text in the file's encoding are refused (Ollama puts
+It differs on purpose: bytes that are not text in the file's encoding are refused (Ollama puts
 U+FFFD into the prompt), as is an invisible character before a command; several spaces may stand
-before the second word (Ollama takes it for empty).
+before the second word (Ollama reads an empty word).
 
-Parameters: the keys of a Modelfile's PARAMETER lines, the type of each, and the JSON that Ollama
-stores. Pure.
+Parameters have a type each, and a JSON form that Ollama stores.
 
 Source of the table: the JSON tags of `Options` and `Runner` in Ollama's api/types.go of 2026
 (``draft_num_predict`` is the newest), and ollama/ollama@0265d512 x/create/client/create.go
@@ -30,7 +29,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from blobstore.errors import DocumentError, LimitExceededError, UsageError, quoted
+from blobstore.errors import DocumentError, UsageError, quoted
 from blobstore.formats import strictjson
 
 ParameterValue = int | float | bool | tuple[str, ...]
@@ -82,22 +81,24 @@ DEPRECATED: Final = frozenset(
 )
 """Keys of old Modelfiles that Ollama reads and drops."""
 
-# What Go's ParseInt, ParseFloat and ParseBool read, but for hexadecimal floats, underscores, NaN
-# and infinities: JSON can't hold the last two, and Ollama fails on them later. `[0-9]` and not
-# `\d`, which takes the digits of every script.
+# The syntax of Go's ParseInt, ParseFloat and ParseBool without hexadecimal floats, underscores, NaN
+# and infinities: JSON can't hold the last two, and Ollama fails on them later. `\d` would match the
+# digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _MAX_DIGITS = 1000
-_TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
-_FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+_BOOLEANS: Final[Mapping[str, bool]] = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
 
 
 def parse_parameter(key: str, text: str) -> ParameterValue:
-    """Return the value of a parameter: a number rounded to a 32-bit float, a text as a tuple of one.
+    """Return a parameter's value: a number rounded to a 32-bit float, a text as a tuple of one.
 
     Source: ollama/ollama@b8761ab0 api/types.go `FormatParams`. Raises: UsageError for an unknown
     key (keys are in lower case), a text that is not a value of its type, and one that UTF-8 can't
-    hold.
+    encode.
     """
     kind = PARAMETERS.get(key)
     if kind is None:
@@ -111,23 +112,21 @@ def parse_parameter(key: str, text: str) -> ParameterValue:
 
 
 def add_parameter(parameters: dict[str, ParameterValue], key: str, text: str) -> None:
-    """Add a parameter: texts are collected, of anything else the last one counts.
+    """Add a parameter; texts are collected, other values replace the one before.
 
     Raises: as `parse_parameter`.
     """
     value = parse_parameter(key, text)
     before = parameters.get(key)
-    parameters[key] = (
-        (*before, *value) if isinstance(before, tuple) and isinstance(value, tuple) else value
-    )
+    if isinstance(before, tuple) and isinstance(value, tuple):
+        value = (*before, *value)
+    parameters[key] = value
 
 
 def parse_parameters(options: Iterable[str]) -> dict[str, ParameterValue]:
-    """Return the parameters of ``KEY=VALUE`` options.
+    """Return the parameters of ``KEY=VALUE`` options; a value may contain ``=``.
 
-    A value may hold ``=``, and is taken as it is.
-
-    Raises: UsageError for an option without ``=``, for a key that Ollama has dropped; as
+    Raises: UsageError for an option without ``=`` and a key that Ollama has dropped; as
     `parse_parameter`.
     """
     parameters: dict[str, ParameterValue] = {}
@@ -145,7 +144,7 @@ def parse_parameters(options: Iterable[str]) -> dict[str, ParameterValue]:
 
 
 def encode_parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
-    """Return the JSON of the params layer: one line and a newline, keys sorted, numbers as Go prints 32-bit floats.
+    """Return the JSON of the params layer, a line with sorted keys and Go's 32-bit floats.
 
     Source: ollama/ollama@0265d512 x/create/client/create.go `createModelfileLayers`:
     json.NewEncoder over a Go map.
@@ -161,13 +160,8 @@ def _encode_value(value: ParameterValue) -> str:
 
 
 def _text(text: str) -> tuple[str, ...] | None:
-    # An argument of the command line that is no UTF-8 arrives with half surrogates, which no layer
-    # can hold.
-    return (text,) if text.isascii() or text.encode(errors="ignore").decode() == text else None
-
-
-def _boolean(text: str) -> bool | None:
-    return True if text in _TRUE else False if text in _FALSE else None
+    # An argument of the command line that is not UTF-8 contains half surrogates.
+    return (text,) if text.encode(errors="ignore").decode() == text else None
 
 
 def _integer(text: str) -> int | None:
@@ -176,10 +170,10 @@ def _integer(text: str) -> int | None:
 
 
 def _number(text: str) -> float | None:
-    """Return the 32-bit float nearest to the decimal ``text`` (ties to even), or None if it is out of range.
+    """Return the 32-bit float nearest to ``text`` (ties to even), or None if it is out of range.
 
-    Rounding to 64 bits first and then to 32 rounds twice, and differs from Go in one of some 2^29
-    texts. It does not when the first rounding goes to the odd neighbour.
+    Rounding to 64 bits and then to 32 differs from Go in one of about 2^29 texts. It does not if
+    the first rounding goes to the odd neighbour.
     """
     if len(text) > _MAX_DIGITS or not _NUMBER.fullmatch(text):
         return None
@@ -198,7 +192,7 @@ def _number(text: str) -> float | None:
 _PARSERS: Final[Mapping[Kind, Callable[[str], ParameterValue | None]]] = {
     Kind.INTEGER: _integer,
     Kind.NUMBER: _number,
-    Kind.BOOLEAN: _boolean,
+    Kind.BOOLEAN: _BOOLEANS.get,
     Kind.TEXTS: _text,
 }
 
@@ -219,7 +213,7 @@ def _float_text(value: float) -> str:
 
 RULE: Final = "T1"
 MAX_MODELFILE: Final = 4 * 2**20
-"""Bytes of a Modelfile, and of each text that an option gives: the longest licences have some 100 KB."""
+"""Bytes of a Modelfile, and of each text of an option: the longest licences have some 100 KB."""
 COMMANDS: Final = (
     "from",
     "template",
@@ -250,7 +244,10 @@ _SPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: its name in lower case, the parameter's or role's name or "", the value without quotes, its line."""
+    """A command: its name in lower case, the name of a parameter or role, the value, the line.
+
+    ``key`` is "" for other commands than PARAMETER and MESSAGE; ``text`` has no quotes around it.
+    """
 
     name: str
     key: str
@@ -260,7 +257,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The commands of a Modelfile in order, and how many characters that do not print were left out of their values."""
+    """A Modelfile's commands in order, and how many unprintable characters their values lost."""
 
     commands: tuple[Command, ...]
     dropped: int
@@ -273,10 +270,7 @@ def read_script(raw: bytes, what: str) -> Script:
     command, a command without a value, quotes that are never closed, and for bytes that are not
     text.
     """
-    if len(raw) > MAX_MODELFILE:
-        raise LimitExceededError(
-            f"limit exceeded: {what} has {len(raw):,} bytes, at most {MAX_MODELFILE:,}", rule=RULE
-        )
+    strictjson.check_limit(what, len(raw), "bytes", MAX_MODELFILE, RULE)
     reader = _Reader(_decode(raw, what), what)
     commands = tuple(iter(reader.next_command, None))
     return Script(commands, reader.dropped)
@@ -340,11 +334,8 @@ class _Reader:
         if not quotes:
             return first.rstrip(_SPACE)
         parts = [first]
-        # Opening quotes can't be the closing ones too; from the second line on they are not in the
-        # way.
-        closed = len(first.rstrip(_SPACE)) >= 2 * len(quotes) and first.rstrip(_SPACE).endswith(
-            quotes
-        )
+        # The opening quotes can't be the closing ones too.
+        closed = first[len(quotes) :].rstrip(_SPACE).endswith(quotes)
         while not closed:
             line = self._take(_LINE)
             if not line:
@@ -354,9 +345,9 @@ class _Reader:
         return "".join(parts).rstrip(_SPACE)[len(quotes) : -len(quotes)]
 
     def _printable(self, text: str) -> str:
-        """Return the text without the characters that Go's strconv.IsPrint refuses; Ollama drops them from values.
+        """Return the text without the characters that Go's strconv.IsPrint refuses, as Ollama does.
 
-        What Python's Unicode tables do not know yet is kept: Go's are newer, and the bytes of an
+        Characters that Python's Unicode tables lack are kept: Go's are newer, and the bytes of an
         import must not depend on the version of Python.
         """
         if text.isprintable():

@@ -1,4 +1,4 @@
-"""QuantType and Quantization: what each quantized form stores, in one table.
+"""QuantType and Quantization: the arrays that each quantized form stores.
 
 Facts: docs/formats.md section 3. Words: a *group* is ``group_size`` consecutive values of the last
 dimension; each group has one scale (and, for the affine types, one bias). *Codes* are packed into
@@ -30,9 +30,9 @@ class QuantType(enum.Enum):
 
     @classmethod
     def parse(cls, text: str) -> QuantType:
-        """Return the type that a user names; ``q4``/``fp4`` mean int4 and ``q8``/``fp8`` mean int8, as in Ollama.
+        """Return the type of a user's word; as in Ollama, q4 and fp4 mean int4, q8 and fp8 int8.
 
-        Raises: UsageError for any other word, and for what is not one.
+        Raises: UsageError for any other word, and for a value that is not a string.
         """
         try:
             name = text.lower()
@@ -50,7 +50,7 @@ class QuantType(enum.Enum):
 
     @property
     def is_affine(self) -> bool:
-        """True when a value is ``code * scale + bias``; False when it is a small float times a scale."""
+        """True if values are ``code * scale + bias``; False if small floats times scales."""
         return self in (QuantType.INT4, QuantType.INT8)
 
     @property
@@ -111,32 +111,29 @@ class Quantization:
 
     @classmethod
     def described(cls, metadata: Mapping[str, str], prefix: str) -> Quantization:
-        """Return what metadata say under ``prefix``: its ``quant_type``, and its ``group_size`` or the type's first one.
+        """Return the quantization in metadata, whose keys begin with ``prefix``.
 
-        Raises: KeyError without a type; UsageError for a type or a group size that does not exist.
+        Without a ``group_size`` it is the type's first one. Raises: KeyError without a
+        ``quant_type``; UsageError for an unknown type or a group size that the type does not have.
         """
-        quant_type, size = (
-            QuantType.parse(metadata[f"{prefix}quant_type"]),
-            metadata.get(f"{prefix}group_size", ""),
-        )
-        group_size = (
-            int(size) if size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS else 0
-        )
-        return cls(quant_type, group_size if size else quant_type.group_sizes[0])
+        quant_type = QuantType.parse(metadata[f"{prefix}quant_type"])
+        size = metadata.get(f"{prefix}group_size") or str(quant_type.group_sizes[0])
+        is_number = size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS
+        return cls(quant_type, int(size) if is_number else 0)
 
     def divides(self, shape: Sequence[int]) -> bool:
-        """True when the last dimension of an array of ``shape`` is a whole number of groups."""
+        """True if the last dimension of an array of ``shape`` is a whole number of groups."""
         return len(shape) > 0 and shape[-1] % self.group_size == 0
 
     def parts(
         self, shape: Sequence[int], dtype: DType, *, global_scale: Sequence[int] | None = None
     ) -> Iterator[Part]:
-        """Yield what is stored for a source of ``shape`` and float ``dtype``, in stored order.
+        """Yield the stored arrays for a source of ``shape`` and float ``dtype``, in stored order.
 
         The weight is U32 ``[..., cols * bits / 32]``; scale (and bias) are ``[..., cols /
         group_size]``, in the source's dtype for the affine types and U8 bit patterns for the
-        others. ``global_scale`` is the shape of the one number that a double-scaled tensor has:
-        ``[1]`` or ``[]``; None if it has none.
+        others. ``global_scale`` is the shape of a double-scaled tensor's global scale, ``[1]`` or
+        ``[]``; None if the tensor does not have one.
         """
         *lead, cols = shape
         groups = (*lead, cols // self.group_size)

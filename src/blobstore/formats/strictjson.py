@@ -1,14 +1,16 @@
 """JSON as strict as RFC 8259 allows, and the compact text that Go's encoding/json writes.
 
-Python's parser is laxer than the files deserve: it keeps the last of duplicate keys, takes ``NaN``,
-reads ``-0`` as 0 and recurses as deep as the input asks. Here each of these is an error, so that no
-two readers of one file can differ.
+Python's parser is too lax: it keeps the last of duplicate keys, takes ``NaN``, reads ``-0`` as 0
+and recurses as deep as the input. Here duplicate keys, ``NaN`` and deep nesting are errors and
+``-0`` is a float, so that all readers of a file agree.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from blobstore.errors import DocumentError, LimitExceededError, quoted
 
@@ -18,39 +20,32 @@ MAX_CONFIG = 16 * 2**20
 """Bytes of a config.json."""
 
 
-class StrictJsonError(ValueError):
-    """The text is not the JSON that is asked for; ``reason`` is one of the words of `Reason`."""
+Reason = Literal["utf8", "syntax", "duplicate", "depth", "number"]
 
-    def __init__(self, reason: str, detail: str) -> None:
+
+class StrictJsonError(ValueError):
+    """The text is not strict JSON; the caller's rules have a number for each ``reason``."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
 
 
-class Reason:
-    """Why a text was refused: the caller's rules have different numbers for them."""
-
-    UTF8 = "utf8"
-    SYNTAX = "syntax"
-    DUPLICATE = "duplicate"
-    DEPTH = "depth"
-    NUMBER = "number"
-
-
 def parse(raw: bytes, *, non_finite: bool = False) -> Any:
-    """Return the Python value of one JSON text in UTF-8 without a byte order mark; ``-0`` is read as the float it is.
+    """Return the Python value of one JSON text in UTF-8 without a byte order mark.
 
-    ``non_finite``: also read ``Infinity``, ``-Infinity`` and ``NaN``, which are not JSON, but which
-    Python writes.
+    ``-0`` is read as a float. ``non_finite``: also read ``Infinity``, ``-Infinity`` and ``NaN``,
+    which are not JSON, but which Python writes.
 
-    Raises: StrictJsonError with reason UTF8 (also half a surrogate pair as an escape), SYNTAX (also
-    integers of over 4300 digits, and ``Infinity`` without ``non_finite``), DUPLICATE (a key twice
-    in one object, compared after unescaping) or DEPTH (deeper than the interpreter recurses;
+    Raises: StrictJsonError with reason utf8 (also half a surrogate pair as an escape), syntax (also
+    integers of over 4300 digits, and ``Infinity`` without ``non_finite``), duplicate (a key twice
+    in one object, compared after unescaping) or depth (deeper than the interpreter recurses;
     `check_depth` holds the limit of 64).
     """
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise StrictJsonError(Reason.UTF8, f"not UTF-8 at byte {error.start}") from None
+        raise StrictJsonError("utf8", f"not UTF-8 at byte {error.start}") from None
     try:
         value = json.loads(
             text,
@@ -61,9 +56,9 @@ def parse(raw: bytes, *, non_finite: bool = False) -> Any:
     except StrictJsonError:
         raise
     except RecursionError:
-        raise StrictJsonError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH} levels") from None
+        raise StrictJsonError("depth", f"nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
-        raise StrictJsonError(Reason.SYNTAX, f"not valid JSON: {error}") from None
+        raise StrictJsonError("syntax", f"not valid JSON: {error}") from None
     if "\\u" in text:
         _refuse_surrogates(value)
     return value
@@ -74,16 +69,13 @@ def parse_object(
 ) -> dict[str, Any]:
     """Return the JSON object in ``raw``; ``non_finite`` as in `parse`.
 
-    Raises: DocumentError with ``rule`` when it is not one; LimitExceededError over ``limit`` bytes
-    or 64 levels.
+    Raises: DocumentError with ``rule`` if it is not one or has over 64 levels; LimitExceededError
+    over ``limit`` bytes.
     """
-    if len(raw) > limit:
-        raise LimitExceededError(
-            f"limit exceeded: {what} has {len(raw):,} bytes, at most {limit:,}", rule=rule
-        )
+    check_limit(what, len(raw), "bytes", limit, rule)
     if not raw.strip(b" \t\r\n\0"):
         raise DocumentError(f"{what} is empty (rule {rule})", rule=rule)
-    if b"\0" in raw:  # as in a hole of a sparse file: of such a text nothing is decoded
+    if b"\0" in raw:  # a hole of a sparse file, for example
         raise DocumentError(
             f"{what}: not valid JSON: it contains a NUL byte (rule {rule})", rule=rule
         )
@@ -97,50 +89,62 @@ def parse_object(
     return value
 
 
+def check_limit(what: str, count: int, unit: str, limit: int, rule: str) -> None:
+    """Raise LimitExceededError with ``rule`` if ``what`` has more than ``limit`` of a unit."""
+    if count > limit:
+        message = f"limit exceeded: {what} has {count:,} {unit}, at most {limit:,}"
+        raise LimitExceededError(message, rule=rule)
+
+
 def check_depth(value: Any, levels: int = MAX_DEPTH) -> None:
-    """Raise StrictJsonError (DEPTH) when ``value`` is nested deeper than ``levels``, itself included."""
+    """Raise StrictJsonError (depth) if ``value``, itself a level, has over ``levels`` levels."""
     level = [value]
     for _ in range(levels):
         level = [
-            child for node in level if isinstance(node, dict | list) for child in _children(node)
+            child
+            for node in level
+            if isinstance(node, dict | list)
+            for child in (node.values() if isinstance(node, dict) else node)
         ]
         if not level:
             return
-    raise StrictJsonError(Reason.DEPTH, f"nested deeper than {MAX_DEPTH} levels")
+    raise StrictJsonError("depth", f"nested deeper than {MAX_DEPTH} levels")
 
 
 def check_numbers(value: Any) -> None:
-    """Raise StrictJsonError (NUMBER) for a number in ``value`` beyond ±1e308.
+    """Raise StrictJsonError (number) for a number in ``value`` beyond ±1e308.
 
     64-bit floats end at 1.8e308. Beyond that Python reads infinity, Go refuses, and so does
     serde_json from 1.79e308 on.
     """
+    for node in _nodes(value):
+        if isinstance(node, int | float) and not -MAX_NUMBER <= node <= MAX_NUMBER:
+            raise StrictJsonError("number", f"beyond {MAX_NUMBER:g}")
+
+
+def _nodes(value: Any) -> Iterator[Any]:
+    """Yield the value and everything in it, keys too."""
     waiting = [value]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, dict | list):
-            waiting.extend(_children(node))
-        elif isinstance(node, int | float) and not -MAX_NUMBER <= node <= MAX_NUMBER:
-            raise StrictJsonError(Reason.NUMBER, f"beyond {MAX_NUMBER:g}")
-
-
-def _children(node: dict[str, Any] | list[Any]) -> Any:
-    return node.values() if isinstance(node, dict) else node
+        yield node
+        if isinstance(node, dict):
+            waiting.extend(node)
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise StrictJsonError(Reason.DUPLICATE, f"the key {quoted(key)} is there twice")
-            seen.add(key)
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise StrictJsonError("duplicate", f"the key {quoted(key)} appears twice")
     return result
 
 
 def _refuse_constant(word: str) -> Any:
-    raise StrictJsonError(Reason.SYNTAX, f"not valid JSON: {word}")
+    raise StrictJsonError("syntax", f"not valid JSON: {word}")
 
 
 def _integer(digits: str) -> int | float:
@@ -148,22 +152,13 @@ def _integer(digits: str) -> int | float:
 
 
 def _refuse_surrogates(value: Any) -> None:
-    # A lone \ud800 survives json.loads, but the string it makes can be written nowhere.
-    waiting = [value]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            waiting.extend(node)
-            waiting.extend(node.values())
-        elif isinstance(node, list):
-            waiting.extend(node)
-        elif isinstance(node, str) and not node.isascii():
-            try:
-                node.encode("utf-8")
-            except UnicodeEncodeError:
-                raise StrictJsonError(
-                    Reason.UTF8, "a \\u escape is half of a surrogate pair"
-                ) from None
+    # json.loads accepts a lone \ud800, but the string it makes can't be encoded.
+    try:
+        for node in _nodes(value):
+            if isinstance(node, str):
+                node.encode()
+    except UnicodeEncodeError:
+        raise StrictJsonError("utf8", "a \\u escape is half of a surrogate pair") from None
 
 
 _GO_ESCAPES = {
@@ -177,21 +172,17 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 
 def encode(value: Any) -> bytes:
-    """Return compact JSON as Go's encoding/json writes it: no spaces, UTF-8, ``< > &`` and U+2028/9 escaped.
+    """Return compact JSON in UTF-8 as Go's encoding/json writes it; see `text_of`."""
+    return text_of(value).encode()
+
+
+def text_of(value: Any) -> str:
+    """Return JSON as Go's encoding/json writes it: no spaces, ``< > &`` and U+2028/9 escaped.
 
     Dictionaries keep their order. Source: go/src/encoding/json/encode.go, `HTMLEscape`;
     docs/formats.md section 1.
     """
-    return escape(compact(value)).encode()
-
-
-def compact(value: Any) -> str:
-    """Return compact JSON without the escapes that only Go makes: a part of a text that `escape` will go over."""
-    return _ENCODER.encode(value)
-
-
-def escape(text: str) -> str:
-    """Return JSON text with the escapes that only Go makes."""
+    text = _ENCODER.encode(value)
     for character, escaped in _GO_ESCAPES.items():
         text = text.replace(character, escaped)
     return text

@@ -32,7 +32,7 @@ from blobstore.formats.documents import (
     Manifest,
     ModelConfig,
 )
-from blobstore.formats.dtypes import DType
+from blobstore.formats.dtypes import FLOATS
 from blobstore.formats.modelfile import Modelfile
 from blobstore.formats.provenance import OWN_DOCUMENT, RULE, Provenance
 from blobstore.formats.quant import QuantType
@@ -169,7 +169,7 @@ def _file_type(store: Store, manifest: Manifest) -> str | None:
 def _usual_options(file_type: str | None, *, has_draft: bool) -> Iterator[ImportOptions]:
     """Yield the options that an import of that type is usually asked for, the likelier first."""
     kinds = [kind for kind in QuantType if file_type in (kind.value, None)]
-    dtypes = (None, DType.BF16, DType.F16, DType.F32)
+    dtypes = (None, *FLOATS)
     drafts = (None, *QuantType) if has_draft else (None,)
     for kind, method, dtype, profile in product(
         (*kinds, None), ("minmax", "search"), dtypes, PROFILES.values()

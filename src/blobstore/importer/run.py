@@ -14,7 +14,7 @@ from typing import Unpack
 from blobstore.errors import InvalidNameError, NotFoundError, UsageError
 from blobstore.formats.coverage import Coverage
 from blobstore.formats.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.formats.dtypes import DType
+from blobstore.formats.dtypes import FLOAT_NAMES, DType
 from blobstore.formats.quant import QuantType
 from blobstore.importer.planning.outputs import (
     ImportPlan,
@@ -45,9 +45,9 @@ _SAID: dict[str, frozenset[str]] = {
     # types too.
     "fp4": frozenset({"int4", "nvfp4", "mxfp4"}),
     "fp8": frozenset({"int8", "mxfp8"}),
-    **dict.fromkeys(("bf16", "bfloat16"), frozenset({DType.BF16.value})),
-    **dict.fromkeys(("f16", "fp16", "float16"), frozenset({DType.F16.value})),
-    **dict.fromkeys(("f32", "fp32", "float32"), frozenset({DType.F32.value})),
+    **{name: frozenset({dtype.value}) for name, dtype in FLOAT_NAMES.items()},
+    "fp16": frozenset({DType.F16.value}),
+    "fp32": frozenset({DType.F32.value}),
 }
 
 

@@ -1,8 +1,6 @@
-"""Arguments: what callers of the public functions give, as plain arrays that fit together.
+"""QuantizedArray, the numpy types of safetensors' dtypes, and checks of callers' arrays.
 
-QuantizedArray, and the numpy types of safetensors' dtypes.
-
-Types that numpy does not have (BF16, FP8) come from ml_dtypes, which numpy treats as its own.
+Types that numpy lacks (BF16, FP8) come from ml_dtypes; numpy treats them as its own.
 """
 
 from __future__ import annotations
@@ -21,28 +19,11 @@ from blobstore.formats.quant import Quantization, QuantType
 
 T = TypeVar("T")
 
-_NUMPY_TYPES: dict[DType, Any] = {
-    DType.BOOL: np.bool_,
-    DType.U8: np.uint8,
-    DType.I8: np.int8,
-    DType.F8_E5M2: ml_dtypes.float8_e5m2,
-    DType.F8_E4M3: ml_dtypes.float8_e4m3fn,
-    DType.F8_E8M0: ml_dtypes.float8_e8m0fnu,
-    DType.F8_E4M3FNUZ: ml_dtypes.float8_e4m3fnuz,
-    DType.F8_E5M2FNUZ: ml_dtypes.float8_e5m2fnuz,
-    DType.I16: np.int16,
-    DType.U16: np.uint16,
-    DType.F16: np.float16,
-    DType.BF16: ml_dtypes.bfloat16,
-    DType.I32: np.int32,
-    DType.U32: np.uint32,
-    DType.F32: np.float32,
-    DType.I64: np.int64,
-    DType.U64: np.uint64,
-    DType.F64: np.float64,
-    DType.C64: np.complex64,
+_NUMPY: dict[DType, np.dtype[Any]] = {
+    dtype: np.dtype(getattr(ml_dtypes, dtype.array_name, dtype.array_name))
+    for dtype in DType
+    if dtype.array_name is not None
 }
-_NUMPY: dict[DType, np.dtype[Any]] = {dtype: np.dtype(kind) for dtype, kind in _NUMPY_TYPES.items()}
 _DTYPE = {kind: dtype for dtype, kind in _NUMPY.items()}
 
 
@@ -114,22 +95,16 @@ Array = np.ndarray[Any, Any]
 
 
 def array_of(given: Any, what: str) -> Array:
-    """Return what numpy reads as an array as one, without a copy where numpy needs none.
+    """Return ``given`` as a plain numpy array, without a copy if numpy needs none.
 
-    Subclasses become plain arrays.
-
-    Raises: UsageError for anything else, and for masked values: what lies under a mask is not a
-    value.
+    Raises: UsageError if numpy can't read it as an array, and for masked values.
     """
     if np.ma.is_masked(given):
         raise UsageError(f"{what} has masked values", hint="Fill them first: array.filled(0).")
     try:
         return np.asarray(given)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # PyTorch raises the last for a tensor with a gradient
+    # PyTorch raises a RuntimeError for a tensor with a gradient.
+    except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"{what} is a {type(given).__name__} that numpy can't read as an array: {error}"
         ) from error
@@ -142,9 +117,7 @@ def mapped(parts: QuantizedArray[Array], change: Callable[[Array], Array]) -> Qu
 
 
 def flat_parts(quantized: QuantizedArray[Array]) -> QuantizedArray[Array]:
-    """Return the parts flat, contiguous, aligned and in native byte order.
-
-    Copies only where a part is not.
+    """Return the parts flat, contiguous, aligned and in native byte order, copied only if needed.
 
     Raises: UsageError unless they are numpy arrays of the shapes and dtypes that the quantization
     says; UnsupportedSourceError for a dtype that safetensors does not have.
@@ -159,12 +132,10 @@ def flat_parts(quantized: QuantizedArray[Array]) -> QuantizedArray[Array]:
 
 
 def _check_arrays(quantized: QuantizedArray[Array]) -> None:
-    needed = {"weight": quantized.weight, "scale": quantized.scale}
-    optional = {"bias": quantized.bias, "global_scale": quantized.global_scale}
-    for name, part in {
-        **needed,
-        **{name: part for name, part in optional.items() if part is not None},
-    }.items():
+    for name in ("weight", "scale", "bias", "global_scale"):
+        part = getattr(quantized, name)
+        if part is None and name in ("bias", "global_scale"):
+            continue
         if not isinstance(part, np.ndarray):
             raise UsageError(f"{name} is a {type(part).__name__}, not a numpy array")
         array_of(part, name)
@@ -174,22 +145,22 @@ def _check_arrays(quantized: QuantizedArray[Array]) -> None:
 
 def _check_shapes(quantized: QuantizedArray[Array]) -> None:
     if not quantized.quantization.divides(quantized.shape):
-        group = f"groups of {quantized.group_size}"
         raise UsageError(
-            f"{group} do not divide the last dimension of shape {list(quantized.shape)}, which the weight has"
+            f"groups of {quantized.group_size} do not divide the last dimension of shape "
+            f"{list(quantized.shape)}, which the weight has"
         )
     parts = (quantized.weight, quantized.scale, quantized.bias, quantized.global_scale)
     described = [(dtype_of(part), part.shape) for part in parts if part is not None]
     factor = quantized.global_scale if quantized.quant_type is QuantType.NVFP4 else None
-    shape = None if factor is None else (() if factor.ndim == 0 else (1,))
+    shape = None if factor is None else (1,) * min(factor.ndim, 1)
     scales = dtype_of(quantized.scale)
     wanted = quantized.quantization.parts(quantized.shape, scales, global_scale=shape)
     scales_fit = scales.is_float or not quantized.quant_type.is_affine
     if described != [(part.dtype, part.shape) for part in wanted] or not scales_fit:
         shown = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in described)
-        raise UsageError(f"no {quantized.quantization} array has the parts {shown}")
+        raise UsageError(f"the parts {shown} do not fit {quantized.quantization}")
 
 
 def _flat(part: Array) -> Array:
-    plain = np.asarray(part)  # np.matrix stays a matrix when it is made flat
+    plain = np.asarray(part)  # reshape keeps an np.matrix two-dimensional
     return np.require(plain, numpy_dtype(dtype_of(plain)), ("C", "A")).reshape(-1)

@@ -1,7 +1,8 @@
 // Python bindings of the kernels: shapes and sizes are checked here, arithmetic is not done here.
 //
-// Weights, scales and biases cross as arrays of their bit patterns (uint16 for BF16 and F16, uint32 for F32), because
-// numpy has no BF16 of its own, and each call names their format. The interpreter lock is released while a kernel runs.
+// Weights, scales and biases cross as arrays of their bit patterns (uint16 for BF16 and F16, uint32
+// for F32), because numpy has no BF16 of its own, and each call names their format. The interpreter
+// lock is released while a kernel runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -57,26 +58,35 @@ void require_items(const auto& array, std::size_t count, std::size_t size, const
   require(array.size() == count && array.itemsize() == size, message);
 }
 
-// The sizes of a quantized run of `count` weights; scales and biases are in `scale_type`, bytes for the fp types.
-void require_parts(std::size_t count, std::size_t type, std::size_t group_size, std::size_t scale_type, const auto& words,
-                   const auto& scales, const auto& biases) {
-  const bool affine = type == int4 || type == int8;
+bool is_affine(std::size_t type) { return type == int4 || type == int8; }
+
+bool has_group_size(std::size_t type, std::size_t size) {
+  return is_affine(type) ? size == 32 || size == 64 || size == 128
+                         : size == (type == nvfp4 ? 16u : 32u);
+}
+
+// The sizes of a quantized run of `count` weights; scales and biases are in `scale_type`, bytes for
+// the fp types.
+void require_parts(std::size_t count, std::size_t type, std::size_t group_size,
+                   std::size_t scale_type, const auto& words, const auto& scales,
+                   const auto& biases) {
+  const bool affine = is_affine(type);
   const std::size_t bits = type == int8 || type == mxfp8 ? 8 : 4;
-  require(affine ? group_size == 32 || group_size == 64 || group_size == 128 : group_size == (type == nvfp4 ? 16u : 32u),
-          "the type has no such group_size");
+  require(has_group_size(type, group_size), "the type does not have that group_size");
   require(count % group_size == 0, "weights are not a whole number of groups");
   require_items(words, count * bits / 32, 4, "words has the wrong size");
   const std::size_t scale_size = affine ? item_size(scale_type) : 1;
   require_items(scales, count / group_size, scale_size, "scales has the wrong size");
   require(biases.has_value() == affine, "only affine types have biases");
-  if (affine) require_items(*biases, count / group_size, scale_size, "biases has the wrong size");
+  if (affine) require_items(*biases, scales.size(), scale_size, "biases has the wrong size");
 }
 
 // The index of the first weight that is not finite, or -1.
 std::int64_t quantize(std::string_view target, std::string_view method, std::string_view quant_type,
-                      std::string_view float_type, In weights, std::size_t group_size, Words words, Out scales,
-                      std::optional<Out> biases, float global_scale, std::optional<Floats> importance,
-                      std::size_t first_column, const std::vector<float>& factors, const std::vector<float>& shifts,
+                      std::string_view float_type, In weights, std::size_t group_size, Words words,
+                      Out scales, std::optional<Out> biases, float global_scale,
+                      std::optional<Floats> importance, std::size_t first_column,
+                      const std::vector<float>& factors, const std::vector<float>& shifts,
                       bool neighbours) {
   const std::size_t type = index_of(quant_type, type_names);
   const std::size_t format = index_of(float_type, float_names);
@@ -101,15 +111,15 @@ std::int64_t quantize(std::string_view target, std::string_view method, std::str
   return bad == all_finite ? -1 : static_cast<std::int64_t>(bad);
 }
 
-void dequantize(std::string_view target, std::string_view quant_type, std::string_view scale_type, std::string_view out_type,
-                In words, In scales, std::optional<In> biases, std::size_t group_size, float global_scale, Out out) {
+void dequantize(std::string_view target, std::string_view quant_type, std::string_view scale_type,
+                std::string_view out_type, In words, In scales, std::optional<In> biases,
+                std::size_t group_size, float global_scale, Out out) {
   const std::size_t type = index_of(quant_type, type_names);
   const std::size_t from = index_of(scale_type, float_names);
   const std::size_t to = index_of(out_type, float_names);
   require(out.itemsize() == item_size(to), "out has the wrong size");
   require_parts(out.size(), type, group_size, from, words, scales, biases);
-  const bool affine = type == int4 || type == int8;
-  const auto kernel = target_of(target).dequantize[type][affine ? from : 0][to];
+  const auto kernel = target_of(target).dequantize[type][is_affine(type) ? from : 0][to];
   const DequantizeJob job{
       .codes = static_cast<const std::byte*>(words.data()),
       .scales = scales.data(),
@@ -123,15 +133,17 @@ void dequantize(std::string_view target, std::string_view quant_type, std::strin
   kernel(job);
 }
 
-// How many scales a run of codes of consecutive matrices needs, and how many come before those in their row of scales.
-// A run within one row needs those of its blocks, any other whole rows of scales (scales.py says it with numbers).
+// How many scales a run of codes of consecutive matrices needs, and how many come before those in
+// their row of scales. A run within one row needs those of its blocks, others whole rows
+// (scales.py, `BlockRun`).
 struct RunOfScales {
-  std::size_t before;
-  std::size_t count;
+  std::size_t before, count;
 };
 RunOfScales scales_of(std::size_t first, std::size_t count, std::size_t rows, std::size_t cols) {
   const auto blocks_of = [](std::size_t size) { return (size - 1) / fp8_block + 1; };
-  const auto row_of_scales = [&](std::size_t row) { return row / rows * blocks_of(rows) + row % rows / fp8_block; };
+  const auto row_of_scales = [&](std::size_t row) {
+    return row / rows * blocks_of(rows) + row % rows / fp8_block;
+  };
   const std::size_t last = first + count - 1;
   if (first / cols == last / cols) {
     const std::size_t before = first % cols / fp8_block;
@@ -140,8 +152,8 @@ RunOfScales scales_of(std::size_t first, std::size_t count, std::size_t rows, st
   return {0, (row_of_scales(last / cols) + 1 - row_of_scales(first / cols)) * blocks_of(cols)};
 }
 
-void decode_blocks(std::string_view target, std::string_view scale_type, Octets codes, In scales, std::size_t first,
-                   std::size_t rows, std::size_t cols, Halves out) {
+void decode_blocks(std::string_view target, std::string_view scale_type, Octets codes, In scales,
+                   std::size_t first, std::size_t rows, std::size_t cols, Halves out) {
   const std::size_t format = index_of(scale_type, float_names);
   const auto kernel = target_of(target).decode_blocks[format];
   const std::size_t count = codes.size();
@@ -176,14 +188,18 @@ nb::list available() {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  using nb::arg;
   m.def("targets", &available);
-  m.def("quantize", &quantize, nb::arg("target"), nb::arg("method"), nb::arg("quant_type"), nb::arg("float_type"),
-        nb::arg("weights").noconvert(), nb::arg("group_size"), nb::arg("words").noconvert(), nb::arg("scales").noconvert(),
-        nb::arg("biases").noconvert().none(), nb::arg("global_scale"), nb::arg("importance").noconvert().none(),
-        nb::arg("first_column"), nb::arg("factors"), nb::arg("shifts"), nb::arg("neighbours"));
-  m.def("dequantize", &dequantize, nb::arg("target"), nb::arg("quant_type"), nb::arg("scale_type"), nb::arg("out_type"),
-        nb::arg("words").noconvert(), nb::arg("scales").noconvert(), nb::arg("biases").noconvert().none(),
-        nb::arg("group_size"), nb::arg("global_scale"), nb::arg("out").noconvert());
-  m.def("decode_blocks", &decode_blocks, nb::arg("target"), nb::arg("scale_type"), nb::arg("codes").noconvert(),
-        nb::arg("scales").noconvert(), nb::arg("first"), nb::arg("rows"), nb::arg("cols"), nb::arg("out").noconvert());
+  m.def("quantize", &quantize, arg("target"), arg("method"), arg("quant_type"), arg("float_type"),
+        arg("weights").noconvert(), arg("group_size"), arg("words").noconvert(),
+        arg("scales").noconvert(), arg("biases").noconvert().none(), arg("global_scale"),
+        arg("importance").noconvert().none(), arg("first_column"), arg("factors"), arg("shifts"),
+        arg("neighbours"));
+  m.def("dequantize", &dequantize, arg("target"), arg("quant_type"), arg("scale_type"),
+        arg("out_type"), arg("words").noconvert(), arg("scales").noconvert(),
+        arg("biases").noconvert().none(), arg("group_size"), arg("global_scale"),
+        arg("out").noconvert());
+  m.def("decode_blocks", &decode_blocks, arg("target"), arg("scale_type"),
+        arg("codes").noconvert(), arg("scales").noconvert(), arg("first"), arg("rows"), arg("cols"),
+        arg("out").noconvert());
 }

@@ -1,6 +1,7 @@
-// Decode block FP8 weights: E4M3 codes of row-major matrices, each block of up to 128 x 128 with a scale.
+// Decode block FP8 weights: E4M3 codes of row-major matrices; each block of up to 128 x 128 has a
+// scale.
 //
-// Every value is by itself, so how a run is cut, into lanes or into calls, does not show in the result.
+// Values do not depend on each other, so the result is the same however a run is cut.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +11,18 @@
 
 namespace blobstore::BLOBSTORE_TARGET {
 
-// code * scale, rounded to float32, and that to BF16. NaN, wherever it comes from, is 0x7fc0; what overflows is infinite.
+// code * scale, rounded to float32, and that to BF16. Every NaN is 0x7fc0; an overflow is infinite.
 // A Scale is one float for all codes, or a vector with one for each.
 template <std::size_t N, typename Scale>
-inline void decode_unit(const std::byte* codes, Scale even_scale, Scale odd_scale, std::uint16_t* out) {
-  typename Lanes<N>::U even, odd;
+inline void decode_unit(const std::byte* codes, Scale even_scale, Scale odd_scale,
+                        std::uint16_t* out) {
+  Words<N> even, odd;
   load_codes<E4M3::bits, N>(codes, even, odd);
   store_unit<Bf16, N>(out, {E4M3::decode(even) * even_scale, E4M3::decode(odd) * odd_scale});
 }
 
-// The place in a run of codes, and the scale there; it moves forwards only, through rows and matrices.
+// The place in a run of codes, and the scale there; it moves forwards only, through rows and
+// matrices.
 template <typename Float>
 class ScaleWalk {
  public:
@@ -30,9 +33,12 @@ class ScaleWalk {
         blocks_((job.cols - 1) / fp8_block + 1),
         row_(job.row),
         column_(job.column),
-        row_of_scales_(std::size_t{0} - job.blocks_before) {}  // wraps around; adding a column's block wraps it back
+        // Wraps around; adding a column's block wraps it back.
+        row_of_scales_(std::size_t{0} - job.blocks_before) {}
 
-  float scale() const { return Float::decode(std::uint32_t{scales_[row_of_scales_ + column_ / fp8_block]}); }
+  float scale() const {
+    return Float::decode(std::uint32_t{scales_[row_of_scales_ + column_ / fp8_block]});
+  }
   // How many codes from here on are in this row of this block.
   std::size_t left() const { return std::min(fp8_block - column_ % fp8_block, cols_ - column_); }
   // Moves on by as many codes, `left` at most.
@@ -49,9 +55,10 @@ class ScaleWalk {
   std::size_t rows_, cols_, blocks_, row_, column_, row_of_scales_;
 };
 
-// Codes that change their scale: up to a whole unit of them, from wherever the walk is.
+// Up to a whole unit of codes with several scales, from the walk's place on.
 template <typename Float, std::size_t N>
-inline void decode_mixed(ScaleWalk<Float>& walk, const std::byte* codes, std::size_t count, std::uint16_t* out) {
+inline void decode_mixed(ScaleWalk<Float>& walk, const std::byte* codes, std::size_t count,
+                         std::uint16_t* out) {
   std::uint32_t scales[Unit<N>::size] = {};
   for (std::size_t i = 0; i < count;) {
     const std::size_t size = std::min(walk.left(), count - i);

@@ -1,18 +1,19 @@
-// What a search works on: N groups side by side, each in its own lane, so that no sum ever crosses lanes and the result does
-// not depend on N.
+// The input of a search: N groups side by side, each in its own lane, so that a sum never crosses
+// lanes and the result does not depend on N.
 #pragma once
 
 #include "quantize.h"
 
 namespace blobstore::BLOBSTORE_TARGET {
 
-inline constexpr std::size_t largest_group = 128;  // of docs/formats.md section 3, like all group sizes
+inline constexpr std::size_t largest_group = 128;  // docs/formats.md section 3
 
-// A group keeps what minmax gives it unless a candidate's error is less than this part of minmax's: by more than rounding
-// can explain.
+// A group keeps minmax's scale unless a candidate's error is less than this part of minmax's: by
+// more than rounding can explain.
 inline constexpr float clearly = 1.0f - 0x1p-14f;
 
-// Sums in four interleaved parts: an order that every target and the twin can keep, with a short chain of additions.
+// Sums in four interleaved parts: an order that every target and the twin can keep, with a short
+// chain of additions.
 template <typename F>
 struct Sum {
   F part[4] = {};
@@ -22,14 +23,13 @@ struct Sum {
 
 template <typename F>
 struct Range {
-  F low;
-  F high;
+  F low, high;
 };
 
 // N groups of weights by column, and what each column counts: 1 unless the importance is given.
 template <std::size_t N>
 struct Columns {
-  using F = typename Lanes<N>::F;
+  using F = Floats<N>;
   std::size_t count;
   bool weighted;
   F weights[largest_group];
@@ -39,22 +39,25 @@ struct Columns {
   template <typename Float>
   Columns(Float, const QuantizeJob& job, std::size_t first, float factor)
       : count(job.group_size), weighted(job.importance != nullptr) {
-    const auto* from = static_cast<const typename Float::Bits*>(job.weights) + first;
+    const auto* const from = weights_of<Float>(job) + first;
     float lanes[N];
     for (std::size_t i = 0; i < count; ++i) {
-      for (std::size_t g = 0; g < N; ++g) lanes[g] = Float::decode(std::uint32_t{from[g * count + i]});
+      for (std::size_t g = 0; g < N; ++g) {
+        lanes[g] = Float::decode(std::uint32_t{from[g * count + i]});
+      }
       weights[i] = load<F>(lanes) * factor;
     }
     if (weighted) read_importance(job, first);
   }
-  // Of a column of importance 0 nothing counts, not even an infinite error.
+  // A column of importance 0 counts 0, even if its error is infinite.
   F counted(std::size_t i, F value) const {
     if (!weighted) return value;
     return importance[i] > 0.0f ? importance[i] * value : F{};
   }
-  // The extremes of all weights, or of those that count; infinities the wrong way round when none does.
+  // The extremes of all weights, or of those that count; infinity and its negative if none does.
   Range<F> range(bool counting) const {
-    Range<F> found = {all_of<F>(std::numeric_limits<float>::infinity()), all_of<F>(-std::numeric_limits<float>::infinity())};
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    Range<F> found = {all_of<F>(infinity), all_of<F>(-infinity)};
     for (std::size_t i = 0; i < count; ++i) {
       const auto counts = (counting && weighted ? importance[i] : all_of<F>(1.0f)) > 0.0f;
       found.low = counts ? min_of(found.low, weights[i]) : found.low;

@@ -1,48 +1,54 @@
-// Dequantize whole groups to float weights of any format: each operation is rounded to float32, the result to the format.
+// Dequantize whole groups to float weights of any format: each operation is rounded to float32, the
+// result to the format.
 #pragma once
 
 #include "groups.h"
+#include "kernels.h"
 #include "units.h"
 
 namespace blobstore::BLOBSTORE_TARGET {
 
-// code * scale + bias, as two rounded operations; count values into out. Scales and biases are stored as Float.
-template <typename Float, typename Out, unsigned bits, std::size_t N>
-void dequantize_affine(const std::byte* codes, const typename Float::Bits* scales, const typename Float::Bits* biases,
-                       std::size_t count, std::size_t group_size, typename Out::Bits* out) {
-  using F = typename Lanes<N>::F;
-  using U = typename Lanes<N>::U;
-  for (std::size_t group = 0; group < count / group_size; ++group) {
-    const float scale = Float::decode(std::uint32_t{scales[group]});
-    const float bias = Float::decode(std::uint32_t{biases[group]});
-    for (std::size_t i = group * group_size; i < (group + 1) * group_size; i += Unit<N>::size) {
-      U even, odd;
-      load_codes<bits, N>(codes + i * bits / 8, even, odd);
-      const F even_product = whole_numbers<N>(even) * scale;
-      const F odd_product = whole_numbers<N>(odd) * scale;
-      store_unit<Out, N>(out + i, {even_product + bias, odd_product + bias});
-    }
+// Stores value(codes) for all codes of a group, N even and N odd ones at a time.
+template <typename Out, unsigned bits, std::size_t N, typename Value>
+inline void decode_group(const DequantizeJob& job, std::size_t start, std::size_t group_size,
+                         Value value) {
+  auto* const out = static_cast<typename Out::Bits*>(job.out);
+  for (std::size_t i = start; i < start + group_size; i += Unit<N>::size) {
+    Words<N> even, odd;
+    load_codes<bits, N>(job.codes + i * bits / 8, even, odd);
+    store_unit<Out, N>(out + i, {value(even), value(odd)});
   }
 }
 
-// code * scale * global_scale, from the left (the first product is exact); count values into out.
-template <typename Type, typename Out, std::size_t most_lanes>
-void dequantize_fp(const std::byte* codes, const std::uint8_t* scales, float global_scale, std::size_t count,
-                   typename Out::Bits* out) {
-  constexpr std::size_t N = most_lanes < Type::group_size / 2 ? most_lanes : Type::group_size / 2;
-  using Code = typename Type::Code;
-  using F = typename Lanes<N>::F;
-  using U = typename Lanes<N>::U;
-  for (std::size_t group = 0; group < count / Type::group_size; ++group) {
+// code * scale + bias, as two rounded operations. Scales and biases are stored as Float.
+template <typename Out, typename Float, unsigned bits, std::size_t N>
+void dequantize_affine(const DequantizeJob& job) {
+  const auto* const scales = static_cast<const typename Float::Bits*>(job.scales);
+  const auto* const biases = static_cast<const typename Float::Bits*>(job.biases);
+  for (std::size_t group = 0; group < job.count / job.group_size; ++group) {
+    const float scale = Float::decode(std::uint32_t{scales[group]});
+    const float bias = Float::decode(std::uint32_t{biases[group]});
+    const auto value = [=](Words<N> codes) {
+      const Floats<N> product = whole_numbers<N>(codes) * scale;
+      return product + bias;
+    };
+    decode_group<Out, bits, N>(job, group * job.group_size, job.group_size, value);
+  }
+}
+
+// code * scale * global_scale, from the left (the first product is exact).
+template <typename Out, typename Type, std::size_t most_lanes>
+void dequantize_fp(const DequantizeJob& job) {
+  constexpr std::size_t N = lanes_for<Type, most_lanes>;
+  const auto* const scales = static_cast<const std::uint8_t*>(job.scales);
+  for (std::size_t group = 0; group < job.count / Type::group_size; ++group) {
     const float scale = Type::Scale::decode(std::uint32_t{scales[group]});
+    const auto value = [scale, factor = job.global_scale](Words<N> codes) {
+      const Floats<N> product = Type::Code::decode(codes) * scale;
+      return product * factor;
+    };
     const std::size_t start = group * Type::group_size;
-    for (std::size_t i = start; i < start + Type::group_size; i += Unit<N>::size) {
-      U even, odd;
-      load_codes<Code::bits, N>(codes + i * Code::bits / 8, even, odd);
-      const F even_product = Code::decode(even) * scale;
-      const F odd_product = Code::decode(odd) * scale;
-      store_unit<Out, N>(out + i, {even_product * global_scale, odd_product * global_scale});
-    }
+    decode_group<Out, Type::Code::bits, N>(job, start, Type::group_size, value);
   }
 }
 

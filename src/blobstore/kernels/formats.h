@@ -1,8 +1,9 @@
 // Number formats: how floats, codes and scales are stored, and their exact values.
 //
-// Every function here takes one value or a vector of them (lanes.h) and does the same to each. All arithmetic is IEEE
-// binary32 with round-half-to-even; build with -ffp-contract=off and without -ffast-math, or the results differ from MLX
-// and from reference.py. No operation on usual weights touches float32's subnormals, which some processors are slow at.
+// Every function here takes one value or a vector of them (lanes.h) and does the same to each. All
+// arithmetic is IEEE binary32 with round-half-to-even; build with -ffp-contract=off and without
+// -ffast-math, or the results differ from MLX and from reference.py. No operation on usual weights
+// touches float32's subnormals, which some processors are slow at.
 #pragma once
 
 #include <limits>
@@ -11,8 +12,8 @@
 
 namespace blobstore::BLOBSTORE_TARGET {
 
-// Float formats. Bits is what one weight is stored as; decode takes its bits in the low end of 32 and
-// ignores the others.
+// Float formats. Bits is what one weight is stored as; decode takes its bits in the low end of 32
+// and ignores the others.
 
 struct Bf16 {
   using Bits = std::uint16_t;
@@ -23,11 +24,10 @@ struct Bf16 {
   }
   template <typename F>
   static BitsOf<F> encode(F value) {
-    using U = BitsOf<F>;
-    const U bits = bits_of(value);
-    const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    // NaN apart: rounding could turn it into an infinity.
-    return (bits & 0x7fffffffu) > 0x7f800000u ? all_of<U>(0x7fc0u) : rounded;
+    const auto bits = bits_of(value);
+    const auto rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    // Rounding could turn a NaN into an infinity.
+    return (bits & 0x7fffffffu) > 0x7f800000u ? all_of<BitsOf<F>>(0x7fc0u) : rounded;
   }
 };
 
@@ -48,10 +48,11 @@ struct F16 {
     const U bits = bits_of(value);
     const U magnitude = bits & 0x7fffffffu;
     const U normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    // Below 2^-14 the half's ulp is 2^-24, which is the ulp of floats near 0.5: the addition rounds.
+    // Below 2^-14 the half's ulp is 2^-24, the ulp of floats near 0.5: the addition rounds.
     const U subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u;
     const U finite = magnitude < 0x38800000u ? subnormal : normal;
-    const U limited = magnitude >= 0x477ff000u ? all_of<U>(0x7c00u) : finite;  // 65520 and above round to infinity
+    // 65520 and above round to infinity.
+    const U limited = magnitude >= 0x477ff000u ? all_of<U>(0x7c00u) : finite;
     return ((bits >> 16) & 0x8000u) | (magnitude > 0x7f800000u ? all_of<U>(0x7e00u) : limited);
   }
 };
@@ -69,7 +70,8 @@ struct F32 {
   }
 };
 
-// A float format of 4 or 8 bits with subnormals and without infinities (OCP Microscaling 1.0, sections 5.3.1 and 5.3.3).
+// A float format of 4 or 8 bits with subnormals and without infinities (OCP Microscaling 1.0,
+// sections 5.3.1 and 5.3.3).
 template <unsigned width, unsigned mantissa, unsigned bias, unsigned largest>
 struct SmallFloat {
   static constexpr unsigned bits = width;
@@ -81,12 +83,11 @@ struct SmallFloat {
   // Rounded to the nearest value, a tie to the even code; saturated at the largest.
   template <typename F>
   static BitsOf<F> encode(F value) {
-    using U = BitsOf<F>;
     const F magnitude = min_of(abs_of(value), all_of<F>(max));
-    const U exponent = exponent_of(magnitude);
-    const U rounder = rounder_of(exponent);
-    const U steps = bits_of(magnitude + float_of(rounder)) - rounder;
-    const U code = steps + (exponent >> exponent_shift) - (smallest_normal >> exponent_shift);
+    const auto exponent = exponent_of(magnitude);
+    const auto rounder = rounder_of(exponent);
+    const auto steps = bits_of(magnitude + float_of(rounder)) - rounder;
+    const auto code = steps + (exponent >> exponent_shift) - (smallest_normal >> exponent_shift);
     return code | ((bits_of(value) >> (32 - width)) & sign_bit);
   }
   // The magnitude of what encode gives to a value >= 0; NaN gives the largest.
@@ -98,11 +99,10 @@ struct SmallFloat {
   }
   template <typename U>
   static FloatOf<U> decode(U code) {
-    using F = FloatOf<U>;
     const U magnitude = code & (sign_bit - 1);
-    const F normal = float_of((magnitude << exponent_shift) + ((127 - bias) << 23));
-    const F subnormal = (normal + normal) - float_of(smallest_normal);
-    const F value = magnitude < (1u << mantissa) ? subnormal : normal;
+    const auto normal = float_of((magnitude << exponent_shift) + ((127 - bias) << 23));
+    const auto subnormal = (normal + normal) - float_of(smallest_normal);
+    const auto value = magnitude < (1u << mantissa) ? subnormal : normal;
     return float_of(bits_of(value) | ((code & sign_bit) << (32 - width)));
   }
 
@@ -120,23 +120,23 @@ struct SmallFloat {
 };
 
 struct E2M1 : SmallFloat<4, 1, 1, 6> {
-  // Half-way from `max` to the value that would be next. Weights up to here lose no more with a scale than with twice it.
+  // Half-way from `max` to the value that would be next. Weights up to here lose no more with a
+  // scale than with twice the scale.
   static constexpr float beyond = 7.0f;
 };
 
 struct E4M3 : SmallFloat<8, 3, 7, 448> {
   template <typename U>
   static FloatOf<U> decode(U code) {
-    using F = FloatOf<U>;
-    const F nan = all_of<F>(std::numeric_limits<float>::quiet_NaN());
+    const auto nan = all_of<FloatOf<U>>(std::numeric_limits<float>::quiet_NaN());
     return (code & 0x7fu) == 0x7fu ? nan : SmallFloat::decode(code);
   }
 };
 
 // 2^(bits - 127); 255 is NaN (section 5.4.1).
 struct E8M0 {
-  // The smallest power of two that is >= value, its exponent clamped to [-127, 127]. Read off the float's bits: a
-  // library's log2 may round 2^k * (1 + ulp) down to k.
+  // The smallest power of two that is >= value, its exponent clamped to [-127, 127]. Read off the
+  // float's bits: a library's log2 may round 2^k * (1 + ulp) down to k.
   template <typename F>
   static BitsOf<F> encode(F value) {
     using U = BitsOf<F>;

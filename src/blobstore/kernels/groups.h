@@ -1,4 +1,5 @@
-// The arithmetic of one group (docs/quantization.md): its scale and bias from its extremes, its codes from those.
+// The arithmetic of one group (docs/quantization.md): its scale and bias from its extremes, its
+// codes from those.
 //
 // Each function serves one group or several at once, one a lane.
 #pragma once
@@ -18,12 +19,11 @@ inline F round_to_whole(F value) {
 
 template <typename F>
 struct Affine {
-  F scale;
-  F bias;
+  F scale, bias;
 };
 
-// MLX's choice of scale and bias (mlx@v0.32.4 mlx/backend/cpu/quantized.cpp: quantize): the edge farther from zero is
-// met exactly, and zero is a code.
+// MLX's choice of scale and bias (mlx@v0.32.4 mlx/backend/cpu/quantized.cpp: quantize): the edge
+// farther from zero is met exactly, and zero is a code.
 template <typename F>
 inline Affine<F> affine_of(F low, F high, float levels) {
   const F step = max_of((high - low) / levels, all_of<F>(1e-7f));
@@ -45,15 +45,16 @@ inline F clamped(F value, float levels) {
 
 inline constexpr float code_rounder = 0x1.8p23f;
 
-// round-half-to-even of value clamped to [0, levels], in the low bits; the bits above the code are not cleared. Clamping
-// first is the same, since both bounds are whole, and lets the rounding be one addition.
+// round-half-to-even of value clamped to [0, levels], in the low bits; the bits above the code are
+// not cleared. Clamping first is the same, since both bounds are whole, and lets the rounding be
+// one addition.
 template <typename F>
 inline BitsOf<F> affine_code(F value, float levels) {
   return bits_of(clamped(value, levels) + code_rounder);
 }
 
-// The fp types: how wide a group is, and the formats of its codes and of its scale, which is stored as
-// Scale::encode(amax / Code::max).
+// The fp types: how wide a group is, and the formats of its codes and of its scale, which is stored
+// as Scale::encode(amax / Code::max).
 struct Nvfp4 {
   using Code = E2M1;
   using Scale = E4M3;
@@ -69,5 +70,9 @@ struct Mxfp8 {
   using Scale = E8M0;
   static constexpr std::size_t group_size = 32;
 };
+
+// As many lanes as a target has, and no more than half a group.
+template <typename Type, std::size_t most>
+inline constexpr std::size_t lanes_for = most < Type::group_size / 2 ? most : Type::group_size / 2;
 
 }  // namespace blobstore::BLOBSTORE_TARGET

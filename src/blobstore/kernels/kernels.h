@@ -1,4 +1,5 @@
-// The small interface between the bindings and the kernels of each target: jobs, and a table of functions a target.
+// The small interface between the bindings and the kernels of each target: jobs, and a table of
+// functions a target.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,8 @@ enum FloatType : std::size_t { bf16, f16, f32, float_types };
 enum QuantType : std::size_t { int4, int8, nvfp4, mxfp4, mxfp8, quant_types };
 enum Method : std::size_t { minmax, search, methods };
 
-// The candidates of the search for affine scales (search_affine.h); docs/quantization.md says which and why.
+// The candidates of the search for affine scales (search_affine.h); docs/quantization.md says which
+// and why.
 struct AffineCandidates {
   const float* factors;  // of the group's range over the levels
   std::size_t factor_count;
@@ -44,14 +46,16 @@ struct DequantizeJob {
   void* out;
 };
 
-// A block FP8 matrix has a scale for each square of this many rows and columns; those at its edges may be cut.
+// A block FP8 matrix has a scale for each square of this many rows and columns; those at its edges
+// may be cut.
 inline constexpr std::size_t fp8_block = 128;
 
-// A flat run of the E4M3 codes of row-major matrices of one shape, which follow each other; so do their scales.
+// A flat run of the E4M3 codes of row-major matrices of one shape, which follow each other; so do
+// their scales.
 struct BlocksJob {
   const std::byte* codes;
-  const void* scales;         // those that the run needs, a row of scales for each 128 rows of a matrix
-  std::size_t blocks_before;  // how many blocks of the first row of scales come before the first of `scales`
+  const void* scales;         // those that the run needs, a row for each 128 rows of a matrix
+  std::size_t blocks_before;  // blocks of the first row of scales that come before `scales`
   std::size_t count;
   std::size_t rows;
   std::size_t cols;

@@ -1,9 +1,11 @@
-// Lanes<N>: N floats or integers that are worked on at once, by the compiler's vector types (GCC and Clang have the same).
+// Floats<N> and Words<N>: N floats or 32-bit integers that are computed at once, by the compiler's
+// vector types (those of GCC and Clang are the same).
 //
-// An arithmetic function that is written for `F` (floats) and `U` (their bits) serves one value as well as N: operators,
-// comparisons and `mask ? a : b` mean the same for both, each lane by itself. N is 1 for plain loops, else what the target
-// has registers for. Everything lives in the target's own namespace, because one source is compiled for several targets
-// and the linker would merge functions of one name.
+// An arithmetic function that is written for `F` (floats) and `U` (their bits) serves one value as
+// well as N: operators, comparisons and `mask ? a : b` mean the same for both, each lane by itself.
+// N is 1 for plain loops, else the width of the target's registers. Everything lives in the
+// target's own namespace, because one source is compiled for several targets and the linker would
+// merge functions of one name.
 #pragma once
 
 #include <bit>
@@ -31,15 +33,17 @@ template <typename T, std::size_t N>
 using Vector = typename VectorOf<T, N>::type;
 
 template <std::size_t N>
-struct Lanes {
-  static constexpr std::size_t count = N;
-  using F = Vector<float, N>;
-  using U = Vector<std::uint32_t, N>;
-};
+using Floats = Vector<float, N>;
+template <std::size_t N>
+using Words = Vector<std::uint32_t, N>;
+
+// N as a value, for generic lambdas.
+template <std::size_t N>
+using Lanes = std::integral_constant<std::size_t, N>;
 
 // The unsigned integers with the bits of `F`, and back.
 template <typename F>
-using BitsOf = std::conditional_t<std::is_same_v<F, float>, std::uint32_t, Vector<std::uint32_t, sizeof(F) / 4>>;
+using BitsOf = Words<sizeof(F) / 4>;
 
 template <typename F>
 inline BitsOf<F> bits_of(F value) {
@@ -47,7 +51,7 @@ inline BitsOf<F> bits_of(F value) {
 }
 
 template <typename U>
-using FloatOf = std::conditional_t<std::is_same_v<U, std::uint32_t>, float, Vector<float, sizeof(U) / 4>>;
+using FloatOf = Floats<sizeof(U) / 4>;
 
 template <typename U>
 inline FloatOf<U> float_of(U bits) {
@@ -68,14 +72,15 @@ template <typename V>
 inline V max_of(V a, V b) {
   return a > b ? a : b;
 }
-// The same in one instruction, which GCC does not always find: of a NaN and a number both give the second.
+// The same in one instruction, which GCC does not always find: of a NaN and a number both give the
+// second.
 #if defined(__AVX2__)
-inline Vector<float, 8> min_of(Vector<float, 8> a, Vector<float, 8> b) { return _mm256_min_ps(a, b); }
-inline Vector<float, 8> max_of(Vector<float, 8> a, Vector<float, 8> b) { return _mm256_max_ps(a, b); }
+inline Floats<8> min_of(Floats<8> a, Floats<8> b) { return _mm256_min_ps(a, b); }
+inline Floats<8> max_of(Floats<8> a, Floats<8> b) { return _mm256_max_ps(a, b); }
 #endif
 #if defined(__AVX512F__)
-inline Vector<float, 16> min_of(Vector<float, 16> a, Vector<float, 16> b) { return _mm512_min_ps(a, b); }
-inline Vector<float, 16> max_of(Vector<float, 16> a, Vector<float, 16> b) { return _mm512_max_ps(a, b); }
+inline Floats<16> min_of(Floats<16> a, Floats<16> b) { return _mm512_min_ps(a, b); }
+inline Floats<16> max_of(Floats<16> a, Floats<16> b) { return _mm512_max_ps(a, b); }
 #endif
 template <typename F>
 inline F abs_of(F value) {

@@ -1,36 +1,23 @@
 """The implementations of the kernels, and which of them runs.
 
-Native ones are C++ for a level of the processor each; ``reference`` is their NumPy twin. All give
-the same bits for every input. ``native`` is the best that runs here.
-
-The C++ kernels, called with the bit patterns of the arrays.
+A native one is C++ for one level of the processor, called with the arrays' bit patterns;
+``reference`` is their NumPy twin. All give the same bits for every input. ``native`` is the best
+that runs on this processor.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
+from typing import Protocol, runtime_checkable
 
 from blobstore.errors import UsageError
 from blobstore.kernels import _native
-from blobstore.kernels.arrays import QuantizedArray, dtype_of
+from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of
 from blobstore.kernels.reference import ReferenceKernel
 from blobstore.kernels.scales import BlockRun, ScaleChoice
 
-Array = np.ndarray[Any, Any]
-
-
-def targets() -> list[str]:
-    """Return the levels of the processor that this build has code for and that run here, the best first."""
-    return list(_native.targets())
-
 
 class NativeKernel:
-    """The kernels of one target through bindings.cpp.
-
-    They release the interpreter lock while they work.
-    """
+    """The kernels of one target; they release the interpreter lock while they work."""
 
     def __init__(self, target: str) -> None:
         self.name = target
@@ -38,31 +25,28 @@ class NativeKernel:
     def quantize(self, weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice) -> int:
         """See `blobstore.kernels.native.Kernel`."""
         candidates = choice.candidates_for(parts.quant_type)
-        return int(
-            _native.quantize(
-                self.name,
-                choice.method,
-                parts.quant_type.value,
-                dtype_of(weights).value,
-                _bits(weights),
-                parts.group_size,
-                parts.weight,
-                _bits(parts.scale),
-                None if parts.bias is None else _bits(parts.bias),
-                choice.global_scale,
-                choice.importance,
-                choice.first_column,
-                list(candidates.factors),
-                list(candidates.shifts),
-                candidates.neighbours,
-            )
+        return _native.quantize(
+            self.name,
+            choice.method,
+            parts.quant_type.value,
+            dtype_of(weights).value,
+            _bits(weights),
+            parts.group_size,
+            parts.weight,
+            _bits(parts.scale),
+            None if parts.bias is None else _bits(parts.bias),
+            choice.global_scale,
+            choice.importance,
+            choice.first_column,
+            list(candidates.factors),
+            list(candidates.shifts),
+            candidates.neighbours,
         )
 
     def dequantize(self, parts: QuantizedArray[Array], global_scale: float, out: Array) -> None:
         """See `blobstore.kernels.native.Kernel`."""
-        scale_type = (
-            dtype_of(parts.scale).value if parts.bias is not None else "F32"
-        )  # not used by the fp types
+        # The fp types do not use it.
+        scale_type = "F32" if parts.bias is None else dtype_of(parts.scale).value
         _native.dequantize(
             self.name,
             parts.quant_type.value,
@@ -113,7 +97,7 @@ class Kernel(Protocol):
         """
 
 
-_NATIVE: tuple[Kernel, ...] = tuple(NativeKernel(target) for target in targets())
+_NATIVE: tuple[Kernel, ...] = tuple(map(NativeKernel, _native.targets()))
 KERNELS: dict[str, Kernel] = {
     "native": _NATIVE[0],
     **{kernel.name: kernel for kernel in (*_NATIVE, ReferenceKernel())},
@@ -138,10 +122,7 @@ def active() -> Kernel:
 
 
 def chosen(kernel: Kernel | None) -> Kernel:
-    """Return the kernel that a caller gives, or the one in use for None.
-
-    Raises: UsageError for anything else.
-    """
+    """Return the caller's kernel, or the one in use for None; raise UsageError for other values."""
     if kernel is not None and not isinstance(kernel, Kernel):
         raise UsageError(
             f"{kernel!r} is not a kernel",

@@ -1,7 +1,8 @@
-// Quantize by minmax: whole groups of a flat, contiguous array, so that a caller may cut a tensor at any group.
+// Quantize by minmax: whole groups of a flat, contiguous array, so that a caller may cut a tensor
+// at any group.
 //
-// N groups are one block: each is reduced to its extremes, the scales and biases of all N are computed side by side, then
-// each group's codes. A few blocks are one tile. Knows no Python.
+// N groups are one block: each is reduced to its extremes, the scales and biases of all N are
+// computed side by side, then each group's codes. A few blocks are one tile. Knows no Python.
 #pragma once
 
 #include "groups.h"
@@ -12,18 +13,28 @@ namespace blobstore::BLOBSTORE_TARGET {
 
 inline constexpr std::size_t tile_groups = 32;  // their weights and extremes fit the first cache
 
-// Asks for a group's part of the next tile: the passes over a tile are too short for the processor to foresee it. Addresses
-// behind the last weight are harmless.
+template <typename Float>
+inline const typename Float::Bits* weights_of(const QuantizeJob& job) {
+  return static_cast<const typename Float::Bits*>(job.weights);
+}
+
+// Asks for a group's part of the next tile: the passes over a tile are too short for the processor
+// to foresee it. Addresses behind the last weight are harmless.
 template <typename T>
 inline void prefetch_next_tile(const T* group, std::size_t group_size) {
-  const auto next = reinterpret_cast<std::uintptr_t>(group + group_size) + (tile_groups - 1) * group_size * sizeof(T);
-  for (std::size_t i = 0; i < group_size * sizeof(T); i += 64) __builtin_prefetch(reinterpret_cast<const void*>(next + i));
+  const std::size_t nbytes = group_size * sizeof(T);
+  const auto next = reinterpret_cast<std::uintptr_t>(group) + tile_groups * nbytes;
+  for (std::size_t i = 0; i < nbytes; i += 64) {
+    __builtin_prefetch(reinterpret_cast<const void*>(next + i));
+  }
 }
 
 template <typename Float>
 bool is_finite(const typename Float::Bits* weights, std::size_t count) {
   typename Float::Bits found = 0;  // a loop without an exit, which compilers turn into vectors
-  for (std::size_t i = 0; i < count; ++i) found |= (weights[i] & Float::infinity) == Float::infinity;
+  for (std::size_t i = 0; i < count; ++i) {
+    found |= (weights[i] & Float::infinity) == Float::infinity;
+  }
   return !found;
 }
 
@@ -38,13 +49,14 @@ std::size_t first_non_finite(const typename Float::Bits* weights) {
 // The lower (offset 0) or upper half of each segment of `width` lanes, those of a and b in turn.
 template <std::size_t N, std::size_t width, std::size_t offset, typename V, std::size_t... i>
 inline V halves(V a, V b, std::index_sequence<i...>) {
-  // Segments of `width` lanes, from a and b in turn; of each one half.
   constexpr std::size_t half = width / 2;
-  return __builtin_shufflevector(a, b, (i / half / 2 * width + i / half % 2 * N + offset + i % half)...);
+  return __builtin_shufflevector(
+      a, b, (i / half / 2 * width + i / half % 2 * N + offset + i % half)...);
 }
 
-// Reduces each of `count` vectors to one value, and returns those of vector i in segment i of N / count lanes.
-// Reducing all at once costs three instructions a vector instead of two for each halving of each.
+// Reduces each of `count` vectors to one value, and returns those of vector i in segment i of N /
+// count lanes. Reducing all at once costs three instructions a vector instead of two for each
+// halving of each.
 template <std::size_t N, std::size_t count, std::size_t stride = 1, typename V, typename Op>
 inline V across(const V* vectors, Op op) {
   if constexpr (count == 1) {
@@ -59,7 +71,8 @@ inline V across(const V* vectors, Op op) {
 }
 
 template <typename Float, unsigned bits, std::size_t N>
-inline void encode_affine(const typename Float::Bits* group, std::size_t group_size, float scale, float bias, std::byte* out) {
+inline void encode_affine(const typename Float::Bits* group, std::size_t group_size, float scale,
+                          float bias, std::byte* out) {
   constexpr float levels = (1u << bits) - 1;
   for (std::size_t i = 0; i < group_size; i += Unit<N>::size) {
     const auto unit = load_unit<Float, N>(group + i);
@@ -68,11 +81,17 @@ inline void encode_affine(const typename Float::Bits* group, std::size_t group_s
   }
 }
 
-// Blocks of N groups -> their codes, scales and biases: the extremes of all, then the arithmetic of all, then the codes, so that the long chains of one group's arithmetic run beside the others'.
+// Blocks of N groups from weight `begin` on -> their codes, scales and biases: the extremes of all,
+// then the arithmetic of all, then the codes, so that the long chains of one group's arithmetic run
+// beside the others'.
 template <typename Float, unsigned bits, std::size_t N>
-void quantize_affine_tile(const typename Float::Bits* weights, std::size_t blocks, std::size_t group_size,
-                          std::byte* codes, typename Float::Bits* scales, typename Float::Bits* biases) {
-  using F = typename Lanes<N>::F;
+void quantize_affine_tile(const QuantizeJob& job, std::size_t begin, std::size_t blocks) {
+  using F = Floats<N>;
+  using Bits = typename Float::Bits;
+  const std::size_t group_size = job.group_size;
+  const Bits* const weights = weights_of<Float>(job) + begin;
+  Bits* const scales = static_cast<Bits*>(job.scales) + begin / group_size;
+  Bits* const biases = static_cast<Bits*>(job.biases) + begin / group_size;
   F low[tile_groups], high[tile_groups];
   for (std::size_t g = 0; g < blocks * N; ++g) {
     const auto* group = weights + g * group_size;
@@ -90,54 +109,55 @@ void quantize_affine_tile(const typename Float::Bits* weights, std::size_t block
   }
   float scale[tile_groups], bias[tile_groups];
   for (std::size_t g = 0; g < blocks * N; g += N) {
-    const auto found = affine_of(across<N, N>(low + g, [](F a, F b) { return min_of(a, b); }),
-                                 across<N, N>(high + g, [](F a, F b) { return max_of(a, b); }), (1u << bits) - 1);
-    store_narrow<typename Float::Bits, N>(scales + g, Float::encode(found.scale));
-    store_narrow<typename Float::Bits, N>(biases + g, Float::encode(found.bias));
+    const F lowest = across<N, N>(low + g, [](F a, F b) { return min_of(a, b); });
+    const F highest = across<N, N>(high + g, [](F a, F b) { return max_of(a, b); });
+    const auto found = affine_of(lowest, highest, (1u << bits) - 1);
+    store_narrow<Bits, N>(scales + g, Float::encode(found.scale));
+    store_narrow<Bits, N>(biases + g, Float::encode(found.bias));
     store(scale + g, found.scale);
     store(bias + g, found.bias);
   }
   for (std::size_t g = 0; g < blocks * N; ++g) {
     const std::size_t start = g * group_size;
-    encode_affine<Float, bits, N>(weights + start, group_size, scale[g], bias[g], codes + start * bits / 8);
+    std::byte* const codes = job.codes + (begin + start) * bits / 8;
+    encode_affine<Float, bits, N>(weights + start, group_size, scale[g], bias[g], codes);
   }
 }
 
-// Calls tile(lanes, first weight, blocks) for some blocks of N groups at a time, and for single groups at the end, until one
-// says that its weights are not all finite. Returns the index of the first that is not.
+// Calls tile(lanes, first weight, blocks) for some blocks of N groups at a time, and for single
+// groups at the end, until a call returns false: its weights are not all finite. Returns the index
+// of the first weight that is not, or all_finite.
 template <typename Float, std::size_t N, typename Tile>
-std::size_t each_tile(const typename Float::Bits* weights, std::size_t count, std::size_t group_size, Tile tile) {
-  for (std::size_t start = 0; start < count;) {
-    const std::size_t groups = (count - start) / group_size;
+std::size_t each_tile(const QuantizeJob& job, std::size_t group_size, Tile tile) {
+  const auto* const weights = weights_of<Float>(job);
+  for (std::size_t start = 0; start < job.count;) {
+    const std::size_t groups = (job.count - start) / group_size;
     const std::size_t blocks = (groups < tile_groups ? groups : tile_groups) / N;
     const std::size_t size = (blocks ? blocks * N : 1) * group_size;
-    const bool done = blocks ? tile(Lanes<N>(), start, blocks) : tile(Lanes<1>(), start, std::size_t{1});
+    const bool done = blocks ? tile(Lanes<N>(), start, blocks) : tile(Lanes<1>(), start, 1);
     if (!done) return start + first_non_finite<Float>(weights + start);
     start += size;
   }
   return all_finite;
 }
 
-// count weights -> count * bits / 8 bytes of codes, and one scale and bias a group. Returns the index of the first
-// non-finite weight, and then the outputs are unspecified.
+// Weights -> codes, and one scale and bias a group. Returns the index of the first non-finite
+// weight, and then the outputs are unspecified.
 template <typename Float, unsigned bits, std::size_t N>
-std::size_t quantize_affine(const typename Float::Bits* weights, std::size_t count, std::size_t group_size, std::byte* codes,
-                            typename Float::Bits* scales, typename Float::Bits* biases) {
-  return each_tile<Float, N>(weights, count, group_size, [&](auto lanes, std::size_t start, std::size_t blocks) {
-    constexpr std::size_t L = decltype(lanes)::count;
-    const std::size_t group = start / group_size;
-    if (!is_finite<Float>(weights + start, blocks * L * group_size)) return false;
-    quantize_affine_tile<Float, bits, L>(weights + start, blocks, group_size, codes + start * bits / 8, scales + group,
-                                         biases + group);
+std::size_t quantize_affine(const QuantizeJob& job) {
+  const auto tile = [&](auto lanes, std::size_t start, std::size_t blocks) {
+    const std::size_t size = blocks * lanes * job.group_size;
+    if (!is_finite<Float>(weights_of<Float>(job) + start, size)) return false;
+    quantize_affine_tile<Float, bits, lanes>(job, start, blocks);
     return true;
-  });
+  };
+  return each_tile<Float, N>(job, job.group_size, tile);
 }
 
-// A group's scale as its weights need it. Only nvfp4 has a global scale, and scales of zero, which give codes 0.
+// A group's scale as its weights need it. Only nvfp4 has a global scale, and scales of zero, which
+// give codes 0.
 struct FpScale {
-  float scale;
-  float inverse;
-  float inverse_global;
+  float scale, inverse, inverse_global;
 };
 
 template <typename Float, typename Type, typename F>
@@ -149,9 +169,10 @@ inline BitsOf<F> fp_code(F weights, FpScale by) {
     const F values = weights * by.inverse_global;
     const auto kept = all_of<BitsOf<F>>(by.scale == 0.0f ? 0u : ~0u);
     if constexpr (std::is_same_v<Float, F32>) return Code::encode(values / by.scale) & kept;
-    // A weight of at most 11 significant bits is either at a tie between two codes or further from it than 2^-12 of it
-    // (scales and ties have 4 and 3 bits). The product is off by 2^-23 at most: without its last bits it is at the tie
-    // when the quotient is, and on the quotient's side otherwise.
+    // A weight of at most 11 significant bits is either at a tie between two codes or further from
+    // it than 2^-12 of it (scales and ties have 4 and 3 bits). The product is off by 2^-23 at most:
+    // without its last bits it is at the tie when the quotient is, and on the quotient's side
+    // otherwise.
     const auto snapped = (bits_of(values * by.inverse) + 0x80u) & 0xffffff00u;
     return Code::encode(float_of(snapped)) & kept;
   }
@@ -162,18 +183,22 @@ inline void encode_fp(const typename Float::Bits* group, FpScale by, std::byte* 
   constexpr unsigned bits = Type::Code::bits;
   for (std::size_t i = 0; i < Type::group_size; i += Unit<N>::size) {
     const auto unit = load_unit<Float, N>(group + i);
-    store_codes<bits, N>(out + i * bits / 8, fp_code<Float, Type>(unit.even, by), fp_code<Float, Type>(unit.odd, by));
+    store_codes<bits, N>(out + i * bits / 8, fp_code<Float, Type>(unit.even, by),
+                         fp_code<Float, Type>(unit.odd, by));
   }
 }
 
-// As quantize_affine_tile, for codes that are small floats, of weights times inverse_global. Returns false,
-// and the outputs are unspecified, when a weight is not finite: magnitudes are compared as integers, where infinities and NaN are the largest.
+// As quantize_affine_tile, for codes that are small floats, of weights over the global scale.
+// Returns false, and the outputs are unspecified, if a weight is not finite: magnitudes are
+// compared as integers, where infinities and NaN are the largest.
 template <typename Float, typename Type, std::size_t N>
-bool quantize_fp_tile(const typename Float::Bits* weights, std::size_t blocks, float inverse_global, std::byte* codes,
-                      std::uint8_t* scales) {
-  using F = typename Lanes<N>::F;
-  using U = typename Lanes<N>::U;
+bool quantize_fp_tile(const QuantizeJob& job, std::size_t begin, std::size_t blocks) {
+  using U = Words<N>;
   constexpr std::size_t group_size = Type::group_size;
+  constexpr unsigned bits = Type::Code::bits;
+  const float inverse_global = 1.0f / job.global_scale;
+  const auto* const weights = weights_of<Float>(job) + begin;
+  auto* const scales = static_cast<std::uint8_t*>(job.scales) + begin / group_size;
   U amax[tile_groups];
   for (std::size_t g = 0; g < blocks * N; ++g) {
     const auto* group = weights + g * group_size;
@@ -187,29 +212,29 @@ bool quantize_fp_tile(const typename Float::Bits* weights, std::size_t blocks, f
   for (std::size_t g = 0; g < blocks * N; g += N) {
     const U largest = across<N, N>(amax + g, [](U a, U b) { return max_of(a, b); });
     if (any_of(largest >= Float::infinity)) return false;
-    const auto stored = Type::Scale::encode(Float::decode(largest) * inverse_global / Type::Code::max);
+    const auto peak = Float::decode(largest) * inverse_global;
+    const auto stored = Type::Scale::encode(peak / Type::Code::max);
     store_narrow<std::uint8_t, N>(scales + g, stored);
-    const F decoded = Type::Scale::decode(stored);
+    const auto decoded = Type::Scale::decode(stored);
     store(scale + g, decoded);
     store(inverse + g, 1.0f / decoded);
   }
   for (std::size_t g = 0; g < blocks * N; ++g) {
     const std::size_t start = g * group_size;
-    encode_fp<Float, Type, N>(weights + start, {scale[g], inverse[g], inverse_global}, codes + start * Type::Code::bits / 8);
+    const FpScale by = {scale[g], inverse[g], inverse_global};
+    encode_fp<Float, Type, N>(weights + start, by, job.codes + (begin + start) * bits / 8);
   }
   return true;
 }
 
 // As quantize_affine, for codes that are small floats.
 template <typename Float, typename Type, std::size_t most_lanes>
-std::size_t quantize_fp(const typename Float::Bits* weights, std::size_t count, float inverse_global, std::byte* codes,
-                        std::uint8_t* scales) {
-  constexpr std::size_t N = most_lanes < Type::group_size / 2 ? most_lanes : Type::group_size / 2;
-  return each_tile<Float, N>(weights, count, Type::group_size, [&](auto lanes, std::size_t start, std::size_t blocks) {
-    return quantize_fp_tile<Float, Type, decltype(lanes)::count>(weights + start, blocks, inverse_global,
-                                                                 codes + start * Type::Code::bits / 8,
-                                                                 scales + start / Type::group_size);
-  });
+std::size_t quantize_fp(const QuantizeJob& job) {
+  constexpr std::size_t N = lanes_for<Type, most_lanes>;
+  const auto tile = [&](auto lanes, std::size_t start, std::size_t blocks) {
+    return quantize_fp_tile<Float, Type, lanes>(job, start, blocks);
+  };
+  return each_tile<Float, N>(job, Type::group_size, tile);
 }
 
 }  // namespace blobstore::BLOBSTORE_TARGET

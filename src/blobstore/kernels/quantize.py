@@ -1,7 +1,9 @@
-"""Quantize and dequantize arrays: the public functions.
+"""Quantize and dequantize arrays, and decode block FP8 weights: the public functions.
 
 The implementations, and which of them runs, are in native.py; how scales are chosen is in
-scales.py; block FP8 is in blocks.py.
+scales.py. Block FP8 is the form of DeepSeek-V3's checkpoints (README_WEIGHTS.md:
+``weight_scale_inv``, which is multiplied): E4M3 codes, and a scale for each 128 x 128 block of
+their matrix. The arithmetic is docs/quantization.md's.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from blobstore.errors import NonFiniteWeightError, UsageError
@@ -17,6 +20,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.io.workers import results_of
 from blobstore.kernels.arrays import (
+    Array,
     QuantizedArray,
     array_of,
     dtype_of,
@@ -26,6 +30,7 @@ from blobstore.kernels.arrays import (
 )
 from blobstore.kernels.native import Kernel, active, chosen
 from blobstore.kernels.scales import (
+    BlockRun,
     ScaleChoice,
     check_method,
     checked_importance,
@@ -34,14 +39,16 @@ from blobstore.kernels.scales import (
 )
 
 _MOST_THREADS = 256
-
-Array = np.ndarray[Any, Any]
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+_CODES = (np.dtype(np.uint8),)
+_SCALES = (np.dtype(np.float32), np.dtype(np.float16), _BF16)
 
 
 def quantization_of(quant_type: str | QuantType, group_size: int | None = None) -> Quantization:
-    """Return the quantization for a type's name and a group size; None means int4/32, int8/64 or the type's only size.
+    """Return the quantization of a type's name and a group size.
 
-    Raises: UsageError for an unknown type or a group size that the type does not have.
+    None means groups of 32 for int4, of 64 for int8, else of the type's only size. Raises:
+    UsageError for an unknown type or a group size that the type does not have.
     """
     kind = quant_type if isinstance(quant_type, QuantType) else QuantType.parse(quant_type)
     if group_size is None:
@@ -82,7 +89,7 @@ def quantize(
     """
     quantization = quantization_of(quant_type, group_size)
     array = array_of(array, "the array")
-    dtype = _quantizable(array, quantization)
+    _check_quantizable(array, quantization)
     if type(global_scale) is not bool:
         raise UsageError(f"global_scale is {global_scale!r}: it must be True or False")
     if global_scale and quantization.quant_type is not QuantType.NVFP4:
@@ -91,14 +98,14 @@ def quantize(
         raise UsageError("importance needs the method search", hint='Use method="search".')
     if type(jobs) is not int or jobs < 1:
         raise UsageError(f"jobs is {jobs!r}: it must be a whole number of threads")
-    choice = ScaleChoice(
-        check_method(method),
-        checked_importance(importance, array.shape[-1]) if importance is not None else None,
-    )
-    weights = np.require(array, numpy_dtype(dtype), ("C", "A"))
+    choice = ScaleChoice(check_method(method))
+    if importance is not None:
+        choice = replace(choice, importance=checked_importance(importance, array.shape[-1]))
+    weights = np.require(array, numpy_dtype(dtype_of(array)), ("C", "A"))
+    parts = _empty_parts(weights, quantization)
     if global_scale:
         choice = replace(choice, global_scale=global_scale_of(largest_magnitude(weights)))
-    parts = _empty_parts(weights, quantization, choice.global_scale if global_scale else None)
+        parts = replace(parts, global_scale=np.array([choice.global_scale], np.float32))
     bad = _quantize_ranges(weights.reshape(-1), parts, choice, jobs, chosen(kernel))
     if bad >= 0:
         index = tuple(int(i) for i in np.unravel_index(bad, array.shape))
@@ -108,62 +115,51 @@ def quantize(
     return parts
 
 
-def _quantizable(array: Array, quantization: Quantization) -> DType:
-    dtype = dtype_of(array)
-    if not dtype.is_float:
-        raise UsageError(f"only BF16, F16 and F32 arrays can be quantized, not {dtype}")
+def _check_quantizable(array: Array, quantization: Quantization) -> None:
+    if not dtype_of(array).is_float:
+        raise UsageError(f"only BF16, F16 and F32 arrays can be quantized, not {dtype_of(array)}")
     if array.ndim < 2:  # noqa: PLR2004
         raise UsageError(f"only arrays of rank 2 or more can be quantized, not shape {array.shape}")
     if not quantization.divides(array.shape):
         raise UsageError(
-            f"groups of {quantization.group_size} do not divide the last dimension of shape {array.shape}"
+            f"groups of {quantization.group_size} do not divide the last dimension of shape "
+            f"{array.shape}"
         )
-    return dtype
 
 
-def _empty_parts(
-    weights: Array, quantization: Quantization, global_scale: float | None
-) -> QuantizedArray[Array]:
+def _empty_parts(weights: Array, quantization: Quantization) -> QuantizedArray[Array]:
     described = quantization.parts(weights.shape, dtype_of(weights))
     weight, scale, *rest = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
-    factor = None if global_scale is None else np.array([global_scale], np.float32)
-    return QuantizedArray(weight, scale, rest[0] if rest else None, factor, quantization)
+    return QuantizedArray(weight, scale, rest[0] if rest else None, None, quantization)
 
 
 def _quantize_ranges(
     weights: Array, parts: QuantizedArray[Array], choice: ScaleChoice, jobs: int, kernel: Kernel
 ) -> int:
-    """Quantize flat weights in ``jobs`` ranges of groups at the same time.
-
-    Return as `quantize_into`.
-    """
+    """Quantize flat weights in ``jobs`` ranges of groups at once; return as `quantize_into`."""
     group_size = parts.group_size
     groups = weights.size // group_size
     jobs = min(jobs, groups, _MOST_THREADS) or 1
-    bounds = [groups * job // jobs for job in range(jobs + 1)]
+    ranges = list(pairwise(groups * job // jobs for job in range(jobs + 1)))
+    columns = 0 if choice.importance is None else choice.importance.size
 
-    def quantize_range(start: int, stop: int) -> int:
-        first = start * group_size
-        column = (
-            first % choice.importance.size
-            if choice.importance is not None and choice.importance.size
-            else 0
-        )
-        part = replace(choice, first_column=column)
-        bad = quantize_into(
-            weights[first : stop * group_size], group_range(parts, start, stop), part, kernel=kernel
-        )
+    def quantize_range(bounds: tuple[int, int]) -> int:
+        first, last = (bound * group_size for bound in bounds)
+        part = replace(choice, first_column=first % columns if columns else 0)
+        bad = kernel.quantize(weights[first:last], group_range(parts, *bounds), part)
         return bad if bad < 0 else first + bad
 
-    ranges = list(pairwise(bounds))
-    if len(ranges) <= 1:
-        return quantize_range(0, groups)
-    found = results_of(ranges, lambda bounds: quantize_range(*bounds), len(ranges), name="quantize")
+    if jobs == 1:
+        return quantize_range((0, groups))
+    found = results_of(ranges, quantize_range, jobs, name="quantize")
     return next((bad for bad in found if bad >= 0), -1)
 
 
 def group_range(parts: QuantizedArray[Array], start: int, stop: int) -> QuantizedArray[Array]:
-    """Return the groups from ``start`` to ``stop``, counted through all rows, as flat views of contiguous parts."""
+    """Return the groups ``start`` to ``stop``, counted through all rows, as flat views.
+
+    The parts are contiguous.
+    """
     words = parts.group_size * parts.quant_type.bits // 32
     return replace(
         parts,
@@ -174,7 +170,7 @@ def group_range(parts: QuantizedArray[Array], start: int, stop: int) -> Quantize
 
 
 def matrix_of(parts: QuantizedArray[Array], number: int) -> QuantizedArray[Array]:
-    """Return one matrix of a stack of any rank as views, counted through all of them."""
+    """Return a matrix of a stack as views; ``number`` counts through the stack's dimensions."""
     return mapped(parts, lambda part: part.reshape(-1, *part.shape[-2:])[number])
 
 
@@ -200,7 +196,7 @@ def quantize_into(
     *,
     kernel: Kernel | None = None,
 ) -> int:
-    """Quantize whole groups of flat, contiguous ``weights`` into ``parts``, whose arrays are flat too.
+    """Quantize whole groups of flat, contiguous ``weights`` into ``parts``, whose arrays are flat.
 
     Returns the index of the first non-finite weight, or -1; with an index, the parts are
     unspecified.
@@ -236,8 +232,55 @@ def dequantize(
 def dequantize_into(
     parts: QuantizedArray[Array], out: Array, *, kernel: Kernel | None = None
 ) -> None:
-    """Fill ``out``, flat and contiguous, with the values of ``parts``, whose arrays are so too: those of `dequantize`."""
+    """Fill ``out`` with the values that `dequantize` returns; arrays are flat and contiguous."""
     factor = 1.0 if parts.global_scale is None else float(parts.global_scale.reshape(-1)[0])
     if not parts.quant_type.is_affine:
         parts = replace(parts, scale=parts.scale.view(np.uint8))
     (kernel or active()).dequantize(parts, factor, out)
+
+
+def decode_blocks(
+    codes: Array, scales: Array, run: BlockRun, *, kernel: Kernel | None = None
+) -> Array:
+    """Return the BF16 values of a run of codes as a new flat array; see `decode_blocks_into`."""
+    out = np.empty(run.count, _BF16)
+    decode_blocks_into(codes, scales, out, run, kernel=kernel)
+    return out
+
+
+def decode_blocks_into(
+    codes: Array, scales: Array, out: Array, run: BlockRun, *, kernel: Kernel | None = None
+) -> None:
+    """Write ``bf16(float32(code) * float32(scale))`` of a run of codes to ``out``.
+
+    Each step is rounded half to even. ``codes``: U8 ``[run.count]``, the bits of E4M3. ``scales``:
+    F32, F16 or BF16 ``[len(run.scales)]``, only those that the run needs. ``out``: BF16 (ml_dtypes)
+    ``[run.count]``, which shares no memory with the others. The arrays are contiguous and aligned.
+    One call decodes a run through any number of matrices, without the interpreter lock.
+
+    A NaN code, a NaN scale and infinity times zero give the BF16 NaN 0x7FC0; a product beyond BF16
+    is an infinity. Values do not depend on each other: a run in pieces gives the bits of the whole.
+
+    Raises: UsageError for other types, dtypes, shapes or layouts.
+    """
+    _check_array("codes", codes, _CODES, run.count)
+    _check_array("scales", scales, _SCALES, len(run.scales))
+    _check_array("out", out, (_BF16,), run.count)
+    if not out.flags.writeable:
+        raise UsageError("out is read-only")
+    if np.may_share_memory(out, codes) or np.may_share_memory(out, scales):
+        raise UsageError("out shares memory with codes or scales")
+    if run.count:
+        (kernel or active()).decode_blocks(codes, scales, run, out)
+
+
+def _check_array(what: str, array: Array, dtypes: tuple[np.dtype[Any], ...], count: int) -> None:
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{what} is {type(array).__name__}, not an array")
+    if array.dtype not in dtypes or array.shape != (count,):
+        wanted = " or ".join(map(str, dtypes))
+        raise UsageError(
+            f"{what} is {array.dtype} of shape {list(array.shape)}, not {wanted} of shape [{count}]"
+        )
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        raise UsageError(f"{what} is not a contiguous, aligned array")

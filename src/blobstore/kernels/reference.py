@@ -1,33 +1,41 @@
-"""The kernels in NumPy: the arithmetic of quantize.h, dequantize.h and blocks.h, operation by operation, and the same bits.
+"""The kernels in NumPy: the operations of the C++ kernels, and the same bits.
 
-Written to be read beside them and docs/quantization.md. Everything is float32; numpy rounds each
-operation by itself, so there is no fused multiply-add to switch off.
+Read it beside quantize.h, dequantize.h, blocks.h, search_affine.h, search_fp.h and
+docs/quantization.md. Everything is float32; numpy rounds each operation by itself, so it needs no
+setting against fused multiply-add.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from blobstore.formats.quant import QuantType
-from blobstore.kernels.arrays import QuantizedArray
-from blobstore.kernels.reference_search import search_affine, search_fp
+from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.kernels.scales import (
     BF16_NAN_BITS,
-    E2M1_VALUES,
+    E4M3,
     FP8_BLOCK,
+    AffineCandidates,
     BlockRun,
     ScaleChoice,
-    code_max,
+    code_type,
     decoded_scales,
-    e2m1_codes,
-    e4m3_bits,
+    e8m0_bits_up,
+    largest,
+    rounded_bits,
+    rounded_magnitudes,
     scale_bits,
 )
 
-Array = np.ndarray[Any, Any]
+Pair = tuple[Array, Array]
+
+_CLEARLY = np.float32(1 - 2.0**-14)
+_BELOW, _ABOVE = np.float32(0.9945), np.float32(1.0055)
+_INFINITY = np.float32(np.inf)
+_E2M1_BEYOND = np.float32(7)
 
 
 class ReferenceKernel:
@@ -70,10 +78,7 @@ class ReferenceKernel:
             - run.scales.start
         )
         with np.errstate(all="ignore"):
-            values = (
-                codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-                * scales.astype(np.float32)[of_each]
-            )
+            values = codes.view(E4M3).astype(np.float32) * scales.astype(np.float32)[of_each]
             out[:] = values.astype(out.dtype)
         out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
 
@@ -89,33 +94,31 @@ def _quantize_affine(
     groups: Array, parts: QuantizedArray[Array], choice: ScaleChoice, importance: Array | None
 ) -> Array:
     levels = np.float32(2**parts.quant_type.bits - 1)
-    scale, bias = _affine_of(_running_min(groups), _running_max(groups), levels)
-    stored = (scale.astype(parts.scale.dtype), bias.astype(parts.scale.dtype))
+    scale, bias = stored = _affine_of(groups, levels)
     if choice.method == "search":
-        candidates = choice.candidates_for(parts.quant_type)
-        scale, bias, *stored_values = search_affine(
-            groups, importance, (scale, bias), levels, candidates, parts.scale.dtype
-        )
-        stored = (
-            stored_values[0].astype(parts.scale.dtype),
-            stored_values[1].astype(parts.scale.dtype),
-        )
+        search = _AffineSearch(groups, importance, stored, levels, parts.scale.dtype)
+        search.run(choice.candidates_for(parts.quant_type))
+        (scale, bias), stored = search.code_by, search.stored
+    # Stored values are rounded here; those of a search are rounded already.
     parts.scale[:], np.asarray(parts.bias)[:] = stored
     exact = (groups - bias[:, None]) / scale[:, None]
     return np.rint(np.minimum(np.where(exact > 0, exact, np.float32(0)), levels)).astype(np.uint32)
 
 
-def _affine_of(low: Array, high: Array, levels: np.float32) -> tuple[Array, Array]:
-    """Return MLX's scale and bias of each group: the edge farther from zero is met exactly, and zero is a code."""
+def _affine_of(groups: Array, levels: np.float32) -> Pair:
+    """Return MLX's scales and biases: the edge farther from zero is exact, and zero is a code."""
+    low, high = groups[:, 0], groups[:, 0]
+    for column in groups.T[1:]:  # not np.min: of 0 and -0 the first one stays, as in a loop
+        low = np.where(column < low, column, low)
+        high = np.where(column > high, column, high)
     step = np.maximum((high - low) / levels, np.float32(1e-7))
     low_is_edge = np.abs(low) > np.abs(high)
     edge = np.where(low_is_edge, low, high)
     step = np.where(low_is_edge, step, -step)
     steps = np.rint(edge / step)
     has_bias = steps != 0
-    return np.where(has_bias, edge / np.where(has_bias, steps, 1), step), np.where(
-        has_bias, edge, np.float32(0)
-    )
+    scale = np.where(has_bias, edge / np.where(has_bias, steps, 1), step)
+    return scale, np.where(has_bias, edge, np.float32(0))
 
 
 def _quantize_fp(
@@ -123,64 +126,216 @@ def _quantize_fp(
 ) -> Array:
     kind = parts.quant_type
     groups = groups * np.float32(1 / choice.global_scale)
-    scales = scale_bits(np.abs(groups).max(axis=1).astype(np.float32) / code_max(kind), kind)
-    parts.scale[:] = (
-        search_fp(groups, importance, scales, kind) if choice.method == "search" else scales
-    )
+    amax = np.abs(groups).max(axis=1).astype(np.float32)
+    scales = scale_bits(amax / largest(code_type(kind)), kind)
+    if choice.method == "search":
+        scales = _search_fp(groups, importance, scales, kind)
+    parts.scale[:] = scales
     scale = decoded_scales(parts.scale, kind)[:, None]
     exact = np.where(scale == 0, np.float32(0), groups / scale)
-    return e4m3_bits(exact) if kind is QuantType.MXFP8 else e2m1_codes(exact)
+    return rounded_bits(exact, code_type(kind))
 
 
 def _affine_values(codes: Array, parts: QuantizedArray[Array]) -> Array:
     product = codes.astype(np.float32) * parts.scale.astype(np.float32)[:, None]
-    values: Array = product + np.asarray(parts.bias).astype(np.float32)[:, None]
-    return values
+    return product + np.asarray(parts.bias).astype(np.float32)[:, None]
 
 
 def _fp_values(codes: Array, parts: QuantizedArray[Array], global_scale: float) -> Array:
-    if parts.quant_type is QuantType.MXFP8:
-        values = codes.astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    else:
-        values = E2M1_VALUES[codes]
-    product: Array = (
-        values * decoded_scales(parts.scale, parts.quant_type)[:, None] * np.float32(global_scale)
-    )
-    return product
+    values = codes.astype(np.uint8).view(code_type(parts.quant_type)).astype(np.float32)
+    scales = decoded_scales(parts.scale, parts.quant_type)
+    return values * scales[:, None] * np.float32(global_scale)
 
 
 def _first_non_finite(weights: Array) -> int:
-    with np.errstate(invalid="ignore"):  # a signalling NaN is an answer here, not an accident
+    with np.errstate(invalid="ignore"):  # a signalling NaN is expected here
         finite = np.isfinite(weights)
     return -1 if finite.all() else int(np.argmin(finite))
 
 
-def _running_min(groups: Array) -> Array:
-    # Not np.min: of 0 and -0 the first one seen stays, as in a loop.
-    low = groups[:, 0].copy()
-    for column in groups.T[1:]:
-        low = np.where(column < low, column, low)
-    return low
-
-
-def _running_max(groups: Array) -> Array:
-    high = groups[:, 0].copy()
-    for column in groups.T[1:]:
-        high = np.where(column > high, column, high)
-    return high
-
-
 def _packed(codes: Array, bits: int) -> Array:
     """Return U32 words of ``codes`` (flat), the first code in the lowest bits."""
-    per_word = 32 // bits
-    shifts = (np.arange(per_word, dtype=np.uint32) * np.uint32(bits))[None, :]
-    words: Array = np.bitwise_or.reduce(
-        codes.astype(np.uint32).reshape(-1, per_word) << shifts, axis=1
-    )
-    return words
+    shifted = codes.astype(np.uint32).reshape(-1, 32 // bits) << _shifts(bits)
+    return np.bitwise_or.reduce(shifted, axis=1)
 
 
 def _unpacked(words: Array, bits: int) -> Array:
-    shifts = (np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits))[None, :]
-    codes: Array = ((words[:, None] >> shifts) & np.uint32(2**bits - 1)).reshape(-1)
-    return codes
+    return ((words[:, None] >> _shifts(bits)) & np.uint32(2**bits - 1)).reshape(-1)
+
+
+def _shifts(bits: int) -> Array:
+    return np.arange(0, 32, bits, dtype=np.uint32)
+
+
+@dataclass
+class _AffineSearch:
+    """Scales and biases: ``minmax`` before rounding, ``stored``, and ``code_by``, for the codes.
+
+    ``groups``: float32 ``[groups, group_size]``; ``importance`` alike, or None.
+    """
+
+    groups: Array
+    importance: Array | None
+    minmax: Pair
+    levels: np.float32
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        ones = np.full(len(self.groups), self.groups.shape[1], np.float32)
+        self.total_importance = ones if self.importance is None else _sum(self.importance)
+        self.mean = self._sum(self.groups) / self.total_importance
+        self.stored = (self._rounded(self.minmax[0]), self._rounded(self.minmax[1]))
+        self.code_by = self.minmax
+        scale, bias = (part[:, None] for part in self.minmax)
+        codes = self._clamped_to_whole((self.groups - bias) / scale)
+        self.least = self._error(codes, self.stored) * _CLEARLY
+
+    def run(self, candidates: AffineCandidates) -> None:
+        """Try all candidates, in the order of search_affine.h."""
+        self._attempt(self.stored)
+        counts = True if self.importance is None else self.importance > 0
+        low = np.where(counts, self.groups, _INFINITY).min(axis=1)
+        high = np.where(counts, self.groups, -_INFINITY).max(axis=1)
+        span = high - low
+        from_high = np.abs(high) < np.abs(low)
+        for shift_by in np.array(candidates.shifts, np.float32):
+            least, best = np.full(len(low), _INFINITY), (np.zeros_like(low), np.zeros_like(low))
+            for factor in np.array(candidates.factors, np.float32):
+                scale = self._rounded(span / self.levels * factor)
+                reach = scale * self.levels
+                slack = span - reach
+                shift = np.maximum(np.abs(slack), scale * np.float32(0.75)) * shift_by
+                bottom = (low + slack * np.float32(0.5)) + shift
+                candidate = (
+                    np.where(from_high, -scale, scale),
+                    self._rounded(np.where(from_high, bottom + reach, bottom)),
+                )
+                error = self._attempt(candidate)
+                best = _where(error < least, candidate, best)
+                least = np.where(error < least, error, least)
+            slope, mean_code = self._fit(best)
+            scale = self._rounded(slope)
+            self._attempt((scale, self._rounded(self.mean - scale * mean_code)))
+        slope, mean_code = self._fit(self.stored)
+        scale = self._rounded(slope)
+        for up in (np.float32(1), _BELOW, _ABOVE):
+            near = self._rounded(scale * up)
+            bias = self._rounded(self.mean - near * mean_code)
+            self._attempt((near, bias))
+            if candidates.neighbours:
+                self._attempt((near, self._rounded(bias * _BELOW)))
+                self._attempt((near, self._rounded(bias * _ABOVE)))
+
+    def _attempt(self, candidate: Pair) -> Array:
+        magnitude = np.abs(candidate[0])
+        usable = (magnitude >= np.float32(2.0**-60)) & (magnitude <= np.float32(2.0**60))
+        error = np.where(usable, self._error(self._codes(candidate), candidate), _INFINITY)
+        better = error < self.least
+        self.least = np.where(better, error, self.least)
+        self.stored = _where(better, candidate, self.stored)
+        self.code_by = _where(better, candidate, self.code_by)
+        return error
+
+    def _fit(self, by: Pair) -> Pair:
+        codes = self._codes(by)
+        counted = _counted(codes, self.importance)
+        total = _sum(counted)
+        mean_code = total / self.total_importance
+        spread = _sum(counted * codes) - total * mean_code
+        return _sum(counted * (self.groups - self.mean[:, None])) / spread, mean_code
+
+    def _codes(self, by: Pair) -> Array:
+        inverse = np.float32(1) / by[0]
+        return self._clamped_to_whole((self.groups - by[1][:, None]) * inverse[:, None])
+
+    def _clamped_to_whole(self, values: Array) -> Array:
+        return np.rint(np.minimum(np.where(values > 0, values, np.float32(0)), self.levels))
+
+    def _error(self, codes: Array, by: Pair) -> Array:
+        difference = (codes * by[0][:, None] + by[1][:, None]) - self.groups
+        return self._sum(difference * difference)
+
+    def _sum(self, values: Array) -> Array:
+        return _sum(_counted(values, self.importance))
+
+    def _rounded(self, values: Array) -> Array:
+        return values.astype(self.dtype).astype(np.float32)
+
+
+def _search_fp(
+    groups: Array, importance: Array | None, minmax: Array, quant_type: QuantType
+) -> Array:
+    """Return the stored scales (U8) of float32 ``[groups, group_size]``, given those of minmax."""
+    counts = True if importance is None else importance > 0
+    amax = np.where(counts, np.abs(groups), np.float32(0)).max(axis=1)
+    nvfp4 = quant_type is QuantType.NVFP4
+    code_format = code_type(quant_type)
+    largest_code = largest(code_format)
+    top = _nvfp4_top(amax) if nvfp4 else e8m0_bits_up(amax / largest_code).astype(np.int64)
+    lowest = 1 if nvfp4 else np.maximum(top, 126) - 126
+    unit = (
+        np.float32(1) if nvfp4 else np.float32(1) / decoded_scales(top.astype(np.uint8), quant_type)
+    )
+
+    peak, share = amax * unit, np.ones(len(groups), np.float32)
+    if importance is not None:
+        magnitudes = np.abs(groups) * np.reshape(unit, (-1, 1))
+        most = np.argmax(_counted(magnitudes * magnitudes, importance), axis=1)[:, None]
+        peak, share = (
+            np.take_along_axis(values, most, axis=1)[:, 0] for values in (magnitudes, importance)
+        )
+
+    def relative(codes: Array) -> Array:
+        return decoded_scales(codes.astype(np.uint8), quant_type) if nvfp4 else _power(codes - top)
+
+    def error_of(scale: Array) -> Array:
+        inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+        weights = np.abs(groups) * np.reshape(unit, (-1, 1))
+        rounded = rounded_magnitudes(weights * inverse[:, None], code_format)
+        difference = weights - rounded * scale[:, None]
+        return _sum(_counted(difference * difference, importance))
+
+    found, least = minmax.astype(np.int64), error_of(relative(minmax.astype(np.int64))) * _CLEARLY
+    is_open = least > 0
+    code = top.copy()
+    while True:
+        scale = relative(code)
+        lost = np.maximum(peak - scale * largest_code, np.float32(0))
+        is_open = is_open & ((lost * lost) * share < least) & (code >= lowest)
+        if not is_open.any():
+            return found.astype(np.uint8)
+        error = error_of(scale)
+        better = is_open & (error < least)
+        least, found = np.where(better, error, least), np.where(better, code, found)
+        code = code - 1
+
+
+def _nvfp4_top(amax: Array) -> Array:
+    near = rounded_bits(amax / _E2M1_BEYOND, E4M3)
+    needed = near + (decoded_scales(near, QuantType.NVFP4) * _E2M1_BEYOND < amax).astype(np.int64)
+    return np.minimum(np.maximum(needed, 8) + 7, 0x7E)
+
+
+def _power(exponents: Array) -> Array:
+    """Return powers of two as float32, at most 2^127."""
+    return (np.clip(exponents + 127, 0, 254) << 23).astype(np.uint32).view(np.float32)
+
+
+def _where(mask: Array, yes: Pair, no: Pair) -> Pair:
+    return np.where(mask, yes[0], no[0]), np.where(mask, yes[1], no[1])
+
+
+def _counted(values: Array, importance: Array | None) -> Array:
+    # A column of importance 0 counts 0, even if its error is infinite.
+    if importance is None:
+        return values
+    return np.where(importance > 0, importance * values, np.float32(0))
+
+
+def _sum(values: Array) -> Array:
+    """Return the sums of rows as columns.h adds: four interleaved parts."""
+    parts = values.reshape(len(values), -1, 4)
+    total = np.zeros((len(values), 4), np.float32)
+    for index in range(parts.shape[1]):
+        total = total + parts[:, index]
+    return (total[:, 0] + total[:, 1]) + (total[:, 2] + total[:, 3])

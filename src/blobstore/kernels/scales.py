@@ -1,9 +1,9 @@
-"""Scales: how they are chosen, the small floats that they are, and the scales of block FP8.
+"""Scales: how they are chosen, their number formats, and the scales of block FP8.
 
 ``minmax`` takes them from each group's extremes, as MLX does. ``search`` tries candidates and keeps
 the one with the least squared error (docs/quantization.md, "search"). The number formats of codes
 and scales are the twin of formats.h. A `BlockRun` is a run of the codes of block FP8 matrices, with
-the scales that it needs; nothing is read here.
+the scales that it needs. No file is read here.
 """
 
 from __future__ import annotations
@@ -18,96 +18,67 @@ import numpy as np
 
 from blobstore.errors import UsageError
 from blobstore.formats.quant import QuantType
-from blobstore.kernels.arrays import array_of
-
-Array = np.ndarray[Any, Any]
+from blobstore.kernels.arrays import Array, array_of
 
 FP8_BLOCK = 128
 """Rows and columns of the square that shares a scale in a block FP8 matrix."""
 BF16_NAN_BITS = 0x7FC0
-"""What every NaN becomes in BF16."""
-E2M1_VALUES = np.array(
-    [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32
-)
-_E2M1_MAX = np.float32(6)
-_E4M3_MAX = np.float32(448)
+"""The bits of every NaN in BF16."""
+E2M1, E4M3, E8M0 = ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
 _BITS_OF_2_TO_MINUS_127 = 0x400000
-# Midpoints between neighbouring E2M1 values, and whether the midpoint itself goes up (to the even
-# code).
-_E2M1_MIDPOINTS = (
-    (0.25, False),
-    (0.75, True),
-    (1.25, False),
-    (1.75, True),
-    (2.5, False),
-    (3.5, True),
-    (5.0, False),
-)
 
 
-def code_max(quant_type: QuantType) -> np.float32:
-    """Return the largest code of a type: 6 or 448."""
-    return _E4M3_MAX if quant_type is QuantType.MXFP8 else _E2M1_MAX
+def code_type(quant_type: QuantType) -> type[Any]:
+    """Return the number format of a type's codes: E2M1 or E4M3."""
+    return E4M3 if quant_type is QuantType.MXFP8 else E2M1
+
+
+def largest(number_format: type[Any]) -> np.float32:
+    """Return the largest value of a number format: 6 or 448."""
+    return np.float32(448 if number_format is E4M3 else 6)
 
 
 def scale_bits(values: Array, quant_type: QuantType) -> Array:
-    """Return scales of a type for values >= 0: E4M3, rounded half to even, for nvfp4, else E8M0, rounded up."""
-    return e4m3_bits(values) if quant_type is QuantType.NVFP4 else e8m0_bits_up(values)
+    """Return scales for values >= 0: E4M3, rounded to even, for nvfp4; else E8M0, rounded up."""
+    return rounded_bits(values, E4M3) if quant_type is QuantType.NVFP4 else e8m0_bits_up(values)
 
 
 def decoded_scales(scales: Array, quant_type: QuantType) -> Array:
     """Return the values of stored scales (U8) as float32."""
-    kind = ml_dtypes.float8_e4m3fn if quant_type is QuantType.NVFP4 else ml_dtypes.float8_e8m0fnu
-    decoded: Array = scales.view(kind).astype(np.float32)
-    return decoded
+    return scales.view(E4M3 if quant_type is QuantType.NVFP4 else E8M0).astype(np.float32)
 
 
 def e8m0_bits_up(values: Array) -> Array:
-    """Return the exponent bytes of the smallest powers of two >= ``values`` (>= 0), clamped to [2^-127, 2^127]."""
+    """Return the exponent bytes of the smallest powers of two >= ``values``, which are >= 0.
+
+    The powers are clamped to [2^-127, 2^127].
+    """
     raw = values.view(np.uint32)
     exponent, mantissa = raw >> 23, raw & 0x7FFFFF
     normal = np.minimum(exponent + (mantissa != 0), 254)
     subnormal = raw > _BITS_OF_2_TO_MINUS_127
-    scales: Array = np.where(exponent == 0, subnormal, normal).astype(np.uint8)
-    return scales
+    return np.where(exponent == 0, subnormal, normal).astype(np.uint8)
 
 
-def e4m3_bits(values: Array) -> Array:
-    """Return E4M3 bytes of ``values``, rounded half to even and saturated at 448."""
-    limited = np.clip(values, -_E4M3_MAX, _E4M3_MAX)
-    codes: Array = limited.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-    return codes
+def rounded_bits(values: Array, number_format: type[Any]) -> Array:
+    """Return the bits of ``values`` in a format as bytes, rounded half to even and saturated."""
+    most = largest(number_format)
+    return np.clip(values, -most, most).astype(number_format).view(np.uint8)
 
 
-def e2m1_codes(values: Array) -> Array:
-    """Return E2M1 codes of ``values``, rounded half to even and saturated at 6.
-
-    The sign of zero is kept.
-    """
-    magnitude = np.abs(values)
-    code = np.zeros(values.shape, np.uint32)
-    for midpoint, goes_up in _E2M1_MIDPOINTS:
-        code += (magnitude >= midpoint) if goes_up else (magnitude > midpoint)
-    return np.signbit(values).astype(np.uint32) << 3 | code
-
-
-def rounded_magnitudes(values: Array, quant_type: QuantType) -> Array:
-    """Return the values of the codes of ``values`` >= 0, NaN as the largest, as float32."""
-    largest = code_max(quant_type)
-    limited = np.where(values < largest, values, largest)
-    if quant_type is QuantType.MXFP8:
-        decoded: Array = limited.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
-        return decoded
-    return E2M1_VALUES[e2m1_codes(limited)]
+def rounded_magnitudes(values: Array, number_format: type[Any]) -> Array:
+    """Return ``values`` >= 0 rounded to a format, NaN as its largest, as float32."""
+    most = largest(number_format)
+    return np.where(values < most, values, most).astype(number_format).astype(np.float32)
 
 
 METHODS = ("minmax", "search")
 _SEARCHED_NVFP4 = 3.5 * 448
-"""Scales up to 1 / 3.5 of a group's largest magnitude are tried (search_fp.h), and 448 is the largest scale."""
+"""A search tries scales up to 1 / 3.5 of a group's largest magnitude; the largest scale is 448."""
 
 
 def check_method(method: object) -> str:
-    """Return ``method`` when it is a quantization method. Raises: UsageError otherwise."""
+    """Return ``method``; raise UsageError if it is not a quantization method."""
     if not isinstance(method, str) or method not in METHODS:
         raise UsageError(
             f"unknown quantization method {method!r}", hint=f"Use one of: {', '.join(METHODS)}."
@@ -119,10 +90,10 @@ def check_method(method: object) -> str:
 class AffineCandidates:
     """The scales and biases that ``search`` tries for int4 and int8.
 
-    ``factors`` of the group's range over the levels are the scales; for each of ``shifts`` the
-    codes' range is moved against the group's, by that part of what they differ by (at least 0.75
-    scales). The best scale of each shift is fitted once. ``neighbours``: the stored biases next to
-    the best ones are tried too.
+    The scales are ``factors`` times the group's range over the levels. Each of ``shifts`` moves the
+    codes' range against the group's by that part of their difference (at least 0.75 scales). The
+    best scale of each shift is fitted once. ``neighbours``: the stored biases next to the best ones
+    are tried too.
     """
 
     factors: tuple[float, ...]
@@ -130,8 +101,8 @@ class AffineCandidates:
     neighbours: bool = True
 
 
-# Few levels are worth more when the range is cut; many lose nothing when it is a little too wide,
-# and each stored scale that is tried rounds differently.
+# With few levels it pays to cut the range. With many, a range that is a little too wide costs
+# nothing, and each candidate's stored scale rounds differently.
 _CANDIDATES = {
     QuantType.INT4: AffineCandidates((0.80, 0.852, 0.904, 0.956, 1.008, 1.06)),
     QuantType.INT8: AffineCandidates((1.0, 1.006, 1.012, 1.018, 1.024, 1.03)),
@@ -142,9 +113,9 @@ _CANDIDATES = {
 class ScaleChoice:
     """How scales are chosen for a run of weights; the default is plain ``minmax``.
 
-    ``importance``: float32 ``[cols]``, what each column's squared error counts in ``search``; None
-    for all the same. ``first_column``: the column of the run's first weight. ``global_scale``: a
-    power of two that the weights of a double-scaled nvfp4 tensor are divided by first.
+    ``importance``: float32 ``[cols]``, the weight of each column's squared error in ``search``;
+    None for equal weights. ``first_column``: the column of the run's first weight.
+    ``global_scale``: a power of two that divides the weights of a double-scaled nvfp4 tensor first.
     """
 
     method: str = "minmax"
@@ -154,15 +125,15 @@ class ScaleChoice:
     candidates: AffineCandidates | None = None
 
     def candidates_for(self, quant_type: QuantType) -> AffineCandidates:
-        """Return the candidates of a search: those given, else the type's."""
+        """Return the candidates of a search: this choice's, else the type's."""
         return self.candidates or _CANDIDATES.get(quant_type) or AffineCandidates(())
 
 
 def checked_importance(importance: Any, cols: int | None, what: str = "importance") -> Array:
-    """Return importance as a new float32 ``[cols]`` whose largest value is between 1 and 2: only ratios count.
+    """Return importance as a new float32 ``[cols]`` whose largest value is from 1 to 2.
 
-    Where all columns count the same, each is 1, and a search finds what it finds without
-    importance.
+    Only ratios count. If all columns count the same, each is 1, and a search gives the same result
+    as without importance.
 
     Raises: UsageError when it is not a vector of ``cols`` (None: any number of) finite numbers >=
     0.
@@ -183,16 +154,15 @@ def checked_importance(importance: Any, cols: int | None, what: str = "importanc
     largest = float(values.max(initial=0))
     if largest and values.min() == largest:
         return np.ones(values.size, np.float32)
-    scaled: Array = np.ldexp(values, 1 - math.frexp(largest)[1]).astype(np.float32)
-    return scaled
+    return np.ldexp(values, 1 - math.frexp(largest)[1]).astype(np.float32)
 
 
 def global_scale_of(amax: float) -> float:
-    """Return the global scale of an nvfp4 tensor whose largest magnitude is ``amax``: a power of two.
+    """Return the global scale, a power of two, of an nvfp4 tensor of largest magnitude ``amax``.
 
-    The smallest with which all scales that are tried fit E4M3, so that as few as can be are
-    subnormal. As a power of two it changes no rounding: where all scales that are tried for a group
-    are normal without it, its values are the same with it.
+    It is the smallest with which all candidate scales fit E4M3, so that as few as possible are
+    subnormal. A power of two changes no rounding: if all candidate scales of a group are normal
+    without it, the group's values are the same with it.
     """
     if not 0 < amax < math.inf:
         return 1.0
@@ -201,7 +171,10 @@ def global_scale_of(amax: float) -> float:
 
 
 def largest_magnitude(array: Array) -> float:
-    """Return the largest magnitude of a contiguous BF16, F16 or F32 array, infinity when any value is not finite."""
+    """Return the largest magnitude of a contiguous BF16, F16 or F32 array.
+
+    Returns infinity if any value is not finite.
+    """
     unsigned = array.view(f"u{array.dtype.itemsize}")
     bits = (unsigned & unsigned.dtype.type(2 ** (8 * array.dtype.itemsize - 1) - 1)).max(initial=0)
     amax = float(np.asarray(bits, unsigned.dtype).reshape(1).view(array.dtype)[0])
@@ -214,13 +187,14 @@ _END = 2**63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRun:
-    """``count`` codes from flat index ``first`` on, of matrices ``[rows, cols]`` that follow each other, row-major.
+    """``count`` codes from flat index ``first`` on, of consecutive matrices ``[rows, cols]``.
 
-    It may begin and end inside a row. Each matrix has its own scales, row-major too: ``blocks`` of
-    them, those at its edges for fewer than 128 rows or columns.
+    The matrices are row-major. A run may begin and end inside a row. Each matrix has its own
+    scales, row-major too: ``blocks`` of them; those at its edges are for fewer than 128 rows or
+    columns.
 
-    Raises: UsageError unless all four are whole numbers from 0 on, matrices of a run with codes are
-    not empty, and the run ends before 2^63.
+    Raises: UsageError unless all four are whole numbers >= 0, matrices of a run with codes are not
+    empty, and the run ends before 2^63.
     """
 
     rows: int
@@ -229,8 +203,8 @@ class BlockRun:
     count: int
 
     def __post_init__(self) -> None:
-        numbers = {"rows": self.rows, "cols": self.cols, "first": self.first, "count": self.count}
-        for name, number in numbers.items():
+        for name in ("rows", "cols", "first", "count"):
+            number = getattr(self, name)
             if type(number) is not int or not 0 <= number < _END:
                 raise UsageError(
                     f"{name} is {number!r}: it must be a whole number from 0 to 2^63 - 1"
@@ -241,7 +215,8 @@ class BlockRun:
             )
         if self.count and not self.rows * self.cols:
             raise UsageError(
-                f"{self.count:,} codes can't be of matrices [{self.rows:,}, {self.cols:,}], which are empty"
+                f"the run has {self.count:,} codes, but its matrices "
+                f"[{self.rows:,}, {self.cols:,}] are empty"
             )
 
     @property
@@ -251,9 +226,10 @@ class BlockRun:
 
     @property
     def scales(self) -> range:
-        """Which scales it needs, as flat indices into those of all matrices.
+        """The needed scales, as flat indices into those of all matrices.
 
-        A run within one row of a matrix needs those of its blocks; any other whole rows of scales.
+        A run within one row of a matrix needs those of its blocks; other runs need whole rows of
+        scales.
         """
         if not self.count:
             return range(0)
@@ -271,11 +247,11 @@ class BlockRun:
         return (matrix * self.blocks[0] + row // FP8_BLOCK) * self.blocks[1]
 
     def pieces(self, scales: int) -> Iterator[BlockRun]:
-        """Yield the run cut so that no piece needs many more than that many ``scales``, whatever the matrices' shape.
+        """Yield the run in pieces that need about ``scales`` scales each, whatever the shape.
 
-        At most one more for each 16 of its codes, and 4. What needs fewer stays whole, unless its
-        rows are longer than it: then it is cut where a row ends, since a whole row of scales may be
-        far more than the pieces need.
+        A piece needs at most 4 more, and one more for each 16 of its codes. A run that needs fewer
+        stays whole unless it is shorter than a row: it is then cut at the end of a row, because a
+        whole row of scales may be far more than its pieces need.
         """
         block_rows, block_columns = self.blocks
         most = max(1, scales * self.rows * self.cols // max(1, block_rows * block_columns))

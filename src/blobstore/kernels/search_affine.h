@@ -1,5 +1,5 @@
-// Search for int4 and int8: per group the scale and bias, as stored, with the least squared error of a fixed list of
-// candidates. Which, and why these, is in docs/quantization.md.
+// Search for int4 and int8: per group the scale and bias, as stored, with the least squared error
+// of a fixed list of candidates. docs/quantization.md says which, and why.
 #pragma once
 
 #include "columns.h"
@@ -8,7 +8,7 @@ namespace blobstore::BLOBSTORE_TARGET {
 
 template <typename Float, unsigned bits, std::size_t N>
 class AffineSearch {
-  using F = typename Lanes<N>::F;
+  using F = Floats<N>;
   static constexpr float levels = (1u << bits) - 1;
 
  public:
@@ -32,7 +32,8 @@ class AffineSearch {
     attempt(stored_);
     const F span = range.high - range.low;
     const F step = span / levels;
-    const auto from_high = abs_of(range.high) < abs_of(range.low);  // the bias at the end nearer to zero has the finer grid
+    // The bias at the end nearer to zero has the finer grid.
+    const auto from_high = abs_of(range.high) < abs_of(range.low);
     for (std::size_t k = 0; k < candidates.shift_count; ++k) {
       F least = all_of<F>(std::numeric_limits<float>::infinity());
       Affine<F> best = {F{}, F{}};
@@ -42,11 +43,12 @@ class AffineSearch {
         const F slack = span - reach;
         const F shift = max_of(abs_of(slack), scale * 0.75f) * candidates.shifts[k];
         const F bottom = (range.low + slack * 0.5f) + shift;
-        const Affine<F> candidate = {from_high ? -scale : scale, rounded(from_high ? bottom + reach : bottom)};
+        const Affine<F> candidate = {from_high ? -scale : scale,
+                                     rounded(from_high ? bottom + reach : bottom)};
         const F error = attempt(candidate);
         const auto better = error < least;
         least = better ? error : least;
-        best = {better ? candidate.scale : best.scale, better ? candidate.bias : best.bias};
+        best = chosen(better, candidate, best);
       }
       const Line line = fit(best);
       const F scale = rounded(line.slope);
@@ -69,12 +71,12 @@ class AffineSearch {
   Affine<F> code_by() const { return code_by_; }
 
  private:
-  // A BF16 value times these is its neighbour: they are between half an ulp and one and a half for every mantissa.
+  // A BF16 value times these is its neighbour: they are between half an ulp and one and a half for
+  // every mantissa.
   static constexpr float below = 0.9945f;
   static constexpr float above = 1.0055f;
   struct Line {
-    F slope;
-    F mean_code;
+    F slope, mean_code;
   };
 
   static F rounded(F value) { return Float::decode(Float::encode(value)); }
@@ -89,7 +91,12 @@ class AffineSearch {
     const F magnitude = abs_of(scale);
     return (magnitude >= 0x1p-60f) & (magnitude <= 0x1p60f);
   }
-  static F code(F weight, F bias, F inverse) { return whole(clamped((weight - bias) * inverse, levels)); }
+  static F code(F weight, F bias, F inverse) {
+    return whole(clamped((weight - bias) * inverse, levels));
+  }
+  static Affine<F> chosen(auto mask, Affine<F> yes, Affine<F> no) {
+    return {mask ? yes.scale : no.scale, mask ? yes.bias : no.bias};
+  }
 
   // Tries a scale and bias as stored; returns their error.
   F attempt(Affine<F> candidate) {
@@ -98,15 +105,17 @@ class AffineSearch {
     for (std::size_t i = 0; i < columns_.count; ++i) {
       sum.add(i, squared_error(i, code(columns_.weights[i], candidate.bias, inverse), candidate));
     }
-    const F error = is_usable(candidate.scale) ? sum.total() : all_of<F>(std::numeric_limits<float>::infinity());
+    const F infinite = all_of<F>(std::numeric_limits<float>::infinity());
+    const F error = is_usable(candidate.scale) ? sum.total() : infinite;
     const auto better = error < least_;
     least_ = better ? error : least_;
-    stored_ = {better ? candidate.scale : stored_.scale, better ? candidate.bias : stored_.bias};
-    code_by_ = {better ? candidate.scale : code_by_.scale, better ? candidate.bias : code_by_.bias};
+    stored_ = chosen(better, candidate, stored_);
+    code_by_ = chosen(better, candidate, code_by_);
     return error;
   }
 
-  // The line through (code, weight) with the least squared error, for the codes that a scale and bias give.
+  // The line through (code, weight) with the least squared error, for the codes that a scale and
+  // bias give.
   Line fit(Affine<F> by) const {
     const F inverse = 1.0f / by.scale;
     Sum<F> codes, squares, products;
@@ -123,30 +132,29 @@ class AffineSearch {
   }
 
   const Columns<N>& columns_;
-  F total_importance_;
-  F mean_;
-  F least_;
-  Affine<F> stored_;
-  Affine<F> code_by_;
+  F total_importance_, mean_, least_;
+  Affine<F> stored_, code_by_;
 };
 
+// Searches for the N groups from weight `first` on.
 template <typename Float, unsigned bits, std::size_t N>
-inline void search_affine_block(const QuantizeJob& job, std::size_t first, std::byte* codes, typename Float::Bits* scales,
-                                typename Float::Bits* biases) {
-  using F = typename Lanes<N>::F;
-  const auto* weights = static_cast<const typename Float::Bits*>(job.weights) + first;
+inline void search_affine_block(const QuantizeJob& job, std::size_t first) {
+  using Bits = typename Float::Bits;
+  const std::size_t group = first / job.group_size;
   const Columns<N> columns(Float(), job, first, 1.0f);
-  const Range<F> all = columns.range(false);
+  const auto all = columns.range(false);
   AffineSearch<Float, bits, N> found(columns, affine_of(all.low, all.high, (1u << bits) - 1));
   found.run(columns.range(true), job.candidates);
-  store_narrow<typename Float::Bits, N>(scales, Float::encode(found.stored().scale));
-  store_narrow<typename Float::Bits, N>(biases, Float::encode(found.stored().bias));
+  const auto stored = found.stored();
+  store_narrow<Bits, N>(static_cast<Bits*>(job.scales) + group, Float::encode(stored.scale));
+  store_narrow<Bits, N>(static_cast<Bits*>(job.biases) + group, Float::encode(stored.bias));
   float scale[N], bias[N];
   store(scale, found.code_by().scale);
   store(bias, found.code_by().bias);
   for (std::size_t g = 0; g < N; ++g) {
-    const std::size_t start = g * job.group_size;
-    encode_affine<Float, bits, N>(weights + start, job.group_size, scale[g], bias[g], codes + start * bits / 8);
+    const std::size_t start = first + g * job.group_size;
+    encode_affine<Float, bits, N>(weights_of<Float>(job) + start, job.group_size, scale[g], bias[g],
+                                  job.codes + start * bits / 8);
   }
 }
 

@@ -1,7 +1,9 @@
-// Unit<N>: 2 N neighbouring weights of a row, the even ones in one vector and the odd ones in another.
+// Unit<N>: 2 N neighbouring weights of a row, the even ones in one vector and the odd ones in
+// another.
 //
-// Two neighbours of 16 bits are one lane of 32, so taking a unit apart and putting it together costs a shift and a mask,
-// and two codes become one byte (or one pair of bytes) in their own lane. Little-endian only, as safetensors is.
+// Two neighbours of 16 bits are one lane of 32, so splitting a unit and joining it costs a shift
+// and a mask, and two codes become one byte (or one pair of bytes) in their own lane. Little-endian
+// only, as safetensors is.
 #pragma once
 
 #include "formats.h"
@@ -13,39 +15,36 @@ static_assert(std::endian::native == std::endian::little);
 template <std::size_t N>
 struct Unit {
   static constexpr std::size_t size = 2 * N;
-  using F = typename Lanes<N>::F;
-  F even;
-  F odd;
+  Floats<N> even, odd;
 };
 
 template <std::size_t N, std::size_t... i>
-inline Unit<N> split(Vector<float, N> a, Vector<float, N> b, std::index_sequence<i...>) {
+inline Unit<N> split(Floats<N> a, Floats<N> b, std::index_sequence<i...>) {
   return {__builtin_shufflevector(a, b, 2 * i...), __builtin_shufflevector(a, b, 2 * i + 1 ...)};
 }
 // The neighbours of even and odd lanes again: N of them, from lane `first` on.
 template <std::size_t N, std::size_t first, std::size_t... i>
-inline Vector<float, N> interleave(Vector<float, N> even, Vector<float, N> odd, std::index_sequence<i...>) {
+inline Floats<N> interleave(Floats<N> even, Floats<N> odd, std::index_sequence<i...>) {
   return __builtin_shufflevector(even, odd, (first + i / 2 + i % 2 * N)...);
 }
 
 template <typename Float, std::size_t N>
 inline Unit<N> load_unit(const typename Float::Bits* from) {
-  using F = typename Lanes<N>::F;
-  using U = typename Lanes<N>::U;
   if constexpr (sizeof(typename Float::Bits) == 2) {
-    const U pairs = load<U>(from);
+    const auto pairs = load<Words<N>>(from);
     return {Float::decode(pairs), Float::decode(pairs >> 16)};
   } else if constexpr (N == 1) {
     return {Float::decode(from[0]), Float::decode(from[1])};
   } else {
+    using F = Floats<N>;
     return split<N>(load<F>(from), load<F>(from + N), std::make_index_sequence<N>());
   }
 }
 
 // Of each pair of a unit the larger magnitude, as the float's stored bits without the sign.
 template <typename Float, std::size_t N>
-inline typename Lanes<N>::U largest_magnitude(const typename Float::Bits* from) {
-  using U = typename Lanes<N>::U;
+inline Words<N> largest_magnitude(const typename Float::Bits* from) {
+  using U = Words<N>;
   if constexpr (sizeof(typename Float::Bits) == 2) {
     const U pairs = load<U>(from) & 0x7fff7fffu;
     return max_of(U(pairs & 0xffffu), U(pairs >> 16));
@@ -70,7 +69,7 @@ inline void store_unit(typename Float::Bits* to, Unit<N> unit) {
 
 // Every lane cut to its low bits.
 template <typename Small, std::size_t N>
-inline Vector<Small, N> narrow(Vector<std::uint32_t, N> wide) {
+inline Vector<Small, N> narrow(Words<N> wide) {
   if constexpr (N == 1) {
     return static_cast<Small>(wide);
   } else {
@@ -78,21 +77,22 @@ inline Vector<Small, N> narrow(Vector<std::uint32_t, N> wide) {
   }
 }
 template <std::size_t N, typename Small>
-inline Vector<std::uint32_t, N> widen(Vector<Small, N> small) {
+inline Words<N> widen(Vector<Small, N> small) {
   if constexpr (N == 1) {
     return small;
   } else {
-    return __builtin_convertvector(small, Vector<std::uint32_t, N>);
+    return __builtin_convertvector(small, Words<N>);
   }
 }
 
 // Whole numbers below 2^23 as floats: exact.
 template <std::size_t N>
-inline Vector<float, N> whole_numbers(Vector<std::uint32_t, N> values) {
+inline Floats<N> whole_numbers(Words<N> values) {
   if constexpr (N == 1) {
     return static_cast<float>(values);
   } else {
-    return __builtin_convertvector(__builtin_bit_cast(Vector<std::int32_t, N>, values), Vector<float, N>);
+    const auto as_signed = __builtin_bit_cast(Vector<std::int32_t, N>, values);
+    return __builtin_convertvector(as_signed, Floats<N>);
   }
 }
 
@@ -100,14 +100,15 @@ inline Vector<float, N> whole_numbers(Vector<std::uint32_t, N> values) {
 template <unsigned bits>
 using PackedPair = std::conditional_t<bits == 4, std::uint8_t, std::uint16_t>;
 
-// Stores the low bits of each code; bits above may be set, in the even ones from twice the width on.
+// Stores the low bits of each code; bits above may be set, in the even ones from twice the width
+// on.
 template <unsigned bits, std::size_t N>
-inline void store_codes(std::byte* to, Vector<std::uint32_t, N> even, Vector<std::uint32_t, N> odd) {
+inline void store_codes(std::byte* to, Words<N> even, Words<N> odd) {
   store(to, narrow<PackedPair<bits>, N>(even | (odd << bits)));
 }
 
 template <unsigned bits, std::size_t N>
-inline void load_codes(const std::byte* from, Vector<std::uint32_t, N>& even, Vector<std::uint32_t, N>& odd) {
+inline void load_codes(const std::byte* from, Words<N>& even, Words<N>& odd) {
   const auto pairs = widen<N, PackedPair<bits>>(load<Vector<PackedPair<bits>, N>>(from));
   even = pairs & ((1u << bits) - 1);
   odd = pairs >> bits;
@@ -115,7 +116,7 @@ inline void load_codes(const std::byte* from, Vector<std::uint32_t, N>& even, Ve
 
 // Small stored values (scales) of N groups.
 template <typename Small, std::size_t N>
-inline void store_narrow(Small* to, Vector<std::uint32_t, N> values) {
+inline void store_narrow(Small* to, Words<N> values) {
   if constexpr (sizeof(Small) == sizeof(std::uint32_t)) {
     store(to, values);
   } else {

@@ -267,7 +267,7 @@ class Tensor:
 
     def _torch_part(self, _: str, entry: TensorEntry) -> Any:
         torch = _library("torch", "Install the extra: pip install 'blobstore[torch]'.")
-        name = _TORCH_NAMES.get(entry.dtype)
+        name = entry.dtype.array_name
         dtype = getattr(torch, name, None) if name else None
         if dtype is None:
             raise UnsupportedSourceError(f"torch has no {entry.dtype}", tensor=self.name)
@@ -301,29 +301,6 @@ class Tensor:
         if fits and (loaded := _mlx_loaded(self._blob)):
             return loaded[self.name + suffix]
         return _mlx_of(_numpy_view(self._blob, entry), copy=True)
-
-
-_TORCH_NAMES = {
-    DType.BOOL: "bool",
-    DType.U8: "uint8",
-    DType.I8: "int8",
-    DType.F8_E5M2: "float8_e5m2",
-    DType.F8_E4M3: "float8_e4m3fn",
-    DType.F8_E8M0: "float8_e8m0fnu",
-    DType.F8_E4M3FNUZ: "float8_e4m3fnuz",
-    DType.F8_E5M2FNUZ: "float8_e5m2fnuz",
-    DType.I16: "int16",
-    DType.U16: "uint16",
-    DType.F16: "float16",
-    DType.BF16: "bfloat16",
-    DType.I32: "int32",
-    DType.U32: "uint32",
-    DType.F32: "float32",
-    DType.I64: "int64",
-    DType.U64: "uint64",
-    DType.F64: "float64",
-    DType.C64: "complex64",
-}
 
 
 def _numpy_view(blob: Blob, entry: TensorEntry) -> Array:

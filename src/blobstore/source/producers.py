@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from blobstore.formats.dtypes import DType
+from blobstore.formats.dtypes import FLOATS, DType
 
 
 class Stored(Protocol):
@@ -89,7 +89,7 @@ class Producer:
         return tensors[base + self.scale].dtype in self.scale_dtypes
 
 
-_FLOATS = frozenset({DType.BF16, DType.F16, DType.F32})
+_FLOATS = frozenset(FLOATS)
 _FP8 = frozenset({DType.F8_E4M3, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
 _BYTES = frozenset({DType.U8, DType.I8})
 _SCALES = _FLOATS | _FP8 | {DType.F8_E8M0, DType.U8, DType.I32}

@@ -33,7 +33,8 @@ from blobstore.errors import (
     LimitExceededError,
     NotFoundError,
 )
-from blobstore.formats.documents import MAX_LAYERS, MAX_REGISTRY_MANIFEST, Manifest
+from blobstore.formats import documents
+from blobstore.formats.documents import MAX_LAYERS, Manifest
 from blobstore.importer.run import import_model
 from blobstore.inspection.listing import BrokenModel, ListedModel, list_models, summarize
 from blobstore.names import ModelName
@@ -87,12 +88,13 @@ def test_an_image_index_is_called_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest-size-5MiB", "manifest-layers-100k"])
-def test_a_registry_may_send_less_than_a_store_may_hold(name: str) -> None:
+def test_a_manifest_of_too_many_bytes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = find("manifest", name).data
-    error = refusal(lambda: Manifest.parse(raw, limit=MAX_REGISTRY_MANIFEST))
+    assert Manifest.parse(raw).raw == raw
+    monkeypatch.setattr(documents, "MAX_MANIFEST", 4 * 2**20)
+    error = refusal(lambda: Manifest.parse(raw))
     assert isinstance(error, LimitExceededError)
     assert error.rule == "M1"
-    assert Manifest.parse(raw).raw == raw
 
 
 def test_one_layer_beyond_the_limit() -> None:

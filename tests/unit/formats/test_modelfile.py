@@ -123,10 +123,10 @@ def test_what_ollama_leaves_out_is_said() -> None:
 
 
 BAD = {
-    "SYSTEM a": "line 1: there is no FROM command",
-    "": "line 1: there is no FROM command",
-    "FROM a\n\nfrom b": "line 3: FROM is there twice, first in line 1",
-    "FROM a\nDRAFT b\nDRAFT c": "line 3: DRAFT is there twice, first in line 2",
+    "SYSTEM a": "line 1: the FROM command is missing",
+    "": "line 1: the FROM command is missing",
+    "FROM a\n\nfrom b": "line 3: a second FROM; the first is in line 1",
+    "FROM a\nDRAFT b\nDRAFT c": "line 3: a second DRAFT; the first is in line 2",
     "FROM a\nPARAMETER nonsense 1": "line 2: PARAMETER: unknown parameter 'nonsense'",
     "FROM a\nPARAMETER template x": "line 2: PARAMETER: unknown parameter 'template'",
     "FROM a\nPARAMETER num_ctx many": (
@@ -138,7 +138,7 @@ BAD = {
     "FROM a\nMESSAGE User hello": "line 2: MESSAGE: unknown role 'User'",
     "FROM a\nREQUIRES soon": "line 2: REQUIRES: 'soon' is not a version of Ollama",
     'FROM a\nREQUIRES ""': "line 2: REQUIRES: '' is not a version of Ollama",
-    "FROM a\nREQUIRES 0.14.0": "line 2: REQUIRES: 0.14.0 is under 0.19.0",
+    "FROM a\nREQUIRES 0.14.0": "line 2: REQUIRES: 0.14.0 is below 0.19.0",
 }
 
 
@@ -278,7 +278,7 @@ def test_what_is_no_semantic_version_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0.18.9", "0.18", "0", "0.19.0-rc9", "v0.9.0", "0.19.0-0+b"])
 def test_a_version_that_reads_no_safetensors_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is under 0\.19\.0"):
+    with pytest.raises(UsageError, match=r"is below 0\.19\.0"):
         check_requires(text)
 
 

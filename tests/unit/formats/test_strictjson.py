@@ -5,29 +5,29 @@ from __future__ import annotations
 import pytest
 
 from blobstore.formats import strictjson
-from blobstore.formats.strictjson import Reason, StrictJsonError
+from blobstore.formats.strictjson import StrictJsonError
 
 
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        (b'{"a":1,"a":1}', Reason.DUPLICATE),
-        (b'{"a":1,"\\u0061":2}', Reason.DUPLICATE),
-        (b'[{"x":{"b":1,"b":2}}]', Reason.DUPLICATE),
-        (b"NaN", Reason.SYNTAX),
-        (b"[1,-Infinity]", Reason.SYNTAX),
-        (b"{} {}", Reason.SYNTAX),
-        (b"", Reason.SYNTAX),
-        (b"[1,]", Reason.SYNTAX),
-        (b"01", Reason.SYNTAX),
-        (b"\xef\xbb\xbf{}", Reason.SYNTAX),
-        (b'"\n"', Reason.SYNTAX),
-        (b"1" * 5000, Reason.SYNTAX),
-        (b'"\xff"', Reason.UTF8),
-        (b'"\\ud800"', Reason.UTF8),
-        (b'{"\\udc00":1}', Reason.UTF8),
-        (b'{"a":["\\ud83d"]}', Reason.UTF8),
-        (b"[" * 100_000, Reason.DEPTH),
+        (b'{"a":1,"a":1}', "duplicate"),
+        (b'{"a":1,"\\u0061":2}', "duplicate"),
+        (b'[{"x":{"b":1,"b":2}}]', "duplicate"),
+        (b"NaN", "syntax"),
+        (b"[1,-Infinity]", "syntax"),
+        (b"{} {}", "syntax"),
+        (b"", "syntax"),
+        (b"[1,]", "syntax"),
+        (b"01", "syntax"),
+        (b"\xef\xbb\xbf{}", "syntax"),
+        (b'"\n"', "syntax"),
+        (b"1" * 5000, "syntax"),
+        (b'"\xff"', "utf8"),
+        (b'"\\ud800"', "utf8"),
+        (b'{"\\udc00":1}', "utf8"),
+        (b'{"a":["\\ud83d"]}', "utf8"),
+        (b"[" * 100_000, "depth"),
     ],
 )
 def test_what_is_refused(raw: bytes, reason: str) -> None:

@@ -1,9 +1,11 @@
 """Headers read and written.
 
-A header is read from a file's first bytes by the scanner, which gives what the parser gives, or
-nothing; what it declines is read again by the parser, its twin in Python, which says what is wrong.
-Headers are written as canonical text, for entries that are held to the same rules as those that are
-read.
+The scanner reads a header from a file's first bytes and returns what the parser returns, or
+nothing. The parser, its twin in Python, reads again what the scanner declines, and says what is
+wrong. Headers are written as canonical text; the entries are held to the rules for reading.
+
+Writing is Python only: the headers of the 100,000 blobs of an import cost 1 s of 22 s, and those of
+an export 0.3 s of 9 s (measured on 2 cores with a native writer, which was six times as fast).
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from blobstore.formats import strictjson
 from blobstore.formats.dtypes import DTYPE_BY_NAME, DType
 from blobstore.formats.safetensors import _native
 from blobstore.formats.safetensors.header import (
-    DTYPES,
     MAX_U64,
     METADATA,
     PREFIX,
@@ -31,7 +32,7 @@ from blobstore.formats.safetensors.header import (
     check_size,
     invalid,
 )
-from blobstore.formats.strictjson import Reason, StrictJsonError
+from blobstore.formats.strictjson import StrictJsonError
 from blobstore.io.budget import MAX_HEADER, Budget
 from blobstore.io.ranges import RangeReader
 
@@ -41,17 +42,27 @@ def encode_header(
 ) -> bytes:
     """Return the length prefix and the canonical header text: what a file has before its data.
 
-    Compact JSON, top-level keys sorted by their UTF-8 bytes, fields in the order dtype, shape,
-    data_offsets, metadata keys sorted and ``__metadata__`` only when non-empty, Go's escapes, then
-    spaces so that the data start at a multiple of ``align`` bytes. Source: docs/formats.md section
+    Compact JSON with Go's escapes; top-level keys sorted by their UTF-8 bytes; fields in the order
+    dtype, shape, data_offsets; metadata keys sorted, and ``__metadata__`` only when not empty; then
+    spaces, so that the data start at a multiple of ``align`` bytes. Source: docs/formats.md section
     1; the records in fixtures/ollama-records.
 
     Raises: HeaderError when the entries would not pass `parse_header`.
     """
     if METADATA in tensors:
-        raise invalid("F9", "no tensor can have the name __metadata__", METADATA)
-    map_of_strings = check_metadata(dict(sorted(metadata.items())))
-    text = write_text(tensors, map_of_strings) or encode_text(tensors, map_of_strings)
+        raise invalid("F9", "a tensor can't have the name __metadata__", METADATA)
+    members = {name: _entry_text(name, entry) for name, entry in tensors.items()}
+    if map_of_strings := check_metadata(dict(sorted(metadata.items()))):
+        members[METADATA] = strictjson.text_of(map_of_strings)
+    check_coverage(tensors, None)
+    # The order of code points is the order of UTF-8 bytes.
+    body = ",".join([f"{strictjson.text_of(name)}:{members[name]}" for name in sorted(members)])
+    try:
+        text = f"{{{body}}}".encode()
+    except UnicodeEncodeError:
+        raise invalid(
+            "F4", "a name or the metadata contain half of a surrogate pair, which can't be written"
+        ) from None
     padding = -(PREFIX.size + len(text)) % align
     if len(text) + padding > MAX_HEADER:
         raise LimitExceededError(
@@ -60,45 +71,11 @@ def encode_header(
     return b"".join((PREFIX.pack(len(text) + padding), text, b" " * padding))
 
 
-def write_text(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> bytes | None:
-    """Return the header's text by the native writer, or None where it declines: its twin writes or refuses it then."""
-    members: dict[str, TensorEntry | bytes] = {**tensors}
-    try:
-        if metadata:
-            members[METADATA] = strictjson.encode(metadata)
-    except UnicodeEncodeError:
-        return None
-    names = sorted(members)
-    return _native.write(names, [members[name] for name in names], DTYPES)
-
-
-def encode_text(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> bytes:
-    """Return the header's text, by the writer's twin in Python, which says what is wrong with entries.
-
-    Names are sorted by code points, which is the order of their UTF-8 bytes.
-    """
-    members = dict(_encoded_entries(tensors))
-    if metadata:
-        members[METADATA] = strictjson.compact(metadata)
-    check_coverage(tensors, None)
-    text = ",".join([f"{strictjson.compact(name)}:{members[name]}" for name in sorted(members)])
-    try:
-        return strictjson.escape(f"{{{text}}}").encode()
-    except UnicodeEncodeError:
-        raise invalid(
-            "F4", "half of a surrogate pair is in a name or in the metadata, and can't be written"
-        ) from None
-
-
-def _encoded_entries(tensors: Mapping[str, TensorEntry]) -> Iterator[tuple[str, str]]:
-    """Yield each tensor's name and its entry in JSON."""
-    for name, entry in tensors.items():
-        check_size(name, entry)
-        shape = strictjson.compact(entry.shape)
-        yield (
-            name,
-            f'{{"dtype":"{entry.dtype}","shape":{shape},"data_offsets":[{entry.begin},{entry.end}]}}',
-        )
+def _entry_text(name: str, entry: TensorEntry) -> str:
+    check_size(name, entry)
+    shape = ",".join(map(str, entry.shape))
+    offsets = f"{entry.begin},{entry.end}"
+    return f'{{"dtype":"{entry.dtype}","shape":[{shape}],"data_offsets":[{offsets}]}}'
 
 
 def lay_out(arrays: Iterable[tuple[str, DType, tuple[int, ...]]]) -> dict[str, TensorEntry]:
@@ -115,12 +92,11 @@ def lay_out(arrays: Iterable[tuple[str, DType, tuple[int, ...]]]) -> dict[str, T
 
 
 def scan_header(text: bytes, data_size: int | None) -> Header | None:
-    """Return the validated header of ``text`` as `parse.parse_header` does, or None where the scanner declines it.
+    """Return the header of ``text`` as `parse_strictly` does, or None if the scanner declines it.
 
-    It declines every header that is not valid, and of the valid ones those whose metadata are null,
-    those with unknown fields in an entry, with keys of an entry written in escapes, and beyond the
-    limits of `Header.check_limits` on names, ranks and dimensions. The interpreter lock is released
-    while it reads the text.
+    The scanner declines every invalid header, and these valid ones: metadata that are null, unknown
+    fields in an entry, an entry's keys written in escapes, and names, ranks and dimensions beyond
+    the limits of `Header.check_limits`. It releases the interpreter lock while it reads the text.
     """
     if data_size is not None and not 0 <= data_size <= MAX_U64:
         return None
@@ -130,31 +106,26 @@ def scan_header(text: bytes, data_size: int | None) -> Header | None:
             return None
         places, columns, raw_metadata = found
         metadata = check_metadata(strictjson.parse(raw_metadata)) if raw_metadata else {}
-    except ValueError:  # strictjson's, and that of bytes which are no UTF-8
+    except ValueError:  # strictjson's, and that of bytes that are not UTF-8
         return None
     if METADATA in places:  # written in escapes
         return None
-    return Header(ScannedEntries(places, columns), metadata, PREFIX.size + len(text))
+    entries = ScannedEntries(places, columns)
+    return Header(entries, metadata, PREFIX.size + len(text), within_limits=True)
 
 
 def _unescaped(literal: bytes) -> str:
     name: str = json.loads(literal.decode())
-    name.encode()  # half of a surrogate pair can't be, and is a ValueError too
+    name.encode()  # raises a ValueError for half of a surrogate pair
     return name
 
 
 _ENTRY_FIELDS = frozenset({"dtype", "shape", "data_offsets"})
-_RULE_OF_REASON = {Reason.UTF8: "F4", Reason.SYNTAX: "F7", Reason.DUPLICATE: "F8"}
+_RULE_OF_REASON = {"utf8": "F4", "syntax": "F7", "duplicate": "F8"}
 
 
 def parse_strictly(text: bytes, data_size: int | None) -> Header:
-    """Return the validated header of ``text`` (the bytes after the length) for a data region of ``data_size`` bytes.
-
-    None means unknown: the last tensor's end is then the end.
-
-    Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64
-    levels.
-    """
+    """Return the header of ``text`` by the parser, the scanner's twin; else as `parse_header`."""
     with _collector_paused():
         document = _parse_json(text)
         value = document.pop(METADATA, None)
@@ -166,7 +137,7 @@ def parse_strictly(text: bytes, data_size: int | None) -> Header:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause the cyclic garbage collector: it would walk the millions of new objects of a large header again and again.
+    """Pause the cyclic garbage collector, which would walk a large header's objects many times.
 
     A million tensors take 5 s instead of 12 (fixtures/corpus, st-many-1e6-empty).
     """
@@ -181,14 +152,14 @@ def _collector_paused() -> Iterator[None]:
 
 def _parse_json(text: bytes) -> dict[str, Any]:
     if not text.startswith(b"{") and text.lstrip(b" \t\r\n\xef\xbb\xbf").startswith(b"{"):
-        raise invalid("F5", f"the header begins with {text[:1]!r} and not with '{{'")
+        raise invalid("F5", f"the header begins with {text[:1]!r}, not with '{{'")
     body = text.rstrip(b" ")
     if body and not body.endswith(b"}") and body.rstrip(b" \t\r\n\v\f\0").endswith(b"}"):
-        raise invalid("F6", "the header is padded with something else than spaces")
+        raise invalid("F6", "the header is padded with other bytes than spaces")
     try:
         document = strictjson.parse(body)
     except StrictJsonError as error:
-        if error.reason == Reason.DEPTH:
+        if error.reason == "depth":
             raise LimitExceededError(f"limit exceeded: the header is {error}", rule="F10") from None
         raise invalid(_RULE_OF_REASON[error.reason], f"the header is not valid: {error}") from None
     if not isinstance(document, dict):
@@ -239,20 +210,19 @@ _GIT_LFS = b"version "
 
 
 def header_of(reader: RangeReader, budget: Budget | None = None) -> Header:
-    """Return the header of a safetensors file, read from ``reader`` in two reads and fully validated (rules F1 to F19).
+    """Return the header of a safetensors file, read in two reads and validated (rules F1 to F19).
 
-    Where the reader does not know its size, F3 and F17 can't be checked. ``budget`` is that of the
+    If the reader does not know its size, F3 and F17 are not checked. ``budget`` is that of the
     checkpoint or the stored model that the file belongs to; without one the header may be as large
     as the format allows.
 
-    Raises: HeaderError with ``rule`` and, where there is one, ``tensor``; ShortReadError when the
-    file shrinks meanwhile; LimitExceededError when the header is more than is left of ``budget``.
+    Raises: HeaderError with ``rule`` and, if one is wrong, ``tensor``; ShortReadError when the file
+    shrinks meanwhile; LimitExceededError when the header exceeds the rest of ``budget``.
     """
     try:
         text = _header_text(reader, budget)
-        header = parse_header(
-            text, None if reader.size is None else reader.size - PREFIX.size - len(text)
-        )
+        size = None if reader.size is None else reader.size - PREFIX.size - len(text)
+        header = parse_header(text, size)
         if budget is not None:
             budget.take_tensors(len(header.tensors), "the header")
     except (HeaderError, LimitExceededError) as error:
@@ -261,10 +231,10 @@ def header_of(reader: RangeReader, budget: Budget | None = None) -> Header:
 
 
 def parse_header(text: bytes, data_size: int | None) -> Header:
-    """Return the validated header of ``text`` (the bytes after the length) for a data region of ``data_size`` bytes.
+    """Return the validated header of ``text``, the bytes after the length.
 
-    None means unknown: the last tensor's end is then the end. The entries are made when they are
-    asked for.
+    ``data_size`` is the size of the data region; None means unknown: the data then end where the
+    last tensor does. Entries are made when they are first read.
 
     Raises: HeaderError for rules F4 to F19; LimitExceededError for JSON nested deeper than 64
     levels.
@@ -279,11 +249,8 @@ def _header_text(reader: RangeReader, budget: Budget | None) -> bytes:
     prefix = reader.read(0, PREFIX.size)
     (length,) = PREFIX.unpack(prefix)
     if length > MAX_HEADER:
-        what = (
-            "a git-lfs pointer, not the file it stands for"
-            if prefix == _GIT_LFS
-            else "not a safetensors file"
-        )
+        is_pointer = prefix == _GIT_LFS
+        what = "a git-lfs pointer, not its file" if is_pointer else "not a safetensors file"
         raise invalid(
             "F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}"
         )
@@ -293,7 +260,5 @@ def _header_text(reader: RangeReader, budget: Budget | None) -> bytes:
         return reader.read(PREFIX.size, length)
     budget.take_text(length, "the header")
     text = reader.read(PREFIX.size, length)
-    budget.give_back_text(
-        length - text.rfind(b"}") - 1
-    )  # padding: blobs are padded to pages by some programs
+    budget.give_back_text(length - text.rfind(b"}") - 1)  # some programs pad blobs to pages
     return text

@@ -1,7 +1,7 @@
-"""A safetensors header as a value, and the rules that hold for reading and writing alike.
+"""A safetensors header as a value, and the rules that hold for reading and for writing.
 
-The values: tensors by name, metadata, and where the data start. The rules: sizes, coverage, and the
-error that carries a rule's number.
+The values: tensors by name, metadata, and the offset where the data start. The rules: sizes,
+coverage, and the error that carries a rule's number.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, KeysView, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from blobstore.errors import HeaderError, LimitExceededError, quoted
@@ -20,6 +20,9 @@ from blobstore.io.budget import MAX_HEADER, MAX_TENSORS
 MAX_U64 = 2**64 - 1
 PREFIX = struct.Struct("<Q")
 METADATA = "__metadata__"
+MAX_RANK = 64
+MAX_NAME_BYTES = 65_536
+_MAX_I64 = 2**63 - 1
 
 
 def header_end(head: bytes | bytearray) -> int | None:
@@ -35,22 +38,19 @@ def header_end(head: bytes | bytearray) -> int | None:
 
 
 def check_metadata(value: Any) -> dict[str, str]:
-    """Return the value of ``__metadata__``.
-
-    Raise HeaderError (F9) unless it maps strings to strings.
-    """
+    """Return the value of ``__metadata__``; raise HeaderError (F9) if it does not map strings."""
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise invalid("F9", "__metadata__ does not map strings to strings")
     return value
 
 
 def check_size(name: str, entry: TensorEntry) -> None:
-    """Raise HeaderError (F14, F15) unless the entry's range has the size that its dtype and shape need."""
+    """Raise HeaderError (F14, F15) unless the entry's range has the size of its dtype and shape."""
     elements = 1
     for dim in entry.shape:
         elements *= dim
-        # After every factor, as the reference library: a later 0 hides no overflow, and a file has
-        # one verdict everywhere.
+        # After every factor, as in the reference library: a later 0 must not hide an overflow, and
+        # every reader must give a file the same verdict.
         if elements > MAX_U64:
             break
     bits = elements * entry.dtype.bits
@@ -67,9 +67,9 @@ def check_size(name: str, entry: TensorEntry) -> None:
 
 
 def check_coverage(tensors: Mapping[str, TensorEntry], data_size: int | None) -> None:
-    """Raise HeaderError (F16, F17) unless the tensors' ranges cover ``[0, data_size)`` without hole or overlap.
+    """Raise HeaderError (F16, F17) unless the ranges cover ``[0, data_size)``, each byte once.
 
-    None means unknown: the last tensor's end is then the end.
+    None means unknown: the data then end where the last tensor does.
     """
     expected = 0
     for begin, end, place in sorted(
@@ -88,16 +88,9 @@ def check_coverage(tensors: Mapping[str, TensorEntry], data_size: int | None) ->
 
 
 def invalid(rule: str, what: str, tensor: str | None = None) -> HeaderError:
-    """Return the error of a header that breaks ``rule``."""
+    """Return the error for a header that breaks ``rule``."""
     place = f"tensor {quoted(tensor)}: " if tensor is not None else ""
     return HeaderError(f"{place}{what} (rule {rule})", rule=rule, tensor=tensor)
-
-
-MAX_RANK = 64
-MAX_NAME_BYTES = 65_536
-_MAX_I64 = 2**63 - 1
-DTYPES = tuple(DTYPE_BY_NAME[name] for name in _native.dtypes())
-"""The types by the numbers that the native module has for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +114,8 @@ class TensorEntry:
 class ScannedEntries(Mapping[str, TensorEntry]):
     """The tensors of a scanned header, by name in the order of the text.
 
-    An entry is made when it is first asked for, and kept: a million tensors that are only listed
-    take 130 MB less.
+    An entry is made when it is first read, and kept: a million tensors that are only listed take
+    130 MB less.
     """
 
     __slots__ = ("_columns", "_entries")
@@ -134,7 +127,8 @@ class ScannedEntries(Mapping[str, TensorEntry]):
     def __getitem__(self, name: str) -> TensorEntry:
         entry = self._entries[name]
         if isinstance(entry, int):
-            entry = self._entries[name] = self._columns.entry(entry, TensorEntry, DTYPES)
+            dtype, shape, begin, end = self._columns.fields(entry)
+            entry = self._entries[name] = TensorEntry(DTYPE_BY_NAME[dtype], shape, begin, end)
         return entry
 
     def __iter__(self) -> Iterator[str]:
@@ -147,7 +141,7 @@ class ScannedEntries(Mapping[str, TensorEntry]):
         return name in self._entries
 
     def keys(self) -> KeysView[str]:
-        """Return the names: a dictionary's own view, whose set operations do not make entries."""
+        """Return the names as a dictionary's own view: its set operations do not make entries."""
         return self._entries.keys()
 
     def __repr__(self) -> str:
@@ -162,34 +156,34 @@ class Header:
     """A validated header.
 
     ``tensors`` keeps the order of the JSON text; ``data_start`` is an offset in the file.
+    ``within_limits``: the reader has checked ranks, dimensions and names against `check_limits`.
     """
 
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
     data_start: int
+    within_limits: bool = field(default=False, compare=False, repr=False)
 
     def check_limits(self, file: str) -> None:
-        """Raise LimitExceededError, naming ``file``, when the tensors could not become arrays and blobs here.
+        """Raise LimitExceededError, naming ``file``, if the tensors can't become arrays and blobs.
 
         A header beyond these limits is valid and can be listed: over 1,000,000 tensors, a rank over
         64 (numpy's own limit) or dimensions that overflow 63 bits, a name over 64 KiB.
         """
+        beyond = f"{file}: limit exceeded: "
         if len(self.tensors) > MAX_TENSORS:
-            raise _beyond(f"{len(self.tensors):,} tensors, at most {MAX_TENSORS:,}", file)
-        if isinstance(self.tensors, ScannedEntries):
-            return  # the scanner declines names, ranks and dimensions beyond the limits
-        for name, entry in self.tensors.items():
-            if len(entry.shape) > MAX_RANK:
-                raise _beyond(
-                    f"{quoted(name)} has rank {len(entry.shape)}, at most {MAX_RANK}", file, name
-                )
-            if math.prod(max(dim, 1) for dim in entry.shape) * entry.dtype.bits > 8 * _MAX_I64:
-                raise _beyond(f"the dimensions of {quoted(name)} overflow 63 bits", file, name)
-            if len(name) * 4 > MAX_NAME_BYTES and len(name.encode()) > MAX_NAME_BYTES:
-                raise _beyond(
-                    f"the tensor name {quoted(name)} is over {MAX_NAME_BYTES:,} bytes", file, name
-                )
+            counts = f"{len(self.tensors):,} tensors, at most {MAX_TENSORS:,}"
+            raise LimitExceededError(beyond + counts, path=file)
+        for name, entry in () if self.within_limits else self.tensors.items():
+            if what := _beyond_limits(name, entry):
+                raise LimitExceededError(beyond + what, path=file, tensor=name)
 
 
-def _beyond(what: str, file: str, tensor: str | None = None) -> LimitExceededError:
-    return LimitExceededError(f"{file}: limit exceeded: {what}", path=file, tensor=tensor)
+def _beyond_limits(name: str, entry: TensorEntry) -> str | None:
+    if len(entry.shape) > MAX_RANK:
+        return f"{quoted(name)} has rank {len(entry.shape)}, at most {MAX_RANK}"
+    if math.prod(max(dim, 1) for dim in entry.shape) * entry.dtype.bits > 8 * _MAX_I64:
+        return f"the dimensions of {quoted(name)} overflow 63 bits"
+    if len(name) * 4 > MAX_NAME_BYTES and len(name.encode()) > MAX_NAME_BYTES:
+        return f"the tensor name {quoted(name)} is over {MAX_NAME_BYTES:,} bytes"
+    return None

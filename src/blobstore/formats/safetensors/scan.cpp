@@ -3,14 +3,46 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <numeric>
+#include <tuple>
 
 namespace blobstore {
+
+bool Tensors::fits(const Entry& entry) const {
+  std::uint64_t bits = dtypes[entry.dtype].bits;
+  bool empty = false;
+  for (unsigned axis = 0; axis < entry.rank; ++axis) {
+    const std::uint64_t dim = dims[entry.first_dim + axis];
+    empty = empty || dim == 0;
+    if (dim != 0 && __builtin_mul_overflow(bits, dim, &bits)) return false;
+  }
+  if (empty) bits = 0;
+  return entry.begin <= entry.end && bits % 8 == 0 && bits / 8 == entry.end - entry.begin;
+}
+
+bool Tensors::cover(std::optional<std::uint64_t> data_size) const {
+  const auto range = [this](std::uint32_t index) {
+    return std::tuple(entries[index].begin, entries[index].end);
+  };
+  std::vector<std::uint32_t> order(entries.size());
+  std::iota(order.begin(), order.end(), 0);
+  // Most files are written in the order of their data.
+  if (!std::ranges::is_sorted(order, {}, range)) std::ranges::sort(order, {}, range);
+  std::uint64_t expected = 0;
+  for (const std::uint32_t index : order) {
+    if (entries[index].begin != expected) return false;
+    expected = entries[index].end;
+  }
+  return !data_size || *data_size == expected;
+}
+
 namespace {
 
 // Every step returns whether the text goes on as it has to; false ends the scan.
 class Scanner {
  public:
-  Scanner(std::string_view text, Scan& found) : at_(text.data()), end_(at_ + text.size()), found_(found) {}
+  Scanner(std::string_view text, Scan& found)
+      : at_(text.data()), end_(at_ + text.size()), found_(found) {}
 
   bool header() {
     if (!members([this] { return member(); })) return false;
@@ -68,14 +100,16 @@ class Scanner {
     return true;
   }
 
-  // What follows the digits is the caller's business: after "01" or "1.0" it finds neither comma nor bracket.
+  // The caller checks what follows the digits: after "01" or "1.0" it finds neither comma nor
+  // bracket.
   bool number(std::uint64_t& value) {
     value = 0;
     if (take('0')) return true;
     if (*at_ < '1' || *at_ > '9') return false;
     for (; *at_ >= '0' && *at_ <= '9'; ++at_) {
       if (__builtin_mul_overflow(value, std::uint64_t{10}, &value)) return false;
-      if (__builtin_add_overflow(value, static_cast<std::uint64_t>(*at_ - '0'), &value)) return false;
+      const auto digit = static_cast<std::uint64_t>(*at_ - '0');
+      if (__builtin_add_overflow(value, digit, &value)) return false;
     }
     return true;
   }
@@ -108,7 +142,8 @@ class Scanner {
     const auto field = [&, this] {
       String name;
       if (!key(name)) return false;
-      const unsigned bit = name.raw == "dtype" ? 1 : name.raw == "shape" ? 2 : name.raw == "data_offsets" ? 4 : 0;
+      const unsigned bit =
+          name.raw == "dtype" ? 1 : name.raw == "shape" ? 2 : name.raw == "data_offsets" ? 4 : 0;
       if (bit == 0 || (seen & bit) != 0) return false;
       seen |= bit;
       return bit == 1 ? dtype(entry) : bit == 2 ? shape(entry) : offsets(entry);
@@ -135,7 +170,9 @@ class Scanner {
 
   bool offsets(Entry& entry) {
     unsigned count = 0;
-    const auto one = [&, this] { return count < 2 && number(count++ == 0 ? entry.begin : entry.end); };
+    const auto one = [&, this] {
+      return count < 2 && number(count++ == 0 ? entry.begin : entry.end);
+    };
     return members<'[', ']'>(one) && count == 2;
   }
 
@@ -148,7 +185,8 @@ class Scanner {
 
 std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size) {
   Scan found;
-  if (text.size() > std::numeric_limits<std::uint32_t>::max()) return {};  // Entry counts dimensions in 32 bits
+  // Entry counts dimensions in 32 bits.
+  if (text.size() > std::numeric_limits<std::uint32_t>::max()) return {};
   if (!Scanner(text, found).header() || !found.tensors.cover(data_size)) return {};
   found.tensors.entries.shrink_to_fit();
   found.tensors.dims.shrink_to_fit();

@@ -45,20 +45,6 @@ _HEAD_MARKS = {"baichuan_m1": "lm_head.scales"}
 _SHOWN = 3
 _LONGEST = 300
 """Characters of an error of mlx-lm's in a message."""
-_MLX_TYPES = {
-    DType.BOOL: "bool_",
-    DType.I8: "int8",
-    DType.I16: "int16",
-    DType.I32: "int32",
-    DType.I64: "int64",
-    DType.U16: "uint16",
-    DType.U32: "uint32",
-    DType.U64: "uint64",
-    DType.F16: "float16",
-    DType.BF16: "bfloat16",
-    DType.F32: "float32",
-    DType.C64: "complex64",
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,7 +209,7 @@ def mlx_dtype(dtype: DType) -> Any:
     """Return the dtype that MLX has for values: uint8 where it has none of its own."""
     import mlx.core as mx
 
-    return getattr(mx, _MLX_TYPES.get(dtype, "uint8"))
+    return getattr(mx, dtype.mlx_name or "uint8")
 
 
 def stand_in(offered: Offered) -> Any:
