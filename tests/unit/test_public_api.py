@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import inspect
 import json
+import operator
+import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from support import ROOT
 
 import blobstore
 from blobstore.importer.policies.arguments import ImportArguments
 
+API = (ROOT / "docs" / "api.md").read_text()
 NAMES = [
     "BlobStoreError",
     "ExportResult",
@@ -211,3 +216,70 @@ def test_the_package_is_typed() -> None:
     from importlib.resources import files
 
     assert files("blobstore").joinpath("py.typed").is_file()
+
+
+# docs/api.md: its first table has a row for each public function and for other objects, and
+# names in code, there or in the text below, what the objects have.
+
+
+def rows_of_the_api() -> list[str]:
+    """Return the public names of the table's first column, such as ``mlx_lm.load``."""
+    table = API.partition("\n\nOptions of an import")[0]
+    cells = re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`([A-Za-z_][\w.]*)", cell)]
+
+
+def words_in_code() -> set[str]:
+    text = re.sub(r"```.*?```", "", API, flags=re.DOTALL)
+    return {word for span in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"\w+", span)}
+
+
+def returned_classes() -> dict[str, Any]:
+    """Return the public classes, and those whose values the public functions return, by name."""
+    found = {}
+    for name in NAMES:
+        value = getattr(blobstore, name)
+        if inspect.isclass(value):
+            found[name] = value
+        elif inspect.isfunction(value):
+            returned = str(inspect.signature(value).return_annotation)
+            names = vars(sys.modules[value.__module__])
+            for word in re.findall(r"[A-Z]\w+", returned):
+                kind = names.get(word) or getattr(blobstore, word, None)
+                if inspect.isclass(kind) and kind.__module__.startswith("blobstore"):
+                    found[word] = kind
+    return found
+
+
+def public_attributes(kind: type) -> set[str]:
+    """Return the attributes of our own that a class and its bases define."""
+    return {
+        name
+        for base in kind.__mro__
+        if base.__module__.startswith("blobstore")
+        for name in (*vars(base), *inspect.get_annotations(base))
+        if not name.startswith("_")
+    }
+
+
+def test_the_table_of_the_api_has_only_public_names() -> None:
+    rows = rows_of_the_api()
+    assert len(rows) > 20
+    private = [row for row in rows if row.split(".")[0] not in NAMES]
+    assert private == []
+    for row in rows:
+        assert operator.attrgetter(row)(blobstore) is not None
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    assert set(NAMES) - {"__version__"} - words_in_code() == set()
+
+
+def test_the_api_page_has_what_a_user_can_reach_from_the_public_names() -> None:
+    words = words_in_code()
+    hidden = {
+        name: sorted(attributes)
+        for name, kind in sorted(returned_classes().items())
+        if (attributes := ({name} | public_attributes(kind)) - words)
+    }
+    assert hidden == {}
