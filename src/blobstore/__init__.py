@@ -12,28 +12,47 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from blobstore import errors, mlx_lm
-    from blobstore.errors import BlobStoreError
-    from blobstore.export.run import ExportResult, export_model
-    from blobstore.importer.planning.document import write_plan
-    from blobstore.importer.planning.outputs import ImportPlan
-    from blobstore.importer.planning.travel import read_plan
-    from blobstore.importer.run import ImportResult, import_model, make_blob, plan_import, run_plan
-    from blobstore.inspection.inspect import inspect, read_header
-    from blobstore.inspection.inspection import Inspection
-    from blobstore.inspection.metadata import MetadataEdit, edit_metadata, read_metadata
-    from blobstore.inspection.quality import ModelQuality, measure_quality
-    from blobstore.kernels.arrays import QuantizedArray
-    from blobstore.kernels.quantize import dequantize, quantize
-    from blobstore.model.facts import Verdict
-    from blobstore.model.loader import Model, open_model
-    from blobstore.model.tensors import Tensor
-    from blobstore.source.addresses import open_folder
-    from blobstore.source.folders import Folder
-    from blobstore.store.layered import LayeredStore
-    from blobstore.store.local.store import Store, open_store
-    from blobstore.store.memory import MemoryStore
-    from blobstore.store.transfer import transfer
+    from blobstore import errors as errors, mlx_lm as mlx_lm
+    from blobstore.errors import BlobStoreError as BlobStoreError
+    from blobstore.export.run import ExportResult as ExportResult, export_model as export_model
+    from blobstore.importer.planning.document import write_plan as write_plan
+    from blobstore.importer.planning.outputs import ImportPlan as ImportPlan
+    from blobstore.importer.planning.travel import read_plan as read_plan
+    from blobstore.importer.repair import repair_model as repair_model
+    from blobstore.importer.run import (
+        ImportResult as ImportResult,
+        import_model as import_model,
+        make_blob as make_blob,
+        plan_import as plan_import,
+        run_plan as run_plan,
+    )
+    from blobstore.inspection.diff import diff_models as diff_models
+    from blobstore.inspection.inspect import inspect as inspect, read_header as read_header
+    from blobstore.inspection.inspection import Inspection as Inspection
+    from blobstore.inspection.listing import list_models as list_models
+    from blobstore.inspection.metadata import (
+        MetadataEdit as MetadataEdit,
+        edit_metadata as edit_metadata,
+        read_metadata as read_metadata,
+    )
+    from blobstore.inspection.quality import (
+        ModelQuality as ModelQuality,
+        measure_quality as measure_quality,
+    )
+    from blobstore.kernels.arrays import QuantizedArray as QuantizedArray
+    from blobstore.kernels.quantize import dequantize as dequantize, quantize as quantize
+    from blobstore.model.facts import Verdict as Verdict
+    from blobstore.model.loader import Model as Model, open_model as open_model
+    from blobstore.model.tensors import Tensor as Tensor
+    from blobstore.source.addresses import open_folder as open_folder
+    from blobstore.source.folders import Folder as Folder
+    from blobstore.store.care.prune import prune as prune, undo_prune as undo_prune
+    from blobstore.store.care.usage import measure_usage as measure_usage
+    from blobstore.store.care.verify import verify as verify
+    from blobstore.store.layered import LayeredStore as LayeredStore
+    from blobstore.store.local.store import Store as Store, open_store as open_store
+    from blobstore.store.memory import MemoryStore as MemoryStore
+    from blobstore.store.transfer import transfer as transfer
 
 _HOME = {
     "BlobStoreError": "errors",
@@ -52,64 +71,34 @@ _HOME = {
     "Tensor": "model.tensors",
     "Verdict": "model.facts",
     "dequantize": "kernels.quantize",
+    "diff_models": "inspection.diff",
     "edit_metadata": "inspection.metadata",
     "export_model": "export.run",
     "import_model": "importer.run",
     "inspect": "inspection.inspect",
+    "list_models": "inspection.listing",
     "make_blob": "importer.run",
     "measure_quality": "inspection.quality",
+    "measure_usage": "store.care.usage",
     "open_folder": "source.addresses",
     "open_model": "model.loader",
     "open_store": "store.local.store",
     "plan_import": "importer.run",
+    "prune": "store.care.prune",
     "quantize": "kernels.quantize",
     "read_header": "inspection.inspect",
     "read_metadata": "inspection.metadata",
     "read_plan": "importer.planning.travel",
+    "repair_model": "importer.repair",
     "run_plan": "importer.run",
     "transfer": "store.transfer",
+    "undo_prune": "store.care.prune",
+    "verify": "store.care.verify",
     "write_plan": "importer.planning.document",
 }
 _MODULES = frozenset({"errors", "mlx_lm"})
 
-__all__ = [
-    "BlobStoreError",
-    "ExportResult",
-    "Folder",
-    "ImportPlan",
-    "ImportResult",
-    "Inspection",
-    "LayeredStore",
-    "MemoryStore",
-    "MetadataEdit",
-    "Model",
-    "ModelQuality",
-    "QuantizedArray",
-    "Store",
-    "Tensor",
-    "Verdict",
-    "__version__",
-    "dequantize",
-    "edit_metadata",
-    "errors",
-    "export_model",
-    "import_model",
-    "inspect",
-    "make_blob",
-    "measure_quality",
-    "mlx_lm",
-    "open_folder",
-    "open_model",
-    "open_store",
-    "plan_import",
-    "quantize",
-    "read_header",
-    "read_metadata",
-    "read_plan",
-    "run_plan",
-    "transfer",
-    "write_plan",
-]
+__all__ = sorted([*_HOME, *_MODULES, "__version__"])  # noqa: PLE0605  # the table is the list
 
 
 def __getattr__(name: str) -> Any:

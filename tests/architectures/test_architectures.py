@@ -11,8 +11,7 @@ import pytest
 from support import ROOT
 
 from architectures.compare import Verdict, compare, source_network
-from architectures.converted import ROWS as CONVERTED_ROWS
-from architectures.converted import compare_conversion
+from architectures.converted import ROWS as CONVERTED_ROWS, compare_conversion
 from architectures.rows import architectures
 from blobstore.model import on_mlx_lm as mlx_lm_values
 

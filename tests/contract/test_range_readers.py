@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.remotes import Remote
-from support.servers import Server, part
-from support.servers import server as run_server
+from support.servers import Server, part, server as run_server
 
 from blobstore.errors import (
     CorruptDataError,

@@ -21,7 +21,7 @@ import blobstore
 from blobstore.errors import StorageError
 from blobstore.inspection.listing import list_models
 from blobstore.names import ModelName
-from blobstore.store.care.prune import prune, undo
+from blobstore.store.care.prune import prune, undo_prune
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store, open_store
@@ -120,7 +120,7 @@ def sigint_mid_gc(store: Store, log: Path, most: int) -> None:
         for name in ("flock", "mkdir", "rename", "fsync")
         for number in range(1, calls(log)[name] + 1)
     ]
-    undo(store)
+    undo_prune(store)
     for name, number in sample(points, most):
         for data in ORPHANS:
             os.utime(blob_path(store, data), (0, 0))
@@ -128,7 +128,7 @@ def sigint_mid_gc(store: Store, log: Path, most: int) -> None:
         assert done.returncode in (0, 130), (name, number, done.stderr)
         assert verify(store).is_sound
         if store.trash.contents():
-            undo(store)
+            undo_prune(store)
         assert all(blob_path(store, data).read_bytes() == data for data in ORPHANS), (name, number)
 
 

@@ -31,7 +31,7 @@ from support.stores import (
 import blobstore
 from blobstore.errors import BusyError
 from blobstore.names import Digest, ModelName
-from blobstore.store.care.prune import prune, undo
+from blobstore.store.care.prune import prune, undo_prune
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store, open_store
 
@@ -130,7 +130,7 @@ def test_prune_undo_and_prune_again(baked: Store) -> None:
     )
     gone -= len(list(baked.blobs.path.iterdir()))
     assert gone == len(first.removed) > 1
-    undone = undo(baked)
+    undone = undo_prune(baked)
     assert (len(undone.restored), undone.without_manifest) == (gone, first.forgotten)
     assert verify(baked).is_sound
     again = prune(baked, grace_s=0, sole_owner=True)

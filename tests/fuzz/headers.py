@@ -36,10 +36,8 @@ from header_inputs import Inputs
 
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
 from blobstore.formats import strictjson
-from blobstore.formats.safetensors import codec
-from blobstore.formats.safetensors import header as rules
-from blobstore.formats.safetensors.codec import encode_header
-from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors import codec, header as rules
+from blobstore.formats.safetensors.codec import encode_header, header_of as read_header
 from blobstore.formats.safetensors.header import Header, ScannedEntries
 from blobstore.io.ranges import BytesReader
 

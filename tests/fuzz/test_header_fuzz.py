@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from header_inputs import ENTRY, POOLS
 from headers import BATCH, DIFFERENCES, Report, check, run_batch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.checkpoints import raw_safetensors
 from support.corpus import Case, case_id, load
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlx import core as mx
-from mlx import nn
+from mlx import core as mx, nn
 from mlx_lm import generate, utils
 from support import PYCODE, PYCODE_MOE, QUANT_TYPES, ROOT
 from support.checkpoints import write_checkpoint

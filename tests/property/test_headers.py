@@ -9,15 +9,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from safetensors import deserialize
 from support.checkpoints import raw_safetensors
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.dtypes import DType
-from blobstore.formats.safetensors.codec import encode_header, lay_out
-from blobstore.formats.safetensors.codec import header_of as read_header
+from blobstore.formats.safetensors.codec import encode_header, header_of as read_header, lay_out
 from blobstore.io.ranges import BytesReader
 
 # The reference library's Python face has no FNUZ or complex types.

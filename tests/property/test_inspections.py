@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.checkpoints import raw_safetensors
 from support.packed import PACKED
 from support.sparse import Tensors, header, write_sparse_folder

@@ -9,8 +9,7 @@ import contextlib
 import json
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.modelfile import Modelfile

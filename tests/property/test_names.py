@@ -9,8 +9,7 @@ import os.path
 import string
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from blobstore.errors import InvalidDigestError, InvalidNameError
 from blobstore.names import Digest, ModelName, relative_path

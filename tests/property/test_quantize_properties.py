@@ -13,8 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 from support.weights import DTYPES, F16, TARGETS, TWIN, raw_or_nan, squared_errors
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import MAX_LAYERS, Manifest

@@ -6,8 +6,7 @@ from collections import defaultdict
 from typing import Any
 from unittest import mock
 
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from support.inventories import inventory, source_tensor
 
 from blobstore.errors import BlobStoreError

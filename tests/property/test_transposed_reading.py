@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.checkpoints import BF16, normal, safetensors_bytes
 from support.sparse import write_sparse
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from blobstore.importer import making
-from blobstore.importer import making as runs
-from blobstore.importer import writing as write
+from blobstore.importer import making, making as runs, writing as write
 
 LEAST = 1024
 """The smallest chunk that holds whole groups of the widest values."""

@@ -17,8 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from support import architecture_sources as architectures
-from support import prequantized_sources as prequantized
+from support import architecture_sources as architectures, prequantized_sources as prequantized
 from support.ollama_weights import (
     BF16,
     EXPERT,

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from blobstore.formats.safetensors.header import header_end
 from blobstore.io.budget import Allowance, Budget
 from blobstore.io.http.client import HttpClient
-from blobstore.io.http.reader import HttpReader, Wanted
-from blobstore.io.http.reader import Remote as PlainRemote
+from blobstore.io.http.reader import HttpReader, Remote as PlainRemote, Wanted
 from blobstore.source.hub import HUB, HubFolder, HubTarget
 from blobstore.source.web import WebFolder
 

@@ -77,8 +77,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check every blob, manifest and document for damage. Exits with 3 if something is damaged."""
-    from blobstore.store.care.verify import Sample
-    from blobstore.store.care.verify import verify as check
+    from blobstore.store.care.verify import Sample, verify as check
     from blobstore.views.stores import VerifyView
 
     part = Sample.parse(sample) if sample is not None else None
@@ -214,7 +213,7 @@ def prune(
         if dry_run or sole_owner or forget or grace is not None:
             others = "--dry-run, --forget, --grace and --sole-owner"
             raise UsageError(f"--undo restores all that the last prune took: leave out {others}")
-        show_view(UndoView.of(care.undo(opened)), _show_undo, as_json=as_json)
+        show_view(UndoView.of(care.undo_prune(opened)), _show_undo, as_json=as_json)
         return
     grace_s = _parse_duration(grace) if grace is not None else care.DAY_S
     result = care.prune(

@@ -15,8 +15,7 @@ import numpy as np
 
 import blobstore
 from blobstore.cli import main as cli
-from blobstore.importer import writing as buffers
-from blobstore.importer import writing as write
+from blobstore.importer import writing as buffers, writing as write
 from blobstore.io import durable as files
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import typer.main
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.checkpoints import write_checkpoint
 
 import blobstore

@@ -25,8 +25,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.export import run as folder
-from blobstore.export import writing
+from blobstore.export import run as folder, writing
 from blobstore.store.local.store import Store
 
 STAGING = ".out.blobstore-export"

@@ -20,8 +20,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.importer import allocation as measuring
-from blobstore.importer import targets as target
+from blobstore.importer import allocation as measuring, targets as target
 from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.importer.policies.arguments import SizeTarget
 from blobstore.importer.policies.options import ImportOptions

@@ -22,8 +22,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.export import writing
-from blobstore.export import writing as values
+from blobstore.export import writing, writing as values
 from blobstore.export.run import export_model
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.codec import lay_out

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoint
 
 import blobstore

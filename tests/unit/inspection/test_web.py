@@ -11,8 +11,16 @@ from pathlib import Path
 import pytest
 from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
 from support.packed import PACKED
-from support.servers import WAIT, Answer, Asked, Server, files, redirect, reply
-from support.servers import server as run_server
+from support.servers import (
+    WAIT,
+    Answer,
+    Asked,
+    Server,
+    files,
+    redirect,
+    reply,
+    server as run_server,
+)
 from support.sparse import write_sparse_folder
 
 import blobstore

@@ -22,8 +22,7 @@ from blobstore.errors import (
     DocumentError,
     LimitExceededError,
 )
-from blobstore.formats import provenance as own_document
-from blobstore.formats import strictjson
+from blobstore.formats import provenance as own_document, strictjson
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.importer.planning import plan
 from blobstore.importer.planning.outputs import PlannedBlob

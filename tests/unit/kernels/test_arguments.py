@@ -11,8 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.lib.stride_tricks import as_strided
 from support.weights import BF16, DTYPES, F32, assert_same_parts, random_weights, raw
 

@@ -8,8 +8,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from blobstore.model import on_mlx_lm as mlx_lm
-from blobstore.model import on_mlx_lm as mlx_lm_values
+from blobstore.model import on_mlx_lm as mlx_lm, on_mlx_lm as mlx_lm_values
 
 _SPEC = importlib.util.find_spec("mlx_lm")
 assert _SPEC is not None

@@ -10,8 +10,7 @@ import pytest
 from blobstore.formats.documents import REQUIRED_OLLAMA
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.model import on_mlx_lm as mlx_lm
-from blobstore.model import on_ollama as ollama
+from blobstore.model import on_mlx_lm as mlx_lm, on_ollama as ollama
 from blobstore.model.facts import Layout, ModelFacts, Runs, TensorFacts, Verdict
 
 INT4, INT8 = Quantization(QuantType.INT4, 32), Quantization(QuantType.INT8, 64)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
 from support.hub import COMMIT, hub
-from support.servers import Answer, Asked, Server, files, reply
-from support.servers import server as run_server
+from support.servers import Answer, Asked, Server, files, reply, server as run_server
 from support.sparse import write_sparse_folder
 
 import blobstore

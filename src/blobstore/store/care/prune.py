@@ -24,8 +24,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,7 +192,7 @@ def prune(
     return decision.result(freed)
 
 
-def undo(store: Store, *, wait_s: float = 1) -> UndoResult:
+def undo_prune(store: Store, *, wait_s: float = 1) -> UndoResult:
     """Restore what the last `prune` took. A file that the store has again is not replaced.
 
     Raises: NotFoundError if the trash is empty; BusyError; StorageError.

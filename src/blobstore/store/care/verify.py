@@ -11,8 +11,7 @@ import hashlib
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache

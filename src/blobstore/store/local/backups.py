@@ -28,8 +28,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.remotes import Remote
-from support.servers import Server
-from support.servers import server as run_server
+from support.servers import Server, server as run_server
 
 from blobstore.io.budget import Patience
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.corpus import refusal
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError

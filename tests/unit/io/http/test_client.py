@@ -14,8 +14,15 @@ from typing import Any
 import pytest
 from support import FIXTURES
 from support.corpus import refusal
-from support.servers import Asked, Server, head, one_after_another, redirect, reply
-from support.servers import server as run_server
+from support.servers import (
+    Asked,
+    Server,
+    head,
+    one_after_another,
+    redirect,
+    reply,
+    server as run_server,
+)
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, StorageError
 from blobstore.io.budget import Patience

@@ -26,8 +26,8 @@ from support.servers import (
     part,
     redirect,
     reply,
+    server as run_server,
 )
-from support.servers import server as run_server
 
 from blobstore.errors import BlobStoreError, CorruptDataError, HeaderError, RemoteError
 from blobstore.formats.safetensors.codec import header_of as read_header

@@ -13,8 +13,18 @@ from threading import Event
 import pytest
 from support.corpus import refusal
 from support.remotes import Remote, header_reader, open_all
-from support.servers import KEEP_ALIVE, WAIT, Answer, Asked, Server, head, part, redirect, reply
-from support.servers import server as run_server
+from support.servers import (
+    KEEP_ALIVE,
+    WAIT,
+    Answer,
+    Asked,
+    Server,
+    head,
+    part,
+    redirect,
+    reply,
+    server as run_server,
+)
 
 from blobstore.errors import (
     BlobStoreError,

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 import safetensors
 from support.corpus import INDEX_NAME, refusal
-from support.nginx import Nginx
-from support.nginx import nginx as run_nginx
+from support.nginx import Nginx, nginx as run_nginx
 from support.published import COUNTS, header, index, shards, write
 from support.remotes import Remote, open_all
 
 from blobstore.errors import CorruptDataError, NotFoundError
-from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.formats.safetensors.codec import parse_header
+from blobstore.formats.safetensors.codec import header_of as read_header, parse_header
 from blobstore.formats.safetensors.header import Header
 from blobstore.inspection.inspect import inspect
 from blobstore.io.ranges import FileReader

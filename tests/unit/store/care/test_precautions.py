@@ -14,7 +14,7 @@ import blobstore
 from blobstore.errors import NotFoundError, StorageError
 from blobstore.importer.repair import repair_model
 from blobstore.names import ModelName
-from blobstore.store.care.prune import PruneResult, prune, undo
+from blobstore.store.care.prune import PruneResult, prune, undo_prune
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
 
@@ -185,7 +185,7 @@ def test_who_means_it_says_so_and_can_take_it_back(
         ["a:latest", "b:latest"] if forget else ["a:latest"]
     )
     assert not list(store.root.glob(".blobstore/copies/*/*/a/*/*"))
-    undone = undo(store)
+    undone = undo_prune(store)
     assert undone.without_manifest == result.forgotten
     assert {path.name for path in (store.root / "blobs").iterdir()} == blobs
     assert not list(store.root.glob(".blobstore/trash/*"))
@@ -203,7 +203,7 @@ def test_copies_wait_for_the_last_of_their_blobs(store: Store) -> None:
     assert (result.forgotten, [blob.size for blob in result.spared]) == ((), [1])
     os.utime(blob_path(store, b"a"), (0, 0))
     assert [str(name) for name in prune(store).forgotten] == ["a:latest"]
-    assert [str(name) for name in undo(store).without_manifest] == ["a:latest"]
+    assert [str(name) for name in undo_prune(store).without_manifest] == ["a:latest"]
 
 
 def test_the_next_prune_deletes_the_copies_in_the_trash(store: Store) -> None:
@@ -214,7 +214,7 @@ def test_the_next_prune_deletes_the_copies_in_the_trash(store: Store) -> None:
     prune(store)
     assert not list((store.root / ".blobstore/trash").iterdir())
     with pytest.raises(NotFoundError, match="empty"):
-        undo(store)
+        undo_prune(store)
 
 
 def test_copies_of_a_removed_model_come_back_quietly(store: Store) -> None:
@@ -222,7 +222,7 @@ def test_copies_of_a_removed_model_come_back_quietly(store: Store) -> None:
     fill(store, *"abc")
     ollama_rm(store, "a")
     prune(store)
-    undone = undo(store)
+    undone = undo_prune(store)
     assert (undone.restored, undone.without_manifest) == ((), ())
     assert [str(name) for name in store.copies.names()] == ["a:latest", "b:latest", "c:latest"]
 
@@ -234,7 +234,7 @@ def test_copies_are_not_moved_through_a_link(store: Store, tmp_path: Path) -> No
     (store.root / ".blobstore/copies/registry.ollama.ai").rename(tmp_path / "elsewhere")
     (store.root / ".blobstore/copies/registry.ollama.ai").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="symbolic link"):
-        undo(store)
+        undo_prune(store)
     assert sorted(path.name for path in (tmp_path / "elsewhere/library").iterdir()) == ["b", "c"]
 
 

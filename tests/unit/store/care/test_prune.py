@@ -25,7 +25,7 @@ from blobstore.errors import (
 from blobstore.inspection.listing import list_models
 from blobstore.io import durable as files
 from blobstore.names import ModelName
-from blobstore.store.care.prune import DAY_S, prune, undo
+from blobstore.store.care.prune import DAY_S, prune, undo_prune
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store, open_store
@@ -69,7 +69,7 @@ def test_what_no_manifest_names_goes_to_the_trash_and_comes_back(store: Store) -
     assert contents(store) == {b"one", b"two"}
     assert trashed(store) == [b"orphan"]
     before = time.time()
-    assert [nbytes for _, nbytes in undo(store).restored] == [6]
+    assert [nbytes for _, nbytes in undo_prune(store).restored] == [6]
     assert contents(store) == {b"one", b"two", b"orphan"}
     assert path.stat().st_mtime > before - 1  # a starting Ollama spares it
     assert not list(store.root.glob(".blobstore/trash/*"))
@@ -84,7 +84,7 @@ def test_the_next_prune_empties_the_trash_whether_it_takes_anything_or_not(store
     assert trashed(store) == [b"later"]
     assert prune(store).freed == len(b"later")
     with pytest.raises(NotFoundError, match="empty"):
-        undo(store)
+        undo_prune(store)
 
 
 def test_a_dry_run_changes_nothing(store: Store, snapshot: Snapshot) -> None:
@@ -197,7 +197,7 @@ def test_the_first_ollamas_names_of_blobs_are_blobs(store: Store) -> None:
         path.rename(path.with_name(path.name.replace("-", ":")))
     assert store.blobs.read(store.manifest(M).layers[0]) == b"one"
     assert [blob.size for blob in prune(store).removed] == [6]
-    undo(store)
+    undo_prune(store)
     assert blob_path(store, b"orphan").read_bytes() == b"orphan"
 
 
@@ -211,7 +211,7 @@ def test_undo_never_replaces_what_the_store_has_again(store: Store) -> None:
         path for path in store.root.glob(".blobstore/trash/*/*") if path.read_bytes() == b"cut"
     )
     cut.write_bytes(b"c")
-    undone = undo(store)
+    undone = undo_prune(store)
     assert sorted(nbytes for _, nbytes in undone.restored) == [4, 7]
     assert sorted(nbytes for _, nbytes in undone.kept) == [3, 4]
     assert contents(store) == {b"newe", b"damaged", b"gone"}
@@ -226,7 +226,7 @@ def test_a_prune_that_was_killed_half_way_can_be_undone_or_repeated(store: Store
     for data in (b"a", b"b", b"c"):
         aged(store, data)
     store.trash.take([blob_path(store, b"a")])  # as far as it came
-    assert len(undo(store).restored) == 1
+    assert len(undo_prune(store).restored) == 1
     assert contents(store) == {b"a", b"b", b"c"}
     os.utime(blob_path(store, b"a"), (0, 0))
     store.trash.take([blob_path(store, b"a")])
@@ -309,7 +309,7 @@ def test_on_a_network_file_system_a_sole_owner_has_to_say_so(
 def test_an_absent_store_is_not_made(tmp_path: Path) -> None:
     assert prune(open_store(tmp_path / "none")).removed == ()
     with pytest.raises(NotFoundError, match="empty"):
-        undo(open_store(tmp_path / "none"))
+        undo_prune(open_store(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
 
 

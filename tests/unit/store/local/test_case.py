@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.checkpoints import safetensors_bytes, write_checkpoint
 from support.stores import blob_path, commit_model, descriptor, link_by_hand, manifest_path
 

@@ -16,7 +16,7 @@ from support.stores import blob_path, commit_model, layer_by_hand
 
 import blobstore
 from blobstore.names import ModelName
-from blobstore.store.care.prune import prune, undo
+from blobstore.store.care.prune import prune, undo_prune
 from blobstore.store.local.store import Store
 
 KEY = "0" * 64
@@ -50,7 +50,7 @@ def test_a_trash_that_was_there_before(store: Store, monkeypatch: pytest.MonkeyP
     bake(store, monkeypatch)
     result = prune(store)
     assert ([blob.size for blob in result.removed], result.freed) == ([6], 5)
-    assert len(undo(store).restored) == 1
+    assert len(undo_prune(store).restored) == 1
 
 
 def test_what_a_killed_import_left_and_everything_else(

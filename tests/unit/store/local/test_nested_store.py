@@ -16,7 +16,7 @@ from blobstore.errors import NotFoundError, StorageError
 from blobstore.inspection.listing import list_models
 from blobstore.io.copying import remove_tree
 from blobstore.names import ModelName
-from blobstore.store.care.prune import prune, undo
+from blobstore.store.care.prune import prune, undo_prune
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
@@ -87,7 +87,7 @@ def test_what_is_nested_in_our_folders_breaks_nothing(
     nest(filled.root / place)
     use(filled, tmp_path)
     with pytest.raises(NotFoundError, match="is empty"):
-        undo(filled)
+        undo_prune(filled)
     prune(filled)
 
 

@@ -15,7 +15,7 @@ from support.stores import blob_path, commit_model, layer_by_hand, manifest_path
 
 from blobstore.errors import BlobStoreError, NotFoundError, StorageError
 from blobstore.names import ModelName
-from blobstore.store.care.prune import prune, undo
+from blobstore.store.care.prune import prune, undo_prune
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
@@ -230,7 +230,7 @@ def test_what_a_prune_took_comes_back_beside_a_newer_ollama(store: Store) -> Non
     linked(store, manifest_of(store, b"one"))
     layer_by_hand(store, "", b"orphan")
     prune(store, grace_s=0, sole_owner=True)
-    assert [size for _, size in undo(store).restored] == [len(b"orphan")]
+    assert [size for _, size in undo_prune(store).restored] == [len(b"orphan")]
 
 
 def test_names_are_those_that_manifests_would_have(store: Store) -> None:

@@ -17,7 +17,7 @@ from blobstore.errors import NotFoundError, StorageError
 from blobstore.importer.repair import repair_model
 from blobstore.inspection.listing import list_models
 from blobstore.names import ModelName
-from blobstore.store.care.prune import prune, undo
+from blobstore.store.care.prune import prune, undo_prune
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store, open_store
