@@ -30,7 +30,7 @@ USES: list[Use] = [
     lambda store: verify(store, ["m"]),
     measure_usage,
     lambda store: prune(store, dry_run=True),
-    undo,
+    undo_prune,
     lambda store: repair_model("m", "nowhere.safetensors", store=store),
     lambda store: blobstore.open_model("m", store=store),
 ]
