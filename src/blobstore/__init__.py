@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from blobstore import errors as errors, mlx_lm as mlx_lm
     from blobstore.errors import BlobStoreError as BlobStoreError
-    from blobstore.export.run import ExportResult as ExportResult, export_model as export_model
+    from blobstore.export.folder import ExportResult as ExportResult, export_model as export_model
     from blobstore.importer.planning.document import write_plan as write_plan
     from blobstore.importer.planning.outputs import ImportPlan as ImportPlan
     from blobstore.importer.planning.travel import read_plan as read_plan
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "BlobStoreError": "errors",
-    "ExportResult": "export.run",
+    "ExportResult": "export.folder",
     "Folder": "source.folders",
     "ImportPlan": "importer.planning.outputs",
     "ImportResult": "importer.run",
@@ -73,7 +73,7 @@ _HOME = {
     "dequantize": "kernels.quantize",
     "diff_models": "inspection.diff",
     "edit_metadata": "inspection.metadata",
-    "export_model": "export.run",
+    "export_model": "export.folder",
     "import_model": "importer.run",
     "inspect": "inspection.inspect",
     "list_models": "inspection.listing",

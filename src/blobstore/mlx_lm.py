@@ -1,6 +1,7 @@
-"""A stored model for mlx-lm: `load` gives what ``mlx_lm.load`` gives for a folder, with quantized layers as stored.
+"""A stored model for mlx-lm: `load` returns what ``mlx_lm.load`` returns for a folder.
 
-Each layer's type and group size come from its stored arrays, so a model may mix them (network/).
+Quantized layers stay as stored. Each layer's type and group size come from its stored arrays, so a
+model may mix them (model/network_plan.py).
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from blobstore.errors import (
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
-from blobstore.importer.planning.outputs import ImportPlan, OutputTensor
+from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import make_folder, os_errors
-from blobstore.model.facts import Runs, Verdict
+from blobstore.model.facts import Runs, TensorFacts, Verdict, float_dtype
 from blobstore.model.loader import Model, open_model
-from blobstore.model.network.arrays import build_network, check_arrays
-from blobstore.model.network.layouts import LogicalTensor, float_dtype
-from blobstore.model.network.planning import NetworkPlan, import_mlx_lm, mlx_lm_errors, plan_network
+from blobstore.model.network import build_network, planned_arrays
+from blobstore.model.network_plan import (
+    NetworkPlan,
+    import_mlx_lm,
+    mlx_lm_errors,
+    plan_network,
+)
 from blobstore.names import ModelName, relative_path
 from blobstore.store.ports import Home
 
@@ -57,33 +62,36 @@ def load(name: str | ModelName, *, store: Home) -> tuple[Any, Any]:
 
 
 def continue_text(model: Any, tokenizer: Any, prompt: str, max_tokens: int) -> Iterator[str]:
-    """Yield the continuation of ``prompt``, the text of one token at a time, at temperature 0, until the model ends it.
+    """Yield the continuation of ``prompt``, the text of one token at a time, at temperature 0.
 
     Raises: UsageError for an empty prompt, or one that is not Unicode text; UnsupportedSourceError
     when mlx-lm can't run the model.
     """
     from mlx_lm import stream_generate
 
-    if not prompt or any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise UsageError("the prompt is empty" if not prompt else "the prompt is not valid text")
+    if not prompt:
+        raise UsageError("the prompt is empty")
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise UsageError("the prompt is not valid text")
     with mlx_lm_errors("run", str(getattr(model, "model_type", type(model).__name__))):
         for response in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens):
             yield response.text
 
 
 def load_network(name: str | ModelName, *, store: Home) -> Any:
-    """Return mlx-lm's network of a stored model, an ``mlx.nn.Module`` with its weights: `load` without a tokenizer.
+    """Return mlx-lm's network of a stored model: an ``mlx.nn.Module`` with its weights.
 
-    Raises: as `load`, but for the tokenizer.
+    It is `load` without a tokenizer. Raises: as `load`, but for the tokenizer.
     """
     with open_model(name, store=store) as model:
         return _build(model)
 
 
 def check_plan(plan: ImportPlan) -> Verdict:
-    """Return what the installed mlx-lm makes of a planned import: its network is built, and every tensor fitted to it.
+    """Return the verdict of the installed mlx-lm on a planned import.
 
-    No weight is read. Without a config.json or a tokenizer it is what the plan itself says.
+    Its network is built, and every tensor fitted to it; no weight is read. Without a config.json or
+    a tokenizer the verdict is that of the plan.
 
     Raises: UsageError without the ``lm`` extra; DocumentError for a config.json that is not one.
     """
@@ -93,7 +101,8 @@ def check_plan(plan: ImportPlan) -> Verdict:
         return table
     try:
         network = planned_network(plan)
-        check_arrays(network)
+        for _ in planned_arrays(network):
+            pass  # the arrays themselves are not needed, only the errors
     except UnsupportedSourceError as error:
         return replace(table, version=version, runs=Runs.NO, reason=error.message)
     lost = len(network.dequantized)
@@ -102,22 +111,15 @@ def check_plan(plan: ImportPlan) -> Verdict:
 
 
 def planned_network(plan: ImportPlan) -> NetworkPlan:
-    """Return mlx-lm's network of a planned import, which has a config.json, and what each parameter is made of.
+    """Return mlx-lm's network of a planned import, which has a config.json.
 
     Raises: UsageError without the ``lm`` extra; DocumentError for a config.json that is not one;
     UnsupportedSourceError when mlx-lm does not know the architecture, or the planned tensors are
     not those that it needs.
     """
-    own = [tensor for tensor in plan.tensors if not tensor.name.startswith(_DRAFT_TENSORS)]
+    config = parse_config(plan.documents[CONFIG_NAME])
     names = frozenset(name for file in plan.inventory.files for name in file.tensor_names)
-    return plan_network(parse_config(plan.documents[CONFIG_NAME]), map(_planned, own), None, names)
-
-
-def _planned(tensor: OutputTensor) -> LogicalTensor:
-    scaled = tensor.global_scale is not None
-    return LogicalTensor(
-        tensor.name, tensor.shape, tensor.dtype, tensor.quantization, tensor.transposed, scaled
-    )
+    return plan_network(config, plan.facts.tensors, None, names)
 
 
 def _build(model: Model) -> Any:
@@ -126,17 +128,14 @@ def _build(model: Model) -> Any:
     }
     try:
         config = parse_config(model.document(CONFIG_NAME))
-        own = (
-            Provenance.parse(model.document(OWN_DOCUMENT))
-            if OWN_DOCUMENT in model.documents()
-            else None
-        )
+        is_ours = OWN_DOCUMENT in model.documents()
+        own = Provenance.parse(model.document(OWN_DOCUMENT)) if is_ours else None
+        names = own.tensor_names if own is not None else None
     except DocumentError as error:
         raise error.at(f"model {model.name}") from error
-    logical = [LogicalTensor.of(tensor.stored, float_dtype(config)) for tensor in tensors.values()]
-    plan = plan_network(
-        config, logical, str(model.name), own.tensor_names if own is not None else None
-    )
+    values = float_dtype(config)
+    facts = [TensorFacts.of(tensor, values) for tensor in tensors.values()]
+    plan = plan_network(config, facts, str(model.name), names)
     for note in plan.notes:
         _log.warning("%s", note)
     network = build_network(plan, tensors, str(model.name))
@@ -146,7 +145,7 @@ def _build(model: Model) -> Any:
 
 
 def _make_runnable(network: Any) -> None:
-    """Convert the unquantized floats to float32 where MLX could not multiply unquantized experts otherwise; evaluate."""
+    """Evaluate the weights, converted to float32 where MLX can't multiply unquantized experts."""
     import mlx.core as mx
     from mlx_lm.models.switch_layers import SwitchLinear
 
@@ -177,23 +176,22 @@ def _tokenizer(model: Model) -> Any:
 
 
 def _write_files(model: Model, folder: Path) -> None:
-    """Write the model's own files into ``folder``: no weights, and no code, which transformers might import."""
+    """Write the model's own files into ``folder``, but no code, which transformers might import."""
     for name in model.files():
         if name.startswith(_DRAFT_FILES) or name.endswith(_NOT_FOR_TOKENIZERS):
             continue
         try:
             path = folder / relative_path(name)
         except InvalidNameError as error:
-            raise UnsupportedSourceError(
-                f"model {model.name}: {error}", model=str(model.name)
-            ) from None
+            message = f"model {model.name}: {error}"
+            raise UnsupportedSourceError(message, model=str(model.name)) from None
         with os_errors("write", path):
             make_folder(path.parent, durable=False)
             path.write_bytes(model.file(name))
 
 
 def _eos_token_ids(model: Model) -> Any:
-    """Return the tokens that end a text: those of generation_config.json, else those of config.json.
+    """Return the tokens that end a text, of generation_config.json, else of config.json.
 
     Source: mlx_lm/utils.py `load_config` at version 0.32.2, which ignores a generation_config.json
     that is not JSON.

@@ -16,7 +16,7 @@ from support.stores import manifest_path
 
 import blobstore
 from blobstore.errors import CorruptDataError, NotFoundError
-from blobstore.export.run import export_model
+from blobstore.export.folder import export_model
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.inspection.diff import diff_models
 from blobstore.inspection.listing import ListedModel, list_models, summarize

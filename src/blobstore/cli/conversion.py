@@ -341,8 +341,8 @@ def export(
 
     It gets shards and their index, config and tokenizer.
     """
-    from blobstore.export.options import AS_SOURCE
-    from blobstore.export.run import export_model
+    from blobstore.export.folder import export_model
+    from blobstore.export.planned_files import AS_SOURCE
     from blobstore.views.checkpoints import ExportView
 
     with progress_bar() as progress:

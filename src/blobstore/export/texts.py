@@ -1,12 +1,9 @@
-"""The texts of an exported folder: its Modelfile, and the files that were files of the source.
+"""Texts: the Modelfile of an exported folder, and the files that were files of the source. Pure.
 
-The files of an export that were files of the source, byte for byte, and where these meet what the
-export makes itself.
-
-The Modelfile of an exported folder: what a manifest has beside weights and JSON documents. Pure.
-
-Each command is read back by the importer's own parser before it counts: a Modelfile has no way to
-write some texts, and these are left out and said.
+The Modelfile holds the layers of a manifest beside weights and JSON documents. Each command is read
+back by the importer's own parser before it counts: some texts can't be written in a Modelfile, and
+these are left out with a note. Files of the source are exported byte for byte; a file that the
+export makes itself gives way to one of the same name.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     quoted,
 )
-from blobstore.export.outputs import INDEX_NAME, ExportPlan, PlannedCopy, PlannedDocument
+from blobstore.export.planned_files import INDEX_NAME, ExportPlan, PlannedCopy, PlannedDocument
 from blobstore.formats import strictjson
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.documents import (
@@ -36,7 +33,6 @@ from blobstore.formats.modelfile import Modelfile
 from blobstore.formats.modelfile_commands import read_script
 from blobstore.formats.strictjson import parse_object
 from blobstore.importer.planning.notes import family_of
-from blobstore.model.parts import StoredFile
 from blobstore.names import relative_path
 from blobstore.source.shards import MAX_INDEX
 
@@ -45,7 +41,7 @@ _HEAD = "FROM .\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class TextLayer:
     """A layer that is neither tensors nor a JSON document: its media type and its bytes."""
 
     media_type: str
@@ -53,11 +49,11 @@ class Layer:
 
 
 def modelfile(
-    layers: Sequence[Layer], stored: ModelConfig, config: SourceConfig | None, *, draft: bool
+    layers: Sequence[TextLayer], stored: ModelConfig, config: SourceConfig | None, *, draft: bool
 ) -> tuple[bytes | None, list[str]]:
-    """Return the Modelfile that gives the layers back on import, and what could not be written into it.
+    """Return the Modelfile that gives the layers back on import, and notes on what is left out.
 
-    None when there is nothing to say: no layers, and the config blob has the parser, the renderer
+    None when it would be empty: no layers, and the config blob has the parser, the renderer
     and the version of Ollama that an import would choose by itself.
     """
     commands: list[str] = []
@@ -74,7 +70,7 @@ def modelfile(
     return text.encode(), notes
 
 
-def _commands(layer: Layer) -> tuple[str, str | None]:
+def _commands(layer: TextLayer) -> tuple[str, str | None]:
     """Return what a layer is, for a message, and the commands that give it back, or None."""
     what = TEXT_LAYERS.get(layer.media_type)
     if what is None:
@@ -85,23 +81,17 @@ def _commands(layer: Layer) -> tuple[str, str | None]:
         is_same = back[0] == layer.media_type and (
             back[1] == layer.data or _is_same_json(back[1], layer.data)
         )
-    except (
-        BlobStoreError,
-        strictjson.StrictJsonError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        KeyError,
-    ):
-        is_same = False  # whatever it is, it is not what an import makes
+    except (BlobStoreError, TypeError, ValueError, AttributeError, KeyError):
+        is_same = False  # no import makes such a layer
     return f"the {what.lower()}", text if is_same else None
 
 
-def _lines(layer: Layer) -> Iterator[str]:
+def _lines(layer: TextLayer) -> Iterator[str]:
     if layer.media_type == PARAMS_MEDIA_TYPE:
         for key, item in strictjson.parse(layer.data).items():
             for one in item if isinstance(item, list) else [item]:
-                yield f"PARAMETER {key} {_value(one if isinstance(one, str) else strictjson.encode(one).decode())}\n"
+                text = one if isinstance(one, str) else strictjson.encode(one).decode()
+                yield f"PARAMETER {key} {_value(text)}\n"
     elif layer.media_type == MESSAGES_MEDIA_TYPE:
         for message in strictjson.parse(layer.data):
             yield f"MESSAGE {message['role']} {_value(message['content'])}\n"
@@ -131,7 +121,7 @@ def _value(text: str) -> str:
 
 
 def _choices(stored: ModelConfig, config: SourceConfig | None) -> Iterator[str]:
-    """Yield the commands for what the config blob has and an import of the folder would not choose."""
+    """Yield the commands for settings of the config blob that an import would not choose."""
     family = family_of(config, None)
     for name, chosen, usual in (
         ("PARSER", stored.parser, family.parser if family else None),
@@ -143,14 +133,11 @@ def _choices(stored: ModelConfig, config: SourceConfig | None) -> Iterator[str]:
 
 
 MADE_MODELFILE = "Modelfile.blobstore"
-"""The name of the Modelfile that an export makes, where the source had one of its own.
-
-Of the next one with ``-2``.
-"""
+"""The export's own Modelfile, where the source had one; the next one is called ``…-2``."""
 
 
 def with_files(
-    plan: ExportPlan, files: Sequence[StoredFile], folders: Collection[str], *, same_weights: bool
+    plan: ExportPlan, files: Sequence[PlannedCopy], folders: Collection[str], *, same_weights: bool
 ) -> ExportPlan:
     """Return the plan with the model's files in it.
 
@@ -162,38 +149,35 @@ def with_files(
     indexes = {folder + INDEX_NAME for folder in folders}
     copies = []
     for file in files:
-        path = _checked(file.name)
+        try:
+            path = relative_path(file.path)
+        except InvalidNameError as error:
+            raise UnsupportedSourceError(
+                f"a file of the model can't be a file: {error}", rule=error.rule
+            ) from None
         if path in indexes:
             plan = _with_index(plan, file, same_weights=same_weights)
-            continue
-        copies.append(_copy(file))
-    return _beside_modelfile(plan, files) + ExportPlan((), tuple(copies), ())
+        else:
+            copies.append(file)
+    return _beside_modelfile(plan, files) + ExportPlan(documents=tuple(copies))
 
 
-def _checked(name: str) -> str:
-    try:
-        return relative_path(name)
-    except InvalidNameError as error:
-        raise UnsupportedSourceError(
-            f"a file of the model can't be a file: {error}", rule=error.rule
-        ) from None
-
-
-def _with_index(plan: ExportPlan, file: StoredFile, *, same_weights: bool) -> ExportPlan:
-    made = next((one for one in plan.documents if one.path == file.name), None)
-    if not isinstance(made, PlannedDocument):
-        return plan + ExportPlan(
-            (), (), (f"{file.name} was left out: there is one file of weights",)
-        )
+def _with_index(plan: ExportPlan, file: PlannedCopy, *, same_weights: bool) -> ExportPlan:
+    made = _made(plan, file.path)
+    if made is None:
+        return plan + ExportPlan(notes=(f"{file.path} was left out: there is one file of weights",))
     if not same_weights or _weight_map(file.blob.read()) != _weight_map(made.data):
         return plan
-    return replace(
-        plan, documents=tuple(_copy(file) if one is made else one for one in plan.documents)
-    )
+    documents = tuple(file if one is made else one for one in plan.documents)
+    return replace(plan, documents=documents)
 
 
-def _copy(file: StoredFile) -> PlannedCopy:
-    return PlannedCopy(file.name, file.blob, file.size)
+def _made(plan: ExportPlan, path: str) -> PlannedDocument | None:
+    """Return the document of that path that the export makes itself."""
+    for one in plan.documents:
+        if isinstance(one, PlannedDocument) and one.path == path:
+            return one
+    return None
 
 
 def _weight_map(raw: bytes) -> Any:
@@ -201,30 +185,28 @@ def _weight_map(raw: bytes) -> Any:
     return parse_object(raw, INDEX_NAME, rule="I1", limit=MAX_INDEX).get("weight_map")
 
 
-def _beside_modelfile(plan: ExportPlan, files: Sequence[StoredFile]) -> ExportPlan:
-    """Return the plan with room for the source's Modelfile: one that says something else gets another name."""
-    made = next((one for one in plan.documents if one.path == NAME), None)
-    if not isinstance(made, PlannedDocument):
+def _beside_modelfile(plan: ExportPlan, files: Sequence[PlannedCopy]) -> ExportPlan:
+    """Return the plan with the export's Modelfile under a name that no other file of it has.
+
+    It is left out where the source has the same one.
+    """
+    made = _made(plan, NAME)
+    if made is None:
         return plan
-    theirs = {file.name: file.blob for file in files}
+    theirs = {file.path: file.blob for file in files}
+    others = (f"{MADE_MODELFILE}-{number}" for number in itertools.count(2))
     path = next(
         name
-        for name in _modelfile_names()
+        for name in itertools.chain((NAME, MADE_MODELFILE), others)
         if name not in theirs or theirs[name].read() == made.data
     )
-    others = tuple(one for one in plan.documents if one is not made)
-    if path in theirs:
-        plan = replace(plan, documents=others)
-    elif path != NAME:
-        plan = replace(plan, documents=(*others, replace(made, path=path)))
-    if path == NAME:
-        return plan
-    note = f"{NAME} is the source's; what the model has beside its weights is in {quoted(path)}"
-    return replace(plan, notes=(*plan.notes, note))
-
-
-def _modelfile_names() -> Iterator[str]:
-    """Yield the names that the Modelfile of an export may have, the best first."""
-    yield NAME
-    yield MADE_MODELFILE
-    yield from (f"{MADE_MODELFILE}-{number}" for number in itertools.count(2))
+    documents = [one for one in plan.documents if one is not made]
+    if path not in theirs:
+        at = plan.documents.index(made) if path == NAME else len(documents)
+        documents.insert(at, replace(made, path=path))
+    notes = plan.notes
+    if path != NAME:
+        notes += (
+            f"{NAME} is the source's; what the model has beside its weights is in {quoted(path)}",
+        )
+    return replace(plan, documents=tuple(documents), notes=notes)

@@ -1,21 +1,23 @@
-"""Inspection: what is in a checkpoint, here or far away, and in a stored model, from headers.
+"""Inspection: the contents of a checkpoint, local or remote, or of a stored model, from headers.
 
-No weight is read. Headers that are far away come by HTTP Range.
+No weight is read. Headers of remote files come by HTTP Range.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from blobstore.errors import BlobStoreError, MissingFileError, NotFoundError
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
+from blobstore.inspection.counting import InspectedFile, LogicalTensor, count_tensors, stored_tensor
 from blobstore.inspection.inspection import Inspection, TargetKind
 from blobstore.inspection.places import (
+    ConfigFile,
     Files,
     InspectTarget,
     missing,
@@ -23,12 +25,12 @@ from blobstore.inspection.places import (
     read_files,
     read_folder,
     read_indexed,
+    some,
 )
-from blobstore.inspection.reading import inspect_model, inspection_of
 from blobstore.io.ranges import FileReader
 from blobstore.source.addresses import is_web_address, open_folder
 from blobstore.source.folders import Folder, LocalFolder
-from blobstore.source.shards import is_index
+from blobstore.source.shards import ShardIndex, is_index
 
 if TYPE_CHECKING:
     from blobstore.names import ModelName
@@ -73,7 +75,7 @@ def inspect_at(
     token: str | None = None,
     endpoint: str | None = None,
 ) -> Inspection:
-    """Return what `inspect` returns; ``store`` gives the store when a name has to be looked up in it."""
+    """Return what `inspect` returns; ``store`` is called when a name has to be looked up."""
     found = parse_target(target) if isinstance(target, str) else InspectTarget(os.fspath(target))
     with _collector_paused():
         if found.is_model:
@@ -82,7 +84,8 @@ def inspect_at(
             notes: list[str] = []
             if found.model is not None and _has_model(store, found.model):
                 notes.append(
-                    f"this is the path ./{found.text}; the stored model of that name is {found.model}"
+                    f"this is the path ./{found.text};"
+                    f" the stored model of that name is {found.model}"
                 )
             return _inspect_folder(folder, found.text, notes)
 
@@ -133,9 +136,94 @@ def _inspect_file(folder: Folder, file: str, text: str, notes: list[str]) -> Ins
     return inspection_of(name, TargetKind.FILE, files, folder, notes)
 
 
+def inspection_of(
+    name: str, kind: TargetKind, files: Files, folder: Folder, notes: list[str]
+) -> Inspection:
+    """Return the inspection of files of ``folder``; its config.json adds to what headers say.
+
+    Raises: DocumentError when two files of a group hold a tensor of one name.
+    """
+    config = ConfigFile(folder, notes)
+    tensors: list[LogicalTensor] = []
+    for group in files.groups:
+        tensors += count_tensors(group, config, notes)
+    if files.index is not None:
+        _note_size(files.index, sum(tensor.nbytes for tensor in tensors), notes)
+    return Inspection(
+        name=name,
+        kind=kind,
+        files=files.all,
+        index=files.index.document if files.index is not None else None,
+        tensors=tuple(tensors),
+        metadata=_common([file.header.metadata for file in files.all], notes),
+        notes=tuple(notes),
+    )
+
+
+def _note_size(index: ShardIndex, held: int, notes: list[str]) -> None:
+    metadata = index.document.get("metadata")
+    said = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if type(said) is int and said != held:
+        notes.append(
+            f"the index says that the tensors have {said:,} bytes (total_size); they have {held:,}"
+        )
+
+
+def inspect_model(target: InspectTarget, store: Home) -> Inspection:
+    """Return the contents of a stored model.
+
+    Raises: NotFoundError (no such model, a missing blob); UnsupportedSourceError (no tensors: a
+    GGUF model); CorruptDataError, StorageError: with ``model`` and ``blob``.
+    """
+    from blobstore.store.stored_model import StoredModel
+
+    if target.model is None:
+        raise missing(target)
+    try:
+        model = StoredModel.find(target.model, store)
+    except NotFoundError as error:
+        raise missing(target, error.hint) from None
+    files: dict[str, InspectedFile] = {}
+    tensors: list[LogicalTensor] = []
+    for layer in model.weight_layers:
+        with model.opened(layer) as (reader, header, weights):
+            file_name = layer.name or str(layer.digest)
+            if file_name in files:
+                file_name = str(layer.digest)
+            files[file_name] = InspectedFile(file_name, reader.name, reader.size, header)
+        tensors += (stored_tensor(weight, file_name) for weight in weights)
+    provenance = model.provenance
+    sources = provenance.sources if provenance is not None else []
+    notes: list[str] = []
+    return Inspection(
+        name=str(model.name),
+        kind=TargetKind.MODEL,
+        files=tuple(files.values()),
+        index=None,
+        tensors=tuple(tensors),
+        metadata=_common([source.metadata for source in sources], notes),
+        notes=tuple(notes),
+    )
+
+
+def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, str]:
+    """Return the metadata on which files agree; ``notes`` gets a sentence on where they differ."""
+    common: dict[str, str] = {}
+    differing: dict[str, None] = {}
+    for one in maps:
+        for key, value in one.items():
+            if common.setdefault(key, value) != value:
+                differing[key] = None
+    if differing:
+        notes.append(
+            f"metadata that differ from file to file are not shown: {some(list(differing))}"
+        )
+    return {key: value for key, value in common.items() if key not in differing}
+
+
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause the cyclic garbage collector: it would walk the hundred thousands of new objects again and again."""
+    """Pause the cyclic garbage collector: it would traverse all new objects again and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -146,7 +234,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def read_header(path: str | os.PathLike[str], *, token: str | None = None) -> Header:
-    """Return the validated header of a .safetensors file: its tensors, metadata, and where its data start.
+    """Return the validated header of a .safetensors file: tensors, metadata, start of its data.
 
     ``path`` is a path, or the http(s) address of a file; ``token`` is sent to that origin and to no
     other.

@@ -1,41 +1,39 @@
-"""Listing: every model of a store in a line.
+"""Listing: the models of a store in short.
 
-Headers are read of models that were never listed before, once for all.
-
-Covered: how much of its source a stored model holds, from what the import recorded.
-
-Models: what is in the stored models, in short: for lists. From manifests and headers; no numpy is
-loaded.
+A list reads headers only of models that were never listed before. No numpy is loaded.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from blobstore.errors import BlobStoreError, NotFoundError
-from blobstore.formats import safetensors
-from blobstore.formats.checkpoint import CONFIG_NAME, parse_config, settings_of
 from blobstore.formats.coverage import Coverage, Tally
-from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest, ModelConfig
-from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
-from blobstore.io.budget import Budget
-from blobstore.model.facts import ModelFacts, TensorFacts, Verdict
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
+from blobstore.formats.provenance import OWN_DOCUMENT
+from blobstore.formats.quant import QuantType
+from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.model.runtimes import verdicts
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.references import is_plain, missing_blob
 from blobstore.store.ports import Home, Summary
-from blobstore.store.stored import Settings, StoredTensor, stored_tensors
+from blobstore.store.stored import StoredTensor
+from blobstore.store.stored_model import StoredModel
+
+_QUANTIZED = frozenset(str(quant_type) for quant_type in QuantType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
     """A stored model in a line.
 
-    ``size`` in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None
+    ``size`` is in bytes, every blob counted once; ``modified`` is its manifest's time, UTC, or None
     when that is out of range.
     """
 
@@ -49,7 +47,7 @@ class ListedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSummary(ListedModel):
-    """A stored model in short: what a list says of it, the number of its layers, its tensors."""
+    """A stored model in short: its line in a list, the number of its layers, its tensors."""
 
     layers: int
     tensors: tuple[StoredTensor, ...]
@@ -57,11 +55,10 @@ class ModelSummary(ListedModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDetails:
-    """What config.json and the config blob say about a model, None where they say nothing.
+    """What config.json and the config blob say about a model, and where it runs.
 
-    And where it runs.
-
-    ``runs_in`` is empty for a model that is not stored as tensors, such as a GGUF file.
+    None where they say nothing. ``runs_in`` is empty for a model that is not stored as tensors,
+    such as a GGUF file.
     """
 
     architecture: str | None
@@ -77,23 +74,15 @@ def summarize(store: Home, name: ModelName, manifest: Manifest) -> ModelSummary:
     Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says;
     LimitExceededError.
     """
-    settings = settings_of(store.blobs.read, manifest)
-    budget = Budget.of_stored(f"model {name}")
-    tensors: list[StoredTensor] = []
-    for layer in manifest.tensor_layers:
-        with store.blobs.open(layer) as reader:
-            tensors.extend(stored_tensors(safetensors.header_of(reader, budget), settings))
+    model = StoredModel(name, manifest, store)
+    tensors = [tensor for layer in manifest.tensor_layers for tensor in model.tensors_of(layer)]
     return ModelSummary(
         name=name,
         id=manifest.digest,
         modified=store.manifests.modified(name),
         size=manifest.size,
         parameters=sum(tensor.parameters for tensor in tensors),
-        quant_type=model_type(
-            config_of(store, manifest),
-            weights_by_type(tensors),
-            {tensor.type_name for tensor in tensors if tensor.quantization is not None},
-        ),
+        quant_type=model_type(model.config, weights_by_type(tensors)),
         layers=len(manifest.layers),
         tensors=tuple(tensors),
     )
@@ -104,56 +93,34 @@ def describe(store: Home, manifest: Manifest, tensors: tuple[StoredTensor, ...])
 
     Raises: NotFoundError or CorruptDataError for a damaged document.
     """
-    layer, own = manifest.document(CONFIG_NAME), config_of(store, manifest)
-    config = parse_config(store.blobs.read(layer)) if layer is not None else None
+    model = StoredModel(None, manifest, store)
+    own, config = model.config, model.source_config
     names = frozenset(
         layer.name
         for layer in manifest.layers
         if layer.media_type != TENSOR_MEDIA_TYPE and layer.name
     )
     draft = own.draft.architecture if own.draft is not None else None
+    values = float_dtype(config or {})
+    facts = ModelFacts(config, names, tuple(TensorFacts.of(one, values) for one in tensors), draft)
     return ModelDetails(
-        architecture=_architecture(config or {}),
+        architecture=facts.architecture,
         context_length=_integer(config or {}, "max_position_embeddings"),
         embedding_length=_integer(config or {}, "hidden_size"),
         capabilities=tuple(own.capabilities or ()),
-        runs_in=verdicts(ModelFacts(config, names, tuple(map(_facts, tensors)), draft))
-        if tensors
-        else (),
+        runs_in=verdicts(facts) if tensors else (),
     )
 
 
-def _facts(tensor: StoredTensor) -> TensorFacts:
-    scaled = ".global_scale" in tensor.entries
-    return TensorFacts(
-        tensor.name, tensor.dtype, tensor.shape, tensor.quantization, double_scaled=scaled
-    )
+def model_type(config: ModelConfig, counts: Mapping[str, int]) -> str:
+    """Return the type that was asked for, when some tensor has it; else the most frequent one.
 
-
-def config_of(store: Home, manifest: Manifest) -> ModelConfig:
-    """Return a model's config, an empty one where it has none.
-
-    Raises: as `BlobFolder.read` and `ModelConfig.parse`.
-    """
-    return (
-        ModelConfig.parse(store.blobs.read(manifest.config))
-        if manifest.config is not None
-        else ModelConfig()
-    )
-
-
-def model_type(config: ModelConfig, counts: Mapping[str, int], quantized: Collection[str]) -> str:
-    """Return the type that was asked for, when some tensor has it.
-
-    Else the one that most weights have.
-
-    ``counts``: weights by type; ``quantized``: which types are. Sensitive layers of a 4-bit model
-    are kept in 8 bits, so a count alone would call a small int4 model int8.
+    ``counts``: weights by type. A quantized type counts before any other. Sensitive layers of a
+    4-bit model are kept in 8 bits, so a count alone would call a small int4 model int8.
     """
     if config.file_type in counts or not counts:
         return config.file_type or ""
-    weights = sorted(counts, key=lambda kind: (-counts[kind], kind))
-    return next((kind for kind in weights if kind in quantized), weights[0])
+    return min(counts, key=lambda kind: (kind not in _QUANTIZED, -counts[kind], kind))
 
 
 def weights_by_type(tensors: Iterable[StoredTensor]) -> dict[str, int]:
@@ -164,12 +131,7 @@ def weights_by_type(tensors: Iterable[StoredTensor]) -> dict[str, int]:
     return dict(sorted(weights.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _architecture(config: dict[str, object]) -> str | None:
-    architectures = config.get("architectures")
-    return str(architectures[0]) if isinstance(architectures, list) and architectures else None
-
-
-def _integer(config: dict[str, object], key: str) -> int | None:
+def _integer(config: Mapping[str, Any], key: str) -> int | None:
     text = config.get("text_config")
     value = config.get(key, text.get(key) if isinstance(text, dict) else None)
     return value if type(value) is int else None
@@ -178,26 +140,19 @@ def _integer(config: dict[str, object], key: str) -> int | None:
 def stored_coverage(store: Home, manifest: Manifest) -> Coverage:
     """Return the coverage that was recorded when a model was imported.
 
-    Where none was, what is stored is counted.
-
-    Then the source's own numbers are None: Ollama does not record them.
+    Without a record, count what is stored, and return None for the source's own numbers: Ollama
+    does not record them.
 
     Raises: NotFoundError, CorruptDataError or StorageError when a blob is not as the manifest says;
     DocumentError (rule B1); LimitExceededError.
     """
-    layer = manifest.document(OWN_DOCUMENT)
-    recorded = Provenance.parse(store.blobs.read(layer)).coverage if layer is not None else None
-    return (
-        recorded if recorded is not None else _counted(store, manifest, has_own=layer is not None)
-    )
-
-
-def _counted(store: Home, manifest: Manifest, *, has_own: bool) -> Coverage:
-    tensors, budget = 0, Budget.of_stored("the model")
-    for layer in manifest.tensor_layers:
-        with store.blobs.open(layer) as reader:
-            tensors += len(list(stored_tensors(safetensors.header_of(reader, budget))))
-    files = len(manifest.json_layers) + len(manifest.file_layers) - has_own
+    model = StoredModel(None, manifest, store)
+    provenance = model.provenance
+    if provenance is not None and provenance.coverage is not None:
+        return provenance.coverage
+    tensors = sum(len(model.tensors_of(layer)) for layer in manifest.tensor_layers)
+    layers = (*manifest.json_layers, *manifest.file_layers)
+    files = sum(layer.name != OWN_DOCUMENT for layer in layers)
     return Coverage(Tally(None, tensors), Tally(None, files))
 
 
@@ -210,42 +165,34 @@ class BrokenModel:
 
 
 def list_models(store: Home) -> list[ListedModel | BrokenModel]:
-    """Return every model of the store, sorted by name.
+    """Return every model of the store, sorted by name; a model that can't be read with its error.
 
-    One that can't be read is there with its error.
+    Missing blobs are found every time. Headers are read only of models that were never listed
+    before (store/local/journal.py says why, and what is written).
 
-    Whether all blobs of a model are there is checked every time; their headers only when it was
-    never listed before (store/local/journal.py has why, and what is written). Raises: StorageError
-    when the folders can't be listed.
+    Raises: StorageError when the folders can't be listed.
     """
     known = store.summaries.read() if store.summaries is not None else {}
-    work = _Work(store, known, store.blobs.digests())
+    listing = _Listing(store, known, store.blobs.digests())
     models: list[ListedModel | BrokenModel] = []
     for name in store.manifests.names():
         try:
-            models.append(work.listed(name))
+            models.append(listing.listed(name))
         except BlobStoreError as error:
-            if _is_there(store, name):  # else it has been removed meanwhile, and is not broken
+            with suppress(NotFoundError):  # the model was removed meanwhile, and is not broken
+                store.find(name)
                 models.append(BrokenModel(name, error.about(model=str(name))))
     if store.summaries is not None:
-        store.summaries.add(work.new)
+        store.summaries.add(listing.new)
     return models
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """The weights of a blob by type, and which of the types are quantized."""
-
-    counts: Counter[str]
-    quantized: frozenset[str]
-
-
 @dataclass(slots=True)
-class _Work:
-    """What is known while models are listed: summaries of earlier times and new ones, the digests of all blobs.
+class _Listing:
+    """Summaries of earlier lists and new ones, and the digests of all blobs.
 
-    ``sound``, ``failed``: what was found of manifests this time. Thousands of names may have the
-    same bytes.
+    ``sound``, ``failed``: what was found of manifests this time, because thousands of names may
+    have the same bytes. ``weights``: weights by type of blobs, which models may share.
     """
 
     store: Home
@@ -254,7 +201,7 @@ class _Work:
     new: dict[str, Summary] = field(default_factory=dict)
     sound: dict[str, Summary] = field(default_factory=dict)
     failed: dict[str, BlobStoreError] = field(default_factory=dict)
-    weights: dict[Digest, _Weights] = field(default_factory=dict)
+    weights: dict[Digest, dict[str, int]] = field(default_factory=dict)
 
     def listed(self, name: ModelName) -> ListedModel:
         """Return a model in a line. Raises: as `Store.manifest` and `BlobFolder.open`."""
@@ -272,9 +219,7 @@ class _Work:
 
     def _summary(self, key: str, raw: bytes) -> Summary:
         if key in self.failed:
-            raise self.failed[
-                key
-            ].about()  # an error of its own: a raised one keeps what its raiser held
+            raise self.failed[key].about()  # a copy: a raised error keeps its raiser's memory
         if key not in self.sound:
             try:
                 self.sound[key] = self._known(key, raw) or self._new(key, raw)
@@ -284,57 +229,26 @@ class _Work:
         return self.sound[key]
 
     def _known(self, key: str, raw: bytes) -> Summary | None:
-        """Return the summary of an earlier time.
-
-        Raises: NotFoundError when a blob is missing now.
-        """
+        """Return the summary of an earlier list. Raises: NotFoundError when a blob is missing."""
         summary = self.known.get(key)
-        if (
-            summary is not None
-            and (missing := missing_blob(raw, self.there, is_plain=summary.is_plain)) is not None
-        ):
+        if summary is None:
+            return None
+        if (missing := missing_blob(raw, self.there, is_plain=summary.is_plain)) is not None:
             raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}")
         return summary
 
     def _new(self, key: str, raw: bytes) -> Summary:
-        summary = self.new[key] = self._summarized(Manifest.parse(raw, "the manifest"), raw)
-        return summary
-
-    def _summarized(self, manifest: Manifest, raw: bytes) -> Summary:
+        manifest = Manifest.parse(raw, "the manifest")
+        model = StoredModel(None, manifest, self.store)
         counts: Counter[str] = Counter()
-        quantized: set[str] = set()
-        settings, budget = (
-            settings_of(self.store.blobs.read, manifest),
-            Budget.of_stored("the model"),
-        )
         for layer in manifest.tensor_layers:
-            weights = self._weights(layer, settings, budget)
-            counts.update(weights.counts)
-            quantized |= weights.quantized
-        return Summary(
+            if layer.digest not in self.weights:
+                self.weights[layer.digest] = weights_by_type(model.tensors_of(layer))
+            counts.update(self.weights[layer.digest])
+        summary = self.new[key] = Summary(
             size=manifest.size,
             parameters=counts.total(),
-            quant_type=model_type(config_of(self.store, manifest), counts, quantized),
+            quant_type=model_type(model.config, counts),
             is_plain=is_plain(raw),
         )
-
-    def _weights(self, layer: Descriptor, settings: Settings, budget: Budget) -> _Weights:
-        if layer.digest not in self.weights:
-            with self.store.blobs.open(layer) as reader:
-                tensors = list(stored_tensors(safetensors.header_of(reader, budget), settings))
-            counts: Counter[str] = Counter()
-            for tensor in tensors:
-                counts[tensor.type_name] += tensor.parameters
-            quantized = frozenset(
-                tensor.type_name for tensor in tensors if tensor.quantization is not None
-            )
-            self.weights[layer.digest] = _Weights(counts, quantized)
-        return self.weights[layer.digest]
-
-
-def _is_there(store: Home, name: ModelName) -> bool:
-    try:
-        store.find(name)
-    except NotFoundError:
-        return False
-    return True
+        return summary

@@ -1,4 +1,4 @@
-"""What a runtime has to know of a model to say whether it runs, and what it says: values. Pure.
+"""Facts: what a runtime has to know of a model, and its verdict: values. Pure.
 
 The facts are the same for a plan and for a stored model.
 """
@@ -9,11 +9,15 @@ import enum
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
 
+from blobstore.errors import UsageError
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.quant import Quantization, QuantType
+from blobstore.store.stored import StoredTensor
 
 _DRAFT = "draft."
 _EXPERT = re.compile(
@@ -34,9 +38,10 @@ class Layout(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """One tensor of a model: its name, the shape before packing, its quantization, else its dtype.
+    """One tensor of a model: its name, the dtype of its values, the shape before packing.
 
-    ``double_scaled``: it is nvfp4 with a global scale.
+    ``quantization``: that of its codes, or None. ``double_scaled``: it is nvfp4 with a global
+    scale. ``transposed``: its last two dimensions are swapped against the source's.
     """
 
     name: str
@@ -44,6 +49,19 @@ class TensorFacts:
     shape: tuple[int, ...]
     quantization: Quantization | None = None
     double_scaled: bool = False
+    transposed: bool = False
+
+    @classmethod
+    def of(cls, stored: StoredTensor, float_dtype: DType) -> Self:
+        """Return a stored tensor's facts; ``float_dtype`` is for codes that do not say theirs."""
+        return cls(
+            stored.name,
+            stored.value_dtype or float_dtype,
+            stored.shape,
+            stored.quantization,
+            stored.has_global_scale,
+            stored.transposed,
+        )
 
     @property
     def mode(self) -> str | None:
@@ -56,19 +74,29 @@ class TensorFacts:
         return self.quantization is not None or fits_mlx(self.dtype, self.shape)
 
 
+def float_dtype(config: Mapping[str, Any]) -> DType:
+    """Return the dtype that config.json names for weights; BF16 where it names none of ours."""
+    inner = config.get("text_config")
+    for section in (config, inner if isinstance(inner, Mapping) else {}):
+        for key in ("dtype", "torch_dtype"):
+            with suppress(UsageError):
+                return DType.parse_float(str(section.get(key)))
+    return DType.BF16
+
+
 def are_alike(tensors: Iterable[TensorFacts]) -> bool:
     """Return True if all are of one type, so that their codes can be joined."""
-    return (
-        len({(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}) <= 1
-    )
+    types = {(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}
+    return len(types) <= 1
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
-    """The routed experts of one layer: ``name`` is the prefix of their tensors, ``place`` the part of it below the layer.
+    """The routed experts of one layer.
 
-    ``projections``: their tensors by the projection's name; the experts one by one are several
-    tensors of a projection.
+    ``name`` is the prefix of their tensors, ``place`` the part of it below the layer.
+    ``projections``: their tensors by the projection's name; numbered experts are several tensors of
+    a projection.
     """
 
     name: str
@@ -83,15 +111,14 @@ class ExpertGroup:
 
     @property
     def mixed_projection(self) -> str | None:
-        """A projection whose experts differ in type, so that their codes can't be stacked; None if all agree."""
-        return next(
-            (name for name, tensors in self.projections.items() if not are_alike(tensors)), None
-        )
+        """A projection whose experts differ in type, so that they can't be stacked, or None."""
+        mixed = (name for name, tensors in self.projections.items() if not are_alike(tensors))
+        return next(mixed, None)
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model: config.json (None if it is missing), names of documents and files, its tensors, its draft's architecture.
+    """A model: config.json, names of documents and files, tensors, its draft's architecture.
 
     The tensors of a draft are left out: each runtime has its own rule for drafts.
     """
@@ -100,12 +127,15 @@ class ModelFacts:
     documents: frozenset[str]
     tensors: tuple[TensorFacts, ...]
     draft: str | None = None
-    experts: tuple[ExpertGroup, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         own = tuple(tensor for tensor in self.tensors if not tensor.name.startswith(_DRAFT))
         object.__setattr__(self, "tensors", own)
-        object.__setattr__(self, "experts", _expert_groups(own))
+
+    @cached_property
+    def experts(self) -> tuple[ExpertGroup, ...]:
+        """The routed experts of its layers."""
+        return _expert_groups(self.tensors)
 
     @property
     def architecture(self) -> str | None:
@@ -115,7 +145,7 @@ class ModelFacts:
 
     @property
     def has_other_senses(self) -> bool:
-        """True if config.json speaks of images or sound."""
+        """True if config.json describes images or sound."""
         config = self.config or {}
         return config.get("has_vision") is True or any(config.get(key) for key in _OTHER_SENSES)
 
@@ -131,23 +161,22 @@ class ModelFacts:
 
 
 def _expert_groups(tensors: tuple[TensorFacts, ...]) -> tuple[ExpertGroup, ...]:
-    groups: dict[tuple[str, str], dict[str, list[TensorFacts]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    groups: dict[tuple[str, str], dict[str, list[TensorFacts]]] = {}
     numbered = set()
     for tensor in tensors:
         if match := _EXPERT.fullmatch(tensor.name):
-            groups[match["group"], match["place"]][match["projection"]].append(tensor)
+            group = groups.setdefault((match["group"], match["place"]), defaultdict(list))
+            group[match["projection"]].append(tensor)
             if match["number"]:
                 numbered.add(match["group"])
     return tuple(
         ExpertGroup(
             name,
             place,
-            _layout(members, numbered=name in numbered),
-            {key: tuple(one) for key, one in members.items()},
+            _layout(projections, numbered=name in numbered),
+            {key: tuple(members) for key, members in projections.items()},
         )
-        for (name, place), members in groups.items()
+        for (name, place), projections in groups.items()
     )
 
 
@@ -167,7 +196,10 @@ class Runs(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a model runs in a runtime of that version, and why: for YES what it runs as, else what is in the way."""
+    """Whether a model runs in a runtime of that version.
+
+    ``reason``: for YES what it runs as, else the obstacle.
+    """
 
     runtime: str
     version: str

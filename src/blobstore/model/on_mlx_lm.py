@@ -1,13 +1,11 @@
-"""mlx-lm: which models it loads, as a table and a function.
+"""mlx-lm: which models it loads, and which quantized weights its networks hold as values.
 
-Pure; mlx_lm is not imported, which would take 2 s.
+Pure, from tables; mlx_lm is not imported, which would take 2 s.
 
 Source: mlx-lm 0.32.2. `MODULES` are the modules of mlx_lm/models that have a ``Model`` and its
 ``ModelArgs``; `REMAPPED` and `REMAPPED_ARCHITECTURES` are ``MODEL_REMAPPING`` and
 ``MODEL_ARCHITECTURE_REMAPPING`` of mlx_lm/utils.py. tests/unit/model/test_mlx_lm_table.py compares
 them with the installed mlx-lm, and prints them anew where they differ.
-
-mlx-lm: which quantized weights its networks hold as values, as tables and a function. Pure.
 
 A network holds the codes of a weight if its module can be quantized, and if loading only moves
 whole groups of them. The tables list the rest, by module of mlx_lm/models. Source: mlx-lm 0.32.2,
@@ -25,9 +23,12 @@ from typing import Final
 from blobstore.model.facts import Layout, ModelFacts, Runs, TensorFacts, Verdict, are_alike
 
 _NOTHING = r"(?!)"
-"""What no name is like."""
+"""A pattern that matches no name."""
 _LATENT = r"kv_b_proj\.weight"
-"""Multi-head latent attention: `sanitize` splits it by head and transposes one half (``embed_q``, ``unembed_out``)."""
+"""Multi-head latent attention: `sanitize` splits it by head (``embed_q``, ``unembed_out``).
+
+One half is transposed.
+"""
 _GATE = r"mlp\.gate\.weight"
 """A router's weight that is an array of its layer, not a linear layer."""
 _DECAY = r"A_log"
@@ -91,9 +92,10 @@ _EMBEDDING = r"(?:(?!embed_out\.)[a-z_]*embed[a-z_]*|embedders\.[0-9]+|wte|wpe)\
 
 
 def dequantized(model: ModelFacts, module: str) -> list[str]:
-    """Return the names of the quantized tensors that the network of ``module`` holds as values, sorted.
+    """Return the sorted names of the quantized tensors that a network holds as values.
 
-    Tensors that the network does not use, such as those of a vision tower, may be among them.
+    ``module`` is the network's. Tensors that the network does not use, such as those of a vision
+    tower, may be among them.
     """
     held = {
         tensor.name
@@ -105,10 +107,11 @@ def dequantized(model: ModelFacts, module: str) -> list[str]:
 
 def _named(model: ModelFacts, module: str) -> Iterator[TensorFacts]:
     """Yield the tensors that the tables name, each with the types that they name it for."""
-    always, scaled = _ending(_always(model, module)), _ending(_EMBEDDING)
-    multiplied = _ending(
-        _MULTIPLIED if module == "falcon_h1" and _is_published(model) else _NOTHING
-    )
+    head = r"lm_head\.weight"
+    always = _ending(head if _normalizes_head(model, module) else ALWAYS.get(module, _NOTHING))
+    is_multiplied = module == "falcon_h1" and _is_published(model)
+    multiplied = _ending(_MULTIPLIED if is_multiplied else _NOTHING)
+    scaled = _ending(_EMBEDDING)
     for tensor in model.tensors:
         is_affine = tensor.quantization is not None and tensor.quantization.quant_type.is_affine
         if (
@@ -120,16 +123,14 @@ def _named(model: ModelFacts, module: str) -> Iterator[TensorFacts]:
 
 
 def _ending(pattern: str) -> re.Pattern[str]:
-    """Return a pattern of the names that end so, from a dot on."""
     return re.compile(rf"(?:.*\.)?(?:{pattern})", re.ASCII | re.DOTALL)
 
 
-def _always(model: ModelFacts, module: str) -> str:
-    return r"lm_head\.weight" if _normalizes_head(model, module) else ALWAYS.get(module, _NOTHING)
-
-
 def _normalizes_head(model: ModelFacts, module: str) -> bool:
-    """Return True if loading divides the head by its norms; Baichuan-M1's not when mlx-lm itself quantized it."""
+    """Return True if loading divides the head by its norms.
+
+    It does not for a Baichuan-M1 that mlx-lm itself quantized.
+    """
     config = model.config or {}
     if module == "baichuan_m1":
         return not isinstance(config.get("quantization"), Mapping)
@@ -137,7 +138,7 @@ def _normalizes_head(model: ModelFacts, module: str) -> bool:
 
 
 def _is_published(model: ModelFacts) -> bool:
-    """Return True unless a Falcon-H1 was written by mlx-lm, which tells its own by the axes of a convolution."""
+    """Return False for a Falcon-H1 that mlx-lm wrote; a convolution's axes show it."""
     shape = next((tensor.shape for tensor in model.tensors if tensor.name == _CONVOLUTION), None)
     return shape is None or len(shape) < 2 or shape[-1] > shape[1]  # noqa: PLR2004  # [out, in, width] as published
 
@@ -163,17 +164,19 @@ VERSION: Final = "0.32.2"
 
 MODULES: Final = frozenset(
     """
-    Klear afm7 afmoe apertus baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v3 bitnet cohere
-    cohere2 dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v41 dots1 ernie4_5 ernie4_5_moe exaone exaone4
-    exaone_moe falcon_h1 gear gemma gemma2 gemma3 gemma3_text gemma3n gemma4 gemma4_text glm glm4 glm4_moe glm4_moe_lite
-    glm_moe_dsa gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium hunyuan hunyuan_v1_dense
-    internlm2 internlm3 iquestloopcoder jamba kimi_k25 kimi_k3 kimi_linear kimi_vl laguna lfm2 lfm2-vl lfm2_moe lille-130m
-    llama llama4 llama4_text longcat_flash longcat_flash_ngram mamba mamba2 mellum mimo mimo_v2_flash minicpm minicpm3
-    minimax minimax_m3_vl ministral3 mistral3 mistral4 mixtral muse_glimmer muse_spark nanbeige nanochat nemotron
-    nemotron-nas nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openelm phi phi3 phi3small phimoe phixtral pixtral plamo
-    plamo2 plamo3 prism_hadamard_qwen35 qwen qwen2 qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next
-    qwen3_vl qwen3_vl_moe recurrent_gemma rwkv7 seed_oss smollm3 solar_open spark2_5 stablelm starcoder2 step3p5 talkie
-    telechat3 youtu_llm
+    Klear afm7 afmoe apertus baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear
+    bailing_moe_v3 bitnet cohere cohere2 dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32
+    deepseek_v41 dots1 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe falcon_h1 gear gemma gemma2
+    gemma3 gemma3_text gemma3n gemma4 gemma4_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2
+    gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium hunyuan
+    hunyuan_v1_dense internlm2 internlm3 iquestloopcoder jamba kimi_k25 kimi_k3 kimi_linear kimi_vl
+    laguna lfm2 lfm2-vl lfm2_moe lille-130m llama llama4 llama4_text longcat_flash
+    longcat_flash_ngram mamba mamba2 mellum mimo mimo_v2_flash minicpm minicpm3 minimax
+    minimax_m3_vl ministral3 mistral3 mistral4 mixtral muse_glimmer muse_spark nanbeige nanochat
+    nemotron nemotron-nas nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openelm phi phi3 phi3small
+    phimoe phixtral pixtral plamo plamo2 plamo3 prism_hadamard_qwen35 qwen qwen2 qwen2_moe qwen2_vl
+    qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe recurrent_gemma rwkv7
+    seed_oss smollm3 solar_open spark2_5 stablelm starcoder2 step3p5 talkie telechat3 youtu_llm
     """.split()  # noqa: SIM905  # as a list it would be as long as the rest of the file
 )
 REMAPPED: Final = {
@@ -199,7 +202,7 @@ _TOKENIZER = ("tokenizer", "vocab")
 
 
 def module_of(model: ModelFacts) -> str | None:
-    """Return the module of mlx_lm/models that has a model's network; None if mlx-lm has none for its type.
+    """Return the module of mlx_lm/models that has a model's network; None for an unknown type.
 
     Source: mlx_lm/utils.py `_get_classes` at version 0.32.2.
     """
@@ -218,7 +221,7 @@ def module_of(model: ModelFacts) -> str | None:
 
 
 def verdict(model: ModelFacts) -> Verdict:
-    """Return what mlx-lm makes of a model, loaded by `blobstore.mlx_lm.load`."""
+    """Return the verdict of mlx-lm, if `blobstore.mlx_lm.load` loads the model."""
     module = module_of(model)
     if module is None:
         return Verdict(NAME, VERSION, Runs.NO, _why_unknown(model))
@@ -242,19 +245,14 @@ def verdict(model: ModelFacts) -> Verdict:
 
 
 def _why_unknown(model: ModelFacts) -> str:
-    """Return why mlx-lm has no module for a model."""
     if model.config is None:
         return "config.json is missing"
     model_type = model.config.get("model_type")
-    return (
-        f"it has no model type {model_type}"
-        if isinstance(model_type, str)
-        else "config.json has no model_type"
-    )
+    is_named = isinstance(model_type, str)
+    return f"it has no model type {model_type}" if is_named else "config.json has no model_type"
 
 
 def _obstacles(model: ModelFacts, module: str) -> Iterator[str]:
-    """Yield why a model does not load."""
     if not any(name.startswith(_TOKENIZER) for name in model.documents):
         yield "there is no tokenizer"
     for tensor in model.tensors:
@@ -264,28 +262,25 @@ def _obstacles(model: ModelFacts, module: str) -> Iterator[str]:
 
 
 def _missing(model: ModelFacts, module: str) -> Iterator[str]:
-    """Yield what networks need that checkpoints of other programs lack.
+    """Yield requirements of networks that checkpoints of other programs do not meet.
 
     Sources: `sanitize` of mlx_lm 0.32.2 models/gpt_oss.py, which names experts ``.weight`` only
     where they are quantized; models/bitlinear_layers.py `BitLinear`.
     """
-    if module == "gpt_oss":
-        yield from _unreadable_experts(model)
-    if module == "bitnet" and not any(
-        tensor.name.endswith(".weight_scale") for tensor in model.tensors
-    ):
+    fused = [group for group in model.experts if group.layout is Layout.FUSED]
+    for group in fused if module == "gpt_oss" else ():
+        plain = next((one.name for one in group.tensors if one.quantization is None), None)
+        if plain is not None:
+            yield (
+                "it reads experts of gate and up in one tensor only when they are quantized, and"
+                f" {plain} is not"
+            )
+        hidden, tensor = (
+            (model.config or {}).get("hidden_size"),
+            group.projections["gate_up_proj"][0],
+        )
+        if type(hidden) is int and tensor.shape[-1] != hidden:
+            yield f"{tensor.name} is quantized along its outputs, as Ollama's importer does"
+    has_scales = any(tensor.name.endswith(".weight_scale") for tensor in model.tensors)
+    if module == "bitnet" and not has_scales:
         yield "it reads BitNet's weights only when they are packed, with a weight_scale each"
-
-
-def _unreadable_experts(model: ModelFacts) -> Iterator[str]:
-    hidden = (model.config or {}).get("hidden_size")
-    for group in model.experts:
-        if group.layout is not Layout.FUSED:
-            continue
-        if plain := next(
-            (tensor.name for tensor in group.tensors if tensor.quantization is None), None
-        ):
-            yield f"it reads experts of gate and up in one tensor only when they are quantized, and {plain} is not"
-        fused = group.projections["gate_up_proj"][0]
-        if type(hidden) is int and fused.shape[-1] != hidden:
-            yield f"{fused.name} is quantized along its outputs, as Ollama's importer does"

@@ -36,9 +36,9 @@ class Family:
     - ``senses``: it takes images.
     - ``scaled_experts``: it multiplies by the global scales of experts, which the others ignore.
     - ``one_mode``: it takes one quantization mode for all experts.
-    - ``needs``: a key of config.json that it can't do without.
-    - ``rope``: which of `_ROPE_SETTINGS` it reads; ``rope_theta`` is what it takes where
-      config.json has none.
+    - ``needs``: a key of config.json that it requires.
+    - ``rope``: which of `_ROPE_SETTINGS` it reads; ``rope_theta`` is its value where config.json
+      has none.
     """
 
     architectures: Mapping[str, str]
@@ -205,7 +205,7 @@ BY_ARCHITECTURE: Final = {name: family for family in FAMILIES for name in family
 
 
 def verdict(model: ModelFacts) -> Verdict:
-    """Return what Ollama's MLX runner makes of a model."""
+    """Return the verdict of Ollama's MLX runner."""
     family = BY_ARCHITECTURE.get(model.architecture or "")
     if family is None:
         return Verdict(NAME, VERSION, Runs.NO, _unknown(model))
@@ -236,7 +236,8 @@ def _obstacles(model: ModelFacts, family: Family) -> Iterator[str]:
     if family.needs is not None and not _text_section(model).get(family.needs):
         yield f"its runner needs {family.needs} of config.json"
     if not any(tensor.name in family.embeddings for tensor in model.tensors):
-        yield f"its runner finds no token embedding: none is called {_listed(sorted(family.embeddings))}"
+        names = " or ".join(sorted(family.embeddings))
+        yield f"its runner finds no token embedding: none is called {names}"
     for group in model.experts:
         yield from _expert_obstacles(group, family)
     if model.draft is not None and model.draft not in family.drafts:
@@ -247,32 +248,29 @@ def _expert_obstacles(group: ExpertGroup, family: Family) -> Iterator[str]:
     if not family.scaled_experts and any(tensor.double_scaled for tensor in group.tensors):
         yield "its runner ignores the global scales of experts"
     if group.mixed_projection is not None:
-        yield f"it stacks experts, and those of {group.name} have several types in {group.mixed_projection}"
-    if (group.place, group.layout) not in family.experts:
-        layouts = [layout for place, layout in family.experts if place == group.place]
         yield (
-            _wrong_layout(group, layouts)
-            if layouts
-            else f"its runner reads no experts called {group.place}"
+            f"it stacks experts, and those of {group.name} have several types in"
+            f" {group.mixed_projection}"
         )
-
-
-def _wrong_layout(group: ExpertGroup, layouts: list[Layout]) -> str:
-    wanted = _listed([layout.value for layout in layouts])
-    hint = (
-        ' (import with experts="stacked")'
-        if Layout.STACKED in layouts and group.layout is Layout.NUMBERED
-        else ""
-    )
-    return f"its runner reads experts {wanted}; here they are {group.layout.value}{hint}"
+    if (group.place, group.layout) in family.experts:
+        return
+    layouts = [layout for place, layout in family.experts if place == group.place]
+    if not layouts:
+        yield f"its runner reads no experts called {group.place}"
+    wanted = " or ".join(layout.value for layout in layouts)
+    can_stack = Layout.STACKED in layouts and group.layout is Layout.NUMBERED
+    hint = ' (import with experts="stacked")' if can_stack else ""
+    yield f"its runner reads experts {wanted}; here they are {group.layout.value}{hint}"
 
 
 def _doubts(model: ModelFacts, family: Family) -> Iterator[str]:
-    """Yield why a model may not load, or may answer wrongly."""
     modes = {tensor.mode for group in model.experts for tensor in group.tensors}
     quantized = {tensor.mode for tensor in model.tensors if tensor.quantization is not None}
     if family.one_mode and modes and len(modes | quantized) > 1:
-        yield f"its runner takes one quantization for all experts; this model has {model.types}, so answers may be wrong"
+        yield (
+            f"its runner takes one quantization for all experts; this model has {model.types},"
+            " so answers may be wrong"
+        )
     for tensor in model.tensors:
         if not tensor.fits_mlx:  # x/mlxrunner/mlx/io.go `Load`
             yield f"its runner drops the blob of {tensor.name}: MLX has no {tensor.dtype}"
@@ -292,7 +290,7 @@ def _text_section(model: ModelFacts) -> Mapping[str, Any]:
 
 
 def _changes_rotation(section: Mapping[str, Any], settings: object, theta: float) -> bool:
-    """Return True if a model rotates in another way than a runner that does not read ``settings``."""
+    """Return True if the model's rotation differs from that of a runner without ``settings``."""
     if not isinstance(settings, dict):
         return False
     kinds = {kind: one for kind, one in settings.items() if isinstance(one, dict)}
@@ -311,7 +309,3 @@ def _first_version(model: ModelFacts, family: Family) -> str:
     needed += [family.experts[group.place, group.layout] for group in model.experts]
     needed += [family.drafts[model.draft]] if model.draft is not None else []
     return max(needed, key=lambda version: [int(part) for part in version.split(".")])
-
-
-def _listed(words: list[str]) -> str:
-    return " or ".join(words)

@@ -1,8 +1,8 @@
-"""Tensor: one tensor of a mapped blob, as numpy, torch or mlx.
+"""Tensors: stored arrays as arrays of numpy, torch or MLX, and a tensor of an open model.
 
-numpy and torch arrays are views of the map: no byte is copied, and they are read-only. MLX on a CPU
-reads the file into its own memory when the array is evaluated; with Metal it wraps the map where it
-can.
+This is the one place where the bytes of a stored tensor become arrays. numpy and torch arrays are
+views of the blob's map: no byte is copied, and they are read-only. MLX on a CPU reads the file into
+its own memory when the array is evaluated; with Metal it wraps the map where it can.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import importlib
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import ml_dtypes
 import numpy as np
@@ -30,28 +30,25 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.formats.dtypes import DType, fits_mlx
-from blobstore.formats.quant import QuantType
-from blobstore.formats.safetensors.header import Header, TensorEntry
-from blobstore.io.ranges import FileIdentity, Identity, MappedFile
-from blobstore.kernels.arrays import QuantizedArray, numpy_dtype
+from blobstore.formats.safetensors.header import TensorEntry
+from blobstore.io.ranges import FileIdentity, FileReader, MappedFile
+from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.names import Digest
 from blobstore.store.stored import SUFFIXES, StoredTensor
+from blobstore.store.stored_model import TensorBlob
 
 Library = Literal["numpy", "torch", "mlx"]
-Array = np.ndarray[Any, Any]
+StoredArray = Array | QuantizedArray[Array]
 
 _log = logging.getLogger("blobstore.model.loader")
 
 
 @dataclass(slots=True, eq=False)
-class Blob:
-    """A mapped blob: ``data`` is the whole file, ``header`` its validated header."""
+class MappedBlob:
+    """A blob of tensors whose file is mapped: ``data`` is the whole file."""
 
-    digest: Digest
-    path: str
-    identity: Identity | None
+    file: TensorBlob
     data: MappedFile
-    header: Header
     mlx_arrays: dict[str, Any] = field(default_factory=dict)
 
     def view(self, entry: TensorEntry) -> memoryview:
@@ -59,90 +56,199 @@ class Blob:
 
         Raises: CorruptDataError when the file was cut.
         """
-        start = self.header.data_start
-        return self.data.view(start + entry.begin, start + entry.end)
+        start = self.file.offset(entry)
+        return self.data.view(start, start + entry.nbytes)
+
+    def array(self, entry: TensorEntry) -> Array:
+        """Return a numpy view of one stored array. Raises: as `view` and `numpy_dtype`."""
+        count = math.prod(entry.shape)
+        return np.frombuffer(self.view(entry), numpy_dtype(entry.dtype), count).reshape(entry.shape)
 
 
-class Tensor:
+def assembled(stored: StoredTensor, array_of: Callable[[str, TensorEntry], Any]) -> Any:
+    """Return a tensor made of its stored arrays: one array, or a QuantizedArray.
+
+    ``array_of`` returns the array of a suffix and its entry.
+    """
+    arrays = {suffix: array_of(suffix, entry) for suffix, entry in stored.entries.items()}
+    if stored.quantization is None:
+        return arrays[""]
+    weight, scale, bias, global_scale = map(arrays.get, SUFFIXES)
+    return QuantizedArray(weight, scale, bias, global_scale, stored.quantization)
+
+
+def parts_of(array: Any) -> dict[str, Any]:
+    """Return the stored arrays of a tensor by suffix: the inverse of `assembled`."""
+    if not isinstance(array, QuantizedArray):
+        return {"": array}
+    parts = (array.weight, array.scale, array.bias, array.global_scale)
+    return {suffix: part for suffix, part in zip(SUFFIXES, parts, strict=True) if part is not None}
+
+
+def read_run(
+    stored: StoredTensor, blob: TensorBlob, reader: FileReader, start: int, count: int
+) -> StoredArray:
+    """Return ``count`` consecutive values from ``start`` on as they are stored, read from the file.
+
+    Of a quantized tensor both are whole groups. Raises: as `readinto`.
+    """
+    counts = {"": count}
+    if stored.quantization is not None:
+        parts = stored.quantization.parts((count,), stored.entries[".scale"].dtype)
+        counts = {part.suffix: part.shape[0] for part in parts}
+
+    def read(suffix: str, entry: TensorEntry) -> Array:
+        part = counts.get(suffix, 1)  # there is one global scale
+        first = start * part // count if suffix in counts else 0
+        array = np.empty(part, numpy_dtype(entry.dtype))
+        reader.readinto(blob.offset(entry) + first * array.itemsize, array.view(np.uint8).data)
+        return array
+
+    run: StoredArray = assembled(stored, read)
+    return run
+
+
+def fill_values(out: Array, stored: StoredArray) -> None:
+    """Write the values into ``out``, each computed in float32 and rounded to its dtype."""
+    if isinstance(stored, QuantizedArray):
+        kernels.dequantize_into(stored, out)
+        return
+    # A signalling NaN is a value here, not an accident.
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.copyto(out, stored, casting="unsafe")
+
+
+def torch_array(blob: MappedBlob, entry: TensorEntry, name: str) -> Any:
+    """Return a torch tensor that shares the map's memory, or a copy of what lies at an odd address.
+
+    Raises: UnsupportedSourceError, naming the tensor, when torch has no such dtype.
+    """
+    torch = _library("torch", "Install the extra: pip install 'blobstore[torch]'.")
+    dtype = getattr(torch, entry.dtype.array_name or "", None)
+    if dtype is None:
+        raise UnsupportedSourceError(f"torch has no {entry.dtype}", tensor=name)
+    if entry.nbytes == 0:
+        return torch.empty(entry.shape, dtype=dtype)
+    view = blob.view(entry)
+    if blob.file.offset(entry) % max(1, entry.dtype.bits // 8):
+        view = memoryview(bytearray(view))  # torch needs aligned memory
+    with warnings.catch_warnings():
+        # torch has no read-only tensors and says so; the docstring does too.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(view, dtype=dtype).reshape(entry.shape)
+
+
+def mlx_array(blob: MappedBlob, entry: TensorEntry, tensor: str, suffix: str) -> Any:
+    """Return an mlx array: over the map, as `mx.load` gives it, or a copy, in this order.
+
+    Raises: UnsupportedSourceError, naming the tensor, for a dtype or shape that MLX does not have.
+    """
+    if not fits_mlx(entry.dtype, entry.shape):
+        raise UnsupportedSourceError(
+            f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}",
+            tensor=tensor,
+            blob=str(blob.file.digest),
+        )
+    wrapped = _wrapped(blob, entry)
+    if wrapped is not None:
+        return wrapped
+    # mx.load takes a whole file or nothing, and by its path, where another file may lie by now.
+    if blob.file.fits_mlx and (loaded := _loaded(blob)):
+        return loaded[tensor + suffix]
+    return mlx_of(blob.array(entry))
+
+
+def mlx_of(values: Array, *, copy: bool = True) -> Any:
+    """Return an mlx array of a numpy array: FP8 as uint8, as `mx.load` gives it.
+
+    Raises: ValueError when ``copy`` is False and a copy is needed.
+    """
+    mx = _mlx()
+    if values.dtype == ml_dtypes.bfloat16:
+        return mx.asarray(values.view(np.uint16), copy=copy).view(mx.bfloat16)
+    return mx.asarray(values.view(np.uint8) if values.dtype.kind == "V" else values, copy=copy)
+
+
+def _wrapped(blob: MappedBlob, entry: TensorEntry) -> Any:
+    """Return an mlx array over the map; None without Metal, or for an odd address."""
+    if not _mlx().metal.is_available() or entry.nbytes == 0:
+        return None
+    try:
+        return mlx_of(blob.array(entry), copy=False)
+    except (ValueError, BufferError) as error:
+        _log.debug("MLX copies blob %s instead of wrapping it: %s", blob.file.digest, error)
+        return None
+
+
+def _loaded(blob: MappedBlob) -> dict[str, Any]:
+    """Return the blob's arrays as `mx.load` gives them, which reads the file later.
+
+    Empty when the file at its path is not the mapped one any more: the blob was removed from the
+    store, or made again.
+    """
+    if not blob.mlx_arrays:
+        path = blob.file.path
+        try:
+            now = FileIdentity(Path(path).stat(follow_symlinks=False))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise from_os_error(error, "load", path) from error
+        if now != blob.file.identity:
+            return {}
+        try:
+            blob.mlx_arrays = _mlx().load(path, format="safetensors")
+        except RuntimeError as error:  # MLX raises it when it can't open the file
+            digest = str(blob.file.digest)
+            raise StorageError(f"MLX can't load blob {digest}: {error}", blob=digest) from error
+    return blob.mlx_arrays
+
+
+def _mlx() -> Any:
+    return _library("mlx.core", "MLX exists for macOS on Apple silicon and for Linux.")
+
+
+def _library(name: str, hint: str) -> Any:
+    """Return an optional library. Raises: UsageError with the hint when it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(f"{name.partition('.')[0]} is not installed", hint=hint) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor(StoredTensor):
     """One tensor of a model. Cheap until its values are asked for."""
 
-    __slots__ = ("_blob", "_stored")
+    _blob: MappedBlob = field(repr=False)
 
-    def __init__(self, stored: StoredTensor, blob: Blob) -> None:
-        self._stored = stored
-        self._blob = blob
-
-    @property
-    def name(self) -> str:
-        """The name in the blob."""
-        return self._stored.name
-
-    @property
-    def stored(self) -> StoredTensor:
-        """What the blob's header says of the tensor."""
-        return self._stored
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape before packing: ``[..., rows, cols]``."""
-        return self._stored.shape
-
-    @property
-    def dtype(self) -> DType:
-        """The stored dtype; U32 (the packed codes) for a quantized tensor."""
-        return self._stored.dtype
-
-    @property
-    def quant_type(self) -> QuantType | None:
-        """The quantized type, or None."""
-        return (
-            self._stored.quantization.quant_type if self._stored.quantization is not None else None
-        )
-
-    @property
-    def group_size(self) -> int | None:
-        """Values that share a scale, or None."""
-        return (
-            self._stored.quantization.group_size if self._stored.quantization is not None else None
-        )
-
-    @property
-    def transposed(self) -> bool:
-        """True when the checkpoint's tensor has the last two axes the other way round: `shape` is ``[..., out, in]``."""
-        return self._stored.transposed
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights, before packing."""
-        return self._stored.parameters
-
-    @property
-    def nbytes(self) -> int:
-        """Stored bytes, scales and biases included."""
-        return self._stored.nbytes
+    @classmethod
+    def of(cls, stored: StoredTensor, blob: MappedBlob) -> Self:
+        """Return a tensor of a mapped blob."""
+        return cls(stored.name, stored.entries, stored.quantization, stored.transposed, blob)
 
     @property
     def blob(self) -> Digest:
         """The digest of the blob that holds the tensor."""
-        return self._blob.digest
+        return self._blob.file.digest
 
     def raw(self) -> memoryview:
         """Return the stored bytes of the weight: a read-only view."""
-        return self._blob.view(self._stored.entries[""])
+        return self._blob.view(self.entries[""])
 
-    def numpy(self) -> Array | QuantizedArray[Array]:
-        """Return a read-only numpy view of the map.
-
-        Of a quantized tensor, a QuantizedArray of such views.
+    def numpy(self) -> StoredArray:
+        """Return a read-only numpy view of the map, or a QuantizedArray of views.
 
         BF16 and FP8 arrays have ml_dtypes' types. Raises: UnsupportedSourceError for F4 and F6 (see
         `raw`).
         """
-        array: Array | QuantizedArray[Array] = self._assemble(self._numpy_part)
+        array: StoredArray = assembled(self, lambda _, entry: self._blob.array(entry))
         return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  # as NumPy calls it
-        """Return the values for ``numpy.asarray``: a read-only view, or, of a quantized tensor, new float32 values.
+        """Return the values for ``numpy.asarray``.
+
+        That is a read-only view, or, of a quantized tensor, new float32 values.
 
         Raises: ValueError when ``copy`` is False and a copy is needed; as `numpy` and `dequantize`.
         """
@@ -154,7 +260,7 @@ class Tensor:
         return values.astype(wanted, copy=bool(copy) and values is stored)
 
     def dequantize(self, dtype: str | DType = DType.F32) -> Array:
-        """Return the values as a new array of `shape`, each computed in float32 and rounded to ``dtype``.
+        """Return the values in a new array, each computed in float32 and rounded to ``dtype``.
 
         ``dtype``: "float32", "bfloat16" (ml_dtypes) or "float16"; an unquantized tensor is
         converted.
@@ -163,47 +269,38 @@ class Tensor:
         """
         if self.dtype is DType.C64:
             raise UnsupportedSourceError(
-                f"{quoted(self.name)} is complex: no float can hold it", tensor=self.name
+                f"{quoted(self.name)} is complex: it has no float values", tensor=self.name
             )
         array = self.numpy()
         if isinstance(array, QuantizedArray):
             return kernels.dequantize(array, dtype)
         wanted = dtype if isinstance(dtype, DType) else DType.parse_float(dtype)
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # a signalling NaN is a value here, not an accident
-            return array.astype(numpy_dtype(wanted))
+        values = np.empty(array.shape, numpy_dtype(wanted))
+        fill_values(values, array)
+        return values
 
     def __getitem__(self, rows: Any) -> Array:
         """Return the rows that a numpy index of the leading dimensions selects.
 
-        Of an unquantized tensor a view (where numpy makes one); of a quantized one, those rows
-        dequantized to a new float32 array ``[..., cols]``, and only they are read.
+        Of an unquantized tensor they are a view (where numpy makes one); of a quantized one they
+        are dequantized to a new float32 array ``[..., cols]``, and only these rows are read.
 
-        Raises: InvalidIndexError, which is an IndexError too, for what numpy refuses, whatever
-        error it gives; UsageError for an index into quantized columns.
+        Raises: InvalidIndexError, which is an IndexError too, for an index that numpy refuses;
+        UsageError for an index into quantized columns.
         """
         array = self.numpy()
-        if not isinstance(array, QuantizedArray):
-            return self._selected(array, rows)
-        if self._reaches_columns(rows):
+        is_quantized = isinstance(array, QuantizedArray)
+        if is_quantized and self._reaches_columns(rows):
             raise UsageError(
                 f"{quoted(self.name)} is quantized: index its rows, and the columns of the result"
             )
-        return kernels.dequantize(
-            QuantizedArray(
-                self._selected(array.weight, rows),
-                self._selected(array.scale, rows),
-                self._selected(array.bias, rows) if array.bias is not None else None,
-                array.global_scale,
-                array.quantization,
-            )
-        )
-
-    def _selected(self, array: Array, rows: Any) -> Array:
         with self._index_errors():
-            selected: Array = array[rows]
-        return selected
+            parts = {
+                suffix: part if suffix == ".global_scale" else part[rows]
+                for suffix, part in parts_of(array).items()
+            }
+        selected = assembled(self, lambda suffix, _: parts[suffix])
+        return kernels.dequantize(selected) if is_quantized else selected
 
     def _reaches_columns(self, rows: Any) -> bool:
         """Return True when a numpy index says something about the last dimension.
@@ -218,7 +315,10 @@ class Tensor:
 
     @contextmanager
     def _index_errors(self) -> Iterator[None]:
-        """Turn what numpy says of an index into our error: IndexError, ValueError (a step of zero), TypeError."""
+        """Raise InvalidIndexError for the errors that numpy raises for an index.
+
+        ValueError: a step of zero.
+        """
         try:
             yield
         except (IndexError, ValueError, TypeError) as error:
@@ -229,23 +329,23 @@ class Tensor:
     def torch(self) -> Any:
         """Return a torch tensor that shares the map's memory, or a QuantizedArray of them.
 
-        Never write to it.
-
-        An array at an odd address of its file, which blobs of ours have only behind odd-sized
-        bytes, is copied.
+        The caller must not write to it. An array at an odd address of its file, which blobs of ours
+        have only behind odd-sized bytes, is copied.
 
         Raises: UnsupportedSourceError when torch has no such dtype.
         """
-        return self._assemble(self._torch_part)
+        return assembled(self, lambda _, entry: torch_array(self._blob, entry, self.name))
 
     def mlx(self) -> Any:
         """Return an mlx array, or a QuantizedArray of them.
 
         FP8 and E8M0 bytes are uint8, as MLX has them.
 
-        Raises: UnsupportedSourceError for a dtype or a dimension that MLX has not.
+        Raises: UnsupportedSourceError for a dtype or a dimension that MLX does not have.
         """
-        return self._assemble(self._mlx_part)
+        return assembled(
+            self, lambda suffix, entry: mlx_array(self._blob, entry, self.name, suffix)
+        )
 
     def array(self, library: Library) -> Any:
         """Return `numpy`, `torch` or `mlx` by name. Raises: UsageError for another word."""
@@ -254,59 +354,6 @@ class Tensor:
                 f"unknown array library {library!r}", hint="Use one of: numpy, torch, mlx."
             )
         return getattr(self, library)()
-
-    def _assemble(self, part: Any) -> Any:
-        arrays = {suffix: part(suffix, entry) for suffix, entry in self._stored.entries.items()}
-        if self._stored.quantization is None:
-            return arrays[""]
-        weight, scale, bias, global_scale = (arrays.get(suffix) for suffix in SUFFIXES)
-        return QuantizedArray(weight, scale, bias, global_scale, self._stored.quantization)
-
-    def _numpy_part(self, _: str, entry: TensorEntry) -> Array:
-        return _numpy_view(self._blob, entry)
-
-    def _torch_part(self, _: str, entry: TensorEntry) -> Any:
-        torch = _library("torch", "Install the extra: pip install 'blobstore[torch]'.")
-        name = entry.dtype.array_name
-        dtype = getattr(torch, name, None) if name else None
-        if dtype is None:
-            raise UnsupportedSourceError(f"torch has no {entry.dtype}", tensor=self.name)
-        if entry.nbytes == 0:
-            return torch.empty(entry.shape, dtype=dtype)
-        view = self._blob.view(entry)
-        if (self._blob.header.data_start + entry.begin) % max(1, entry.dtype.bits // 8):
-            view = memoryview(
-                bytearray(view)
-            )  # torch needs aligned memory, and a foreign file may have it odd
-        with warnings.catch_warnings():
-            # torch has no read-only tensors and says so; the docstring does too.
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            return torch.frombuffer(view, dtype=dtype).reshape(entry.shape)
-
-    def _mlx_part(self, suffix: str, entry: TensorEntry) -> Any:
-        if not fits_mlx(entry.dtype, entry.shape):
-            raise UnsupportedSourceError(
-                f"MLX has no {entry.dtype} arrays of shape {list(entry.shape)}",
-                tensor=self.name,
-                blob=str(self.blob),
-            )
-        wrapped = _mlx_wrapped(self._blob, entry)
-        if wrapped is not None:
-            return wrapped
-        # mx.load takes all of a file or nothing, and by its path, which may lead to another one
-        # since, or to none.
-        fits = all(
-            fits_mlx(other.dtype, other.shape) for other in self._blob.header.tensors.values()
-        )
-        if fits and (loaded := _mlx_loaded(self._blob)):
-            return loaded[self.name + suffix]
-        return _mlx_of(_numpy_view(self._blob, entry), copy=True)
-
-
-def _numpy_view(blob: Blob, entry: TensorEntry) -> Array:
-    return np.frombuffer(
-        blob.view(entry), numpy_dtype(entry.dtype), math.prod(entry.shape)
-    ).reshape(entry.shape)
 
 
 def _dimensions_taken(item: Any) -> int:
@@ -320,63 +367,3 @@ def _dimensions_taken(item: Any) -> int:
         isinstance(item, bool | np.bool | np.ndarray | list) and np.asarray(item).dtype == bool
     )
     return np.asarray(item).ndim if is_mask else 1
-
-
-def _library(name: str, hint: str) -> Any:
-    """Return an optional library. Raises: UsageError with the hint when it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UsageError(f"{name.split('.', maxsplit=1)[0]} is not installed", hint=hint) from error
-
-
-def _mlx() -> Any:
-    return _library("mlx.core", "MLX exists for macOS on Apple silicon and for Linux.")
-
-
-def _mlx_of(view: Array, *, copy: bool) -> Any:
-    """Return an mlx array of a numpy view: FP8 as uint8, as `mx.load` gives it.
-
-    Raises: ValueError when it has to copy.
-    """
-    mx = _mlx()
-    if view.dtype == ml_dtypes.bfloat16:
-        return mx.asarray(view.view(np.uint16), copy=copy).view(mx.bfloat16)
-    return mx.asarray(view.view(np.uint8) if view.dtype.kind == "V" else view, copy=copy)
-
-
-def _mlx_wrapped(blob: Blob, entry: TensorEntry) -> Any:
-    """Return an mlx array over the map without a copy, or None where MLX can't: without Metal, or for an odd address."""
-    mx = _mlx()
-    if not mx.metal.is_available() or entry.nbytes == 0:
-        return None
-    try:
-        return _mlx_of(_numpy_view(blob, entry), copy=False)
-    except (ValueError, BufferError) as error:
-        _log.debug("MLX copies blob %s instead of wrapping it: %s", blob.digest, error)
-        return None
-
-
-def _mlx_loaded(blob: Blob) -> dict[str, Any]:
-    """Return the blob's arrays as `mx.load` gives them, lazily read from the file that was validated and mapped.
-
-    None of them when that file is not the one of its path any more: it was removed from the store,
-    or made again.
-    """
-    mx = _mlx()
-    if not blob.mlx_arrays:
-        try:
-            now = FileIdentity(Path(blob.path).stat(follow_symlinks=False))
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise from_os_error(error, "load", blob.path) from error
-        if now != blob.identity:
-            return {}
-        try:
-            blob.mlx_arrays = mx.load(blob.path, format="safetensors")
-        except RuntimeError as error:  # what MLX says when it can't open the file
-            raise StorageError(
-                f"MLX can't load blob {blob.digest}: {error}", blob=str(blob.digest)
-            ) from error
-    return blob.mlx_arrays

@@ -1,4 +1,4 @@
-"""StoredTensor: the logical tensors of a blob, read from its header. Pure.
+"""Stored tensors: the logical tensors of a blob, read from its header. Pure.
 
 A quantized tensor is stored as several arrays: ``NAME`` (U32 codes), ``NAME.scale``, for affine
 types ``NAME.bias``, for double-scaled nvfp4 ``NAME.global_scale``. Its type is in the blob's
@@ -15,36 +15,32 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blobstore.errors import (
-    CorruptDataError,
-    UnsupportedSourceError,
-    UsageError,
-    quoted,
-)
+from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.dtypes import DType, parameters_of
-from blobstore.formats.quant import Part, Quantization, QuantType
+from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.header import Header, TensorEntry
 
 if TYPE_CHECKING:  # pydantic is loaded when a store is opened
     from blobstore.formats.checkpoint import QuantizationSettings
 
 Settings = Callable[[], "QuantizationSettings | None"]
-"""Reads how a model's config.json says that MLX quantized its weights (checkpoint.py `settings_of`), when that is needed."""
+"""Reads from config.json how MLX quantized the weights (`settings_of` in checkpoint.py)."""
 SUFFIXES = ("", ".scale", ".bias", ".global_scale")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """One logical tensor of a blob: ``entries`` are its stored arrays by suffix, ``""`` being the weight.
+    """One logical tensor of a blob.
 
-    ``transposed``: the checkpoint's tensor has the last two axes the other way round. It is stored,
-    and its `shape` is ``[..., out, in]``, so that groups run along the inputs.
+    ``entries`` are its stored arrays by suffix, ``""`` being the weight. ``transposed``: the
+    checkpoint's tensor has the last two axes the other way round. It is stored, and its `shape` is
+    ``[..., out, in]``, so that groups run along the inputs.
     """
 
     name: str
     entries: Mapping[str, TensorEntry]
     quantization: Quantization | None
-    transposed: bool = False
+    transposed: bool
 
     @property
     def dtype(self) -> DType:
@@ -52,17 +48,35 @@ class StoredTensor:
         return self.entries[""].dtype
 
     @property
+    def quant_type(self) -> QuantType | None:
+        """The quantized type, or None."""
+        return None if self.quantization is None else self.quantization.quant_type
+
+    @property
+    def group_size(self) -> int | None:
+        """Values that share a scale, or None."""
+        return None if self.quantization is None else self.quantization.group_size
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        """The shape before packing."""
+        """The shape before packing: ``[..., rows, cols]``."""
         shape = self.entries[""].shape
         return shape if self.quantization is None else self.quantization.logical_shape(shape)
 
     @property
     def value_dtype(self) -> DType | None:
-        """The dtype of the values before they were quantized; None for the fp types, whose arrays do not tell."""
+        """The dtype of the values before they were quantized.
+
+        None for the fp types, whose arrays do not say it.
+        """
         if self.quantization is None:
             return self.dtype
         return self.entries[".scale"].dtype if self.quantization.quant_type.is_affine else None
+
+    @property
+    def has_global_scale(self) -> bool:
+        """True for double-scaled nvfp4."""
+        return ".global_scale" in self.entries
 
     @property
     def parameters(self) -> int:
@@ -77,26 +91,24 @@ class StoredTensor:
     @property
     def type_name(self) -> str:
         """The quantized type, else the dtype: what a person calls the tensor's type."""
-        return str(self.quantization.quant_type if self.quantization is not None else self.dtype)
+        return str(self.quant_type or self.dtype)
 
 
-def _no_settings() -> None:
-    """Return None: config.json is missing."""
+def stored_tensors(header: Header, settings: Settings = lambda: None) -> Iterator[StoredTensor]:
+    """Yield the logical tensors of a blob, in stored order.
 
-
-def stored_tensors(header: Header, settings: Settings = _no_settings) -> Iterator[StoredTensor]:
-    """Yield the logical tensors of a blob, in stored order; ``settings`` are those of its model's config.json.
+    ``settings`` are those of its model's config.json.
 
     Raises: CorruptDataError with ``tensor`` when a quantized tensor lacks a companion or one has
-    the wrong dtype or shape, or its type can't be told; UnsupportedSourceError for a type that does
-    not exist here; as ``settings``, when they are needed.
+    the wrong dtype or shape, or its type can't be inferred; UnsupportedSourceError for a type that
+    does not exist here; as ``settings``, when they are needed.
     """
-    companions = {
-        name + suffix
-        for name in header.tensors
-        if _has_scale(header, name)
-        for suffix in SUFFIXES[1:]
+    scaled = {
+        name
+        for name, entry in header.tensors.items()
+        if entry.dtype is DType.U32 and name + ".scale" in header.tensors
     }
+    companions = {name + suffix for name in scaled for suffix in SUFFIXES[1:]}
     described = {
         key.removesuffix(".quant_type") for key in header.metadata if key.endswith(".quant_type")
     }
@@ -108,39 +120,26 @@ def stored_tensors(header: Header, settings: Settings = _no_settings) -> Iterato
     for name in sorted(
         header.tensors.keys() - companions, key=lambda name: header.tensors[name].begin
     ):
-        entries = {suffix: header.tensors[name + suffix] for suffix in _suffixes(header, name)}
+        suffixes = [one for one in SUFFIXES if name in scaled and name + one in header.tensors]
+        entries = {suffix: header.tensors[name + suffix] for suffix in suffixes or [""]}
         quantization = _quantization(name, entries, header.metadata, settings)
         quantized = quantized or quantization is not None
-        yield StoredTensor(
-            name,
-            entries,
-            quantization,
-            _is_transposed(name, entries, quantization, header.metadata),
-        )
+        tensor = StoredTensor(name, entries, quantization, f"{name}.transposed" in header.metadata)
+        _check_transposed(tensor, header.metadata)
+        yield tensor
     if "quant_type" in header.metadata and not quantized:
         raise CorruptDataError(
-            f"the blob is called {header.metadata['quant_type']}, but holds no quantized tensor"
+            f"the blob's type is {header.metadata['quant_type']}, but it holds no quantized tensor"
         )
-
-
-def _has_scale(header: Header, name: str) -> bool:
-    return header.tensors[name].dtype is DType.U32 and name + ".scale" in header.tensors
-
-
-def _suffixes(header: Header, name: str) -> Iterator[str]:
-    yield ""
-    if _has_scale(header, name):
-        yield from (suffix for suffix in SUFFIXES[1:] if name + suffix in header.tensors)
 
 
 def _quantization(
     name: str, entries: Mapping[str, TensorEntry], metadata: Mapping[str, str], settings: Settings
 ) -> Quantization | None:
-    own = f"{name}.quant_type" in metadata
-    if entries[""].dtype is not DType.U32 or not (
-        own or "quant_type" in metadata or ".scale" in entries
-    ):
-        if own:
+    prefix = f"{name}." if f"{name}.quant_type" in metadata else ""
+    is_described = f"{prefix}quant_type" in metadata
+    if entries[""].dtype is not DType.U32 or not (is_described or ".scale" in entries):
+        if prefix:
             raise CorruptDataError(
                 f"tensor {name!r} is {entries[''].dtype}, but its metadata call it quantized",
                 tensor=name,
@@ -150,30 +149,23 @@ def _quantization(
         raise CorruptDataError(
             f"the scale of the quantized tensor {name!r} is missing", tensor=name
         )
-    if own or "quant_type" in metadata:
-        quantization = _described(name, metadata, f"{name}." if own else "")
-    else:
-        quantization = _inferred(name, entries, settings)
-    _check_parts(name, entries, quantization)
+    if not is_described:
+        return _inferred(name, entries, settings)
+    quantization = _described(name, metadata, prefix)
+    if wrong := _wrong_part(entries, quantization):
+        raise CorruptDataError(f"tensor {name!r} of type {quantization}: {wrong}", tensor=name)
     return quantization
 
 
-def _is_transposed(
-    name: str,
-    entries: Mapping[str, TensorEntry],
-    quantization: Quantization | None,
-    metadata: Mapping[str, str],
-) -> bool:
-    value = metadata.get(f"{name}.transposed")
-    if value is None:
-        return False
-    if value != "true" or quantization is None or len(entries[""].shape) < 2:  # noqa: PLR2004  # a matrix, or several
+def _check_transposed(tensor: StoredTensor, metadata: Mapping[str, str]) -> None:
+    is_matrix = tensor.quantization is not None and len(tensor.shape) > 1
+    value = metadata.get(f"{tensor.name}.transposed")
+    if tensor.transposed and not (is_matrix and value == "true"):
         raise CorruptDataError(
-            f"the metadata of tensor {name!r} contain transposed={value!r}: only a quantized matrix can be transposed, "
-            "and only the value 'true' is defined",
-            tensor=name,
+            f"the metadata of tensor {tensor.name!r} contain transposed={value!r}: only a quantized"
+            " matrix can be transposed, and only the value 'true' is defined",
+            tensor=tensor.name,
         )
-    return True
 
 
 def _described(name: str, metadata: Mapping[str, str], prefix: str) -> Quantization:
@@ -187,6 +179,7 @@ def _described(name: str, metadata: Mapping[str, str], prefix: str) -> Quantizat
 
 
 def _inferred(name: str, entries: Mapping[str, TensorEntry], settings: Settings) -> Quantization:
+    """Return the only type that the shapes allow, else the one of those that config.json names."""
     possible = [
         quantization
         for quant_type in QuantType
@@ -194,19 +187,20 @@ def _inferred(name: str, entries: Mapping[str, TensorEntry], settings: Settings)
         for quantization in (Quantization(quant_type, size) for size in quant_type.group_sizes)
         if not _wrong_part(entries, quantization)
     ]
-    if len(possible) > 1 and (said := _said(name, settings())) in possible:
-        return said
+    if len(possible) > 1 and (named := _named(name, settings())) in possible:
+        return named
     if len(possible) != 1:
-        answers = ", ".join(str(quantization) for quantization in possible) or "none"
+        answers = ", ".join(map(str, possible)) or "none"
         raise CorruptDataError(
-            f"the type of {name!r} can't be told: its blob has no metadata, and its shapes fit {answers}",
+            f"the type of {name!r} can't be inferred: its blob has no metadata, and its shapes fit "
+            f"{answers}",
             tensor=name,
         )
     return possible[0]
 
 
-def _said(name: str, settings: QuantizationSettings | None) -> Quantization | None:
-    """Return how config.json says that a weight was quantized; None where it does not, or where no type of ours is that."""
+def _named(name: str, settings: QuantizationSettings | None) -> Quantization | None:
+    """Return the type that config.json names for a weight; None for none or an unknown one."""
     module = settings.of(name.removesuffix(".weight")) if settings is not None else None
     try:
         return module.quantization if module is not None else None
@@ -214,36 +208,32 @@ def _said(name: str, settings: QuantizationSettings | None) -> Quantization | No
         return None
 
 
-def _check_parts(name: str, entries: Mapping[str, TensorEntry], quantization: Quantization) -> None:
-    if wrong := _wrong_part(entries, quantization):
-        raise CorruptDataError(f"tensor {name!r} of type {quantization}: {wrong}", tensor=name)
-
-
 def _wrong_part(entries: Mapping[str, TensorEntry], quantization: Quantization) -> str | None:
     """Say what is wrong with the stored arrays of a tensor of that type, or return None."""
+    return next(_faults(entries, quantization), None)
+
+
+def _faults(entries: Mapping[str, TensorEntry], quantization: Quantization) -> Iterator[str]:
+    """Yield what is wrong with the stored arrays; only the first fault means something."""
     weight, scale = entries[""], entries[".scale"]
-    if not weight.shape or (quantization.quant_type.is_affine and not scale.dtype.is_float):
-        return f"its scale is {scale.dtype}" if weight.shape else "its weight has rank 0"
+    if not weight.shape:
+        yield "its weight has rank 0"
+    if quantization.quant_type.is_affine and not scale.dtype.is_float:
+        yield f"its scale is {scale.dtype}"
     shape = quantization.logical_shape(weight.shape)
     if not quantization.divides(shape):
-        return f"rows of {shape[-1]} are not whole groups"
+        yield f"rows of {shape[-1]} are not whole groups"
     wanted = {part.suffix: part for part in quantization.parts(shape, scale.dtype)}
     for suffix, entry in entries.items():
+        part = wanted.get(suffix)
         if suffix == ".global_scale":
-            if (
-                quantization.quant_type is not QuantType.NVFP4
-                or entry.dtype is not DType.F32
-                or math.prod(entry.shape) != 1
-            ):
-                return f"its global scale is {entry.dtype} {list(entry.shape)}"
-        elif suffix not in wanted:
-            return f"it has a {suffix[1:]}"
-        elif (entry.dtype, entry.shape) != (wanted[suffix].dtype, wanted[suffix].shape):
-            return _mismatch(entry, wanted[suffix])
-    missing = wanted.keys() - entries.keys()
-    return f"its {min(missing)[1:]} is missing" if missing else None
-
-
-def _mismatch(entry: TensorEntry, part: Part) -> str:
-    what = part.suffix[1:] or "weight"
-    return f"its {what} is {entry.dtype} {list(entry.shape)}, not {part.dtype} {list(part.shape)}"
+            is_scalar = entry.dtype is DType.F32 and math.prod(entry.shape) == 1
+            if quantization.quant_type is not QuantType.NVFP4 or not is_scalar:
+                yield f"its global scale is {entry.dtype} {list(entry.shape)}"
+        elif part is None:
+            yield f"it has a {suffix[1:]}"
+        elif (entry.dtype, entry.shape) != (part.dtype, part.shape):
+            found, what = f"{entry.dtype} {list(entry.shape)}", suffix[1:] or "weight"
+            yield f"its {what} is {found}, not {part.dtype} {list(part.shape)}"
+    for suffix in sorted(wanted.keys() - entries.keys()):
+        yield f"its {suffix[1:]} is missing"

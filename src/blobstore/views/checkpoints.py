@@ -21,7 +21,7 @@ from blobstore.views.view import (
 )
 
 if TYPE_CHECKING:
-    from blobstore.export.run import ExportResult
+    from blobstore.export.folder import ExportResult
     from blobstore.importer.planning.outputs import ImportPlan, OutputTensor
     from blobstore.inspection.diff import ChangedTensor, ModelDiff
     from blobstore.inspection.quality import ModelQuality, TensorQuality

@@ -30,7 +30,7 @@ from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
 
 import blobstore
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageError
-from blobstore.export import outputs
+from blobstore.export import planned_files
 from blobstore.formats.dtypes import DType
 from blobstore.kernels.arrays import Array
 from blobstore.store.local.store import Store
@@ -182,7 +182,7 @@ def test_the_ollama_profile_keeps_its_stacks(store: Store, tmp_path: Path) -> No
         )
     assert "model.layers.0.mlp.experts.up_proj.weight" in raw_tensors(tmp_path / "out")
     assert metadata_of(tmp_path / "out" / "model.safetensors")["format"] == "pt"
-    with pytest.raises(UsageError, match="nothing is known of the files"):
+    with pytest.raises(UsageError, match="that the model was imported from are not known"):
         blobstore.export_model("m", tmp_path / "out2", store=store, max_shard_size="source")
 
 
@@ -295,7 +295,7 @@ def test_pieces_are_cut_and_put_together(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     for name, value in {"_COPIED_AT_ONCE": 1000, "_BATCH_BYTES": 3000, "_BATCH_PIECES": 2}.items():
-        monkeypatch.setattr(f"blobstore.export.writing.{name}", value)
+        monkeypatch.setattr(f"blobstore.export.written_files.{name}", value)
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
     blobstore.import_model(source, "m", store=store)
     blobstore.export_model("m", tmp_path / "out", store=store, jobs=jobs, max_shard_size=50_000)
@@ -315,7 +315,7 @@ def test_a_header_over_the_limit_is_refused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "in"), "m", store=store)
-    monkeypatch.setattr(outputs, "MAX_HEADER", 500)
+    monkeypatch.setattr(planned_files, "MAX_HEADER", 500)
     with pytest.raises(LimitExceededError, match=r"model\.safetensors would have a header"):
         blobstore.export_model("m", tmp_path / "out", store=store)
 

@@ -25,7 +25,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.export import run as folder, writing
+from blobstore.export import folder, written_files
 from blobstore.store.local.store import Store
 
 STAGING = ".out.blobstore-export"
@@ -211,7 +211,7 @@ def test_wrong_bytes_are_found_when_asked(model: Path, store: Store, tmp_path: P
 def test_a_blob_that_is_replaced_while_it_is_copied(
     model: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    monkeypatch.setattr(writing, "_BATCH_PIECES", 1)
+    monkeypatch.setattr(written_files, "_BATCH_PIECES", 1)
     with blobstore.open_model("m", store=store) as opened:
         path = (
             store.root / "blobs" / opened["model.layers.0.self_attn.q_proj.weight"].blob.file_name

@@ -5,23 +5,38 @@ What is remembered is never trusted over the store.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.checkpoints import safetensors_bytes, write_checkpoint
-from support.stores import blob_path, commit_model, link_by_hand, manifest_path
+from support.checkpoints import normal, safetensors_bytes, write_checkpoint
+from support.stores import (
+    blob_path,
+    commit_model,
+    layer_by_hand,
+    link_by_hand,
+    manifest_path,
+    stored_arrays,
+)
 
 import blobstore
-from blobstore.formats import safetensors
+from blobstore.formats.documents import JSON_MEDIA_TYPE
+from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
-from blobstore.inspection import listing
-from blobstore.inspection.listing import BrokenModel, ListedModel, list_models, summarize
+from blobstore.inspection.listing import (
+    BrokenModel,
+    ListedModel,
+    list_models,
+    stored_coverage,
+    summarize,
+)
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import RangeReader
 from blobstore.names import ModelName
+from blobstore.store import stored_model
 from blobstore.store.care.prune import prune
 from blobstore.store.local.journal import SummaryCache
 from blobstore.store.local.store import Store, open_store
@@ -38,13 +53,13 @@ ONE = Summary(1234, 567, "int4", is_plain=True)
 def headers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the files whose headers are read."""
     read: list[str] = []
-    real = safetensors.header_of
+    real = header_of
 
     def note(reader: RangeReader, budget: Budget) -> Header:
         read.append(reader.name)
         return real(reader, budget)
 
-    monkeypatch.setattr(safetensors, "header_of", note)
+    monkeypatch.setattr(stored_model, "header_of", note)
     return iter([read])
 
 
@@ -112,13 +127,13 @@ def test_a_model_that_is_removed_while_it_is_listed_is_not_broken(
 ) -> None:
     commit_model(store, "m", A)
     blob_path(store, A).unlink()
-    real = listing._is_there
+    real = Store.find
 
-    def remove_first(store: Store, name: ModelName) -> bool:
+    def remove_first(store: Store, name: ModelName) -> ModelName:
         manifest_path(store, "m").unlink()
         return real(store, name)
 
-    monkeypatch.setattr(listing, "_is_there", remove_first)
+    monkeypatch.setattr(Store, "find", remove_first)
     assert list_models(store) == []
 
 
@@ -179,3 +194,18 @@ def test_a_clean_up_forgets_models_that_are_gone(store: Store) -> None:
     store.remove(ModelName.parse("n"))
     prune(store)
     assert list(store.summaries.read()) == [store.manifest(ModelName.parse("m")).digest.hex]
+
+
+def test_tensors_are_counted_whose_type_only_config_json_says(store: Store) -> None:
+    """Without metadata the shapes of int4 in groups of 64 are those of int8 in groups of 32."""
+    parts, _ = stored_arrays("a.weight", normal("a", 4, 128), "int4", 64)
+    config = b'{"quantization": {"group_size": 64, "bits": 4}}'
+    layers = [
+        layer_by_hand(store, "a.weight", safetensors_bytes(parts)),
+        layer_by_hand(store, "config.json", config) | {"mediaType": JSON_MEDIA_TYPE},
+    ]
+    path = manifest_path(store, "m")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    coverage = stored_coverage(store, store.manifest(ModelName.parse("m")))
+    assert (coverage.tensors.stored, coverage.files.stored) == (1, 1)

@@ -22,6 +22,7 @@ from blobstore.errors import (
     DocumentError,
     LimitExceededError,
 )
+from blobstore.export.planned_files import read_weights
 from blobstore.formats import provenance as own_document, strictjson
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.importer.planning import plan
@@ -33,10 +34,10 @@ from blobstore.inspection.listing import stored_coverage, summarize
 from blobstore.io import budget as limits
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader
-from blobstore.model.parts import read_model
 from blobstore.names import ModelName
 from blobstore.source.inventory import read_inventory
 from blobstore.store.local.store import Store
+from blobstore.store.stored_model import StoredModel
 
 ONE = safetensors_bytes({"a": np.arange(8.0)}, {"note": "x" * 1000})
 EMPTY = raw_safetensors({"__metadata__": {"note": "x" * 1000}})
@@ -256,7 +257,7 @@ READERS: dict[str, Callable[[Store], object]] = {
     "show --coverage": lambda store: stored_coverage(store, store.manifest(ModelName.parse("m"))),
     "inspect": lambda store: inspect("m", store=store),
     "open_model": lambda store: open_model("m", store=store),
-    "export": lambda store: read_model("m", store, verify=False),
+    "export": lambda store: read_weights(StoredModel.find("m", store)),
 }
 
 

@@ -110,9 +110,13 @@ class OutputTensor:
     @property
     def facts(self) -> TensorFacts:
         """What a runtime has to know of it."""
-        scaled = self.global_scale is not None
         return TensorFacts(
-            self.name, self.dtype, self.shape, self.quantization, double_scaled=scaled
+            self.name,
+            self.dtype,
+            self.shape,
+            self.quantization,
+            double_scaled=self.global_scale is not None,
+            transposed=self.transposed,
         )
 
     def part_bytes(self, count: int) -> dict[str, int]:

@@ -12,7 +12,7 @@ from support.stores import blob_path, commit_model, descriptor, link_by_hand, ma
 
 import blobstore
 from blobstore.errors import AmbiguousNameError, NotFoundError, StorageError, UsageError
-from blobstore.export.run import export_model
+from blobstore.export.folder import export_model
 from blobstore.formats.documents import Manifest
 from blobstore.importer.repair import repair_model
 from blobstore.inspection.diff import diff_models

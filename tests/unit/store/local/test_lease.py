@@ -161,7 +161,7 @@ def test_a_blob_that_is_cut_before_it_is_mapped_is_an_error(
         os.truncate(blob_path(store, FIRST), 100)
         return header
 
-    monkeypatch.setattr("blobstore.model.loader.header_of", cut)
+    monkeypatch.setattr("blobstore.store.stored_model.header_of", cut)
     with pytest.raises(CorruptDataError, match="was cut"):
         blobstore.open_model("m", store=store)
 

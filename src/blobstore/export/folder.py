@@ -1,13 +1,11 @@
 """Export: a stored model becomes a checkpoint folder.
 
-Read (the model's headers), decide (plan.py), do (writing.py).
+Read (the model's headers), decide (checkpoints.py), do (written_files.py).
 
-The folder of an export: written under another name beside it, and renamed when everything in it is
-on the disk.
-
-So a folder of that name is a whole export or none. The other name is always the same, and its lock
-is held while it is written: two exports into one folder do not mix, and what a killed one left is
-removed by the next.
+The folder is written under another name beside it, and renamed when everything in it is on the
+disk: so a folder of that name is a whole export, or there is none. The other name is always the
+same, and its lock is held while it is written: two exports into one folder do not mix, and the next
+export removes what a killed one left.
 """
 
 from __future__ import annotations
@@ -17,17 +15,14 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import (
-    contextmanager,
-    suppress,
-)
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.errors import BusyError, StorageError, UsageError, quoted
-from blobstore.export.options import DEFAULT_SHARD, ExportOptions
-from blobstore.export.plan import make_plan
-from blobstore.export.writing import write_files
+from blobstore.export.checkpoints import plan_export
+from blobstore.export.planned_files import DEFAULT_SHARD, ExportOptions
+from blobstore.export.written_files import write_files
 from blobstore.formats.dtypes import DType
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import (
@@ -42,20 +37,21 @@ from blobstore.io.durable import (
 )
 from blobstore.io.ranges import close_quietly
 from blobstore.io.workers import Progress, begun, threads
-from blobstore.model.parts import read_model
 from blobstore.names import ModelName
 from blobstore.store.ports import Home
+from blobstore.store.stored_model import StoredModel
 
 _HINT = "Name a folder that does not exist, or an empty one."
 
 
-class Target:
-    """The folder that an export shall become."""
+class ExportFolder:
+    """The folder that an export becomes."""
 
     def __init__(self, path: str | os.PathLike[str], store: Home) -> None:
-        """Check the folder.
+        """Check the path.
 
-        Raises: StorageError unless it is an empty folder; UsageError when it is in the store.
+        Raises: StorageError unless it is free or an empty folder; UsageError when it is in the
+        store.
         """
         try:
             with os_errors("access", os.fspath(path)):
@@ -64,20 +60,20 @@ class Target:
                     self.path.is_dir() and not any(self.path.iterdir())
                 )
                 is_mount = self.path.is_mount()
-        except (
-            ValueError,
-            RuntimeError,
-        ) as error:  # a NUL in the path, an unknown ~user, a loop of links
+        # A NUL in the path; an unknown ~user, a loop of links.
+        except (ValueError, RuntimeError) as error:
             raise StorageError(
                 f"can't write to {quoted(os.fspath(path))}: {error}", path=os.fspath(path)
             ) from error
         if Path(store.address) in (self.path, *self.path.parents):
-            message = f"{self.path} is in the store {store.address}, where only blobs and manifests may be"
-            raise UsageError(message, path=str(self.path))
+            raise UsageError(
+                f"{self.path} is in the store {store.address}, which is for blobs and manifests",
+                path=str(self.path),
+            )
         if is_mount:
             hint = f"Export into a folder of it, such as {self.path / 'model'}."
             raise StorageError(
-                f"{self.path} is where a file system is mounted: no other folder can take its place",
+                f"{self.path} is a mount point: no other folder can take its place",
                 hint=hint,
             )
         if not is_free:
@@ -85,12 +81,11 @@ class Target:
 
     @contextmanager
     def staged(self) -> Iterator[Path]:
-        """Yield a new folder beside the target's.
+        """Yield a new folder beside it, which takes its place when the block ends without an error.
 
-        When the block ends well it is made durable and takes the target's place.
+        It is made durable first. After an error it is removed.
 
-        Raises: BusyError when another export into the same folder is at work; StorageError. Nothing
-        is left then.
+        Raises: BusyError when another export into the same folder is at work; StorageError.
         """
         staging = self.path.with_name(f".{self.path.name}.blobstore-export")
         with os_errors("write to", staging):
@@ -98,7 +93,11 @@ class Target:
             fd = _take(staging)
         try:
             with os_errors("write to", staging):
-                _clear(staging)
+                for path in staging.iterdir():
+                    if path.is_dir() and not path.is_symlink():
+                        remove_tree(path)
+                    else:
+                        path.unlink()
                 is_enough = syncs_whole(fd)
             yield staging
             with os_errors("write to", staging):
@@ -124,7 +123,7 @@ class Target:
 
 
 def _take(staging: Path) -> int:
-    """Return the folder, made if need be, open and locked."""
+    """Return the folder, created if it is missing, open and locked."""
     with suppress(FileExistsError):
         staging.mkdir(mode=FOLDER_MODE)
     fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -145,16 +144,8 @@ def _take(staging: Path) -> int:
     return fd
 
 
-def _clear(staging: Path) -> None:
-    for path in staging.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            remove_tree(path)
-        else:
-            path.unlink()
-
-
 def _sync_all(staging: Path, fd: int) -> None:
-    """Make all files and names durable: by one call where there is one (``fd`` is not -1), else one by one."""
+    """Make all files and names durable: by one call, or, when ``fd`` is -1, one by one."""
     if fd >= 0:
         sync_file_system(fd)
         return
@@ -164,17 +155,13 @@ def _sync_all(staging: Path, fd: int) -> None:
         for entry in listed(folder):
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(Path(entry.path))
-            else:
-                _sync_file(Path(entry.path))
+                continue
+            file = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                sync(file)
+            finally:
+                close_quietly(file)
         sync_folder(folder)
-
-
-def _sync_file(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        sync(file)
-    finally:
-        close_quietly(file)
 
 
 def _taken(path: Path) -> StorageError:
@@ -183,14 +170,12 @@ def _taken(path: Path) -> StorageError:
     )
 
 
-"""Gives what is told of progress, for a number of bytes."""
-
-
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What an export wrote: its files by path in ``folder``, with their sizes in bytes.
+    """The result of an export.
 
-    ``notes`` are sentences about what was left out or changed; ``seconds`` are those of writing.
+    ``files``: sizes in bytes by path in ``folder``; ``notes``: sentences about what was left out or
+    changed; ``seconds``: the time of writing.
     """
 
     name: ModelName
@@ -217,7 +202,10 @@ def export_model(
     verify: bool = False,
     progress: Progress | None = None,
 ) -> ExportResult:
-    """Write a stored model into a new ``folder`` as a checkpoint: shards and their index, JSON documents, maybe a Modelfile.
+    """Write a stored model into a new ``folder`` as a checkpoint.
+
+    The folder holds shards and their index, JSON documents, the other files of the source, and a
+    Modelfile if the model needs one.
 
     ``format``: "safetensors" keeps names and stored arrays, so that an import of the folder stores
     the same; "mlx" gives what ``mlx_lm.load`` opens. ``dequantize``: "bfloat16", "float16" or
@@ -230,18 +218,19 @@ def export_model(
     checkpoint in ``draft/``.
 
     Raises: UsageError (an unknown word, a folder in the store, mlx without the ``lm`` extra); as
-    `open_model`; UnsupportedSourceError when mlx-lm can't have the model, or a value does not fit
-    the dtype; StorageError when the folder is there and not empty, and for what the system refuses;
-    BusyError when another export into it is at work.
+    `open_model`; UnsupportedSourceError when mlx-lm can't load the model, or a value does not fit
+    the dtype; StorageError when the folder exists and is not empty, and for errors of the operating
+    system; BusyError when another export into it is at work.
     """
     options = ExportOptions.parse(format, dequantize, max_shard_size)
     workers = threads(jobs)
-    target = Target(folder, store)
+    target = ExportFolder(folder, store)
     with store.lease():  # blobs are opened one by one, until the last was copied
-        model = read_model(name, store, verify=verify)
-        plan = make_plan(model, options)
+        full = store.find(name)
+        model = StoredModel(full, store.manifests.read(full), store)
+        plan = plan_export(model, options, verify=verify)
         started = time.monotonic()
         with target.staged() as staging:
             write_files(plan, staging, workers, begun(progress, plan.nbytes))
     files = {file.path: file.size for file in sorted(plan.files, key=lambda file: file.path)}
-    return ExportResult(model.name, target.path, files, plan.notes, time.monotonic() - started)
+    return ExportResult(full, target.path, files, plan.notes, time.monotonic() - started)

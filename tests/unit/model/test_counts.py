@@ -10,8 +10,8 @@ from support import PYCODE
 
 from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.dtypes import DType
-from blobstore.model.network.layouts import LogicalTensor, check_counts
-from blobstore.model.network.planning import plan_network
+from blobstore.model.facts import TensorFacts
+from blobstore.model.network_plan import check_counts, plan_network
 
 SHAPES = [(4096, 256)] * 30
 
@@ -61,7 +61,7 @@ def test_other_numbers_pass(config: dict[str, Any]) -> None:
 
 def test_a_network_of_a_billion_layers_is_never_begun() -> None:
     config = {**json.loads((PYCODE / "config.json").read_text()), "num_hidden_layers": 10**9}
-    tensor = LogicalTensor("model.norm.weight", (256,), DType.BF16)
+    tensor = TensorFacts("model.norm.weight", DType.BF16, (256,))
     with pytest.raises(
         UnsupportedSourceError, match="'num_hidden_layers' is '1000000000', too many for 1 tensors"
     ):

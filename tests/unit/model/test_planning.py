@@ -18,33 +18,31 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.io.ranges import FileReader
-from blobstore.model.network.arrays import planned_arrays
-from blobstore.model.network.expressions import Computed, Joined, Stored
-from blobstore.model.network.layouts import LogicalTensor, float_dtype
-from blobstore.model.network.planning import NetworkPlan, mlx_lm_errors, plan_network
+from blobstore.model.expressions import Computed, Joined, Stored
+from blobstore.model.facts import TensorFacts, float_dtype
+from blobstore.model.network import planned_arrays
+from blobstore.model.network_plan import NetworkPlan, mlx_lm_errors, plan_network
 
 INT4 = Quantization(QuantType.INT4, 32)
 NVFP4 = Quantization(QuantType.NVFP4, 16)
 EXPERTS = "model.layers.0.mlp.experts"
 
 
-def tensors_of(folder: Any, quantization: Quantization | None = None) -> Iterator[LogicalTensor]:
+def tensors_of(folder: Any, quantization: Quantization | None = None) -> Iterator[TensorFacts]:
     """The tensors of a fixture; its projections as if they were quantized."""
     with FileReader(folder / "model.safetensors") as reader:
         header = header_of(reader)
     for name, entry in header.tensors.items():
-        yield LogicalTensor(
-            name, entry.shape, entry.dtype, quantization if "_proj" in name else None
-        )
+        yield TensorFacts(name, entry.dtype, entry.shape, quantization if "_proj" in name else None)
 
 
 def config_of(folder: Any, **changes: Any) -> dict[str, Any]:
     return {**json.loads((folder / "config.json").read_text()), **changes}
 
 
-def stacked(tensors: list[LogicalTensor]) -> list[LogicalTensor]:
+def stacked(tensors: list[TensorFacts]) -> list[TensorFacts]:
     """The same with the experts of each projection as one tensor."""
-    made: dict[str, LogicalTensor] = {}
+    made: dict[str, TensorFacts] = {}
     for one in tensors:
         name, number, projection = one.name, "", ""
         if ".experts." in name:
@@ -97,7 +95,7 @@ def test_global_scales_are_honoured_where_a_module_can() -> None:
         replace(
             one,
             quantization=NVFP4 if "proj" in one.name or "embed" in one.name else None,
-            global_scale="norm" not in one.name,
+            double_scaled="norm" not in one.name,
         )
         for one in tensors_of(PYCODE)
     ]
@@ -113,7 +111,7 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
         "needs 'model.norm.weight'": [one for one in tensors if one.name != "model.norm.weight"],
         "has no place for 'stray.weight'": [
             *tensors,
-            LogicalTensor("stray.weight", (3,), DType.BF16),
+            TensorFacts("stray.weight", DType.BF16, (3,)),
         ],
         r"'model.norm.weight' is \[3\], and mlx-lm's network needs \[256\]": [
             replace(one, shape=(3,)) if one.name == "model.norm.weight" else one for one in tensors
@@ -170,7 +168,7 @@ def test_latent_attention_splits_codes_and_dequantizes_what_it_transposes() -> N
         "model.layers.0.self_attn.o_proj.weight": (64, 64),
     }
     tensors = [
-        LogicalTensor(name, shape, DType.BF16, INT4 if "_b_" in name else None)
+        TensorFacts(name, DType.BF16, shape, INT4 if "_b_" in name else None)
         for name, shape in shapes.items()
     ]
     plan = plan_network(config, tensors, "m")

@@ -1,8 +1,8 @@
 """Expressions: how an array is made of stored ones by moving values, without changing any. Pure.
 
 An expression is a tree. Its leaves are stored arrays; its nodes reshape, transpose, slice and join.
-`Computed` stands for everything else: values that no stored array has. `evaluate` and `fill` follow
-a tree with NumPy, where all nodes but `Joined` are views where NumPy can make them.
+`Computed` stands for everything else: values that no stored array contains. `evaluate` and `fill`
+follow a tree with NumPy, where all nodes but `Joined` are views where NumPy can make them.
 
 The same tree holds for the arrays of a quantized tensor when no node splits a group: `in_units`
 gives it for codes and for scales.
@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from blobstore.kernels.arrays import Array
+
 Shape = tuple[int, ...]
 Arrays = Callable[[str], Array]
-"""Gives a stored array by the name of its leaf."""
+"""Returns a stored array by the name of its leaf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +142,11 @@ def joined(parts: Sequence[Expression], axis: int) -> Expression:
     for part in parts:
         whole = _rows_together(merged[-1], part) if merged and axis == 0 else None
         if whole is not None:
-            merged[-1] = whole
-        else:
-            merged.append(part)
-    return (
-        merged[0] if len(merged) == 1 else Joined(tuple(merged), axis, _joined_shape(merged, axis))
-    )
+            merged.pop()
+        merged.append(whole or part)
+    if len(merged) == 1:
+        return merged[0]
+    return Joined(tuple(merged), axis, _joined_shape(merged, axis))
 
 
 def _joined_shape(parts: Sequence[Expression], axis: int) -> Shape:
@@ -156,10 +155,7 @@ def _joined_shape(parts: Sequence[Expression], axis: int) -> Shape:
 
 
 def _rows_together(one: Expression, other: Expression) -> Expression | None:
-    """Return the rows of one array that ``one`` and ``other``, its next rows, are together.
-
-    Else None.
-    """
+    """Return consecutive rows of one array as one slice of it; None if they are not that."""
     first, second = _rows_of(one), _rows_of(other)
     if first is None or second is None or first[0] != second[0] or first[2] != second[1]:
         return None
@@ -167,7 +163,7 @@ def _rows_together(one: Expression, other: Expression) -> Expression | None:
 
 
 def _rows_of(expression: Expression) -> tuple[Expression, int, int] | None:
-    """Return the array, the begin and the end of what is a range of its rows; else None."""
+    """Return the array, the begin and the end of a range of its rows; None if it is not a range."""
     # An expert is a row that lost its first dimension, and gets it back when it is stacked.
     if (
         isinstance(expression, Reshaped)
@@ -183,7 +179,7 @@ def _rows_of(expression: Expression) -> tuple[Expression, int, int] | None:
 
 
 def leaves(expression: Expression) -> Iterator[str]:
-    """Yield the names of the leaves, in order, as often as they are there."""
+    """Yield the names of the leaves, in order, a repeated leaf as often as it occurs."""
     match expression:
         case Stored(name):
             yield name
@@ -214,7 +210,7 @@ def substituted(expression: Expression, given: Callable[[str], Expression]) -> E
 
 
 def in_units(expression: Expression, group: int, unit: int) -> Expression | None:
-    """Return the expression for stored arrays that have one element for ``unit`` values of a row.
+    """Return the expression for stored arrays with one element for ``unit`` values of a row.
 
     ``unit`` divides ``group``. None when a group of ``group`` consecutive values of a row would not
     stay together.
@@ -267,34 +263,24 @@ def evaluate(expression: Expression, arrays: Arrays) -> Array:
 
 
 def fill(out: Array, expression: Expression, arrays: Arrays) -> None:
-    """Write the array into ``out``, contiguous, each value copied once: what is joined is written to its place."""
+    """Write the array into ``out``; each part of a join is copied once, to its place."""
     match expression:
         case Joined(parts, axis):
             begin = 0
             for part in parts:
                 end = begin + part.shape[axis]
-                _fill_part(
-                    out[(*(slice(None) for _ in range(axis)), slice(begin, end))], part, arrays
-                )
+                fill(out[(*[slice(None)] * axis, slice(begin, end))], part, arrays)
                 begin = end
-        case Reshaped(of) if isinstance(of, Joined):
+        case Reshaped(of) if isinstance(of, Joined) and out.flags.c_contiguous:
             fill(out.reshape(of.shape), of, arrays)
         case _:
             np.copyto(out, evaluate(expression, arrays))
 
 
-def _fill_part(out: Array, expression: Expression, arrays: Arrays) -> None:
-    if out.flags.c_contiguous:
-        fill(out, expression, arrays)
-    else:
-        np.copyto(out, evaluate(expression, arrays))
-
-
 def runs(expression: Expression) -> list[tuple[str, int, int]] | None:
-    """Return the ranges of stored arrays that the expression is, one after the other: (name, first value, values).
+    """Return the ranges of stored arrays that follow each other: (name, first value, values).
 
-    None when values do not lie one after the other: when rows are taken apart or dimensions
-    swapped.
+    None when the values are not such ranges: rows are taken apart, or dimensions swapped.
     """
     match expression:
         case Stored(name, shape):
@@ -302,23 +288,13 @@ def runs(expression: Expression) -> list[tuple[str, int, int]] | None:
         case Reshaped(of):
             return runs(of)
         case Sliced(of, begins) if _rows_of(expression) is not None:
-            return _within(
-                runs(of), begins[0] * math.prod(of.shape[1:]), math.prod(expression.shape)
-            )
+            found = runs(of)
+            if found is not None and len(found) == 1:
+                name, first, _ = found[0]
+                start = first + begins[0] * math.prod(of.shape[1:])
+                return [(name, start, math.prod(expression.shape))]
         case Joined(parts, axis) if axis == 0:
-            found = [runs(part) for part in parts]
-            return (
-                [run for one in found if one is not None for run in one]
-                if None not in found
-                else None
-            )
+            each = [runs(part) for part in parts]
+            if None not in each:
+                return [run for one in each for run in one or ()]
     return None
-
-
-def _within(
-    found: list[tuple[str, int, int]] | None, start: int, count: int
-) -> list[tuple[str, int, int]] | None:
-    if found is None or len(found) != 1:
-        return None
-    name, first, _ = found[0]
-    return [(name, first + start, count)]

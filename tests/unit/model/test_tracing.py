@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from mlx import core as mx
 
-from blobstore.model.network.expressions import Computed, Stored, evaluate
-from blobstore.model.network.tracing import trace
+from blobstore.model.expressions import Computed, Stored, evaluate
+from blobstore.model.sanitize import trace
 
 A = np.arange(6 * 8, dtype=np.float32).reshape(6, 8)
 B = A + 100

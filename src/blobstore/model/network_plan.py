@@ -1,6 +1,10 @@
-"""Plan: which array of mlx-lm's network is made of which stored tensors, and how.
+"""Network plan: which array of mlx-lm's network is made of which stored tensors, and how.
 
 No weight is read.
+
+mlx-lm makes a Python object for each layer that config.json counts, before it sees a weight: a
+billion layers would fill all memory. So the counts of config.json are checked against the tensors
+first.
 
 Codes go into a quantized module when the network moves whole groups of them; otherwise the module
 gets values. What ``sanitize`` computes (norms that count from zero, products with a multiplier) is
@@ -10,47 +14,49 @@ computed by it again, from values.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.checkpoint import with_floats
-from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
-from blobstore.model.network.expressions import (
-    Array,
+from blobstore.kernels.arrays import Array
+from blobstore.model.expressions import (
     Computed,
     Expression,
+    Joined,
     Stored,
     in_units,
     leaves,
     substituted,
 )
-from blobstore.model.network.layouts import (
-    LogicalTensor,
-    Offered,
-    check_counts,
-    layouts,
-    row_factors,
-    takes_global_scale,
-)
-from blobstore.model.network.tracing import trace
+from blobstore.model.facts import TensorFacts
+from blobstore.model.sanitize import Offered, layouts, row_factors, trace
 
 _CLAIMS = ("quantization", "quantization_config")
 _HEAD = "lm_head.weight"
 _HEAD_MARKS = {"baichuan_m1": "lm_head.scales"}
-"""A name that tells a ``sanitize`` that a head is quantized, so that it was normalised before (mlx_lm/models, 0.32.2)."""
+"""A name by which a ``sanitize`` knows that a head is quantized, and so was normalised before
+(mlx_lm/models, 0.32.2)."""
 _SHOWN = 3
 _LONGEST = 300
 """Characters of an error of mlx-lm's in a message."""
+_FEW = 1000
+"""So many of anything are made at once, whatever the tensors are."""
+_LAYERS = re.compile(r"(?:[a-z]+_)*(?:n|num)_(?:[a-z]+_)*(?:layers?|loops|inputs)", re.ASCII)
+_OTHERS = re.compile(
+    r"[a-z_]*(?:experts|heads?|window_pattern|_neighbor_num|_split_num|sinkhorn_iters)", re.ASCII
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameter:
-    """One parameter of the network: an expression over stored tensors, by their shapes before packing.
+    """One parameter of the network.
 
+    ``expression``: over stored tensors, by their shapes before packing.
     ``quantization``: that of the codes that move into it; None when it gets values. ``factors``:
     what the scales and biases of each row are multiplied by, float32 ``[..., rows]``.
     """
@@ -68,7 +74,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPlan:
-    """mlx-lm's network for a stored model, its weights not made, and what each of its parameters is made of.
+    """mlx-lm's network for a stored model, its weights not made, and the source of each parameter.
 
     ``offered``: the tensors as ``sanitize`` sees them. ``tensors``: the stored ones by name.
     ``make_network`` returns another such network: a ``sanitize`` may change the one that it is of,
@@ -79,7 +85,7 @@ class NetworkPlan:
     make_network: Callable[[], Any]
     parameters: tuple[Parameter, ...]
     offered: Mapping[str, Offered]
-    tensors: Mapping[str, LogicalTensor]
+    tensors: Mapping[str, TensorFacts]
 
     @property
     def dequantized(self) -> list[str]:
@@ -94,10 +100,7 @@ class NetworkPlan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence that names what is dequantized.
-
-        Nothing if every code is used as it is stored.
-        """
+        """A sentence that names the dequantized tensors; empty without one."""
         names = self.dequantized
         if not names:
             return ()
@@ -108,13 +111,10 @@ class NetworkPlan:
 
     def sources(self, parameter: Parameter) -> set[str]:
         """Return the stored tensors that a parameter is made of."""
-        if isinstance(parameter.expression, Computed):
-            return {
-                name
-                for one in parameter.expression.of
-                for name in leaves(self.offered[one].expression)
-            }
-        return set(leaves(parameter.expression))
+        expression = parameter.expression
+        if not isinstance(expression, Computed):
+            return set(leaves(expression))
+        return {name for one in expression.of for name in leaves(self.offered[one].expression)}
 
 
 def import_mlx_lm() -> Any:
@@ -130,9 +130,9 @@ def import_mlx_lm() -> Any:
 
 @contextmanager
 def mlx_lm_errors(doing: str, model: str | None) -> Iterator[None]:
-    """Raise UnsupportedSourceError, naming ``model``, for whatever mlx-lm raises: its models have no errors of their own.
+    """Raise UnsupportedSourceError, naming ``model``, for any error of mlx-lm.
 
-    SystemExit too: OLMo's ends the process where the package ``ai2-olmo`` is missing
+    SystemExit too: OLMo's module ends the process where the package ``ai2-olmo`` is missing
     (mlx_lm/models/olmo.py, 0.32.2).
     """
     try:
@@ -144,28 +144,26 @@ def mlx_lm_errors(doing: str, model: str | None) -> Iterator[None]:
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        reason = _in_one_line(
-            str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-        )
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         what = "it" if model is None else f"model {model}"
         raise UnsupportedSourceError(
-            f"mlx-lm can't {doing} {what}: {reason}", model=model
+            f"mlx-lm can't {doing} {what}: {_in_one_line(reason)}", model=model
         ) from error
 
 
 def _in_one_line(text: str) -> str:
-    """Return an error's text for a message: it may repeat what a hostile config.json says, or list a function's forms."""
+    """Return an error's text for a message.
+
+    It may repeat values of a hostile config.json, or list a function's forms.
+    """
     line = " ".join(text.split())
-    shown = "".join(
-        character if character.isprintable() else repr(character)[1:-1]
-        for character in line[:_LONGEST]
-    )
+    shown = "".join(one if one.isprintable() else repr(one)[1:-1] for one in line[:_LONGEST])
     return shown if len(line) <= _LONGEST else f"{shown}…"
 
 
 def plan_network(
     config: Mapping[str, Any],
-    tensors: Iterable[LogicalTensor],
+    tensors: Iterable[TensorFacts],
     model: str | None,
     source_names: Container[str] | None = None,
 ) -> NetworkPlan:
@@ -184,9 +182,9 @@ def plan_network(
     stored = {tensor.name: tensor for tensor in tensors}
     with mlx_lm_errors("build", model):
         check_counts(settings, (tensor.shape for tensor in stored.values()))
-        # Private in mlx-lm 0.32, but the only table of its architectures; load_model insists on
-        # files in a folder.
-        model_class, args_class = utils._get_classes(settings)  # noqa: SLF001
+        # load_model itself insists on files in a folder; its default is the table of architectures.
+        options = inspect.signature(utils.load_model).parameters
+        model_class, args_class = options["get_model_classes"].default(settings)
 
         def make_network() -> Any:
             return model_class(args_class.from_dict(settings))
@@ -205,38 +203,48 @@ def plan_network(
     return NetworkPlan(network, make_network, tuple(parameters), offered, stored)
 
 
-def mlx_dtype(dtype: DType) -> Any:
-    """Return the dtype that MLX has for values: uint8 where it has none of its own."""
-    import mlx.core as mx
+def check_counts(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> None:
+    """Raise UnsupportedSourceError when config.json counts more than the tensors can hold.
 
-    return getattr(mx, dtype.mlx_name or "uint8")
+    Each layer has a tensor of its own; experts may be stacked, but a router has a row for each, and
+    each head has rows.
+    """
+    given = list(shapes)
+    layers = max(_FEW, len(given))
+    others = max([layers, *(size for shape in given for size in shape)])
+    limits = ((_LAYERS, layers), (_OTHERS, others))
+    for key, value in _numbers(config):
+        if value > next((most for pattern, most in limits if pattern.fullmatch(key)), value):
+            raise UnsupportedSourceError(
+                f"config.json: {quoted(key)} is {quoted(value)},"
+                f" too many for {len(given):,} tensors"
+            )
 
 
-def stand_in(offered: Offered) -> Any:
-    """Return an mlx array of that shape and dtype that is never made: MLX makes arrays when they are evaluated."""
-    import mlx.core as mx
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the whole numbers of a config and of the sections in it, with their keys."""
+    if type(value) is int:
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _numbers(one, name)
 
-    return mx.zeros(offered.expression.shape, mlx_dtype(offered.dtype))
 
-
-def _marks(config: Mapping[str, Any], stored: Mapping[str, LogicalTensor]) -> list[str]:
-    """Return the names by which ``sanitize`` knows what mlx-lm had changed before it quantized the source."""
+def _marks(config: Mapping[str, Any], stored: Mapping[str, TensorFacts]) -> list[str]:
+    """Return the names by which ``sanitize`` knows what mlx-lm changed before it quantized."""
     mark = _HEAD_MARKS.get(str(config.get("model_type")))
     by_mlx = isinstance(config.get("quantization"), Mapping)
-    return (
-        [mark]
-        if mark and by_mlx and _HEAD in stored and stored[_HEAD].quantization is not None
-        else []
-    )
+    is_quantized = _HEAD in stored and stored[_HEAD].quantization is not None
+    return [mark] if mark and by_mlx and is_quantized else []
 
 
 def _fitting(
     make_network: Callable[[], Any], candidates: Iterable[list[Offered]], marks: Sequence[str]
 ) -> tuple[Any, dict[str, Offered], dict[str, Expression]]:
-    """Return a network, the first layout of which its ``sanitize`` makes its parameters, and what it makes of it.
+    """Return a network, the first layout that fits it, and its parameters as expressions.
 
-    Raises: UnsupportedSourceError with what is wrong with the first layout, the source's own; what
-    ``sanitize`` raises.
+    Raises: UnsupportedSourceError with the fault of the first layout, the source's own; as
+    ``sanitize``.
     """
     first: Exception | None = None
     for layout in candidates:
@@ -261,14 +269,14 @@ def _sanitized(
     if hasattr(network, "sanitize"):
         import mlx.core as mx
 
-        stand_ins = {name: stand_in(one) for name, one in offered.items()}
+        stand_ins = {name: one.stand_in for name, one in offered.items()}
         made = trace(network.sanitize, stand_ins | {mark: mx.zeros(()) for mark in marks})
         return {name: one for name, one in made.items() if name not in marks}
     return {name: Stored(name, one.expression.shape) for name, one in offered.items()}
 
 
 def _check(made: Mapping[str, Expression], network: Any) -> None:
-    """Raise UnsupportedSourceError when names or shapes are not those of the network's parameters."""
+    """Raise UnsupportedSourceError when names or shapes are not the network's."""
     from mlx.utils import tree_flatten
 
     wanted = {name: tuple(array.shape) for name, array in tree_flatten(network.parameters())}
@@ -284,82 +292,100 @@ def _check(made: Mapping[str, Expression], network: Any) -> None:
             )
     for name, shape in wanted.items():
         if made[name].shape != shape:
-            message = f"{quoted(name)} is {list(made[name].shape)}, and mlx-lm's network needs {list(shape)}"
-            raise UnsupportedSourceError(message, tensor=name)
+            found = list(made[name].shape)
+            raise UnsupportedSourceError(
+                f"{quoted(name)} is {found}, and mlx-lm's network needs {list(shape)}", tensor=name
+            )
 
 
 def _parameter(
     name: str,
     expression: Expression,
     modules: Mapping[str, Any],
-    tensors: Mapping[str, LogicalTensor],
+    tensors: Mapping[str, TensorFacts],
 ) -> Parameter:
-    """Return the parameter, with codes where its module can hold them and every group stays together."""
+    """Return the parameter, with codes where its module can hold them."""
     plain = Parameter(name, expression)
-    sources = (
-        [] if isinstance(expression, Computed) else [tensors[leaf] for leaf in leaves(expression)]
-    )
-    quantization = sources[0].quantization if sources else None
-    module = modules.get(plain.module)
-    if quantization is None or not name.endswith(".weight") or not _takes_codes(module):
+    if isinstance(expression, Computed):
         return plain
-    if any(
-        one.quantization != quantization or one.dtype is not sources[0].dtype for one in sources
-    ):
-        return plain
-    if in_units(expression, quantization.group_size, quantization.group_size) is None:
-        return plain
-    if any(one.global_scale for one in sources) and not takes_global_scale(
-        module, expression, sources
+    sources = [tensors[leaf] for leaf in leaves(expression)]
+    quantization, module = sources[0].quantization, modules.get(plain.module)
+    if (
+        quantization is None
+        or not name.endswith(".weight")
+        or not _takes_codes(module)
+        or any((one.quantization, one.dtype) != (quantization, sources[0].dtype) for one in sources)
+        or in_units(expression, quantization.group_size, quantization.group_size) is None
+        or not _takes_global_scales(module, expression, sources)
     ):
         return plain
     return Parameter(name, expression, quantization)
 
 
+def _takes_global_scales(
+    module: Any, expression: Expression, sources: Sequence[TensorFacts]
+) -> bool:
+    """Return True if the module can multiply by the global scales of ``sources``, if there are any.
+
+    A linear layer has one, a stack of experts one for each.
+    """
+    from mlx import nn
+    from mlx_lm.models.switch_layers import SwitchLinear
+
+    scaled = [source.double_scaled for source in sources]
+    if not any(scaled):
+        return True
+    if not all(scaled):
+        return False
+    if type(module) is nn.Linear:
+        return len(set(leaves(expression))) == 1
+    return type(module) is SwitchLinear and global_scales_of(expression) != []
+
+
+def global_scales_of(expression: Expression) -> list[tuple[str, int]]:
+    """Return the tensors whose global scales a stack has, in order, with their experts' number.
+
+    Empty when an expert is made of several tensors.
+    """
+    is_stack = isinstance(expression, Joined) and expression.axis == 0
+    parts = expression.parts if isinstance(expression, Joined) and is_stack else (expression,)
+    found = [(set(leaves(part)), part.shape[0]) for part in parts]
+    if any(len(names) != 1 for names, _ in found):
+        return []
+    return [(names.pop(), count) for names, count in found]
+
+
 def _multiplied(
-    parameters: Iterable[Parameter],
+    parameters: Sequence[Parameter],
     offered: Mapping[str, Offered],
     modules: Mapping[str, Any],
-    tensors: Mapping[str, LogicalTensor],
+    tensors: Mapping[str, TensorFacts],
     make_network: Callable[[], Any],
 ) -> list[Parameter]:
-    """Return the parameters.
-
-    Those that are affine weights times a factor a row keep their codes.
-    """
-    weights: dict[str, str] = {}
+    """Return the parameters; affine weights times a factor a row keep their codes."""
+    leaves_of: dict[str, str] = {}
+    with_codes: dict[str, Parameter] = {}
     for one in parameters:
-        leaf = (
-            next(iter(one.expression.of))
-            if isinstance(one.expression, Computed) and len(one.expression.of) == 1
-            else None
-        )
-        whole = offered[leaf].expression if leaf is not None else None
-        if leaf is None or not isinstance(whole, Stored) or not one.name.endswith(".weight"):
+        if not isinstance(one.expression, Computed) or len(one.expression.of) != 1:
+            continue
+        (leaf,) = one.expression.of
+        whole = offered[leaf].expression
+        if not isinstance(whole, Stored) or not one.name.endswith(".weight"):
             continue
         quantization = tensors[whole.name].quantization
-        if (
-            quantization is not None
-            and quantization.quant_type.is_affine
-            and _takes_codes(modules.get(one.module))
-        ):
-            weights[one.name] = leaf
-    factors = row_factors(
-        make_network, {name: stand_in(one) for name, one in offered.items()}, weights
-    )
+        is_affine = quantization is not None and quantization.quant_type.is_affine
+        if is_affine and _takes_codes(modules.get(one.module)):
+            leaves_of[one.name] = leaf
+            with_codes[one.name] = Parameter(one.name, whole, quantization)
+    stand_ins = {name: one.stand_in for name, one in offered.items()}
+    factors = row_factors(make_network, stand_ins, leaves_of)
     return [
-        Parameter(one.name, whole, tensors[whole.name].quantization, factors[one.name])
-        if one.name in factors
-        and isinstance(whole := offered[weights[one.name]].expression, Stored)
-        else one
+        replace(with_codes[one.name], factors=factors[one.name]) if one.name in factors else one
         for one in parameters
     ]
 
 
 def _takes_codes(module: Any) -> bool:
-    """Return True when mlx-lm can give the module codes of any mode.
-
-    Those of afm7 take only affine ones (mlx-lm 0.32.2).
-    """
+    """Return True if the module can be quantized in any mode; afm7's only in affine (0.32.2)."""
     method = getattr(module, "to_quantized", None)
     return method is not None and "mode" in inspect.signature(method).parameters

@@ -1,0 +1,299 @@
+"""Sanitize: the tensors that mlx-lm's ``sanitize`` is given, and what it makes of them.
+
+``sanitize`` knows the layout of an architecture's published checkpoints. An import may have stacked
+numbered experts, or transposed a weight so that its groups run along the inputs; a layout reverts
+that, as expressions (`layouts`).
+
+``sanitize`` renames, stacks, splits and transposes the tensors that it knows, and computes some. It
+is called with stand-ins, and MLX records each operation (`mx.export_function` with a callback, mlx
+0.32.4, mlx/export.cpp): operations that only move values become nodes of an `Expression`, all
+others `Computed` (`trace`). No value is computed.
+
+Some weights ``sanitize`` multiplies, row by row: Falcon-H1 folds multipliers into most of its
+weights (mlx_lm 0.32.2 models/falcon_h1.py `sanitize`). It is run on probes instead of weights;
+where it is a product with one number a row, that number is read off, so that affine codes can keep
+their place under other scales (`row_factors`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import threading
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blobstore.formats.dtypes import DType
+from blobstore.kernels.arrays import Array
+from blobstore.model.expressions import (
+    Computed,
+    Expression,
+    Stored,
+    joined,
+    leaves,
+    reshaped,
+    row_range,
+    sliced,
+    transposed,
+)
+from blobstore.model.facts import TensorFacts
+
+Sanitize = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+_STACK = re.compile(r"(?P<group>.+\.experts)\.(?P<projection>[^.]+\.weight)", re.DOTALL)
+_WEIGHT = ".weight"
+_tracing = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """One tensor of a layout: its name there, its expression over stored tensors, its dtype."""
+
+    name: str
+    expression: Expression
+    dtype: DType
+
+    @property
+    def stand_in(self) -> Any:
+        """An mlx array of that shape and dtype, which is never evaluated, so never made."""
+        import mlx.core as mx
+
+        return mx.zeros(self.expression.shape, mlx_dtype(self.dtype))
+
+
+def mlx_dtype(dtype: DType) -> Any:
+    """Return the dtype that MLX has for values: uint8 where it has none of its own."""
+    import mlx.core as mx
+
+    return getattr(mx, dtype.mlx_name or "uint8")
+
+
+def layouts(
+    tensors: Iterable[TensorFacts], source_names: Container[str] | None
+) -> Iterator[list[Offered]]:
+    """Yield the layouts to try.
+
+    First the source's, then those with ``.weight`` after the names of quantized tensors.
+    ``source_names``: the names of the source's tensors, where they are known; otherwise a stack
+    called ``….experts.PROJECTION.weight`` is taken for numbered experts first, and then as it is.
+    """
+    stored = list(tensors)
+    in_source = {one.name: list(_as_in_source(one, source_names)) for one in stored}
+    yield [offered for one in stored for offered in in_source[one.name]]
+    yield [
+        offered
+        for one in stored
+        for offered in ([_whole(one)] if _is_bare(one) else in_source[one.name])
+    ]
+    yield [_whole(one) for one in stored]
+
+
+def _as_in_source(tensor: TensorFacts, source_names: Container[str] | None) -> Iterator[Offered]:
+    whole: Expression = Stored(tensor.name, tensor.shape)
+    if tensor.transposed:
+        rank = len(tensor.shape)
+        whole = transposed(whole, (*range(rank - 2), rank - 1, rank - 2))
+    experts = _expert_names(tensor, source_names)
+    if not experts:
+        yield Offered(tensor.name, whole, tensor.dtype)
+    for number, name in enumerate(experts):
+        expert = reshaped(row_range(whole, number, number + 1), whole.shape[1:])
+        yield Offered(name, expert, tensor.dtype)
+
+
+def _whole(tensor: TensorFacts) -> Offered:
+    name = tensor.name + (_WEIGHT if _is_bare(tensor) else "")
+    return Offered(name, Stored(tensor.name, tensor.shape), tensor.dtype)
+
+
+def _is_bare(tensor: TensorFacts) -> bool:
+    return tensor.quantization is not None and not tensor.name.endswith(_WEIGHT)
+
+
+def _expert_names(tensor: TensorFacts, source_names: Container[str] | None) -> list[str]:
+    """Return the names of the experts that a stack was made of; nothing for any other tensor."""
+    match = _STACK.fullmatch(tensor.name)
+    if match is None or len(tensor.shape) < 3 or not tensor.shape[0]:  # noqa: PLR2004  # [experts, rows, cols]
+        return []
+    names = [
+        f"{match['group']}.{number}.{match['projection']}" for number in range(tensor.shape[0])
+    ]
+    if source_names is not None and (tensor.name in source_names or names[0] not in source_names):
+        return []
+    return names
+
+
+def trace(sanitize: Sanitize, stand_ins: Mapping[str, Any]) -> dict[str, Expression]:
+    """Return what ``sanitize`` makes of named mlx arrays: expressions over them, by name.
+
+    ``stand_ins`` have the shapes and dtypes of the tensors; they are not evaluated. Raises: what
+    ``sanitize`` raises, and ValueError when it reads values.
+    """
+    import mlx.core as mx
+
+    names: list[str] = []
+    events: list[dict[str, Any]] = []
+
+    def sanitized(*arrays: Any) -> tuple[Any, ...]:
+        made = sanitize(dict(zip(stand_ins, arrays, strict=True)))
+        names.extend(made)
+        return tuple(made.values())
+
+    with _tracing, _without_contiguous(mx):
+        # A tuple: keyword arguments would be 1024 at most.
+        mx.export_function(events.append, sanitized, tuple(stand_ins.values()))
+    return _read(events, list(stand_ins), names)
+
+
+@contextmanager
+def _without_contiguous(mx: Any) -> Iterator[None]:
+    """Let ``mx.contiguous`` return its argument.
+
+    MLX can't record it (0.32.4), and it changes no value.
+    """
+    contiguous = mx.contiguous
+    mx.contiguous = lambda a, *_, **__: a
+    try:
+        yield
+    finally:
+        mx.contiguous = contiguous
+
+
+def _read(
+    events: Iterable[Mapping[str, Any]], given: Iterable[str], names: Iterable[str]
+) -> dict[str, Expression]:
+    made: dict[str, Expression] = {}
+    constants: dict[str, Any] = {}
+    outputs: list[str] = []
+    for event in events:
+        match event["type"]:
+            case "inputs":
+                inputs = zip(event["inputs"], given, strict=True)
+                made = {key: Stored(name, tuple(shape)) for (key, shape, _), name in inputs}
+            case "outputs":
+                outputs = [key for key, _, _ in event["outputs"]]
+            case "constants":
+                constants = dict(event["constants"])
+            case "primitive":
+                made.update(_outputs(event, made, constants))
+    nothing = frozenset[str]()
+    return {
+        name: made[key] if key in made else Computed(nothing, tuple(constants[key].shape))
+        for name, key in zip(names, outputs, strict=True)
+    }
+
+
+def _outputs(
+    event: Mapping[str, Any], made: Mapping[str, Expression], constants: Mapping[str, Any]
+) -> Iterator[tuple[str, Expression]]:
+    """Yield the outputs of one operation: moved values, or values computed from all its inputs."""
+    inputs = [made[key] for key, _, _ in event["inputs"] if key in made]
+    outputs = [(key, tuple(shape)) for key, shape, _ in event["outputs"]]
+    keys = [key for key, _, _ in event["inputs"]]
+    moved = _moved(
+        event["name"], event["arguments"], inputs, outputs, [constants.get(key) for key in keys]
+    )
+    if [one.shape for one in moved] == [shape for _, shape in outputs]:
+        yield from zip((key for key, _ in outputs), moved, strict=True)
+        return
+    needed = frozenset(name for one in inputs for name in leaves(one))
+    yield from ((key, Computed(needed, shape)) for key, shape in outputs)
+
+
+def _moved(
+    name: str,
+    arguments: list[Any],
+    inputs: list[Expression],
+    outputs: list[tuple[str, tuple[int, ...]]],
+    constants: list[Any],
+) -> list[Expression]:
+    """Return the outputs of an operation that only moves values; nothing for any other."""
+    if not inputs or any(isinstance(one, Computed) for one in inputs):
+        return []
+    first, shape = inputs[0], outputs[0][1]
+    match name:
+        case "Reshape" | "Flatten" | "Unflatten" | "ExpandDims" | "Squeeze":
+            moved = [reshaped(first, shape)]
+        case "Copy" | "StopGradient":
+            moved = [first]
+        case "Transpose":
+            moved = [transposed(first, arguments[0])]
+        case "Slice" if all(stride > 0 for stride in arguments[2]):
+            moved = [sliced(first, *arguments)]
+        case "Concatenate" if len(inputs) == len(constants):
+            moved = [joined(inputs, arguments[0] % len(shape))]
+        case "Split":
+            moved = list(_split(first, *arguments))
+        case "Gather" if len(inputs) == 1 and tuple(arguments[0]) == (0,):
+            moved = _rows(first, constants[1], shape)
+        case _:
+            moved = []
+    return moved
+
+
+def _split(of: Expression, places: Iterable[int], axis: int) -> Iterator[Expression]:
+    for begin, end in itertools.pairwise([0, *places, of.shape[axis]]):
+        begins, ends = [0] * len(of.shape), list(of.shape)
+        begins[axis], ends[axis] = begin, end
+        yield sliced(of, begins, ends, [1] * len(of.shape))
+
+
+def _rows(of: Expression, index: Any, shape: tuple[int, ...]) -> list[Expression]:
+    """Return the consecutive rows that a constant names; nothing for any other index."""
+    numbers = index.reshape(-1).tolist() if index is not None else []
+    first = numbers[0] if numbers else -1
+    if first < 0 or numbers != list(range(first, first + len(numbers))):
+        return []
+    rows = row_range(of, first, first + len(numbers))
+    return [reshaped(rows, shape)] if math.prod(rows.shape) == math.prod(shape) else []
+
+
+_PROBES = ((1, 0.0), (7, 1.0))
+"""Period and step of each probe's values: all ones, and 1 to 7 again and again."""
+_SAME = 1e-5
+"""The relative difference of float32 products that counts as none."""
+
+
+def row_factors(
+    make_network: Callable[[], Any], stand_ins: Mapping[str, Any], weights: Mapping[str, str]
+) -> dict[str, Array]:
+    """Return the float32 factors of the rows of parameters that are products of one weight.
+
+    ``weights``: by parameter, the name of the only tensor that it is computed from. ``stand_ins``:
+    all tensors. A parameter is left out if its values are not such a product, or if its shape is
+    not that of the tensor.
+    """
+    import mlx.core as mx
+
+    if not weights:
+        return {}
+    probes = []
+    for probe in _PROBES:
+        lazily = {name: _probe(mx, stand_ins[name].shape, *probe) for name in weights.values()}
+        probes.append(make_network().sanitize({**stand_ins, **lazily}))
+    found: dict[str, Array] = {}
+    for parameter, tensor in weights.items():
+        shape = stand_ins[tensor].shape
+        ones, ramp = (np.array(made[parameter].astype(mx.float32)) for made in probes)
+        if ones.shape != shape:
+            continue
+        factors = ones.reshape(-1, shape[-1])[:, :1]
+        is_product = _is_same(ramp, _probe(np, shape, *_PROBES[1]) * ones)
+        if is_product and _is_same(ones.reshape(-1, shape[-1]), factors):
+            found[parameter] = factors[:, 0].reshape(shape[:-1])
+    return found
+
+
+def _probe(library: Any, shape: tuple[int, ...], period: int, step: float) -> Any:
+    """Return a probe as an array of MLX, which is made when a product is evaluated, or of NumPy."""
+    row = (library.arange(shape[-1]) % period).astype(library.float32)
+    return library.broadcast_to(1.0 + step * row, shape)
+
+
+def _is_same(one: Array, other: Array) -> bool:
+    return bool(np.allclose(one, other, rtol=_SAME, atol=0))

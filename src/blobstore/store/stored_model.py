@@ -1,0 +1,207 @@
+"""Stored model: what a manifest, its documents and the headers of its blobs mean.
+
+This is the one place that reads them. The loader, exports, inspections and lists are made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from blobstore.errors import (
+    BlobStoreError,
+    CorruptDataError,
+    DigestMismatchError,
+    UnsupportedSourceError,
+)
+from blobstore.formats.checkpoint import CONFIG_NAME, parse_config, settings_of
+from blobstore.formats.documents import Descriptor, Manifest, ModelConfig
+from blobstore.formats.dtypes import fits_mlx
+from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
+from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.safetensors.header import Header, TensorEntry
+from blobstore.io.budget import Budget
+from blobstore.io.ranges import FileReader, Identity, OpenReader
+from blobstore.names import Digest, ModelName
+from blobstore.store.ports import Home
+from blobstore.store.stored import StoredTensor, stored_tensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlobFile:
+    """The file of a blob, as it was when it was opened; ``identity`` is None in memory."""
+
+    digest: Digest
+    path: str
+    identity: Identity | None
+
+    def require_file(self) -> Identity:
+        """Return the file's identity. Raises: UnsupportedSourceError for a blob in memory."""
+        if self.identity is None:
+            raise UnsupportedSourceError(
+                f"blob {self.digest} is not in a file",
+                blob=str(self.digest),
+                hint="Transfer the model to a folder.",
+            )
+        return self.identity
+
+    def open(self) -> FileReader:
+        """Return a reader over the file.
+
+        Raises: NotFoundError, StorageError; CorruptDataError when the file was replaced or written
+        to since; as `require_file`.
+        """
+        reader = FileReader(self.path, follow=False)
+        try:
+            reader.check_is(self.require_file())
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
+    def read(self) -> bytes:
+        """Return its bytes. Raises: as `open`; DigestMismatchError."""
+        with self.open() as reader:
+            data = reader.read(0, reader.size)
+        if Digest.of(data) != self.digest:
+            raise damaged(self.digest)
+        return data
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorBlob(BlobFile):
+    """A blob of tensors; ``fits_mlx``: MLX has arrays like all of them, and so loads the file."""
+
+    data_start: int
+    fits_mlx: bool
+
+    @classmethod
+    def of(cls, digest: Digest, reader: OpenReader, header: Header) -> Self:
+        """Return the blob that ``reader`` has open."""
+        fits = all(fits_mlx(entry.dtype, entry.shape) for entry in header.tensors.values())
+        return cls(digest, reader.name, reader.identity, header.data_start, fits)
+
+    def offset(self, entry: TensorEntry) -> int:
+        """Return where in the file a stored array begins."""
+        return self.data_start + entry.begin
+
+
+class StoredModel:
+    """What a manifest, its documents and the headers of its blobs mean.
+
+    Nothing is read before it is asked for. All headers that one object reads share a budget.
+
+    ``name`` is for errors; None where several names share the manifest, and the caller adds it.
+    ``read`` replaces ``home.blobs.read``, which returns the checked bytes of a document.
+    """
+
+    def __init__(
+        self,
+        name: ModelName | None,
+        manifest: Manifest,
+        home: Home,
+        read: Callable[[Descriptor], bytes] | None = None,
+    ) -> None:
+        self.name = name
+        self.manifest = manifest
+        self.home = home
+        self._read = read or home.blobs.read
+        self._settings = settings_of(self._read, manifest)
+        self._budget = Budget.of_stored("the model" if name is None else f"model {name}")
+
+    @classmethod
+    def find(cls, name: str | ModelName, home: Home) -> Self:
+        """Return the model of that name. Raises: InvalidNameError, NotFoundError, DocumentError."""
+        full = home.find(name)
+        return cls(full, home.manifests.read(full), home)
+
+    @property
+    def weight_layers(self) -> tuple[Descriptor, ...]:
+        """The layers that hold tensors. Raises: UnsupportedSourceError when there are none."""
+        if not self.manifest.tensor_layers:
+            message = f"model {self.name} has no tensor blobs: it is of another kind, GGUF perhaps"
+            raise UnsupportedSourceError(message, model=str(self.name))
+        return self.manifest.tensor_layers
+
+    @contextmanager
+    def opened(
+        self, layer: Descriptor, known: Container[str] | None = None
+    ) -> Iterator[tuple[OpenReader, Header, list[StoredTensor]]]:
+        """Yield a blob of tensors: an open reader, its validated header, and its tensors.
+
+        ``known`` is given when the tensors are to be used: the names of the tensors of other blobs,
+        none of which may be here again; and names and ranks must be within the limits.
+
+        Raises: NotFoundError, CorruptDataError, LimitExceededError, StorageError; as
+        `stored_tensors`; whatever the block raises, with the model and the blob.
+        """
+        with self.located(layer), self.home.blobs.open(layer) as reader:
+            header = header_of(reader, self._budget)
+            if known is not None:
+                header.check_limits(reader.name)
+            tensors = list(stored_tensors(header, self._settings))
+            for tensor in tensors:
+                if known is not None and tensor.name in known:
+                    raise CorruptDataError(
+                        f"another blob holds the tensor {tensor.name!r} too", tensor=tensor.name
+                    )
+            yield reader, header, tensors
+
+    def tensors_of(self, layer: Descriptor) -> list[StoredTensor]:
+        """Return the tensors of one blob. Raises: as `opened`."""
+        with self.opened(layer) as (_, _, tensors):
+            return tensors
+
+    def read(self, layer: Descriptor) -> bytes:
+        """Return the bytes of a document.
+
+        Raises: NotFoundError, CorruptDataError, LimitExceededError, StorageError.
+        """
+        with self.located(layer):
+            return self._read(layer)
+
+    def document(self, name: str) -> bytes | None:
+        """Return the JSON document of that file name, or None. Raises: as `read`."""
+        layer = self.manifest.document(name)
+        return None if layer is None else self.read(layer)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The config blob, empty when the model has none. Raises: DocumentError; as `read`."""
+        if self.manifest.config is None:
+            return ModelConfig()
+        what = "the config" if self.name is None else f"the config of {self.name}"
+        return ModelConfig.parse(self.read(self.manifest.config), what)
+
+    @property
+    def source_config(self) -> dict[str, Any] | None:
+        """The object in config.json; None without one. Raises: DocumentError; as `read`."""
+        raw = self.document(CONFIG_NAME)
+        return None if raw is None else parse_config(raw)
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """What blobstore.json records of the import; None without one. Raises: as `config`."""
+        raw = self.document(OWN_DOCUMENT)
+        return None if raw is None else Provenance.parse(raw)
+
+    @contextmanager
+    def located(self, layer: Descriptor) -> Iterator[None]:
+        """Add the model and the blob to errors of the block, in their message and fields."""
+        try:
+            yield
+        except BlobStoreError as error:
+            if self.name is None:
+                raise
+            place = f"model {self.name}: blob {layer.digest} ({layer.name})"
+            fields = {"model": str(self.name), "blob": str(layer.digest), "tensor": layer.name}
+            raise error.at(place, **fields) from error
+
+
+def damaged(digest: Digest) -> DigestMismatchError:
+    """Return the error of a blob whose bytes do not match its digest."""
+    return DigestMismatchError(
+        f"blob {digest} is damaged: its bytes do not match its digest", blob=str(digest)
+    )
