@@ -126,21 +126,23 @@ def _take(staging: Path) -> int:
     """Return the folder, created if it is missing, open and locked."""
     with suppress(FileExistsError):
         staging.mkdir(mode=FOLDER_MODE)
-    fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    busy = BusyError(
+        f"another export into the same folder is at work ({staging})", path=str(staging)
+    )
+    try:
+        fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:  # another export renamed or removed it just now
+        raise busy from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The process that held the lock may have renamed or removed the folder just now.
-        is_there = os.path.samestat(os.fstat(fd), staging.stat(follow_symlinks=False))
-    except (BlockingIOError, FileNotFoundError):
-        is_there = False
-    except BaseException:
+        if not os.path.samestat(os.fstat(fd), staging.stat(follow_symlinks=False)):
+            raise busy  # noqa: TRY301  # the folder is closed below
+    except BaseException as error:
         close_quietly(fd)
+        if isinstance(error, BlockingIOError | FileNotFoundError):
+            raise busy from None
         raise
-    if not is_there:
-        close_quietly(fd)
-        raise BusyError(
-            f"another export into the same folder is at work ({staging})", path=str(staging)
-        )
     return fd
 
 
