@@ -23,10 +23,10 @@ from blobstore.cli.output import (
     progress_bar,
     reason,
     short,
+    shortened,
     show_table,
     show_view,
     size,
-    some,
     source_at,
     store_at,
     stores_at,
@@ -105,9 +105,9 @@ def _show_verify(view: VerifyView) -> None:
     for blob in view.damaged:
         emit(printable(f"{blob.digest}: {blob.reason}"))
         if blob.models:
-            emit(printable(f"  models: {some(blob.models, _SHOWN, blob.model_count)}"))
+            emit(printable(f"  models: {shortened(blob.models, _SHOWN, blob.model_count)}"))
         if blob.tensors:
-            emit(printable(f"  tensors: {some(blob.tensors, _SHOWN, blob.tensor_count)}"))
+            emit(printable(f"  tensors: {shortened(blob.tensors, _SHOWN, blob.tensor_count)}"))
     for odd in view.odd:
         emit(printable(f"Odd: {odd.path}: {odd.reason}"))
     damage = len(view.damaged) + len(view.broken)
@@ -268,7 +268,7 @@ def _blobs(number: int, nbytes: int) -> str:
 
 
 def _models(names: list[str]) -> str:
-    return f"{counted(len(names), 'model')} ({some(names, _SHOWN)})"
+    return f"{counted(len(names), 'model')} ({shortened(names, _SHOWN)})"
 
 
 def _show_undo(view: UndoView) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from blobstore.cli.import_options import takes_import_options
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -26,15 +27,16 @@ from blobstore.cli.output import (
     rate,
     shape,
     short,
+    shortened,
     show_table,
     show_view,
     size,
-    some,
     source_at,
     stores_at,
     with_flags,
 )
 from blobstore.errors import UsageError
+from blobstore.importer.policies.arguments import ImportArguments, Option
 
 if TYPE_CHECKING:
     from blobstore.importer.planning.outputs import ImportPlan
@@ -76,6 +78,36 @@ Planned = Annotated[
 CopyUp = Annotated[
     bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
 ]
+
+
+_TYPES: dict[Any, Any] = {bool: bool, int | None: int | None, float | None: float | None}
+_TYPES[Sequence[str]] = list[str] | None  # of all others a command line makes a text
+
+
+def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command, whose ``**options`` typer now sees as the options of an import."""
+    own = inspect.signature(command, eval_str=True)
+    *named, _ = own.parameters.values()
+    options = [
+        _parameter(name, *get_args(hint))
+        for name, hint in get_type_hints(ImportArguments, include_extras=True).items()
+    ]
+    ordered = sorted([*options, *named], key=lambda one: one.kind)
+    command.__signature__ = own.replace(parameters=ordered)  # type: ignore[attr-defined]  # typer reads it
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
+    return command
+
+
+def _parameter(name: str, kind: Any, option: Option) -> inspect.Parameter:
+    """Return the parameter of a command for an option of the table."""
+    parse = parse_size if name == "target_size" else None
+    flags = typer.Option(*flags_of(name), metavar=option.metavar, help=option.help, parser=parse)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False if kind is bool else None,
+        annotation=Annotated[_TYPES.get(kind, str | None), flags],
+    )
 
 
 @takes_import_options
@@ -283,12 +315,12 @@ def show_coverage(coverage: CoverageView) -> None:
         f"Derived: {number:,} {how}" for how, number in (tensors.derived | files.derived).items()
     ]
     if coverage.kept_whole:
-        lines.append(f"Kept as files, not quantized: {some(coverage.kept_whole, _MOST_NAMES)}")
+        lines.append(f"Kept as files, not quantized: {shortened(coverage.kept_whole, _MOST_NAMES)}")
     reasons: dict[str, list[str]] = {}
     for one in (*tensors.left_out, *files.left_out):
         name = one.name if one.count == 1 else f"{one.name} ({one.count:,})"
         reasons.setdefault(one.reason, []).append(name)
-    lines += [f"Left out: {some(names, _MOST_NAMES)}: {why}" for why, names in reasons.items()]
+    lines += [f"Left out: {shortened(names, _MOST_NAMES)}: {why}" for why, names in reasons.items()]
     emit(printable("\n".join(lines), keep="\n"))
 
 

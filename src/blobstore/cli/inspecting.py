@@ -21,11 +21,11 @@ from blobstore.cli.output import (
     progress_bar,
     rate,
     shape,
+    shortened,
     show_facts,
     show_json,
     show_table,
     size,
-    some,
     stores_at,
     token_for,
 )
@@ -234,7 +234,7 @@ def _branch_row(branch: Branch) -> tuple[str, ...]:
     alike = f" ({branch.alike:,} alike)" if branch.alike > 1 else ""
     return (
         f"{_INDENT * branch.depth}{cut(branch.name, _LONGEST_NAME)}{alike}",
-        some([kind for kind, _ in branch.types], _MOST_TYPES),
+        shortened([kind for kind, _ in branch.types], _MOST_TYPES),
         "" if branch.shape is None else cut(shape(branch.shape), _LONGEST_NAME),
         count(branch.parameters),
         size(branch.nbytes),

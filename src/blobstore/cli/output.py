@@ -293,7 +293,7 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
-def some(names: Sequence[str], most: int, number: int | None = None) -> str:
+def shortened(names: Sequence[str], most: int, number: int | None = None) -> str:
     """Return the first ``most`` of ``number`` names: ``a, b and 3 more``."""
     more = (len(names) if number is None else number) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,11 +1,11 @@
 """Export: a stored model becomes a checkpoint folder.
 
-Read (the model's headers), decide (checkpoints.py), do (written_files.py).
+Read (the model's headers), decide (contents.py), do (written_files.py).
 
 The folder is written under another name beside it, and renamed when everything in it is on the
-disk: so a folder of that name is a whole export, or there is none. The other name is always the
-same, and its lock is held while it is written: two exports into one folder do not mix, and the next
-export removes what a killed one left.
+disk: so a folder of that name is always a complete export. The other name is always the same, and
+its lock is held while it is written: two exports into one folder do not mix, and the next export
+removes what a killed one left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.errors import BusyError, StorageError, UsageError, quoted
-from blobstore.export.checkpoints import plan_export
+from blobstore.export.contents import plan_export
 from blobstore.export.planned_files import DEFAULT_SHARD, ExportOptions
 from blobstore.export.written_files import write_files
 from blobstore.formats.dtypes import DType

@@ -291,7 +291,7 @@ class PlannedDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedCopy:
+class CopiedBlob:
     """A file that is a blob of the model: its path in the folder, the blob, its size in bytes."""
 
     path: str
@@ -304,11 +304,11 @@ class ExportPlan:
     """What an export will write, and ``notes``: sentences about what it leaves out or changes."""
 
     shards: tuple[PlannedShard, ...] = ()
-    documents: tuple[PlannedDocument | PlannedCopy, ...] = ()
+    documents: tuple[PlannedDocument | CopiedBlob, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
-    def files(self) -> tuple[PlannedShard | PlannedDocument | PlannedCopy, ...]:
+    def files(self) -> tuple[PlannedShard | PlannedDocument | CopiedBlob, ...]:
         """All files."""
         return (*self.shards, *self.documents)
 
@@ -324,7 +324,7 @@ class ExportPlan:
         )
 
 
-def check_names(arrays: Iterable[OutputArray]) -> None:
+def check_array_names(arrays: Iterable[OutputArray]) -> None:
     """Raise UnsupportedSourceError when two arrays of a checkpoint would have one name."""
     names: set[str] = set()
     for array in arrays:

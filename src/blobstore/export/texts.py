@@ -19,7 +19,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     quoted,
 )
-from blobstore.export.planned_files import INDEX_NAME, ExportPlan, PlannedCopy, PlannedDocument
+from blobstore.export.planned_files import INDEX_NAME, CopiedBlob, ExportPlan, PlannedDocument
 from blobstore.formats import strictjson
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.documents import (
@@ -137,7 +137,7 @@ MADE_MODELFILE = "Modelfile.blobstore"
 
 
 def with_files(
-    plan: ExportPlan, files: Sequence[PlannedCopy], folders: Collection[str], *, same_weights: bool
+    plan: ExportPlan, files: Sequence[CopiedBlob], folders: Collection[str], *, same_weights: bool
 ) -> ExportPlan:
     """Return the plan with the model's files in it.
 
@@ -162,7 +162,7 @@ def with_files(
     return _beside_modelfile(plan, files) + ExportPlan(documents=tuple(copies))
 
 
-def _with_index(plan: ExportPlan, file: PlannedCopy, *, same_weights: bool) -> ExportPlan:
+def _with_index(plan: ExportPlan, file: CopiedBlob, *, same_weights: bool) -> ExportPlan:
     made = _made(plan, file.path)
     if made is None:
         return plan + ExportPlan(notes=(f"{file.path} was left out: there is one file of weights",))
@@ -185,7 +185,7 @@ def _weight_map(raw: bytes) -> Any:
     return parse_object(raw, INDEX_NAME, rule="I1", limit=MAX_INDEX).get("weight_map")
 
 
-def _beside_modelfile(plan: ExportPlan, files: Sequence[PlannedCopy]) -> ExportPlan:
+def _beside_modelfile(plan: ExportPlan, files: Sequence[CopiedBlob]) -> ExportPlan:
     """Return the plan with the export's Modelfile under a name that no other file of it has.
 
     It is left out where the source has the same one.

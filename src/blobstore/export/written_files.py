@@ -24,10 +24,10 @@ from blobstore import kernels
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.export.planned_files import (
     BlobRange,
+    CopiedBlob,
     ExportPlan,
     MadeArray,
     Piece,
-    PlannedCopy,
     PlannedShard,
     ValueRange,
 )
@@ -163,7 +163,7 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
     """
     for document in plan.documents:
         path = folder / document.path
-        if isinstance(document, PlannedCopy):
+        if isinstance(document, CopiedBlob):
             _copy_blob(document, path)
         else:
             with _created(path) as fd, os_errors("write", path):
@@ -192,7 +192,7 @@ def _created(path: Path, size: int = 0) -> Iterator[int]:
             os.close(fd)
 
 
-def _copy_blob(file: PlannedCopy, path: Path) -> None:
+def _copy_blob(file: CopiedBlob, path: Path) -> None:
     with file.blob.open() as reader:
         if reader.digest() != file.blob.digest:  # nothing else would find damage in it
             raise damaged(file.blob.digest).at(file.path)

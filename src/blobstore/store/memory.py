@@ -95,7 +95,7 @@ class _Manifests:
         """Return None: the time is not kept."""
 
     def raw(self, name: ModelName) -> bytes | None:
-        """Return the bytes of a model's manifest, None if there is none."""
+        """Return the bytes of a model's manifest, None if it is missing."""
         return self._manifests.get(name)
 
     def link(self, name: ModelName, raw: bytes) -> None:

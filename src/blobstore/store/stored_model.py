@@ -119,7 +119,7 @@ class StoredModel:
 
     @property
     def weight_layers(self) -> tuple[Descriptor, ...]:
-        """The layers that hold tensors. Raises: UnsupportedSourceError when there are none."""
+        """The layers of tensors. Raises: UnsupportedSourceError when the model has none of them."""
         if not self.manifest.tensor_layers:
             message = f"model {self.name} has no tensor blobs: it is of another kind, GGUF perhaps"
             raise UnsupportedSourceError(message, model=str(self.name))

@@ -37,7 +37,7 @@ HOSTILE = (
     "a//b",
     "\u212a",
 )
-"""Names that are none, or that would lead elsewhere."""
+"""Texts that are not names, or that would lead elsewhere."""
 NAMES = ("m", "m:tag", "ns/m:tag", "host.example/ns/m:tag", "host.example:5000/ns/m:tag")
 M, N = ModelName.parse("m"), ModelName.parse("n")
 

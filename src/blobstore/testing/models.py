@@ -152,7 +152,7 @@ class ModelTests(HomeTests):
         assert blobs_of(home, "m") == [data_of(100, won.index(True))]
 
     def test_no_update_is_lost(self, home: Home) -> None:
-        """Each adds a layer to what it has read; who was too slow reads again."""
+        """Each adds a layer to what it has read; the slower one reads again."""
         commit(home, "m")
 
         def add(number: int) -> None:

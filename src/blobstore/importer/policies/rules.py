@@ -228,7 +228,7 @@ class PolicyFile:
         """Return what the file says: JSON when its name ends in .json, else TOML.
 
         Raises: NotFoundError, StorageError; LimitExceededError for over 1 MiB; DocumentError (rule
-        O1) for what is no such document, an unknown key, or a value of the wrong kind, naming the
+        O1) for another kind of document, an unknown key, or a value of the wrong kind, naming the
         key; UsageError for an unknown word.
         """
         with FileReader(path) as reader:

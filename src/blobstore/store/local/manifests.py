@@ -150,7 +150,7 @@ class ManifestFolder:
         return self._read(name, _whole)
 
     def raw(self, name: ModelName) -> bytes | None:
-        """Return the bytes of a manifest: None if there is none, b"" if it can't be read."""
+        """Return the bytes of a manifest: None if it is missing, b"" if it can't be read."""
         try:
             return self.read_bytes(name)
         except NotFoundError:

@@ -17,14 +17,14 @@ from blobstore.export import texts
 from blobstore.export.exported_arrays import Checkpoint, Origin, mlx_arrays, output_arrays
 from blobstore.export.planned_files import (
     INDEX_NAME,
+    CopiedBlob,
     ExportFormat,
     ExportOptions,
     ExportPlan,
     OutputArray,
-    PlannedCopy,
     PlannedDocument,
     PlannedShard,
-    check_names,
+    check_array_names,
     in_library_order,
     read_weights,
     shard_index,
@@ -114,7 +114,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPla
         arrays, quantization, notes = mlx_arrays(checkpoint, parse_config(raw), options.dequantize)
     else:
         arrays = output_arrays(checkpoint, options.dequantize)
-        check_names(arrays)
+        check_array_names(arrays)
     shards = _plan_shards(checkpoint, arrays, options)
     documents = _plan_documents(checkpoint, options, quantization)
     return shards + documents + ExportPlan(notes=notes)
@@ -321,14 +321,14 @@ def _text_layers(model: StoredModel) -> Iterator[texts.TextLayer]:
             yield texts.TextLayer(layer.media_type, model.read(layer) if is_known else b"")
 
 
-def _stored_files(model: StoredModel) -> Iterator[PlannedCopy]:
+def _stored_files(model: StoredModel) -> Iterator[CopiedBlob]:
     """Yield the other files of the checkpoint, in manifest order; no bytes are read."""
     for layer in model.manifest.file_layers:
         if layer.name is not None:
             with model.located(layer), model.home.blobs.open(layer) as reader:
                 blob = BlobFile(layer.digest, reader.name, reader.identity)
                 blob.require_file()
-                yield PlannedCopy(layer.name, blob, reader.size)
+                yield CopiedBlob(layer.name, blob, reader.size)
 
 
 def _check_paths(plan: ExportPlan, model: StoredModel) -> None:
