@@ -38,6 +38,7 @@ from blobstore.io.durable import (
 from blobstore.io.ranges import close_quietly
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import ModelName
+from blobstore.store.local.locks import take_lock
 from blobstore.store.ports import Home
 from blobstore.store.stored_model import StoredModel
 
@@ -134,13 +135,14 @@ def _take(staging: Path) -> int:
     except FileNotFoundError:  # another export renamed or removed it just now
         raise busy from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The process that held the lock may have renamed or removed the folder just now.
-        if not os.path.samestat(os.fstat(fd), staging.stat(follow_symlinks=False)):
+        if not take_lock(fd, fcntl.LOCK_EX, 0) or not os.path.samestat(
+            os.fstat(fd), staging.stat(follow_symlinks=False)
+        ):
             raise busy  # noqa: TRY301  # the folder is closed below
     except BaseException as error:
         close_quietly(fd)
-        if isinstance(error, BlockingIOError | FileNotFoundError):
+        if isinstance(error, FileNotFoundError):
             raise busy from None
         raise
     return fd

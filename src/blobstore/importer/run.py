@@ -230,8 +230,8 @@ def default_name(plan: ImportPlan) -> ModelName:
     try:
         return ModelName(model=stem, tag=quant_type.value if quant_type is not None else "latest")
     except InvalidNameError as error:
-        error.hint = "Give the model a name: blobstore import SOURCE NAME."
-        raise
+        hint = "Give the model a name: blobstore import SOURCE NAME."
+        raise error.about(hint=hint) from None
 
 
 def make_blob(

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.formats.dtypes import DType
 from blobstore.io.workers import results_of, threads
-from blobstore.kernels.arrays import QuantizedArray
+from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.model.loader import open_model
 from blobstore.model.tensors import Tensor
 from blobstore.names import Digest, ModelName
@@ -29,8 +28,6 @@ from blobstore.store.ports import Home
 CHUNK_WEIGHTS = 2**19
 """Weights compared at a time by one thread: a whole number of groups of every type."""
 _WHOLE_GROUPS = 128
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

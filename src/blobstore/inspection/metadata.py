@@ -51,9 +51,9 @@ from blobstore.io.durable import (
 from blobstore.io.ranges import FileIdentity, FileReader, close_quietly
 from blobstore.io.workers import Progress, begun
 from blobstore.names import Digest
+from blobstore.store.local.locks import take_lock
 
 _WAIT_S = 10
-_POLL_S = 0.02
 _HASH_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
 """How the Hugging Face cache names its blobs: a git hash, or a sha256."""
 _PREFIX = 8
@@ -159,7 +159,10 @@ def _locked(file: Path) -> Iterator[int]:
         with os_errors("write to", file):
             fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            _lock(fd, file, until)
+            with os_errors("lock", file):
+                is_locked = take_lock(fd, fcntl.LOCK_EX, until - time.monotonic())
+            if not is_locked:
+                raise BusyError(f"{file} is being edited by another process", path=str(file))
             with os_errors("access", file):
                 # The previous holder of the lock may have put another file in its place.
                 is_current = os.path.samestat(os.fstat(fd), file.stat(follow_symlinks=False))
@@ -167,18 +170,6 @@ def _locked(file: Path) -> Iterator[int]:
                 yield fd
         finally:
             close_quietly(fd)
-
-
-def _lock(fd: int, file: Path, until: float) -> None:
-    with os_errors("lock", file):
-        while True:
-            try:
-                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    break
-                time.sleep(_POLL_S)
-    raise BusyError(f"{file} is being edited by another process", path=str(file))
 
 
 def _changed(

@@ -245,8 +245,8 @@ class PolicyFile:
                 QuantType.parse(str(document.quant))
             rules = tuple(map(Rule.parse, document.rules))
         except BlobStoreError as error:
-            error.path = error.path or reader.name
-            raise error if reader.name in error.message else error.at(reader.name) from None
+            found = error.about(path=reader.name)
+            raise found if reader.name in error.message else found.at(reader.name) from None
         return cls(document.quant, document.method, groups, rules)
 
 
