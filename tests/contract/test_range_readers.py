@@ -32,7 +32,8 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def remote() -> Iterator[Remote]:
     """A client that brings so little on opening that most reads are requests."""
-    with Remote(first_read=100) as made:
+    with Remote() as made:
+        made.first_read = 100
         yield made
 
 

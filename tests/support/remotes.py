@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blobstore.formats.safetensors.header import header_end
-from blobstore.io.budget import Allowance, Budget
+from blobstore.io.budget import Budget, RequestLimits
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.reader import HttpReader, Remote as PlainRemote, Wanted
 from blobstore.source.hub import HUB, HubFolder, HubTarget
@@ -28,10 +28,10 @@ class Remote(PlainRemote):
 
 
 def header_reader(
-    client: HttpClient, url: str, *, allowance: Allowance | None = None
+    client: HttpClient, url: str, *, limits: RequestLimits | None = None
 ) -> HttpReader:
     """Return a reader of the file at ``url``, with its header read."""
-    return HttpReader(client, url, wanted=header_end, allowance=allowance)
+    return HttpReader(client, url, wanted=header_end, limits=limits)
 
 
 def open_all(folder: WebFolder, names: Sequence[str]) -> list[HttpReader]:

@@ -1,6 +1,4 @@
-"""Budgets: what reading a checkpoint, or a stored model, may take in all.
-
-And what one request may take of that.
+"""Budgets: what reading a checkpoint, or a stored model, may take in all, and one request of that.
 
 Limits of single files do not add up to a limit: ten thousand hard links to one file take no space
 on a disk, and a shard index may name as many files on a server. So what is read of a checkpoint is
@@ -8,14 +6,15 @@ counted in one place, before memory is taken for it: the length of a header is i
 that of a document in its directory entry. docs/formats.md has the largest published checkpoints
 beside these limits.
 
-What a request takes (`Allowance`) is counted where bytes leave a socket, so that nothing is
-forgotten: heads of replies, redirects, retries, the framing of chunks. Time is counted for it as a
-whole beside the silence between two bytes, so that a server that sends a byte every ten seconds
-can't keep a command waiting for a day.
+What a request takes (`RequestLimits`) is counted where bytes leave a socket, so that heads of
+replies, redirects, retries and the framing of chunks all count. Besides the silence between two
+bytes a request's whole time is limited: a server that sends a byte every ten seconds can't keep a
+command waiting for a day.
 """
 
 from __future__ import annotations
 
+import resource
 import socket
 import time
 from contextlib import suppress
@@ -25,16 +24,20 @@ from threading import Event, Lock
 from blobstore.errors import LimitExceededError, RemoteError
 
 MAX_TEXT = 200_000_000
-"""Bytes of a checkpoint's headers, index and documents, which are held in memory: 12 and 17 MB for DeepSeek-V3."""
+"""Bytes of a checkpoint's headers, index and documents, held in memory.
+
+DeepSeek-V3 has 12 MB of headers and a 17 MB index.
+"""
 MAX_STORED_TEXT = 100_000_000
-"""Bytes of a stored model's headers: hundreds each of at most 110,000 blobs, and their names and metadata become objects."""
+"""Bytes of a stored model's headers: of up to 110,000 blobs, hundreds of bytes each."""
 MAX_TENSORS = 1_000_000
 """Tensors of a checkpoint."""
 MAX_RECEIVED = 200_000_000
 """Bytes that servers send for one checkpoint, heads of replies included."""
+_OTHER_FILES = 256
 SECONDS = 60
 SLOWEST_RATE = 192 * 2**10
-"""Servers get `SECONDS` for one checkpoint, and more only while they send faster than this, in bytes a second."""
+"""Bytes a second: servers get `SECONDS` for one checkpoint, and more while they are faster."""
 
 
 class Budget:
@@ -72,34 +75,25 @@ class Budget:
 
         Raises: LimitExceededError.
         """
-        if over := self._over("text", nbytes):
-            raise LimitExceededError(
-                f"limit exceeded: {what} has {nbytes:,} bytes, which makes {over:,} in headers and documents"
-                f" of {self.name}; at most {self._limits['text']:,}"
-            )
+        before = f"{what} has {nbytes:,} bytes, which makes"
+        self._take("text", nbytes, before, f"in headers and documents of {self.name}")
 
     def give_back_text(self, nbytes: int) -> None:
         """Take back a part of what was counted: the padding of a header, which is not kept."""
-        self._over("text", -nbytes)
+        self._take("text", -nbytes)
 
     def take_tensors(self, count: int, what: str) -> None:
         """Count the tensors of a header, called ``what``, before more is made of them.
 
         Raises: LimitExceededError.
         """
-        if over := self._over("tensors", count):
-            raise LimitExceededError(
-                f"limit exceeded: {what} has {count:,} tensors, which makes {over:,} in {self.name};"
-                f" at most {self._limits['tensors']:,}"
-            )
+        before = f"{what} has {count:,} tensors, which makes"
+        self._take("tensors", count, before, f"in {self.name}")
 
     def receive(self, nbytes: int) -> None:
         """Count bytes that servers sent. Raises: LimitExceededError."""
-        if over := self._over("received", nbytes):
-            raise LimitExceededError(
-                f"limit exceeded: servers sent {over:,} bytes for the headers and documents of {self.name};"
-                f" at most {self._limits['received']:,}"
-            )
+        after = f"bytes for the headers and documents of {self.name}"
+        self._take("received", nbytes, "servers sent", after)
 
     def seconds_left(self) -> float:
         """Return how long servers may be waited for.
@@ -114,31 +108,44 @@ class Budget:
         left = self._start + allowed - now
         if left <= 0:
             raise LimitExceededError(
-                f"limit exceeded: servers sent {received:,} bytes for {self.name} in {now - self._start:,.3g} seconds;"
-                f" at most {allowed:,.3g} seconds are allowed for that many bytes",
+                f"limit exceeded: servers sent {received:,} bytes for {self.name} in"
+                f" {now - self._start:,.3g} seconds; at most {allowed:,.3g} seconds are allowed"
+                " for that many bytes",
                 hint="Try again later, or download the checkpoint first.",
             )
         return left
 
-    def _over(self, kind: str, amount: int) -> int:
-        """Count an amount, and return what is used in all if that is beyond the limit, else 0.
-
-        Nothing is counted then.
-        """
+    def _take(self, kind: str, amount: int, before: str = "", after: str = "") -> None:
+        """Count an amount. Beyond the limit raise an error instead: ``before`` TOTAL ``after``."""
         with self._lock:
-            total = self._used[kind] + amount
-            if total > self._limits[kind]:
-                return total
+            total, limit = self._used[kind] + amount, self._limits[kind]
+            if total > limit:
+                raise LimitExceededError(
+                    f"limit exceeded: {before} {total:,} {after}; at most {limit:,}"
+                )
             self._used[kind] = total
-            return 0
+
+
+def allow_open_files(count: int) -> None:
+    """Raise the process's soft limit of open files for ``count`` more, where the system allows it.
+
+    A dense model of 126 layers has 1,137 blobs, and checkpoints have hundreds of shards, where
+    Linux's usual soft limit is 1,024 files and macOS's 256.
+    """
+    needed = count + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with suppress(OSError, ValueError):  # opening one file too many is a typed error
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long servers are waited for, and how often they are asked again.
+class RetryPolicy:
+    """How long to wait for servers, and how often to ask again.
 
-    An errand ends after ``deadline_s`` and one second more for every ``slowest_rate`` bytes that it
-    may take, with all its redirects, retries and waits.
+    A request, with its redirects, retries and waits, ends after ``deadline_s`` and one second more
+    for every ``slowest_rate`` bytes that it may take.
     """
 
     connect_s: float = 10
@@ -150,32 +157,26 @@ class Patience:
     longest_wait_s: float = 30
 
 
-class Allowance:
-    """The bytes and the time of one errand. Its clock starts with its first use.
+class RequestLimits:
+    """The bytes and the time of one request, retries included. The clock starts with its first use.
 
-    One thread uses it; any may `cancel` it.
-
-    ``budget`` is that of the checkpoint that the errand is for, None for a file by itself.
+    One thread uses it; any thread may `cancel` it. ``taken`` counts its bytes. ``budget`` is the
+    budget of the checkpoint that the request is for; None for a single file.
     """
 
-    def __init__(self, patience: Patience, total: int, budget: Budget | None = None) -> None:
-        self._patience = patience
+    def __init__(self, retry_policy: RetryPolicy, total: int, budget: Budget | None = None) -> None:
+        self._retry_policy = retry_policy
         self._total = total
         self._budget = budget
-        self._taken = 0
+        self.taken = 0
         self._start: float | None = None
         self._cancelled = Event()
         self._socket: socket.socket | None = None
 
     @property
-    def taken(self) -> int:
-        """Bytes taken from sockets until now."""
-        return self._taken
-
-    @property
     def left(self) -> int:
         """Bytes that may still be taken."""
-        return self._total - self._taken
+        return self._total - self.taken
 
     def extend(self, total: int) -> None:
         """Allow ``total`` bytes in all, where that is more than now."""
@@ -183,41 +184,44 @@ class Allowance:
 
     def take(self, nbytes: int) -> None:
         """Count bytes that were taken. Raises: LimitExceededError when the budget is spent."""
-        self._taken += nbytes
+        self.taken += nbytes
         if self._budget is not None:
             self._budget.receive(nbytes)
 
     def seconds_left(self, address: object) -> float:
-        """Return how long the errand may go on.
+        """Return how long the request may go on.
 
         Raises: RemoteError when its time is over, or it was cancelled; LimitExceededError when its
-        checkpoint's is over.
+        checkpoint's time is over.
         """
         if self._cancelled.is_set():
             raise RemoteError(f"{address}: cancelled", path=str(address))
         now = time.monotonic()
         self._start = now if self._start is None else self._start
-        allowed = self._patience.deadline_s + self._total / self._patience.slowest_rate
+        allowed = self._retry_policy.deadline_s + self._total / self._retry_policy.slowest_rate
         left = self._start + allowed - now
         if left <= 0:
-            what = f"{address} is too slow: it was given {allowed:.3g} seconds in all"
-            raise RemoteError(what, path=str(address), temporary=True)
+            raise RemoteError(
+                f"{address} is too slow: it was given {allowed:.3g} seconds in all",
+                path=str(address),
+                temporary=True,
+            )
         return left if self._budget is None else min(left, self._budget.seconds_left())
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long, or until the errand is cancelled."""
+        """Wait so long, or until the request is cancelled."""
         self._cancelled.wait(seconds)
 
     def use(self, connection: socket.socket) -> None:
-        """Remember which connection the errand waits for."""
+        """Remember the connection that the request waits for."""
         self._socket = connection
 
     def finish(self) -> None:
-        """Forget the connection: it is kept alive, and may be another errand's from now on."""
+        """Forget the connection: it is kept alive, and may serve another request now."""
         self._socket = None
 
     def cancel(self) -> None:
-        """End the errand, from any thread: a read that waits ends at once, and nothing more is asked."""
+        """End the request, from any thread: a waiting read ends at once, and no other begins."""
         self._cancelled.set()
         if (connection := self._socket) is not None:
             with suppress(OSError):  # the peer was faster

@@ -30,31 +30,29 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all that is in it.
+    """Remove a folder and everything in it. A missing folder is ignored.
 
-    Links are removed, not followed, and nothing but folders is opened.
-
-    Nothing happens when it is gone. Raises: OSError; what could not be removed is still in the
-    folder then.
+    Links are removed, not followed; only folders are opened. Raises: OSError; everything that could
+    not be removed is still in the folder then.
     """
     try:
         folder = os.open(path, _FOLDER)
     except FileNotFoundError:
         return
-    above: list[
-        tuple[tuple[int, int], list[str]]
-    ] = []  # each folder on the way here, and its folders that are left
+    # Each folder above the open one, with its folders that are left.
+    above: list[tuple[os.stat_result, list[str]]] = []
     try:
         left = _remove_files(folder)
         while left or above:
             if left:
-                above.append((_identity(folder), left))
+                above.append((os.fstat(folder), left))
                 folder = _moved_to(left[-1], folder)
                 left = _remove_files(folder)
             else:
-                identity, left = above.pop()
+                status, left = above.pop()
                 folder = _moved_to("..", folder)
-                if _identity(folder) != identity:  # else what lies elsewhere would be removed
+                # Else files that lie elsewhere would be removed.
+                if not os.path.samestat(os.fstat(folder), status):
                     raise OSError(errno.EBUSY, "a folder in it was moved while it was removed")
                 os.rmdir(left.pop(), dir_fd=folder)
     finally:
@@ -69,11 +67,6 @@ def _moved_to(name: str, folder: int) -> int:
     return found
 
 
-def _identity(folder: int) -> tuple[int, int]:
-    status = os.fstat(folder)
-    return status.st_dev, status.st_ino
-
-
 def _remove_files(folder: int) -> list[str]:
     """Remove all that is not a folder from an open folder; return the names of its folders."""
     with os.scandir(folder) as entries:
@@ -84,20 +77,15 @@ def _remove_files(folder: int) -> list[str]:
     return [name for name, is_folder in found if is_folder]
 
 
-Told = Callable[[int], object]
-"""Told of every few megabytes that were copied."""
-
 _FICLONE = 0x40049409
 _STEP = 2**26
 _BUFFER = 2**20
-# Across file systems; no such call; a file system without it; a sandbox that knows it not (EPERM).
+# Two file systems; no such call; a file system without it; a sandbox that forbids it (EPERM).
 _CAN_NOT = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
 
 
 def clone(source: OpenReader, target: Path) -> bool:
-    """Make ``target`` a new file that shares the blocks of ``source``.
-
-    Return False where that is impossible.
+    """Make ``target`` a new file that shares the blocks of ``source``; return False if impossible.
 
     Source of the number: linux/fs.h ``FICLONE``, ioctl_ficlone(2).
     """
@@ -117,12 +105,9 @@ def clone(source: OpenReader, target: Path) -> bool:
 
 
 def link(source: OpenReader, target: Path) -> bool:
-    """Make ``target`` another name of the file that ``source`` has open.
+    """Make ``target`` another name of the open file ``source``; return False if impossible.
 
-    Return False where that is impossible.
-
-    Nor is a file linked that is another user's, or that others may write: they could change it
-    later.
+    A file of another user, or that others may write, is not linked: they could change it later.
     """
     shared = source.fileno()
     try:
@@ -149,12 +134,14 @@ def copy_range(
     name: object,
     at: int,
     length: int,
-    told: Told | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> None:
-    """Copy ``length`` bytes of ``source`` from byte ``start`` to byte ``at`` of the open file ``target``, called ``name``.
+    """Copy ``length`` bytes of ``source`` from byte ``start`` to byte ``at`` of an open file.
 
-    Any number of threads may copy into one file. Raises: ShortReadError when the source ends
-    before; StorageError.
+    ``target`` is its descriptor, ``name`` its name in errors. ``progress`` is called with the
+    number of bytes of each step. Any number of threads may copy into one file.
+
+    Raises: ShortReadError when the source ends before; StorageError.
     """
     done = 0
     by_kernel = hasattr(os, "copy_file_range")
@@ -167,14 +154,14 @@ def copy_range(
             by_kernel = False
             count = _by_hand(source, start + done, target, name, at + done, min(step, _BUFFER))
         done += count
-        if told is not None:
-            told(count)
+        if progress is not None:
+            progress(count)
 
 
 def _by_kernel(
     source: FileReader, start: int, target: int, name: object, at: int, length: int
 ) -> int:
-    """Return the number of bytes that were copied, 0 when the kernel can't or the source has ended."""
+    """Return the number of copied bytes; 0 when the kernel can't copy, or the source ends."""
     try:
         return os.copy_file_range(source.fileno(), target, length, start, at)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Durable file operations: what has returned from here is on the disk, also after a power cut.
+"""Durable file operations: after they return, the data survive a power cut.
 
 Facts: fsync of a file makes its bytes durable, not its name; the name needs an fsync of its folder
 (fsync(2)). A failed fsync may have dropped the bytes, and a second one would then succeed: it is
@@ -23,7 +23,7 @@ from blobstore.errors import BlobStoreError, LimitExceededError, StorageError, f
 from blobstore.io.ranges import FileReader, close_quietly
 
 PAGE = 4096
-"""What offsets, lengths and addresses are multiples of in reads and writes around the page cache."""
+"""Offsets, lengths and addresses of I/O around the page cache are multiples of this."""
 DIRECT_FROM = 2**18
 """Bytes from which going around the page cache pays."""
 FILE_MODE = 0o644
@@ -61,7 +61,7 @@ def sync(fd: int) -> None:
 
 
 def syncs_whole(fd: int) -> bool:
-    """Return True when one syncfs makes all that was written to the file system of ``fd`` durable, and reports errors.
+    """Return True when one syncfs makes all of the file system durable, and reports errors.
 
     syncfs(2) takes one journal commit where fsync takes one a file, and since Linux 5.8 it reports
     the write errors that happened since its descriptor was opened. On FUSE it does nothing
@@ -72,11 +72,12 @@ def syncs_whole(fd: int) -> bool:
 
 
 def is_remote(folder: Path) -> bool:
-    """Return True when a folder is on a file system of another machine, whose locks may not be seen here. Raises: OSError.
+    """Return True when a folder is on another machine's file system. Raises: OSError.
+
+    Locks on it may not be seen here.
 
     Linux sends an flock on NFS to the server, unless it is mounted with local locks; SMB and others
-    differ (flock(2), nfs(5) "local_lock"). Elsewhere than on Linux that can't be told, and False is
-    returned.
+    differ (flock(2), nfs(5) "local_lock"). Other systems than Linux don't say it: returns False.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -101,8 +102,6 @@ def _file_system(fd: int) -> int | None:
 def sync_file_system(fd: int) -> None:
     """Make everything written to the file system of ``fd`` durable, where it `syncs_whole`.
 
-    Elsewhere, what it can.
-
     Raises: OSError; what was written since the descriptor was opened is lost.
     """
     if _libc is not None:
@@ -110,10 +109,10 @@ def sync_file_system(fd: int) -> None:
 
 
 def write_back(fd: int) -> None:
-    """Write an open file's dirty pages to the disk and drop its clean ones, so that the next read comes from the disk.
+    """Write an open file's dirty pages to the disk and drop its clean ones.
 
-    For files that another process wrote and did not sync. A write that failed since then may go
-    unnoticed:
+    The next read then comes from the disk. For files that another process wrote and did not sync. A
+    write that failed since then may go unnoticed:
 
     - An error that another descriptor was told of is not reported to a descriptor that is opened
       later (lib/errseq.c `errseq_sample`). So our syncfs may succeed although another process's
@@ -202,7 +201,7 @@ def make_folder(path: Path, *, durable: bool = True) -> None:
 
 
 def listed(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what is in a folder, by name: nothing when it is gone, as a removal may leave it.
+    """Return the entries of a folder, by name; an empty list when it is missing.
 
     Raises: OSError.
     """
@@ -214,16 +213,16 @@ def listed(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def read_own(path: Path, limit: int) -> bytes:
-    """Return the bytes of a small file that we wrote.
-
-    Others may have put anything there: a link or FIFO is not opened.
+    """Return the bytes of a small file that we wrote; a link or FIFO in its place is not opened.
 
     Raises: NotFoundError; LimitExceededError for more than ``limit`` bytes; StorageError.
     """
     with FileReader(path, follow=False) as reader:
         if reader.size > limit:
-            message = f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}"
-            raise LimitExceededError(message, path=str(path))
+            raise LimitExceededError(
+                f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}",
+                path=str(path),
+            )
         return reader.read(0, reader.size)
 
 
@@ -243,10 +242,7 @@ def create_file(path: Path, size: int = 0) -> int:
 
 
 def open_direct(path: Path) -> int:
-    """Open a file a second time, for writing around the page cache.
-
-    Return -1 where that is not supported.
-    """
+    """Open a file a second time, to write around the page cache; -1 where that is not supported."""
     if sys.platform != "linux":
         return -1
     try:
@@ -270,10 +266,10 @@ def write_all_at(fd: int, offset: int, data: memoryview) -> None:
 
 
 def write_aligned(fd: int, direct: int, offset: int, data: memoryview) -> None:
-    """Write all of ``data``, whose address has the remainder of ``offset`` by the page size: much around the page cache.
+    """Write all of ``data`` at ``offset``, whole pages around the page cache.
 
-    ``direct`` is the same file by `open_direct`, or -1. Pages that are not whole go through the
-    cache. Raises: OSError.
+    The address of ``data`` and ``offset`` have the same remainder by the page size. ``direct`` is
+    the same file by `open_direct`, or -1. Parts of pages go through the cache. Raises: OSError.
     """
     head = -offset % PAGE
     tail = head + (len(data) - head) // PAGE * PAGE
@@ -343,11 +339,11 @@ def remove_if_there(path: Path) -> bool:
 
 
 def check_one_mount(folder: Path, place: Path) -> None:
-    """Raise StorageError when files of ``folder`` can't be renamed into ``place``, where that exists. Raises: OSError.
+    """Raise StorageError when files of ``folder`` can't be renamed into ``place``, if that exists.
 
-    A rename across mounts fails before either file is looked for (torvalds/linux fs/namei.c
-    `do_renameat2`): that tells bind mounts of one file system apart, too, whose device numbers are
-    equal.
+    A rename across mounts fails before the kernel looks up either file (torvalds/linux fs/namei.c
+    `do_renameat2`). So this also finds bind mounts of one file system, whose device numbers are
+    equal. Raises: OSError.
     """
     if not place.exists():
         return
@@ -362,5 +358,7 @@ def check_one_mount(folder: Path, place: Path) -> None:
             raise
         is_one = False
     if not is_one:
-        message = f"{place} is on another file system than {folder.parent}: they must be on one"
-        raise StorageError(message, path=str(place))
+        raise StorageError(
+            f"{place} is on another file system than {folder.parent}: they must be on one",
+            path=str(place),
+        )

@@ -1,12 +1,12 @@
-"""Readers of ranges, the only way to bytes that we did not make; and files as memory.
+"""Readers of ranges: every byte that we did not make is read through one; and files as memory.
 
-A reader knows its size and reads ranges; where the bytes lie (memory, a file, a server) is its own
-business. Formats are parsed from readers, so a parser does no I/O of its own. Offsets count from
-the first byte of the file.
+A reader knows its size and reads ranges, of memory, of a file, or of a file on a server. Formats
+are parsed from readers, so a parser does no I/O of its own. Offsets count from the first byte of
+the file.
 
 Reading a page beyond the end of a mapped file raises SIGBUS, which Python can't catch. A file that
-is shorter than it was is noticed before it is mapped, and whenever a view is asked for; what is
-truncated while a view is being read is not.
+was truncated is refused when it is mapped, and whenever a view is asked for. A file that is
+truncated while a view is being read can't be noticed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import resource
 import secrets
 import stat
 import time
@@ -31,8 +30,6 @@ from blobstore.errors import (
 )
 from blobstore.names import Digest
 
-_OTHER_FILES = 256
-_PIECE = 2**20
 _COARSE_TICK_NS = 10**7
 _LONGEST_TICK_NS = 2 * 10**9
 
@@ -49,58 +46,84 @@ class RangeReader(Protocol):
         """Bytes of the whole; None where a server does not say."""
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``offset``.
-
-        Raises: ShortReadError when the data end before it is full.
-        """
+        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `read`."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes from ``offset``.
-
-        Raises: ShortReadError when there are fewer.
-        """
+        """Return exactly ``length`` bytes from ``offset``. Raises: ShortReadError."""
 
 
 class Identity(Protocol):
-    """What tells one state of a file from another: equal for the same state, and hashable."""
+    """The state of a file: equal for the same state, and hashable."""
 
     @property
     def key(self) -> str:
         """The identity as a text."""
 
 
-class OpenReader(RangeReader, Protocol):
-    """A reader of bytes whose number is known, to be closed."""
+class OpenReader:
+    """A reader of bytes whose number is known. A context manager."""
 
-    @property
-    def size(self) -> int:
-        """Bytes of the whole."""
-
-    @property
-    def identity(self) -> Identity | None:
-        """The state of the file when it was opened; None in memory."""
+    name: str
+    size: int
+    identity: Identity | None
+    """The state of the file when it was opened; None in memory."""
+    piece_nbytes = 2**20
+    """Bytes that `digest` reads at a time."""
 
     def fileno(self) -> int | None:
-        """Return the descriptor of the open file, which can be mapped, linked and cloned; None in memory."""
+        """Return the open file's descriptor, to map, link or clone it; None if there is none."""
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `RangeReader.readinto`."""
+        buffer[:] = self.read(offset, len(buffer))
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly ``length`` bytes from ``offset``. Raises: as `RangeReader.read`."""
+        raise NotImplementedError
 
     def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
         """Yield all bytes in order, in views of ``buffer``, each good until the next.
 
         Raises: as `readinto`.
         """
+        for start in range(0, self.size, len(buffer)):
+            piece = buffer[: self.size - start]
+            self.readinto(start, piece)
+            yield piece
 
     def digest(self) -> Digest:
-        """Return the digest of the bytes. Raises: as `readinto`."""
+        """Return the digest of the bytes, read in pieces. Raises: as `readinto`."""
+        hashed = hashlib.sha256()
+        for piece in self.pieces(self._buffer()):
+            hashed.update(piece)
+        return Digest(hashed.hexdigest())
+
+    def _buffer(self) -> memoryview:
+        return memoryview(bytearray(min(self.piece_nbytes, max(self.size, 1))))
 
     def close(self) -> None:
         """Close it; a second call does nothing."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class BytesReader:
+class SourceReader(OpenReader):
+    """A reader of one file of a source. Reading a file that has changed raises CorruptDataError."""
+
+    identity: Identity
+
+    def check_unchanged(self) -> None:
+        """Raise CorruptDataError when the file was written to, replaced or removed meanwhile.
+
+        Of a file on a server every reply was checked when it came.
+        """
+
+
+class BytesReader(OpenReader):
     """A reader over bytes in memory."""
 
     identity = None
@@ -108,50 +131,23 @@ class BytesReader:
     def __init__(self, data: bytes, name: str = "bytes") -> None:
         self.name = name
         self.size = len(data)
-        self._data = memoryview(data)
-
-    def fileno(self) -> None:
-        """Return None: memory has no descriptor."""
-
-    def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
-        """Yield all bytes; nothing is copied, and ``buffer`` is only a measure."""
-        for start in range(0, self.size, len(buffer)):
-            yield self._data[start : start + len(buffer)]
-
-    def digest(self) -> Digest:
-        """Return the digest of the bytes."""
-        return Digest.of(self._data)
-
-    def close(self) -> None:
-        """Do nothing: memory is given back with the last view of it."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Copy ``len(buffer)`` bytes from ``offset``."""
-        buffer[:] = self._range(offset, len(buffer))
+        self._data = data
 
     def read(self, offset: int, length: int) -> bytes:
         """Return a copy of ``length`` bytes from ``offset``."""
-        return bytes(self._range(offset, length))
-
-    def _range(self, offset: int, length: int) -> memoryview:
         if offset + length > self.size:
             raise _short(self, offset, length)
         return self._data[offset : offset + length]
 
 
-class FileReader:
+class FileReader(SourceReader):
     """A reader over one open regular file, by ``pread``: safe to share between threads.
 
-    ``follow`` says whether the last path segment may be a symbolic link: true for users'
-    checkpoints (the Hugging Face cache is made of links), false inside a store. Opening never
-    blocks on a FIFO or a device.
+    ``follow``: the path may be a symbolic link, as in the Hugging Face cache, but not in a store.
+    Opening never blocks on a FIFO or a device.
     """
+
+    identity: FileIdentity
 
     def __init__(self, path: str | os.PathLike[str], *, follow: bool = True) -> None:
         self.name = os.fspath(path)
@@ -165,10 +161,10 @@ class FileReader:
         try:
             status = os.fstat(self._fd)
         except OSError as error:
-            close_quietly(self._fd)
+            self.close()
             raise from_os_error(error, "stat", self.name) from error
         if not stat.S_ISREG(status.st_mode):
-            close_quietly(self._fd)
+            self.close()
             raise StorageError(f"{self.name} is not a regular file", path=self.name)
         self.size = status.st_size
         self.identity = FileIdentity(status)
@@ -185,19 +181,16 @@ class FileReader:
             raise from_os_error(error, "stat", self.name) from error
 
     def settle(self) -> None:
-        """Let the kernel see every later write to the file: stores through a map show in its times only on a clean page.
+        """Write the file's dirty pages, so that every later write changes the file's times.
 
-        A file system that can't is left alone: what is asked for here is a courtesy, not
-        durability.
+        A store through a map changes them only when its page was clean. Errors are ignored: nothing
+        of ours has to become durable here.
         """
         with suppress(OSError):
             os.fsync(self._fd)
 
     def read_ahead(self) -> None:
-        """Tell the kernel that the file will be read from its beginning to its end.
-
-        Errors are ignored.
-        """
+        """Tell the kernel that all of the file will be read in order. Errors are ignored."""
         with suppress(OSError, AttributeError):  # macOS has no such call
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
@@ -218,10 +211,8 @@ class FileReader:
         """Return ``length`` bytes from ``offset``."""
         if offset + length > self.size:
             raise _short(self, offset, length)
-        try:
-            data = os.pread(
-                self._fd, length, offset
-            )  # a header may have 100 MB: it is not held twice
+        try:  # not by `readinto`: a header may have 100 MB, and would be held twice
+            data = os.pread(self._fd, length, offset)
         except OSError as error:
             raise from_os_error(error, "read", self.name) from error
         if len(data) == length:
@@ -230,40 +221,26 @@ class FileReader:
         self.readinto(offset + len(data), memoryview(rest))
         return data + rest
 
-    def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
-        """Yield all bytes in order, in views of ``buffer``, each good until the next.
-
-        Raises: as `readinto`.
-        """
-        for start in range(0, self.size, len(buffer)):
-            piece = buffer[: self.size - start]
-            self.readinto(start, piece)
-            yield piece
-
     def has_nul(self) -> bool:
-        """Return True when the file contains a NUL byte, reading up to the first: text has none, a hole nothing else."""
-        return any(
-            b"\0" in bytes(piece)
-            for piece in self.pieces(memoryview(bytearray(min(_PIECE, max(self.size, 1)))))
-        )
+        """Return True when the file contains a NUL byte: text has none, and holes are all NUL.
 
-    def digest(self) -> Digest:
-        """Return the digest of the file's bytes, read in pieces. Raises: as `readinto`."""
-        hashed = hashlib.sha256()
-        for piece in self.pieces(memoryview(bytearray(min(_PIECE, max(self.size, 1))))):
-            hashed.update(piece)
-        return Digest(hashed.hexdigest())
+        Reading ends at the first one.
+        """
+        return any(b"\0" in bytes(piece) for piece in self.pieces(self._buffer()))
 
     def check_is(self, identity: Identity) -> None:
-        """Raise CorruptDataError when the open file is not the one of ``identity``, or was written to since.
+        """Raise CorruptDataError when the open file has another identity, or was written to since.
 
-        Raises: StorageError when that can't be told.
+        Raises: StorageError when its status can't be read.
         """
         if FileIdentity(self.status()) != identity:
             raise CorruptDataError(f"{self.name} changed while it was read", path=self.name)
 
     def check_unchanged(self) -> None:
-        """Raise when the path no longer names the file that was opened, or the file was written to meanwhile."""
+        """Raise CorruptDataError when the path names another file now, or the file was written to.
+
+        Raises: StorageError when that can't be read.
+        """
         self.check_is(self.identity)
         try:
             now = FileIdentity(Path(self.name).stat())
@@ -278,27 +255,17 @@ class FileReader:
         if fd >= 0:
             close_quietly(fd)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def close_quietly(fd: int) -> None:
-    """Close a file that was only read or locked.
-
-    Errors are ignored: what was read stays right, and the lock is gone.
-    """
+    """Close a file that was only read or locked. Errors are ignored: nothing can be lost."""
     with suppress(OSError):
         os.close(fd)
 
 
 def real_path(path: str | os.PathLike[str]) -> str:
-    """Return the absolute path without links, of what need not exist.
+    """Return the absolute path without links; the file need not exist.
 
-    Raises: StorageError when a link in it can't be read, there are too many of them, or the current
-    folder is gone.
+    Raises: StorageError for a link that can't be read, too many links, or a missing current folder.
     """
     try:
         return os.path.realpath(path)
@@ -310,22 +277,8 @@ def real_path(path: str | os.PathLike[str]) -> str:
         ) from None
 
 
-def allow_open_files(count: int) -> None:
-    """Raise the process's soft limit of open files, where it is too low for ``count`` more, as far as the system allows.
-
-    A dense model of 126 layers has 1,137 blobs, and checkpoints have hundreds of shards, where
-    Linux's usual soft limit is 1,024 files and macOS's 256.
-    """
-    needed = count + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        with suppress(OSError, ValueError):  # opening one file too many is a typed error
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-
-
 def is_coarse(time_ns: int) -> bool:
-    """Return True for a time of a clock of 10 ms or more: whole such ticks happen once in ten million times otherwise.
+    """Return True for a time in whole ticks of 10 ms: finer clocks give one in ten million times.
 
     Clocks tick every 2 s on FAT, every 10 ms on exFAT, every second on exfat-fuse, HFS+ and ext3.
     """
@@ -333,11 +286,11 @@ def is_coarse(time_ns: int) -> bool:
 
 
 class FileIdentity:
-    """What tells one state of a file from another: device, inode, size and time of the last write.
+    """The state of a file: device, inode, size and time of the last write.
 
-    ``key`` is that as a text, with the time of the last change of any kind: a link or a mode
-    changes the key only. A file that was written within the last tick of a coarse clock gets
-    another key every time: a write in the same tick would leave its times as they are.
+    ``key`` adds the time of the last change of any kind: a new link or mode changes the key only. A
+    file that was written within the last tick of a coarse clock gets another key every time: a
+    write in the same tick would leave its times as they are.
     """
 
     __slots__ = ("_key", "key")
@@ -367,17 +320,16 @@ class FileIdentity:
 
 def _short(reader: BytesReader | FileReader, offset: int, length: int) -> ShortReadError:
     return ShortReadError(
-        f"{reader.name} ends before byte {offset + length:,}: it had {reader.size:,} when it was opened",
+        f"{reader.name} ends before byte {offset + length:,}:"
+        f" it had {reader.size:,} when it was opened",
         path=reader.name,
     )
 
 
 class MappedFile:
-    """The bytes of an open file, read-only and private to the process.
+    """The bytes of an open file as memory, read-only, mapped for as long as a view of them lives.
 
-    It lives as long as a view of it does.
-
-    Of a reader without a file they are its bytes in memory.
+    A reader without a file descriptor is read into memory.
     """
 
     __slots__ = ("_data", "_memory", "_name", "size")
@@ -410,11 +362,12 @@ class MappedFile:
         try:
             now = self._data.size()
         except OSError as error:
-            raise from_os_error(error, "look at", self._name) from error
+            raise from_os_error(error, "stat", self._name) from error
         if now < self.size:
             raise self._short()
         return memoryview(self._data)[begin:end]
 
     def _short(self) -> CorruptDataError:
-        message = f"{self._name} was cut since it was opened: it had {self.size:,} bytes"
-        return CorruptDataError(message, path=self._name)
+        return CorruptDataError(
+            f"{self._name} was cut since it was opened: it had {self.size:,} bytes", path=self._name
+        )

@@ -1,6 +1,4 @@
-"""Workers: threads that share one job.
-
-None of them goes on with it when it has ended, whatever has ended it.
+"""Workers: threads that share one job, none of which goes on when the job has ended.
 
 A `ThreadPoolExecutor` does not promise that: it does not wait for a thread whose start was
 interrupted by Ctrl-C, because it notes a thread after its start only (python/cpython@3.11
@@ -31,10 +29,10 @@ def each(
     name: str,
     stop: threading.Event | None = None,
 ) -> None:
-    """Call ``do`` with each of ``items`` in ``jobs`` threads, which take them in order, one thread at a time.
+    """Call ``do`` with each of ``items`` in ``jobs`` threads, which take the items in order.
 
-    After an error, or an interrupt, no other item is taken, and those that were taken are waited
-    for. ``stop`` is set then: what takes its time may look at it, and end early.
+    After an error, or an interrupt, no other item is taken, and the call waits for those that were
+    taken. ``stop`` is set then: a long ``do`` may check it, and end early.
 
     Raises: the error of the first item, in their order, that fails, whatever the number of threads;
     StorageError when no thread can be started.
@@ -76,7 +74,7 @@ def _start(thread: threading.Thread, number: int) -> None:
 
 
 class _Job(Generic[_T]):
-    """What the threads of one call of `each` share."""
+    """The state that the threads of one call of `each` share."""
 
     def __init__(
         self, items: Iterable[_T], do: Callable[[_T], None], stop: threading.Event
@@ -111,14 +109,15 @@ class _Job(Generic[_T]):
                 return None
             try:
                 return next(self._items, None)
-            except BaseException as error:  # noqa: BLE001  # raised by `check`; every item that was begun comes before it
+            except BaseException as error:  # noqa: BLE001
+                # Raised by `check`; the errors of items that were begun come before it.
                 self._fail(sys.maxsize, error)
                 return None
 
     def _do_one(self, order: int, item: _T) -> None:
         try:
             self._do(item)
-        except BaseException as error:  # noqa: BLE001  # raised by `check`, when it is known to be the first
+        except BaseException as error:  # noqa: BLE001  # `check` raises the first one
             self._fail(order, error)
 
     def _fail(self, order: float, error: BaseException) -> None:
@@ -151,7 +150,6 @@ class _Job(Generic[_T]):
             return
 
     def check(self) -> None:
-        """Raise the first error, if there was one."""
         if self._first_error[1] is not None:
             raise self._first_error[1]
 
@@ -159,7 +157,7 @@ class _Job(Generic[_T]):
 def threads(jobs: int | None) -> int:
     """Return how many threads a user asks for: None is one for each core that this process may use.
 
-    Raises: UsageError for none or fewer.
+    Raises: UsageError for less than one.
     """
     if jobs is not None:
         if jobs < 1:
@@ -170,14 +168,12 @@ def threads(jobs: int | None) -> int:
 
 
 class Progress(Protocol):
-    """What a function of ours is given to tell how far it is.
+    """A callback that is told how far a function is: any function of two arguments.
 
-    Any function of two arguments will do.
-
-    Told after every few megabytes how many more bytes are done, and of which blob, tensor or file;
-    from any thread. What need not be read, because an earlier import has made its blobs, is told
-    first, all at once. If it has a method ``begin``, that is told before how many bytes there are
-    in all, and again when something else begins.
+    It is called from any thread, every few megabytes, with the number of further bytes that are
+    done and the blob, tensor or file that they are of. The first call may report all bytes that
+    need not be read, because an earlier import has made their blobs. If it has a method ``begin``,
+    that is called first with the number of all bytes, and again when something else begins.
     """
 
     def __call__(self, nbytes: int, name: str, /) -> object:

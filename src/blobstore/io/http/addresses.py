@@ -19,19 +19,20 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_PORT = 65535
 _MAX_TEXT = 8192
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?|[0-9a-f]*:[0-9a-f:.]*", re.ASCII)
-# RFC 3986 section 4.1: what a Location may be. A scheme has no "!", so "ht!tp://x" is none, and as
-# a relative path it would have a colon in its first segment, which section 4.2 forbids. The class
-# is that of printable characters that an address may have.
+# A Location, by RFC 3986 section 4.1. "ht!tp://x" is refused: a scheme has no "!", and a relative
+# path has no colon in its first segment (section 4.2). The class has the printable characters that
+# an address may contain.
 _CHARACTER = r"[!#-;=?-\[\]_a-z~]"
 _REFERENCE = re.compile(
     rf"(?:https?:)?//[!$-.0-;=@A-Z\[\]_a-z~]+(?:[/?#]{_CHARACTER}*)?"  # with an authority
-    rf"|/(?!/){_CHARACTER}*|[?#]{_CHARACTER}*|[!$-.0-9;=@A-Z_a-z~]+(?:[/?#]{_CHARACTER}*)?",  # a path, a query, a name
+    rf"|/(?!/){_CHARACTER}*|[?#]{_CHARACTER}*"  # a path, a query
+    rf"|[!$-.0-9;=@A-Z_a-z~]+(?:[/?#]{_CHARACTER}*)?",  # a name
     re.ASCII | re.IGNORECASE,
 )
 
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-# What Python 3.11 calls global and nobody's public server is: protocol assignments, with Oracle's
+# Python 3.11 calls these global, but no public server has them: protocol assignments, with Oracle's
 # 192.0.0.192 among them (IANA, special-purpose registry), documentation (RFC 9637), and the address
 # at which Azure serves its machines.
 _NOT_PUBLIC = (
@@ -81,7 +82,7 @@ class WebAddress:
         return cls(url.scheme, host, port, url.raw_path.decode("ascii"))
 
     def join(self, reference: str) -> WebAddress:
-        """Return the address that ``reference``, a server's ``Location``, means seen from here (RFC 3986 section 5).
+        """Return the address that a server's ``Location`` names, from here (RFC 3986 section 5).
 
         Raises: RemoteError (rule R2) when it is not a reference, or does not lead to a web address.
         """
@@ -117,7 +118,7 @@ class WebAddress:
         return self.text.partition("?")[0]
 
     def refuse(self, what: str, rule: str = "R2") -> RemoteError:
-        """Return an error that says what the server at this address does."""
+        """Return the error of the server at this address: ``what`` it does."""
         return RemoteError(f"{self} {what} (rule {rule})", rule=rule, path=str(self))
 
 

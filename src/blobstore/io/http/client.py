@@ -1,4 +1,4 @@
-"""HttpClient: one request, with redirects, retries and credentials as `blobstore.io.http` describes them."""
+"""HttpClient: one request with redirects, retries and credentials (policy: `blobstore.io.http`)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from threading import BoundedSemaphore, Lock
 from typing import TYPE_CHECKING, Self, cast
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError, from_os_error
-from blobstore.io.budget import Allowance, Budget, Patience
+from blobstore.io.budget import Budget, RequestLimits, RetryPolicy
 from blobstore.io.http.addresses import WebAddress, is_public
-from blobstore.io.http.connections import Door, Errand
+from blobstore.io.http.connections import CheckedBackend, RequestContext
 from blobstore.io.http.replies import Reply
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ Fields = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a request goes, and what earlier redirects leave of it: credentials or none, all addresses or public ones."""
+class RequestTarget:
+    """Where a request goes, with or without credentials, and whether only to public addresses."""
 
     address: WebAddress
     credentials: bool
@@ -47,44 +47,47 @@ class Place:
 class HttpClient:
     """GET requests over kept-alive connections. Safe to share between threads; a context manager.
 
-    ``connections`` is the number of requests that are made at once, and so the most connections to
-    one host. ``ca_file`` names certificates (PEM) that are trusted beside the system's.
-    ``is_public`` says which IP addresses are.
+    ``token`` is sent to the origin of the first address that is asked for, and to no other.
+    ``connections`` is the number of requests at once, and so the most connections to one host.
+    ``ca_file`` names certificates (PEM) to trust beside the system's. ``is_public`` says which IP
+    addresses are public, for rule R2. The policy: `blobstore.io.http`.
     """
 
     def __init__(
         self,
-        *,
         token: str | None = None,
+        *,
         connections: int = 16,
-        patience: Patience | None = None,
+        retry_policy: RetryPolicy | None = None,
         ca_file: str | None = None,
         is_public: Callable[[str], bool] = is_public,
     ) -> None:
+        """Raises: UsageError for an invalid token; StorageError, NotFoundError for ``ca_file``."""
         import httpcore2
 
         if token is not None and _TOKEN.fullmatch(token) is None:
             raise UsageError(
-                "not a token: it is empty, too long, or has a character that is not visible ASCII"
+                "not a token: it is empty, too long, or contains a character that is not visible"
+                " ASCII"
             )
-        self.patience = patience or Patience()
+        self.retry_policy = retry_policy or RetryPolicy()
         self.connections = connections
         self._token = token
         self._token_origin: tuple[str, str, int] | None = None
         self._lock = Lock()
         self._slots = BoundedSemaphore(connections)
-        self._door = Door(is_public)
+        self._backend = CheckedBackend(is_public)
         self._pool = httpcore2.ConnectionPool(
             ssl_context=_ssl_context(ca_file),
             max_connections=connections * _ORIGINS,
             max_keepalive_connections=connections * _ORIGINS,
             keepalive_expiry=_KEEP_ALIVE_S,
-            network_backend=cast("httpcore2.NetworkBackend", self._door),
+            network_backend=cast("httpcore2.NetworkBackend", self._backend),
         )
 
         weakref.finalize(self, self._pool.close)
 
-    def start(self, url: str) -> Place:
+    def start(self, url: str) -> RequestTarget:
         """Return where requests for ``url`` begin.
 
         The token is for the origin of the first address that is given here.
@@ -94,49 +97,53 @@ class HttpClient:
         address = WebAddress.parse(url)
         with self._lock:
             self._token_origin = self._token_origin or address.origin
-        return Place(
+        return RequestTarget(
             address, credentials=self._token is not None and address.origin == self._token_origin
         )
 
-    def allowance(self, total: int, budget: Budget | None = None) -> Allowance:
-        """Return the allowance of a new errand: ``total`` bytes, heads of replies included, within ``budget``."""
-        return Allowance(self.patience, total, budget)
+    def limits(self, total: int, budget: Budget | None = None) -> RequestLimits:
+        """Return the limits of a request: ``total`` bytes, heads included, within ``budget``."""
+        return RequestLimits(self.retry_policy, total, budget)
 
     @contextmanager
     def get(
-        self, place: Place, allowance: Allowance, *, accept: Collection[int], fields: Fields = ()
-    ) -> Iterator[tuple[Reply, Place]]:
-        """Give the reply to a GET request, and the place where redirects led to, for as long as the block lasts.
+        self,
+        target: RequestTarget,
+        limits: RequestLimits,
+        *,
+        accept: Collection[int],
+        fields: Fields = (),
+    ) -> Iterator[tuple[Reply, RequestTarget]]:
+        """Give the reply to a GET request, and where redirects led, for as long as the block lasts.
 
-        ``accept`` are the statuses that the caller knows to handle; a reply with one of them has
-        passed rule R1's general part. Temporary failures are tried again, while the allowance
-        lasts.
+        ``accept`` are the statuses that the caller handles; a reply with one of them has passed
+        rule R1's general part. Temporary failures are tried again, within ``limits``.
 
         Raises: NotFoundError for 404; RemoteError for every other status, a server that can't be
         reached, a reply that breaks rule R1, a redirect that breaks rule R2.
         """
         with self._slots:
-            reply, at = self._answered(place, allowance, accept, fields)
+            reply, at = self._answered(target, limits, accept, fields)
             try:
                 yield reply, at
             finally:
                 reply.close()
 
     def pause(
-        self, attempt: int, allowance: Allowance, failure: BlobStoreError, asked_s: float = 0
+        self, attempt: int, limits: RequestLimits, failure: BlobStoreError, asked_s: float = 0
     ) -> None:
-        """Wait before the next attempt: twice as long each time, and some less by chance, so that many don't come at once.
+        """Wait before the next attempt: twice as long each time, minus a random part.
 
-        Raises ``failure`` when there is no attempt left, or the server asks to wait longer than is
-        waited here.
+        Raises ``failure`` when no attempt is left, or the server asks for a longer wait than the
+        policy allows.
         """
-        wait = max(asked_s, self.patience.backoff_s * 2**attempt * random.uniform(0.5, 1))  # noqa: S311  # no secret
-        if asked_s > self.patience.longest_wait_s:
+        wait = max(asked_s, self.retry_policy.backoff_s * 2**attempt * random.uniform(0.5, 1))  # noqa: S311
+        if asked_s > self.retry_policy.longest_wait_s:
             failure.hint = f"It asks to wait for {asked_s:,.0f} seconds."
             raise failure
-        if attempt + 1 >= self.patience.attempts or wait > allowance.seconds_left(failure.path):
+        if attempt + 1 >= self.retry_policy.attempts or wait > limits.seconds_left(failure.path):
             raise failure
-        allowance.sleep(wait)
+        limits.sleep(wait)
 
     def close(self) -> None:
         """Close all connections."""
@@ -149,135 +156,129 @@ class HttpClient:
         self.close()
 
     def _answered(
-        self, place: Place, allowance: Allowance, accept: Collection[int], fields: Fields
-    ) -> tuple[Reply, Place]:
+        self, target: RequestTarget, limits: RequestLimits, accept: Collection[int], fields: Fields
+    ) -> tuple[Reply, RequestTarget]:
         attempt = 0
         while True:
             asked_s = 0.0
             try:
-                reply, at = self._followed(place, allowance, fields)
+                reply, at = self._followed(target, limits, fields)
                 if reply.status in accept:
-                    return _checked(reply), at
+                    reply.check_uncoded()
+                    return reply, at
                 failure, asked_s = reply.failure(), reply.retry_after()
                 reply.discard()
             except RemoteError as error:
                 failure = error
-            if failure.path != str(
-                place.address
-            ):  # a redirect led there: what was asked for has to be in the message, too
-                failure = failure.at(str(place.address))
+            if failure.path != str(target.address):  # a redirect led there: name both addresses
+                failure = failure.at(str(target.address))
             if not (isinstance(failure, RemoteError) and failure.temporary):
                 raise failure
-            self.pause(attempt, allowance, failure, asked_s)
+            self.pause(attempt, limits, failure, asked_s)
             attempt += 1
 
-    def _followed(self, place: Place, allowance: Allowance, fields: Fields) -> tuple[Reply, Place]:
+    def _followed(
+        self, target: RequestTarget, limits: RequestLimits, fields: Fields
+    ) -> tuple[Reply, RequestTarget]:
         for _ in range(MAX_REDIRECTS + 1):
-            reply = self._ask(place, allowance, fields)
+            reply = self._ask(target, limits, fields)
             if reply.status not in _REDIRECTS:
-                return reply, place
+                return reply, target
             try:
-                place = redirected(place, reply.field("location"), from_public=reply.from_public)
+                target = redirected(target, reply.field("location"), from_public=reply.from_public)
             finally:
                 reply.discard()
-        raise place.address.refuse(f"is behind more than {MAX_REDIRECTS} redirects")
+        raise target.address.refuse(f"is behind more than {MAX_REDIRECTS} redirects")
 
-    def _ask(self, place: Place, allowance: Allowance, fields: Fields) -> Reply:
+    def _ask(self, target: RequestTarget, limits: RequestLimits, fields: Fields) -> Reply:
         import httpcore2
 
-        address = place.address
-        errand = Errand(address, allowance, place.public_only, place.credentials)
+        address = target.address
+        context = RequestContext(address, limits, target.public_only, target.credentials)
         request = httpcore2.Request(
             "GET",
             httpcore2.URL(
                 scheme=address.scheme, host=address.host, port=address.port, target=address.target
             ),
-            headers=self._fields(place, fields),
+            headers=self._fields(target, fields),
             extensions={
-                "timeout": {"connect": self.patience.connect_s, "read": self.patience.silence_s}
+                "timeout": {
+                    "connect": self.retry_policy.connect_s,
+                    "read": self.retry_policy.silence_s,
+                }
             },
         )
-        with self._working(errand):
+        with self._working(context):
             response = self._pool.handle_request(request)
         try:
-            return Reply(address, response, partial(self._working, errand))
+            return Reply(address, response, partial(self._working, context))
         except RemoteError:
             response.close()
             raise
 
-    def _fields(self, place: Place, fields: Fields) -> list[tuple[str, str]]:
+    def _fields(self, target: RequestTarget, fields: Fields) -> list[tuple[str, str]]:
         from blobstore import __version__
 
-        host = place.address.authority
+        host = target.address.authority
         general = [
             ("Host", host),
             ("User-Agent", f"blobstore/{__version__}"),
             ("Accept", "*/*"),
             ("Accept-Encoding", "identity"),
         ]
-        credentials = [("Authorization", f"Bearer {self._token}")] if place.credentials else []
+        credentials = [("Authorization", f"Bearer {self._token}")] if target.credentials else []
         return [*general, *credentials, *fields]
 
     @contextmanager
-    def _working(self, errand: Errand) -> Iterator[None]:
-        """Count for ``errand``, and turn what httpcore2 raises into our errors."""
+    def _working(self, context: RequestContext) -> Iterator[None]:
+        """Count for ``context``, and turn what httpcore2 raises into our errors."""
         import httpcore2
 
-        address = errand.address
-        with self._door.on(errand):
+        address = context.address
+        with self._backend.on(context):
             try:
                 yield
             except httpcore2.TimeoutException as error:
-                errand.allowance.seconds_left(
-                    address
-                )  # the errand's own end has an error of its own
+                context.limits.seconds_left(address)  # raises when the request's time is over
                 connecting = isinstance(error, httpcore2.ConnectTimeout)
                 why = (
                     "could not be reached"
                     if connecting
-                    else f"sent nothing for {self.patience.silence_s:g} seconds"
+                    else f"sent nothing for {self.retry_policy.silence_s:g} seconds"
                 )
                 raise RemoteError(
                     f"{address}: the server {why}", path=str(address), temporary=True
                 ) from error
             except httpcore2.NetworkError as error:
-                errand.allowance.seconds_left(address)
+                context.limits.seconds_left(address)
                 raise _unreachable(address, error) from error
             except httpcore2.ProtocolError as error:
                 raise address.refuse(f"answers in broken HTTP: {str(error)[:200]}", "R1") from error
 
 
-def redirected(place: Place, location: str | None, *, from_public: bool) -> Place:
-    """Return where a redirect of the server at ``place`` leads; ``from_public`` says that its own address is public.
+def redirected(target: RequestTarget, location: str | None, *, from_public: bool) -> RequestTarget:
+    """Return where a redirect of the server at ``target`` leads.
+
+    ``from_public``: the server's own address is public.
 
     Raises: RemoteError (rule R2) without a usable Location, or when it leads from https to http.
     """
-    here = place.address
+    here = target.address
     if location is None:
         raise here.refuse("redirects to nowhere")
     there = here.join(location)
     if here.scheme == "https" and there.scheme == "http":
         raise here.refuse(f"redirects from https to http: {there}")
-    credentials = place.credentials and there.origin == here.origin
-    return Place(there, credentials, public_only=place.public_only or from_public)
-
-
-def _checked(reply: Reply) -> Reply:
-    try:
-        reply.check_uncoded()
-    except RemoteError:
-        reply.close()
-        raise
-    return reply
+    credentials = target.credentials and there.origin == here.origin
+    return RequestTarget(there, credentials, public_only=target.public_only or from_public)
 
 
 def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
-    """Return our error for a connection that failed: what will fail again the same way is not temporary."""
+    """Return our error for a connection that failed; it is temporary if a retry may succeed."""
     cause = error.args[0] if error.args else error
     if isinstance(cause, ssl.SSLCertVerificationError):
-        what = f"{address}: its certificate is not trusted: {cause.verify_message}"
         return RemoteError(
-            what,
+            f"{address}: its certificate is not trusted: {cause.verify_message}",
             path=str(address),
             hint="Check the address; a private authority's certificates can be named.",
         )
@@ -303,7 +304,6 @@ def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
 
 
 def _ssl_context(ca_file: str | None) -> ssl.SSLContext:
-    """Return a context that checks certificates and names; nothing can switch that off."""
     if ca_file is None:
         return _system_context()
     context = _new_context()

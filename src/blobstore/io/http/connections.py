@@ -1,21 +1,17 @@
-"""Connections as httpcore2 asks for them, watched: to whom, how many bytes, for how long.
+"""Connections as httpcore2 asks for them, checked: to whom, how many bytes, for how long.
 
 httpcore2 (the lower half of httpx2: connections, their pool, HTTP/1.1 by h11) opens connections
-through a backend. This one resolves a name itself, judges every address, and connects to the
-address that it judged, so that a name can't resolve to something else a moment later (DNS
-rebinding). A kept-alive connection is judged again before each request.
+through a network backend. `CheckedBackend` resolves a name itself, checks every address, and
+connects to the address that it checked, so that a name can't resolve to something else a moment
+later (DNS rebinding). A kept-alive connection is checked again before each request.
 
-httpcore2 passes nothing of a request down to its connection, so a request's `Errand` is kept for
-the thread that makes it: with this interface a request is made, and its reply read, by one thread.
+httpcore2 passes nothing of a request down to its connection, so the `RequestContext` is kept for
+the thread that makes the request and reads its reply.
 
-Where a reply ends, and how long its chunks are, as its bytes come: what h11 reads too widely, or
-does not report.
-
-h11 takes 20 hexadecimal digits for a chunk's length, and Python has integers for that. A length of
-2⁶³ and more is no length of anything, and elsewhere it wraps around (RFC 9112 section 7.1: a
-recipient has to anticipate large ones and prevent overflow), so such a reply is refused here. And
-bytes behind the end of a reply would be taken for the next one (section 9.2), so whoever keeps the
-connection has to know of them.
+`Framing` finds the end of a reply and the lengths of its chunks where h11 is too lax. h11 takes 20
+hexadecimal digits for a chunk's length. A length of 2⁶³ and more wraps around elsewhere (RFC 9112
+section 7.1: a recipient has to prevent overflow), so such a reply is refused. And bytes behind the
+end of a reply would be taken for the next one (section 9.2), so such a connection is not kept.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from blobstore.errors import RemoteError, UsageError
-from blobstore.io.budget import Allowance
+from blobstore.io.budget import RequestLimits
 from blobstore.io.http.addresses import WebAddress
 
 if TYPE_CHECKING:
@@ -44,10 +40,7 @@ _HEAD, _CHUNKS, _BODY = range(3)
 
 
 class Framing:
-    """Follows one reply through its bytes.
-
-    ``overrun`` says that some came behind its end, where it has a Content-Length.
-    """
+    """Follows one reply through its bytes; ``overrun``: some came after its Content-Length."""
 
     def __init__(self) -> None:
         self.overrun = False
@@ -59,11 +52,11 @@ class Framing:
 
     @property
     def in_head(self) -> bool:
-        """Whether the head has not come to its end yet."""
+        """True until the head has come to its end."""
         return self._state == _HEAD
 
     def feed(self, data: bytes) -> bool:
-        """Take the next bytes; return whether all lengths of chunks among them are lengths."""
+        """Take the next bytes; return False when the length of a chunk is 2⁶³ or more."""
         at = 0
         while at < len(data) and self._state != _BODY:
             if self._skip:
@@ -113,20 +106,19 @@ _HEAD_READ = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """What a connection has to know of the request that is made on it.
+class RequestContext:
+    """A connection's view of the request that is made on it.
 
-    ``public_only`` is set behind a redirect from a public server: only public addresses are left
-    then.
+    ``public_only``: a public server redirected here, so only public addresses are allowed.
     """
 
     address: WebAddress
-    allowance: Allowance
+    limits: RequestLimits
     public_only: bool
     has_credentials: bool
 
 
-class Door:
+class CheckedBackend:
     """An ``httpcore2.NetworkBackend``."""
 
     def __init__(self, is_public: Callable[[str], bool]) -> None:
@@ -134,19 +126,19 @@ class Door:
         self._local = threading.local()
 
     @property
-    def errand(self) -> Errand:
-        """What the current thread is about."""
-        errand: Errand = self._local.errand
-        return errand
+    def context(self) -> RequestContext:
+        """The request of the current thread."""
+        context: RequestContext = self._local.context
+        return context
 
     @contextmanager
-    def on(self, errand: Errand) -> Iterator[None]:
-        """Count what this thread takes, within the block, for ``errand``."""
-        self._local.errand = errand
+    def on(self, context: RequestContext) -> Iterator[None]:
+        """Count the bytes that this thread takes within the block for ``context``."""
+        self._local.context = context
         try:
             yield
         finally:
-            del self._local.errand
+            del self._local.context
 
     def connect_tcp(
         self,
@@ -156,7 +148,7 @@ class Door:
         local_address: str | None = None,  # noqa: ARG002  # the interface's
         socket_options: Iterable[Any] | None = None,
     ) -> _Connection:
-        """Connect to the first address of ``host`` that answers, of those that are allowed."""
+        """Connect to the first of the allowed addresses of ``host`` that answers."""
         import httpcore2
 
         failure: Exception | None = None
@@ -172,65 +164,70 @@ class Door:
         raise failure or httpcore2.ConnectError(f"{host} has no address")
 
     def sleep(self, seconds: float) -> None:
-        """Wait: part of the interface; retries are ours, so it is not called."""
-        self.errand.allowance.sleep(seconds)
+        """Wait. Part of the interface; not called, because retries are ours."""
+        self.context.limits.sleep(seconds)
 
     def _allowed(self, addresses: list[str]) -> list[str]:
-        if not self.errand.public_only:
+        if not self.context.public_only:
             return addresses
         allowed = [address for address in addresses if self._is_public(address)]
         if not allowed:
-            raise not_public(self.errand.address)
+            raise not_public(self.context.address)
         return allowed
 
     def seconds(self, timeout: float | None) -> float:
-        """Return how long to wait for the next byte: ``timeout``, or what the errand has left."""
-        left = self.errand.allowance.seconds_left(self.errand.address)
+        """Return how long to wait for the next byte: ``timeout``, or less."""
+        left = self.context.limits.seconds_left(self.context.address)
         return left if timeout is None else min(timeout, left)
 
 
 class _Connection:
-    """An ``httpcore2.NetworkStream``: one connection, plain or TLS, that counts what is read for the errand at hand."""
+    """An ``httpcore2.NetworkStream``: one connection, plain or TLS, that counts what is read."""
 
-    def __init__(self, door: Door, stream: httpcore2.NetworkStream, *, public: bool) -> None:
-        self._door = door
+    def __init__(
+        self, backend: CheckedBackend, stream: httpcore2.NetworkStream, *, public: bool
+    ) -> None:
+        self._backend = backend
         self._stream = stream
         self._public = public
         self._framing: Framing | None = None
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send a part of a request, where this peer may have it."""
-        errand = self._door.errand
-        if errand.public_only and not self._public:
-            raise not_public(errand.address)
-        if errand.has_credentials and self._public and errand.address.scheme == "http":
-            what = f"{errand.address}: a token is not sent over the public internet without TLS"
-            raise UsageError(what, path=str(errand.address), hint="Use https, or no token.")
-        errand.allowance.use(self._stream.get_extra_info("socket"))
+        context = self._backend.context
+        if context.public_only and not self._public:
+            raise not_public(context.address)
+        if context.has_credentials and self._public and context.address.scheme == "http":
+            raise UsageError(
+                f"{context.address}: a token is not sent over the public internet without TLS",
+                path=str(context.address),
+                hint="Use https, or no token.",
+            )
+        context.limits.use(self._stream.get_extra_info("socket"))
         self._framing = None
-        self._stream.write(buffer, self._door.seconds(timeout))
+        self._stream.write(buffer, self._backend.seconds(timeout))
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return up to ``max_bytes`` bytes, never more than the errand may still take.
-
-        B"" at the end.
-        """
+        """Return up to ``max_bytes`` bytes, within the request's limits; none at the end."""
         import httpcore2
 
-        errand = self._door.errand
-        if errand.allowance.left <= 0:
-            what = f"{errand.address} sends more than was asked for ({errand.allowance.taken:,} bytes with its reply's head)"
-            raise RemoteError(what, rule="R1", path=str(errand.address))
-        # What comes along with a head may be a body that is not read.
+        context = self._backend.context
+        if context.limits.left <= 0:
+            raise RemoteError(
+                f"{context.address} sends more than was asked for"
+                f" ({context.limits.taken:,} bytes with its reply's head)",
+                rule="R1",
+                path=str(context.address),
+            )
+        # A head may come with a part of a body that will not be read.
         longest = _HEAD_READ if self._framing is None or self._framing.in_head else max_bytes
-        data = self._stream.read(min(longest, errand.allowance.left), self._door.seconds(timeout))
+        data = self._stream.read(min(longest, context.limits.left), self._backend.seconds(timeout))
         if self._framing is None:
             if not data:
                 raise httpcore2.ReadError("it closed the connection without an answer")
             self._framing = Framing()
-        errand.allowance.take(len(data))
+        context.limits.take(len(data))
         if not self._framing.feed(data):
-            raise errand.address.refuse("answers with a chunk that nothing could hold", "R1")
+            raise context.address.refuse("answers with a chunk of 2⁶³ bytes or more", "R1")
         return data
 
     def start_tls(
@@ -239,29 +236,24 @@ class _Connection:
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> _Connection:
-        """Return the connection with TLS on it.
-
-        Certificate and name are checked by ``ssl_context``.
-        """
         import httpcore2
 
         try:
             stream = self._stream.start_tls(
-                ssl_context, server_hostname, self._door.seconds(timeout)
+                ssl_context, server_hostname, self._backend.seconds(timeout)
             )
-        except ValueError as error:  # a name that TLS can't ask for
+        except ValueError as error:  # a name that TLS can't send
             raise httpcore2.ConnectError(error) from error
-        return _Connection(self._door, stream, public=self._public)
+        return _Connection(self._backend, stream, public=self._public)
 
     def close(self) -> None:
-        """Close the connection."""
         self._stream.close()
 
     def get_extra_info(self, info: str) -> Any:
-        """Return what httpcore2 wants to know of the connection; ``public`` says whether the peer's address is.
+        """Return a property of the connection; ``public``: whether the peer's address is public.
 
-        A connection whose last reply went beyond its end is ``is_readable``, as one is on which
-        something waits: neither is used again.
+        A connection whose last reply went beyond its end is ``is_readable``, like one with unread
+        bytes: neither is used again.
         """
         if info == "public":
             return self._public

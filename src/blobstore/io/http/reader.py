@@ -1,8 +1,8 @@
 """Files on web servers, read in ranges: one, or many at once.
 
 Opening a file asks for its first 64 KiB. Where the caller says that its beginning is longer
-(`Wanted`), one more request brings exactly the rest. What was brought is kept, so that a parser
-makes no request of its own. At most 128 KiB more than what is wanted is taken, heads of replies,
+(`Wanted`), one more request brings exactly the rest. These bytes are kept, so that a parser makes
+no request of its own. At most 128 KiB more than the wanted bytes are taken, heads of replies,
 redirects and retries included, whatever the server answers.
 
 A server may answer a request for a range with the whole file (RFC 9110 section 14.2). Then the
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 from blobstore.errors import (
@@ -27,8 +28,7 @@ from blobstore.errors import (
     ShortReadError,
     UnsupportedSourceError,
 )
-from blobstore.io.budget import Allowance, Budget, Patience
-from blobstore.io.http.addresses import is_public
+from blobstore.io.budget import Budget, RequestLimits
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.replies import Reply, Version, changed, check_part
 
@@ -43,12 +43,12 @@ _EMPTY = re.compile(r"bytes \*/0", re.ASCII | re.IGNORECASE)
 
 
 Wanted = Callable[[bytes | bytearray], int | None]
-"""How many first bytes of a file are wanted, told from those that are there; None: no more of them."""
+"""Gives how many first bytes of a file are wanted, from those that are there; None: no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What the opening of a file brought: its first bytes, its version, and whether its server sends ranges."""
+    """An opened file: its first bytes, its version, and whether its server sends ranges."""
 
     head: bytes
     version: Version
@@ -56,7 +56,7 @@ class _Opened:
 
 
 class _OtherFileError(Exception):
-    """A whole file came where a part of a known version was asked for: it is another file now (RFC 9110 section 13.1.5)."""
+    """A whole file answers for a part, so it is another version now (RFC 9110 section 13.1.5)."""
 
 
 class HttpReader:
@@ -64,8 +64,10 @@ class HttpReader:
 
     Safe to share between threads.
 
-    ``name`` is the address without its query. A read beyond what opening brought is one request, or
-    a few where the server answers with less than was asked for.
+    ``name`` is the address without its query, ``version`` the file's size, ETag and Last-Modified.
+    ``has_ranges``: all of the file can be read, because the server sends parts of it, or sent all.
+    A read beyond what opening brought is one request, or a few where the server answers with less
+    than was asked for.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class HttpReader:
         *,
         first_read: int = FIRST_READ,
         wanted: Wanted | None = None,
-        allowance: Allowance | None = None,
+        limits: RequestLimits | None = None,
     ) -> None:
         """Open the file at ``url``, and take its first bytes, as many as are ``wanted``.
 
@@ -85,32 +87,24 @@ class HttpReader:
         before what is wanted.
         """
         self._client = client
-        self._wanted = wanted or _nothing_more
-        self._start = self._place = client.start(url)
+        self._wanted: Wanted = wanted or (lambda _: None)  # no more than the first read brings
+        self._start = self._target = client.start(url)
         self.name = str(self._start.address)
-        allowance = allowance or client.allowance(0)
-        allowance.extend(first_read + _OVERHEAD)
+        limits = limits or client.limits(0)
+        limits.extend(first_read + _OVERHEAD)
         try:
-            self._opened = self._open(first_read, allowance)
+            self._opened = self._open(first_read, limits)
         except _OtherFileError:
             try:
-                self._opened = self._open(first_read, allowance)
+                self._opened = self._open(first_read, limits)
             except _OtherFileError:
                 raise changed(self.name) from None
-        self.size = self._opened.version.size
-
-    @property
-    def version(self) -> Version:
-        """What the server says of the file: its size, ETag and Last-Modified."""
-        return self._opened.version
-
-    @property
-    def has_ranges(self) -> bool:
-        """Whether all of the file can be read: the server sends parts, or what it sent is all."""
-        return self._opened.has_ranges or len(self._opened.head) == self.size
+        self.version = self._opened.version
+        self.size = self.version.size
+        self.has_ranges = self._opened.has_ranges or len(self._opened.head) == self.size
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes from ``offset``: a copy of what is there, and the rest in one request.
+        """Return exactly ``length`` bytes from ``offset``, by a request for those not kept.
 
         Raises: ShortReadError when the file has fewer; CorruptDataError when it is another file
         now; UnsupportedSourceError when the server sends whole files only; RemoteError.
@@ -128,14 +122,14 @@ class HttpReader:
         """Fill ``buffer`` with the bytes from ``offset``. Raises: as `read`."""
         buffer[:] = self.read(offset, len(buffer))
 
-    def _open(self, first_read: int, allowance: Allowance) -> _Opened:
+    def _open(self, first_read: int, limits: RequestLimits) -> _Opened:
         fields = (("Range", f"bytes=0-{first_read - 1}"),)
-        with self._client.get(self._start, allowance, accept=_KNOWN, fields=fields) as (
+        with self._client.get(self._start, limits, accept=_KNOWN, fields=fields) as (
             reply,
-            self._place,
+            self._target,
         ):
             if reply.status == _WHOLE:
-                return self._open_whole(reply, first_read, allowance)
+                return self._open_whole(reply, first_read, limits)
             if reply.status == _NOT_SATISFIABLE:
                 if _EMPTY.fullmatch(reply.field("content-range") or "") is None:
                     raise reply.refuse(
@@ -145,19 +139,19 @@ class HttpReader:
             end, size = check_part(reply, 0, first_read)
             version = Version.of(reply, size)
             head, _ = _body(reply, end)
-        return self._complete(_Opened(head, version, has_ranges=True), allowance)
+        return self._complete(_Opened(head, version, has_ranges=True), limits)
 
-    def _complete(self, opened: _Opened, allowance: Allowance) -> _Opened:
-        """Take what the first reply left out of what is wanted, if the file can have so much."""
+    def _complete(self, opened: _Opened, limits: RequestLimits) -> _Opened:
+        """Take the wanted bytes that the first reply lacks, if the file can have so many."""
         head, version = opened.head, opened.version
         while (wanted := self._wanted(head)) is not None and len(head) < wanted <= (
             version.size or wanted
         ):
-            allowance.extend(wanted + 2 * _OVERHEAD)
-            head += self._take(opened, len(head), wanted, allowance)
+            limits.extend(wanted + 2 * _OVERHEAD)
+            head += self._take(opened, len(head), wanted, limits)
         return _Opened(head, version, has_ranges=True)
 
-    def _open_whole(self, reply: Reply, first_read: int, allowance: Allowance) -> _Opened:
+    def _open_whole(self, reply: Reply, first_read: int, limits: RequestLimits) -> _Opened:
         """Read a whole file's reply as far as is wanted, or to its end where the file is small."""
         reply.hold_back()
         head = bytearray()
@@ -167,46 +161,54 @@ class HttpReader:
             wanted = self._wanted(head)
             if not small and (wanted is None or wanted <= len(head)):
                 return _Opened(bytes(head), Version.of(reply, None), has_ranges=False)
-            allowance.extend((wanted or 0) + 2 * _OVERHEAD)
+            limits.extend((wanted or 0) + 2 * _OVERHEAD)
         return _Opened(bytes(head), Version.of(reply, len(head)), has_ranges=False)
 
     def _fetch(self, begin: int, end: int) -> bytes:
         if not self._opened.has_ranges:
-            what = f"{self.name}: its server sends whole files only, so no part of its data can be read"
-            raise UnsupportedSourceError(what, path=self.name, hint="Download the file first.")
-        allowance = self._client.allowance(end - begin + _OVERHEAD)
+            raise UnsupportedSourceError(
+                f"{self.name}: its server sends whole files only, so its data can't be read in"
+                " parts",
+                path=self.name,
+                hint="Download the file first.",
+            )
+        limits = self._client.limits(end - begin + _OVERHEAD)
         try:
-            return self._take(self._opened, begin, end, allowance)
+            return self._take(self._opened, begin, end, limits)
         except _OtherFileError:
             raise changed(self.name) from None
         except (RemoteError, NotFoundError) as error:
-            if self._place == self._start or not _is_expiry(error):
+            if self._target == self._start or not _is_expiry(error):
                 raise
-        # What a server redirects to is often a signed address with an end; the original gives a new
+        # Redirects often lead to signed addresses that expire; the original address gives a new
         # one.
-        self._place = self._start
+        self._target = self._start
         return self._fetch(begin, end)
 
-    def _take(self, opened: _Opened, begin: int, end: int, allowance: Allowance) -> bytes:
-        """Return the bytes ``[begin, end)`` of the opened version, in as many replies as it takes, but 8 at most."""
+    def _take(self, opened: _Opened, begin: int, end: int, limits: RequestLimits) -> bytes:
+        """Return the bytes ``[begin, end)`` of the opened version, from at most 8 replies."""
         got = b""
         for attempt in range(_SHORT_REPLIES):
-            part, failure = self._take_part(opened, begin + len(got), end, allowance)
+            part, failure = self._take_part(opened, begin + len(got), end, limits)
             got += part
             if begin + len(got) == end:
                 return got
             if failure is not None and not part:
-                self._client.pause(attempt, allowance, failure)
-        what = f"{self.name}: {_SHORT_REPLIES} replies did not bring the bytes {begin}-{end - 1} (rule R1)"
-        raise RemoteError(what, rule="R1", path=self.name)
+                self._client.pause(attempt, limits, failure)
+        raise RemoteError(
+            f"{self.name}: {_SHORT_REPLIES} replies did not bring the bytes {begin}-{end - 1}"
+            " (rule R1)",
+            rule="R1",
+            path=self.name,
+        )
 
     def _take_part(
-        self, opened: _Opened, begin: int, end: int, allowance: Allowance
+        self, opened: _Opened, begin: int, end: int, limits: RequestLimits
     ) -> tuple[bytes, RemoteError | None]:
         fields = (("Range", f"bytes={begin}-{end - 1}"), *opened.version.condition)
-        with self._client.get(self._place, allowance, accept=_KNOWN, fields=fields) as (
+        with self._client.get(self._target, limits, accept=_KNOWN, fields=fields) as (
             reply,
-            self._place,
+            self._target,
         ):
             if reply.status == _NOT_SATISFIABLE:
                 raise self._short(end, None) if opened.version.size is None else changed(self.name)
@@ -221,14 +223,8 @@ class HttpReader:
         return ShortReadError(f"{self.name} ends before byte {end:,}{has}", path=self.name)
 
 
-def _nothing_more(_: bytes | bytearray) -> None:
-    """Want no more than the first read brings."""
-
-
 def _body(reply: Reply, length: int) -> tuple[bytes, RemoteError | None]:
-    """Return the body of a 206 of ``length`` bytes.
-
-    Where the connection broke what came before, and why it broke.
+    """Return the body of a 206 of ``length`` bytes; if the connection broke, a part and the error.
 
     Raises: RemoteError (rule R1) when the body ends with another number of bytes.
     """
@@ -262,36 +258,13 @@ _OK = 200
 
 
 class Remote(HttpClient):
-    """Reads files of web servers over kept-alive connections.
+    """Reads files of web servers over kept-alive connections, several at once.
 
     A context manager; safe to share between threads.
-
-    ``token`` is sent to the origin of the first address that is asked for, and to no other.
-    ``connections`` is how many requests are made at once, ``first_read`` how many bytes opening a
-    file asks for, ``patience`` how long servers are waited for, ``ca_file`` certificates to trust
-    beside the system's; ``is_public`` says which IP addresses are public, for rule R2. What may be
-    asked, and how: `blobstore.io.http`.
     """
 
-    def __init__(
-        self,
-        token: str | None = None,
-        *,
-        connections: int = 16,
-        first_read: int = FIRST_READ,
-        patience: Patience | None = None,
-        ca_file: str | None = None,
-        is_public: Callable[[str], bool] = is_public,
-    ) -> None:
-        """Raises: UsageError when ``token`` is invalid; StorageError or NotFoundError when ``ca_file`` can't be read."""
-        super().__init__(
-            token=token,
-            connections=connections,
-            patience=patience,
-            ca_file=ca_file,
-            is_public=is_public,
-        )
-        self._first_read = first_read
+    first_read = FIRST_READ
+    """Bytes that opening a file asks for."""
 
     def open(
         self, url: str, budget: Budget | None = None, *, wanted: Wanted | None = None
@@ -300,12 +273,10 @@ class Remote(HttpClient):
 
         Raises: as `HttpReader`.
         """
-        return self._open(url, self.allowance(0, budget), wanted)
+        return self._open(url, self.limits(0, budget), wanted)
 
-    def _open(self, url: str, allowance: Allowance, wanted: Wanted | None) -> HttpReader:
-        return HttpReader(
-            self, url, first_read=self._first_read, wanted=wanted, allowance=allowance
-        )
+    def _open(self, url: str, limits: RequestLimits, wanted: Wanted | None) -> HttpReader:
+        return HttpReader(self, url, first_read=self.first_read, wanted=wanted, limits=limits)
 
     def reading(
         self,
@@ -325,7 +296,7 @@ class Remote(HttpClient):
         `HttpReader` and ``read``.
         """
         return self._at_once(
-            urls, lambda url, allowance: read(self._open(url, allowance, wanted)), budget
+            urls, lambda url, limits: read(self._open(url, limits, wanted)), budget
         )
 
     def present(self, urls: Sequence[str], budget: Budget | None = None) -> list[HttpReader]:
@@ -334,9 +305,9 @@ class Remote(HttpClient):
         Raises: as `reading`, but for files that are missing.
         """
 
-        def open_if_there(url: str, allowance: Allowance) -> HttpReader | None:
+        def open_if_there(url: str, limits: RequestLimits) -> HttpReader | None:
             try:
-                return self._open(url, allowance, None)
+                return self._open(url, limits, None)
             except NotFoundError:
                 return None
 
@@ -345,31 +316,31 @@ class Remote(HttpClient):
 
     @contextmanager
     def _at_once(
-        self, urls: Sequence[str], ask: Callable[[str, Allowance], _T], budget: Budget | None
+        self, urls: Sequence[str], ask: Callable[[str, RequestLimits], _T], budget: Budget | None
     ) -> Iterator[Iterator[_T]]:
         for url in urls:
             self.start(url)  # checks it; the first one's origin gets the token
-        allowances = [self.allowance(0, budget) for _ in urls]
+        limits_of_all = [self.limits(0, budget) for _ in urls]
         failures: list[BlobStoreError] = []
 
         def cancel() -> None:
-            for allowance in allowances:
-                allowance.cancel()
+            for limits in limits_of_all:
+                limits.cancel()
 
-        def ask_one(url: str, allowance: Allowance) -> _T:
+        def ask_one(url: str, limits: RequestLimits) -> _T:
             try:
-                return ask(url, allowance)
+                return ask(url, limits)
             except BlobStoreError as error:
                 failures.append(error)
                 cancel()
                 raise
             finally:
-                allowance.finish()
+                limits.finish()
 
         workers = max(1, min(self.connections, len(urls)))
         with ThreadPoolExecutor(workers, thread_name_prefix="blobstore-remote") as pool:
             try:
-                yield pool.map(ask_one, urls, allowances)
+                yield pool.map(ask_one, urls, limits_of_all)
             except BlobStoreError as error:
                 if any(error is failure for failure in failures):  # else it is the caller's own
                     raise failures[0] from None
@@ -394,18 +365,15 @@ class Remote(HttpClient):
 
         Raises: as `read_document`.
         """
-        allowance = self.allowance(limit + 1 + _HEAD, budget)
+        limits = self.limits(limit + 1 + _HEAD, budget)
         got = bytearray()
-        with self.get(self.start(url), allowance, accept=(_OK,)) as (reply, _):
-            if (reply.length or 0) > limit:
-                raise _too_long(str(reply.address), limit)
-            for chunk in reply.chunks():
+        with self.get(self.start(url), limits, accept=(_OK,)) as (reply, _):
+            for chunk in chain((b"",), reply.chunks()):  # the length is checked before any byte
                 got += chunk
-                if len(got) > limit:
-                    raise _too_long(str(reply.address), limit)
+                if max(len(got), reply.length or 0) > limit:
+                    raise LimitExceededError(
+                        f"limit exceeded: {reply.address} has more than {limit:,} bytes",
+                        path=str(reply.address),
+                    )
             following = _NEXT.search(reply.field("link") or "")
             return bytes(got), following[1] if following is not None else None
-
-
-def _too_long(name: str, limit: int) -> LimitExceededError:
-    return LimitExceededError(f"limit exceeded: {name} has more than {limit:,} bytes", path=name)

@@ -1,9 +1,7 @@
-"""Replies: their heads, their bodies, and the ranges that they bring.
+"""Replies: their heads, their bodies, and the ranges that they bring. Rule R1 is about replies.
 
-Which bytes of a file a reply brings, and of which version of it: the part of rule R1 that is about
-ranges.
-
-Sources: RFC 9110 sections 14.4 (Content-Range), 15.3.7 (206), 8.8 (validators), 13.1.5 (If-Range).
+Which bytes of a file a reply brings, and of which version of it. Sources: RFC 9110 sections 14.4
+(Content-Range), 15.3.7 (206), 8.8 (validators), 13.1.5 (If-Range).
 
 - a 206 has exactly one ``Content-Range: bytes first-last/total`` of ASCII digits; ``total`` may be
   ``*``, unknown
@@ -13,11 +11,9 @@ Sources: RFC 9110 sections 14.4 (Content-Range), 15.3.7 (206), 8.8 (validators),
 - it is not ``multipart/byteranges``, which answers several ranges
 - total, ETag and Last-Modified, where they are given, are the same on every reply
 
-The reply to a request: its head, checked, and its body as it comes. Rule R1 is about replies.
+Every reply, whatever it brings (RFC 9110, 9112):
 
-What every reply has to keep (RFC 9110, 9112), wherever it comes from:
-
-- its head has at most 256 field lines; h11 and the errand's allowance bound its bytes
+- its head has at most 256 field lines; h11 and the request's limits bound its bytes
 - it has no ``Content-Length`` beside a ``Transfer-Encoding``: two lengths are how replies are
   smuggled (9112 section 6.3)
 - it has no content coding: ``identity`` was asked for, ranges are of the coded form, and a few
@@ -55,8 +51,10 @@ _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 _TEMPORARY = frozenset({429, 500, 502, 503, 504})
 _NOT_FOUND = 404
 _HINTS = {
-    401: "Give a token, if it is private (for the Hugging Face Hub: HF_TOKEN); the Hub says so of what does not exist, too.",
-    403: "The token, if there is one, does not allow it; a gated repository has to be asked for on its page first.",
+    401: "Give a token, if it is private (for the Hugging Face Hub: HF_TOKEN); the Hub answers so"
+    " for what does not exist, too.",
+    403: "The token, if there is one, does not allow it; access to a gated repository has to be"
+    " asked for on its page first.",
     404: "Check the address; of a repository also its revision.",
     416: "The file is shorter than it was said to be.",
     429: "Too many requests were made; with a token servers often allow more.",
@@ -83,7 +81,8 @@ class Reply:
         self._fields: dict[str, list[str]] = {}
         if len(response.headers) > MAX_FIELDS:
             raise self.refuse(
-                f"answers with {len(response.headers):,} header fields, at most {MAX_FIELDS} are read"
+                f"answers with {len(response.headers):,} header fields, at most {MAX_FIELDS} are"
+                " read"
             )
         for name, value in response.headers:
             self._fields.setdefault(name.decode("latin-1").lower(), []).append(
@@ -114,12 +113,11 @@ class Reply:
         return int(text) if text is not None and _LENGTH.fullmatch(text) else None
 
     def check_uncoded(self) -> None:
-        """Raise RemoteError (rule R1) when the body is coded in any way."""
+        """Raise RemoteError (rule R1), and close, when the body is coded in any way."""
         coding = ", ".join(self._fields.get("content-encoding", []))
         if coding not in ("", "identity"):
-            raise self.refuse(
-                f"answers in the coding {coding[:40]!r}, though the bytes as they are were asked for"
-            )
+            self.close()
+            raise self.refuse(f"answers in the coding {coding[:40]!r}, and identity was asked for")
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the body in pieces as they come.
@@ -135,7 +133,7 @@ class Reply:
             yield chunk
 
     def hold_back(self) -> None:
-        """Keep the kernel from receiving far ahead of what is read: for a body that will not be read to its end.
+        """Keep the kernel from receiving far ahead: for a body that will not be read to its end.
 
         Left alone, Linux lets a connection's receive buffer grow to 6 MB.
         """
@@ -155,7 +153,7 @@ class Reply:
         self._response.close()
 
     def discard(self) -> None:
-        """Close, reading a small body first: so a redirect or a "not found" does not cost a connection."""
+        """Close, after reading a small body: so a redirect or a 404 does not cost a connection."""
         length = self.length
         if length is not None and length <= _SMALL_BODY:
             with suppress(RemoteError):  # these bytes are not needed
@@ -173,7 +171,7 @@ class Reply:
         )
 
     def failure(self) -> BlobStoreError:
-        """Return the error that the status means: `NotFoundError` for 404, `RemoteError` for every other."""
+        """Return the status's error: `NotFoundError` for 404, `RemoteError` for every other."""
         hint = _HINTS.get(self.status)
         if self.status == _NOT_FOUND:
             return NotFoundError(
@@ -188,7 +186,7 @@ class Reply:
         )
 
     def retry_after(self) -> float:
-        """Return the seconds that the server asks to wait before the next request; 0 where it does not (9110, 10.2.3)."""
+        """Return the seconds that the server asks to wait; 0 without such a field (9110 10.2.3)."""
         text = self._fields.get("retry-after", [""])[0]
         if _LENGTH.fullmatch(text):
             return float(text)
@@ -205,7 +203,9 @@ _STRONG = re.compile(r'"[!#-~]*"', re.ASCII)
 
 
 def check_part(reply: Reply, begin: int, end: int) -> tuple[int, int | None]:
-    """Return the end of the range in a 206 that answers ``[begin, end)``, and the file's size, None where it is not said.
+    """Return the end of the range in a 206 that answers ``[begin, end)``, and the file's size.
+
+    The size is None where the server does not say it.
 
     Raises: RemoteError (rule R1) for any other reply.
     """
@@ -231,7 +231,7 @@ def check_part(reply: Reply, begin: int, end: int) -> tuple[int, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Which version of a file it is: what its server says of it. None is what it does not say."""
+    """The version of a file, by its server; None for fields that the server does not send."""
 
     size: int | None
     etag: str | None
@@ -244,7 +244,7 @@ class Version:
 
     @property
     def condition(self) -> tuple[tuple[str, str], ...]:
-        """An If-Range field, where the server gave a strong validator: only that may be one (RFC 9110 section 13.1.5)."""
+        """An If-Range field, if the server gave a strong validator (RFC 9110 section 13.1.5)."""
         return (
             (("If-Range", self.etag),)
             if self.etag is not None and _STRONG.fullmatch(self.etag)

@@ -8,9 +8,9 @@ import pytest
 from support.remotes import Remote
 from support.servers import Server, server as run_server
 
-from blobstore.io.budget import Patience
+from blobstore.io.budget import RetryPolicy
 
-PATIENCE = Patience(
+RETRY_POLICY = RetryPolicy(
     connect_s=60, silence_s=60, deadline_s=240, backoff_s=0.001, longest_wait_s=0.05
 )
 
@@ -32,5 +32,5 @@ def other_server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def remote() -> Iterator[Remote]:
     """A client with a token for whatever it is asked for first."""
-    with Remote("secret", patience=PATIENCE) as made:
+    with Remote("secret", retry_policy=RETRY_POLICY) as made:
         yield made

@@ -25,11 +25,11 @@ from support.servers import (
 )
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, StorageError
-from blobstore.io.budget import Patience
+from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.addresses import WebAddress
-from blobstore.io.http.client import HttpClient, Place, redirected
+from blobstore.io.http.client import HttpClient, RequestTarget, redirected
 
-PATIENCE = Patience(
+RETRY_POLICY = RetryPolicy(
     connect_s=60, silence_s=60, deadline_s=240, attempts=3, backoff_s=0.001, longest_wait_s=2
 )
 CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
@@ -45,20 +45,22 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def client() -> Iterator[HttpClient]:
     """A client without a token."""
-    with HttpClient(patience=PATIENCE) as made:
+    with HttpClient(retry_policy=RETRY_POLICY) as made:
         yield made
 
 
 @contextmanager
 def public(*addresses: str) -> Iterator[HttpClient]:
     """Give a client for which these addresses are out on the internet and all others are not."""
-    with HttpClient(patience=PATIENCE, is_public=lambda address: address in addresses) as made:
+    with HttpClient(
+        retry_policy=RETRY_POLICY, is_public=lambda address: address in addresses
+    ) as made:
         yield made
 
 
 def get(client: HttpClient, url: str) -> bytes:
     """Return the body of a 200."""
-    with client.get(client.start(url), client.allowance(2**20), accept=(200,)) as (answer, _):
+    with client.get(client.start(url), client.limits(2**20), accept=(200,)) as (answer, _):
         return b"".join(answer.chunks())
 
 
@@ -94,7 +96,7 @@ def test_the_environment_is_not_looked_at(
     }.items():
         monkeypatch.setenv(name, value)
     script = server.play(lambda _: reply(200, body=b"x"))
-    with HttpClient(patience=PATIENCE) as client:
+    with HttpClient(retry_policy=RETRY_POLICY) as client:
         assert get(client, server.url) == b"x"
         assert "authorization" not in script.asked[0].fields
         with tls_server() as secure:
@@ -162,8 +164,8 @@ def test_the_address_that_was_asked_for_is_in_the_message(
 
 
 def test_no_redirect_from_https_to_http() -> None:
-    place = Place(WebAddress.parse("https://h/a"), credentials=True)
-    error = refusal(lambda: redirected(place, "http://h/a", from_public=False))
+    target = RequestTarget(WebAddress.parse("https://h/a"), credentials=True)
+    error = refusal(lambda: redirected(target, "http://h/a", from_public=False))
     assert (error.rule, "https to http" in str(error)) == ("R2", True)
 
 
@@ -179,23 +181,25 @@ def test_no_redirect_from_https_to_http() -> None:
     ],
 )
 def test_credentials_stay_with_their_origin(before: str, after: str, kept: bool) -> None:
-    place = redirected(Place(WebAddress.parse(before), credentials=True), after, from_public=False)
-    assert place.credentials is kept
+    target = redirected(
+        RequestTarget(WebAddress.parse(before), credentials=True), after, from_public=False
+    )
+    assert target.credentials is kept
     assert (
-        not redirected(place, before.replace("http:", "https:"), from_public=False).credentials
+        not redirected(target, before.replace("http:", "https:"), from_public=False).credentials
         or kept
     )
     assert not redirected(
-        Place(WebAddress.parse(before), credentials=False), after, from_public=False
+        RequestTarget(WebAddress.parse(before), credentials=False), after, from_public=False
     ).credentials
 
 
 def test_what_was_public_stays_public() -> None:
-    place = redirected(
-        Place(WebAddress.parse("https://h/"), credentials=False), "/b", from_public=True
+    target = redirected(
+        RequestTarget(WebAddress.parse("https://h/"), credentials=False), "/b", from_public=True
     )
-    assert place.public_only
-    assert redirected(place, "/c", from_public=False).public_only
+    assert target.public_only
+    assert redirected(target, "/c", from_public=False).public_only
 
 
 # Public and private networks
@@ -300,10 +304,10 @@ def test_a_kept_alive_connection_is_judged_again(server: Server) -> None:
         server.play(lambda _: redirect(f"http://private.test:{private.port}/"))
         with pytest.MonkeyPatch.context() as patch, public("127.0.0.1") as client:
             patch.setattr(socket, "getaddrinfo", names({"private.test": ["127.0.0.1"]}))
-            is_public = client._door._is_public
-            client._door._is_public = lambda _: False  # as the connection is made
+            is_public = client._backend._is_public
+            client._backend._is_public = lambda _: False  # as the connection is made
             assert get(client, f"http://private.test:{private.port}/") == b"x"
-            client._door._is_public = is_public
+            client._backend._is_public = is_public
             assert "private network" in str(failure(client, server.url))
         assert len(script.asked) == 1
 
@@ -321,7 +325,11 @@ def test_temporary_failures_are_tried_again(
     script = server.play(lambda _: reply(status))
     error = failure(client, server.url)
     assert isinstance(error, RemoteError)
-    assert (error.status, error.temporary, len(script.asked)) == (status, True, PATIENCE.attempts)
+    assert (error.status, error.temporary, len(script.asked)) == (
+        status,
+        True,
+        RETRY_POLICY.attempts,
+    )
 
 
 @pytest.mark.parametrize(
@@ -351,7 +359,7 @@ def test_a_connection_that_breaks_before_an_answer_is_tried_again(
 def test_a_server_that_is_not_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with HttpClient(patience=PATIENCE) as client:
+    with HttpClient(retry_policy=RETRY_POLICY) as client:
         error = failure(client, f"http://127.0.0.1:{port}/")
         assert isinstance(error, RemoteError)
         assert (error.temporary, "refused" in str(error)) == (True, True)
@@ -400,7 +408,10 @@ def tls_server() -> Iterator[Server]:
 
 
 def test_certificates_and_names_are_checked() -> None:
-    with tls_server() as server, HttpClient(patience=PATIENCE, ca_file=str(CERTIFICATE)) as client:
+    with (
+        tls_server() as server,
+        HttpClient(retry_policy=RETRY_POLICY, ca_file=str(CERTIFICATE)) as client,
+    ):
         assert get(client, server.url) == b"x"
         assert get(client, f"https://localhost:{server.port}/") == b"x"
         script = server.play(lambda _: reply(200, body=b"x"))

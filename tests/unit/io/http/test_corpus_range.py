@@ -31,11 +31,11 @@ from support.servers import (
 
 from blobstore.errors import BlobStoreError, CorruptDataError, HeaderError, RemoteError
 from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.io.budget import Patience
+from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.reader import HttpReader
 
-PATIENCE = Patience(attempts=3, backoff_s=0.001, longest_wait_s=0.05)
+RETRY_POLICY = RetryPolicy(attempts=3, backoff_s=0.001, longest_wait_s=0.05)
 RECIPES = [case for case in load("range") if case.by_recipe]
 
 WHOLE = find("range", "range-ok-206").data
@@ -78,24 +78,26 @@ OTHER_ERRORS: dict[str, tuple[type[BlobStoreError], str | None, str]] = {
 @pytest.fixture(scope="module")
 def client() -> Iterator[HttpClient]:
     """A client for which the servers of these tests, and nothing else, are out on the internet."""
-    with HttpClient(patience=PATIENCE, is_public=lambda address: address == "127.0.0.1") as made:
+    with HttpClient(
+        retry_policy=RETRY_POLICY, is_public=lambda address: address == "127.0.0.1"
+    ) as made:
         yield made
 
 
 def check(case: Case, client: HttpClient, url: str) -> HttpReader | None:
     """Read a header as users do: it gets its verdict within the allowed number of bytes."""
-    allowance = client.allowance(0)
+    limits = client.limits(0)
     reader = None
     if case.accepted:
-        reader = header_reader(client, url, allowance=allowance)
+        reader = header_reader(client, url, limits=limits)
         assert list(read_header(reader).tensors) == ["a"]
     else:
         kind, rule, text = OTHER_ERRORS.get(case.id, (RemoteError, "R1", ""))
-        error = refusal(lambda: read_header(header_reader(client, url, allowance=allowance)))
+        error = refusal(lambda: read_header(header_reader(client, url, limits=limits)))
         assert (type(error), error.rule) == (kind, rule), error
         assert text in str(error)
         assert url in str(error)
-    assert allowance.taken <= ALLOWED
+    assert limits.taken <= ALLOWED
     return reader
 
 
@@ -181,7 +183,9 @@ def test_a_slow_drip(server: Server) -> None:
     The corpus has ten seconds a byte.
     """
     script = server.play(lambda _: chain.from_iterable((bytes([byte]), WAIT) for byte in WHOLE))
-    with HttpClient(patience=replace(PATIENCE, deadline_s=0.2, slowest_rate=10**9)) as client:
+    with HttpClient(
+        retry_policy=replace(RETRY_POLICY, deadline_s=0.2, slowest_rate=10**9)
+    ) as client:
         check(find("range", "range-slowloris"), client, server.url)
     assert len(script.asked) <= 1  # it is not tried again
 
@@ -195,7 +199,7 @@ def test_a_certificate_that_nobody_trusts(client: HttpClient) -> None:
         assert script.asked == []
         # The same server with its certificate among the trusted: so it was the certificate.
         with HttpClient(
-            patience=PATIENCE, ca_file=str(FIXTURES / "tls" / "certificate.pem")
+            retry_policy=RETRY_POLICY, ca_file=str(FIXTURES / "tls" / "certificate.pem")
         ) as trusting:
             assert header_reader(trusting, server.url).size == len(FILE)
 

@@ -33,7 +33,7 @@ from blobstore.errors import (
     RemoteError,
 )
 from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.io.budget import Budget, Patience
+from blobstore.io.budget import Budget, RetryPolicy
 from blobstore.io.http.client import HttpClient
 from blobstore.source.web import WebFolder
 
@@ -143,14 +143,14 @@ def check_taken(answer: Answer, size: int, server: Server, remote: Remote) -> No
     The kernels may hold any part of their buffers.
     """
     script = server.play(answer)
-    allowance = remote.allowance(0)
+    limits = remote.limits(0)
     try:
-        header = read_header(header_reader(remote, server.url, allowance=allowance))
+        header = read_header(header_reader(remote, server.url, limits=limits))
     except BlobStoreError:
         pass
     else:
         assert list(header.tensors) == ["a"]
-    assert allowance.taken <= size + 8 + 128 * KIB
+    assert limits.taken <= size + 8 + 128 * KIB
     assert script.sent <= size + 8 + LINUX_RECEIVE_BUFFER
 
 
@@ -164,7 +164,9 @@ def test_a_server_that_falls_silent(length: int, server: Server) -> None:
         return chain([begin[:length]] if length else [], repeat(WAIT))
 
     server.play(answer)
-    with HttpClient(patience=Patience(silence_s=0.06, attempts=2, backoff_s=0.001)) as client:
+    with HttpClient(
+        retry_policy=RetryPolicy(silence_s=0.06, attempts=2, backoff_s=0.001)
+    ) as client:
         error = refusal(lambda: header_reader(client, server.url))
     assert isinstance(error, RemoteError)
     assert (error.temporary, "sent nothing for 0.06 seconds" in str(error)) == (True, True)
@@ -172,20 +174,20 @@ def test_a_server_that_falls_silent(length: int, server: Server) -> None:
 
 def test_the_deadline_is_for_all_attempts(server: Server) -> None:
     """A million attempts would take a quarter of an hour, with waits of a millisecond."""
-    patience = Patience(deadline_s=0.1, slowest_rate=10**9, attempts=10**6, backoff_s=0.001)
+    retry_policy = RetryPolicy(deadline_s=0.1, slowest_rate=10**9, attempts=10**6, backoff_s=0.001)
     server.play(lambda _: reply(503))
-    with HttpClient(patience=patience) as client:
+    with HttpClient(retry_policy=retry_policy) as client:
         error = refusal(lambda: header_reader(client, server.url))
     assert isinstance(error, RemoteError)
     assert error.temporary
 
 
 def test_a_large_header_gets_more_time(server: Server, remote: Remote) -> None:
-    allowance = remote.allowance(0)
+    limits = remote.limits(0)
     server.play(lambda asked: part(asked, safetensors_file(300 * KIB)))
-    before = allowance.seconds_left("x")
-    header_reader(remote, server.url, allowance=allowance)
-    assert allowance.seconds_left("x") > before
+    before = limits.seconds_left("x")
+    header_reader(remote, server.url, limits=limits)
+    assert limits.seconds_left("x") > before
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def test_many_servers_that_fall_silent_hold_nobody_longer_than_one(server: Serve
     """A thousand shards, each of which could be waited for for ten seconds."""
     script = server.play(lambda _: repeat(WAIT))
     budget = Budget("a checkpoint", seconds=0.3)
-    with Remote(connections=4, patience=Patience(silence_s=10, deadline_s=10)) as remote:
+    with Remote(connections=4, retry_policy=RetryPolicy(silence_s=10, deadline_s=10)) as remote:
         folder = WebFolder(remote, server.at(""), budget=budget)
         error = refusal(lambda: read_all(folder, names_of(1000)))
     assert isinstance(error, LimitExceededError)
@@ -261,7 +263,7 @@ def test_a_head_that_is_wrong_ends_all_before_the_others_are_there(server: Serve
         yield from part(asked, b"\x02" + bytes(7) + b"[]")
 
     server.play(answer)
-    with Remote(connections=2, patience=Patience(silence_s=60, deadline_s=60)) as remote:
+    with Remote(connections=2, retry_policy=RetryPolicy(silence_s=60, deadline_s=60)) as remote:
         error = refusal(lambda: read_all(WebFolder(remote, server.at("")), names_of(100)))
     assert (type(error), error.rule) == (HeaderError, "F7")
 
@@ -276,7 +278,7 @@ def test_who_leaves_ends_the_others(server: Server) -> None:
         )
 
     script = server.play(answer)
-    with Remote(connections=3, patience=Patience(silence_s=60, deadline_s=60)) as remote:
+    with Remote(connections=3, retry_policy=RetryPolicy(silence_s=60, deadline_s=60)) as remote:
         folder = WebFolder(remote, server.at(""))
         with (
             pytest.raises(ZeroDivisionError),

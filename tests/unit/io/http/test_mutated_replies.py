@@ -12,7 +12,7 @@ from support.servers import Server
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.io.budget import Patience
+from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient
 
 REPLIES = [case.data for case in load("range") if not case.by_recipe]
@@ -54,7 +54,7 @@ STATUSES = [b"101", b"103", b"200", b"204", b"206", b"302", b"304", b"416", b"50
 @pytest.fixture(scope="module")
 def client() -> Iterator[HttpClient]:
     """A client that gives up soon."""
-    patience = Patience(
+    retry_policy = RetryPolicy(
         silence_s=0.2,
         deadline_s=1,
         slowest_rate=10**7,
@@ -62,7 +62,7 @@ def client() -> Iterator[HttpClient]:
         backoff_s=0.0001,
         longest_wait_s=0.01,
     )
-    with HttpClient(patience=patience) as made:
+    with HttpClient(retry_policy=retry_policy) as made:
         yield made
 
 
@@ -84,11 +84,11 @@ def mutated(draw: st.DrawFn) -> bytes:
 @given(st.lists(mutated(), min_size=1, max_size=3))
 def test_replies(server: Server, client: HttpClient, replies: list[bytes]) -> None:
     script = server.play(lambda asked: [replies[min(asked.number, len(replies) - 1)]])
-    allowance = client.allowance(0)
+    limits = client.limits(0)
     try:
-        header = read_header(header_reader(client, server.url, allowance=allowance))
+        header = read_header(header_reader(client, server.url, limits=limits))
     except BlobStoreError:
         header = None
     assert header is None or list(header.tensors) == ["a"]
-    assert allowance.taken <= 62 + 128 * 2**10
+    assert limits.taken <= 62 + 128 * 2**10
     assert len(script.asked) <= 64

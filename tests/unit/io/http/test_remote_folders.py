@@ -12,11 +12,11 @@ from support.servers import WAIT, Asked, Server, files, part, redirect, reply
 
 from blobstore.errors import InvalidNameError, NotFoundError, UsageError
 from blobstore.formats.safetensors.codec import header_of as read_header
-from blobstore.io.budget import Patience
+from blobstore.io.budget import RetryPolicy
 from blobstore.source.hub import HUB, HubTarget
 from blobstore.source.web import WebFolder
 
-from .conftest import PATIENCE
+from .conftest import RETRY_POLICY
 from .test_reader import safetensors_file
 
 SHARDS = {f"model-{number:05}.safetensors": safetensors_file(100 + number) for number in range(40)}
@@ -24,7 +24,7 @@ SHARDS = {f"model-{number:05}.safetensors": safetensors_file(100 + number) for n
 
 def test_many_files_are_opened_at_once_over_few_connections(server: Server) -> None:
     script = server.play(files(SHARDS))
-    with Remote(connections=16, patience=PATIENCE) as remote:
+    with Remote(connections=16, retry_policy=RETRY_POLICY) as remote:
         readers = open_all(WebFolder(remote, server.at("")), list(SHARDS))
         assert [reader.size for reader in readers] == [len(data) for data in SHARDS.values()]
         assert {len(read_header(reader).tensors) for reader in readers} == {1}
@@ -50,7 +50,7 @@ def test_no_more_requests_are_made_at_once_than_there_are_connections(server: Se
         yield from files(SHARDS)(asked)
 
     server.play(answer)
-    with Remote(connections=3, patience=PATIENCE) as remote:
+    with Remote(connections=3, retry_policy=RETRY_POLICY) as remote:
         remote.open_all([server.at(name) for name in list(SHARDS)[:9]])
     assert max(most) <= 3
 
@@ -69,7 +69,7 @@ def test_the_first_failure_ends_all(server: Server) -> None:
             yield WAIT
 
     script = server.play(answer)
-    with Remote(connections=4, patience=Patience(silence_s=60, deadline_s=60)) as remote:
+    with Remote(connections=4, retry_policy=RetryPolicy(silence_s=60, deadline_s=60)) as remote:
         urls = [server.at(name) for name in ["a", "b", "missing", "c", "d", "e"]]
         error = refusal(lambda: remote.open_all(urls))
     assert isinstance(error, NotFoundError)
@@ -136,7 +136,7 @@ def test_a_repository_of_the_hub(server: Server) -> None:
             }
         )
     )
-    with Remote("hf_secret", patience=PATIENCE) as remote:
+    with Remote("hf_secret", retry_policy=RETRY_POLICY) as remote:
         endpoint = server.at("")
         assert (
             hub_folder(remote, "org/repo", "refs/pr/1", endpoint).read("config.json", 10) == b"{}"
@@ -233,7 +233,7 @@ def test_a_token_is_for_the_first_origin_only(server: Server, other_server: Serv
         lambda asked: redirect(other_server.url) if asked.target == "/away" else part(asked, data)
     )
     there = other_server.play(lambda asked: part(asked, data))
-    with Remote("secret", patience=PATIENCE) as remote:
+    with Remote("secret", retry_policy=RETRY_POLICY) as remote:
         remote.open_all([server.url, other_server.url, server.at("away")])
     assert {asked.fields.get("authorization") for asked in here.asked} == {"Bearer secret"}
     assert {asked.fields.get("authorization") for asked in there.asked} == {None}
@@ -248,7 +248,7 @@ def test_a_token_does_not_come_back_from_where_it_was_not(
         lambda asked: part(asked, data) if asked.target == "/2" else redirect(other_server.url)
     )
     other_server.play(lambda _: redirect(server.at("2")))
-    with Remote("secret", patience=PATIENCE) as remote:
+    with Remote("secret", retry_policy=RETRY_POLICY) as remote:
         remote.open(server.at("1"))
     seen = [(asked.target, asked.fields.get("authorization")) for asked in here.asked]
     assert seen == [("/1", "Bearer secret"), ("/2", None), ("/2", None)]
@@ -258,7 +258,7 @@ def test_no_cookies_and_no_realms(server: Server, other_server: Server) -> None:
     elsewhere = other_server.play(lambda _: reply(200))
     challenge = f'WWW-Authenticate: Bearer realm="{other_server.url}",service="x"'
     script = server.play(lambda _: reply(401, challenge, "Set-Cookie: a=b; Path=/"))
-    with Remote("secret", patience=PATIENCE) as remote:
+    with Remote("secret", retry_policy=RETRY_POLICY) as remote:
         for _ in range(2):
             error = refusal(lambda: remote.open(server.url))
             assert "secret" not in str(error) + repr(vars(error))
@@ -276,8 +276,8 @@ def test_what_is_no_token(token: str) -> None:
 
 def test_a_token_is_not_sent_in_the_clear_to_a_public_server(server: Server) -> None:
     script = server.play(files(SHARDS))
-    with Remote("secret", patience=PATIENCE, is_public=lambda _: True) as remote:
+    with Remote("secret", retry_policy=RETRY_POLICY, is_public=lambda _: True) as remote:
         assert "without TLS" in str(refusal(lambda: remote.open(server.url)))
-    with Remote(patience=PATIENCE, is_public=lambda _: True) as remote:
+    with Remote(retry_policy=RETRY_POLICY, is_public=lambda _: True) as remote:
         assert isinstance(refusal(lambda: remote.open(server.at("nothing"))), NotFoundError)
     assert [asked.fields.get("authorization") for asked in script.asked] == [None]
