@@ -16,7 +16,7 @@ from blobstore.importer.making import Constant, Copy, GlobalScale, Run, Values, 
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.planning.plan import make_plan
 from blobstore.importer.policies.options import ImportOptions
-from blobstore.source.inventory import SourceTensor
+from blobstore.source.weights import SourceTensor
 
 MLP = "model.layers.0.mlp"
 FLOATS = st.sampled_from([DType.BF16, DType.F16, DType.F32])

@@ -11,10 +11,8 @@ from hypothesis import given, strategies as st
 from support.checkpoints import BF16, normal, safetensors_bytes
 from support.sparse import write_sparse
 
-from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import read_inventory
-from blobstore.source.reading import SourceReaders, tiles_of
-from blobstore.source.weights import SourceWeight
+from blobstore.source.weights import SourceReaders, SourceWeight, tiles_of
 
 SIDES = st.integers(1, 9)
 
@@ -36,7 +34,7 @@ def test_tiles_are_a_range_of_matrices(start: int, count: int, rows: int, cols: 
 
 
 def weight_of(path: Path) -> SourceWeight:
-    (weight,) = source_weights(read_inventory(path))
+    (weight,) = read_inventory(path).weights
     return weight.as_transposed()
 
 
@@ -59,7 +57,7 @@ def test_values_of_any_range(
     array = normal("w", *lead, rows, cols, dtype=dtype)
     path.write_bytes(safetensors_bytes({"odd": np.zeros(1, np.uint8), "x.weight": array}))
     weight = next(
-        one for one in source_weights(read_inventory(path)) if one.name == "x.weight"
+        one for one in read_inventory(path).weights if one.name == "x.weight"
     ).as_transposed()
     assert weight.shape == array.swapaxes(-1, -2).shape
     start = data.draw(st.integers(0, array.size))

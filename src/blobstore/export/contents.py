@@ -43,7 +43,7 @@ from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.importer.planning.notes import DRAFT_FOLDER
 from blobstore.importer.planning.plan import DRAFT_PREFIX
 from blobstore.names import file_name
-from blobstore.source.weights import FILE_TYPE, FILE_TYPES
+from blobstore.source.inventory import FILE_TYPE, FILE_TYPES
 from blobstore.store.stored_model import BlobFile, StoredModel
 
 MODELOPT_CONFIG = "hf_quant_config.json"

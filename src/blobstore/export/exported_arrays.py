@@ -46,7 +46,7 @@ from blobstore.model.network import (
 )
 from blobstore.model.network_plan import NetworkPlan, Parameter, mlx_lm_errors, plan_network
 from blobstore.model.tensors import MappedBlob, Tensor
-from blobstore.source.weights import FILE_TYPE, FILE_TYPES
+from blobstore.source.inventory import FILE_TYPE, FILE_TYPES
 from blobstore.store.stored_model import TensorBlob
 
 _BLOCKS = "_blocks"

@@ -31,6 +31,7 @@ from blobstore.export.planned_files import (
     PlannedShard,
     ValueRange,
 )
+from blobstore.io.budget import allow_open_files
 from blobstore.io.copying import copy_range
 from blobstore.io.durable import (
     PAGE,
@@ -41,11 +42,11 @@ from blobstore.io.durable import (
     write_aligned,
     write_all_at,
 )
-from blobstore.io.ranges import FileReader, MappedFile, allow_open_files, close_quietly
+from blobstore.io.ranges import FileReader, MappedFile, close_quietly
 from blobstore.io.workers import Progress, each
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.model.tensors import MappedBlob, assembled, fill_values, read_run
-from blobstore.source.reading import tiles_of
+from blobstore.source.weights import tiles_of
 from blobstore.store.stored_model import BlobFile, damaged
 
 _BAND_VALUES = 2**20

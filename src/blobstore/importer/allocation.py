@@ -44,8 +44,7 @@ from blobstore.importer.policies.options import ImportOptions
 from blobstore.io.workers import Progress, results_of
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
-from blobstore.source.reading import SourceReaders
-from blobstore.source.weights import SourceWeight
+from blobstore.source.weights import SourceReaders, SourceWeight
 
 SAMPLE = 2**22
 """Weights that are measured of a tensor, or of all of a group of experts, when there are more."""

@@ -33,7 +33,6 @@ from blobstore.io.workers import Progress, begun, silent, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import Source
-from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.store.ports import Finished, Home, Session
 
@@ -215,7 +214,7 @@ def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor
 
     Raises: as `plan_import`.
     """
-    blobs = plan_blobs(inventory, source_weights(inventory), ImportOptions(experts=experts))
+    blobs = plan_blobs(inventory, inventory.weights, ImportOptions(experts=experts))
     return {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
 
 

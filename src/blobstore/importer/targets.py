@@ -42,7 +42,6 @@ from blobstore.importer.policies.roles import (
 )
 from blobstore.importer.policies.rules import Rule, RuleBook, escaped
 from blobstore.io.workers import Progress, begun
-from blobstore.source.assembly import source_weights
 from blobstore.source.inventory import Inventory
 
 
@@ -77,7 +76,7 @@ def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidat
     undecided = replace(options, quant_type=None, group_size=None, rules=(), importance=None)
     is_wanted = _wanted(inventory, options)
     types = list(_types(options))
-    weights = source_weights(inventory)
+    weights = inventory.weights
     turned = inputs_first(weights, inventory.config, options.profile)
     together = form_of_experts(inventory.config, options) is Experts.PACKED
     found = []

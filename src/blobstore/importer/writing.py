@@ -24,11 +24,10 @@ from queue import LifoQueue
 from blobstore.errors import DigestMismatchError
 from blobstore.importer.making import CHUNK, Run, RunMaker, runs_of
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy
+from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE, os_errors
-from blobstore.io.ranges import allow_open_files
 from blobstore.io.workers import Progress, each
-from blobstore.source.reading import SourceReaders
-from blobstore.source.weights import SourceWeight
+from blobstore.source.weights import SourceReaders, SourceWeight
 from blobstore.store.ports import Finished, Session, Writer
 
 # Page-aligned; and all there from the start: an import that begins does not run out of memory

@@ -29,7 +29,7 @@ from blobstore.inspection.places import (
 )
 from blobstore.io.ranges import FileReader
 from blobstore.source.addresses import is_web_address, open_folder
-from blobstore.source.folders import Folder, LocalFolder
+from blobstore.source.folders import Folder, LocalFolder, folder_or_file
 from blobstore.source.shards import ShardIndex, is_index
 
 if TYPE_CHECKING:
@@ -108,24 +108,15 @@ def _has_model(store: Callable[[], Home], name: ModelName) -> bool:
 
 
 def _inspect_folder(folder: Folder, text: str, notes: list[str]) -> Inspection:
-    """Return what a folder holds, or the file of it that was asked for.
-
-    A web address that does not end as a file's, and has nothing below it, may still be one.
-    """
+    """Return the contents of a folder, or of the file of it that was asked for."""
     if folder.file is not None:
         return _inspect_file(folder, folder.file, text, notes)
-    try:
-        files = read_folder(folder, notes)
-    except NotFoundError as error:
-        other = folder.as_file()
-        if error.rule is not None or other is None or other.file is None:
-            raise
-        try:
-            return _inspect_file(other, other.file, text, notes)
-        except BlobStoreError:
-            raise error from None
     name = text if isinstance(folder, LocalFolder) or is_web_address(text) else folder.name
-    return inspection_of(name, TargetKind.FOLDER, files, folder, notes)
+    return folder_or_file(
+        folder,
+        lambda own: inspection_of(name, TargetKind.FOLDER, read_folder(own, notes), own, notes),
+        lambda other, file: _inspect_file(other, file, text, notes),
+    )
 
 
 def _inspect_file(folder: Folder, file: str, text: str, notes: list[str]) -> Inspection:

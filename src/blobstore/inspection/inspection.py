@@ -1,20 +1,18 @@
-"""Tree: tensors by module, the dots of their names being its branches. Pure.
+"""Inspection: the contents of a checkpoint or a stored model, from headers; as JSON, and as a tree.
 
-Modules with numbers for names that are alike (the layers of a model, the experts of a layer) are
-one branch: ``0-31``. Whatever is shown of it is the sum of them all.
+The JSON has huggingface.js's shape and more. Headers and the index are those of the files, names
+and metadata exactly. Source of the shape: huggingface/huggingface.js@028fe00b
+packages/hub/src/lib/parse-safetensors-metadata.ts `SafetensorsParseFromRepo`.
 
-Inspection: what a checkpoint or a stored model holds, from its headers. A value.
-
-Document: an inspection as JSON, in huggingface.js's shape and some more.
-
-Source of the shape: huggingface/huggingface.js@028fe00b
-packages/hub/src/lib/parse-safetensors-metadata.ts `SafetensorsParseFromRepo`. Headers and the index
-are what the files hold, names and metadata exactly.
+The tree has the modules of tensors: the dots of their names are its branches. Modules with numbers
+for names that are alike (the layers of a model, the experts of a layer) are one branch, ``0-31``,
+with the sums of them all.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -31,8 +29,9 @@ from blobstore.inspection.counting import (
 
 
 def inspection_document(inspection: Inspection) -> dict[str, Any]:
-    """Return the JSON document of an inspection: ``header``, or ``index`` and ``headers`` by file name; counts; notes.
+    """Return the JSON document of an inspection: headers, an index, counts, notes.
 
+    It has ``header``, or ``index`` and ``headers`` by file name.
     For several files without an index, one is made of their tensors. A stored model's files are its
     blobs, by their layers' names.
     """
@@ -85,11 +84,11 @@ def _index(inspection: Inspection) -> Mapping[str, Any]:
 
 
 MODELSPEC = "modelspec."
-"""What the keys of metadata begin with that follow https://github.com/Stability-AI/ModelSpec."""
+"""The prefix of metadata's keys that follow https://github.com/Stability-AI/ModelSpec."""
 
 
 class TargetKind(enum.Enum):
-    """What was inspected."""
+    """The kind of an inspection's target."""
 
     FILE = "file"
     FOLDER = "folder"
@@ -99,14 +98,13 @@ class TargetKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What a target holds. Nothing of it is a weight's value: only headers were read.
+    """The contents of a target, from its headers; no weight is read.
 
     ``name`` is the path, address or model's name; ``files`` are in the order of their names, a
-    stored model's blobs in that of its manifest. ``index`` is the shard index's JSON object, None
-    without one. ``tensors`` are the logical ones: packed weights with the shape that they stand
-    for. ``metadata`` are the files' ``__metadata__`` where they do not contradict each other, a
-    stored model's those of the files that it was imported from. ``notes`` are sentences: what to
-    know about it.
+    stored model's blobs in the order of its manifest. ``index`` is the shard index's JSON object,
+    None without one. ``tensors`` are the logical ones: packed weights have their shape before
+    packing. ``metadata`` are the files' ``__metadata__`` where they agree; a stored model's are
+    those of the files that it was imported from. ``notes`` are sentences for the user.
     """
 
     name: str
@@ -135,12 +133,11 @@ class Inspection:
         """The number of weights by the dtype that they are stored in.
 
         As huggingface.js' ``parameterCount`` (packages/hub/src/lib/parse-safetensors-metadata.ts,
-        August 2026): packed weights count as what they stand for, under the dtype of the packed
-        tensor; scales and zero points count nothing, nor do tensors of rank 0. It differs where
-        huggingface.js does not look: MLX's words (U32) and Ollama's blobs count as what they stand
-        for; what belongs to a quantization is told by what lies beside it and not by its name
-        alone, so that it needs no config.json where shapes tell; and a width that nothing says is
-        not taken for 4 bits.
+        August 2026): packed weights count as before packing, under the dtype of the packed tensor;
+        scales, zero points and tensors of rank 0 do not count. Three differences: MLX's words (U32)
+        and Ollama's blobs count as before packing; a quantization's tensors are found by the
+        tensors beside them and not by their names alone, so config.json is only needed where shapes
+        are ambiguous; and an unknown width is not taken for 4 bits.
         """
         return parameters_by_dtype(self.tensors)
 
@@ -167,7 +164,7 @@ class Inspection:
 
     @property
     def modelspec(self) -> dict[str, str]:
-        """The fields of ModelSpec in the metadata, by their names without ``modelspec.``, sorted."""
+        """The metadata's fields of ModelSpec by name, without ``modelspec.``, sorted."""
         return {
             key.removeprefix(MODELSPEC): self.metadata[key]
             for key in sorted(self.metadata)
@@ -175,7 +172,7 @@ class Inspection:
         }
 
     def only(self, globs: Sequence[str]) -> Inspection:
-        """Return the same with only those tensors of which one of ``globs`` matches the name, or a stored one's.
+        """Return the same with only those tensors whose name, or a stored part's, a glob matches.
 
         ``*``, ``?``, ``[abc]`` and ``[!abc]`` as in a shell; ``*`` matches dots, the case of
         letters counts. Headers and the index keep the entries of these tensors.
@@ -204,7 +201,7 @@ def _narrowed(file: InspectedFile, names: set[str]) -> InspectedFile:
 
 
 _MAX_DEPTH = 32
-"""Dots of a name beyond these branch no more: a name may have a hundred thousand."""
+"""The dots of a name that branch: a name may have a hundred thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,12 +231,13 @@ class _Node:
     tensors: int = 0
     parameters: int = 0
     nbytes: int = 0
-    types: dict[str, int] = field(default_factory=dict)
+    types: Counter[str] = field(default_factory=Counter)
 
 
 def tree_of(tensors: Iterable[LogicalTensor], depth: int | None = None) -> Iterator[Branch]:
-    """Yield the branches of a tree, each after its parent, in the order of the tensors; ``depth`` levels, all for None.
+    """Yield the branches of a tree, each after its parent, in the order of the tensors.
 
+    ``depth``: how many levels; None for all.
     A module with only one child is shown with it on one line: ``model.layers``.
     """
     root = _Node()
@@ -257,30 +255,25 @@ def _plant(root: _Node, tensor: LogicalTensor) -> None:
 
 
 def _measure(node: _Node, forms: dict[tuple[object, ...], int]) -> None:
-    """Fill in the sums of a node, and its form: a number that nodes have in common that are alike."""
+    """Fill in the sums of a node, and its form: a number that is equal for nodes that are alike."""
     for child in node.children.values():
         _measure(child, forms)
         node.tensors += child.tensors
         node.parameters += child.parameters
         node.nbytes += child.nbytes
-        _add(node.types, child.types)
+        node.types.update(child.types)
     for tensor in node.own:
         node.tensors += 1
         node.parameters += tensor.parameters
         node.nbytes += tensor.nbytes
-        _add(node.types, {tensor.type_name: tensor.parameters})
+        node.types[tensor.type_name] += tensor.parameters
     own = tuple((tensor.type_name, tensor.shape, tensor.nbytes) for tensor in node.own)
     form = (own, *((name, node.children[name].form) for name in sorted(node.children)))
     node.form = forms.setdefault(form, len(forms))
 
 
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for kind, count in more.items():
-        counts[kind] = counts.get(kind, 0) + count
-
-
 def _branches(alike: list[_Node], depth: int, levels: int) -> Iterator[Branch]:
-    """Yield what is below nodes that are alike: the first one's children, each with those of the others."""
+    """Yield the branches below nodes that are alike, each child together with its like."""
     if depth >= levels:
         return
     for name, nodes in _grouped(alike):
@@ -295,10 +288,7 @@ def _branches(alike: list[_Node], depth: int, levels: int) -> Iterator[Branch]:
 
 
 def _grouped(alike: list[_Node]) -> Iterator[tuple[str, list[_Node]]]:
-    """Yield the children of nodes that are alike by name.
-
-    Those with numbers that are alike too together.
-    """
+    """Yield the children of nodes that are alike by name; numbered ones that are alike together."""
     groups: dict[object, list[str]] = {}
     for name, child in alike[0].children.items():
         groups.setdefault(child.form if _is_number(name) else name, []).append(name)
@@ -308,7 +298,8 @@ def _grouped(alike: list[_Node]) -> Iterator[tuple[str, list[_Node]]]:
 
 
 def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) <= 9  # noqa: PLR2004  # longer ones are hashes
+    is_short = len(name) <= 9  # noqa: PLR2004  # longer ones are hashes
+    return is_short and name.isascii() and name.isdigit()
 
 
 def _ranges(numbers: list[int]) -> str:
@@ -323,9 +314,9 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _branch(depth: int, name: str, alike: int, nodes: list[_Node]) -> Branch:
-    types: dict[str, int] = {}
+    types: Counter[str] = Counter()
     for node in nodes:
-        _add(types, node.types)
+        types.update(node.types)
     first = nodes[0]
     leaf = first.own[0].shape if len(first.own) == 1 and not first.children else None
     return Branch(

@@ -1,11 +1,11 @@
-"""Places: what a user asks to inspect, and the files that it consists of, wherever they lie.
+"""Targets of inspections: a path, an address or a stored model, and the files that count.
 
-A target is told from its text. A path that exists wins over a stored model of that name:
-``./NAME`` is always the path, ``NAME:TAG`` nearly always the model.
+A path that exists wins over a stored model of that name: ``./NAME`` is always the path,
+``NAME:TAG`` nearly always the model.
 
-Of the files the only set of weights counts (source/shards.py): with a shard index, its files;
-without one the single file, else its shards. Else every .safetensors file counts, each for itself.
-That is more than an import takes: an inspection refuses only what is missing or damaged.
+Of a folder's files the only set of weights counts (source/shards.py): with a shard index, its
+files; without one the single file, else its shards. Else every .safetensors file counts by itself.
+An import takes fewer: an inspection refuses only missing and damaged files.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from blobstore.errors import (
@@ -32,8 +31,8 @@ from blobstore.io.budget import Budget
 from blobstore.io.ranges import RangeReader
 from blobstore.names import ModelName
 from blobstore.source.addresses import is_address
-from blobstore.source.files import OTHER_WEIGHTS
-from blobstore.source.folders import Folder, LocalFolder
+from blobstore.source.files import other_weights
+from blobstore.source.folders import Folder
 from blobstore.source.shards import (
     INDEX_NAME,
     SINGLE_NAME,
@@ -59,10 +58,10 @@ _PATH_ENDS = (".safetensors", ".json")
 
 @dataclass(frozen=True, slots=True)
 class InspectTarget:
-    """What a text names: a path or an address, or a stored model.
+    """A text that names a path, an address or a stored model.
 
-    ``model`` is the stored model that the text may name, None where it can't be one; ``is_model``
-    says that no such path exists.
+    ``model`` is the stored model that the text may name, or None; ``is_model``: no such path
+    exists.
     """
 
     text: str
@@ -71,22 +70,15 @@ class InspectTarget:
 
 
 def parse_target(text: str) -> InspectTarget:
-    """Return what ``text`` names. Only whether a path exists is read."""
+    """Return what ``text`` names; only the existence of a path is read."""
     if is_address(text):
         return InspectTarget(text)
     model = _model(text)
-    return InspectTarget(text, model, is_model=model is not None and not _exists(text))
-
-
-def _exists(path: str) -> bool:
-    try:
-        return os.path.lexists(path)
-    except ValueError:  # a NUL
-        return False
+    return InspectTarget(text, model, is_model=model is not None and not os.path.lexists(text))
 
 
 def _model(text: str) -> ModelName | None:
-    """Return the model that a text may name; None for what can only be a path."""
+    """Return the model that a text may name; None if it can only be a path."""
     if text.startswith(_PATH_MARKS) or text in (".", ".."):
         return None
     try:
@@ -114,7 +106,7 @@ _MOST_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of a place that count, in groups: those of a group share the names of their tensors."""
+    """The files that count, in groups: no two files of a group have a tensor of one name."""
 
     groups: tuple[tuple[InspectedFile, ...], ...]
     index: ShardIndex | None = None
@@ -128,7 +120,7 @@ class Files:
 def read_files(
     folder: Folder, names: Sequence[str], check: ShardCheck | None = None
 ) -> tuple[InspectedFile, ...]:
-    """Return files of a folder with their headers, each of which passes ``check`` before the next is waited for.
+    """Return files of a folder with their headers, each checked before the next is waited for.
 
     Raises: NotFoundError, HeaderError, LimitExceededError, StorageError, RemoteError; as
     `ShardCheck.add`.
@@ -147,7 +139,7 @@ def _read_file(reader: RangeReader, budget: Budget) -> tuple[str, int | None, He
 
 
 def read_folder(folder: Folder, notes: list[str]) -> Files:
-    """Return the files of a folder that count; ``notes`` says which others there are.
+    """Return the files of a folder that count; ``notes`` gets the others.
 
     Raises: NotFoundError when the folder has none, or one is missing; as `read_files`;
     CorruptDataError and DocumentError when index and shards disagree.
@@ -167,7 +159,8 @@ def read_folder(folder: Folder, notes: list[str]) -> Files:
     distinct = folder.distinct(others)
     if len(distinct) > 1:
         notes.append(
-            f"no index and no model.safetensors: {len(distinct):,} files are counted, each for itself"
+            f"no index and no model.safetensors: {len(distinct):,} files are counted, each for"
+            " itself"
         )
     if links := sorted({*others} - {*distinct}):
         notes.append(f"not counted, being links to files that are: {some(links)}")
@@ -198,7 +191,6 @@ def _read_set(folder: Folder, weights: WeightSet) -> Files:
 
 
 def _read_unlisted(folder: Folder) -> Files:
-    """Return the files of a folder whose server does not list it."""
     try:
         return read_indexed(folder, INDEX_NAME)
     except NotFoundError as error:
@@ -207,9 +199,12 @@ def _read_unlisted(folder: Folder) -> Files:
     try:
         return Files((read_files(folder, [SINGLE_NAME]),))
     except NotFoundError as error:
-        message = f"{folder.name} has neither {INDEX_NAME} nor {SINGLE_NAME}"
-        hint = "Check the address. Servers do not list folders: a file of another name has to be given itself."
-        raise NotFoundError(message, path=folder.name, hint=hint) from error
+        raise NotFoundError(
+            f"{folder.name} has neither {INDEX_NAME} nor {SINGLE_NAME}",
+            path=folder.name,
+            hint="Check the address. Servers do not list folders: give the address of a file of"
+            " another name.",
+        ) from error
 
 
 def read_indexed(folder: Folder, name: str) -> Files:
@@ -247,35 +242,33 @@ def some(names: Sequence[str]) -> str:
 
 
 def _hint(folder: Folder, names: Sequence[str]) -> str | None:
-    if others := [
-        name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)
-    ]:
-        return f"{others[0]} is not safetensors."
-    if isinstance(folder, LocalFolder) and (inner := folder_with_weights(folder.path)) is not None:
+    if other := other_weights(names):
+        return f"{other} is not safetensors."
+    if (inner := folder_with_weights(folder)) is not None:
         return f"The folder {inner} has some."
     return None
 
 
 class ConfigFile:
-    """The config.json of a folder, read when it is first asked for; ``notes`` says when it can't be used."""
+    """The config.json of a folder, read when it is first asked for; ``notes`` gets its errors."""
 
     def __init__(self, folder: Folder, notes: list[str]) -> None:
         self._folder = folder
         self._notes = notes
-        self._config: SourceConfig | None = None
-        self._is_read = False
 
     def __call__(self) -> SourceConfig | None:
         """Return the config; None when it is missing or can't be used."""
-        if not self._is_read:
-            self._is_read = True
-            try:
-                self._config = self._read()
-            except NotFoundError:
-                pass
-            except BlobStoreError as error:
-                self._notes.append(f"config.json is not used: {error.message}")
         return self._config
+
+    @cached_property
+    def _config(self) -> SourceConfig | None:
+        try:
+            return self._read()
+        except NotFoundError:
+            return None
+        except BlobStoreError as error:
+            self._notes.append(f"config.json is not used: {error.message}")
+            return None
 
     def _read(self) -> SourceConfig:
         from blobstore.formats.checkpoint import SourceConfig
@@ -284,11 +277,8 @@ class ConfigFile:
         config = SourceConfig.parse(raw, self._folder.place(_CONFIG_NAME))
         text = config.text_config or {}
         inner = text.get("quantization_config")
-        if config.quantization_config is None and isinstance(
-            inner, dict
-        ):  # some models of several modalities
+        if config.quantization_config is None and isinstance(inner, dict):
+            # As some models of several modalities have it.
             config = config.model_copy(update={"quantization_config": inner})
-        _ = (
-            config.mlx_quantization
-        )  # which is checked when it is asked for: now, and not in the midst of counting
+        _ = config.mlx_quantization  # raises here, and not in the midst of counting
         return config

@@ -10,7 +10,6 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -30,22 +29,19 @@ from blobstore.importer.policies.options import Experts
 from blobstore.importer.run import outputs_of
 from blobstore.inspection.diff import CHUNK_WEIGHTS, Errors, stored_values
 from blobstore.io.workers import Progress, begun, results_of, threads
-from blobstore.kernels.arrays import QuantizedArray
+from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.model.loader import Model, open_model
 from blobstore.model.tensors import Tensor
 from blobstore.names import ModelName
 from blobstore.source.addresses import Source
 from blobstore.source.inventory import read_inventory
-from blobstore.source.reading import SourceReaders
-from blobstore.source.weights import Form
+from blobstore.source.weights import Form, SourceReaders
 from blobstore.store.ports import Home
 
 _HALF_A_STEP = 0.5
 # From these many scales on a weight would have a further code if the type went on: half-way to the
 # next value.
 _BEYOND = {QuantType.NVFP4: 7.0, QuantType.MXFP4: 7.0, QuantType.MXFP8: 464.0}
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,7 @@ class TensorQuality:
 
 @dataclass(frozen=True, slots=True)
 class ModelQuality:
-    """A stored model against its source: ``tensors`` by damage, the largest relative rmse first, then by name."""
+    """A stored model against its source: ``tensors`` by relative rmse, the largest first."""
 
     name: ModelName
     tensors: tuple[TensorQuality, ...]
@@ -105,13 +101,13 @@ def measure_quality(
     try:
         with open_model(name, store=store) as model:
             pairs = list(_pairs(model, source))
-            told = begun(
+            report = begun(
                 progress, sum(source.nbytes for _, output in pairs for source in output.sources)
             )
             stop = threading.Event()
             tensors = results_of(
                 pairs,
-                lambda pair: _measure(*pair, readers, told, stop),
+                lambda pair: _measure(*pair, readers, report, stop),
                 workers,
                 name="quality",
                 stop=stop,
@@ -129,7 +125,7 @@ def _damage(tensor: TensorQuality) -> float:
 
 
 def _pairs(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTensor]]:
-    """Yield each tensor of the model with what it was made from: the names of packed experts, else of stacked ones."""
+    """Yield each tensor of the model with its source, by the names of packed or stacked experts."""
     inventory = read_inventory(source)
     outputs = outputs_of(inventory, Experts.PACKED)
     has_draft = model.manifest.config is not None and model.config.draft is not None
@@ -147,13 +143,21 @@ def _pairs(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTensor]
         ):
             made_from = made_from.as_transposed()
         if made_from is None:
-            message = f"{inventory.path} has no tensor {quoted(tensor.name)}: model {model.name} was not made from it"
-            raise TensorNotFoundError(message, tensor=tensor.name, model=str(model.name))
+            raise TensorNotFoundError(
+                f"{inventory.path} has no tensor {quoted(tensor.name)}: model {model.name} was not"
+                " made from it",
+                tensor=tensor.name,
+                model=str(model.name),
+            )
         if not _can_be_made_from(tensor, made_from):
             stored = f"{tensor.quant_type or tensor.dtype} {list(tensor.shape)}"
             there = f"{made_from.dtype} {list(made_from.shape)}"
-            message = f"{quoted(tensor.name)} is {stored} in the model, which can't be made of the source's {there}"
-            raise UnsupportedSourceError(message, tensor=tensor.name, model=str(model.name))
+            raise UnsupportedSourceError(
+                f"{quoted(tensor.name)} is {stored} in the model, which can't be made of the"
+                f" source's {there}",
+                tensor=tensor.name,
+                model=str(model.name),
+            )
         yield tensor, made_from
 
 
@@ -210,8 +214,11 @@ def _chunks(made_from: OutputTensor, readers: SourceReaders) -> Iterator[tuple[i
 def _check_same(tensor: Tensor, start: int, chunk: Array) -> None:
     begin = start * chunk.itemsize
     if bytes(tensor.raw()[begin : begin + chunk.nbytes]) != chunk.tobytes():
-        message = f"{quoted(tensor.name)} is stored unquantized, and its bytes are not the source's"
-        raise CorruptDataError(message, tensor=tensor.name, blob=str(tensor.blob))
+        raise CorruptDataError(
+            f"{quoted(tensor.name)} is stored unquantized, and its bytes are not the source's",
+            tensor=tensor.name,
+            blob=str(tensor.blob),
+        )
 
 
 def _compare(tensor: Tensor, start: int, chunk: Array) -> Errors:

@@ -25,7 +25,8 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest, ModelConfig
 from blobstore.formats.provenance import OWN_DOCUMENT
-from blobstore.io.ranges import MappedFile, allow_open_files
+from blobstore.io.budget import allow_open_files
+from blobstore.io.ranges import MappedFile
 from blobstore.model.tensors import Library, MappedBlob, Tensor, parts_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home, check_document_size, checked_bytes

@@ -1,8 +1,13 @@
-"""Addresses: what a user names as a source, on this machine or far away, as a folder.
+"""Addresses: what a user names as a source, local or remote, opened as a folder.
 
 A path, ``http://``, ``https://``, or ``hf://ORG/NAME[@REVISION][/PATH]`` (hub.py). Each may name a
 .safetensors file, a shard index, or a folder. For other kinds of addresses the error says how to
 download what they name.
+
+In the Hugging Face cache ``models--ORG--NAME/snapshots/COMMIT`` is a folder of links, one for each
+commit that was used. ``refs/REVISION`` holds the commit that a branch or tag stood for. No name on
+the Hub contains ``--``, so the folder's name is the repository's. Source: huggingface_hub
+file_download.py `repo_folder_name`, `_cache_commit_hash_for_specific_revision`.
 """
 
 from __future__ import annotations
@@ -16,9 +21,20 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from blobstore.errors import MissingFileError, NotFoundError, StorageError, UsageError, quoted
+from blobstore.errors import (
+    BlobStoreError,
+    MissingFileError,
+    NotFoundError,
+    StorageError,
+    UnsupportedSourceError,
+    UsageError,
+    from_os_error,
+    quoted,
+)
+from blobstore.io.durable import os_errors
 from blobstore.io.ranges import real_path
-from blobstore.source.folders import SUFFIX, Folder, LocalFolder
+from blobstore.names import file_name
+from blobstore.source.folders import REPOSITORY, SNAPSHOTS, SUFFIX, Folder, LocalFolder
 from blobstore.source.hub import (
     HUB,
     HUB_SCHEME,
@@ -28,7 +44,6 @@ from blobstore.source.hub import (
     is_repository,
     parse_hub,
     parse_hub_page,
-    snapshot_in,
 )
 from blobstore.source.shards import is_index
 from blobstore.source.web import WebFolder
@@ -46,6 +61,8 @@ _ADDRESS = re.compile(
 _HUB_HOST = re.compile(r"^(?:hf|huggingface)\.co/")
 _FILE_ENDS = (SUFFIX, ".json")
 _READ = ("http", "https", "hf")
+_LONGEST_REF = 1024
+_SHOWN = 5
 
 
 def is_web_address(text: str) -> bool:
@@ -169,8 +186,78 @@ def absent(source: str) -> NotFoundError:
     What may be a repository of the Hub gets the command for that.
     """
     hint, repository = None, _HUB_HOST.sub("", source)
-    is_near = os.path.isdir(os.path.dirname(source))  # noqa: PTH112, PTH120  # then it is a misspelt path
+    # A path in a folder that exists is misspelt.
+    is_near = os.path.isdir(os.path.dirname(source))  # noqa: PTH112, PTH120
     may_be_one = "/" in repository and is_repository(repository) and not is_near
     if may_be_one and not source.endswith(_FILE_ENDS):
         hint = f"A model of the Hugging Face Hub is {HubTarget(repository, MAIN, '')}."
     return MissingFileError(f"no file or folder at {source}", path=source, hint=hint)
+
+
+def snapshot_in(folder: Path) -> Path:
+    """Return the snapshot of a repository's folder in the cache; every other folder as it is.
+
+    The snapshot is the one that ``refs/main`` names, else the only one. Raises: NotFoundError when
+    it is missing; UnsupportedSourceError when there are several and no ``refs/main``; StorageError.
+    """
+    snapshots = folder / SNAPSHOTS
+    try:
+        name = os.path.basename(os.path.abspath(folder))  # noqa: PTH100, PTH119
+        if not name.startswith(REPOSITORY) or not snapshots.is_dir():
+            return folder
+    except OSError as error:
+        raise from_os_error(error, "access", snapshots) from error
+    present = _folders(snapshots)
+    commit = _main_commit(folder)
+    if commit is not None:
+        if commit not in present:
+            raise NotFoundError(
+                f"{folder}: refs/main names the snapshot {commit}, which is missing",
+                path=str(snapshots / commit),
+                hint=_hint(snapshots, present),
+            )
+        return snapshots / commit
+    if not present:
+        raise NotFoundError(
+            f"{folder} has no snapshot", path=str(folder), hint="Download the model again."
+        )
+    if len(present) > 1:
+        raise UnsupportedSourceError(
+            f"{folder} has {len(present)} snapshots, and no refs/main names one of them",
+            path=str(folder),
+            hint=_hint(snapshots, present),
+        )
+    return snapshots / present[0]
+
+
+def _main_commit(folder: Path) -> str | None:
+    """Return the commit in ``refs/main``; None if it is missing.
+
+    Raises: NotFoundError if it does not name a snapshot.
+    """
+    refs = folder / "refs"
+    try:
+        raw = LocalFolder(refs).read(MAIN, _LONGEST_REF)
+    except NotFoundError:
+        return None
+    try:
+        return file_name(raw.decode().strip())
+    except (UnicodeDecodeError, BlobStoreError):
+        raise NotFoundError(
+            f"{refs / MAIN} should contain the name of a snapshot, not {raw!r}",
+            path=str(refs / MAIN),
+        ) from None
+
+
+def _folders(path: Path) -> list[str]:
+    with os_errors("list", path), os.scandir(path) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+def _hint(snapshots: Path, present: list[str]) -> str | None:
+    if not present:
+        return None
+    more = f" (and {len(present) - _SHOWN} more)" if len(present) > _SHOWN else ""
+    return (
+        f"Give one of them: {', '.join(str(snapshots / name) for name in present[:_SHOWN])}{more}"
+    )

@@ -1,17 +1,7 @@
 """Assembly: the weights of a checkpoint, put together from their tensors, for an import. Pure.
 
-Which tensors are a quantized weight is in producers.py; whatever looks packed and is in no row that
-is imported is refused by name.
-
-Refusals: tensors that look packed and are in no format that is imported: refused by name, none is
-guessed. Pure.
-
-Sources of the signs that producers.py has no row for: quanto, huggingface/optimum-quanto @3dd9e9df
-optimum/quanto/tensor/qtensor.py `save_to_state_dict`, @1a707590 tensor/weights/qbits.py (``_data``,
-``_scale``, ``_shift``; packed codes are ``_data._data``); torchao, pytorch/ao @19264180
-torchao/prototype/safetensors/safetensors_support.py `flatten_tensor_state_dict`
-(``X._weight_qdata``, ``X._weight_scale``); bitsandbytes as in producers.py, whose codes have the
-dtype of ``bnb_4bit_quant_storage``.
+Which tensors are a quantized weight is in producers.py. Tensors that look packed, and are not in a
+row that is imported, are refused by name; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -22,199 +12,121 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
-from blobstore.formats.checkpoint import ModuleQuantization, QuantizationSettings, SourceConfig
+from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Part, Quantization, QuantType
-from blobstore.source.inventory import Inventory, SourceTensor
 from blobstore.source.producers import (
     BLOCK_FP8,
     COMPRESSED_NVFP4,
+    FP8,
     GPT_OSS,
+    IMPORTED,
     MLX,
     MODELOPT_NVFP4,
     OWN,
+    SIGNATURES,
     Producer,
     Stored,
     counting_row,
     importing_row,
 )
-from blobstore.source.weights import FP8_BLOCK, Form, SourceWeight, is_expert, named_twice
+from blobstore.source.weights import (
+    FP8_BLOCK,
+    Form,
+    SourceTensor,
+    SourceWeight,
+    is_expert,
+    named_twice,
+)
 
-_OTHER_FP8 = frozenset({DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
-_E4M3 = frozenset({DType.F8_E4M3})
-_ANY = frozenset(DType)
-_BYTES = frozenset({DType.U8})
-_SIGNED_BYTES = frozenset({DType.I8})
-_WORDS = frozenset({DType.U32})
-_INTEGERS = frozenset({DType.I32, DType.U32, DType.I64})
 _LEAST_ELEMENTS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """What shows a format: a tensor with ``suffix`` and a dtype, beside one named with ``beside`` instead of it.
-
-    In ``reason``, ``{beside}`` stands for that one. Without a suffix, weights and experts are
-    meant.
-    """
-
-    suffix: str
-    dtypes: frozenset[DType]
-    reason: str
-    beside: str = ""
-
-
-_INT8 = "weights of 8-bit integers with scales are not imported"
-_FP8_SCALE = (
-    "its scale {beside} is of another dtype or shape than those of FP8 blocks (BF16, F16 or F32)"
-)
-# The most telling sign first. All of these are tensors that no row of producers.py has taken.
-_SIGNS = (
-    Sign("", _OTHER_FP8, "only F8_E4M3 weights are decoded"),
-    Sign("", _E4M3, _FP8_SCALE, "_scale_inv"),
-    Sign("", _E4M3, _FP8_SCALE, "_scale"),
-    Sign("", _E4M3, "an FP8 weight without a scale for each block of it (X.weight_scale_inv)"),
-    Sign(
-        ".weight_packed",
-        _BYTES,
-        "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale beside them",
-    ),
-    Sign(".weight_packed", _INTEGERS, "weights packed into integers are not imported"),
-    Sign(".qweight", _INTEGERS, "AWQ and GPTQ weights are not imported"),
-    Sign("", _ANY, "bitsandbytes weights are not imported", ".absmax"),
-    Sign("._data", _ANY, "quanto weights are not imported", "._scale"),
-    Sign("._data._data", _ANY, "quanto weights are not imported", "._scale"),
-    Sign("_qdata", _ANY, "torchao weights are not imported", "_scale"),
-    Sign(
-        ".weight",
-        _BYTES,
-        "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them",
-        ".weight_scale",
-    ),
-    Sign(
-        ".weight",
-        _BYTES,
-        "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them",
-        ".weight_scale_2",
-    ),
-    Sign(
-        "",
-        _BYTES,
-        "packed experts that are stacked, with {beside}, are not imported",
-        "_weight_scale",
-    ),
-    Sign(".weight", _SIGNED_BYTES, _INT8, ".weight_scale"),
-    Sign(".weight", _SIGNED_BYTES, _INT8, ".SCB"),
-    Sign(".weight", _WORDS, "{beside} do not fit weights that MLX packed", ".scales"),
-    Sign(".weight", _WORDS, "its scales are missing, beside {beside}", ".biases"),
-    Sign("_blocks", _BYTES, "{beside} do not fit blocks of gpt-oss", "_scales"),
-)
 _KNOWN_METHODS = frozenset({"fp8", "modelopt", "compressed-tensors", "mxfp4"})
-_CODES = _INTEGERS | _BYTES | _SIGNED_BYTES | {DType.I16, DType.U16, DType.U64} | _E4M3 | _OTHER_FP8
-
-
-def check_unpacked(tensors: Mapping[str, SourceTensor], inventory: Inventory) -> None:
-    """Raise UnsupportedSourceError when one of the ``tensors``, which no producer explains, holds packed weights."""
-    for name, reason in look_packed(tensors, inventory.tensors, inventory.config):
-        raise UnsupportedSourceError(
-            f"{quoted(name)} is {tensors[name].dtype}: {reason}",
-            tensor=name,
-            path=tensors[name].file.path,
-            hint="Import the unquantized checkpoint.",
-        )
+_INTEGERS = {DType.U8, DType.I8, DType.I16, DType.U16, DType.I32, DType.U32, DType.I64, DType.U64}
+_CODES = FP8 | _INTEGERS
 
 
 def look_packed(
     tensors: Mapping[str, Stored], everything: Mapping[str, Stored], config: SourceConfig | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield those of the ``tensors``, which no producer explains, that seem to hold packed weights, and why it seems so.
+    """Yield the names of ``tensors`` that seem to hold packed weights, and why it seems so.
 
-    ``everything`` has what may lie beside them. One may be named more than once.
+    No producer explains ``tensors``; ``everything`` includes the tensors that may lie beside them.
+    One may be named more than once.
     """
-    for sign in _SIGNS:
+    for sign in SIGNATURES:
         for name, tensor in tensors.items():
             if tensor.dtype not in sign.dtypes or not name.endswith(sign.suffix):
                 continue
             beside = name.removesuffix(sign.suffix) + sign.beside
-            if (beside in everything or not sign.beside) and (
-                sign.suffix or _may_be_weight(name, tensor)
-            ):
-                yield (
-                    name,
-                    sign.reason.format(
-                        beside=_described(beside, everything) if sign.beside else ""
-                    ),
-                )
+            other = everything.get(beside) if sign.beside else tensor
+            if other is not None and (sign.suffix or _may_be_weight(name, tensor)):
+                shown = f"{quoted(beside)} ({other.dtype} {list(other.shape)})"
+                yield name, sign.reason.format(beside=shown)
     for name in tensors:
-        if (row := counting_row(name, everything)) is not None and not row.imported:
+        if (row := counting_row(name, everything)) is not None and row not in IMPORTED:
             yield name, f"{row.name} weights are not imported"
     yield from _unexplained(tensors, config or SourceConfig())
 
 
 def _may_be_weight(name: str, tensor: Stored) -> bool:
-    """Return True for whatever is called a weight, and for matrices of experts, which often are not; no scale is one."""
+    """Return True for everything called a weight, and for matrices of experts except scales."""
     return name.endswith(".weight") or (
         is_expert(name) and len(tensor.shape) > 1 and "scale" not in name.rpartition(".")[2]
     )
 
 
-def _described(name: str, everything: Mapping[str, Stored]) -> str:
-    return f"{quoted(name)} ({everything[name].dtype} {list(everything[name].shape)})"
-
-
 def _unexplained(tensors: Mapping[str, Stored], config: SourceConfig) -> Iterator[tuple[str, str]]:
-    """Yield the tensors that config.json calls quantized, and that are stored in no way that is known."""
+    """Yield the tensors that config.json calls quantized, and that are stored in an unknown way."""
     method, settings = config.quant_method, config.mlx_quantization
     for name, tensor in tensors.items():
         if method is not None and method not in _KNOWN_METHODS:
             if tensor.dtype in _CODES and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
-                yield (
-                    name,
-                    f"config.json says that it was quantized by {quoted(method)}, which is not imported",
-                )
+                said = f"config.json says that it was quantized by {quoted(method)}"
+                yield name, f"{said}, which is not imported"
         elif tensor.dtype is DType.U8 and name.endswith("_blocks") and method == "mxfp4":
             yield name, "its _scales are missing"
         elif (
             tensor.dtype is DType.U32
             and settings is not None
-            and _module_of(name, settings) is not None
+            and name.endswith(".weight")
+            and settings.of(name.removesuffix(".weight")) is not None
         ):
             yield name, "its scales are missing, and config.json says that MLX quantized it"
-
-
-def _module_of(name: str, settings: QuantizationSettings) -> ModuleQuantization | None:
-    """Return how MLX says that it quantized the module of a weight, or None."""
-    return settings.of(name.removesuffix(".weight")) if name.endswith(".weight") else None
 
 
 _NVFP4 = Quantization(QuantType.NVFP4, 16)
 _MXFP4 = Quantization(QuantType.MXFP4, 32)
 _WORD_BYTES = 4
 PACKED_FORMATS = frozenset({"nvfp4-pack-quantized", "mixed-precision"})
-"""What compressed-tensors calls a checkpoint with NVFP4 weights: others have the same tensors with another meaning."""
+"""compressed-tensors' formats of checkpoints with NVFP4 weights.
+
+Others have the same tensors with another meaning.
+"""
 
 
-def source_weights(inventory: Inventory) -> tuple[SourceWeight, ...]:
+def source_weights(
+    tensors: Mapping[str, SourceTensor], config: SourceConfig | None
+) -> tuple[SourceWeight, ...]:
     """Return the weights of a checkpoint, sorted by name; companions are part of their weight.
 
     Raises: UnsupportedSourceError naming tensor, format and reason for whatever is packed in
     another way, has parts that do not fit together, or lacks one, and for two weights of one name.
     """
-    found = {
-        name: row for name in inventory.tensors if (row := importing_row(name, inventory.tensors))
-    }
+    found = {name: row for name in tensors if (row := importing_row(name, tensors))}
     consumed = set(found)
     weights = []
     for name, producer in found.items():
-        weights.append(_READERS[producer.name](_Found(inventory, producer, name)))
+        weights.append(_READERS[producer](_Found(tensors, config, producer, name)))
         base = name.removesuffix(producer.weight)
-        # Activations' scales hang on the module, also where the weight is FP8: X.weight,
-        # X.input_scale.
+        # Scales of activations belong to the module: X.input_scale beside X.weight.
         module = base.removesuffix(".weight")
         consumed.update(base + suffix for suffix in producer.companions)
         consumed.update(module + suffix for suffix in producer.dropped)
-    rest = {name: tensor for name, tensor in inventory.tensors.items() if name not in consumed}
-    check_unpacked(rest, inventory)
+    rest = {name: tensor for name, tensor in tensors.items() if name not in consumed}
+    for name, reason in look_packed(rest, tensors, config):
+        raise _refused(rest[name], str(rest[name].dtype), reason)
     result = sorted(
         [*weights, *map(SourceWeight.plain, rest.values())], key=lambda weight: weight.name
     )
@@ -226,9 +138,10 @@ def source_weights(inventory: Inventory) -> tuple[SourceWeight, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A quantized weight that was found: where, and whose."""
+    """A quantized weight that was found, and its row."""
 
-    inventory: Inventory
+    tensors: Mapping[str, SourceTensor]
+    given_config: SourceConfig | None
     producer: Producer
     name: str
 
@@ -239,43 +152,44 @@ class _Found:
     @property
     def parts(self) -> dict[str, SourceTensor]:
         """The tensors by the suffix of the array that they become."""
-        tensors = self.inventory.tensors
         names = {"": self.name} | {
             stored: self.base + suffix for suffix, stored in self.producer.companions.items()
         }
-        return {stored: tensors[name] for stored, name in names.items() if name in tensors}
+        return {
+            stored: self.tensors[name] for stored, name in names.items() if name in self.tensors
+        }
 
     @property
     def config(self) -> SourceConfig:
-        return self.inventory.config or SourceConfig()
+        return self.given_config or SourceConfig()
 
     @property
     def config_hint(self) -> str | None:
-        return "Import the folder with its config.json." if self.inventory.config is None else None
+        return "Import the folder with its config.json." if self.given_config is None else None
 
     def unsaid(self, what: str) -> str:
-        """Return that nothing says ``what``."""
-        return (
-            f"no config.json says {what}"
-            if self.inventory.config is None
-            else f"config.json does not say {what}"
-        )
+        """Return a sentence: config.json, or its absence, leaves ``what`` open."""
+        if self.given_config is None:
+            return f"no config.json says {what}"
+        return f"config.json does not say {what}"
 
     def refused(self, reason: str, hint: str | None = None) -> UnsupportedSourceError:
-        """Return the error that says why the weight is not imported."""
-        return UnsupportedSourceError(
-            f"{quoted(self.name)} is {self.producer.name}: {reason}",
-            tensor=self.name,
-            path=self.inventory.tensors[self.name].file.path,
-            hint=hint or "Import the unquantized checkpoint.",
-        )
+        return _refused(self.tensors[self.name], self.producer.name, reason, hint)
+
+
+def _refused(
+    tensor: SourceTensor, kind: str, reason: str, hint: str | None = None
+) -> UnsupportedSourceError:
+    return UnsupportedSourceError(
+        f"{quoted(tensor.name)} is {kind}: {reason}",
+        tensor=tensor.name,
+        path=tensor.file.path,
+        hint=hint or "Import the unquantized checkpoint.",
+    )
 
 
 def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight:
-    """Return a weight whose codes are stored as ours are, byte for byte.
-
-    Its companions must have the right sizes.
-    """
+    """Return a weight whose codes are stored as ours are; its companions must have our sizes."""
     parts, producer = found.parts, found.producer
     *lead, last = parts[""].shape or (0,)
     if producer.joined:
@@ -315,25 +229,30 @@ def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight
 
 
 def _holds(tensor: SourceTensor | None, part: Part) -> bool:
-    """Return True when the tensor has the bytes of that array: a scale's E4M3 or E8M0 bits may have any 8-bit dtype."""
-    if tensor is None or (part.suffix == ".global_scale" and tensor.shape not in ((), (1,))):
+    """Return True when the tensor has the bytes of that array.
+
+    A scale's E4M3 or E8M0 bits may have any 8-bit dtype.
+    """
+    if tensor is None or tensor.shape != part.shape:
         return False
-    return tensor.shape == part.shape and (
-        tensor.dtype is part.dtype or (part.dtype is DType.U8 and tensor.dtype.bits == 8)  # noqa: PLR2004
-    )
+    if part.suffix == ".global_scale" and tensor.shape not in ((), (1,)):
+        return False
+    is_bits = part.dtype is DType.U8 and tensor.dtype.bits == DType.U8.bits
+    return is_bits or tensor.dtype is part.dtype
 
 
 def _unfit(tensor: SourceTensor | None, part: Part) -> str:
     what = part.suffix[1:].replace("_", " ")
     if tensor is None:
         return f"its {what} is missing"
+    is_stored = f"its {what} {quoted(tensor.name)} is {tensor.dtype} {list(tensor.shape)}"
     if part.suffix == ".global_scale":
-        return f"its global scale {quoted(tensor.name)} is {tensor.dtype} {list(tensor.shape)}, and not one F32"
-    return f"its {what} {quoted(tensor.name)} is {tensor.dtype} {list(tensor.shape)}, not {part.dtype} {list(part.shape)}"
+        return f"{is_stored}, and not one F32"
+    return f"{is_stored}, not {part.dtype} {list(part.shape)}"
 
 
 def _mlx(found: _Found) -> SourceWeight:
-    if (scale := found.inventory.tensors.get(f"{found.base}.global_scale")) is not None:
+    if (scale := found.tensors.get(f"{found.base}.global_scale")) is not None:
         # mlx_lm 0.32.2 models/switch_layers.py `_quantize_experts`; left out, all weights would be
         # wrong by a factor.
         raise found.refused(
@@ -346,10 +265,11 @@ def _mlx(found: _Found) -> SourceWeight:
     try:
         quantization = module.quantization
     except UsageError as error:
-        reason = (
-            f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type here"
-        )
-        raise found.refused(reason, error.hint) from None
+        raise found.refused(
+            f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type"
+            " here",
+            error.hint,
+        ) from None
     return _codes(found, quantization, found.name)
 
 
@@ -378,7 +298,7 @@ def _inferred(found: _Found) -> Quantization:
 
 
 def _nvfp4(found: _Found) -> SourceWeight:
-    if (scale := found.inventory.tensors.get(f"{found.base}.pre_quant_scale")) is not None:
+    if (scale := found.tensors.get(f"{found.base}.pre_quant_scale")) is not None:
         # ModelOpt's NVFP4_AWQ: the weights were divided by it, and no layernorm took it up
         # (unified_export_hf.py).
         raise found.refused(
@@ -410,7 +330,8 @@ def _block_fp8(found: _Found) -> SourceWeight:
     scale = parts[".scale"]
     if scale.shape != wanted:
         raise found.refused(
-            f"its scale {quoted(scale.name)} is {list(scale.shape)}, and 128x128 blocks need {list(wanted)}"
+            f"its scale {quoted(scale.name)} is {list(scale.shape)}, and 128x128 blocks need"
+            f" {list(wanted)}"
         )
     if block is None:
         raise found.refused(
@@ -420,7 +341,7 @@ def _block_fp8(found: _Found) -> SourceWeight:
 
 
 def _own(found: _Found) -> SourceWeight:
-    metadata = found.inventory.tensors[found.name].file.metadata
+    metadata = found.tensors[found.name].file.metadata
     prefix = f"{found.name}." if f"{found.name}.quant_type" in metadata else ""
     try:
         quantization = Quantization.described(metadata, prefix)
@@ -432,11 +353,11 @@ def _own(found: _Found) -> SourceWeight:
     return replace(weight, transposed=metadata.get(f"{found.name}.transposed") == "true")
 
 
-_READERS: Mapping[str, Callable[[_Found], SourceWeight]] = {
-    MLX.name: _mlx,
-    COMPRESSED_NVFP4.name: _nvfp4,
-    MODELOPT_NVFP4.name: _nvfp4,
-    GPT_OSS.name: _gpt_oss,
-    BLOCK_FP8: _block_fp8,
-    OWN.name: _own,
+_READERS: Mapping[Producer, Callable[[_Found], SourceWeight]] = {
+    MLX: _mlx,
+    COMPRESSED_NVFP4: _nvfp4,
+    MODELOPT_NVFP4: _nvfp4,
+    GPT_OSS: _gpt_oss,
+    OWN: _own,
+    **dict.fromkeys(BLOCK_FP8, _block_fp8),
 }

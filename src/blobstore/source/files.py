@@ -1,78 +1,73 @@
-"""Files: what lies in a checkpoint's folder beside its weights and JSON documents, and which of it an import keeps.
+"""Files: the other files of a checkpoint's folder, and which of them an import keeps.
 
-Everything that belongs to the checkpoint is kept, subfolders included: templates, tokenizers,
-processors, texts, code (which is never run), and the weights of subfolders, as files. Left out,
-each with its reason: hidden files, weights in other formats, training state, caches, links that
-lead out of the folder, and what is beyond the limits. A folder is walked breadth first, in the
-order of names, so that the limits cut the same files everywhere.
+Beside its weights and JSON documents everything that belongs to a checkpoint is kept, subfolders
+included: templates, tokenizers, processors, texts, code (which is never run), and the weights of
+subfolders, as files. Left out, each with its reason: hidden files, weights in other formats,
+training state, caches, links that lead out of the folder, and files beyond the limits. A folder is
+walked breadth first, in the order of names, so that the limits cut the same files everywhere.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from blobstore.errors import AccessError, InvalidNameError, quoted
 from blobstore.formats.coverage import LeftOut
-from blobstore.io.ranges import Identity, real_path
+from blobstore.io.ranges import Identity, SourceReader, real_path
 from blobstore.names import relative_path
-from blobstore.source.folders import Entry, Folder, Found, SourceReader
+from blobstore.source.folders import Entry, Folder, Found
 
 MAX_DEPTH = 8
 """Folders below one another."""
 MAX_ENTRIES = 5_000
-"""Files and folders beside the checkpoint's own: a manifest has room for 10,000 layers beside 100,000 tensors."""
+"""Files and folders beside the checkpoint's own: a manifest has room for 10,000 such layers."""
 MAX_FILE = 256 * 2**20
 """Bytes of a file: the largest tokenizers have some tens of megabytes."""
 MAX_BYTES = 4 * 2**30
 """Bytes of all kept files."""
 
 OTHER_WEIGHTS = (
-    *(
-        "*.gguf",
-        "*.ggml",
-        "*.bin",
-        "*.pt",
-        "*.pth",
-        "*.ckpt",
-        "*.npz",
-        "*.h5",
-        "*.msgpack",
-        "*.onnx",
-        "*.onnx_data",
-    ),
-    *(
-        "*.onnx.data",
-        "*.ot",
-        "*.pdparams",
-        "*.tflite",
-        "*.mlmodel",
-        "*.mlpackage/",
-        "*.mlmodelc/",
-        "*.engine",
-    ),
+    "*.gguf",
+    "*.ggml",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.npz",
+    "*.h5",
+    "*.msgpack",
+    "*.onnx",
+    "*.onnx_data",
+    "*.onnx.data",
+    "*.ot",
+    "*.pdparams",
+    "*.tflite",
+    "*.mlmodel",
+    "*.mlpackage/",
+    "*.mlmodelc/",
+    "*.engine",
 )
 """Files and folders that hold weights too, in formats that are not read."""
 _TRAINING = (
-    *(
-        "optimizer.*",
-        "scheduler.*",
-        "rng_state*",
-        "scaler.pt",
-        "training_args.bin",
-        "events.out.tfevents.*",
-    ),
-    *("checkpoint-[0-9]*/", "global_step[0-9]*/"),
+    "optimizer.*",
+    "scheduler.*",
+    "rng_state*",
+    "scaler.pt",
+    "training_args.bin",
+    "events.out.tfevents.*",
+    "checkpoint-[0-9]*/",
+    "global_step[0-9]*/",
 )
 _CACHES = ("__pycache__/", "*.pyc")
 
 HIDDEN = "hidden, so not part of the checkpoint"
 STORE = "a store of models, so not part of the checkpoint"
 NOT_ITS_OWN = frozenset({HIDDEN, STORE})
-"""The reasons of what is not counted as the checkpoint's: it differs from one copy of the same checkpoint to another."""
+"""The reasons of files that are not the checkpoint's: they differ between copies of it."""
 NOT_NAMED = "safetensors that are not part of the checkpoint"
 _BEYOND = f"beyond the {MAX_ENTRIES:,} files and folders that are read"
 _BY_PATTERN = (
@@ -88,7 +83,7 @@ _SHOWN = ".gitattributes"
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """A file that is kept byte for byte: its path in its folder, with ``/``, and its state when it was found."""
+    """A file that is kept byte for byte: its path in its folder, with ``/``, and its state."""
 
     name: str
     folder: Folder = field(repr=False, compare=False)
@@ -121,14 +116,16 @@ class KeptFile:
 
 @dataclass(frozen=True, slots=True)
 class OtherFiles:
-    """What lies beside a checkpoint's own files: what is kept and what is left out, each sorted by name."""
+    """The files beside a checkpoint's own, kept and left out, each sorted by name."""
 
     kept: tuple[KeptFile, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 
 def other_files(folder: Folder, own: Collection[str], without: Path | None = None) -> OtherFiles:
-    """Return the files of ``folder`` but its ``own``, which are names in it, and what is at ``without`` (a draft model).
+    """Return the files of ``folder`` except the names ``own`` and the path ``without``.
+
+    ``without`` is a draft model.
 
     Raises: StorageError, RemoteError when the folder can't be listed; NotFoundError for a link to a
     missing file.
@@ -143,7 +140,7 @@ def other_files(folder: Folder, own: Collection[str], without: Path | None = Non
 
 @dataclass(slots=True)
 class _Walk:
-    """A walk through a checkpoint's folder, but what is at the place ``without``."""
+    """A walk through a checkpoint's folder, except the path or address ``without``."""
 
     folder: Folder
     own: frozenset[str]
@@ -154,11 +151,7 @@ class _Walk:
     nbytes: int = 0
 
     def run(self) -> None:
-        """Walk.
-
-        Raises: StorageError when the folder can't be listed; NotFoundError for a link to a missing
-        file.
-        """
+        """Walk. Raises: StorageError; NotFoundError for a link to a missing file."""
         others = [entry for entry in self.folder.scan() if entry.name not in self.own]
         waiting = deque(self._enter("", others))
         while waiting:
@@ -192,7 +185,7 @@ class _Walk:
 
     def _take(self, entry: Entry, name: str) -> bool:
         """Take in an entry; return True for a folder that is to be walked."""
-        if self.without is not None and entry.place == self.without:
+        if self.without is not None and entry.place() == self.without:
             return False
         shown = f"{name}/" if entry.is_folder else name
         if entry.name.startswith(".") and entry.name != _SHOWN:
@@ -210,8 +203,9 @@ class _Walk:
         if found.size > MAX_FILE:
             return self._leave(name, f"larger than {MAX_FILE // 2**20} MiB")
         if self.nbytes + found.size > MAX_BYTES:
-            what = f"beyond the {MAX_BYTES // 2**30} GiB that are kept of such files"
-            return self._leave(name, what)
+            return self._leave(
+                name, f"beyond the {MAX_BYTES // 2**30} GiB that are kept of such files"
+            )
         self.nbytes += found.size
         self.kept.append(KeptFile(name, self.folder, found))
         return False
@@ -230,18 +224,27 @@ def _unfit_name(name: str) -> str | None:
 
 
 def _unwanted(name: str) -> str | None:
-    """Return why a file or folder (``/`` at its end) of that path is left out, by its name; None when it is not."""
+    """Return why a file or folder (``/`` at its end) is left out by its name; None to keep it."""
     last = name.rsplit("/", 2)[-2] + "/" if name.endswith("/") else name.rpartition("/")[2]
     if name.endswith(".safetensors") and "/" not in name:
         return NOT_NAMED
     for reason, patterns in _BY_PATTERN:
-        if any(fnmatchcase(last, pattern) for pattern in patterns):
+        if _is_any(last, patterns):
             return reason
     return None
 
 
+def other_weights(names: Iterable[str]) -> str | None:
+    """Return the first name of a file of weights in a format that is not read, or None."""
+    return next((name for name in names if _is_any(name, OTHER_WEIGHTS)), None)
+
+
+def _is_any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def _said(name: str) -> str:
-    """Return a name that can be written: what is not UTF-8 in it is escaped."""
+    """Return a name that can be written: bytes that are not UTF-8 are escaped."""
     try:
         name.encode()
     except UnicodeEncodeError:

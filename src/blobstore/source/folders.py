@@ -1,7 +1,7 @@
-"""Folders: where the files of a checkpoint are listed and opened by name, on a disk or behind a server.
+"""Folders: the files of a checkpoint, listed and opened by name, on a disk or on a server.
 
-Every reader of a checkpoint reads it through `Folder`, so it does not matter where the files lie.
-A name is a relative path; the names in an index or a listing are checked before they are used. A
+A checkpoint is only read through a `Folder`, so its reader need not know where the files lie. A
+name is a relative path; the names in an index or a listing are checked before they are used. A
 folder has the budget of its checkpoint: every header and document is counted before it is read.
 
 A file has an identity, which changes when its bytes do: device, inode, size and times on a disk,
@@ -13,58 +13,39 @@ from __future__ import annotations
 
 import os
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 from blobstore.errors import (
+    BlobStoreError,
     LimitExceededError,
     MissingFileError,
     NotFoundError,
     from_os_error,
 )
 from blobstore.io.budget import Budget
+from blobstore.io.durable import os_errors
 from blobstore.io.ranges import (
     FileIdentity,
     FileReader,
     Identity,
-    OpenReader,
     RangeReader,
+    SourceReader,
     real_path,
 )
 from blobstore.names import Digest
 
 _T = TypeVar("_T")
 SUFFIX = ".safetensors"
-
-
-class Entry(Protocol):
-    """A file or folder in a folder, as the folder lists it."""
-
-    @property
-    def name(self) -> str:
-        """Its own name, without those of the folders that it is in."""
-
-    @property
-    def place(self) -> str:
-        """Its real path or its address."""
-
-    @property
-    def is_folder(self) -> bool:
-        """True for a folder; False for a link to one."""
-
-    def fault(self) -> str | None:
-        """Return why the entry can't be followed: it is a link that leads elsewhere."""
-
-    def found(self) -> Found | None:
-        """Return the file's state; None when it is not a regular file.
-
-        Raises: NotFoundError for a link to a missing file; StorageError.
-        """
+REPOSITORY = "models--"
+SNAPSHOTS = "snapshots"
+"""Names of folders in the Hugging Face cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,69 +57,86 @@ class Found:
     declared: Digest | None = None
 
 
-class SourceReader(OpenReader, Protocol):
-    """A reader of one file of a source. Reading a file that has changed raises CorruptDataError."""
+class Entry(ABC):
+    """A file or folder in a folder, as the folder lists it."""
+
+    name: str
+    """Its own name, without those of the folders that it is in."""
+    is_folder: bool
+    """True for a folder; False for a link to one."""
+
+    def fault(self) -> str | None:  # noqa: B027  # None
+        """Return why a link is not followed; None if it is followed."""
+
+    @abstractmethod
+    def place(self) -> str:
+        """Return its real path or its address."""
+
+    @abstractmethod
+    def found(self) -> Found | None:
+        """Return the file's state; None when it is not a regular file.
+
+        Raises: NotFoundError for a link to a missing file; StorageError.
+        """
+
+
+class Folder(ABC):
+    """Files by name. A context manager, which closes its connections at the end.
+
+    A folder on a disk reads one file after the other; a folder on a server several at once.
+    """
+
+    name: str
+    """Path or address of the folder, for messages."""
+    file: str | None
+    """The file in it that was asked for; None for the folder itself."""
+    budget: Budget
+    """What reading its headers and documents may take in all."""
 
     @property
-    def identity(self) -> Identity:
-        """The file's state when it was opened."""
-
-    def check_unchanged(self) -> None:
-        """Raise CorruptDataError when the file was written to, replaced or removed meanwhile."""
-
-
-class Folder(Protocol):
-    """Files by name. A context manager, which closes its connections at the end."""
-
-    @property
-    def name(self) -> str:
-        """Path or address of the folder, for messages."""
-
-    @property
-    def file(self) -> str | None:
-        """The file in it that was asked for; None for the folder itself."""
-
-    @property
+    @abstractmethod
     def stem(self) -> str:
-        """What a model that is made from it is called: the last part of its name."""
+        """The default name of a model that is made from it: the last part of its name."""
 
     @property
+    @abstractmethod
     def key(self) -> str:
-        """A text that is the same whenever the same source is opened: a real path, or an address."""
+        """A text that is the same whenever the same source is opened: a real path or an address."""
 
     @property
+    @abstractmethod
     def address(self) -> str:
         """What opens the same source again: an absolute path, or an address of this version."""
 
-    @property
-    def budget(self) -> Budget:
-        """What reading its headers and documents may take in all."""
-
-    def as_file(self) -> Folder | None:
+    def as_file(self) -> Folder | None:  # noqa: B027  # None
         """Return the folder above, asked for this one as its file; None where that can't be.
 
         An address that does not end as a file's may still be one.
         """
 
+    @abstractmethod
     def place(self, name: str) -> str:
         """Return the path or address of a file, there or not."""
 
-    def names(self) -> list[str] | None:
+    def names(self) -> list[str] | None:  # noqa: B027  # None
         """Return the names of its files, sorted; None where a server does not list them.
 
         Raises: StorageError, RemoteError.
         """
 
+    @abstractmethod
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
-        """Return what lies in it, or in its folder ``prefix`` (with ``/`` at its end), sorted by name.
+        """Return the entries of it, or of its folder ``prefix`` (with ``/`` at its end), by name.
 
         At most ``most`` entries, in any order of choice. A server that lists nothing is asked for
         the `LIKELY` ones. Raises: StorageError, RemoteError.
         """
 
     def distinct(self, names: Sequence[str]) -> list[str]:
-        """Return the first name of each file among ``names``, in their order: others are links to it."""
+        """Return the first name of each file among ``names``: others are links to it."""
+        return list(names)
 
+    @abstractmethod
     def open(self, name: str, identity: Identity | None = None) -> SourceReader:
         """Return a reader of one file, which has ``identity``, where that is given.
 
@@ -146,6 +144,7 @@ class Folder(Protocol):
         UnsupportedSourceError when parts of the file can't be read, or a change not be seen.
         """
 
+    @abstractmethod
     def reading(
         self, names: Sequence[str], read: Callable[[RangeReader], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
@@ -157,6 +156,7 @@ class Folder(Protocol):
         as ``read``.
         """
 
+    @abstractmethod
     def sources(
         self, names: Sequence[str], read: Callable[[SourceReader], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
@@ -165,6 +165,7 @@ class Folder(Protocol):
         Raises: as `reading` and `open`.
         """
 
+    @abstractmethod
     def read(self, name: str, limit: int) -> bytes:
         """Return a small file's bytes.
 
@@ -172,12 +173,40 @@ class Folder(Protocol):
         ``limit``, or than is left of the budget.
         """
 
-    def __enter__(self) -> Self: ...
+    def _take_text(self, nbytes: int, name: str) -> None:
+        """Count a document. Raises: LimitExceededError with ``path``."""
+        try:
+            self.budget.take_text(nbytes, "the file")
+        except LimitExceededError as error:
+            raise error.at(self.place(name), path=self.place(name)) from None
 
-    def __exit__(self, *_: object) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:  # noqa: B027  # a disk has no connections
+        pass
 
 
-class LocalFolder:
+def folder_or_file(
+    folder: Folder, read: Callable[[Folder], _T], read_file: Callable[[Folder, str], _T]
+) -> _T:
+    """Return what ``read`` makes of a folder, or ``read_file`` of it if it contains nothing.
+
+    An address that does not end as a file's may still be one. Raises: as ``read``.
+    """
+    try:
+        return read(folder)
+    except NotFoundError as error:
+        other = folder.as_file()
+        if error.rule is not None or other is None or other.file is None:
+            raise
+        try:
+            return read_file(other, other.file)
+        except BlobStoreError:
+            raise error from None
+
+
+class LocalFolder(Folder):
     """A folder on a disk. Its links are followed: the Hugging Face cache is made of links."""
 
     def __init__(self, path: Path, file: str | None = None) -> None:
@@ -189,10 +218,11 @@ class LocalFolder:
     @property
     def stem(self) -> str:
         """The file's name without its suffix, the repository's of a snapshot, else the folder's."""
-        from blobstore.source.hub import repository_name
-
         path = Path(self.address)
-        return path.stem if self.file else repository_name(path) or path.name
+        repository = path.parent.parent.name
+        if not self.file and path.parent.name == SNAPSHOTS and repository.startswith(REPOSITORY):
+            return repository.rpartition("--")[2]
+        return path.stem if self.file else path.name
 
     @property
     def key(self) -> str:
@@ -202,37 +232,26 @@ class LocalFolder:
     @property
     def address(self) -> str:
         """The absolute path."""
-        try:  # not resolve(), which would follow a link to another name
+        with os_errors("access", self.path):  # the current folder may be gone
+            # Not resolve(), which would follow a link to another name.
             return os.path.abspath(self.path / (self.file or ""))  # noqa: PTH100
-        except OSError as error:  # the current folder may be gone
-            raise from_os_error(error, "access", self.path) from error
-
-    def as_file(self) -> None:
-        """Return None: a disk says whether it is a file."""
 
     def place(self, name: str) -> str:
         """Return the path of a file, there or not."""
         return str(self.path / name)
 
     def names(self) -> list[str]:
-        """Return the names of its files, sorted.
+        """Return the names of everything except folders, sorted.
 
-        Everything except folders: a broken link or a FIFO is refused when it is opened, and does
-        not vanish here.
+        A broken link or a FIFO is listed, and refused when it is opened.
         """
-        try:
-            with os.scandir(self.path) as entries:
-                return sorted(entry.name for entry in entries if not _is_folder(entry))
-        except OSError as error:
-            raise from_os_error(error, "list", self.path) from error
+        with os_errors("list", self.path), os.scandir(self.path) as entries:
+            return sorted(entry.name for entry in entries if not _is_folder(entry))
 
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
-        """Return what lies in it."""
-        try:
-            with os.scandir(self.path / prefix) as found:
-                entries = [LocalEntry(entry, self._homes) for entry in islice(found, most)]
-        except OSError as error:
-            raise from_os_error(error, "list", self.path / prefix) from error
+        """Return its entries, or those of a folder in it."""
+        with os_errors("list", self.path / prefix), os.scandir(self.path / prefix) as found:
+            entries = [LocalEntry(entry, self._homes) for entry in islice(found, most)]
         return sorted(entries, key=lambda entry: entry.name)
 
     @cached_property
@@ -243,14 +262,14 @@ class LocalFolder:
         ``models--ORG--NAME/blobs``.
         """
         real = Path(real_path(self.path))
-        return (str(real), *([str(real.parent.parent)] if real.parent.name == "snapshots" else []))
+        return (str(real), *([str(real.parent.parent)] if real.parent.name == SNAPSHOTS else []))
 
     def open(self, name: str, identity: Identity | None = None) -> FileReader:
         """Return a reader over one file; with an ``identity`` one that will be read to its end."""
         try:
             reader = FileReader(self.path / name)
         except NotFoundError as error:
-            raise broken_link(self.path / name) or error from None
+            raise _missing(self.path / name, error) from None
         if identity is not None:
             try:
                 reader.settle()
@@ -290,70 +309,44 @@ class LocalFolder:
         """Return a small file's bytes."""
         with self.open(name) as reader:
             if reader.size > limit:
-                path = self.place(name)
                 raise LimitExceededError(
-                    f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}",
-                    path=path,
+                    f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most {limit:,}",
+                    path=reader.name,
                 )
-            take_text(self.budget, reader.size, reader.name)
+            self._take_text(reader.size, name)
             return reader.read(0, reader.size)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class LocalEntry:
+class LocalEntry(Entry):
     """An entry of a folder on a disk; links may lead into ``homes``."""
 
-    entry: os.DirEntry[str]
-    homes: tuple[str, ...]
+    def __init__(self, entry: os.DirEntry[str], homes: tuple[str, ...]) -> None:
+        self.name = entry.name
+        self.is_folder = entry.is_dir(follow_symlinks=False)
+        self._entry = entry
+        self._homes = homes
 
-    @property
-    def name(self) -> str:
-        """Its own name."""
-        return self.entry.name
-
-    @property
     def place(self) -> str:
-        """Its real path."""
-        return real_path(self.entry.path)
-
-    @property
-    def is_folder(self) -> bool:
-        """True for a folder; False for a link to one."""
-        return self.entry.is_dir(follow_symlinks=False)
+        """Return its real path."""
+        return real_path(self._entry.path)
 
     def fault(self) -> str | None:
-        """Return why a link is not followed: it leads to a folder, perhaps back, or out of the checkpoint."""
-        if not self.entry.is_symlink():
+        """Return why a link is not followed: it leads to a folder, or out of the checkpoint."""
+        if not self._entry.is_symlink():
             return None
-        if _is_folder(self.entry):
+        if _is_folder(self._entry):
             return "a link to a folder"
-        is_inside = any(self.place.startswith(f"{home}{os.sep}") for home in self.homes)
+        place = self.place()
+        is_inside = any(place.startswith(f"{home}{os.sep}") for home in self._homes)
         return None if is_inside else "a link to a place outside of the checkpoint's folder"
 
     def found(self) -> Found | None:
         """Return the file's state; None when it is not a regular file."""
         try:
-            status = self.entry.stat()
-        except FileNotFoundError as error:  # in the Hugging Face cache: a download that was cut off
-            missing = from_os_error(error, "stat", self.entry.path)
-            raise broken_link(Path(self.entry.path)) or missing from error
-        except OSError as error:
-            raise from_os_error(error, "stat", self.entry.path) from error
+            status = self._entry.stat()
+        except OSError as error:  # in the Hugging Face cache: a download that was cut off
+            raise _missing(Path(self._entry.path), error) from error
         return Found(status.st_size, FileIdentity(status)) if stat.S_ISREG(status.st_mode) else None
-
-
-def take_text(budget: Budget, nbytes: int, place: str) -> None:
-    """Count a document of a checkpoint. Raises: LimitExceededError with ``path``."""
-    try:
-        budget.take_text(nbytes, "the file")
-    except LimitExceededError as error:
-        raise error.at(place, path=place) from None
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -363,15 +356,17 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def broken_link(path: Path) -> NotFoundError | None:
-    """Return the error for a link to a missing file; None for any other path, and on failure."""
+def _missing(path: Path, error: OSError | BlobStoreError) -> BlobStoreError:
+    """Return our error for ``error``, which says so if ``path`` is a link to a missing file."""
+    ours = from_os_error(error, "stat", path)
+    if not isinstance(ours, NotFoundError):
+        return ours
     try:
         target = path.readlink()
     except OSError:
-        return None
-    message = f"{path} is a link to {target}, which is missing"
+        return ours
     return MissingFileError(
-        message,
+        f"{path} is a link to {target}, which is missing",
         path=str(path),
         hint="If it is in the Hugging Face cache: download the model again.",
     )

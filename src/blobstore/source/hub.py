@@ -1,28 +1,22 @@
-"""The Hugging Face Hub: the grammar of its addresses, a repository as a folder, and its cache here.
+"""The Hugging Face Hub: the grammar of its addresses, and a repository as a folder.
 
 ``hf://`` addresses follow huggingface_hub's grammar (utils/_hf_uris.py at version 2.4.0):
 ``hf://[models/]ORG/NAME[@REVISION][/PATH]``, where a revision is one segment, its slashes as
 ``%2F``, or ``refs/pr/N`` or ``refs/convert/NAME``. Addresses of the Hub's pages
 (``https://huggingface.co/ORG/NAME/tree/main``) are the repositories that they show.
 
-A repository is read at one commit: the one that its branch or tag stood for when it was first
-listed. Its listing says the content's hash of each file. Source: huggingface_hub@2.4.0 hf_api.py
+A repository is read at one commit: the one that its branch or tag stood for when it was opened. The
+listing gives the hash of each file's content. Source: huggingface_hub@2.4.0 hf_api.py
 `HfApi.model_info`, `HfApi.list_repo_tree`, `RepoFile`; utils/_pagination.py.
-
-The cache: ``models--ORG--NAME/snapshots/COMMIT`` is a folder of links, one for each commit that was
-used. ``refs/REVISION`` holds the commit that a branch or tag stood for. No name on the Hub contains
-``--``, so the folder's name is the repository's. Source: huggingface_hub file_download.py
-`repo_folder_name`, `_cache_commit_hash_for_specific_revision`.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from blobstore.errors import (
@@ -31,14 +25,12 @@ from blobstore.errors import (
     LimitExceededError,
     NotFoundError,
     RemoteError,
-    UnsupportedSourceError,
     UsageError,
-    from_os_error,
     quoted,
 )
 from blobstore.formats import strictjson
-from blobstore.names import Digest, file_name, relative_path
-from blobstore.source.folders import Entry, Found, LocalFolder
+from blobstore.names import Digest, relative_path
+from blobstore.source.folders import Entry, Found
 from blobstore.source.web import WebEntry, WebFile, WebFolder, WebIdentity
 
 if TYPE_CHECKING:
@@ -72,7 +64,10 @@ _MAX_PAGES = 100
 
 @dataclass(frozen=True, slots=True)
 class HubTarget:
-    """A repository of the Hub at a revision, or a file or folder in it; ``path`` is empty for the repository itself."""
+    """A repository of the Hub at a revision, or a file or folder in it.
+
+    ``path`` is empty for the repository itself.
+    """
 
     repository: str
     revision: str
@@ -87,20 +82,18 @@ class HubTarget:
 
         Raises: UsageError (rule R2) for an invalid repository name or revision.
         """
-        self._check()
-        path = "".join(f"/{quote(part, safe='')}" for part in PurePosixPath(self.path).parts)
-        at = quote(revision or self.revision, safe="")
-        return f"{endpoint.rstrip('/')}/{self.repository}/resolve/{at}{path}/"
-
-    def _check(self) -> None:
         if not is_repository(self.repository):
-            what = f"not a repository's name: {quoted(self.repository)} (rule R2)"
-            hint = "It is ORGANISATION/NAME, such as bigscience/bloom."
-            raise UsageError(what, rule="R2", hint=hint)
-        revision = self.revision
-        if _REVISION.fullmatch(revision) is None or _NOT_IN_REVISION & set(revision):
-            what = f"not a branch, tag or commit: {quoted(revision)} (rule R2)"
-            raise UsageError(what, rule="R2")
+            raise UsageError(
+                f"not a repository's name: {quoted(self.repository)} (rule R2)",
+                rule="R2",
+                hint="It is ORGANISATION/NAME, such as bigscience/bloom.",
+            )
+        own = self.revision
+        if _REVISION.fullmatch(own) is None or _NOT_IN_REVISION & set(own):
+            raise UsageError(f"not a branch, tag or commit: {quoted(own)} (rule R2)", rule="R2")
+        path = "".join(f"/{quote(part, safe='')}" for part in PurePosixPath(self.path).parts)
+        at = quote(revision or own, safe="")
+        return f"{endpoint.rstrip('/')}/{self.repository}/resolve/{at}{path}/"
 
 
 def is_repository(name: str) -> bool:
@@ -133,7 +126,7 @@ def parse_hub(text: str) -> HubTarget:
 
 
 def parse_hub_page(url: str, endpoint: str = HUB) -> HubTarget | None:
-    """Return what a page of the Hub shows; None for every other address, a repository's raw files included.
+    """Return what a page of the Hub shows; None for every other address.
 
     Raises: UsageError for a path in it that breaks rule P1.
     """
@@ -169,8 +162,8 @@ def _path(path: str, text: str) -> str:
 class HubFolder(WebFolder):
     """A repository of the Hub, or a folder in it, at one commit.
 
-    Where the server does not answer the Hub's API (a plain mirror of its files), it is a `WebFolder`
-    at the revision that was asked for.
+    A server that does not answer the Hub's API (a plain mirror of its files) is read as a
+    `WebFolder` at the revision that was asked for.
     """
 
     def __init__(
@@ -211,24 +204,24 @@ class HubFolder(WebFolder):
         return self.key
 
     def as_file(self) -> None:
-        """Return None: the listing says what is a file."""
+        """Return None: the listing says which paths are files."""
 
     def names(self) -> list[str] | None:
         """Return the names of its files, sorted; None for a server that does not list them."""
         if self._listing is None:
             return None
-        return sorted(entry.name for entry in self._listing.get("", ()) if not entry.is_folder)
+        return sorted(entry.name for entry in self.scan() if not entry.is_folder)
 
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
-        """Return what the repository has there."""
+        """Return the entries of the repository's folder."""
         if self._listing is None:
             return super().scan(prefix, most)
-        entries: list[Entry] = [*self._listing.get(prefix, ())]
-        return sorted(entries, key=lambda entry: entry.name)[:most]
+        entries = self._listing.get(prefix, {})
+        return [entries[name] for name in sorted(entries)][:most]
 
     @cached_property
     def _commit(self) -> str | None:
-        """The commit that the revision stands for; None where the server does not answer the Hub's API."""
+        """The commit of the revision; None where the server does not answer the Hub's API."""
         url = f"{self._api}/revision/{quote(self._target.revision, safe='')}"
         try:
             raw = self._remote.read_document(f"{url}?expand=sha", _MAX_ANSWER, self.budget)
@@ -240,163 +233,71 @@ class HubFolder(WebFolder):
         return commit
 
     @cached_property
-    def _listing(self) -> dict[str, list[WebEntry]] | None:
-        """What lies in each folder, by its path with ``/`` at its end; None without the Hub's API."""
-        return None if self._commit is None else self._sorted(self._listed(self._commit))
+    def _listing(self) -> dict[str, dict[str, Entry]] | None:
+        """The entries of each folder, by its path with ``/`` at its end; None without the API."""
+        if self._commit is None:
+            return None
+        listing: dict[str, dict[str, Entry]] = {}
+        above = f"{self._target.path}/" if self._target.path else ""
+        for path, found in self._listed(self._commit):
+            if not path.startswith(above):
+                continue
+            *folders, name = path.removeprefix(above).split("/")
+            prefix = ""
+            for folder in folders:
+                entry = WebEntry(folder, self.url(prefix + folder), None)
+                listing.setdefault(prefix, {}).setdefault(folder, entry)
+                prefix += f"{folder}/"
+            listing.setdefault(prefix, {})[name] = WebEntry(name, self.url(prefix + name), found)
+        return listing
 
-    def _listed(self, commit: str) -> list[HubFile]:
+    def _listed(self, commit: str) -> list[tuple[str, Found]]:
         """Return all files of a commit. Raises: LimitExceededError for more than 100 pages."""
-        files: list[HubFile] = []
+        files: list[tuple[str, Found]] = []
         url, query = f"{self._api}/tree/{commit}", "recursive=true"
         for _ in range(_MAX_PAGES):
             raw, following = self._remote.read_page(f"{url}?{query}", _MAX_ANSWER, self.budget)
             files += _files_of(raw, url)
             if following is None:
                 return files
-            query = urlsplit(following).query  # and nothing else: the server does not say where
+            query = urlsplit(following).query  # of the same address: the server does not choose it
         raise LimitExceededError(
             f"limit exceeded: {self.name} lists more than {_MAX_PAGES} pages of files",
             path=self.name,
         )
 
-    def _sorted(self, files: list[HubFile]) -> dict[str, list[WebEntry]]:
-        listing: dict[str, dict[str, WebEntry]] = {}
-        above = f"{self._target.path}/" if self._target.path else ""
-        for file in files:
-            if not file.path.startswith(above):
-                continue
-            *folders, name = file.path.removeprefix(above).split("/")
-            prefix = ""
-            for folder in folders:
-                place = self.url(prefix + folder)
-                listing.setdefault(prefix, {}).setdefault(folder, WebEntry(folder, place, None))
-                prefix += f"{folder}/"
-            identity = WebIdentity(f"{file.identity} {file.size}")
-            found = Found(file.size, identity, file.digest)
-            listing.setdefault(prefix, {})[name] = WebEntry(name, self.url(prefix + name), found)
-        return {prefix: list(entries.values()) for prefix, entries in listing.items()}
-
     def _source(self, reader: HttpReader) -> WebFile:
         """Return a reader with the identity that the listing gives: the content's hash."""
-        found = self._states.get(reader.name)
+        prefix, slash, name = self._name_of(reader).rpartition("/")
+        entry = (self._listing or {}).get(prefix + slash, {}).get(name)
+        found = entry.found() if entry is not None else None
         if found is None:
             return super()._source(reader)
         if reader.size != found.size:
-            message = f"{reader.name} has {reader.size} bytes, and {found.size:,} in the repository's listing"
-            raise RemoteError(f"{message} (rule R1)", rule="R1", path=reader.name)
+            raise RemoteError(
+                f"{reader.name} has {reader.size} bytes, and {found.size:,} in the"
+                " repository's listing (rule R1)",
+                rule="R1",
+                path=reader.name,
+            )
         return WebFile(reader, found.identity)
 
-    @cached_property
-    def _states(self) -> dict[str, Found]:
-        entries = (entry for entries in (self._listing or {}).values() for entry in entries)
-        return {entry.place: entry.state for entry in entries if entry.state is not None}
 
-
-class HubFile(NamedTuple):
-    """A file of a repository: ``identity`` is its content's hash, ``digest`` that as SHA-256 for large files."""
-
-    path: str
-    size: int
-    identity: str
-    digest: Digest | None
-
-
-def _files_of(raw: bytes, place: str) -> list[HubFile]:
-    """Return the files of one page of a listing. Raises: RemoteError (rule R1) for another answer."""
+def _files_of(raw: bytes, place: str) -> list[tuple[str, Found]]:
+    """Return the files of one page of a listing. Raises: RemoteError (rule R1)."""
     try:
-        rows = strictjson.parse(raw)
-        return [_file_of(row) for row in rows if row["type"] == "file"]
+        return [_file_of(row) for row in strictjson.parse(raw) if row["type"] == "file"]
     except (BlobStoreError, strictjson.StrictJsonError, KeyError, TypeError, ValueError) as error:
         raise RemoteError(
             f"{place}: its answer is not a listing of files (rule R1)", rule="R1", path=place
         ) from error
 
 
-def _file_of(row: dict[str, Any]) -> HubFile:
-    path, size, identity, large = row["path"], row["size"], row["oid"], row.get("lfs")
+def _file_of(row: dict[str, Any]) -> tuple[str, Found]:
+    """Return a file's path and state: its content's hash, which is a SHA-256 for large files."""
+    size, identity, large = row["size"], row["oid"], row.get("lfs")
     if type(size) is not int or size < 0 or not isinstance(identity, str):
         raise ValueError("a file without a size or a hash")
     digest = Digest(large["oid"]) if large is not None else None
-    return HubFile(relative_path(path), size, identity if digest is None else digest.hex, digest)
-
-
-_PREFIX = "models--"
-_SNAPSHOTS = "snapshots"
-_MAIN = "main"
-_LONGEST_REF = 1024
-_SHOWN = 5
-
-
-def repository_name(folder: Path) -> str | None:
-    """Return the NAME of ORG/NAME for a snapshot in the cache; None for every other folder."""
-    repository = folder.parent.parent.name
-    is_snapshot = folder.parent.name == _SNAPSHOTS and repository.startswith(_PREFIX)
-    return repository.rpartition("--")[2] if is_snapshot else None
-
-
-def snapshot_in(folder: Path) -> Path:
-    """Return the snapshot that a repository's folder in the cache stands for.
-
-    Every other folder as it is.
-
-    That is the one that ``refs/main`` names, else the only one. Raises: NotFoundError when that is
-    missing; UnsupportedSourceError when there are several and no ``refs/main``; StorageError.
-    """
-    snapshots = folder / _SNAPSHOTS
-    try:
-        is_repository = os.path.basename(os.path.abspath(folder)).startswith(_PREFIX)  # noqa: PTH100, PTH119
-        if not is_repository or not snapshots.is_dir():
-            return folder
-    except OSError as error:
-        raise from_os_error(error, "access", snapshots) from error
-    present = _folders(snapshots)
-    commit = _main_commit(folder)
-    if commit is not None:
-        if commit not in present:
-            message = f"{folder}: refs/main names the snapshot {commit}, which is missing"
-            raise NotFoundError(
-                message, path=str(snapshots / commit), hint=_hint(snapshots, present)
-            )
-        return snapshots / commit
-    if not present:
-        raise NotFoundError(
-            f"{folder} has no snapshot", path=str(folder), hint="Download the model again."
-        )
-    if len(present) > 1:
-        message = f"{folder} has {len(present)} snapshots, and no refs/main says which one counts"
-        raise UnsupportedSourceError(message, path=str(folder), hint=_hint(snapshots, present))
-    return snapshots / present[0]
-
-
-def _main_commit(folder: Path) -> str | None:
-    """Return the commit in ``refs/main``; None if it is missing.
-
-    Raises: NotFoundError if it does not name a snapshot.
-    """
-    refs = folder / "refs"
-    try:
-        raw = LocalFolder(refs).read(_MAIN, _LONGEST_REF)
-    except NotFoundError:
-        return None
-    try:
-        return file_name(raw.decode().strip())
-    except (UnicodeDecodeError, BlobStoreError):
-        message = f"{refs / _MAIN} should contain the name of a snapshot, not {raw!r}"
-        raise NotFoundError(message, path=str(refs / _MAIN)) from None
-
-
-def _folders(path: Path) -> list[str]:
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
-    except OSError as error:
-        raise from_os_error(error, "list", path) from error
-
-
-def _hint(snapshots: Path, present: list[str]) -> str | None:
-    if not present:
-        return None
-    more = f" (and {len(present) - _SHOWN} more)" if len(present) > _SHOWN else ""
-    return (
-        f"Give one of them: {', '.join(str(snapshots / name) for name in present[:_SHOWN])}{more}"
-    )
+    state = WebIdentity(f"{identity if digest is None else digest.hex} {size}")
+    return relative_path(row["path"]), Found(size, state, digest)

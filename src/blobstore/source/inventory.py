@@ -1,4 +1,4 @@
-"""Inventory: what a checkpoint consists of, from its headers and JSON documents. No weight is read.
+"""Inventory: the files and tensors of a checkpoint, from headers and JSON. No weight is read.
 
 Which files belong to a checkpoint (docs/formats.md section 5): with a shard index exactly the files
 and tensors that it names; without one ``model.safetensors`` or ``model-*.safetensors``, both
@@ -8,11 +8,14 @@ single ``.safetensors`` file is a checkpoint without documents.
 
 from __future__ import annotations
 
+import enum
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from blobstore.errors import (
     BlobStoreError,
@@ -22,19 +25,22 @@ from blobstore.errors import (
     MissingFileError,
     NotFoundError,
     UnsupportedSourceError,
+    UsageError,
     quoted,
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, SourceConfig
 from blobstore.formats.coverage import LeftOut
 from blobstore.formats.documents import MAX_DOCUMENT
-from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import QuantType
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
-from blobstore.io.ranges import Identity
+from blobstore.io.ranges import Identity, SourceReader
 from blobstore.names import file_name
 from blobstore.source.addresses import Source, open_folder
-from blobstore.source.files import OTHER_WEIGHTS, KeptFile, OtherFiles, other_files
-from blobstore.source.folders import Folder, LocalFolder, SourceReader
+from blobstore.source.assembly import source_weights
+from blobstore.source.files import KeptFile, OtherFiles, other_files, other_weights
+from blobstore.source.folders import Folder, folder_or_file
+from blobstore.source.producers import OWN
 from blobstore.source.shards import (
     SUFFIX,
     ShardCheck,
@@ -50,38 +56,10 @@ from blobstore.source.shards import (
     set_of,
     weight_sets,
 )
+from blobstore.source.weights import Form, SourceFile, SourceTensor, SourceWeight
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """One .safetensors file of a folder, as it was when its header was read; ``path``: or its address."""
-
-    folder: Folder = field(repr=False, compare=False)
-    name: str
-    path: str
-    identity: Identity
-    size: int
-    tensor_names: tuple[str, ...]
-    metadata: Mapping[str, str]
-
-    def open(self) -> SourceReader:
-        """Return a reader of the file. Raises: as `Folder.open`; CorruptDataError if it changed."""
-        return self.folder.open(self.name, self.identity)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTensor:
-    """One tensor of the checkpoint. ``offset`` counts bytes from the start of its file."""
-
-    name: str
-    file: SourceFile
-    dtype: DType
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inventory:
     """A checkpoint: its tensors by name, sorted; its JSON documents by file name, sorted.
 
@@ -107,6 +85,11 @@ class Inventory:
         """The files and folders that are not read, sorted by name."""
         return self.other_files.left_out
 
+    @cached_property
+    def weights(self) -> tuple[SourceWeight, ...]:
+        """The weights, sorted by name. Raises: as `source_weights`."""
+        return source_weights(self.tensors, self.config)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
@@ -114,33 +97,22 @@ class Inventory:
 
 
 def read_inventory(source: Source, *, without: Path | None = None) -> Inventory:
-    """Return the inventory of a .safetensors file or of a checkpoint folder, but what is at ``without``: a draft model.
+    """Return the inventory of a .safetensors file or a checkpoint folder.
 
-    Raises: as `open_folder`; NotFoundError (no weights, a shard that is missing, a link to a missing
-    file), HeaderError, DocumentError (config.json, index), CorruptDataError (index and shards
+    The path ``without``, a draft model, is left out.
+
+    Raises: as `open_folder`; NotFoundError (no weights, a missing shard, a link to a missing file),
+    HeaderError, DocumentError (config.json, index), CorruptDataError (index and shards
     disagree), UnsupportedSourceError (an adapter, several sets of weights, both single file and
     shards, a server that does not send parts of files), LimitExceededError, StorageError,
     RemoteError.
     """
     folder = open_folder(source)
     if folder.file is None:
-        return _read_whole(folder, without)
+        return folder_or_file(folder, lambda own: _read_folder(own, without), _read_single)
     if is_index(folder.file):
         return _read_folder(folder, without, WeightSet(folder.file, index=folder.file))
     return _read_single(folder, folder.file)
-
-
-def _read_whole(folder: Folder, without: Path | None) -> Inventory:
-    try:
-        return _read_folder(folder, without)
-    except MissingFileError as error:
-        other = folder.as_file()
-        if error.rule is not None or other is None or other.file is None:
-            raise
-        try:
-            return _read_single(other, other.file)
-        except BlobStoreError:
-            raise error from None
 
 
 def _read_single(folder: Folder, name: str) -> Inventory:
@@ -156,9 +128,8 @@ def _read_single(folder: Folder, name: str) -> Inventory:
 
 
 def _read_folder(folder: Folder, without: Path | None, asked: WeightSet | None = None) -> Inventory:
-    names = folder.names()
-    if names is None:
-        names = [entry.name for entry in folder.scan()]
+    listed = folder.names()
+    names = listed if listed is not None else [entry.name for entry in folder.scan()]
     weights = asked or _choose(folder, names)
     index = read_index(folder, weights.index) if weights.index is not None else None
     chosen = index.files if index is not None else _files_without_index(folder, weights)
@@ -169,7 +140,11 @@ def _read_folder(folder: Folder, without: Path | None, asked: WeightSet | None =
         _check_left_out(
             folder, index.weight_map, [name for name in others if set_of(name) in (None, *own)]
         )
-    documents = {name: _read_document(folder, name) for name in names if _is_document(name)}
+    documents = {}
+    for name in names:
+        if name.endswith(".json") and not is_index(name):
+            _check_storable(folder, name)
+            documents[name] = folder.read(name, MAX_DOCUMENT)
     config = (
         SourceConfig.parse(documents[CONFIG_NAME], folder.place(CONFIG_NAME))
         if CONFIG_NAME in documents
@@ -181,13 +156,15 @@ def _read_folder(folder: Folder, without: Path | None, asked: WeightSet | None =
 
 
 def _choose(folder: Folder, names: list[str]) -> WeightSet:
-    """Return the set of weights that the folder is about."""
     sets = weight_sets(names)
     if not sets:
         if adapter := adapter_among(names):
             raise adapter_error(folder.place(adapter))
-        message = f"no weights in {folder.name}: no model.safetensors"
-        raise MissingFileError(message, path=folder.name, hint=_weights_hint(folder, names))
+        raise MissingFileError(
+            f"no weights in {folder.name}: no model.safetensors",
+            path=folder.name,
+            hint=_weights_hint(folder, names),
+        )
     if len(sets) > 1:
         raise UnsupportedSourceError(
             f"{folder.name} has several sets of weights: {', '.join(found.name for found in sets)}",
@@ -201,9 +178,11 @@ def _files_without_index(folder: Folder, weights: WeightSet) -> list[str]:
     check_complete(folder, weights.shards)
     if weights.single and weights.shards:
         raise UnsupportedSourceError(
-            f"{folder.name} has both {weights.single} and {weights.name}-*.safetensors, and no index says which one counts",
+            f"{folder.name} has both {weights.single} and {weights.name}-*.safetensors, and no"
+            " index says which one counts",
             path=folder.name,
-            hint=f"Move one of them away, or import the file itself: {folder.place(weights.single)}",
+            hint="Move one of them away, or import the file itself:"
+            f" {folder.place(weights.single)}",
         )
     return [weights.single] if weights.single else weights.shards
 
@@ -217,12 +196,9 @@ def _sets_hint(folder: Folder, sets: list[WeightSet]) -> str:
 def _weights_hint(folder: Folder, names: list[str]) -> str | None:
     if files := [name for name in names if name.endswith(SUFFIX)]:
         return f"Import the file itself: {folder.place(files[0])}"
-    if others := [
-        name for name in names if any(fnmatchcase(name, pattern) for pattern in OTHER_WEIGHTS)
-    ]:
-        return f"{others[0]} is not safetensors: convert it first."
-    inner = folder_with_weights(folder.path) if isinstance(folder, LocalFolder) else None
-    if inner is not None:
+    if other := other_weights(names):
+        return f"{other} is not safetensors: convert it first."
+    if (inner := folder_with_weights(folder)) is not None:
         return f"A folder in it has some: {shlex.join(('blobstore', 'import', str(inner)))}"
     return None
 
@@ -264,23 +240,16 @@ def _read_files(folder: Folder, names: Sequence[str]) -> Iterator[tuple[SourceFi
 def _check_left_out(folder: Folder, held: Mapping[str, str], left_out: Iterable[str]) -> None:
     """Raise CorruptDataError when a file that is not in the index holds a tensor of it too."""
     for name in left_out:
-        if twice := sorted(held.keys() & _tensor_names(folder, name)):
-            message = (
-                f"{folder.place(name)} is not in the index, but holds the tensor {twice[0]!r} too"
+        try:
+            ((file, _),) = _read_files(folder, [name])
+        except BlobStoreError:
+            continue  # a file that is left out may be anything
+        if twice := sorted(held.keys() & file.tensor_names):
+            raise CorruptDataError(
+                f"{folder.place(name)} is not in the index, but holds the tensor {twice[0]!r} too",
+                tensor=twice[0],
+                rule="I1",
             )
-            raise CorruptDataError(message, tensor=twice[0], rule="I1")
-
-
-def _tensor_names(folder: Folder, name: str) -> set[str]:
-    try:
-        ((file, _),) = _read_files(folder, [name])
-    except BlobStoreError:
-        return set()  # a file that is left out may be anything
-    return set(file.tensor_names)
-
-
-def _is_document(name: str) -> bool:
-    return name.endswith(".json") and not is_index(name)
 
 
 def _check_storable(folder: Folder, name: str) -> None:
@@ -294,11 +263,6 @@ def _check_storable(folder: Folder, name: str) -> None:
         ) from None
 
 
-def _read_document(folder: Folder, name: str) -> bytes:
-    _check_storable(folder, name)
-    return folder.read(name, MAX_DOCUMENT)
-
-
 def _tensors(read: list[tuple[SourceFile, Header]]) -> dict[str, SourceTensor]:
     tensors: dict[str, SourceTensor] = {}
     for file, header in read:
@@ -308,3 +272,52 @@ def _tensors(read: list[tuple[SourceFile, Header]]) -> dict[str, SourceTensor]:
     if not tensors:
         raise NotFoundError(f"no tensors in {', '.join(file.path for file, _ in read)}")
     return dict(sorted(tensors.items()))
+
+
+FILE_TYPE: Final = "file_type"
+"""The metadata of an exported file for the type that was asked for: Ollama's word for it."""
+FILE_TYPES = frozenset(kind.value for kind in QuantType)
+"""Its values; a file with another value is not an export of ours."""
+
+
+class SourceKind(enum.Enum):
+    """A kind of checkpoint.
+
+    The value is Ollama's name for it (x/create/classify.go, ollama/ollama@fb307609).
+    """
+
+    FLOAT = "float"
+    PREQUANTIZED = "prequantized"
+    BLOCK_FP8 = "block-fp8"
+
+
+def classify(weights: Iterable[SourceWeight]) -> SourceKind:
+    """Return the kind: prequantized when any weight is, else block FP8 when any weight is."""
+    forms = {weight.form for weight in weights}
+    if Form.CODES in forms:
+        return SourceKind.PREQUANTIZED
+    return SourceKind.BLOCK_FP8 if Form.BLOCK_FP8 in forms else SourceKind.FLOAT
+
+
+def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) -> QuantType | None:
+    """Return the type of all quantized weights of a source; FP8 counts as mxfp8.
+
+    Of several types it is the one that the source says was asked for: MLX's general settings in
+    ``config``, as Ollama has it (fixtures/ollama-records, d_mlx_mixed_4_8), or `FILE_TYPE` in the
+    metadata of an export of ours. None for no type, or where that is not said.
+    """
+    types = {
+        QuantType.MXFP8 if weight.quantization is None else weight.quantization.quant_type
+        for weight in weights
+        if weight.form is not Form.PLAIN
+    }
+    if len(types) == 1:
+        return types.pop()
+    said = {
+        weight.file.metadata.get(FILE_TYPE) for weight in weights if weight.producer == OWN.name
+    }
+    settings = config.mlx_quantization if config is not None else None
+    with suppress(UsageError):  # a type that is not one of ours
+        said |= {settings.quantization.quant_type.value} if settings is not None else set()
+    asked = [kind for kind in types if kind.value in said]
+    return asked[0] if len(asked) == 1 else None

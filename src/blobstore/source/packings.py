@@ -1,17 +1,15 @@
-"""Packings: what a quantized weight's tensors stand for, told from their headers and config.json.
+"""Packings: the shape and type of quantized weights, from their headers and config.json. Pure.
 
-Pure.
-
-An inspection counts weights before packing, those of formats too that are not imported. Which
-tensors belong together is in producers.py; here each row has a reader, which says the shape of the
-values and how they are kept, or why that can't be told. Nothing is guessed: several answers that
-fit are an error.
+An inspection counts weights before packing, also those of formats that are not imported. Which
+tensors belong together is in producers.py; here each row has a reader, which returns the shape of
+the values and how they are packed, or raises. Nothing is guessed: several answers that fit are an
+error.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +39,10 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How values are kept: a type's name, bits a code, and how many of a row share a scale; None where no number says it."""
+    """How values are packed: a type's name, bits a code, and how many of a row share a scale.
+
+    ``group_size`` is None where a scale is shared by a whole row, or by more.
+    """
 
     kind: str
     bits: float
@@ -53,7 +54,10 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """One quantized weight: its name in the model, the shape of its values, how they are kept, and by whose convention."""
+    """One quantized weight: its name in the model, the shape and packing of its values.
+
+    ``format``: whose convention that is.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -62,15 +66,12 @@ class PackedWeight:
 
 
 class UnclearPackingError(ValueError):
-    """What a weight stands for can't be told; the text says why, without the weight's name."""
+    """A weight's packing is unclear; the text says why, without the weight's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A quantized weight that was found: whose, and where.
-
-    ``config`` reads config.json when it is first asked for.
-    """
+    """A quantized weight that was found, and its row. ``config`` reads config.json when called."""
 
     row: Producer
     name: str
@@ -100,14 +101,14 @@ class _Found:
 
     @property
     def format(self) -> str:
-        """The program that config.json names, where it names one that is known, else the row's."""
+        """The program that config.json names, if that is known, else the row's."""
         method = self.settings.get("quant_method")
         return _FORMATS.get(method, self.row.name) if isinstance(method, str) else self.row.name
 
     def packed(
         self, shape: tuple[int, ...], packing: Packing, form: str | None = None
     ) -> PackedWeight:
-        """Return the weight, by the name that it has where it is not packed."""
+        """Return the weight, by the name that it has unpacked."""
         named_otherwise = self.row.weight not in ("", ".weight")
         return PackedWeight(
             self.base + ".weight" if named_otherwise else self.name,
@@ -123,14 +124,11 @@ def read_packing(
     tensors: Mapping[str, Stored],
     config: Callable[[], SourceConfig | None],
 ) -> PackedWeight:
-    """Return what the weight ``name`` stands for, which is of that row.
+    """Return the weight ``name`` of that row, unpacked; ``tensors`` may hold its companions.
 
-    ``tensors``: all that may lie beside it.
-
-    Raises: UnclearPackingError when it can't be told; DocumentError when config.json has to be read
-    and is not valid.
+    Raises: UnclearPackingError; DocumentError when config.json is read and is not valid.
     """
-    return _READERS[row.name](_Found(row, name, tensors, config))
+    return _READERS[row](_Found(row, name, tensors, config))
 
 
 def _mlx(found: _Found) -> PackedWeight:
@@ -142,8 +140,8 @@ def _mlx(found: _Found) -> PackedWeight:
     settings = config.mlx_quantization if config is not None else None
     module = settings.of(found.base) if settings is not None else None
     possible = _AFFINE if found.beside(".biases") is not None else _SMALL_FLOATS
-    if (found.scale.dtype.bits == 8) == (possible is _AFFINE):  # noqa: PLR2004  # 8-bit scales are those of small floats
-        possible = ()
+    if (found.scale.dtype.bits == 8) == (possible is _AFFINE):  # noqa: PLR2004
+        possible = ()  # 8-bit scales are those of small floats
     if module is not None:
         kind = f"int{module.bits}" if module.mode == "affine" else module.mode
         possible = ((kind, module.bits, module.group_size),)
@@ -156,28 +154,22 @@ def _mlx(found: _Found) -> PackedWeight:
 
 
 def _nvfp4(found: _Found) -> PackedWeight:
-    formats = {text for text in _formats(found.settings) if text.endswith("-pack-quantized")}
-    kinds = {text.removesuffix("-pack-quantized") for text in formats} - {"nvfp4"}
-    # Others have NVFP4's tensors with another meaning of their scales, such as mixfp4: as many
-    # values.
-    kind = kinds.pop() if len(kinds) == 1 and "nvfp4-pack-quantized" not in formats else "nvfp4"
+    config, end = found.config(), "-pack-quantized"
+    formats = config.packed_formats if config is not None else ()
+    kinds = {text.removesuffix(end) for text in formats if text.endswith(end)}
+    # Other formats have NVFP4's tensors with another meaning of the scales, such as mixfp4, and as
+    # many values.
+    kind = kinds.pop() if len(kinds) == 1 else "nvfp4"
     return _of_bytes(found, 2, Packing(kind, 4, _TILE))
 
 
 def _of_bytes(found: _Found, codes: int, packing: Packing) -> PackedWeight:
-    """Return a weight with so many codes in a byte, whose scales have its rows and one number for each group."""
+    """Return a weight of ``codes`` codes a byte, with one scale for each group of a row."""
     *lead, last = found.shape or (0,)
     size = packing.group_size or 1
     if found.scale.shape != (*lead, last * codes // size) or last * codes % size:
         raise UnclearPackingError(f"the scales do not have the groups of {packing}")
     return found.packed((*lead, last * codes), packing)
-
-
-def _formats(settings: Mapping[str, Any]) -> Iterator[str]:
-    groups = settings.get("config_groups")
-    for item in (settings, *(groups.values() if isinstance(groups, dict) else ())):
-        if isinstance(item, dict) and isinstance(item.get("format"), str):
-            yield item["format"]
 
 
 def _gpt_oss(found: _Found) -> PackedWeight:
@@ -202,7 +194,7 @@ def _compressed(found: _Found) -> PackedWeight:
 
 
 def _fp4(found: _Found) -> PackedWeight:
-    """Return a weight of two 4-bit floats a byte, by its scales: exponents for 32 values, E4M3 for 16."""
+    """Return a weight of two 4-bit floats a byte; a scale is an exponent for 32, or E4M3 for 16."""
     kind, size = ("mxfp4", 32) if found.scale.dtype in _EXPONENTS else ("nvfp4", 16)
     return _of_bytes(found, 2, Packing(kind, 4, size))
 
@@ -252,7 +244,7 @@ def _packed_words(found: _Found) -> PackedWeight:
 
 
 def _weight_groups(settings: Mapping[str, Any]) -> list[tuple[int, int | None]]:
-    """Return the bits and group sizes of weights that compressed-tensors' ``config_groups`` name."""
+    """Return the bits and group sizes of weights in compressed-tensors' ``config_groups``."""
     groups = settings.get("config_groups")
     found = []
     for group in groups.values() if isinstance(groups, dict) else ():
@@ -290,18 +282,17 @@ def _scaled_bytes(found: _Found) -> PackedWeight:
 
 
 def _stacked_nvfp4(found: _Found) -> PackedWeight:
-    if math.prod(found.shape) * 2 != math.prod(found.scale.shape) * _TILE or len(found.shape) < 2:  # noqa: PLR2004
+    shape, scale = found.shape, found.scale.shape
+    if len(shape) < 2 or math.prod(shape) * 2 != math.prod(scale) * _TILE:  # noqa: PLR2004
         raise UnclearPackingError("the scales do not have the groups of nvfp4/16")
-    *lead, rows, cols = found.shape
-    along_rows = found.scale.shape[-1] == cols
-    return found.packed(
-        (*lead, rows * 2, cols) if along_rows else (*lead, rows, cols * 2),
-        Packing("nvfp4", 4, _TILE),
-    )
+    *lead, rows, cols = shape
+    along_rows = scale[-1] == cols
+    unpacked = (rows * 2, cols) if along_rows else (rows, cols * 2)
+    return found.packed((*lead, *unpacked), Packing("nvfp4", 4, _TILE))
 
 
 def _qweight(found: _Found) -> PackedWeight:
-    """Return a weight of AWQ or GPTQ: both store it transposed, AWQ with its outputs packed, GPTQ with its inputs."""
+    """Return a weight of AWQ or GPTQ, stored transposed: AWQ packs outputs, GPTQ inputs."""
     shape, scales = found.shape, found.scale.shape
     if (
         len(shape) < 2  # noqa: PLR2004
@@ -318,7 +309,7 @@ def _qweight(found: _Found) -> PackedWeight:
 
 
 def _awq_or_gptq(found: _Found, rows: int, cols: int, out: int) -> tuple[int, int, str]:
-    """Return bits, inputs and whose convention it is."""
+    """Return bits, inputs and the convention's name."""
     zeros, order = found.beside(".qzeros"), found.beside(".g_idx")
     if cols != out and cols * _WORD_BITS % out == 0 and cols * _WORD_BITS // out in _CODE_BITS:
         return cols * _WORD_BITS // out, rows, "AWQ"
@@ -384,24 +375,22 @@ def _fp8(found: _Found) -> PackedWeight:
     if scale.dtype in _EXPONENTS and shape and scale.shape == (*shape[:-1], shape[-1] // 32):
         return found.packed(shape, Packing("mxfp8", 8, 32), "MXFP8")
     blocks = len(scale.shape) > 1 and scale.shape[-1] > 1
-    return found.packed(shape, Packing("fp8", 8), producers.BLOCK_FP8 if blocks else "FP8")
+    return found.packed(shape, Packing("fp8", 8), producers.BLOCK_FP8[0].name if blocks else "FP8")
 
 
-_READERS: Mapping[str, Callable[[_Found], PackedWeight]] = {
-    producers.MLX.name: _mlx,
-    producers.COMPRESSED_NVFP4.name: _nvfp4,
-    producers.MODELOPT_NVFP4.name: _nvfp4,
-    producers.GPT_OSS.name: _gpt_oss,
-    producers.BLOCK_FP8: _fp8,
-    producers.COMPRESSED.name: _compressed,
-    producers.SCALED_BYTES.name: _scaled_bytes,
-    producers.STACKED_NVFP4.name: _stacked_nvfp4,
-    producers.QWEIGHT.name: _qweight,
-    producers.BITSANDBYTES["nf4"].name: _bitsandbytes,
-    producers.EXL2.name: _exl2,
-    producers.EXL3.name: _exl3,
-    producers.FP4_EXPERTS[0].name: _fp4_experts,
-    producers.SCALED_FP8[0].name: _fp8,
-    producers.PLAIN_BYTES[0].name: _int8,
-    producers.PLAIN_BYTES[1].name: _int8,
+_READERS: Mapping[Producer, Callable[[_Found], PackedWeight]] = {
+    producers.MLX: _mlx,
+    producers.COMPRESSED_NVFP4: _nvfp4,
+    producers.MODELOPT_NVFP4: _nvfp4,
+    producers.GPT_OSS: _gpt_oss,
+    producers.COMPRESSED: _compressed,
+    producers.SCALED_BYTES: _scaled_bytes,
+    producers.STACKED_NVFP4: _stacked_nvfp4,
+    producers.QWEIGHT: _qweight,
+    producers.EXL2: _exl2,
+    producers.EXL3: _exl3,
+    **dict.fromkeys(producers.BITSANDBYTES.values(), _bitsandbytes),
+    **dict.fromkeys(producers.FP4_EXPERTS, _fp4_experts),
+    **dict.fromkeys(producers.PLAIN_BYTES, _int8),
+    **dict.fromkeys((*producers.BLOCK_FP8, *producers.SCALED_FP8), _fp8),
 }

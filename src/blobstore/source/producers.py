@@ -1,9 +1,8 @@
-"""Producers: which programs store quantized weights in which tensors.
+"""Producers: which programs store quantized weights in which tensors. Tables; nothing is read.
 
-A table; nothing is read here.
-
-What each producer writes is a row. An import takes the rows that are ``imported`` (assembly.py) and
-refuses the others (assembly.py); an inspection counts what all of them stand for (packings.py).
+Each way to store them is a row. An import takes the rows that are `IMPORTED` and refuses the others
+(assembly.py); an inspection counts the weights of all of them (packings.py). Rows are told apart by
+identity: two may have the same name, which is only shown.
 Sources, by row:
 
 - MLX: mlx 0.32.4 `mx.quantize`; mlx_lm 0.32.2 models/switch_layers.py (a global scale).
@@ -24,6 +23,13 @@ Sources, by row:
 - EETQ, BitNet: huggingface/transformers 5.23.0 integrations/eetq.py, bitnet.py. EXL2: exllamav2
   conversion/adaptivegptq.py `pack` (neggles/exllamav2 @0c2100bd). EXL3: turboderp-org/exllamav3
   @0c647502 modules/quant/exl3.py `LinearEXL3`.
+
+Sources of the signatures without a row: quanto, huggingface/optimum-quanto @3dd9e9df
+optimum/quanto/tensor/qtensor.py `save_to_state_dict`, @1a707590 tensor/weights/qbits.py (``_data``,
+``_scale``, ``_shift``; packed codes are ``_data._data``); torchao, pytorch/ao @19264180
+torchao/prototype/safetensors/safetensors_support.py `flatten_tensor_state_dict`
+(``X._weight_qdata``, ``X._weight_scale``); bitsandbytes as above, whose codes have the dtype of
+``bnb_4bit_quant_storage``.
 """
 
 from __future__ import annotations
@@ -52,13 +58,13 @@ class Stored(Protocol):
         """Its bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Producer:
-    """How one program stores a quantized weight ``X``: the suffixes of its tensors, and which dtypes they have there.
+    """How one program stores a quantized weight ``X``: suffixes and dtypes of its tensors.
 
-    ``companions``: suffix in the source → suffix of the array that it becomes, or what it is for
-    where it becomes none; all but ``optional`` ones must be there. ``dropped``: scales of
-    activations, which no weight needs. ``joined``: codes lie in blocks of a dimension of their own.
+    ``companions``: suffix in the source → suffix of the array that it becomes, or itself; all but
+    ``optional`` ones must be present. ``dropped``: scales of activations, which no weight needs.
+    ``joined``: codes lie in blocks of a dimension of their own.
     """
 
     name: str
@@ -70,7 +76,6 @@ class Producer:
     dropped: tuple[str, ...] = ()
     inverse_global_scale: bool = False
     joined: bool = False
-    imported: bool = True
 
     @property
     def scale(self) -> str:
@@ -78,21 +83,21 @@ class Producer:
         return next(suffix for suffix, stored in self.companions.items() if stored == ".scale")
 
     def stores(self, name: str, tensors: Mapping[str, Stored]) -> bool:
-        """Return True when the tensor of that name is a weight of this row: its companions are there too."""
+        """Return True when the tensor is a weight of this row: its companions are present too."""
         if tensors[name].dtype not in self.weight_dtypes or not name.endswith(self.weight):
             return False
         base = name.removesuffix(self.weight)
-        if not all(
-            base + suffix in tensors for suffix in self.companions if suffix not in self.optional
-        ):
-            return False
-        return tensors[base + self.scale].dtype in self.scale_dtypes
+        needed = self.companions.keys() - self.optional
+        return (
+            all(base + suffix in tensors for suffix in needed)
+            and tensors[base + self.scale].dtype in self.scale_dtypes
+        )
 
 
 _FLOATS = frozenset(FLOATS)
-_FP8 = frozenset({DType.F8_E4M3, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
+FP8 = frozenset({DType.F8_E4M3, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
 _BYTES = frozenset({DType.U8, DType.I8})
-_SCALES = _FLOATS | _FP8 | {DType.F8_E8M0, DType.U8, DType.I32}
+_SCALES = _FLOATS | FP8 | {DType.F8_E8M0, DType.U8, DType.I32}
 _ACTIVATION_SCALES = (".input_scale", ".input_global_scale")
 
 MLX = Producer(
@@ -128,7 +133,7 @@ GPT_OSS = Producer(
     companions={"_scales": ".scale"},
     joined=True,
 )
-_BLOCK_FP8 = tuple(
+BLOCK_FP8 = tuple(
     Producer(
         name="block FP8",
         weight="",
@@ -139,7 +144,6 @@ _BLOCK_FP8 = tuple(
     )
     for suffix in ("_scale_inv", "_scale")  # both stand for what codes are multiplied by
 )
-BLOCK_FP8 = _BLOCK_FP8[0].name
 OWN = Producer(
     name="blobstore",
     weight="",
@@ -158,7 +162,7 @@ def _counted(
     *others: str,
     optional: Iterable[str] = (),
 ) -> Producer:
-    """Return a row of what is not imported: ``others`` must be there too."""
+    """Return a row that is not imported: ``others`` must be present too."""
     companions = {scale: ".scale", **{suffix: suffix for suffix in (*others, *optional)}}
     return Producer(
         name,
@@ -167,7 +171,6 @@ def _counted(
         _SCALES,
         companions,
         optional=frozenset(optional),
-        imported=False,
     )
 
 
@@ -221,13 +224,13 @@ PLAIN_BYTES = (
     _counted("EETQ", ".weight", {DType.I8}, ".weight_scales"),
 )
 SCALED_FP8 = (
-    _counted("FP8", "", _FP8, "_scale_inv"),
-    _counted("FP8", "", _FP8, "_scale"),
-    _counted("FP8", ".weight", _FP8, ".scale"),
-    _counted("FP8", ".weight", _FP8, ".scale_weight"),
+    _counted("FP8", "", FP8, "_scale_inv"),
+    _counted("FP8", "", FP8, "_scale"),
+    _counted("FP8", ".weight", FP8, ".scale"),
+    _counted("FP8", ".weight", FP8, ".scale_weight"),
 )
 
-_OF_OTHERS = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *_BLOCK_FP8)
+_OF_OTHERS = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *BLOCK_FP8)
 IMPORTED = (*_OF_OTHERS, OWN)
 """The rows that are imported, the most telling first."""
 COUNTED = (
@@ -243,7 +246,7 @@ COUNTED = (
     *FP4_EXPERTS,
     *SCALED_FP8,
 )
-"""What an inspection tells from tensors; our own form it tells from metadata (stored.py)."""
+"""The rows that an inspection counts; our own form is read from metadata (stored.py)."""
 
 ASIDE = (
     *_ACTIVATION_SCALES,
@@ -257,6 +260,62 @@ ASIDE = (
 """Suffixes of a quantized module's tensors other than its weight."""
 
 
+_E4M3 = frozenset({DType.F8_E4M3})
+_ANY = frozenset(DType)
+_U8 = frozenset({DType.U8})
+_I8 = frozenset({DType.I8})
+_U32 = frozenset({DType.U32})
+_INTEGERS = frozenset({DType.I32, DType.U32, DType.I64})
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A format's signature: a tensor with ``suffix`` and one of ``dtypes``.
+
+    Beside it lies another with ``beside`` instead of the suffix, which is ``{beside}`` in
+    ``reason``. Without a suffix, weights and experts are meant.
+    """
+
+    suffix: str
+    dtypes: frozenset[DType]
+    reason: str
+    beside: str = ""
+
+
+_NO_INT8 = "weights of 8-bit integers with scales are not imported"
+_NO_COMPRESSED_SCALE = (
+    "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale beside them"
+)
+_NO_MODELOPT_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2 beside them"
+_STACKED = "packed experts that are stacked, with {beside}, are not imported"
+_NO_FP8_SCALE = "an FP8 weight without a scale for each block of it (X.weight_scale_inv)"
+_FP8_SCALE = (
+    "its scale {beside} is of another dtype or shape than those of FP8 blocks (BF16, F16 or F32)"
+)
+SIGNATURES = (
+    Signature("", FP8 - _E4M3, "only F8_E4M3 weights are decoded"),
+    Signature("", _E4M3, _FP8_SCALE, "_scale_inv"),
+    Signature("", _E4M3, _FP8_SCALE, "_scale"),
+    Signature("", _E4M3, _NO_FP8_SCALE),
+    Signature(".weight_packed", _U8, _NO_COMPRESSED_SCALE),
+    Signature(".weight_packed", _INTEGERS, "weights packed into integers are not imported"),
+    Signature(".qweight", _INTEGERS, "AWQ and GPTQ weights are not imported"),
+    Signature("", _ANY, "bitsandbytes weights are not imported", ".absmax"),
+    Signature("._data", _ANY, "quanto weights are not imported", "._scale"),
+    Signature("._data._data", _ANY, "quanto weights are not imported", "._scale"),
+    Signature("_qdata", _ANY, "torchao weights are not imported", "_scale"),
+    Signature(".weight", _U8, _NO_MODELOPT_SCALE, ".weight_scale"),
+    Signature(".weight", _U8, _NO_MODELOPT_SCALE, ".weight_scale_2"),
+    Signature("", _U8, _STACKED, "_weight_scale"),
+    Signature(".weight", _I8, _NO_INT8, ".weight_scale"),
+    Signature(".weight", _I8, _NO_INT8, ".SCB"),
+    Signature(".weight", _U32, "{beside} do not fit weights that MLX packed", ".scales"),
+    Signature(".weight", _U32, "its scales are missing, beside {beside}", ".biases"),
+    Signature("_blocks", _U8, "{beside} do not fit blocks of gpt-oss", "_scales"),
+)
+"""Formats that are refused by name, the most telling first: of tensors that no row has taken."""
+
+
 def _by_dtype(rows: Iterable[Producer]) -> Mapping[DType, tuple[Producer, ...]]:
     found: defaultdict[DType, list[Producer]] = defaultdict(list)
     for row in rows:
@@ -265,7 +324,8 @@ def _by_dtype(rows: Iterable[Producer]) -> Mapping[DType, tuple[Producer, ...]]:
     return {dtype: tuple(members) for dtype, members in found.items()}
 
 
-_IMPORTED_BY_DTYPE, _COUNTED_BY_DTYPE = _by_dtype(IMPORTED), _by_dtype(COUNTED)
+_IMPORTED_BY_DTYPE = _by_dtype(IMPORTED)
+_COUNTED_BY_DTYPE = _by_dtype(COUNTED)
 
 
 def importing_row(name: str, tensors: Mapping[str, Stored]) -> Producer | None:
@@ -274,14 +334,12 @@ def importing_row(name: str, tensors: Mapping[str, Stored]) -> Producer | None:
 
 
 def counting_row(name: str, tensors: Mapping[str, Stored]) -> Producer | None:
-    """Return the row that a tensor is a weight of, imported or not, or None for any other tensor."""
+    """Return the row that a tensor is a weight of, imported or not; None for any other tensor."""
     return _row(name, tensors, _COUNTED_BY_DTYPE)
 
 
 def _row(
     name: str, tensors: Mapping[str, Stored], rows: Mapping[DType, tuple[Producer, ...]]
 ) -> Producer | None:
-    for row in rows.get(tensors[name].dtype, ()):
-        if row.stores(name, tensors):
-            return row
-    return None
+    candidates = rows.get(tensors[name].dtype, ())
+    return next((row for row in candidates if row.stores(name, tensors)), None)

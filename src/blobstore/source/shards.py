@@ -1,4 +1,4 @@
-"""Shards: which files of a folder hold a checkpoint's tensors, and whether they and their index agree.
+"""Shards: the files of a folder that hold a checkpoint's tensors, checked against their index.
 
 Loaders know weights by name: ``model`` (transformers, mlx-lm), ``diffusion_pytorch_model``
 (diffusers) and ``consolidated`` (Mistral), each as one file or as shards with an index. A variant
@@ -10,8 +10,7 @@ Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names; 
 names is there, holds the tensors that it is said to hold, and no others. Nothing is opened before
 the index is checked. Unknown keys are ignored.
 
-Adapters: what was trained beside a model, and is not one. They are told apart by file and tensor
-names. Pure.
+Adapters are trained beside a model and are not one. File and tensor names tell them apart.
 
 Sources: huggingface/peft (utils/constants.py `SAFETENSORS_WEIGHTS_NAME`; utils/save_and_load.py
 `get_peft_model_state_dict`: names begin with ``base_model.model.``); mlx_lm 0.32.2 tuner/utils.py,
@@ -39,14 +38,14 @@ from blobstore.errors import (
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.budget import MAX_TEXT
 from blobstore.names import file_name
-from blobstore.source.folders import Folder
+from blobstore.source.folders import Folder, LocalFolder
 
 _FILES = frozenset({"adapter_model.safetensors", "adapters.safetensors"})
 _PEFT_PREFIX = "base_model.model."
 _MLX_SUFFIXES = (".lora_a", ".lora_b")
 _HINT = (
-    "Merge it into its model first, and import the result: with PEFT, model.merge_and_unload() and save_pretrained(); "
-    "with mlx-lm, mlx_lm.fuse."
+    "Merge it into its model first, and import the result: with PEFT, model.merge_and_unload() and"
+    " save_pretrained(); with mlx-lm, mlx_lm.fuse."
 )
 
 
@@ -77,7 +76,7 @@ SINGLE_NAME = "model.safetensors"
 SUFFIX = ".safetensors"
 MAX_INDEX = MAX_TEXT
 MAX_SHARDS = 10_000
-"""Files of an index: the largest checkpoints have some hundreds, and behind a server each is a request."""
+"""Files of an index: the largest checkpoints have some hundreds; on a server each is a request."""
 
 _FIRST = "model"
 _STEM = r"(?P<stem>model|diffusion_pytorch_model|consolidated)"
@@ -93,7 +92,7 @@ _SHARD_FILE = re.compile(rf"(?P<before>.+-){_NUMBERS}(?P<after>\..+)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """``model.safetensors.index.json``: tensor name → shard file name; ``document`` is the JSON object as it lies there."""
+    """A shard index: tensor name → shard file name; ``document`` is its whole JSON object."""
 
     weight_map: Mapping[str, str]
     document: Mapping[str, Any]
@@ -188,8 +187,12 @@ class ShardCheck:
     def _check_others(self, place: str, tensors: Collection[str]) -> None:
         if twice := self._places.keys() & tensors:
             name = min(twice)
-            message = f"{self._places[name]} and {place} both hold the tensor {quoted(name)}"
-            raise DocumentError(message, tensor=name, rule="I1", path=place)
+            raise DocumentError(
+                f"{self._places[name]} and {place} both hold the tensor {quoted(name)}",
+                tensor=name,
+                rule="I1",
+                path=place,
+            )
         self._places.update(dict.fromkeys(tensors, place))
 
     def finish(self) -> None:
@@ -198,7 +201,8 @@ class ShardCheck:
             return
         name = min(self._index.weight_map.keys() - set().union(*self._held))
         raise CorruptDataError(
-            f"the index says that {self._index.weight_map[name]} holds the tensor {quoted(name)}, but it does not",
+            f"the index says that {self._index.weight_map[name]} holds the tensor {quoted(name)},"
+            " but it does not",
             tensor=name,
             rule="I1",
         )
@@ -209,13 +213,19 @@ def _check_shard(index: ShardIndex, place: str, file: str, tensors: Collection[s
         where = index.weight_map.get(name)
         if where != file:
             says = f"says it is in {where}" if where else "does not name it"
-            message = f"{place} holds the tensor {quoted(name)}, but the index {says}"
-            raise CorruptDataError(message, tensor=name, rule="I1", path=place)
+            raise CorruptDataError(
+                f"{place} holds the tensor {quoted(name)}, but the index {says}",
+                tensor=name,
+                rule="I1",
+                path=place,
+            )
 
 
 @dataclass(slots=True)
 class WeightSet:
-    """The files of a folder that are one set of weights by their names; ``name`` is ``model``, ``model.fp16``, ….
+    """The files of a folder that are one set of weights by their names.
+
+    ``name`` is ``model``, ``model.fp16``, ….
 
     A set may have an index, a single file and shards at once: the reader decides which of them
     count.
@@ -228,15 +238,14 @@ class WeightSet:
 
     @property
     def target(self) -> str | None:
-        """The file that names the set: its index or its single file; None for shards without an index."""
+        """The set's index or single file; None for shards without an index."""
         return self.index or self.single
 
 
 def weight_sets(names: Iterable[str]) -> list[WeightSet]:
-    """Return the sets of weights that a folder's files are, by name, without those that a loader passes over.
+    """Return the sets of weights among a folder's files, except those that a loader ignores.
 
-    ``model`` is what counts where there is one, and a variant does not where the set without it is
-    there too.
+    With ``model`` all others are ignored; with a set all its variants.
     """
     sets: dict[str, WeightSet] = {}
     for name in sorted(names):
@@ -257,7 +266,7 @@ def weight_sets(names: Iterable[str]) -> list[WeightSet]:
 
 
 def set_of(name: str) -> str | None:
-    """Return the name of the set of weights that a file belongs to by its name, None when it belongs to none."""
+    """Return the name of the set of weights that a file belongs to by its name, or None."""
     patterns = _WEIGHT_FILES if name.endswith(SUFFIX) else (_INDEX_FILE,)
     match = next((match for pattern in patterns if (match := pattern.fullmatch(name))), None)
     if match is None:
@@ -265,10 +274,11 @@ def set_of(name: str) -> str | None:
     return f"{match['stem']}.{match['variant']}" if match["variant"] else match["stem"]
 
 
-def folder_with_weights(folder: Path) -> Path | None:
-    """Return the first folder in a folder that has weights: pipelines of diffusers are kept so."""
+def folder_with_weights(folder: Folder) -> Path | None:
+    """Return the first folder in a local folder that has weights, as in pipelines of diffusers."""
     try:
-        return next((path.parent for path in sorted(folder.glob(f"*/*{SUFFIX}"))), None)
+        found = sorted(folder.path.glob(f"*/*{SUFFIX}")) if isinstance(folder, LocalFolder) else []
+        return found[0].parent if found else None
     except OSError:
         return None
 
@@ -282,7 +292,7 @@ def is_index(name: str) -> bool:
 
 
 def check_complete(folder: Folder, shards: Iterable[str]) -> None:
-    """Raise NotFoundError when the names of shards without an index, ``…-00001-of-00003…``, say that one is missing."""
+    """Raise NotFoundError when the names ``…-00001-of-00003…`` show that a shard is missing."""
     present = set(shards)
     claims = {
         match.group("before", "total", "after"): match

@@ -1,16 +1,15 @@
 """A folder behind a web server, read in ranges of its files.
 
-A server lists nothing, so names have to be known: those of an index, and those that checkpoints
-usually have (`LIKELY`). Repositories of the Hub are listed: hub.py.
+A web server lists nothing, so names have to be known: those of an index, and those that checkpoints
+usually have (`LIKELY`). The Hub lists its repositories: hub.py.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from blobstore.errors import (
@@ -20,18 +19,15 @@ from blobstore.errors import (
 )
 from blobstore.formats.safetensors.header import header_end
 from blobstore.io.budget import Budget
-from blobstore.io.ranges import (
-    Identity,
-)
-from blobstore.names import Digest, relative_path
+from blobstore.io.ranges import Identity, SourceReader
+from blobstore.names import relative_path
 
 if TYPE_CHECKING:
     from blobstore.io.http.reader import HttpReader, Remote
 
-from blobstore.source.folders import SUFFIX, Entry, Found, take_text
+from blobstore.source.folders import SUFFIX, Entry, Folder, Found
 
 _T = TypeVar("_T")
-_PIECE = 4 * 2**20
 
 LIKELY = (
     "model.safetensors.index.json",
@@ -52,11 +48,11 @@ LIKELY = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
-"""The files that a server which lists nothing is asked for: what transformers@5.3 writes beside weights."""
+"""Names to ask a server for that lists nothing: what transformers@5.3 writes beside weights."""
 
 
-class WebFolder:
-    """A folder behind a server, which lists nothing; ``file`` is one of it that was asked for.
+class WebFolder(Folder):
+    """A folder on a server, which lists nothing; ``file`` is the file in it that was asked for.
 
     ``url`` is the address of ``file`` as it was given: it may be signed, and spelt in its own way.
     """
@@ -118,12 +114,8 @@ class WebFolder:
         """Return the address of a file, without its query."""
         return self.url(name).partition("?")[0]
 
-    def names(self) -> list[str] | None:
-        """Return None: the names have to be known."""
-        return None
-
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
-        """Return the `LIKELY` files that are there; none for a folder in it, which is unknown."""
+        """Return the `LIKELY` files that the server has; nothing for a folder in it."""
         if prefix:
             return []
         if self._likely is None:
@@ -134,12 +126,10 @@ class WebFolder:
 
     def _entry(self, reader: HttpReader) -> Entry:
         source = self._source(reader)
-        name = unquote(reader.name.removeprefix(self.base_url))
-        return WebEntry(name, reader.name, Found(source.size, source.identity))
+        return WebEntry(self._name_of(reader), reader.name, Found(source.size, source.identity))
 
-    def distinct(self, names: Sequence[str]) -> list[str]:
-        """Return the names: a server does not say which of them are one file."""
-        return list(names)
+    def _name_of(self, reader: HttpReader) -> str:
+        return unquote(reader.name.removeprefix(self.base_url))
 
     def open(self, name: str, identity: Identity | None = None) -> WebFile:
         """Return a reader of one file, which makes one request for each range."""
@@ -168,7 +158,7 @@ class WebFolder:
     def read(self, name: str, limit: int) -> bytes:
         """Return a small file's bytes."""
         data = self._remote.read_document(self.url(name), limit, self.budget)
-        take_text(self.budget, len(data), self.place(name))
+        self._take_text(len(data), name)
         return data
 
     def as_file(self) -> WebFolder | None:
@@ -179,16 +169,13 @@ class WebFolder:
         base, _, last = address.rpartition("/")
         return WebFolder(self._remote, base, file=unquote(last), url=address, budget=self.budget)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._remote.close()
 
 
 @dataclass(frozen=True, slots=True)
 class WebIdentity:
-    """The state of a file on a server: its validator and size as a text."""
+    """The state of a file on a server: its validator and size as text."""
 
     key: str
 
@@ -196,48 +183,46 @@ class WebIdentity:
     def of(cls, reader: HttpReader) -> WebIdentity:
         """Return the identity of an open file.
 
-        Raises: UnsupportedSourceError when its server does not say its size, or sends neither an
-        ETag nor Last-Modified: then a change could not be seen.
+        Raises: UnsupportedSourceError when its server does not say its size, does not send parts of
+        it, or sends neither an ETag nor Last-Modified: then a change could not be seen.
         """
         version = reader.version
         validator = version.etag or version.modified
         if version.size is None or validator is None or not reader.has_ranges:
-            lacks = "its size, or an ETag or Last-Modified, or parts of it"
             raise UnsupportedSourceError(
-                f"{reader.name}: its server does not send {lacks}, so it can't be read as a source",
+                f"{reader.name}: its server does not send its size, or an ETag or Last-Modified, or"
+                " parts of it, so it can't be read as a source",
                 path=reader.name,
                 hint="Download the file first.",
             )
         return cls(f"{validator} {version.size}")
 
 
-@dataclass(frozen=True, slots=True)
-class WebEntry:
+class WebEntry(Entry):
     """A file on a server, or a folder of a repository; ``state`` is None for a folder."""
 
-    name: str
-    place: str
-    state: Found | None
+    def __init__(self, name: str, place: str, state: Found | None) -> None:
+        self.name = name
+        self.is_folder = state is None
+        self._place = place
+        self._state = state
 
-    @property
-    def is_folder(self) -> bool:
-        """True for a folder."""
-        return self.state is None
-
-    def fault(self) -> str | None:
-        """Return None: servers have no links."""
-        return None
+    def place(self) -> str:
+        """Return its address."""
+        return self._place
 
     def found(self) -> Found | None:
         """Return the file's state."""
-        return self.state
+        return self._state
 
 
-class WebFile:
+class WebFile(SourceReader):
     """A file on a server that is read in ranges, as a source's. Nothing is kept open by it.
 
-    Every reply that is of another version of the file raises CorruptDataError (rule R1).
+    A reply of another version of the file raises CorruptDataError (rule R1).
     """
+
+    piece_nbytes = 4 * 2**20
 
     def __init__(self, reader: HttpReader, identity: Identity) -> None:
         self._reader = reader
@@ -248,36 +233,3 @@ class WebFile:
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly ``length`` bytes from ``offset``. Raises: as `HttpReader.read`."""
         return self._reader.read(offset, length)
-
-    def readinto(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``offset``. Raises: as `HttpReader.read`."""
-        self._reader.readinto(offset, buffer)
-
-    def fileno(self) -> None:
-        """Return None: what is far away has no descriptor."""
-
-    def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
-        """Yield all bytes in order, in views of ``buffer``, a request for each."""
-        for start in range(0, self.size, len(buffer)):
-            piece = buffer[: self.size - start]
-            self.readinto(start, piece)
-            yield piece
-
-    def digest(self) -> Digest:
-        """Return the digest of the file's bytes. Raises: as `readinto`."""
-        hashed = hashlib.sha256()
-        for piece in self.pieces(memoryview(bytearray(min(_PIECE, max(self.size, 1))))):
-            hashed.update(piece)
-        return Digest(hashed.hexdigest())
-
-    def check_unchanged(self) -> None:
-        """Do nothing: each reply was checked when it came."""
-
-    def close(self) -> None:
-        """Do nothing: the folder has the connections."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass

@@ -1,27 +1,31 @@
-"""Classify: which kind of checkpoint its weights make it. Pure.
-
-SourceWeight: one weight of a checkpoint, however many tensors it is stored as. A value; nothing is
-read here.
+"""Weights of a checkpoint, each of one or more tensors, and their values.
 
 An unquantized weight is one tensor. A quantized one has companions: scales, biases, a global scale.
 A weight that is stored as block FP8 has one scale for each block of 128 rows and 128 columns.
+
+`SourceReaders` reads the values, decoded, from files that are unchanged since the inventory. A tile
+is a range of consecutive values of matrices, cut where rows begin and end.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Final
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from blobstore.errors import UnsupportedSourceError, UsageError, quoted
-from blobstore.formats.checkpoint import SourceConfig
+import numpy as np
+
+from blobstore import kernels
+from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import Quantization, QuantType
-from blobstore.source.inventory import SourceFile, SourceTensor
-from blobstore.source.producers import OWN
+from blobstore.formats.quant import Quantization
+from blobstore.io.ranges import Identity, SourceReader
+from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
+from blobstore.kernels.scales import BlockRun
+from blobstore.source.folders import Folder
 
 FP8_BLOCK = 128
 """Rows and columns of the blocks that share a scale, the only size that is decoded."""
@@ -29,6 +33,38 @@ FP8_BLOCK = 128
 
 _EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts.")
 _EXPERT_COMPANIONS = (".bias", ".scale", ".qbias")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One .safetensors file of a folder, as it was when its header was read.
+
+    ``path`` is its path or address.
+    """
+
+    folder: Folder = field(repr=False, compare=False)
+    name: str
+    path: str
+    identity: Identity
+    size: int
+    tensor_names: tuple[str, ...]
+    metadata: Mapping[str, str]
+
+    def open(self) -> SourceReader:
+        """Return a reader of the file. Raises: as `Folder.open`; CorruptDataError if it changed."""
+        return self.folder.open(self.name, self.identity)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """One tensor of the checkpoint. ``offset`` counts bytes from the start of its file."""
+
+    name: str
+    file: SourceFile
+    dtype: DType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
 
 
 class Form(enum.Enum):
@@ -41,7 +77,7 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceWeight:
-    """One weight: its name in the model, the dtype and shape of its values, and the tensors it is stored as.
+    """One weight: its name in the model, the dtype and shape of its values, and its tensors.
 
     ``parts`` are the tensors by the suffix of the array that they become ("", ".scale", ".bias",
     ".global_scale"). ``producer`` is the program that quantized it, by its name in producers.py.
@@ -105,7 +141,7 @@ class SourceWeight:
         return most - most % self.shape[-1] if self.transposed and most > self.shape[-1] else most
 
     def stored_index(self, flat: int) -> tuple[int, ...]:
-        """Return where the source has the value of a flat index: its index in the source's tensor."""
+        """Return the index in the source's tensor of the value of a flat index."""
         index: list[int] = []
         for size in reversed(self.shape):
             flat, place = divmod(flat, size)
@@ -142,50 +178,190 @@ def is_expert(name: str) -> bool:
     return any(mark in name for mark in _EXPERT_MARKS) and not name.endswith(_EXPERT_COMPANIONS)
 
 
-FILE_TYPE: Final = "file_type"
-"""The metadata of an exported file that say which type was asked for: Ollama's word for it in the config blob."""
-FILE_TYPES = frozenset(kind.value for kind in QuantType)
-"""What it may be there; anything else is the source's own."""
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows and columns of one matrix; ``at``: where its values begin in the range."""
+
+    matrix: int
+    row: int
+    stop_row: int
+    col: int
+    stop_col: int
+    at: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of rows and of columns."""
+        return self.stop_row - self.row, self.stop_col - self.col
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        rows, cols = self.shape
+        return rows * cols
 
 
-class SourceKind(enum.Enum):
-    """A kind of checkpoint.
+def tiles_of(start: int, count: int, rows: int, cols: int) -> Iterator[Tile]:
+    """Yield the tiles of ``count`` values from flat index ``start`` on, in order.
 
-    The value is Ollama's name for it (x/create/classify.go, ollama/ollama@fb307609).
+    The values are of matrices ``[rows, cols]``; a tile is whole rows of one, or a part of a row.
     """
-
-    FLOAT = "float"
-    PREQUANTIZED = "prequantized"
-    BLOCK_FP8 = "block-fp8"
-
-
-def classify(weights: Iterable[SourceWeight]) -> SourceKind:
-    """Return the kind: prequantized when any weight is, else block FP8 when any weight is."""
-    forms = {weight.form for weight in weights}
-    if Form.CODES in forms:
-        return SourceKind.PREQUANTIZED
-    return SourceKind.BLOCK_FP8 if Form.BLOCK_FP8 in forms else SourceKind.FLOAT
+    done = 0
+    while done < count:
+        matrix, first = divmod(start + done, rows * cols)
+        row, col = divmod(first, cols)
+        whole = min(rows - row, (count - done) // cols) if col == 0 else 0
+        stop_col = cols if whole else min(cols, col + count - done)
+        tile = Tile(matrix, row, row + max(1, whole), col, stop_col, done)
+        yield tile
+        done += tile.size
 
 
-def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) -> QuantType | None:
-    """Return the type that a source was quantized to: that of all its quantized weights, FP8 being mxfp8.
+_BLOCK_SCALES = 2**18
+"""Scales of FP8 blocks that are read at a time: 1.5 MiB at most for 4 MiB (`BlockRun.pieces`)."""
 
-    Of several types it is the one that the source says was asked for: MLX's general settings in
-    ``config``, as Ollama has it (fixtures/ollama-records, d_mlx_mixed_4_8), or `FILE_TYPE` in the
-    metadata of an export of ours. None for no type, or where that is not said.
-    """
-    types = {
-        QuantType.MXFP8 if weight.quantization is None else weight.quantization.quant_type
-        for weight in weights
-        if weight.form is not Form.PLAIN
-    }
-    if len(types) == 1:
-        return types.pop()
-    said = {
-        weight.file.metadata.get(FILE_TYPE) for weight in weights if weight.producer == OWN.name
-    }
-    settings = config.mlx_quantization if config is not None else None
-    with suppress(UsageError):  # a type that is not one of ours
-        said |= {settings.quantization.quant_type.value} if settings is not None else set()
-    asked = [kind for kind in types if kind.value in said]
-    return asked[0] if len(asked) == 1 else None
+
+class _Scratch(threading.local):
+    """Memory that a thread reads into again and again."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Array] = {}
+
+    def array(self, use: str, count: int, kind: np.dtype[Any]) -> Array:
+        """Return an uninitialized array of ``count`` elements: the same memory for each ``use``."""
+        nbytes = count * kind.itemsize
+        memory = self._memory.get(use)
+        if memory is None or memory.size < nbytes:
+            memory = self._memory[use] = np.empty(nbytes, np.uint8)
+        return memory[:nbytes].view(kind)
+
+
+class SourceReaders:
+    """The source files of an import, opened when they are first read, and unchanged since."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, SourceReader] = {}
+        self._mutex = threading.Lock()
+        self._scratch = _Scratch()
+
+    def readinto(self, tensor: SourceTensor, start: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with a tensor's bytes from its byte ``start`` on.
+
+        Raises: NotFoundError, CorruptDataError when the file changed since the inventory;
+        ShortReadError; StorageError.
+        """
+        self._reader(tensor.file).readinto(tensor.offset + start, buffer)
+
+    def values(self, weight: SourceWeight, start: int, count: int) -> Array:
+        """Return ``count`` values from index ``start`` on, as a flat array of the weight's dtype.
+
+        It is valid until the thread's next call. Those of a dtype that numpy has not are returned
+        as bytes, and ``start`` and ``count`` are then bytes; of codes, they are whole groups.
+        Raises: as `readinto`; UnsupportedSourceError for a global scale of 0.
+        """
+        if weight.form is Form.PLAIN:
+            if weight.transposed:
+                return self._transposed(weight, start, count)
+            bits = weight.dtype.bits
+            kind = numpy_dtype(weight.dtype) if bits >= 8 else np.dtype(np.uint8)  # noqa: PLR2004
+            return self._read(weight.tensor, start, self._scratch.array("stored", count, kind))
+        if weight.form is Form.BLOCK_FP8:
+            return self._decoded(weight, start, count)
+        return self._dequantized(weight, start, count)
+
+    def global_scale(self, weight: SourceWeight) -> np.float32:
+        """Return the factor of a double-scaled weight's values.
+
+        Raises: UnsupportedSourceError when it, or its inverse where that is needed, is not a finite
+        number.
+        """
+        tensor = weight.parts[".global_scale"]
+        stored = self._read(tensor, 0, np.empty(1, np.float32))[0]
+        with np.errstate(divide="ignore", over="ignore"):
+            scale = np.float32(1) / stored if weight.inverse_global_scale else stored
+        if not (np.isfinite(stored) and np.isfinite(scale)):
+            raise UnsupportedSourceError(
+                f"the global scale {quoted(tensor.name)} is {stored}: no weight can be scaled by"
+                " it",
+                tensor=tensor.name,
+                path=tensor.file.path,
+            )
+        return np.float32(scale)
+
+    def _read(self, tensor: SourceTensor, start: int, array: Array) -> Array:
+        """Fill the array with a tensor's elements from index ``start`` on, and return it."""
+        self.readinto(tensor, start * array.itemsize, array.view(np.uint8).data)
+        return array
+
+    def _transposed(self, weight: SourceWeight, start: int, count: int) -> Array:
+        """Return values of matrices ``[rows, cols]`` that the file stores as ``[cols, rows]``."""
+        out = self._scratch.array("transposed", count, numpy_dtype(weight.dtype))
+        for tile in tiles_of(start, count, *weight.shape[-2:]):
+            strip = self._strip(weight, tile)
+            out[tile.at : tile.at + tile.size].reshape(tile.shape)[:] = strip.T
+        return out
+
+    def _strip(self, weight: SourceWeight, tile: Tile) -> Array:
+        """Return a tile's values as the file has them: each column is a part of a line there."""
+        tensor, (rows, cols) = weight.tensor, weight.shape[-2:]
+        height, width = tile.shape
+        strip = self._scratch.array("stored", tile.size, numpy_dtype(tensor.dtype)).reshape(
+            width, height
+        )
+        first = (tile.matrix * cols + tile.col) * rows + tile.row
+        if height == rows:
+            self._read(tensor, first, strip.reshape(-1))
+            return strip
+        reader, raw = self._reader(tensor.file), strip.reshape(-1).view(np.uint8).data
+        line, begin = height * strip.itemsize, tensor.offset + first * strip.itemsize
+        for number in range(width):
+            reader.readinto(
+                begin + number * rows * strip.itemsize, raw[number * line : (number + 1) * line]
+            )
+        return strip
+
+    def _decoded(self, weight: SourceWeight, start: int, count: int) -> Array:
+        codes = self._read(
+            weight.tensor, start, self._scratch.array("stored", count, np.dtype(np.uint8))
+        )
+        out = self._scratch.array("decoded", count, numpy_dtype(DType.BF16))
+        tensor = weight.parts[".scale"]
+        *_, rows, cols = weight.shape
+        for run in BlockRun(rows=rows, cols=cols, first=start, count=count).pieces(_BLOCK_SCALES):
+            needed, place = run.scales, slice(run.first - start, run.first - start + run.count)
+            scales = self._scratch.array("scales", len(needed), numpy_dtype(tensor.dtype))
+            self._read(tensor, needed.start, scales)
+            kernels.decode_blocks_into(codes[place], scales, out[place], run)
+        return out
+
+    def _dequantized(self, weight: SourceWeight, start: int, count: int) -> Array:
+        quantization = weight.quantization
+        if quantization is None:
+            raise AssertionError("codes are quantized")
+        arrays = {}
+        for part in quantization.parts((count,), weight.parts[".scale"].dtype):
+            first = start * math.prod(part.shape) // count
+            scratch = self._scratch.array(part.suffix, part.shape[0], numpy_dtype(part.dtype))
+            arrays[part.suffix] = self._read(weight.parts[part.suffix], first, scratch)
+        scale = np.array([self.global_scale(weight)]) if ".global_scale" in weight.parts else None
+        array = QuantizedArray(
+            arrays[""], arrays[".scale"], arrays.get(".bias"), scale, quantization
+        )
+        return kernels.dequantize(array, weight.dtype)
+
+    def _reader(self, file: SourceFile) -> SourceReader:
+        with self._mutex:
+            reader = self._open.get(file.path)
+            if reader is None:
+                reader = self._open[file.path] = file.open()
+            return reader
+
+    def check_unchanged(self) -> None:
+        """Raise when a file that was read has been written to, replaced or removed meanwhile."""
+        for reader in self._open.values():
+            reader.check_unchanged()
+
+    def close(self) -> None:
+        """Close all files."""
+        for reader in self._open.values():
+            reader.close()

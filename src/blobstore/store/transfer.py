@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from blobstore.errors import StorageError, UsageError
 from blobstore.formats.documents import Descriptor
-from blobstore.io.ranges import allow_open_files
+from blobstore.io.budget import allow_open_files
 from blobstore.io.workers import Progress, begun, each, threads
 from blobstore.names import ModelName
 from blobstore.store.ports import Home, How, Session, unique

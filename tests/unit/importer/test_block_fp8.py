@@ -22,10 +22,8 @@ from blobstore.kernels import native as choice
 from blobstore.kernels.native import active
 from blobstore.kernels.quantize import quantize
 from blobstore.kernels.scales import BlockRun
-from blobstore.source.assembly import source_weights
-from blobstore.source.inventory import SourceTensor, read_inventory
-from blobstore.source.reading import SourceReaders
-from blobstore.source.weights import SourceWeight
+from blobstore.source.inventory import read_inventory
+from blobstore.source.weights import SourceReaders, SourceTensor, SourceWeight
 from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
@@ -86,7 +84,7 @@ def block_weight(folder: Path, shape: tuple[int, ...]) -> SourceWeight:
             1e-4, 1e-2, math.prod(scales), dtype=np.float32
         ).reshape(scales),
     }
-    (weight,) = source_weights(read_inventory(write_checkpoint(folder, tensors, CONFIG)))
+    (weight,) = read_inventory(write_checkpoint(folder, tensors, CONFIG)).weights
     return weight
 
 

@@ -22,7 +22,7 @@ from blobstore.importer.planning.plan import make_plan
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.writing import least_memory
 from blobstore.kernels.arrays import Array
-from blobstore.source.reading import SourceReaders
+from blobstore.source.weights import SourceReaders
 from blobstore.store.local.blobs import BlobWriter
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store import Store, open_store

@@ -17,7 +17,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
 )
 from blobstore.importer.run import default_name, plan_import
-from blobstore.source.hub import snapshot_in
+from blobstore.source.addresses import snapshot_in
 from blobstore.source.inventory import read_inventory
 from blobstore.store.local.store import Store
 

@@ -24,8 +24,7 @@ from blobstore.importer.planning.outputs import (
 from blobstore.io.durable import os_errors, replace_file
 from blobstore.io.ranges import FileIdentity, Identity
 from blobstore.source.files import KeptFile
-from blobstore.source.inventory import SourceFile
-from blobstore.source.weights import SourceWeight
+from blobstore.source.weights import SourceFile, SourceWeight
 
 VERSION: Final = 1
 RULE: Final = "P2"

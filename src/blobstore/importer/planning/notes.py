@@ -27,9 +27,9 @@ from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import Experts, ImportOptions, Profile
 from blobstore.importer.policies.roles import needs_stacked_experts
 from blobstore.source.files import NOT_ITS_OWN, KeptFile, OtherFiles
-from blobstore.source.inventory import Inventory
+from blobstore.source.inventory import Inventory, quant_type_of
 from blobstore.source.shards import INDEX_NAME
-from blobstore.source.weights import Form, SourceWeight, quant_type_of
+from blobstore.source.weights import Form, SourceWeight
 
 DRAFT_FOLDER = "draft/"
 """Where a draft model's documents and files lie beside a model's."""

@@ -50,10 +50,9 @@ from blobstore.importer.policies.options import Experts, ImportOptions
 from blobstore.importer.policies.policy import Policy, policy_for
 from blobstore.importer.policies.roles import form_of_experts, inputs_first
 from blobstore.importer.policies.rules import Rule, RuleBook
-from blobstore.source.assembly import source_weights
-from blobstore.source.inventory import Inventory
+from blobstore.source.inventory import Inventory, SourceKind, classify
 from blobstore.source.producers import OWN
-from blobstore.source.weights import Form, SourceKind, SourceWeight, classify
+from blobstore.source.weights import Form, SourceWeight
 
 DRAFT_PREFIX = "draft."
 """The prefix of a draft model's tensors (x/create/manifest.go, ollama/ollama@1d7605bf)."""
@@ -73,7 +72,7 @@ def make_plan(
     options, asked = replace(options, experts=form), options.experts
     inventory = storable(inventory, options.profile, has_draft=draft is not None)
     draft = storable(draft, options.profile, has_draft=False) if draft is not None else None
-    weights = source_weights(inventory)
+    weights = inventory.weights
     blobs = plan_blobs(inventory, weights, options)
     draft_blobs = tuple(_drafted(draft, options)) if draft is not None else ()
     check_names((*blobs, *draft_blobs))
@@ -106,9 +105,7 @@ def make_plan(
 
 def _drafted(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedBlob]:
     """Yield the blobs of a draft model, under the names that its tensors have beside a model's."""
-    for blob in plan_blobs(
-        inventory, source_weights(inventory), options.of_draft, prefix=DRAFT_PREFIX
-    ):
+    for blob in plan_blobs(inventory, inventory.weights, options.of_draft, prefix=DRAFT_PREFIX):
         tensors = tuple(replace(tensor, name=DRAFT_PREFIX + tensor.name) for tensor in blob.tensors)
         yield PlannedBlob.of(DRAFT_PREFIX + blob.name, tensors, blob.options)
 

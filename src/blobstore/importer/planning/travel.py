@@ -57,14 +57,14 @@ from blobstore.importer.planning.outputs import (
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.roles import MATRIX
 from blobstore.importer.policies.rules import Importance
-from blobstore.io.ranges import FileReader, Identity
+from blobstore.io.ranges import FileReader, Identity, SourceReader
 from blobstore.kernels.scales import check_method
 from blobstore.names import relative_path
 from blobstore.source.addresses import Source, open_folder
 from blobstore.source.files import KeptFile, OtherFiles
-from blobstore.source.folders import Folder, Found, SourceReader
-from blobstore.source.inventory import Inventory, SourceFile, SourceTensor
-from blobstore.source.weights import FP8_BLOCK, Form, SourceWeight
+from blobstore.source.folders import Folder, Found
+from blobstore.source.inventory import Inventory
+from blobstore.source.weights import FP8_BLOCK, Form, SourceFile, SourceTensor, SourceWeight
 
 _UNKNOWN = {"mtime_ns": None, "version": None}
 _AGAIN = "Make the plan again."

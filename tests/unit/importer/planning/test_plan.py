@@ -21,7 +21,7 @@ from blobstore.formats.safetensors.codec import parse_header
 from blobstore.importer.planning.outputs import ImportPlan, PlannedBlob
 from blobstore.importer.planning.plan import make_plan
 from blobstore.importer.policies.options import ImportOptions
-from blobstore.source.inventory import SourceTensor
+from blobstore.source.weights import SourceTensor
 from blobstore.store.stored import stored_tensors
 
 MLP = "model.layers.0.mlp"

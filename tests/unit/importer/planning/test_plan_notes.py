@@ -12,7 +12,7 @@ from blobstore import plan_import
 from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.importer.planning.plan import make_plan
 from blobstore.importer.policies.options import ImportOptions
-from blobstore.source.inventory import SourceTensor
+from blobstore.source.weights import SourceTensor
 
 COHERE = "Cohere2MoeForCausalLM"
 

@@ -23,7 +23,7 @@ from blobstore.importer.planning.outputs import ImportPlan
 from blobstore.importer.planning.plan import make_plan
 from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.policies.rules import MAX_PATTERNS, NameIndex, Rule, RuleBook, escaped
-from blobstore.source.inventory import SourceTensor
+from blobstore.source.weights import SourceTensor
 from blobstore.store.local.store import Store
 
 MLP = "model.layers.0.mlp"

@@ -120,3 +120,15 @@ def test_a_damaged_blob_is_counted_as_stored_and_said(tmp_path: Path) -> None:
     assert found.parameter_count == {"BF16": 12, "U32": 32}
     assert "looks like a blob of a store, but tensor 'x'" in found.notes[0]
     assert json.dumps(found.notes)
+
+
+def test_scales_of_modelopt_that_have_other_rows(tmp_path: Path) -> None:
+    """Two rows of producers are called "ModelOpt NVFP4", and each has its own reader."""
+    tensors = {
+        "a.weight": ("U8", (ROWS, COLS // 2)),
+        "a.weight_scale": ("F8_E4M3", (ROWS * 2, COLS // 32)),
+        "a.weight_scale_2": ("F32", ()),
+    }
+    found = inspect(write_sparse(tmp_path / "m.safetensors", tensors))
+    assert [tensor.packing for tensor in found.tensors] == [None, None, None]
+    assert "the scales do not have the groups of nvfp4/16" in " ".join(found.notes)
