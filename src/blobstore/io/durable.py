@@ -330,7 +330,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def remove_if_there(path: Path) -> bool:
-    """Remove a file; return False when there was none."""
+    """Remove a file; return False if it was missing."""
     try:
         path.unlink()
     except FileNotFoundError:

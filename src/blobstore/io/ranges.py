@@ -71,7 +71,7 @@ class OpenReader:
     """Bytes that `digest` reads at a time."""
 
     def fileno(self) -> int | None:
-        """Return the open file's descriptor, to map, link or clone it; None if there is none."""
+        """Return the open file's descriptor, to map, link or clone it, or None."""
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``offset``. Raises: as `RangeReader.readinto`."""

@@ -26,7 +26,7 @@ from blobstore.source.producers import (
     OWN,
     SIGNATURES,
     Producer,
-    Stored,
+    TensorLike,
     counting_row,
     importing_row,
 )
@@ -48,7 +48,9 @@ _CODES = FP8 | _INTEGERS
 
 
 def look_packed(
-    tensors: Mapping[str, Stored], everything: Mapping[str, Stored], config: SourceConfig | None
+    tensors: Mapping[str, TensorLike],
+    everything: Mapping[str, TensorLike],
+    config: SourceConfig | None,
 ) -> Iterator[tuple[str, str]]:
     """Yield the names of ``tensors`` that seem to hold packed weights, and why it seems so.
 
@@ -70,14 +72,16 @@ def look_packed(
     yield from _unexplained(tensors, config or SourceConfig())
 
 
-def _may_be_weight(name: str, tensor: Stored) -> bool:
+def _may_be_weight(name: str, tensor: TensorLike) -> bool:
     """Return True for everything called a weight, and for matrices of experts except scales."""
     return name.endswith(".weight") or (
         is_expert(name) and len(tensor.shape) > 1 and "scale" not in name.rpartition(".")[2]
     )
 
 
-def _unexplained(tensors: Mapping[str, Stored], config: SourceConfig) -> Iterator[tuple[str, str]]:
+def _unexplained(
+    tensors: Mapping[str, TensorLike], config: SourceConfig
+) -> Iterator[tuple[str, str]]:
     """Yield the tensors that config.json calls quantized, and that are stored in an unknown way."""
     method, settings = config.quant_method, config.mlx_quantization
     for name, tensor in tensors.items():

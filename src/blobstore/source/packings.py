@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from blobstore.formats.dtypes import DType
 from blobstore.source import producers
-from blobstore.source.producers import Producer, Stored
+from blobstore.source.producers import Producer, TensorLike
 
 if TYPE_CHECKING:
     from blobstore.formats.checkpoint import SourceConfig
@@ -75,7 +75,7 @@ class _Found:
 
     row: Producer
     name: str
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, TensorLike]
     config: Callable[[], SourceConfig | None]
 
     @property
@@ -87,10 +87,10 @@ class _Found:
         return self.tensors[self.name].shape
 
     @property
-    def scale(self) -> Stored:
+    def scale(self) -> TensorLike:
         return self.tensors[self.base + self.row.scale]
 
-    def beside(self, suffix: str) -> Stored | None:
+    def beside(self, suffix: str) -> TensorLike | None:
         return self.tensors.get(self.base + suffix)
 
     @property
@@ -121,7 +121,7 @@ class _Found:
 def read_packing(
     row: Producer,
     name: str,
-    tensors: Mapping[str, Stored],
+    tensors: Mapping[str, TensorLike],
     config: Callable[[], SourceConfig | None],
 ) -> PackedWeight:
     """Return the weight ``name`` of that row, unpacked; ``tensors`` may hold its companions.

@@ -42,7 +42,7 @@ from typing import Protocol
 from blobstore.formats.dtypes import FLOATS, DType
 
 
-class Stored(Protocol):
+class TensorLike(Protocol):
     """A stored tensor, whatever else is known of it."""
 
     @property
@@ -82,7 +82,7 @@ class Producer:
         """The suffix of the scales in the source."""
         return next(suffix for suffix, stored in self.companions.items() if stored == ".scale")
 
-    def stores(self, name: str, tensors: Mapping[str, Stored]) -> bool:
+    def stores(self, name: str, tensors: Mapping[str, TensorLike]) -> bool:
         """Return True when the tensor is a weight of this row: its companions are present too."""
         if tensors[name].dtype not in self.weight_dtypes or not name.endswith(self.weight):
             return False
@@ -328,18 +328,18 @@ _IMPORTED_BY_DTYPE = _by_dtype(IMPORTED)
 _COUNTED_BY_DTYPE = _by_dtype(COUNTED)
 
 
-def importing_row(name: str, tensors: Mapping[str, Stored]) -> Producer | None:
+def importing_row(name: str, tensors: Mapping[str, TensorLike]) -> Producer | None:
     """Return the imported row that a tensor is a weight of, or None for any other tensor."""
     return _row(name, tensors, _IMPORTED_BY_DTYPE)
 
 
-def counting_row(name: str, tensors: Mapping[str, Stored]) -> Producer | None:
+def counting_row(name: str, tensors: Mapping[str, TensorLike]) -> Producer | None:
     """Return the row that a tensor is a weight of, imported or not; None for any other tensor."""
     return _row(name, tensors, _COUNTED_BY_DTYPE)
 
 
 def _row(
-    name: str, tensors: Mapping[str, Stored], rows: Mapping[DType, tuple[Producer, ...]]
+    name: str, tensors: Mapping[str, TensorLike], rows: Mapping[DType, tuple[Producer, ...]]
 ) -> Producer | None:
     candidates = rows.get(tensors[name].dtype, ())
     return next((row for row in candidates if row.stores(name, tensors)), None)

@@ -67,7 +67,7 @@ class WebFolder(Folder):
         budget: Budget | None = None,
     ) -> None:
         """Raises: UsageError (rule R2) when ``base_url`` is not a web address, or has a query."""
-        from blobstore.io.http.addresses import WebAddress
+        from blobstore.io.http.web_addresses import WebAddress
 
         address = WebAddress.parse(base_url)
         if "?" in address.target:

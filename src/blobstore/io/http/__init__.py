@@ -7,9 +7,9 @@ router, a neighbour); the user may name private addresses. An address is checked
 resolved, and the checked address is the one that is connected to.
 
 *As whom.* A token is for one origin (scheme, host, port; RFC 9110 section 4.3.1), and stays behind
-when a redirect leads to another, for good. It is sent in the clear only in a private network. There
-are no cookies, and the realm of a 401 is not read. TLS certificates and names are always
-checked. The environment is not read: no netrc, and no proxies, because behind a proxy the address
+when a redirect leads to another, for good. It is sent in the clear only in a private network.
+Cookies are not kept, and the realm of a 401 is not read. TLS certificates and names are always
+checked. The environment is not read: neither netrc nor proxies, because behind a proxy the address
 that is connected to is unknown.
 
 *How much.* Replies are asked for as they are (``Accept-Encoding: identity``) and refused when

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Self, cast
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError, from_os_error
 from blobstore.io.budget import Budget, RequestLimits, RetryPolicy
-from blobstore.io.http.addresses import WebAddress, is_public
 from blobstore.io.http.connections import CheckedBackend, RequestContext
 from blobstore.io.http.replies import Reply
+from blobstore.io.http.web_addresses import WebAddress, is_public
 
 if TYPE_CHECKING:
     import httpcore2

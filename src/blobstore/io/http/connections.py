@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from blobstore.errors import RemoteError, UsageError
 from blobstore.io.budget import RequestLimits
-from blobstore.io.http.addresses import WebAddress
+from blobstore.io.http.web_addresses import WebAddress
 
 if TYPE_CHECKING:
     import ssl

@@ -38,7 +38,7 @@ from blobstore.errors import (
     NotFoundError,
     RemoteError,
 )
-from blobstore.io.http.addresses import WebAddress
+from blobstore.io.http.web_addresses import WebAddress
 
 if TYPE_CHECKING:
     import httpcore2

@@ -26,8 +26,8 @@ from support.servers import (
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, StorageError
 from blobstore.io.budget import RetryPolicy
-from blobstore.io.http.addresses import WebAddress
 from blobstore.io.http.client import HttpClient, RequestTarget, redirected
+from blobstore.io.http.web_addresses import WebAddress
 
 RETRY_POLICY = RetryPolicy(
     connect_s=60, silence_s=60, deadline_s=240, attempts=3, backoff_s=0.001, longest_wait_s=2

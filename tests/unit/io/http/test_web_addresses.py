@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 from support.corpus import refusal
 
 from blobstore.errors import BlobStoreError, RemoteError, UsageError
-from blobstore.io.http.addresses import WebAddress, is_public
 from blobstore.io.http.connections import _resolve
+from blobstore.io.http.web_addresses import WebAddress, is_public
 
 HERE = WebAddress.parse("https://example.org/a/b?q=1")
 
