@@ -20,15 +20,11 @@ TREES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py
 
 # Names that may be defined in several modules, with the reason. An unused entry fails.
 SHARED_NAMES = {
-    "register": "each module of commands adds its own to the app",
     "verdict": "one for each runtime, in on_mlx_lm and on_ollama",
 }
 SHARED_FILES = {
     "blobs": "testing/ is cut as the ports of a store are",
-    "care": "views/ has the documents that the commands of cli/ print",
-    "comparing": "views/ and cli/, as care",
-    "importing": "views/ and cli/, as care",
-    "models": "views/ and cli/, as care; testing/, as blobs",
+    "models": "cli/ has the commands of models; testing/, as blobs",
 }
 
 # What plain English says otherwise: a pattern, and what to write instead.
