@@ -151,7 +151,7 @@ def repair(
     beside = {"importance": importance, "draft": draft, "modelfile": modelfile}
     with progress_bar() as progress:
         result = repair_model(
-            name, source_at(source), store=opened, **beside, jobs=jobs, progress=progress
+            name, source and source_at(source), store=opened, **beside, jobs=jobs, progress=progress
         )
     with suppress(ReaderGoneError):
         show_view(RepairView.model_validate(result), _show_repair, as_json=as_json)

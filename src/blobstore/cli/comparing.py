@@ -57,8 +57,9 @@ def quality(
 
     opened = stores_at(store, lower)
     with progress_bar() as progress:
-        source = source_at(against) or against
-        report = measure_quality(name, source, store=opened, jobs=jobs, progress=progress)
+        report = measure_quality(
+            name, source_at(against), store=opened, jobs=jobs, progress=progress
+        )
     show_view(QualityView.of(report), _show_quality, as_json=as_json)
 
 

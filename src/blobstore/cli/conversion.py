@@ -153,7 +153,7 @@ def import_(
     budget = parse_size(memory) if memory is not None else None
     with progress_bar() as progress:
         made = (
-            plan_import(source_at(source), jobs=jobs, progress=progress, **options)
+            plan_import(source, jobs=jobs, progress=progress, open_source=source_at, **options)
             if planned is None
             else _travelled(planned, source, options)
         )
@@ -187,7 +187,7 @@ def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
     ]:
         message = f"{flags_of(given[0])[0]} can't be used with --plan, which has decided everything"
         raise UsageError(message, hint="Make the plan with it.")
-    return read_plan(planned, source=source_at(source), open_source=source_at)
+    return read_plan(planned, source=source, open_source=source_at)
 
 
 def _model_name(text: str, modelfile: str | None) -> ModelName:
@@ -238,7 +238,7 @@ def plan(
     from blobstore.views.checkpoints import PlanView
 
     with progress_bar() as progress:
-        made = plan_import(source_at(source), jobs=jobs, progress=progress, **options)
+        made = plan_import(source, jobs=jobs, progress=progress, open_source=source_at, **options)
     _print_notes(made)
     runs_in = made.runs_in
     if check:

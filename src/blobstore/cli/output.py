@@ -137,7 +137,7 @@ def store_at(folder: str | None, wait_s: float | None = None, *, may_be_new: boo
     return store
 
 
-def source_at(address: str | None) -> str | Folder | None:
+def source_at(address: str) -> str | Folder:
     """Return an address as an open folder, with the Hub's token where it is the Hub's.
 
     The token is a secret between its owner and the Hub. A path is returned as it is.
@@ -146,7 +146,7 @@ def source_at(address: str | None) -> str | Folder | None:
     """
     from blobstore.source.addresses import is_address, open_folder
 
-    if address is None or not is_address(address):
+    if not is_address(address):
         return address
     endpoint = hub_endpoint()
     return open_folder(address, token=token_for(address, endpoint), endpoint=endpoint)

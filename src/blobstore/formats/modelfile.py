@@ -190,7 +190,7 @@ def check_requires(text: str) -> str:
     return version
 
 
-def resolve_path(text: str, folder: Path, home: Path) -> Path:
+def resolve_path(text: str, folder: Path, home: Path) -> str:
     """Return the path that FROM or DRAFT means in a Modelfile of ``folder``; ``~`` is ``home``.
 
     Source: ollama/ollama@00dc3af8 parser/parser.go `expandPath`. Ollama then tries the current
@@ -200,14 +200,13 @@ def resolve_path(text: str, folder: Path, home: Path) -> Path:
     if "\0" in text:
         raise UsageError(f"{quoted(text)} is not a path")
     if text == "~" or text.startswith("~/"):
-        return home / text[1:].lstrip("/")
+        return str(home / text[1:].lstrip("/"))
     if text.startswith("~"):
         raise UsageError(
             f"{quoted(text)}: the folder of another user is not looked up",
             hint="Write the whole path.",
         )
-    # An address is kept whole, so that its refusal names it.
-    return Path(text) if "://" in text else folder / text
+    return text if "://" in text else str(folder / text)
 
 
 def _check_sources(commands: Iterable[Command], what: str) -> None:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from operator import eq
-from pathlib import Path
 from typing import Any
 
 from blobstore.errors import (
@@ -71,10 +70,11 @@ class _Given:
     ) -> _Given:
         """Return them, read. Raises: as `plan_import`."""
         options = ImportOptions.parse(modelfile=modelfile)
-        path = Path(draft) if draft is not None else options.draft
+        beside = draft if draft is not None else options.draft
+        read = read_inventory(beside) if beside is not None else None
         return cls(
-            read_inventory(source, without=path),
-            read_inventory(path) if path is not None else None,
+            read_inventory(source, without=read.folder if read is not None else None),
+            read,
             Importance.parse(importance) if importance is not None else None,
             options.modelfile,
         )

@@ -32,7 +32,7 @@ from blobstore.importer.writing import copy_file, least_memory, usual_memory, wr
 from blobstore.io.workers import Progress, begun, silent, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
-from blobstore.source.addresses import Source
+from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.store.ports import Finished, Home, Session
 
@@ -116,6 +116,7 @@ def plan_import(
     *,
     jobs: int | None = None,
     progress: Progress | None = None,
+    open_source: OpenSource = open_folder,
     **options: Unpack[ImportArguments],
 ) -> ImportPlan:
     """Return what an import of ``source`` would write.
@@ -125,6 +126,7 @@ def plan_import(
     ``source``: a .safetensors file or a checkpoint folder; None is what the Modelfile's FROM names.
     ``options``: `ImportArguments`, all optional. With a target (``target_size``, ``target_bpw``)
     weights are read too, by ``jobs`` threads (None: one a core), of which ``progress`` is told.
+    ``open_source`` opens a source, or a draft, that is given as a text: with a token, perhaps.
 
     Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError,
     UnsupportedSourceError, LimitExceededError, StorageError: see `read_inventory` and `make_plan`.
@@ -136,8 +138,9 @@ def plan_import(
             "there is no source to import",
             hint="Name a checkpoint, or a Modelfile with modelfile=FILE.",
         )
-    draft = read_inventory(parsed.draft) if parsed.draft is not None else None
-    inventory = read_inventory(chosen, without=parsed.draft)
+    draft = read_inventory(open_source(parsed.draft)) if parsed.draft is not None else None
+    opened = open_source(chosen) if isinstance(chosen, str) else chosen
+    inventory = read_inventory(opened, without=draft.folder if draft is not None else None)
     if parsed.decide is not None:
         parsed = replace(
             parsed, rules=(*_decided(inventory, parsed, draft, parsed.decide), *parsed.rules)

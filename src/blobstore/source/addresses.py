@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -63,6 +64,10 @@ _FILE_ENDS = (SUFFIX, ".json")
 _READ = ("http", "https", "hf")
 _LONGEST_REF = 1024
 _SHOWN = 5
+
+
+OpenSource = Callable[[str], Source]
+"""What opens a source that is named by a text."""
 
 
 def is_web_address(text: str) -> bool:

@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from blobstore.errors import AccessError, InvalidNameError, quoted
 from blobstore.formats.coverage import LeftOut
-from blobstore.io.ranges import Identity, SourceReader, real_path
+from blobstore.io.ranges import Identity, SourceReader
 from blobstore.names import relative_path
 from blobstore.source.folders import Entry, Folder, Found
 
@@ -66,8 +65,9 @@ _CACHES = ("__pycache__/", "*.pyc")
 
 HIDDEN = "hidden, so not part of the checkpoint"
 STORE = "a store of models, so not part of the checkpoint"
-NOT_ITS_OWN = frozenset({HIDDEN, STORE})
-"""The reasons of files that are not the checkpoint's: they differ between copies of it."""
+UNLISTED = "their server does not list them, so nothing is known of them"
+NOT_ITS_OWN = frozenset({HIDDEN, STORE, UNLISTED})
+"""The reasons of files that are not counted as the checkpoint's own."""
 NOT_NAMED = "safetensors that are not part of the checkpoint"
 _BEYOND = f"beyond the {MAX_ENTRIES:,} files and folders that are read"
 _BY_PATTERN = (
@@ -122,16 +122,18 @@ class OtherFiles:
     left_out: tuple[LeftOut, ...] = ()
 
 
-def other_files(folder: Folder, own: Collection[str], without: Path | None = None) -> OtherFiles:
-    """Return the files of ``folder`` except the names ``own`` and the path ``without``.
+def other_files(folder: Folder, own: Collection[str], without: Folder | None = None) -> OtherFiles:
+    """Return the files of ``folder`` except the names ``own`` and the folder ``without``.
 
     ``without`` is a draft model.
 
     Raises: StorageError, RemoteError when the folder can't be listed; NotFoundError for a link to a
     missing file.
     """
-    walk = _Walk(folder, frozenset(own), real_path(without) if without is not None else None)
+    walk = _Walk(folder, frozenset(own), without.key.rstrip("/") if without is not None else None)
     walk.run()
+    if folder.names() is None:
+        walk.left_out.append(LeftOut("files of other names", UNLISTED))
     return OtherFiles(
         tuple(sorted(walk.kept, key=lambda file: file.name)),
         tuple(sorted(walk.left_out, key=lambda one: one.name)),

@@ -187,12 +187,6 @@ class HubFolder(WebFolder):
         return self._target.url(self._endpoint, self._commit)
 
     @property
-    def key(self) -> str:
-        """The ``hf://`` address at the commit."""
-        path = "/".join(filter(None, (self._target.path, self.file)))
-        return str(replace(self._target, revision=self._commit or self._target.revision, path=path))
-
-    @property
     def stem(self) -> str:
         """The file's name without its suffix, else the folder's, else the repository's."""
         last = self._target.path or self._target.repository
@@ -201,7 +195,8 @@ class HubFolder(WebFolder):
     @property
     def address(self) -> str:
         """The ``hf://`` address at the commit."""
-        return self.key
+        path = "/".join(filter(None, (self._target.path, self.file)))
+        return str(replace(self._target, revision=self._commit or self._target.revision, path=path))
 
     def as_file(self) -> None:
         """Return None: the listing says which paths are files."""

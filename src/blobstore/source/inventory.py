@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 from blobstore.errors import (
@@ -39,7 +38,7 @@ from blobstore.names import file_name
 from blobstore.source.addresses import Source, open_folder
 from blobstore.source.assembly import source_weights
 from blobstore.source.files import KeptFile, OtherFiles, other_files, other_weights
-from blobstore.source.folders import Folder, folder_or_file
+from blobstore.source.folders import Folder, LocalFolder, folder_or_file
 from blobstore.source.producers import OWN
 from blobstore.source.shards import (
     SUFFIX,
@@ -96,10 +95,10 @@ class Inventory:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def read_inventory(source: Source, *, without: Path | None = None) -> Inventory:
+def read_inventory(source: Source, *, without: Folder | None = None) -> Inventory:
     """Return the inventory of a .safetensors file or a checkpoint folder.
 
-    The path ``without``, a draft model, is left out.
+    The folder ``without``, a draft model, is left out.
 
     Raises: as `open_folder`; NotFoundError (no weights, a missing shard, a link to a missing file),
     HeaderError, DocumentError (config.json, index), CorruptDataError (index and shards
@@ -127,7 +126,9 @@ def _read_single(folder: Folder, name: str) -> Inventory:
     return Inventory(folder.place(name), folder, (file,), _tensors([(file, header)]), {}, None)
 
 
-def _read_folder(folder: Folder, without: Path | None, asked: WeightSet | None = None) -> Inventory:
+def _read_folder(
+    folder: Folder, without: Folder | None, asked: WeightSet | None = None
+) -> Inventory:
     listed = folder.names()
     names = listed if listed is not None else [entry.name for entry in folder.scan()]
     weights = asked or _choose(folder, names)
@@ -200,6 +201,8 @@ def _weights_hint(folder: Folder, names: list[str]) -> str | None:
         return f"{other} is not safetensors: convert it first."
     if (inner := folder_with_weights(folder)) is not None:
         return f"A folder in it has some: {shlex.join(('blobstore', 'import', str(inner)))}"
+    if not names and not isinstance(folder, LocalFolder):
+        return "Check the address; a private repository needs a token."
     return None
 
 

@@ -298,7 +298,7 @@ PATHS = {
 
 @pytest.mark.parametrize("text", PATHS)
 def test_a_path_is_relative_to_the_modelfile(text: str) -> None:
-    assert resolve_path(text, Path("/m"), Path("/home/me")) == Path(PATHS[text])
+    assert resolve_path(text, Path("/m"), Path("/home/me")) == PATHS[text]
 
 
 @pytest.mark.parametrize("text", ["~root/w", "a\0b"])

@@ -348,5 +348,35 @@ def test_a_mirror_without_the_api_is_a_web_folder(
     blobstore.import_model(open_hub(endpoint), "m", store=store)
     assert "tokenizer.model" in layers(store, "m")
     server.play(files({}))
-    with pytest.raises(NotFoundError, match="no weights in hf://org/name"):
+    with pytest.raises(NotFoundError, match="no weights in hf://org/name") as caught:
         blobstore.plan_import(open_hub(endpoint))
+    assert caught.value.hint == "Check the address; a private repository needs a token."
+
+
+def test_a_modelfile_and_a_draft_name_addresses(
+    server: Server,
+    endpoint: str,
+    checkpoint: Path,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_checkpoint(checkpoint / "draft", config=LLAMA_CONFIG)
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    server.play(hub(checkpoint))
+    (tmp_path / "Modelfile").write_text("FROM hf://org/name\nDRAFT hf://org/name/draft\n")
+    at = ["-f", str(tmp_path / "Modelfile"), "--store", str(store.root)]
+    assert run(["import", "there", *at]) == 0
+    blobstore.import_model(checkpoint, "here", store=store, draft=checkpoint / "draft")
+    assert layers(store, "there") == layers(store, "here")
+    assert "draft/config.json" in layers(store, "here")
+
+
+def test_files_that_a_server_does_not_list_are_not_counted(
+    server: Server, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.play(served(checkpoint))
+    assert run(["plan", server.at("name/")]) == 0
+    shown = capsys.readouterr().out
+    assert "4 of 4 files stored" in shown
+    assert "files of other names: their server does not list them" in shown

@@ -17,7 +17,7 @@ import base64
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,7 +60,7 @@ from blobstore.importer.policies.rules import Importance
 from blobstore.io.ranges import FileReader, Identity, SourceReader
 from blobstore.kernels.scales import check_method
 from blobstore.names import relative_path
-from blobstore.source.addresses import Source, open_folder
+from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.files import KeptFile, OtherFiles
 from blobstore.source.folders import Folder, Found
 from blobstore.source.inventory import Inventory
@@ -75,7 +75,7 @@ def read_plan(
     path: str | os.PathLike[str],
     *,
     source: Source | None = None,
-    open_source: Callable[[str], Source | None] = open_folder,
+    open_source: OpenSource = open_folder,
 ) -> ImportPlan:
     """Return the plan in a file, to be carried out from its source, or from a copy at ``source``.
 
@@ -98,13 +98,12 @@ def read_plan(
         ) from None
 
 
-def _plan(
-    document: PlanDocument, elsewhere: Source | None, open_source: Callable[[str], Source | None]
-) -> ImportPlan:
+def _plan(document: PlanDocument, elsewhere: Source | None, open_source: OpenSource) -> ImportPlan:
     copies = [layer for layer in document.layers if isinstance(layer, PlanCopy)]
     inventories = []
     for number, one in enumerate(document.inventories):
-        source = (elsewhere if number == 0 else None) or open_source(one.source) or one.source
+        named = (elsewhere if number == 0 else None) or one.source
+        source = open_source(named) if isinstance(named, str) else named
         kept = [copy.file for copy in copies if copy.inventory == number]
         inventories.append(_inventory(one, source, kept))
     tensors = [list(inventory.tensors.values()) for inventory in inventories]

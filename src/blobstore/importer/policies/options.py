@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,8 +113,8 @@ class ImportOptions:
     experts: Experts | None = None
     alignment: int | None = None
     modelfile: Modelfile = field(default_factory=Modelfile)
-    source: Path | None = None
-    draft: Path | None = None
+    source: str | None = None
+    draft: str | None = None
     draft_type: QuantType | None = None
 
     @classmethod
@@ -144,7 +145,7 @@ class ImportOptions:
             target=SizeTarget.parse(given.get("target_size"), given.get("target_bpw")),
             modelfile=modelfile,
             source=_resolved(modelfile.source, folder),
-            draft=Path(draft) if draft else None,
+            draft=os.fspath(draft) if draft else None,
             draft_type=_type(given.get("draft_quant")),
         )
         _check(options)
@@ -353,7 +354,7 @@ def _modelfile(given: ImportArguments) -> tuple[Modelfile, Path]:
     ), folder
 
 
-def _resolved(path: str | None, folder: Path) -> Path | None:
+def _resolved(path: str | None, folder: Path) -> str | None:
     return resolve_path(path, folder, Path.home()) if path else None
 
 
