@@ -114,7 +114,7 @@ def test_settings_that_do_not_fit_are_not_believed(
         f'"digest":"{Digest.of(config)}","size":{len(config)}',
     )
     write_manifest(store, "other", beside.record["manifest"].replace(old, new))
-    with pytest.raises(CorruptDataError, match="can't be told"):
+    with pytest.raises(CorruptDataError, match="can't be inferred"):
         blobstore.open_model("other", store=store)
     assert any("can't be told" in blob.reason for blob in verify(store, ["other"]).damaged)
 
