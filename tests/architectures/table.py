@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -16,29 +17,32 @@ _GOOD = {Verdict.RIGHT, Verdict.REFUSED, Verdict.NOT_COMPARED}
 _BAD = {Verdict.WRONG, Verdict.CRASHED}
 _PACKAGES = ("mlx-lm", "mlx", "transformers")
 _NAME = re.compile(r"'[^']+'")
-_INTRODUCTION = (
-    "Each row is a checkpoint of a few layers with random weights, in the layout in which",
-    "checkpoints of the architecture are published. It is imported as each type, loaded, and",
-    "exported for mlx-lm. ✓ means: the loaded network gives the logits of the exported folder in",
-    "mlx-lm (bit for bit, but for heads that mlx-lm normalises again), and each of its weights",
-    "has a cosine of at least 0.99 (4 bits) or 0.999 (8 bits) with the one that mlx-lm has of the",
-    "checkpoint itself; what is not quantized is equal. The number is the percentage of",
-    "parameters that mlx-lm holds quantized, `+ n` that of those which are stored quantized and",
-    "become values when the model is loaded, because mlx-lm computes with them or moves them",
-    "within a group: `plan` says of the same models that they are partly dequantized. *Refused*",
-    "means: `plan` and `import` say why, and nothing is written.",
-)
-_CONVERTED = (
-    "Each row is a checkpoint of [the table of architectures](architectures.md) that mlx-lm's own",
-    "code has converted, as `mlx_lm.convert` does it, imported as it is. ✓ means: the network",
-    "that is loaded from the store, and the folder that is exported for mlx-lm, have each",
-    "parameter of the converted folder, bit for bit, and give the same logits; `--quant int4`",
-    "quantizes floats, and is refused for codes. *Refused* means: `plan` and `import` name a",
-    "tensor and say why. *Not compared* means: mlx-lm can't convert or load it.",
-    "",
-    "Bailing with `norm_head` is not among them: mlx-lm 0.32.2 quantizes its head, and divides",
-    "the codes by norms when it loads them. From a store it gets the head's values.",
-)
+_INTRODUCTION = """\
+Each row is a checkpoint of a few layers with random weights, in the layout in which checkpoints of
+the architecture are published. It is imported as each type, loaded, and exported for mlx-lm.
+
+- ✓: the loaded network gives the logits of the exported folder in mlx-lm (bit for bit, except for
+  heads that mlx-lm normalises again). Each of its weights has a cosine of at least 0.99 (4 bits) or
+  0.999 (8 bits) with the weight that mlx-lm loads from the checkpoint itself. Unquantized weights
+  are equal.
+- The number is the percentage of parameters that mlx-lm holds quantized. `+ n` is the percentage of
+  those that are stored quantized and become values when the model is loaded, because mlx-lm
+  computes with them or moves them within a group. `plan` calls the same models partly dequantized.
+- *Refused*: `plan` and `import` say why, and nothing is written.
+"""
+_CONVERTED = """\
+Each row is a checkpoint of [the table of architectures](architectures.md). mlx-lm's own code has
+converted it, as `mlx_lm.convert` does, and it is imported as it is.
+
+- ✓: the network loaded from the store, and the folder exported for mlx-lm, have each parameter of
+  the converted folder, bit for bit, and give the same logits. `--quant int4` quantizes floats, and
+  is refused for codes.
+- *Refused*: `plan` and `import` name a tensor and say why.
+- *Not compared*: mlx-lm can't convert or load the checkpoint.
+
+Bailing with `norm_head` is not in the table: mlx-lm 0.32.2 quantizes its head, and divides the
+codes by norms when it loads them. From a store mlx-lm gets the head's values.
+"""
 
 
 def good(row: Row) -> bool:
@@ -64,13 +68,12 @@ def table(rows: Sequence[Row], date: str) -> str:
         "",
         _made_by("python tests/architectures", date),
         "",
-        *_INTRODUCTION,
-        "",
+        *_INTRODUCTION.split("\n"),
         *_totals(inside),
         "",
     ]
     heads = [str(quant or "none") for quant in TYPES]
-    return "\n".join([*head, *_lines(inside, heads), "", *_reasons(inside), *_outside(outside), ""])
+    return _page([*head, *_lines(inside, heads), "", *_reasons(inside), *_outside(outside), ""])
 
 
 def converted_table(rows: Sequence[Row], date: str) -> str:
@@ -80,17 +83,29 @@ def converted_table(rows: Sequence[Row], date: str) -> str:
         "",
         _made_by("python tests/architectures --converted", date),
         "",
-        *_CONVERTED,
-        "",
+        *_CONVERTED.split("\n"),
     ]
-    return "\n".join(
+    return _page(
         [*head, *_lines(rows, list(CONVERSIONS)), "", "## Why not", "", *_common_reasons(rows), ""]
+    )
+
+
+def _page(lines: Sequence[str]) -> str:
+    return "\n".join(part for line in lines for part in _wrapped(line))
+
+
+def _wrapped(line: str) -> list[str]:
+    if not line or line.startswith(("|", "#")):
+        return [line]
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.wrap(
+        line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
 def _made_by(command: str, date: str) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
-    return f"Made by `{command}` on {date} with {versions}; do not edit."
+    return f"Made by `{command}` on {date} with {versions}; do not edit this page."
 
 
 def _lines(rows: Sequence[Row], heads: Sequence[str]) -> list[str]:
@@ -169,4 +184,8 @@ def _outside(rows: Sequence[Row]) -> list[str]:
         )
         for row in rows
     ]
-    return ["## Not counted: what mlx-lm itself can't run here", "", *lines] if lines else []
+    return (
+        ["## Not counted: architectures that mlx-lm itself can't run here", "", *lines]
+        if lines
+        else []
+    )
