@@ -116,7 +116,7 @@ def import_(
         str | None,
         typer.Argument(
             metavar="SOURCE",
-            help="A .safetensors file or a checkpoint folder. "
+            help="A .safetensors file or a folder, here or at an http(s):// or hf:// address. "
             "With --modelfile, a single argument is the NAME.",
         ),
     ] = None,
@@ -212,7 +212,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="SOURCE",
-            help="A .safetensors file or a checkpoint folder [default: the Modelfile's FROM].",
+            help="As for import [default: the Modelfile's FROM].",
         ),
     ] = None,
     *,
