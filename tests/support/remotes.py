@@ -8,7 +8,8 @@ from blobstore.formats.safetensors.header import header_end
 from blobstore.io.budget import Budget, RequestLimits
 from blobstore.io.http.client import HttpClient
 from blobstore.io.http.reader import HttpReader, Remote as PlainRemote, Wanted
-from blobstore.source.hub import HUB, HubFolder, HubTarget
+from blobstore.source.folders import HUB
+from blobstore.source.hub import HubFolder, HubTarget
 from blobstore.source.web import WebFolder
 
 

@@ -18,7 +18,6 @@ import typer
 
 from blobstore.cli.output import emit, printable, store_at
 from blobstore.errors import BlobStoreError, UsageError
-from blobstore.formats.quant import QuantType
 
 _FILES = ":files"
 _LONGEST_MEANING = 80
@@ -209,6 +208,8 @@ def _values(
     metavar = position.metavar
     words: list[str] = metavar.split("|") if _CHOICES.fullmatch(metavar) else []
     if metavar == "TYPE":
+        from blobstore.formats.quant import QuantType
+
         words = [kind.value for kind in QuantType]
     elif metavar in _MODELS:
         words = models(position.store)

@@ -80,19 +80,16 @@ CopyUp = Annotated[
 ]
 
 
-_TYPES: dict[Any, Any] = {bool: bool, int | None: int | None, float | None: float | None}
-_TYPES[Sequence[str]] = list[str] | None  # of all others a command line makes a text
+# What a command line makes of a value's type; of all others a text.
+_TYPES: dict[Any, Any] = {kind: kind for kind in (bool, int | None, float | None)}
+_TYPES[Sequence[str]] = list[str] | None
 
 
 def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command, whose ``**options`` typer now sees as the options of an import."""
     own = inspect.signature(command, eval_str=True)
     *named, _ = own.parameters.values()
-    options = [
-        _parameter(name, *get_args(hint))
-        for name, hint in get_type_hints(ImportArguments, include_extras=True).items()
-    ]
-    ordered = sorted([*options, *named], key=lambda one: one.kind)
+    ordered = sorted([*_OPTIONS, *named], key=lambda one: one.kind)
     command.__signature__ = own.replace(parameters=ordered)  # type: ignore[attr-defined]  # typer reads it
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
     return command
@@ -108,6 +105,12 @@ def _parameter(name: str, kind: Any, option: Option) -> inspect.Parameter:
         default=False if kind is bool else None,
         annotation=Annotated[_TYPES.get(kind, str | None), flags],
     )
+
+
+_OPTIONS = [
+    _parameter(name, *get_args(hint))
+    for name, hint in get_type_hints(ImportArguments, include_extras=True).items()
+]
 
 
 @takes_import_options
@@ -338,11 +341,7 @@ def export(
     ],
     form: Annotated[
         str,
-        typer.Option(
-            "--format",
-            metavar="safetensors|mlx",
-            help="mlx writes a folder that mlx_lm.load opens.",
-        ),
+        typer.Option("--format", metavar="safetensors|mlx", help="mlx is for mlx_lm.load."),
     ] = "safetensors",
     dequantize: Annotated[
         str | None,

@@ -41,9 +41,9 @@ from blobstore.cli.output import (
     with_flags,
 )
 from blobstore.errors import StorageError, UsageError
-from blobstore.names import ModelName
 
 if TYPE_CHECKING:
+    from blobstore.names import ModelName
     from blobstore.views.stores import CopyView, ListItemView, ModelView, NewNameView, RemovalView
 
 _DEFAULT_TOKENS = 128
@@ -137,6 +137,7 @@ def show(
 ) -> None:
     """Show a model: its architecture, type and size."""
     from blobstore.inspection.listing import describe, stored_coverage, summarize
+    from blobstore.names import ModelName
     from blobstore.views.stores import ModelView
 
     asked = ModelName.parse(name)
@@ -205,6 +206,7 @@ def run(
 ) -> None:
     """Continue a text with a stored model, using mlx-lm."""
     from blobstore import mlx_lm
+    from blobstore.names import ModelName
     from blobstore.views.stores import RunView
 
     full = ModelName.parse(name)
@@ -228,6 +230,7 @@ def rm(
     as_json: JsonOption = False,
 ) -> None:
     """Remove models, and the blobs that no other model needs."""
+    from blobstore.names import ModelName
     from blobstore.views.stores import RemovalView
 
     asked = list(map(ModelName.parse, names))
@@ -275,6 +278,7 @@ def cp(
             "cp needs a NEW_NAME, or another store",
             hint="blobstore cp --help shows what is possible.",
         )
+    from blobstore.names import ModelName
     from blobstore.views.stores import NewNameView
 
     asked, wanted = ModelName.parse(source), ModelName.parse(source if target is None else target)
@@ -320,6 +324,7 @@ def mv(
     as_json: JsonOption = False,
 ) -> None:
     """Give a model another name."""
+    from blobstore.names import ModelName
     from blobstore.views.stores import NewNameView
 
     asked, wanted = ModelName.parse(source), ModelName.parse(target)

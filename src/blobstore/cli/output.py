@@ -154,7 +154,7 @@ def source_at(address: str) -> str | Folder:
 
 def hub_endpoint() -> str:
     """Return the address of the Hub."""
-    from blobstore.source.hub import HUB
+    from blobstore.source.folders import HUB
 
     return os.environ.get("HF_ENDPOINT") or HUB
 

@@ -35,22 +35,22 @@ from blobstore.errors import (
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import real_path
 from blobstore.names import file_name
-from blobstore.source.folders import REPOSITORY, SNAPSHOTS, SUFFIX, Folder, LocalFolder
-from blobstore.source.hub import (
+from blobstore.source.folders import (
     HUB,
     HUB_SCHEME,
     MAIN,
-    HubFolder,
-    HubTarget,
-    is_repository,
-    parse_hub,
-    parse_hub_page,
+    REPOSITORY,
+    SNAPSHOTS,
+    SUFFIX,
+    Folder,
+    LocalFolder,
 )
 from blobstore.source.shards import is_index
-from blobstore.source.web import WebFolder
 
 if TYPE_CHECKING:
     from blobstore.io.http.reader import Remote
+    from blobstore.source.hub import HubFolder, HubTarget
+    from blobstore.source.web import WebFolder
 
 Source = str | os.PathLike[str] | Folder
 """What functions take that read a checkpoint: a path, an address, or an open folder."""
@@ -102,15 +102,14 @@ def open_folder(
     text = os.fspath(address)
     if not text:
         raise UsageError("the source is empty", hint="Is a variable unset?")
-    hub = endpoint or HUB
-    is_web = isinstance(address, str) and is_web_address(text)
-    target = parse_hub_page(text, hub) if is_web else None
-    if isinstance(address, str) and text.startswith(HUB_SCHEME):
-        target = parse_hub(text)
-    if target is None and not is_web:
+    if not isinstance(address, str) or not is_address(text):
         return _local(text)
     from blobstore.io.http.reader import Remote
+    from blobstore.source.hub import parse_hub, parse_hub_page
 
+    hub = endpoint or HUB
+    is_web = is_web_address(text)
+    target = parse_hub_page(text, hub) if is_web else parse_hub(text)
     remote = Remote(token, ca_file=ca_file)
     return _web(remote, text) if target is None else _hub(remote, target, hub)
 
@@ -136,6 +135,8 @@ def _local(text: str) -> LocalFolder:
 
 
 def _hub(remote: Remote, target: HubTarget, endpoint: str) -> HubFolder:
+    from blobstore.source.hub import HubFolder
+
     path = PurePosixPath(target.path)
     if not _is_file(path.name):
         return HubFolder(remote, target, endpoint)
@@ -144,6 +145,8 @@ def _hub(remote: Remote, target: HubTarget, endpoint: str) -> HubFolder:
 
 
 def _web(remote: Remote, url: str) -> WebFolder:
+    from blobstore.source.web import WebFolder
+
     parts = urlsplit(url)
     above, _, last = parts.path.rpartition("/")
     if not parts.query and not _is_file(unquote(last)):
@@ -190,6 +193,8 @@ def absent(source: str) -> NotFoundError:
 
     What may be a repository of the Hub gets the command for that.
     """
+    from blobstore.source.hub import HubTarget, is_repository
+
     hint, repository = None, _HUB_HOST.sub("", source)
     # A path in a folder that exists is misspelt.
     is_near = os.path.isdir(os.path.dirname(source))  # noqa: PTH112, PTH120

@@ -43,6 +43,9 @@ from blobstore.names import Digest
 
 _T = TypeVar("_T")
 SUFFIX = ".safetensors"
+HUB = "https://huggingface.co"
+HUB_SCHEME = "hf://"
+MAIN = "main"
 REPOSITORY = "models--"
 SNAPSHOTS = "snapshots"
 """Names of folders in the Hugging Face cache."""

@@ -30,15 +30,12 @@ from blobstore.errors import (
 )
 from blobstore.formats import strictjson
 from blobstore.names import Digest, relative_path
-from blobstore.source.folders import Entry, Found
+from blobstore.source.folders import HUB, HUB_SCHEME, MAIN, Entry, Found
 from blobstore.source.web import WebEntry, WebFile, WebFolder, WebIdentity
 
 if TYPE_CHECKING:
     from blobstore.io.http.reader import HttpReader, Remote
 
-HUB = "https://huggingface.co"
-HUB_SCHEME = "hf://"
-MAIN = "main"
 
 # huggingface_hub@1.5 utils/_validators.py `validate_repo_id`: each part of at most 96 characters,
 # none of which is a hyphen or a dot at an end or beside another; repositories without an owner are

@@ -13,7 +13,8 @@ from support.servers import WAIT, Asked, Server, files, part, redirect, reply
 from blobstore.errors import InvalidNameError, NotFoundError, UsageError
 from blobstore.formats.safetensors.codec import header_of as read_header
 from blobstore.io.budget import RetryPolicy
-from blobstore.source.hub import HUB, HubTarget
+from blobstore.source.folders import HUB
+from blobstore.source.hub import HubTarget
 from blobstore.source.web import WebFolder
 
 from .conftest import RETRY_POLICY
