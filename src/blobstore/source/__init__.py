@@ -1,1 +1,1 @@
-"""Source: what a checkpoint consists of, and the values of its weights."""
+"""Source: the files, tensors and weights of a checkpoint, and the weights' values."""

@@ -1,8 +1,8 @@
-"""Addresses: what a user names as a source, local or remote, opened as a folder.
+"""Addresses: a user's text for a source, local or remote, opened as a folder.
 
 A path, ``http://``, ``https://``, or ``hf://ORG/NAME[@REVISION][/PATH]`` (hub.py). Each may name a
 .safetensors file, a shard index, or a folder. For other kinds of addresses the error says how to
-download what they name.
+download the source.
 
 In the Hugging Face cache ``models--ORG--NAME/snapshots/COMMIT`` is a folder of links, one for each
 commit that was used. ``refs/REVISION`` holds the commit that a branch or tag stood for. No name on
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from blobstore.source.web import WebFolder
 
 Source = str | os.PathLike[str] | Folder
-"""What functions take that read a checkpoint: a path, an address, or an open folder."""
+"""The source of functions that read a checkpoint: a path, an address, or an open folder."""
 
 _ADDRESS = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?P<rest>.*)", re.ASCII | re.DOTALL
 )
-"""With one slash where the text has been a `Path`."""
+"""The scheme has one slash if the text was a `Path`."""
 _HUB_HOST = re.compile(r"^(?:hf|huggingface)\.co/")
 _FILE_ENDS = (SUFFIX, ".json")
 _READ = ("http", "https", "hf")
@@ -67,7 +67,7 @@ _SHOWN = 5
 
 
 OpenSource = Callable[[str], Source]
-"""What opens a source that is named by a text."""
+"""A function that opens the source at an address."""
 
 
 def is_web_address(text: str) -> bool:
@@ -91,11 +91,11 @@ def open_folder(
 
     A shard index stands for its folder with the files that it names, and a repository's folder in
     the Hugging Face cache for its snapshot. An open folder is returned as it is. ``token`` is sent
-    to the address's origin and to no other; ``endpoint`` is the Hub's address, when it is another
-    one; ``ca_file`` names certificates (PEM) to trust beside the system's.
+    to the address's origin and to no other; ``endpoint`` is the Hub's address, if it is not the
+    default; ``ca_file`` names certificates (PEM) to trust beside the system's.
 
-    Nothing is asked of a server yet. Raises: UsageError (an empty or invalid address, one of
-    another kind, an invalid token); NotFoundError (no such path); StorageError.
+    No server is asked yet. Raises: UsageError (an empty or invalid address, an unknown kind of
+    address, an invalid token); NotFoundError (no such path); StorageError.
     """
     if not isinstance(address, str | os.PathLike):
         return address
@@ -162,7 +162,7 @@ def _is_file(name: str) -> bool:
 
 
 def refuse_unknown(source: str) -> None:
-    """Raise UsageError for an address of another kind, with what to do instead."""
+    """Raise UsageError for an address of another kind; the hint says what to do instead."""
     match = _ADDRESS.fullmatch(source)
     if match is None or os.path.lexists(source):
         return
@@ -191,7 +191,7 @@ def _what_instead(address: str, scheme: str, rest: str) -> str:
 def absent(source: str) -> NotFoundError:
     """Return the error for a path that does not exist.
 
-    What may be a repository of the Hub gets the command for that.
+    If the path may be a repository of the Hub, the hint gives the command for it.
     """
     from blobstore.source.hub import HubTarget, is_repository
 
@@ -205,7 +205,7 @@ def absent(source: str) -> NotFoundError:
 
 
 def snapshot_in(folder: Path) -> Path:
-    """Return the snapshot of a repository's folder in the cache; every other folder as it is.
+    """Return the snapshot of a repository's folder in the cache; other folders unchanged.
 
     The snapshot is the one that ``refs/main`` names, else the only one. Raises: NotFoundError when
     it is missing; UnsupportedSourceError when there are several and no ``refs/main``; StorageError.

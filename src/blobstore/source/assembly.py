@@ -1,7 +1,7 @@
 """Assembly: the weights of a checkpoint, put together from their tensors, for an import. Pure.
 
-Which tensors are a quantized weight is in producers.py. Tensors that look packed, and are not in a
-row that is imported, are refused by name; nothing is guessed.
+producers.py says which tensors make a quantized weight. Tensors that look packed, but match no
+imported row, are refused by name; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def look_packed(
 ) -> Iterator[tuple[str, str]]:
     """Yield the names of ``tensors`` that seem to hold packed weights, and why it seems so.
 
-    No producer explains ``tensors``; ``everything`` includes the tensors that may lie beside them.
-    One may be named more than once.
+    ``tensors`` match no producer; ``everything`` includes the tensors that may lie beside them. One
+    may be named more than once.
     """
     for sign in SIGNATURES:
         for name, tensor in tensors.items():
@@ -82,7 +82,7 @@ def _may_be_weight(name: str, tensor: TensorLike) -> bool:
 def _unexplained(
     tensors: Mapping[str, TensorLike], config: SourceConfig
 ) -> Iterator[tuple[str, str]]:
-    """Yield the tensors that config.json calls quantized, and that are stored in an unknown way."""
+    """Yield the tensors that config.json calls quantized, but whose format is unknown."""
     method, settings = config.quant_method, config.mlx_quantization
     for name, tensor in tensors.items():
         if method is not None and method not in _KNOWN_METHODS:
@@ -115,8 +115,8 @@ def source_weights(
 ) -> tuple[SourceWeight, ...]:
     """Return the weights of a checkpoint, sorted by name; companions are part of their weight.
 
-    Raises: UnsupportedSourceError naming tensor, format and reason for whatever is packed in
-    another way, has parts that do not fit together, or lacks one, and for two weights of one name.
+    Raises: UnsupportedSourceError, with tensor, format and reason, if a weight is packed in another
+    way, if its parts do not fit together or one is missing, or if two weights have one name.
     """
     found = {name: row for name in tensors if (row := importing_row(name, tensors))}
     consumed = set(found)
@@ -142,7 +142,7 @@ def source_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A quantized weight that was found, and its row."""
+    """A quantized weight in the checkpoint, and its row in producers.py."""
 
     tensors: Mapping[str, SourceTensor]
     given_config: SourceConfig | None
@@ -193,7 +193,7 @@ def _refused(
 
 
 def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight:
-    """Return a weight whose codes are stored as ours are; its companions must have our sizes."""
+    """Return a weight whose codes have our layout; its companions must have our sizes."""
     parts, producer = found.parts, found.producer
     *lead, last = parts[""].shape or (0,)
     if producer.joined:
@@ -233,7 +233,7 @@ def _codes(found: _Found, quantization: Quantization, name: str) -> SourceWeight
 
 
 def _holds(tensor: SourceTensor | None, part: Part) -> bool:
-    """Return True when the tensor has the bytes of that array.
+    """Return True if the tensor has the shape and the dtype of that array.
 
     A scale's E4M3 or E8M0 bits may have any 8-bit dtype.
     """
@@ -280,7 +280,7 @@ def _mlx(found: _Found) -> SourceWeight:
 def _inferred(found: _Found) -> Quantization:
     """Return the only quantization that the tensors' shapes allow.
 
-    Raises: UnsupportedSourceError for none or several.
+    Raises: UnsupportedSourceError if the shapes allow none, or several.
     """
     possible = []
     for quantization in (

@@ -1,8 +1,8 @@
 """Files: the other files of a checkpoint's folder, and which of them an import keeps.
 
-Beside its weights and JSON documents everything that belongs to a checkpoint is kept, subfolders
-included: templates, tokenizers, processors, texts, code (which is never run), and the weights of
-subfolders, as files. Left out, each with its reason: hidden files, weights in other formats,
+Beside its weights and JSON documents a checkpoint keeps its other files, subfolders included:
+templates, tokenizers, processors, texts, code (which is never run), and the weights of subfolders,
+as files. An import leaves out, each with its reason: hidden files, weights in other formats,
 training state, caches, links that lead out of the folder, and files beyond the limits. A folder is
 walked breadth first, in the order of names, so that the limits cut the same files everywhere.
 """
@@ -21,7 +21,7 @@ from blobstore.names import relative_path
 from blobstore.source.folders import Entry, Folder, Found
 
 MAX_DEPTH = 8
-"""Folders below one another."""
+"""The depth of nested folders."""
 MAX_ENTRIES = 5_000
 """Files and folders beside the checkpoint's own: a manifest has room for 10,000 such layers."""
 MAX_FILE = 256 * 2**20
@@ -50,7 +50,7 @@ OTHER_WEIGHTS = (
     "*.mlmodelc/",
     "*.engine",
 )
-"""Files and folders that hold weights too, in formats that are not read."""
+"""Files and folders with weights in formats that blobstore does not read."""
 _TRAINING = (
     "optimizer.*",
     "scheduler.*",
@@ -67,7 +67,7 @@ HIDDEN = "hidden, so not part of the checkpoint"
 STORE = "a store of models, so not part of the checkpoint"
 UNLISTED = "their server does not list them, so nothing is known of them"
 NOT_ITS_OWN = frozenset({HIDDEN, STORE, UNLISTED})
-"""The reasons of files that are not counted as the checkpoint's own."""
+"""The reasons for files that are not counted as the checkpoint's own."""
 NOT_NAMED = "safetensors that are not part of the checkpoint"
 _BEYOND = f"beyond the {MAX_ENTRIES:,} files and folders that are read"
 _BY_PATTERN = (
@@ -101,12 +101,12 @@ class KeptFile:
 
     @property
     def identity(self) -> Identity:
-        """The state that it had."""
+        """The file's state when it was listed."""
         return self.found.identity
 
     @property
     def holds_weights(self) -> bool:
-        """True for weights that are kept as they are, as a file."""
+        """True for weights that are kept unchanged, as a file."""
         return self.name.endswith(".safetensors")
 
     def open(self) -> SourceReader:
@@ -169,7 +169,7 @@ class _Walk:
                 waiting += self._enter(prefix, entries)
 
     def _enter(self, prefix: str, entries: Sequence[Entry]) -> list[str]:
-        """Take in the entries of a folder; return the folders of it that are to be walked."""
+        """Add the entries of a folder; return its subfolders that are to be walked."""
         self.entries += len(entries)
         if len(entries) > MAX_ENTRIES:
             first = _said(entries[MAX_ENTRIES].name)
@@ -186,7 +186,7 @@ class _Walk:
         return folders
 
     def _take(self, entry: Entry, name: str) -> bool:
-        """Take in an entry; return True for a folder that is to be walked."""
+        """Add an entry; return True for a folder that is to be walked."""
         if self.without is not None and entry.place() == self.without:
             return False
         shown = f"{name}/" if entry.is_folder else name
@@ -226,7 +226,7 @@ def _unfit_name(name: str) -> str | None:
 
 
 def _unwanted(name: str) -> str | None:
-    """Return why a file or folder (``/`` at its end) is left out by its name; None to keep it."""
+    """Return the reason to leave out a file or a folder (``name/``) by name; None to keep it."""
     last = name.rsplit("/", 2)[-2] + "/" if name.endswith("/") else name.rpartition("/")[2]
     if name.endswith(".safetensors") and "/" not in name:
         return NOT_NAMED
@@ -237,7 +237,7 @@ def _unwanted(name: str) -> str | None:
 
 
 def other_weights(names: Iterable[str]) -> str | None:
-    """Return the first name of a file of weights in a format that is not read, or None."""
+    """Return the first name of a weights file in a format that blobstore does not read, or None."""
     return next((name for name in names if _is_any(name, OTHER_WEIGHTS)), None)
 
 
@@ -246,7 +246,7 @@ def _is_any(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _said(name: str) -> str:
-    """Return a name that can be written: bytes that are not UTF-8 are escaped."""
+    """Return a printable name: bytes that are not UTF-8 are escaped."""
     try:
         name.encode()
     except UnicodeEncodeError:

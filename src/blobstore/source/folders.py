@@ -64,12 +64,12 @@ class Entry(ABC):
     """A file or folder in a folder, as the folder lists it."""
 
     name: str
-    """Its own name, without those of the folders that it is in."""
+    """The last part of its path."""
     is_folder: bool
     """True for a folder; False for a link to one."""
 
     def fault(self) -> str | None:  # noqa: B027  # None
-        """Return why a link is not followed; None if it is followed."""
+        """Return the reason not to follow a link; None if it is followed."""
 
     @abstractmethod
     def place(self) -> str:
@@ -84,7 +84,7 @@ class Entry(ABC):
 
 
 class Folder(ABC):
-    """Files by name. A context manager, which closes its connections at the end.
+    """Files by name. A context manager, which closes its connections on exit.
 
     A folder on a disk reads one file after the other; a folder on a server several at once.
     """
@@ -92,14 +92,14 @@ class Folder(ABC):
     name: str
     """Path or address of the folder, for messages."""
     file: str | None
-    """The file in it that was asked for; None for the folder itself."""
+    """The requested file in the folder; None for the folder itself."""
     budget: Budget
-    """What reading its headers and documents may take in all."""
+    """The total budget for reading its headers and documents."""
 
     @property
     @abstractmethod
     def stem(self) -> str:
-        """The default name of a model that is made from it: the last part of its name."""
+        """The default name of a model imported from it: the last part of its name."""
 
     @property
     @abstractmethod
@@ -109,51 +109,53 @@ class Folder(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """What opens the same source again: an absolute path, or an address of this version."""
+        """The text that opens this source again: an absolute path, or this version's address."""
 
     def as_file(self) -> Folder | None:  # noqa: B027  # None
-        """Return the folder above, asked for this one as its file; None where that can't be.
+        """Return the parent folder, with this one as its requested file; None if impossible.
 
-        An address that does not end as a file's may still be one.
+        An address without a file's suffix may still name a file.
         """
 
     @abstractmethod
     def place(self, name: str) -> str:
-        """Return the path or address of a file, there or not."""
+        """Return the path or address of a file, which need not exist."""
 
     def names(self) -> list[str] | None:  # noqa: B027  # None
-        """Return the names of its files, sorted; None where a server does not list them.
+        """Return the names of its files, sorted; None if a server does not list them.
 
         Raises: StorageError, RemoteError.
         """
 
     @abstractmethod
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
-        """Return the entries of it, or of its folder ``prefix`` (with ``/`` at its end), by name.
+        """Return its entries, or those of its folder ``prefix`` (with ``/`` at its end), by name.
 
-        At most ``most`` entries, in any order of choice. A server that lists nothing is asked for
-        the `LIKELY` ones. Raises: StorageError, RemoteError.
+        It returns at most ``most`` entries, chosen in any order. If a server lists nothing, only
+        the `LIKELY` names are requested. Raises: StorageError, RemoteError.
         """
 
     def distinct(self, names: Sequence[str]) -> list[str]:
-        """Return the first name of each file among ``names``: others are links to it."""
+        """Return the first name of each file among ``names``; the others are links to it."""
         return list(names)
 
     @abstractmethod
     def open(self, name: str, identity: Identity | None = None) -> SourceReader:
-        """Return a reader of one file, which has ``identity``, where that is given.
+        """Return a reader of one file; with an ``identity``, the file must have it.
 
         Raises: NotFoundError; CorruptDataError for another identity; StorageError, RemoteError;
-        UnsupportedSourceError when parts of the file can't be read, or a change not be seen.
+        UnsupportedSourceError when the server does not send parts of the file, or a change could
+        not be detected.
         """
 
     @abstractmethod
     def reading(
         self, names: Sequence[str], read: Callable[[RangeReader], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
-        """Give what ``read`` makes of a reader over each file, in the order of ``names``.
+        """Give the results of ``read`` for a reader of each file, in the order of ``names``.
 
-        The first error ends it, and so does leaving the block: no other file is opened then.
+        The first error ends the reading, and so does leaving the block: then no other file is
+        opened.
 
         Raises: NotFoundError when a file is missing; StorageError; RemoteError; LimitExceededError;
         as ``read``.
@@ -163,7 +165,7 @@ class Folder(ABC):
     def sources(
         self, names: Sequence[str], read: Callable[[SourceReader], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
-        """As `reading`, of files that are read again later, with the same identity.
+        """As `reading`, for files that are read again later, with the same identity.
 
         Raises: as `reading` and `open`.
         """
@@ -193,9 +195,9 @@ class Folder(ABC):
 def folder_or_file(
     folder: Folder, read: Callable[[Folder], _T], read_file: Callable[[Folder, str], _T]
 ) -> _T:
-    """Return what ``read`` makes of a folder, or ``read_file`` of it if it contains nothing.
+    """Return ``read`` of the folder; if nothing is found in it, ``read_file`` of it as a file.
 
-    An address that does not end as a file's may still be one. Raises: as ``read``.
+    An address without a file's suffix may still name a file. Raises: as ``read``.
     """
     try:
         return read(folder)
@@ -240,7 +242,7 @@ class LocalFolder(Folder):
             return os.path.abspath(self.path / (self.file or ""))  # noqa: PTH100
 
     def place(self, name: str) -> str:
-        """Return the path of a file, there or not."""
+        """Return the path of a file, which need not exist."""
         return str(self.path / name)
 
     def names(self) -> list[str]:
@@ -259,7 +261,7 @@ class LocalFolder(Folder):
 
     @cached_property
     def _homes(self) -> tuple[str, ...]:
-        """The folders that links may lead into: this one, and of a snapshot its repository's.
+        """The folders that links may lead into: this one, and for a snapshot its repository's.
 
         A snapshot is ``models--ORG--NAME/snapshots/REVISION``; its files are links into
         ``models--ORG--NAME/blobs``.
@@ -268,7 +270,7 @@ class LocalFolder(Folder):
         return (str(real), *([str(real.parent.parent)] if real.parent.name == SNAPSHOTS else []))
 
     def open(self, name: str, identity: Identity | None = None) -> FileReader:
-        """Return a reader over one file; with an ``identity`` one that will be read to its end."""
+        """Return a reader of one file; one with an ``identity`` will be read to its end."""
         try:
             reader = FileReader(self.path / name)
         except NotFoundError as error:
@@ -284,7 +286,7 @@ class LocalFolder(Folder):
         return reader
 
     def distinct(self, names: Sequence[str]) -> list[str]:
-        """Return the first name of each file: others may be links to it."""
+        """Return the first name of each file; others may be links to it."""
         files: dict[object, str] = {}
         for name in names:
             try:
@@ -299,7 +301,7 @@ class LocalFolder(Folder):
     def reading(
         self, names: Sequence[str], read: Callable[[FileReader], _T]
     ) -> Iterator[Iterator[_T]]:
-        """Give what ``read`` makes of each file; one is open at a time."""
+        """Give the results of ``read`` for each file; one file is open at a time."""
         yield map(partial(self._read_one, read), names)
 
     sources = reading
@@ -334,7 +336,7 @@ class LocalEntry(Entry):
         return real_path(self._entry.path)
 
     def fault(self) -> str | None:
-        """Return why a link is not followed: it leads to a folder, or out of the checkpoint."""
+        """Return the reason not to follow a link: it leads to a folder, or out of its homes."""
         if not self._entry.is_symlink():
             return None
         if _is_folder(self._entry):
@@ -360,7 +362,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _missing(path: Path, error: OSError | BlobStoreError) -> BlobStoreError:
-    """Return our error for ``error``, which says so if ``path`` is a link to a missing file."""
+    """Return our error for ``error``; its text says if ``path`` is a link to a missing file."""
     ours = from_os_error(error, "stat", path)
     if not isinstance(ours, NotFoundError):
         return ours

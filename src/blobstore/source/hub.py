@@ -3,7 +3,7 @@
 ``hf://`` addresses follow huggingface_hub's grammar (utils/_hf_uris.py at version 2.4.0):
 ``hf://[models/]ORG/NAME[@REVISION][/PATH]``, where a revision is one segment, its slashes as
 ``%2F``, or ``refs/pr/N`` or ``refs/convert/NAME``. Addresses of the Hub's pages
-(``https://huggingface.co/ORG/NAME/tree/main``) are the repositories that they show.
+(``https://huggingface.co/ORG/NAME/tree/main``) mean the repositories that they show.
 
 A repository is read at one commit: the one that its branch or tag stood for when it was opened. The
 listing gives the hash of each file's content. Source: huggingface_hub@2.4.0 hf_api.py
@@ -99,9 +99,9 @@ def is_repository(name: str) -> bool:
 
 
 def parse_hub(text: str) -> HubTarget:
-    """Return what an ``hf://`` address names.
+    """Return the target of an ``hf://`` address.
 
-    Raises: UsageError for one that is not a model's, or breaks rule P1.
+    Raises: UsageError if the address is not a model's, or breaks rule P1.
     """
     body = text.removeprefix(HUB_SCHEME)
     first, _, rest = body.partition("/")
@@ -123,7 +123,7 @@ def parse_hub(text: str) -> HubTarget:
 
 
 def parse_hub_page(url: str, endpoint: str = HUB) -> HubTarget | None:
-    """Return what a page of the Hub shows; None for every other address.
+    """Return the target of a page of the Hub; None for every other address.
 
     Raises: UsageError for a path in it that breaks rule P1.
     """
@@ -160,7 +160,7 @@ class HubFolder(WebFolder):
     """A repository of the Hub, or a folder in it, at one commit.
 
     A server that does not answer the Hub's API (a plain mirror of its files) is read as a
-    `WebFolder` at the revision that was asked for.
+    `WebFolder` at the requested revision.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class HubFolder(WebFolder):
 
     @property
     def base_url(self) -> str:
-        """The address of its files, at the commit where that is known."""
+        """The address of its files, at the commit if that is known."""
         return self._target.url(self._endpoint, self._commit)
 
     @property
@@ -213,7 +213,7 @@ class HubFolder(WebFolder):
 
     @cached_property
     def _commit(self) -> str | None:
-        """The commit of the revision; None where the server does not answer the Hub's API."""
+        """The commit of the revision; None if the server does not answer the Hub's API."""
         url = f"{self._api}/revision/{quote(self._target.revision, safe='')}"
         try:
             raw = self._remote.read_document(f"{url}?expand=sha", _MAX_ANSWER, self.budget)

@@ -1,8 +1,8 @@
 """Inventory: the files and tensors of a checkpoint, from headers and JSON. No weight is read.
 
 Which files belong to a checkpoint (docs/formats.md section 5): with a shard index exactly the files
-and tensors that it names; without one ``model.safetensors`` or ``model-*.safetensors``, both
-together being an error; where there is no ``model``, the only other set of weights (shards.py). A
+and tensors that it names; without one ``model.safetensors`` or ``model-*.safetensors`` (both
+together are an error); if there is no ``model``, the only other set of weights (shards.py). A
 single ``.safetensors`` file is a checkpoint without documents.
 """
 
@@ -81,7 +81,7 @@ class Inventory:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """The files and folders that are not read, sorted by name."""
+        """The files and folders that are left out, sorted by name."""
         return self.other_files.left_out
 
     @cached_property
@@ -241,7 +241,7 @@ def _read_files(folder: Folder, names: Sequence[str]) -> Iterator[tuple[SourceFi
 
 
 def _check_left_out(folder: Folder, held: Mapping[str, str], left_out: Iterable[str]) -> None:
-    """Raise CorruptDataError when a file that is not in the index holds a tensor of it too."""
+    """Raise CorruptDataError if a file outside the index holds a tensor of the index."""
     for name in left_out:
         try:
             ((file, _),) = _read_files(folder, [name])
@@ -256,7 +256,7 @@ def _check_left_out(folder: Folder, held: Mapping[str, str], left_out: Iterable[
 
 
 def _check_storable(folder: Folder, name: str) -> None:
-    """Raise unless the file's name can be a name in a manifest, and a file again later."""
+    """Raise if the name can't be a layer name in a manifest, or a file name in an export."""
     try:
         file_name(name)
     except InvalidNameError as error:
@@ -278,7 +278,7 @@ def _tensors(read: list[tuple[SourceFile, Header]]) -> dict[str, SourceTensor]:
 
 
 FILE_TYPE: Final = "file_type"
-"""The metadata of an exported file for the type that was asked for: Ollama's word for it."""
+"""The key for the requested type in an exported file's metadata: Ollama's word for it."""
 FILE_TYPES = frozenset(kind.value for kind in QuantType)
 """Its values; a file with another value is not an export of ours."""
 
@@ -305,9 +305,10 @@ def classify(weights: Iterable[SourceWeight]) -> SourceKind:
 def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) -> QuantType | None:
     """Return the type of all quantized weights of a source; FP8 counts as mxfp8.
 
-    Of several types it is the one that the source says was asked for: MLX's general settings in
-    ``config``, as Ollama has it (fixtures/ollama-records, d_mlx_mixed_4_8), or `FILE_TYPE` in the
-    metadata of an export of ours. None for no type, or where that is not said.
+    If there are several types, it is the requested type that the source names: in MLX's general
+    settings in ``config``, as for Ollama (fixtures/ollama-records, d_mlx_mixed_4_8), or as
+    `FILE_TYPE` in the metadata of an export of ours. None if there is no type, or if the source
+    names none.
     """
     types = {
         QuantType.MXFP8 if weight.quantization is None else weight.quantization.quant_type

@@ -1,9 +1,9 @@
 """Packings: the shape and type of quantized weights, from their headers and config.json. Pure.
 
-An inspection counts weights before packing, also those of formats that are not imported. Which
-tensors belong together is in producers.py; here each row has a reader, which returns the shape of
-the values and how they are packed, or raises. Nothing is guessed: several answers that fit are an
-error.
+An inspection counts weights before packing, including those in formats that are not imported.
+producers.py says which tensors belong together. Here each of its rows has a reader, which returns
+the shape of the values and their packing, or raises. Nothing is guessed: if several answers fit,
+the reader raises.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Packing:
 class PackedWeight:
     """One quantized weight: its name in the model, the shape and packing of its values.
 
-    ``format``: whose convention that is.
+    ``format``: the program whose convention it is.
     """
 
     name: str
@@ -71,7 +71,7 @@ class UnclearPackingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A quantized weight that was found, and its row. ``config`` reads config.json when called."""
+    """A quantized weight and its row in producers.py. ``config()`` reads config.json."""
 
     row: Producer
     name: str
@@ -95,20 +95,20 @@ class _Found:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What config.json's ``quantization_config`` says; empty when it says nothing."""
+        """The settings in config.json's ``quantization_config``; empty if it is missing."""
         config = self.config()
         return (config.quantization_config if config is not None else None) or {}
 
     @property
     def format(self) -> str:
-        """The program that config.json names, if that is known, else the row's."""
+        """The program that config.json names, if it is a known one, else the row's."""
         method = self.settings.get("quant_method")
         return _FORMATS.get(method, self.row.name) if isinstance(method, str) else self.row.name
 
     def packed(
         self, shape: tuple[int, ...], packing: Packing, form: str | None = None
     ) -> PackedWeight:
-        """Return the weight, by the name that it has unpacked."""
+        """Return the weight, with its name before packing."""
         named_otherwise = self.row.weight not in ("", ".weight")
         return PackedWeight(
             self.base + ".weight" if named_otherwise else self.name,
@@ -215,8 +215,8 @@ def _group_size(found: _Found, codes: int) -> int | None:
 def _packed_words(found: _Found) -> PackedWeight:
     """Return a weight of codes packed without gaps into words, row by row.
 
-    The last word of a row may be filled up. Where the scales do not say how long rows are, it is
-    counted as if it were not.
+    The last word of a row may be padded. If the scales do not give the length of rows, the padding
+    is counted as values.
     """
     if len(found.shape) < 2:  # noqa: PLR2004
         raise UnclearPackingError("compressed-tensors' packed weights are not matrices")
@@ -345,7 +345,7 @@ def _int8(found: _Found) -> PackedWeight:
 def _exl2(found: _Found) -> PackedWeight:
     """Return a weight of several widths.
 
-    Its outputs are filled up to a multiple of 32, and counted so.
+    Its outputs are padded to a multiple of 32, and the padding is counted.
     """
     order = found.beside(".q_invperm")
     if len(found.shape) != 2 or order is None or not math.prod(order.shape):  # noqa: PLR2004

@@ -1,8 +1,9 @@
 """Producers: which programs store quantized weights in which tensors. Tables; nothing is read.
 
-Each way to store them is a row. An import takes the rows that are `IMPORTED` and refuses the others
-(assembly.py); an inspection counts the weights of all of them (packings.py). Rows are told apart by
-identity: two may have the same name, which is only shown.
+Each way to store them is a row. An import reads the rows in `IMPORTED` and refuses the others
+(assembly.py); an inspection counts the weights of all rows (packings.py). Rows are compared by
+identity. Two rows may have the same name, because names are only shown.
+
 Sources, by row:
 
 - MLX: mlx 0.32.4 `mx.quantize`; mlx_lm 0.32.2 models/switch_layers.py (a global scale).
@@ -43,7 +44,7 @@ from blobstore.formats.dtypes import FLOATS, DType
 
 
 class TensorLike(Protocol):
-    """A stored tensor, whatever else is known of it."""
+    """The attributes of a stored tensor that the tables need."""
 
     @property
     def dtype(self) -> DType:
@@ -64,7 +65,7 @@ class Producer:
 
     ``companions``: suffix in the source → suffix of the array that it becomes, or itself; all but
     ``optional`` ones must be present. ``dropped``: scales of activations, which no weight needs.
-    ``joined``: codes lie in blocks of a dimension of their own.
+    ``joined``: codes lie in blocks, which have their own dimension.
     """
 
     name: str
@@ -232,7 +233,7 @@ SCALED_FP8 = (
 
 _OF_OTHERS = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *BLOCK_FP8)
 IMPORTED = (*_OF_OTHERS, OWN)
-"""The rows that are imported, the most telling first."""
+"""The rows that are imported, the most specific first."""
 COUNTED = (
     *_OF_OTHERS,
     COMPRESSED,
@@ -272,8 +273,8 @@ _INTEGERS = frozenset({DType.I32, DType.U32, DType.I64})
 class Signature:
     """A format's signature: a tensor with ``suffix`` and one of ``dtypes``.
 
-    Beside it lies another with ``beside`` instead of the suffix, which is ``{beside}`` in
-    ``reason``. Without a suffix, weights and experts are meant.
+    A second tensor has ``beside`` instead of the suffix; ``reason`` names it as ``{beside}``.
+    Without a suffix, the signature means weights and experts.
     """
 
     suffix: str
@@ -313,7 +314,7 @@ SIGNATURES = (
     Signature(".weight", _U32, "its scales are missing, beside {beside}", ".biases"),
     Signature("_blocks", _U8, "{beside} do not fit blocks of gpt-oss", "_scales"),
 )
-"""Formats that are refused by name, the most telling first: of tensors that no row has taken."""
+"""Formats that are refused by name, the most specific first, for tensors that match no row."""
 
 
 def _by_dtype(rows: Iterable[Producer]) -> Mapping[DType, tuple[Producer, ...]]:

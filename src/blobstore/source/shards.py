@@ -2,15 +2,15 @@
 
 Loaders know weights by name: ``model`` (transformers, mlx-lm), ``diffusion_pytorch_model``
 (diffusers) and ``consolidated`` (Mistral), each as one file or as shards with an index. A variant
-is part of the name: ``model.fp16.safetensors``, ``model.fp16-00001-of-00002.safetensors``, once
+is part of the name: ``model.fp16.safetensors``, ``model.fp16-00001-of-00002.safetensors``, formerly
 ``model-00001-of-00002.fp16.safetensors``; ``model.safetensors.index.fp16.json``. Source:
 huggingface/diffusers@0043aa1d pipelines/pipeline_loading_utils.py `variant_compatible_siblings`.
 
 Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names; every file that it
-names is there, holds the tensors that it is said to hold, and no others. Nothing is opened before
+names exists, and holds exactly the tensors that the index assigns to it. Nothing is opened before
 the index is checked. Unknown keys are ignored.
 
-Adapters are trained beside a model and are not one. File and tensor names tell them apart.
+Adapters are trained beside a model and are not models. File and tensor names identify them.
 
 Sources: huggingface/peft (utils/constants.py `SAFETENSORS_WEIGHTS_NAME`; utils/save_and_load.py
 `get_peft_model_state_dict`: names begin with ``base_model.model.``); mlx_lm 0.32.2 tuner/utils.py,
@@ -63,7 +63,7 @@ def are_adapters(names: Collection[str]) -> bool:
 
 
 def adapter_error(path: str) -> UnsupportedSourceError:
-    """Return the error that says that a path leads to an adapter, and what to do with it."""
+    """Return the error for a path that leads to an adapter, with a hint."""
     return UnsupportedSourceError(
         f"{path} is an adapter, not a model: it needs the model that it changes",
         path=path,
@@ -101,9 +101,8 @@ class ShardIndex:
     def parse(cls, raw: bytes, what: str = "shard index") -> ShardIndex:
         """Return the index in ``raw``.
 
-        Raises: DocumentError (rule I1) when weight_map is missing or empty, or names something else
-        than a plain ``*.safetensors`` file; LimitExceededError for more than 200 MB or 10,000
-        files.
+        Raises: DocumentError (rule I1) when weight_map is missing or empty, or names a file that is
+        not a plain ``*.safetensors`` file; LimitExceededError for more than 200 MB or 10,000 files.
         """
         document = parse_object(raw, what, rule="I1", limit=MAX_INDEX)
         weight_map = document.get("weight_map")
@@ -139,7 +138,7 @@ def _shard_name(value: object, place: str) -> str:
 
 
 def read_index(folder: Folder, name: str = INDEX_NAME) -> ShardIndex:
-    """Return a folder's shard index; its shards are there, if the folder lists what it has.
+    """Return a folder's shard index; if the folder lists its files, all shards exist.
 
     Raises: NotFoundError (no index, a shard that is missing), DocumentError, LimitExceededError,
     StorageError.
@@ -152,7 +151,7 @@ def read_index(folder: Folder, name: str = INDEX_NAME) -> ShardIndex:
 
 
 def missing_shard(folder: Folder, index: str, shard: str) -> NotFoundError:
-    """Return the error for a shard that an index names, and that is not there."""
+    """Return the error for a missing shard that an index names."""
     return MissingFileError(
         f"{folder.place(index)} names the shard {shard}, which is missing",
         path=folder.place(shard),
@@ -173,7 +172,7 @@ class ShardCheck:
         self._places: dict[str, str] = {}
 
     def add(self, place: str, file: str, tensors: Collection[str]) -> None:
-        """Take in a shard: its path or address, its file name, the names of its tensors.
+        """Add a shard: its path or address, its file name, the names of its tensors.
 
         Raises: CorruptDataError (rule I1) when it and the index disagree, DocumentError (rule I1)
         when another shard has one of its tensors.
@@ -227,8 +226,8 @@ class WeightSet:
 
     ``name`` is ``model``, ``model.fp16``, ….
 
-    A set may have an index, a single file and shards at once: the reader decides which of them
-    count.
+    A set may have an index, a single file and shards at once; the reader decides which of them to
+    use.
     """
 
     name: str
@@ -275,7 +274,7 @@ def set_of(name: str) -> str | None:
 
 
 def folder_with_weights(folder: Folder) -> Path | None:
-    """Return the first folder in a local folder that has weights, as in pipelines of diffusers."""
+    """Return the first subfolder of a local folder that has weights, as in diffusers pipelines."""
     try:
         found = sorted(folder.path.glob(f"*/*{SUFFIX}")) if isinstance(folder, LocalFolder) else []
         return found[0].parent if found else None
@@ -286,7 +285,7 @@ def folder_with_weights(folder: Folder) -> Path | None:
 def is_index(name: str) -> bool:
     """Return True for a shard index's file name.
 
-    Some have a variant in it: ``model.safetensors.index.fp16.json``.
+    Some names include a variant: ``model.safetensors.index.fp16.json``.
     """
     return name.endswith(".json") and ".safetensors.index." in name
 

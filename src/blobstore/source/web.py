@@ -1,7 +1,7 @@
 """A folder behind a web server, read in ranges of its files.
 
-A web server lists nothing, so names have to be known: those of an index, and those that checkpoints
-usually have (`LIKELY`). The Hub lists its repositories: hub.py.
+A web server lists nothing, so only known names are requested: those in an index, and those that
+checkpoints usually have (`LIKELY`). The Hub lists its repositories: hub.py.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ LIKELY = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
-"""Names to ask a server for that lists nothing: what transformers@5.3 writes beside weights."""
+"""Names to request, because a server lists nothing: those that transformers@5.3 writes."""
 
 
 class WebFolder(Folder):
-    """A folder on a server, which lists nothing; ``file`` is the file in it that was asked for.
+    """A folder on a server, which lists nothing; ``file`` is the requested file in it.
 
-    ``url`` is the address of ``file`` as it was given: it may be signed, and spelt in its own way.
+    ``url`` is the address of ``file`` as the caller gave it: it may be signed, or spelled
+    differently.
     """
 
     def __init__(
@@ -97,13 +98,13 @@ class WebFolder(Folder):
 
     @property
     def address(self) -> str:
-        """The address, with the query that it was given with."""
+        """The address, with the caller's query."""
         return self.url(self.file) if self.file else self.base_url
 
     def url(self, name: str) -> str:
         """Return the address of a file.
 
-        Raises: InvalidNameError (rule P1) for a name that leads elsewhere.
+        Raises: InvalidNameError (rule P1) for a name that leads out of the folder.
         """
         if name == self.file and self._url is not None:
             return self._url
@@ -115,7 +116,7 @@ class WebFolder(Folder):
         return self.url(name).partition("?")[0]
 
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
-        """Return the `LIKELY` files that the server has; nothing for a folder in it."""
+        """Return the `LIKELY` files that the server has; an empty list for a subfolder."""
         if prefix:
             return []
         if self._likely is None:
@@ -145,14 +146,14 @@ class WebFolder(Folder):
     def reading(
         self, names: Sequence[str], read: Callable[[HttpReader], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
-        """Give what ``read`` makes of each file; several are read at once, each with its header."""
+        """Give the results of ``read`` for each file; several are read at once, with headers."""
         urls = [self.url(name) for name in names]
         return self._remote.reading(urls, read, self.budget, wanted=header_end)
 
     def sources(
         self, names: Sequence[str], read: Callable[[WebFile], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
-        """Give what ``read`` makes of each file; several are read at once, each with its header."""
+        """Give the results of ``read`` for each file; several are read at once, with headers."""
         return self.reading(names, lambda reader: read(self._source(reader)))
 
     def read(self, name: str, limit: int) -> bytes:
@@ -162,7 +163,7 @@ class WebFolder(Folder):
         return data
 
     def as_file(self) -> WebFolder | None:
-        """Return the folder above, asked for this one as its file; None for a host's root."""
+        """Return the parent folder, with this one as its requested file; None for a host's root."""
         address = self.base_url.rstrip("/")
         if self.file is not None or not urlsplit(address).path:
             return None
@@ -183,8 +184,8 @@ class WebIdentity:
     def of(cls, reader: HttpReader) -> WebIdentity:
         """Return the identity of an open file.
 
-        Raises: UnsupportedSourceError when its server does not say its size, does not send parts of
-        it, or sends neither an ETag nor Last-Modified: then a change could not be seen.
+        Raises: UnsupportedSourceError when the server does not send its size, does not send parts
+        of it, or sends neither an ETag nor Last-Modified, so that a change could not be detected.
         """
         version = reader.version
         validator = version.etag or version.modified
@@ -217,9 +218,9 @@ class WebEntry(Entry):
 
 
 class WebFile(SourceReader):
-    """A file on a server that is read in ranges, as a source's. Nothing is kept open by it.
+    """A file on a server, read in ranges, for a source. It keeps nothing open.
 
-    A reply of another version of the file raises CorruptDataError (rule R1).
+    `read` raises CorruptDataError (rule R1) when a reply has another version of the file.
     """
 
     piece_nbytes = 4 * 2**20

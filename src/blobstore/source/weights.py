@@ -28,7 +28,7 @@ from blobstore.kernels.scales import BlockRun
 from blobstore.source.folders import Folder
 
 FP8_BLOCK = 128
-"""Rows and columns of the blocks that share a scale, the only size that is decoded."""
+"""Rows and columns of the blocks that share a scale; other sizes are not decoded."""
 
 
 _EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts.")
@@ -99,7 +99,7 @@ class SourceWeight:
 
     @classmethod
     def plain(cls, tensor: SourceTensor) -> SourceWeight:
-        """Return a tensor as the weight that it is."""
+        """Return a tensor as an unquantized weight."""
         return cls(tensor.name, tensor.dtype, tensor.shape, {"": tensor})
 
     @property
@@ -114,7 +114,7 @@ class SourceWeight:
 
     @property
     def global_scale_shape(self) -> tuple[int, ...] | None:
-        """The shape of its global scale, which is one number; None when it has none."""
+        """The shape of its global scale, which is one number; None if there is no global scale."""
         return self.parts[".global_scale"].shape if ".global_scale" in self.parts else None
 
     @property
@@ -135,13 +135,13 @@ class SourceWeight:
     def values_at_once(self, most: int) -> int:
         """Return how many values to read at a time, ``most`` at most.
 
-        Whole rows of a transposed weight: the file has a row's values far apart, and reading half a
-        row costs as much.
+        For a transposed weight these are whole rows: in the file a row's values lie far apart, so
+        reading half a row costs as much.
         """
         return most - most % self.shape[-1] if self.transposed and most > self.shape[-1] else most
 
     def stored_index(self, flat: int) -> tuple[int, ...]:
-        """Return the index in the source's tensor of the value of a flat index."""
+        """Return the index in the source's tensor for a flat index of the values."""
         index: list[int] = []
         for size in reversed(self.shape):
             flat, place = divmod(flat, size)
@@ -152,7 +152,7 @@ class SourceWeight:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """What experts of one projection have in common."""
+        """The properties that all experts of one projection must share."""
         scale = self.parts.get(".scale")
         return (
             self.tensor.dtype,
@@ -164,7 +164,7 @@ class SourceWeight:
 
 
 def named_twice(name: str, one: SourceWeight, other: SourceWeight) -> UnsupportedSourceError:
-    """Return the error that says which tensors would both have ``name``."""
+    """Return the error for two tensors that would both have ``name``."""
     places = [f"{weight.tensor.name!r} of {weight.file.name}" for weight in (one, other)]
     return UnsupportedSourceError(
         f"two tensors would have the name {quoted(name)}: {places[0]} and {places[1]}",
@@ -222,7 +222,7 @@ _BLOCK_SCALES = 2**18
 
 
 class _Scratch(threading.local):
-    """Memory that a thread reads into again and again."""
+    """Memory that a thread reuses for its reads."""
 
     def __init__(self) -> None:
         self._memory: dict[str, Array] = {}
@@ -255,9 +255,9 @@ class SourceReaders:
     def values(self, weight: SourceWeight, start: int, count: int) -> Array:
         """Return ``count`` values from index ``start`` on, as a flat array of the weight's dtype.
 
-        It is valid until the thread's next call. Those of a dtype that numpy has not are returned
-        as bytes, and ``start`` and ``count`` are then bytes; of codes, they are whole groups.
-        Raises: as `readinto`; UnsupportedSourceError for a global scale of 0.
+        The array is valid until the thread's next call. Values of a dtype that numpy lacks are
+        returned as bytes, and ``start`` and ``count`` then count bytes. For codes, they must be
+        whole groups. Raises: as `readinto`; UnsupportedSourceError for a global scale of 0.
         """
         if weight.form is Form.PLAIN:
             if weight.transposed:
@@ -272,7 +272,7 @@ class SourceReaders:
     def global_scale(self, weight: SourceWeight) -> np.float32:
         """Return the factor of a double-scaled weight's values.
 
-        Raises: UnsupportedSourceError when it, or its inverse where that is needed, is not a finite
+        Raises: UnsupportedSourceError when it, or its inverse if that is needed, is not a finite
         number.
         """
         tensor = weight.parts[".global_scale"]
@@ -357,7 +357,7 @@ class SourceReaders:
             return reader
 
     def check_unchanged(self) -> None:
-        """Raise when a file that was read has been written to, replaced or removed meanwhile."""
+        """Raise if a file that was read has been written to, replaced or removed meanwhile."""
         for reader in self._open.values():
             reader.check_unchanged()
 

@@ -1,6 +1,6 @@
-"""Tests for homes: what every store has to do, be it in a folder, in memory or behind a server.
+"""Tests for homes: the contract of every store, in a folder, in memory or behind a server.
 
-Test an own home (`blobstore.store.ports.Home`) like this::
+Test your own home (`blobstore.store.ports.Home`) like this::
 
     from blobstore.testing import StoreTests
 
@@ -9,7 +9,7 @@ Test an own home (`blobstore.store.ports.Home`) like this::
         def new_home(self, folder):
             return MyHome(folder)
 
-pytest runs all of them. ``folder`` is an empty folder, a new one for each test. Override
+pytest runs all the tests. ``folder`` is a new, empty folder for each test. Override
 `StoreTests.other_reader` for homes that several processes share.
 """
 

@@ -1,6 +1,6 @@
-"""Tests of what a home does with blobs, and what all tests of homes share.
+"""Tests of a home's blobs, and the helpers that all tests of homes share.
 
-The tests get a home each, and write models of a few bytes.
+Each test gets its own home, and writes models of a few bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home, How, Session
 
 SIZES = (0, 1, 511, 4095, 4096, 4097, 65_537, 2**20, 2**20 + 1)
-"""Of blobs: around pages, sectors and buffers."""
+"""Sizes of blobs: around pages, sectors and buffers."""
 HOSTILE = (
     "",
     ".",
@@ -37,7 +37,7 @@ HOSTILE = (
     "a//b",
     "\u212a",
 )
-"""Texts that are not names, or that would lead elsewhere."""
+"""Invalid names, and names that would lead out of the store."""
 NAMES = ("m", "m:tag", "ns/m:tag", "host.example/ns/m:tag", "host.example:5000/ns/m:tag")
 M, N = ModelName.parse("m"), ModelName.parse("n")
 
@@ -48,7 +48,7 @@ def data_of(size: int, seed: int = 0) -> bytes:
 
 
 def descriptor_of(data: bytes, name: str | None = None) -> Descriptor:
-    """Return what a manifest says of a blob."""
+    """Return the descriptor of a blob."""
     return Descriptor(
         media_type="application/octet-stream", digest=Digest.of(data), size=len(data), name=name
     )
@@ -75,7 +75,7 @@ def blobs_of(home: Home, name: str) -> list[bytes]:
 
 
 class HomeTests:
-    """Tests of one home each."""
+    """Base of the tests; each test has its own home."""
 
     def new_home(self, folder: Path) -> Home:
         """Return a new, empty home; ``folder`` is an empty folder for it."""
@@ -92,13 +92,13 @@ class HomeTests:
 
     @pytest.fixture
     def session(self, home: Home) -> Iterator[Session]:
-        """A session of it."""
+        """A session of the home."""
         with home.session() as session:
             yield session
 
 
 class BlobTests(HomeTests):
-    """Blobs: written in pieces, taken from elsewhere, read, found missing."""
+    """Tests of blobs: written in pieces, copied from another place, read, missing."""
 
     # Empty
 

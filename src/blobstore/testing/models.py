@@ -1,4 +1,4 @@
-"""Tests of what a home does with models.
+"""Tests of a home's models.
 
 They are published, replaced, removed, and transferred from another home.
 """
@@ -43,7 +43,7 @@ from blobstore.testing.blobs import (
 
 
 class ModelTests(HomeTests):
-    """Models: visible at once or not at all, under one name."""
+    """Tests of models: visible completely or not at all, under one name."""
 
     # Publishing
 
@@ -152,7 +152,7 @@ class ModelTests(HomeTests):
         assert blobs_of(home, "m") == [data_of(100, won.index(True))]
 
     def test_no_update_is_lost(self, home: Home) -> None:
-        """Each adds a layer to what it has read; the slower one reads again."""
+        """Each process adds a layer to the manifest that it read; the slower one reads again."""
         commit(home, "m")
 
         def add(number: int) -> None:
@@ -273,7 +273,7 @@ class ModelTests(HomeTests):
 
 
 class TransferTests(HomeTests):
-    """Models from another home, and to it."""
+    """Tests of models copied from another home, and to one."""
 
     # Faults
 
@@ -343,13 +343,13 @@ class TransferTests(HomeTests):
 
 
 class _Failing(BytesReader):
-    """A reader whose bytes can't be read."""
+    """A reader whose reads fail."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Fail."""
+        """Raise an error."""
         raise CorruptDataError(f"{self.name}: an I/O error at {offset}, {length}")
 
     def pieces(self, buffer: memoryview) -> Iterator[memoryview]:
-        """Give a part, and fail."""
+        """Yield a part of the bytes, then raise an error."""
         yield from list(super().pieces(buffer[:1]))[:1]
         raise CorruptDataError(f"{self.name}: an I/O error")
