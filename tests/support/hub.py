@@ -45,9 +45,14 @@ def _page(names: dict[str, Path], query: str, count: int, url: str) -> list[byte
     return reply(200, *([link] if more else []), body=json.dumps(rows).encode())
 
 
+def git_name(data: bytes) -> str:
+    """Return the name of a blob in a git repository."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324  # as git does
+
+
 def _row(name: str, path: Path) -> dict[str, object]:
     data = path.read_bytes()
-    row = {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}  # noqa: S324  # as git does
+    row = {"type": "file", "path": name, "size": len(data), "oid": git_name(data)}
     if len(data) >= _LARGE:
         oid = hashlib.sha256(data).hexdigest()
         row["lfs"] = {"oid": oid, "size": len(data), "pointerSize": 134}

@@ -151,7 +151,13 @@ def repair(
     beside = {"importance": importance, "draft": draft, "modelfile": modelfile}
     with progress_bar() as progress:
         result = repair_model(
-            name, source and source_at(source), store=opened, **beside, jobs=jobs, progress=progress
+            name,
+            source and source_at(source),
+            store=opened,
+            **beside,
+            jobs=jobs,
+            progress=progress,
+            open_source=source_at,
         )
     with suppress(ReaderGoneError):
         show_view(RepairView.model_validate(result), _show_repair, as_json=as_json)

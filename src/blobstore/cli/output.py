@@ -165,7 +165,7 @@ def token_for(address: str, endpoint: str) -> str | None:
 
     token = os.environ.get("HF_TOKEN", "").strip() or None
     if not is_web_address(address):
-        return token if address.startswith("hf://") else None
+        return token if address.lower().startswith("hf://") else None
     from blobstore.io.http.web_addresses import WebAddress
 
     return token if WebAddress.parse(address).origin == WebAddress.parse(endpoint).origin else None

@@ -155,10 +155,11 @@ def _plan_shards(
     shards: list[PlannedShard] = []
     unequal: set[str] = set()
     for name, names in files.items():
-        members = _in_order(checkpoint.origin, [by_name[one] for one in names])
+        members = [by_name[one] for one in names]
         metadata, differing = _metadata(checkpoint, members, options)
         unequal |= differing
-        shards.append(PlannedShard.of(checkpoint.folder + name, members, metadata))
+        ordered = _in_order(checkpoint.origin, members)
+        shards.append(PlannedShard.of(checkpoint.folder + name, ordered, metadata))
     notes = (
         f"the metadata {quoted(key)} differ between the source's files and were left out"
         for key in sorted(unequal)

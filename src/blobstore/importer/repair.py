@@ -42,7 +42,7 @@ from blobstore.importer.policies.rules import Importance
 from blobstore.importer.writing import copy_file, usual_memory, write_blobs
 from blobstore.io.workers import Progress, begun, threads
 from blobstore.names import Digest, ModelName
-from blobstore.source.addresses import Source, key_of
+from blobstore.source.addresses import OpenSource, Source, key_of, open_folder
 from blobstore.source.inventory import Inventory, read_inventory
 from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.care.verify import manifest_bytes, read_manifest
@@ -67,11 +67,12 @@ class _Given:
         importance: str | os.PathLike[str] | Mapping[str, Any] | None,
         draft: str | os.PathLike[str] | None,
         modelfile: str | os.PathLike[str] | None,
+        open_source: OpenSource,
     ) -> _Given:
         """Return them, read. Raises: as `plan_import`."""
         options = ImportOptions.parse(modelfile=modelfile)
-        beside = draft if draft is not None else options.draft
-        read = read_inventory(beside) if beside is not None else None
+        beside = os.fspath(draft) if draft is not None else options.draft
+        read = read_inventory(open_source(beside)) if beside is not None else None
         return cls(
             read_inventory(source, without=read.folder if read is not None else None),
             read,
@@ -220,6 +221,7 @@ def repair_model(
     modelfile: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
+    open_source: OpenSource = open_folder,
 ) -> RepairResult:
     """Make the damaged and missing blobs of a stored model again from the checkpoint ``source``.
 
@@ -229,7 +231,7 @@ def repair_model(
     import had beside it, needed when what is damaged depends on them. A manifest that is damaged
     comes back from the store's copy of it. The source is not read when no blob is damaged, and may
     be None then. ``jobs``: threads (None: one a core). ``progress`` is told of what is hashed, and
-    then of what is read of the source.
+    then of what is read of the source. ``open_source``: as in `plan_import`.
 
     Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs
     are damaged and there is no source, or when the options of the import can't be found out;
@@ -256,7 +258,9 @@ def repair_model(
                     hint="Make them again from the checkpoint: "
                     f"blobstore repair {full} --from SOURCE",
                 )
-            plan = replan(store, manifest, _Given.read(source, importance, draft, modelfile))
+            plan = replan(
+                store, manifest, _Given.read(source, importance, draft, modelfile, open_source)
+            )
             blobs, remaining = _made_again(plan, damaged, session, workers, progress)
             if not blobs:
                 digest, reason = next(iter(remaining.items()))

@@ -77,7 +77,7 @@ def is_web_address(text: str) -> bool:
 
 def is_address(text: str) -> bool:
     """Return True for an address of a web server or of the Hub."""
-    return text.startswith(HUB_SCHEME) or is_web_address(text)
+    return text.lower().startswith(HUB_SCHEME) or is_web_address(text)
 
 
 def open_folder(
@@ -105,10 +105,12 @@ def open_folder(
     if not isinstance(address, str) or not is_address(text):
         return _local(text)
     from blobstore.io.http.reader import Remote
+    from blobstore.io.http.web_addresses import WebAddress
     from blobstore.source.hub import parse_hub, parse_hub_page
 
-    hub = endpoint or HUB
-    is_web = is_web_address(text)
+    hub, is_web = endpoint or HUB, is_web_address(text)
+    if is_web:
+        WebAddress.parse(text)  # which raises for what is not one
     target = parse_hub_page(text, hub) if is_web else parse_hub(text)
     remote = Remote(token, ca_file=ca_file)
     return _web(remote, text) if target is None else _hub(remote, target, hub)

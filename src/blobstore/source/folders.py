@@ -11,6 +11,7 @@ the ETag (or Last-Modified) and size on a server, the content's hash in a reposi
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from abc import ABC, abstractmethod
@@ -24,6 +25,7 @@ from typing import Self, TypeVar
 
 from blobstore.errors import (
     BlobStoreError,
+    DigestMismatchError,
     LimitExceededError,
     MissingFileError,
     NotFoundError,
@@ -53,11 +55,23 @@ SNAPSHOTS = "snapshots"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The state of a file: bytes, identity, and the digest that its server declares, if it does."""
+    """The state of a file: its bytes, its identity, and its hashes, if its server declares them.
+
+    ``declared`` is the digest of its bytes, ``git`` the name of its blob in a git repository.
+    """
 
     size: int
     identity: Identity
     declared: Digest | None = None
+    git: str | None = None
+
+    def check(self, data: bytes, place: str) -> None:
+        """Raise DigestMismatchError unless ``data``, read at ``place``, have the declared hash."""
+        is_declared = self.declared is None or Digest.of(data) == self.declared
+        blob = hashlib.sha1(b"blob %d\0" % len(data) + data)  # noqa: S324  # git's name of a blob
+        if not is_declared or (self.git is not None and blob.hexdigest() != self.git):
+            message = f"{place}: its bytes do not have the hash that its server declares"
+            raise DigestMismatchError(message, path=place)
 
 
 class Entry(ABC):

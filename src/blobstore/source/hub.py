@@ -30,6 +30,7 @@ from blobstore.errors import (
 )
 from blobstore.formats import strictjson
 from blobstore.names import Digest, relative_path
+from blobstore.source.files import MAX_DEPTH
 from blobstore.source.folders import HUB, HUB_SCHEME, MAIN, Entry, Found
 from blobstore.source.web import WebEntry, WebFile, WebFolder, WebIdentity
 
@@ -51,6 +52,8 @@ _NOT_IN_REVISION = frozenset(" ~^:?*[\\")
 _REVISION_IN_ADDRESS = re.compile(
     r"@(refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)|[^/]*)(?:/|$)", re.ASCII
 )
+_PLAIN_REFERENCE = re.compile(r"refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)", re.ASCII)
+_GIT_NAME = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
 _OTHER_KINDS = ("datasets", "spaces", "kernels", "buckets")
 _PAGES = ("tree", "blob", "resolve", "raw")
@@ -71,7 +74,10 @@ class HubTarget:
     path: str
 
     def __str__(self) -> str:
-        revision = "" if self.revision == MAIN else f"@{self.revision}"
+        at = (
+            self.revision if _PLAIN_REFERENCE.fullmatch(self.revision) else quote(self.revision, "")
+        )
+        revision = "" if self.revision == MAIN else f"@{at}"
         return f"{HUB_SCHEME}{self.repository}{revision}{'/' if self.path else ''}{self.path}"
 
     def url(self, endpoint: str, revision: str | None = None) -> str:
@@ -103,7 +109,7 @@ def parse_hub(text: str) -> HubTarget:
 
     Raises: UsageError if the address is not a model's, or breaks rule P1.
     """
-    body = text.removeprefix(HUB_SCHEME)
+    body = text[len(HUB_SCHEME) :]
     first, _, rest = body.partition("/")
     if first in _OTHER_KINDS:
         raise UsageError(f"{quoted(text)} is not a model of the Hub")
@@ -170,9 +176,11 @@ class HubFolder(WebFolder):
 
         Raises: UsageError (rule R2) for an invalid repository name, revision or web address.
         """
-        url = target.url(endpoint)
+        from blobstore.io.http.web_addresses import WebAddress
+
+        self._endpoint = WebAddress.parse(endpoint).text.rstrip("/")
+        url = target.url(self._endpoint)
         self._target = target
-        self._endpoint = endpoint.rstrip("/")
         self._api = f"{self._endpoint}/api/models/{target.repository}"
         remote.start(f"{self._endpoint}/")  # a token is the endpoint's
         super().__init__(remote, url, file=file)
@@ -236,12 +244,19 @@ class HubFolder(WebFolder):
                 continue
             *folders, name = path.removeprefix(above).split("/")
             prefix = ""
-            for folder in folders:
-                entry = WebEntry(folder, self.url(prefix + folder), None)
-                listing.setdefault(prefix, {}).setdefault(folder, entry)
+            for folder in folders[: MAX_DEPTH + 1]:  # nothing deeper is walked
+                entries = listing.setdefault(prefix, {})
+                if folder not in entries:
+                    entries[folder] = WebEntry(folder, self._listed_place(prefix + folder), None)
                 prefix += f"{folder}/"
-            listing.setdefault(prefix, {})[name] = WebEntry(name, self.url(prefix + name), found)
+            if len(folders) <= MAX_DEPTH:
+                entry = WebEntry(name, self._listed_place(prefix + name), found)
+                listing.setdefault(prefix, {})[name] = entry
         return listing
+
+    def _listed_place(self, path: str) -> str:
+        """Return the address of a path in the listing, whose names may be unfit to be stored."""
+        return self.base_url + quote(path)
 
     def _listed(self, commit: str) -> list[tuple[str, Found]]:
         """Return all files of a commit. Raises: LimitExceededError for more than 100 pages."""
@@ -252,17 +267,21 @@ class HubFolder(WebFolder):
             files += _files_of(raw, url)
             if following is None:
                 return files
-            query = urlsplit(following).query  # of the same address: the server does not choose it
+            query = _query_of(following, url)  # of the same address: the server does not choose it
         raise LimitExceededError(
             f"limit exceeded: {self.name} lists more than {_MAX_PAGES} pages of files",
             path=self.name,
         )
 
+    def _known(self, name: str) -> Found | None:
+        """Return the state of a file in the listing."""
+        prefix, slash, last = name.rpartition("/")
+        entry = (self._listing or {}).get(prefix + slash, {}).get(last)
+        return entry.found() if entry is not None else super()._known(name)
+
     def _source(self, reader: HttpReader) -> WebFile:
         """Return a reader with the identity that the listing gives: the content's hash."""
-        prefix, slash, name = self._name_of(reader).rpartition("/")
-        entry = (self._listing or {}).get(prefix + slash, {}).get(name)
-        found = entry.found() if entry is not None else None
+        found = self._known(self._name_of(reader)) if self._listing is not None else None
         if found is None:
             return super()._source(reader)
         if reader.size != found.size:
@@ -273,6 +292,19 @@ class HubFolder(WebFolder):
                 path=reader.name,
             )
         return WebFile(reader, found.identity)
+
+
+def _query_of(address: str, place: str) -> str:
+    """Return the query of a next page's address. Raises: RemoteError (rule R1)."""
+    try:
+        query = urlsplit(address).query
+    except ValueError:
+        query = ""
+    if not query.isascii() or not query.isprintable() or not query:
+        raise RemoteError(
+            f"{place}: the address of its next page is invalid (rule R1)", rule="R1", path=place
+        )
+    return query
 
 
 def _files_of(raw: bytes, place: str) -> list[tuple[str, Found]]:
@@ -292,4 +324,8 @@ def _file_of(row: dict[str, Any]) -> tuple[str, Found]:
         raise ValueError("a file without a size or a hash")
     digest = Digest(large["oid"]) if large is not None else None
     state = WebIdentity(f"{identity if digest is None else digest.hex} {size}")
-    return relative_path(row["path"]), Found(size, state, digest)
+    path = row["path"]
+    if not isinstance(path, str) or {"", ".", ".."} & set(path.split("/")):
+        raise ValueError("a path that leads elsewhere")
+    git = identity if digest is None and _GIT_NAME.fullmatch(identity) else None
+    return path, Found(size, state, digest, git)

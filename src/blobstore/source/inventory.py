@@ -33,6 +33,7 @@ from blobstore.formats.documents import MAX_DOCUMENT
 from blobstore.formats.quant import QuantType
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.safetensors.header import Header
+from blobstore.io.budget import Budget
 from blobstore.io.ranges import Identity, SourceReader
 from blobstore.names import file_name
 from blobstore.source.addresses import Source, open_folder
@@ -107,6 +108,7 @@ def read_inventory(source: Source, *, without: Folder | None = None) -> Inventor
     RemoteError.
     """
     folder = open_folder(source)
+    folder.budget = Budget(folder.name)  # a folder may be read more than once
     if folder.file is None:
         return folder_or_file(folder, lambda own: _read_folder(own, without), _read_single)
     if is_index(folder.file):

@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from blobstore.errors import (
     CorruptDataError,
+    LimitExceededError,
     UnsupportedSourceError,
     UsageError,
 )
@@ -157,10 +158,27 @@ class WebFolder(Folder):
         return self.reading(names, lambda reader: read(self._source(reader)))
 
     def read(self, name: str, limit: int) -> bytes:
-        """Return a small file's bytes."""
-        data = self._remote.read_document(self.url(name), limit, self.budget)
-        self._take_text(len(data), name)
+        """Return a small file's bytes: those of the state that is known of it, if one is."""
+        found = self._known(name)
+        if found is None:
+            data = self._remote.read_document(self.url(name), limit, self.budget)
+            self._take_text(len(data), name)
+            return data
+        if found.size > limit:
+            message = (
+                f"limit exceeded: {self.place(name)} has {found.size:,} bytes, at most {limit:,}"
+            )
+            raise LimitExceededError(message, path=self.place(name))
+        self._take_text(found.size, name)
+        with self.open(name, found.identity) as reader:
+            data = reader.read(0, found.size)
+        found.check(data, self.place(name))
         return data
+
+    def _known(self, name: str) -> Found | None:
+        """Return the state of a file that the server was asked for before."""
+        entries = (entry for entry in self._likely or () if entry.name == name)
+        return next((entry.found() for entry in entries), None)
 
     def as_file(self) -> WebFolder | None:
         """Return the parent folder, with this one as its requested file; None for a host's root."""

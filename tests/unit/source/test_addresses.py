@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
 from support.hub import COMMIT, hub
-from support.servers import Answer, Asked, Server, files, reply, server as run_server
+from support.servers import Answer, Asked, Server, files, part, reply, server as run_server
 from support.sparse import write_sparse_folder
 
 import blobstore
@@ -22,10 +22,12 @@ from blobstore.errors import (
     NotFoundError,
     RemoteError,
     UnsupportedSourceError,
+    UsageError,
 )
 from blobstore.importer.repair import repair_model
 from blobstore.inspection.inspection import TargetKind
-from blobstore.source.hub import HubFolder
+from blobstore.io.budget import Budget
+from blobstore.source.hub import HubFolder, HubTarget, parse_hub
 from blobstore.store.local.store import Store
 
 ETAG = 'ETag: "v1"'
@@ -380,3 +382,112 @@ def test_files_that_a_server_does_not_list_are_not_counted(
     shown = capsys.readouterr().out
     assert "4 of 4 files stored" in shown
     assert "files of other names: their server does not list them" in shown
+
+
+@pytest.mark.parametrize("answer", [b"<html>login</html>", b"{", b""])
+def test_a_document_that_is_not_the_listed_one(
+    server: Server, endpoint: str, checkpoint: Path, store: Store, answer: bytes
+) -> None:
+    right = hub(checkpoint)
+    server.play(
+        lambda asked: (
+            reply(200, body=answer) if asked.target.endswith("tokenizer.json") else right(asked)
+        )
+    )
+    with pytest.raises(BlobStoreError, match=r"tokenizer\.json"):
+        blobstore.import_model(open_hub(endpoint), "m", store=store)
+    document = (checkpoint / "tokenizer.json").read_bytes()
+    other = document.replace(b"vocab", b"Vocab")
+    server.play(
+        lambda asked: (
+            part(asked, other) if asked.target.endswith("tokenizer.json") else right(asked)
+        )
+    )
+    with pytest.raises(DigestMismatchError, match=r"tokenizer\.json: its bytes do not have"):
+        blobstore.import_model(open_hub(endpoint), "m", store=store)
+    assert list(store.manifests.names()) == []
+
+
+def test_a_document_that_changes_on_its_server(
+    server: Server, checkpoint: Path, store: Store
+) -> None:
+    one, other = served(checkpoint), served(checkpoint, 'ETag: "v2"')
+    asked_for: list[str] = []
+
+    def answer(asked: Asked) -> Iterator[bytes]:
+        asked_for.append(asked.target)
+        again = asked_for.count("/name/tokenizer.json") > 1
+        yield from (other if again else one)(asked)
+
+    server.play(answer)
+    with pytest.raises(CorruptDataError, match=r"tokenizer\.json changed while it was read"):
+        blobstore.import_model(server.at("name/"), store=store)
+
+
+def test_a_folder_is_read_again_within_new_limits(
+    server: Server, endpoint: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = Budget.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "received", 200_000)
+    server.play(hub(checkpoint))
+    folder = open_hub(endpoint)
+    plans = [blobstore.plan_import(folder) for _ in range(20)]
+    assert len({len(plan.blobs) for plan in plans}) == 1
+
+
+@pytest.mark.parametrize("link", ["http://[", "x", "http://x/?a\x7f"])
+def test_a_next_page_that_is_nowhere(server: Server, endpoint: str, link: str) -> None:
+    def answer(asked: Asked) -> list[bytes]:
+        if "/revision/" in asked.target:
+            return reply(200, body=json.dumps({"sha": COMMIT}).encode())
+        return reply(200, f'Link: <{link}>; rel="next"', body=b"[]")
+
+    server.play(answer)
+    with pytest.raises(RemoteError, match="the address of its next page is invalid"):
+        blobstore.plan_import(open_hub(endpoint))
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "http://u:p@[::1/x", "HTTP://[x/m"])
+def test_web_addresses_that_are_wrong(address: str) -> None:
+    with pytest.raises(UsageError):
+        blobstore.open_folder(address)
+
+
+def test_an_endpoint_may_be_spelt_in_other_ways(
+    server: Server, endpoint: str, checkpoint: Path, store: Store
+) -> None:
+    server.play(hub(checkpoint))
+    for spelt in (endpoint.replace("http", "HTTP"), f"{endpoint}/"):
+        blobstore.import_model(open_hub(spelt), "m", store=store)
+    blobstore.import_model(open_hub(endpoint, "HF://org/name"), "m", store=store)
+
+
+def test_odd_names_and_deep_folders_are_left_out(
+    server: Server, endpoint: str, checkpoint: Path, store: Store
+) -> None:
+    def odd(rows: list[dict[str, object]]) -> None:
+        row = {"type": "file", "size": 1, "oid": "0" * 40}
+        deep = "/".join(["a"] * 2000)
+        rows += [
+            row | {"path": path}
+            for path in ("a:b.txt", ".git/x", *[f"{deep}{n}/x" for n in range(300)])
+        ]
+
+    server.play(lying(hub(checkpoint), odd))
+    result = blobstore.import_model(open_hub(endpoint), "m", store=store)
+    left_out = {one.name: one.reason for one in result.coverage.left_out}
+    assert "name can't be stored" in left_out["a:b.txt"]
+    assert any("folders deep" in reason for reason in left_out.values())
+
+
+def test_a_revision_with_a_slash_comes_back() -> None:
+    for revision in ("a/b", "refs/pr/1", "v1", "main"):
+        target = HubTarget("org/name", revision, "x")
+        assert parse_hub(str(target)) == target
+
+
+def test_what_may_not_be_read_is_not_called_missing(server: Server, checkpoint: Path) -> None:
+    there = served(checkpoint)
+    server.play(lambda asked: reply(403) if asked.target.endswith(".jinja") else there(asked))
+    with pytest.raises(RemoteError, match="403"):
+        blobstore.plan_import(server.at("name/"))

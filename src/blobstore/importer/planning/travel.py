@@ -23,7 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.errors import CorruptDataError, DocumentError, UsageError, quoted
+from blobstore.errors import (
+    CorruptDataError,
+    DocumentError,
+    UsageError,
+    quoted,
+)
 from blobstore.formats import strictjson
 from blobstore.formats.documents import FILE_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig, validated
 from blobstore.formats.dtypes import DType
@@ -102,7 +107,7 @@ def _plan(document: PlanDocument, elsewhere: Source | None, open_source: OpenSou
     copies = [layer for layer in document.layers if isinstance(layer, PlanCopy)]
     inventories = []
     for number, one in enumerate(document.inventories):
-        named = (elsewhere if number == 0 else None) or one.source
+        named = elsewhere if number == 0 and elsewhere is not None else one.source
         source = open_source(named) if isinstance(named, str) else named
         kept = [copy.file for copy in copies if copy.inventory == number]
         inventories.append(_inventory(one, source, kept))
@@ -256,7 +261,7 @@ def _fits_block_fp8(weight: SourceWeight, held: Mapping[str, tuple[DType, int]])
     blocks = matrices * math.ceil(rows / FP8_BLOCK) * math.ceil(cols / FP8_BLOCK)
     if held.keys() != {"", ".scale"} or held[".scale"][1] != blocks:
         return False
-    return held[""][0].nbytes((1,)) == 1 and held[""][1] == weight.elements
+    return held[""][0].bits == 8 and held[""][1] == weight.elements  # noqa: PLR2004
 
 
 def _fits_codes(weight: SourceWeight, held: Mapping[str, tuple[DType, int]]) -> bool:

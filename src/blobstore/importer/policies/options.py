@@ -161,6 +161,10 @@ class ImportOptions:
         """
         if {type(record["global_scale"]), type(record["requantize"])} != {bool}:
             raise TypeError("global_scale and requantize are not true or false")
+        if not (record["method"] and record["profile"]) or record["quant"] == "none":
+            raise ValueError("a method, a profile or a type that no import records")
+        if record["quant"] is not None and record["group_size"] is None:
+            raise ValueError("a type without its group size")
         groups = {QuantType.parse(name): size for name, size in record["groups"].items()}
         for quant_type, size in groups.items():
             Quantization(quant_type, size)  # which raises when the type has no such groups

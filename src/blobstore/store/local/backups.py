@@ -91,12 +91,10 @@ class ManifestCopies:
         path = self._place(name) / _key(raw)
         refuse_link(self._link(name))
         with os_errors("write", path):
-            make_folder(path.parent, durable=False)
             try:
-                replace_file(path, raw)
-            except FileNotFoundError:  # the removal of another model has removed the empty folder
-                make_folder(path.parent, durable=False)
-                replace_file(path, raw)
+                _write(path, raw)
+            except FileNotFoundError:  # the removal of another model has removed an empty folder
+                _write(path, raw)
         return True
 
     def forget(self, name: ModelName, raw: bytes) -> None:
@@ -171,6 +169,11 @@ class ManifestCopies:
             return sorted(self._place(name).iterdir())
         except OSError:  # most models of an Ollama's store have none
             return []
+
+
+def _write(path: Path, raw: bytes) -> None:
+    make_folder(path.parent, durable=False)
+    replace_file(path, raw)
 
 
 def _key(raw: bytes) -> str:
@@ -251,8 +254,9 @@ class Trash:
 
         Raises: StorageError.
         """
-        nbytes = self.nbytes()
+        nbytes = 0
         for folder in self._folders():
+            nbytes += sum(blob.size for blob in _blobs_in(folder))
             with os_errors("empty the trash", folder):
                 remove_tree(folder)
         return nbytes

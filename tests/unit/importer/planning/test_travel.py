@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from support import FIXTURES, PYCODE, PYCODE_MOE, QUANT_TYPES
 from support.checkpoints import small_tensors, write_checkpoint
+from support.inventories import source_tensor
 from support.ollama_cases import record_of
 from support.ollama_sources import write_source
 
@@ -32,12 +33,14 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE
+from blobstore.formats.dtypes import DType
 from blobstore.importer.planning.document import write_plan
 from blobstore.importer.planning.outputs import ImportPlan
-from blobstore.importer.planning.travel import read_plan
+from blobstore.importer.planning.travel import _fits_block_fp8, read_plan
 from blobstore.importer.run import make_blob, plan_import, run_plan
 from blobstore.importer.writing import entry_key
 from blobstore.names import ModelName
+from blobstore.source.weights import Form, SourceWeight
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.memory import MemoryStore
 
@@ -467,3 +470,12 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         run(["import", str(tmp_path / "other"), "x", "--plan", str(plan), "--store", str(store)])
         == 1
     )
+
+
+@pytest.mark.parametrize("dtype", [DType.F4, DType.F6_E2M3, DType.F6_E3M2, DType.BF16])
+def test_blocks_of_fp8_are_of_eight_bits(dtype: DType) -> None:
+    tensor = source_tensor("w", 128, 128, dtype=DType.F8_E4M3)
+    weight = SourceWeight("w", DType.BF16, (128, 128), {"": tensor}, Form.BLOCK_FP8)
+    right = {"": (DType.F8_E4M3, 128 * 128), ".scale": (DType.F32, 1)}
+    assert _fits_block_fp8(weight, right)
+    assert not _fits_block_fp8(weight, right | {"": (dtype, 128 * 128)})
