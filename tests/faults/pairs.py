@@ -190,7 +190,7 @@ def _wanted(end: Models, second: Second, case: Case, root: Path) -> Models:
 
 def _digest_of_twin(case: Case) -> str:
     """Return the digest of the manifest that an import of the twin makes, done once elsewhere."""
-    elsewhere = open_store(case.work / "elsewhere")
+    elsewhere = open_store(case.work / "twins")
     if not elsewhere.root.exists():
         blobstore.import_model(_twin(case.work), "twin", store=elsewhere, quant="int4")
     return look(elsewhere.root).models["twin:latest"]
