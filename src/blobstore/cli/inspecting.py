@@ -308,7 +308,7 @@ def _parse(text: str) -> dict[str, str | None]:
         raw = text.encode(errors="surrogatepass")
     else:
         raise UsageError(
-            f"there is no value for {quoted(text)}",
+            f"the value for {quoted(text)} is missing",
             hint="Give KEY and VALUE, a JSON object, or - for stdin.",
         )
     value = parse_object(raw, "the metadata", rule="F9", limit=_MOST_INPUT)

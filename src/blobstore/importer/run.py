@@ -135,7 +135,7 @@ def plan_import(
     chosen = parsed.source if source is None else source
     if chosen is None:
         raise UsageError(
-            "there is no source to import",
+            "the source to import is missing",
             hint="Name a checkpoint, or a Modelfile with modelfile=FILE.",
         )
     draft = read_inventory(open_source(parsed.draft)) if parsed.draft is not None else None

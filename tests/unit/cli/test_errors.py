@@ -195,7 +195,7 @@ def test_commands_that_are_not_complete(
 @pytest.mark.parametrize("word", ["import", "plan"])
 def test_an_import_needs_a_source_or_a_modelfile_that_names_one(fail: Fail, word: str) -> None:
     error, hint, end = fail(2, word).split("\n")
-    assert error == "Error: there is no source to import"
+    assert error == "Error: the source to import is missing"
     assert hint == "Hint: Name a checkpoint, or a Modelfile with --modelfile FILE."
     assert end == ""
 

@@ -77,7 +77,7 @@ def test_set_from_json(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["k"], 2, "there is no value for 'k'"),
+        (["k"], 2, "the value for 'k' is missing"),
         (['{"k": 1}'], 2, "the value of 'k' is not a string"),
         (['{"k": "a", "k": "b"}'], 1, "twice"),
         (['{"k": "\\ud800"}'], 1, "surrogate"),

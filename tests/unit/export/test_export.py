@@ -33,6 +33,7 @@ from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageEr
 from blobstore.export import planned_files
 from blobstore.formats.dtypes import DType
 from blobstore.kernels.arrays import Array
+from blobstore.names import Digest
 from blobstore.store.local.store import Store
 
 INDEX = "model.safetensors.index.json"
@@ -68,6 +69,14 @@ def test_what_came_in_goes_out_byte_for_byte(store: Store, tmp_path: Path) -> No
     assert result.nbytes == bar.nbytes == sum(told) == sum(map(len, found.values()))
     assert (result.notes, result.folder) == ((), tmp_path / "new" / "out")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
+
+
+def test_the_bytes_of_an_export_stay_as_they_were(store: Store, tmp_path: Path) -> None:
+    """The order of the metadata's keys among them; the digest is that of 6a8c9f2's export."""
+    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
+    blobstore.export_model("m", tmp_path / "out", store=store)
+    digest = Digest.of((tmp_path / "out" / "model.safetensors").read_bytes())
+    assert digest.hex == "bae5a378a43b2ee3763c119d19a48c6602225f7a2c80de0d08c0d9488dea6ce2"
 
 
 def test_shards_of_the_source_become_one_file(store: Store, tmp_path: Path) -> None:

@@ -491,3 +491,21 @@ def test_what_may_not_be_read_is_not_called_missing(server: Server, checkpoint: 
     server.play(lambda asked: reply(403) if asked.target.endswith(".jinja") else there(asked))
     with pytest.raises(RemoteError, match="403"):
         blobstore.plan_import(server.at("name/"))
+
+
+def test_a_repair_opens_the_draft_as_the_import_did(
+    server: Server,
+    endpoint: str,
+    checkpoint: Path,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_checkpoint(checkpoint / "draft", config=LLAMA_CONFIG)
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    server.play(hub(checkpoint))
+    draft = ["--draft", "hf://org/name/draft", "--store", str(store.root)]
+    assert run(["import", "hf://org/name", "m", *draft]) == 0
+    digest = layers(store, "m")["draft.lm_head.weight"]
+    (store.root / "blobs" / digest.replace(":", "-")).unlink()
+    assert run(["repair", "m", "--from", "hf://org/name", *draft]) == 0
+    assert run(["verify", "m", "--store", str(store.root)]) == 0

@@ -313,7 +313,7 @@ def _check(options: ImportOptions) -> None:
         ),
         (
             options.draft_type is not None and options.draft is None,
-            "there is no draft model to quantize",
+            "draft_quant is for a draft model, which is missing",
             "Add draft=DIR.",
         ),
     ):

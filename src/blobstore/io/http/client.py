@@ -290,7 +290,7 @@ def _unreachable(address: WebAddress, error: Exception) -> RemoteError:
         )
     if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
         return RemoteError(
-            f"{address}: there is no host of that name",
+            f"{address}: its host is unknown",
             path=str(address),
             hint="Proxies are not used.",
         )

@@ -365,7 +365,7 @@ def test_a_server_that_is_not_there() -> None:
         assert (error.temporary, "refused" in str(error)) == (True, True)
         error = failure(client, "http://nowhere.invalid/")
         assert isinstance(error, RemoteError)
-        assert (error.temporary, "no host of that name" in str(error)) == (False, True)
+        assert (error.temporary, "its host is unknown" in str(error)) == (False, True)
 
 
 @pytest.mark.parametrize(
