@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import PYCODE, QUANT_TYPES
+from support import PYCODE, PYCODE_MOE, QUANT_TYPES
 from support.arrays import bits_of_parts
 from support.checkpoints import (
     LLAMA_CONFIG,
@@ -80,7 +80,7 @@ def test_what_came_in_goes_out_byte_for_byte(store: Store, tmp_path: Path) -> No
             "bae5a378a43b2ee3763c119d19a48c6602225f7a2c80de0d08c0d9488dea6ce2",
         ),
         (
-            PYCODE.parent / "pycode-moe-5m",
+            PYCODE_MOE,
             "ollama",
             "1e76d85fa98fe37716aaf3c31615db97982b3fd74f0cd09b13422e6ac74924f2",
         ),
