@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from contextlib import closing
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.pieces import Putter, cut
+from support.pieces import Putter, cut, writing
 
 from blobstore.io import durable as files
 from blobstore.io.durable import PAGE
-from blobstore.store.local import blobs as writer
-from blobstore.store.local.blobs import BlobWriter
+from blobstore.store.local import writer
 
 SIZES = st.one_of(
     st.integers(1, 100),
@@ -60,11 +58,11 @@ def test_bytes_and_digest(
         mock.patch.object(writer, "DIRECT_FROM", direct_from),
         mock.patch.object(files, "DIRECT_FROM", direct_from),
         mock.patch.object(writer, "_READ_BACK", read_back),
-        closing(BlobWriter(folder, "x", size)) as blob_writer,
+        writing(folder, size) as (blob_writer, made),
     ):
         putter = Putter(blob_writer)
         putter.put_all(pieces, threads)
-    (blob,) = putter.finished
+    (blob,) = made
     assert sorted(putter.given_back) == offsets
     assert blob.digest.hex == hashlib.sha256(data).hexdigest()
     assert blob.path.read_bytes() == data

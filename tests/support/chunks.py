@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from blobstore.importer import making, making as runs, writing as write
+from blobstore.importer import making, schedule, writing
 
 LEAST = 1024
 """The smallest chunk that holds whole groups of the widest values."""
@@ -16,6 +16,9 @@ LEAST = 1024
 def chunks_of(nbytes: int) -> Iterator[None]:
     """Let runs have so many bytes at most, as long as the block lasts."""
     with ExitStack() as stack:
-        for module in (making, runs, write):
+        for module in (making, writing):
             stack.enter_context(mock.patch.object(module, "CHUNK", nbytes))
+        for module in (making, schedule, writing):
+            stack.enter_context(mock.patch.object(module, "RUN", nbytes))
+        stack.enter_context(mock.patch.object(schedule, "_SMALL", min(nbytes, 2**16)))
         yield

@@ -7,9 +7,12 @@ import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from blobstore.store.local.blobs import BlobWriter, FinishedBlob
+from blobstore.store.local.blobs import FinishedBlob
+from blobstore.store.local.writer import BlobWriter
 
 _PAGE = mmap.PAGESIZE
 Aside = tuple[int, bytes]
@@ -54,6 +57,16 @@ def _parts(offset: int, data: bytes, chance: random.Random) -> Iterator[Aside]:
         start = end
 
 
+@contextmanager
+def writing(
+    folder: Path, size: int, name: str = "x", *, syncs: bool = False
+) -> Iterator[tuple[BlobWriter, list[FinishedBlob]]]:
+    """Yield a writer that hashes what is put, and the list that the finished blob comes to."""
+    made: list[FinishedBlob] = []
+    with closing(BlobWriter(folder, name, size, made.append, syncs=syncs)) as writer:
+        yield writer, made
+
+
 class Putter:
     """Puts pieces, each from a buffer that is overwritten once the writer has released it."""
 
@@ -62,7 +75,6 @@ class Putter:
         self._writer = writer
         self._mutex = threading.Lock()
         self.given_back: list[int] = []
-        self.finished: list[FinishedBlob] = []
 
     def put_all(self, pieces: list[Piece], threads: int) -> None:
         """Put the pieces in that order, with so many threads.
@@ -78,16 +90,13 @@ class Putter:
         for offset, part in piece.asides:
             self._writer.put_aside(offset, part)
         buffer = self._buffer(piece)
-        finished = self._writer.put(
+        self._writer.put(
             piece.offset,
             buffer,
             gap=piece.gap,
             aligned=piece.aligned,
             hashed=lambda: self._scribble(piece.offset, buffer),
         )
-        if finished is not None:
-            with self._mutex:
-                self.finished.append(finished)
 
     def _buffer(self, piece: Piece) -> memoryview:
         # Aligned as the writer wants it, or off by one.

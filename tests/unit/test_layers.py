@@ -16,6 +16,7 @@ SOURCE = ROOT / "src" / "blobstore"
 ROOMS = (
     {"errors"},
     {"names"},
+    {"hashing"},
     {"io"},
     {"formats"},
     {"kernels", "store"},
@@ -27,7 +28,7 @@ ROOMS = (
     {"__init__", "__main__"},
 )
 HEAVY = {"mlx", "torch", "mlx_lm", "transformers", "rich", "httpx2", "httpcore2"}
-NUMPY_FREE = {"errors", "names", "io", "formats", "store"}
+NUMPY_FREE = {"errors", "names", "hashing", "io", "formats", "store"}
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -60,9 +60,10 @@ _METADATA = typer.Typer(
 
 def _show_version(wanted: bool) -> None:  # typer calls it with the flag's value
     if wanted:
-        from blobstore import kernels
+        from blobstore import hashing, kernels
 
-        emit(f"blobstore {blobstore.__version__} (kernels: {kernels.active().name})")
+        here = f"kernels: {kernels.active().name}; SHA-256: {hashing.in_use()}"
+        emit(f"blobstore {blobstore.__version__} ({here})")
         raise typer.Exit
 
 
@@ -73,7 +74,7 @@ def _options(
         bool,
         typer.Option(
             "--version",
-            help="Show the version and the compute kernels in use.",
+            help="Show the version, the compute kernels and the SHA-256 in use.",
             callback=_show_version,
             is_eager=True,
         ),
@@ -183,6 +184,10 @@ def run(arguments: list[str]) -> int:
             from blobstore import kernels
 
             kernels.use(kernel)
+        if method := os.environ.get("BLOBSTORE_SHA256"):
+            from blobstore import hashing
+
+            hashing.use(method)
         code = int(_command()(arguments, prog_name="blobstore", standalone_mode=False) or 0)
     except UsageError as error:
         fail(error.message, error.hint)

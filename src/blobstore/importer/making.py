@@ -202,7 +202,9 @@ def _error_at(
 
 
 CHUNK = 4 * 2**20
-"""Bytes of a run at most, and of source values that are read at a time."""
+"""Bytes of source values that are read at a time at most."""
+RUN = 2**20
+"""Bytes of a run at most."""
 _VALUE_BYTES = 2
 """Values of fewer bits are not read in larger chunks than BF16 values."""
 
@@ -279,7 +281,7 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
     begin = size = source_bytes = 0
     steps: list[Step] = []
     for atom in _atoms(blob):
-        if steps and size + atom.nbytes > CHUNK:
+        if steps and size + atom.nbytes > RUN:
             yield Run(begin, begin + size, 0, tuple(steps), source_bytes)
             begin, size, source_bytes, steps = begin + size, 0, 0, []
         size += atom.nbytes
@@ -294,8 +296,8 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
 
 def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
     header, entries = blob.header, blob.entries
-    for start in range(0, len(header), CHUNK):
-        part = header[start : start + CHUNK]
+    for start in range(0, len(header), RUN):
+        part = header[start : start + RUN]
         yield _Atom((Constant(part, start),), len(part), 0)
     for tensor in blob.tensors:
         begins = {
@@ -304,7 +306,7 @@ def _atoms(blob: PlannedBlob) -> Iterator[_Atom]:
         }
         if tensor.copies:
             yield from _copies(tensor, begins)
-        elif tensor.nbytes <= CHUNK:
+        elif tensor.nbytes <= RUN:
             steps = _values(tensor, begins)
             scale = (
                 (GlobalScale(tensor, begins[".global_scale"]),) if ".global_scale" in begins else ()
@@ -324,8 +326,8 @@ def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
         at = begin
         for source in tensor.sources:
             part = source.parts[suffix]
-            for start in range(0, part.nbytes, CHUNK):
-                nbytes = min(CHUNK, part.nbytes - start)
+            for start in range(0, part.nbytes, RUN):
+                nbytes = min(RUN, part.nbytes - start)
                 yield _Atom((Copy(part, start, nbytes, at + start),), nbytes, nbytes)
             at += part.nbytes
 
@@ -333,15 +335,21 @@ def _copies(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:
 def _values(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[Values]:
     at = {suffix: begin for suffix, begin in begins.items() if suffix != ".global_scale"}
     for source in tensor.sources:
-        most = source.values_at_once(
-            CHUNK // max(_VALUE_BYTES, source.tensor.dtype.bits // 8, tensor.dtype.bits // 8)
-        )
+        most = _values_at_once(tensor, source)
         elements = source.elements
         for start in range(0, elements, most):
             count = min(most, elements - start)
             yield Values(tensor, source, start, count, dict(at))
             for suffix, nbytes in tensor.part_bytes(count).items():
                 at[suffix] += nbytes
+
+
+def _values_at_once(tensor: OutputTensor, source: SourceWeight) -> int:
+    """Return how many values fill a chunk when they are read, or a run when they are stored."""
+    read = max(_VALUE_BYTES, source.tensor.dtype.bits // 8, tensor.dtype.bits // 8)
+    quantized = tensor.quantization
+    stored_bits = tensor.dtype.bits if quantized is None else quantized.quant_type.bits
+    return source.values_at_once(min(CHUNK // read, RUN * 8 // stored_bits))
 
 
 def _large(tensor: OutputTensor, begins: Mapping[str, int]) -> Iterator[_Atom]:

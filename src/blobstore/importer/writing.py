@@ -1,29 +1,40 @@
 """Write: carry an import plan out. Nothing is decided here.
 
-Threads take the runs of all blobs one after the other, each with a buffer of its own: source bytes
-are read, decoded, cast and quantized into it, written to their place and hashed when everything
-before them is. So all threads work on one large tensor as well as on many small ones, memory is
-that of the buffers, and the bytes do not depend on the number of threads.
+Threads take pieces of work in one order (schedule.py), each with a buffer of its own. A run of a
+large blob is read, decoded, cast and quantized into the buffer, written to its place, and given to
+the hash stage, where several blobs are hashed at once. Small blobs are made, hashed and written
+many in one buffer. So all threads work on one large tensor as well as on many small ones, memory
+is that of the buffers, and the bytes do not depend on the number of threads.
 
 What an earlier session has made is not made again: its key is a hash of everything that a planned
 blob's bytes depend on. Files of the source that are kept become blobs byte for byte.
 
-The buffers are taken once and given back. How many there are bounds an import's memory.
+The buffers are taken once and given back. How many there are bounds an import's memory. A thread
+that finds none free hashes, which frees some.
 """
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import LifoQueue
 
-from blobstore.errors import DigestMismatchError
-from blobstore.importer.making import CHUNK, Run, RunMaker, runs_of
+from blobstore.errors import BlobStoreError, DigestMismatchError, StorageError
+from blobstore.hashing.stage import HashStage
+from blobstore.importer.making import CHUNK, RUN, Run, RunMaker
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob, PlannedCopy
+from blobstore.importer.schedule import (
+    WINDOW,
+    FirstError,
+    RunOfBlob,
+    SmallBlobs,
+    Work,
+    room_of,
+    schedule,
+)
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.workers import Progress, each
@@ -49,6 +60,10 @@ class Buffer:
         start = offset % PAGE
         return memoryview(self._memory)[start : start + nbytes]
 
+    def part(self, begin: int, nbytes: int) -> memoryview:
+        """Return ``nbytes`` of it from byte ``begin`` on."""
+        return memoryview(self._memory)[begin : begin + nbytes]
+
     def release(self) -> None:
         """Give it back; a second call does nothing."""
         self._pool.take_back(self)
@@ -68,6 +83,11 @@ class BufferPool:
         buffer = self._free.get()
         self._taken.add(buffer)
         return buffer
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no buffer is free."""
+        return self._free.empty()
 
     def take_back(self, buffer: Buffer) -> None:
         """Make a buffer free that was taken."""
@@ -140,12 +160,13 @@ _SPARE_THREADS = 1
 
 def least_memory(jobs: int) -> int:
     """Return the bytes that ``jobs`` threads work in at least."""
-    return (jobs + _SPARE_THREADS) * (1 + _SCRATCH) * CHUNK
+    return (jobs + _SPARE_THREADS) * (RUN + _SCRATCH * CHUNK)
 
 
 def usual_memory(jobs: int) -> int:
     """Return the bytes that ``jobs`` threads work in when nothing else is said."""
-    return (jobs + _SPARE_THREADS) * (_BUFFERS_A_THREAD + _SCRATCH) * CHUNK
+    threads = jobs + _SPARE_THREADS
+    return threads * (_BUFFERS_A_THREAD * RUN + _SCRATCH * CHUNK) + WINDOW * RUN
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,36 +193,33 @@ def write_blobs(
     A blob that an earlier import of the same bytes has made is not made again; with
     ``verify_reuse`` only when its bytes are its digest's.
 
-    Raises: the error of the first run in plan order that fails, whatever the number of threads: it
-    names the tensor or the file; StorageError. Nothing is committed here.
+    Raises: the error that comes first in the plan, whatever the number of threads: it names the
+    tensor or the file; StorageError. Nothing is committed here.
     """
-    allow_open_files(sum(len(inventory.files) for inventory in plan.inventories) + 2 * jobs)
-    work = _Work(plan, session, progress)
+    allow_open_files(
+        sum(len(inventory.files) for inventory in plan.inventories) + 2 * (jobs + WINDOW)
+    )
+    making = _Making(plan, session, progress)
     try:
-        work.recall(jobs, verify=verify_reuse)
-        to_make = work.to_make()
-        # More threads than runs would have nothing to do.
-        runs = sum(2 + 2 * max(blob.size, blob.source_bytes) // CHUNK for blob in to_make)
-        threads = max(1, min(jobs + _SPARE_THREADS, runs))
-        largest = min(CHUNK, max((blob.size for blob in to_make), default=0))
-        buffers = _buffers(threads, runs, memory, largest)
-        each(work.runs(buffers), work.make, threads, name="import")
-        return work.result()
+        making.recall(jobs, verify=verify_reuse)
+        making.make_all(jobs, memory)
+        return making.result()
     finally:
-        work.close()
+        making.close()
 
 
-def _buffers(threads: int, runs: int, memory: int, nbytes: int) -> BufferPool:
+def _buffers(threads: int, works: int, memory: int, nbytes: int) -> BufferPool:
     """Return as many buffers as are of use and fit the memory.
 
     Raises: StorageError when there is not so much memory.
     """
-    count = max(threads, min(threads + runs, memory // CHUNK - threads * _SCRATCH))
+    fit = (memory - threads * _SCRATCH * CHUNK) // RUN
+    count = max(threads, min(threads + works, fit))
     with os_errors("take", f"{count * nbytes:,} bytes of memory"):
         return BufferPool(count, nbytes)
 
 
-class _Work:
+class _Making:
     """What the threads of one import share."""
 
     def __init__(self, plan: ImportPlan, session: Session, progress: Progress) -> None:
@@ -211,10 +229,11 @@ class _Work:
         self._progress = progress
         self._readers = SourceReaders()
         self._maker = RunMaker(self._readers)
+        self._stage = HashStage()
+        self._first_error = FirstError()
         self._finished: dict[int, Finished] = {}
         self._recalled = 0
         self._writers: dict[int, Writer] = {}
-        self._mutex = threading.Lock()
 
     def recall(self, jobs: int, *, verify: bool) -> None:
         """Find the blobs that an earlier import has made.
@@ -236,51 +255,87 @@ class _Work:
         if self._finished:
             self._progress(sum(self._blobs[number].source_bytes for number in self._finished), "")
 
-    def to_make(self) -> list[PlannedBlob]:
-        """Return the blobs that no earlier import has made."""
-        return [blob for number, blob in enumerate(self._blobs) if number not in self._finished]
+    def make_all(self, jobs: int, memory: int) -> None:
+        """Make the blobs that no earlier import has made."""
+        to_make = {n: blob for n, blob in enumerate(self._blobs) if n not in self._finished}
+        # More threads than works would have nothing to do.
+        works = sum(2 + 2 * max(blob.size, blob.source_bytes) // RUN for blob in to_make.values())
+        threads = max(1, min(jobs + _SPARE_THREADS, works))
+        largest = min(RUN, sum(blob.size + PAGE for blob in to_make.values()))
+        buffers = _buffers(threads, works, memory, largest)
 
-    def runs(self, buffers: BufferPool) -> Iterator[tuple[int, Run, Buffer]]:
-        """Yield the runs of all blobs to make, each with its blob's number and a buffer.
+        def make(item: tuple[Work, Buffer]) -> None:
+            self._make(*item)
+            self._stage.work_while(lambda: self._stage.is_full or buffers.is_empty)
 
-        The buffer comes with the run: one that is begun must be able to end, since later ones wait
-        to be hashed behind it.
+        each(self._with_buffers(to_make, buffers), make, threads, name="import")
+        self._first_error.check()
+        each(range(threads), lambda _: self._stage.work_while(lambda: True), threads, name="hash")
+
+    def _with_buffers(
+        self, to_make: Mapping[int, PlannedBlob], buffers: BufferPool
+    ) -> Iterator[tuple[Work, Buffer]]:
+        """Yield all work, each with a buffer.
+
+        The buffer comes with the work: a run that is begun must be able to end, since later ones
+        wait to be hashed behind it.
         """
-        for number, blob in enumerate(self._blobs):
-            if number in self._finished:
-                continue
-            self._writers[number] = self._session.writer(blob.size)
-            for run in runs_of(blob):
-                yield number, run, buffers.take()
+        for work in schedule(to_make, self._first_error):
+            if isinstance(work, RunOfBlob) and work.number not in self._writers:
+                self._writers[work.number] = self._writer(work.number)
+            yield work, buffers.take()
 
-    def make(self, item: tuple[int, Run, Buffer]) -> None:
-        """Make one run.
+    def _writer(self, number: int) -> Writer:
+        def finish(blob: Finished) -> None:
+            self._finish(number, blob)
+            del self._writers[number]
 
-        After an error its blob's buffers are free, because the thread of the next run waits for
-        one.
+        return self._session.writer(self._blobs[number].size, finish, self._stage)
+
+    def _make(self, work: Work, buffer: Buffer) -> None:
+        """Make one work, or note why it can't be made.
+
+        After an error its blob's buffers are free, because the thread of the next work waits for
+        one. Errors of the store end the import at once.
         """
-        number, run, buffer = item
         try:
-            self._make(number, run, buffer)
-        except BaseException:
-            if writer := self._writers.get(number):
+            match work:
+                case RunOfBlob(number, run):
+                    self._make_run(number, run, buffer)
+                case SmallBlobs(blobs):
+                    self._make_small(blobs, buffer)
+        except BaseException as error:
+            if isinstance(work, RunOfBlob) and (writer := self._writers.get(work.number)):
                 writer.release()
             buffer.release()
-            raise
+            if not isinstance(error, BlobStoreError) or isinstance(error, StorageError):
+                raise
+            self._first_error.note(work.place, error)
 
-    def _make(self, number: int, run: Run, buffer: Buffer) -> None:
+    def _make_run(self, number: int, run: Run, buffer: Buffer) -> None:
         blob, writer = self._blobs[number], self._writers[number]
         data = buffer.at(run.begin, run.end - run.begin)
         for offset, companion in self._maker.make(run, data, blob.options):
             writer.put_aside(offset, companion)
-        finished = writer.put(run.begin, data, gap=run.gap, aligned=True, hashed=buffer.release)
-        if finished is not None:
-            with self._mutex:
-                self._finished[number] = finished
-                del self._writers[number]
-            if self._session.earlier is not None:
-                self._session.earlier.note(self._keys[number], finished)
+        writer.put(run.begin, data, gap=run.gap, aligned=True, hashed=buffer.release)
         self._progress(run.source_bytes, blob.name)
+
+    def _make_small(self, blobs: Sequence[tuple[int, Run]], buffer: Buffer) -> None:
+        made = []
+        begin = 0
+        for number, run in blobs:
+            made.append(buffer.part(begin, run.end))
+            self._maker.make(run, made[-1], self._blobs[number].options)
+            begin += room_of(run)
+        for (number, run), blob in zip(blobs, self._session.put_all(made), strict=True):
+            self._finish(number, blob)
+            self._progress(run.source_bytes, self._blobs[number].name)
+        buffer.release()
+
+    def _finish(self, number: int, blob: Finished) -> None:
+        self._finished[number] = blob
+        if self._session.earlier is not None:
+            self._session.earlier.note(self._keys[number], blob)
 
     def result(self) -> WrittenBlobs:
         """Return the blobs. Raises: CorruptDataError when a source changed meanwhile."""
@@ -291,6 +346,6 @@ class _Work:
 
     def close(self) -> None:
         """Close all files."""
-        for writer in self._writers.values():
+        for writer in list(self._writers.values()):
             writer.close()
         self._readers.close()

@@ -226,7 +226,7 @@ def read_own(path: Path, limit: int) -> bytes:
         return reader.read(0, reader.size)
 
 
-def create_file(path: Path, size: int = 0) -> int:
+def create_file(path: str | Path, size: int = 0) -> int:
     """Return a new open file of ``size`` zeros; a file or link that is there already is an error.
 
     Raises: OSError.

@@ -97,6 +97,7 @@ class _Session:
     def __init__(self, upper: Session, lower: _Blobs, *, copies_up: bool) -> None:
         self.earlier = upper.earlier
         self.writer = upper.writer
+        self.put_all = upper.put_all
         self.put = upper.put
         self.copy = upper.copy
         self._upper = upper

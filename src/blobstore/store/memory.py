@@ -6,12 +6,14 @@ Its contents are lost when the process ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from blobstore.errors import ModelNotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.hashing import Bytes
+from blobstore.hashing.stage import HashStage
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
@@ -108,7 +110,7 @@ class _Manifests:
 class _Writer:
     """One blob as it is written. See `Writer`."""
 
-    def __init__(self, size: int, finished: Callable[[bytes], Descriptor]) -> None:
+    def __init__(self, size: int, finished: Callable[[bytes], None]) -> None:
         self._data = bytearray(size)
         self._written = 0
         self._finished = finished
@@ -122,13 +124,14 @@ class _Writer:
         gap: int = 0,
         aligned: bool = False,  # noqa: ARG002  # memory has no pages to align to
         hashed: Callable[[], None] = lambda: None,
-    ) -> Descriptor | None:
+    ) -> None:
         self.put_aside(offset, data)
         hashed()
         with self._mutex:
             self._written += memoryview(data).nbytes + gap
             is_complete = self._written == len(self._data)
-        return self._finished(bytes(self._data)) if is_complete else None
+        if is_complete:
+            self._finished(bytes(self._data))
 
     def put_aside(self, offset: int, data: Any) -> None:
         view = memoryview(data).cast("B")
@@ -151,13 +154,21 @@ class _Session:
         self._mutex = mutex
         self._made: dict[Digest, bytes] = {}
 
-    def writer(self, size: int) -> _Writer:
-        return _Writer(size, self.put)
+    def writer(
+        self,
+        size: int,
+        finished: Callable[[Any], None],
+        stage: HashStage | None = None,  # noqa: ARG002  # small models: hashed at the end
+    ) -> _Writer:
+        return _Writer(size, lambda data: finished(self.put(data)))
 
     def put(self, data: bytes) -> Descriptor:
         digest = Digest.of(data)
         self._made[digest] = data
         return Descriptor(media_type="", digest=digest, size=len(data))
+
+    def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
+        return [self.put(bytes(data)) for data in blobs]
 
     def copy(self, reader: OpenReader) -> Descriptor:
         return self.put(reader.read(0, reader.size))

@@ -13,7 +13,7 @@ class of a home.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +30,8 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor, Manifest
+from blobstore.hashing import Bytes
+from blobstore.hashing.stage import HashStage
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 
@@ -92,8 +94,8 @@ class Writer(Protocol):
         gap: int = 0,
         aligned: bool = False,
         hashed: Callable[[], None] = lambda: None,
-    ) -> Finished | None:
-        """Write a contiguous buffer at ``offset``; return the blob if that completes it, else None.
+    ) -> None:
+        """Write a contiguous buffer at ``offset``.
 
         ``gap``: as many bytes behind the buffer are written by `put_aside`, before the last piece
         in front of the gap. ``aligned``: the buffer's address and ``offset`` are equal modulo the
@@ -137,11 +139,21 @@ class Session(Protocol):
     def earlier(self) -> Earlier | None:
         """What earlier sessions made; None if the home does not remember it."""
 
-    def writer(self, size: int) -> Writer:
-        """Return a writer of one blob of ``size`` bytes. Any thread may call this."""
+    def writer(
+        self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
+    ) -> Writer:
+        """Return a writer of one blob of ``size`` bytes. Any thread may call this.
+
+        ``finished`` is called with the blob (`Finished`) when all of it is written and hashed.
+        ``stage``: where the blob may be hashed together with others, by the threads that call
+        `HashStage.work`; None: `Writer.put` hashes.
+        """
 
     def put(self, data: bytes) -> Finished:
         """Write bytes in memory as one blob. Raises: StorageError."""
+
+    def put_all(self, blobs: Sequence[Bytes]) -> Sequence[Finished]:
+        """Write several small blobs; return them in their order. Raises: StorageError."""
 
     def copy(self, reader: OpenReader) -> Finished:
         """Write all bytes of a reader as one blob. Raises: as ``reader``; StorageError."""

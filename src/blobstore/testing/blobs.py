@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import pytest
 
 from blobstore.errors import CorruptDataError, DigestMismatchError, NotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.hashing.stage import HashStage
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Home, How, Session
+from blobstore.store.ports import Finished, Home, How, Session
 
 SIZES = (0, 1, 511, 4095, 4096, 4097, 65_537, 2**20, 2**20 + 1)
 """Sizes of blobs: around pages, sectors and buffers."""
@@ -139,13 +140,13 @@ class BlobTests(HomeTests):
         pieces = list(pairwise(cuts))
         random.Random(size).shuffle(pieces)
         told: list[int] = []
-        with closing(session.writer(size)) as writer:
-            *others, last = [
-                writer.put(a, data[a:b], hashed=lambda: told.append(1)) for a, b in pieces
-            ]
-        assert last is not None
-        assert others == [None] * len(others)
-        assert (last.digest, last.size, len(told)) == (Digest.of(data), size, len(pieces))
+        made: list[Finished] = []
+        with closing(session.writer(size, made.append)) as writer:
+            for a, b in pieces:
+                assert not made
+                writer.put(a, data[a:b], hashed=lambda: told.append(1))
+        (blob,) = made
+        assert (blob.digest, blob.size, len(told)) == (Digest.of(data), size, len(pieces))
         session.publish(M, manifest_of(data))
         assert blobs_of(home, "m") == [data]
 
@@ -154,26 +155,53 @@ class BlobTests(HomeTests):
         self, home: Home, session: Session, gap: int
     ) -> None:
         data = data_of(8192 + gap)
-        with closing(session.writer(len(data))) as writer:
+        made: list[Finished] = []
+        with closing(session.writer(len(data), made.append)) as writer:
             writer.put(4096 + gap, data[4096 + gap :])
             writer.put_aside(4096, data[4096 : 4096 + gap])
-            blob = writer.put(0, data[:4096], gap=gap)
-        assert blob is not None
+            writer.put(0, data[:4096], gap=gap)
+        (blob,) = made
         assert blob.digest == Digest.of(data)
         session.publish(M, manifest_of(data))
         assert blobs_of(home, "m") == [data]
 
     def test_a_blob_by_many_threads(self, home: Home, session: Session) -> None:
         data = data_of(2**20)
-        with closing(session.writer(len(data))) as writer, ThreadPoolExecutor(8) as pool:
-            put = [
-                pool.submit(writer.put, at, data[at : at + 1024])
-                for at in range(0, len(data), 1024)
-            ]
-            (blob,) = [done for one in put if (done := one.result()) is not None]
+        made: list[Finished] = []
+        with closing(session.writer(len(data), made.append)) as writer:
+            with ThreadPoolExecutor(8) as pool:
+                put = [
+                    pool.submit(writer.put, at, data[at : at + 1024])
+                    for at in range(0, len(data), 1024)
+                ]
+            for one in put:
+                one.result()
+        (blob,) = made
         assert blob.digest == Digest.of(data)
         session.publish(M, manifest_of(data))
         assert blobs_of(home, "m") == [data]
+
+    def test_blobs_that_are_hashed_together(self, home: Home, session: Session) -> None:
+        data = [data_of(size, 1) for size in SIZES if size]
+        made: list[Finished] = []
+        stage = HashStage()
+        with ExitStack() as open_writers:
+            for one in data:
+                writer = session.writer(len(one), made.append, stage)
+                open_writers.enter_context(closing(writer)).put(0, one)
+            stage.work_while(lambda: True)
+        assert {blob.digest for blob in made} == {Digest.of(one) for one in data}
+        session.publish(M, manifest_of(*data))
+        assert blobs_of(home, "m") == data
+
+    def test_several_small_blobs(self, home: Home, session: Session) -> None:
+        data = [b"one", b"", b"two", b"one"]
+        made = session.put_all([memoryview(one) for one in data])
+        assert [(blob.digest, blob.size) for blob in made] == [
+            (Digest.of(one), len(one)) for one in data
+        ]
+        session.publish(M, manifest_of(*data))
+        assert blobs_of(home, "m") == data
 
     def test_what_is_missing(self, home: Home) -> None:
         commit(home, "m", b"one")

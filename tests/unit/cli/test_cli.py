@@ -414,7 +414,13 @@ def test_version_and_help(cli: Cli) -> None:
 @pytest.mark.parametrize("name", kernels.KERNELS)
 def test_the_kernels_can_be_chosen(command: Command, name: str) -> None:
     done = command("--version", env={**os.environ, "BLOBSTORE_KERNELS": name})
-    assert f"kernels: {kernels.KERNELS[name].name})" in done.stdout
+    assert f"kernels: {kernels.KERNELS[name].name};" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["plain", "openssl"])
+def test_the_way_to_hash_can_be_chosen(command: Command, name: str) -> None:
+    done = command("--version", env={**os.environ, "BLOBSTORE_SHA256": name})
+    assert f"SHA-256: {name})" in done.stdout
 
 
 def test_the_help_of_import_lists_what_a_search_takes(cli: Cli) -> None:

@@ -241,6 +241,11 @@ def test_kernels_that_do_not_exist(fail: Fail, monkeypatch: pytest.MonkeyPatch) 
     assert "unknown kernel 'magic'" in fail(2, "list")
 
 
+def test_a_way_to_hash_that_does_not_exist(fail: Fail, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOBSTORE_SHA256", "magic")
+    assert "unknown SHA-256 method 'magic'" in fail(2, "list")
+
+
 def test_the_exit_code_reaches_the_shell(command: Command, tmp_path: Path) -> None:
     for arguments, code in (
         (["list"], 0),

@@ -24,6 +24,7 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.importer.run import ImportResult
+from blobstore.importer.schedule import WINDOW
 from blobstore.store.local.store import Store, open_store
 
 HOUR_S = 3600
@@ -440,8 +441,8 @@ done = 0
 def progress(nbytes, blob):
     global done
     done += nbytes
-    time.sleep(0.1)
-    if done >= 2**19:
+    time.sleep(0.02)
+    if done >= 10 * 2**20:
         os.write(1, b"ready\\n")  # in one piece: two threads may come here at once
         time.sleep(100)
 store = blobstore.open_store(root)
@@ -451,10 +452,10 @@ blobstore.import_model(source, "m", store=store, quant="int4", jobs=1, progress=
 
 @pytest.fixture
 def larger(tmp_path: Path) -> Path:
-    """A checkpoint of 1 MiB in eight weights."""
+    """A checkpoint of 20 MiB in forty weights: more than are made and hashed at once."""
     tensors = {
-        f"model.layers.{number}.mlp.up_proj.weight": normal(str(number), 256, 256)
-        for number in range(8)
+        f"model.layers.{number}.mlp.up_proj.weight": normal(str(number), 512, 512)
+        for number in range(40)
     }
     folder = write_checkpoint(tmp_path / "larger", tensors)
     os.utime(folder / "model.safetensors", (1, 1))
@@ -471,14 +472,14 @@ def test_a_killed_import_goes_on_where_it_stopped(
     assert len(rest_of(store)) == 1
     result = import_(larger, store)
     assert result.digest == wanted
-    assert 1 <= result.recalled < 8
+    assert 1 <= result.recalled < 40
     assert (result.created, result.reused) == (result.blobs, 0)
     # What was finished but not noted when it was killed goes after a day.
     unnoted = [path.name for path in store.root.glob(".blobstore/tmp/*/*")]
     assert set(unnoted) <= {path.name for path in (store.root / "blobs").iterdir()}
-    assert len(unnoted) <= 2
+    assert len(unnoted) <= WINDOW
     assert wrong_digests(store) == []
-    assert import_(larger, store).recalled == 8
+    assert import_(larger, store).recalled == 40
 
 
 @pytest.mark.parametrize("damage", [_remove, _shorten, _flip, _link, _fifo])
@@ -518,7 +519,7 @@ def interrupt(source: Path, store: Store) -> None:
     def progress(nbytes: int, blob: str) -> None:
         nonlocal done
         done += nbytes
-        if done >= 2**19:
+        if done >= 10 * 2**20:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -23,9 +23,9 @@ from blobstore.importer.policies.options import ImportOptions
 from blobstore.importer.writing import least_memory
 from blobstore.kernels.arrays import Array
 from blobstore.source.weights import SourceReaders
-from blobstore.store.local.blobs import BlobWriter
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store import Store, open_store
+from blobstore.store.local.writer import BlobWriter
 
 UP = "model.layers.0.mlp.up_proj.weight"
 ODD: dict[str, Array] = {
@@ -225,11 +225,11 @@ def test_a_blob_that_can_not_be_begun_is_an_error_after_those_of_the_blobs_befor
     real = LocalSession.writer
     begun: list[int] = []
 
-    def writer(session: LocalSession, size: int) -> BlobWriter:
+    def writer(session: LocalSession, size: int, *arguments: Any) -> BlobWriter:
         begun.append(size)
         if len(begun) == 2:
             raise StorageError("no room for another file")
-        return real(session, size)
+        return real(session, size, *arguments)
 
     monkeypatch.setattr(LocalSession, "writer", writer)
     read = SourceReaders.readinto

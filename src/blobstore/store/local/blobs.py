@@ -1,42 +1,25 @@
-"""Blobs in a folder: files named for the sha256 of their bytes, and the writer of one.
+"""Blobs in a folder: files named for the sha256 of their bytes.
 
 A blob is visible only when it is complete and durable (see session.py).
-
-`BlobWriter` writes one blob of known size, by any thread at any offset, and hashes it in order.
-Two things keep memory and the page cache small. Bytes that can't be hashed yet wait in the caller's
-buffer, which is released when they are hashed. Bytes that come too early for that (the scales of a
-tensor whose weight is still being written) are written, and read back when it is their turn. Large
-aligned pieces are written with O_DIRECT where the system has it: a model that is twice the memory
-would otherwise push everything else out of the page cache, and on a virtual machine filling that
-cache costs more than the disk does (docs/performance.md, "Import").
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError
+from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor
 from blobstore.io.durable import (
-    DIRECT_FROM,
-    create_file,
-    open_direct,
     os_errors,
     remove_if_there,
-    sync,
-    write_aligned,
-    write_all_at,
 )
-from blobstore.io.ranges import FileReader, close_quietly, is_coarse
+from blobstore.io.ranges import FileReader, is_coarse
 from blobstore.names import Digest
 from blobstore.store.ports import (
     blob_not_found,
@@ -46,7 +29,6 @@ from blobstore.store.ports import (
     unique,
 )
 
-_READ_BACK = 2**18
 _START = "sha256-"
 _PREFIX = len(_START)
 _is_hex = re.compile(r"[0-9a-f]{64}", re.ASCII).fullmatch
@@ -239,151 +221,3 @@ class FinishedBlob:
     def path(self) -> Path:
         """Its file, in a session's folder or in the store's."""
         return self.folder / self.digest.file_name
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Bytes that wait to be hashed, the bytes to read back behind them, and the callback."""
-
-    data: memoryview
-    gap: int
-    hashed: Callable[[], None]
-
-
-class BlobWriter:
-    """Writes and hashes one blob of ``size`` bytes into ``folder``. See `Writer`.
-
-    The last byte finishes it, durably with ``syncs``; then ``finished`` is called with the blob.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        size: int,
-        finished: Callable[[FinishedBlob], None] = lambda _blob: None,
-        *,
-        syncs: bool = False,
-    ) -> None:
-        self._finished = finished
-        self._syncs = syncs
-        self._folder = folder
-        self._path = folder / name
-        self._size = size
-        self._hash = hashlib.sha256()
-        self._hashed = 0
-        self._waiting: dict[int, _Piece] = {}
-        self._is_hashing = False
-        self._mutex = threading.Lock()
-        self._fd = self._direct = -1
-
-    def put(
-        self,
-        offset: int,
-        data: Any,
-        *,
-        gap: int = 0,
-        aligned: bool = False,
-        hashed: Callable[[], None] = lambda: None,
-    ) -> FinishedBlob | None:
-        """See `Writer`. Raises: StorageError (no space, I/O); CorruptDataError."""
-        view = memoryview(data).cast("B")
-        if len(view) == self._size and self._size < DIRECT_FROM:
-            blob = self._put_whole(view)
-            hashed()
-            return blob
-        self._write(offset, view, aligned=aligned)
-        with self._mutex:
-            self._waiting[offset] = _Piece(view, gap, hashed)
-            if self._is_hashing:
-                return None
-            self._is_hashing = True
-        return self._hash_waiting()
-
-    def _put_whole(self, view: memoryview) -> FinishedBlob:
-        """Write a small blob of one piece: models of many small tensors take half the time."""
-        digest = Digest.of(view)
-        named = self._folder / digest.file_name
-        with os_errors("write", named):
-            try:
-                self._fd = create_file(named)
-                self._path = named
-            except FileExistsError:  # two tensors of the model are equal
-                self._fd = create_file(self._path)
-            write_all_at(self._fd, 0, view)
-        return self._finish(digest)
-
-    def put_aside(self, offset: int, data: Any) -> None:
-        """See `Writer`."""
-        self._write(offset, memoryview(data).cast("B"), aligned=False)
-
-    def _open(self) -> None:
-        with self._mutex, os_errors("create", self._path):
-            if self._fd < 0:
-                self._fd = create_file(self._path, self._size if self._size >= DIRECT_FROM else 0)
-                self._direct = open_direct(self._path) if self._size >= DIRECT_FROM else -1
-
-    def _write(self, offset: int, view: memoryview, *, aligned: bool) -> None:
-        if self._fd < 0:
-            self._open()
-        with os_errors("write", self._path):
-            if aligned:
-                write_aligned(self._fd, self._direct, offset, view)
-            else:
-                write_all_at(self._fd, offset, view)
-
-    def _hash_waiting(self) -> FinishedBlob | None:
-        while True:
-            with self._mutex:
-                piece = self._waiting.pop(self._hashed, None)
-                if piece is None:
-                    self._is_hashing = False
-                    is_complete = self._hashed == self._size
-                    break
-            self._hash.update(piece.data)
-            start = self._hashed + len(piece.data)
-            piece.hashed()
-            self._hash_gap(start, piece.gap)
-            self._hashed = start + piece.gap
-        return self._finish(Digest(self._hash.hexdigest())) if is_complete else None
-
-    def _hash_gap(self, start: int, length: int) -> None:
-        end = start + length
-        with os_errors("read back", self._path):
-            while start < end:
-                data = os.pread(self._fd, min(_READ_BACK, end - start), start)
-                if not data:
-                    raise CorruptDataError(f"{self._path} ends at byte {start:,} of {self._size:,}")
-                self._hash.update(data)
-                start += len(data)
-
-    def _finish(self, digest: Digest) -> FinishedBlob:
-        with os_errors("write", self._path):
-            if self._syncs:
-                sync(self._fd)
-            stamp = Stamp.of(os.fstat(self._fd))
-            if self._path.name != digest.file_name:
-                self._path.rename(self._folder / digest.file_name)
-        self.close()
-        blob = FinishedBlob(digest, self._size, self._folder, stamp)
-        self._finished(blob)
-        return blob
-
-    def release(self) -> None:
-        """See `Writer`."""
-        with self._mutex:
-            waiting, self._waiting = self._waiting, {}
-        for piece in waiting.values():
-            piece.hashed()
-
-    def close(self) -> None:
-        """Close the file, when no thread writes to it any more; a second call does nothing.
-
-        Errors are ignored: a finished blob is synced by then, or will be by `LocalSession.publish`,
-        which reports them.
-        """
-        self.release()
-        open_fds = {self._fd, self._direct} - {-1}
-        self._fd = self._direct = -1
-        for fd in open_fds:
-            close_quietly(fd)

@@ -15,14 +15,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from blobstore import hashing
 from blobstore.errors import StorageError
 from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.hashing import Bytes
+from blobstore.hashing.stage import HashStage
 from blobstore.io.copying import clone, link, remove_tree
 from blobstore.io.durable import (
     check_one_mount,
@@ -38,11 +41,12 @@ from blobstore.io.durable import (
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.backups import ManifestCopies
-from blobstore.store.local.blobs import BlobFolder, BlobWriter, FinishedBlob, Stamp
+from blobstore.store.local.blobs import BlobFolder, FinishedBlob, Stamp
 from blobstore.store.local.journal import Journal, JournalEntry
 from blobstore.store.local.leftovers import Leftovers, make_owned_folder
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.manifests import ManifestFolder
+from blobstore.store.local.writer import BlobWriter, write_whole
 from blobstore.store.ports import (
     Expected,
     Finished,
@@ -103,31 +107,36 @@ class LocalSession:
         self._noted_at = time.monotonic()
         self._mutex = threading.Lock()
 
-    def writer(self, size: int) -> BlobWriter:
+    def writer(
+        self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
+    ) -> BlobWriter:
         """See `Session`."""
-        return BlobWriter(
-            self._folder,
-            str(next(self._numbers)),
-            size,
-            self._finished,
-            syncs=not self._syncs_whole,
-        )
+
+        def both(blob: FinishedBlob) -> None:
+            self._finished(blob)
+            finished(blob)
+
+        name, syncs = str(next(self._numbers)), not self._syncs_whole
+        return BlobWriter(self._folder, name, size, both, stage, syncs=syncs)
 
     def _finished(self, blob: FinishedBlob) -> None:
         self._made.setdefault(blob.digest, blob)
 
     def put(self, data: bytes) -> FinishedBlob:
         """See `Session`."""
-        return self._written(len(data), [data])
+        return self.put_all([data])[0]
 
-    def _written(self, size: int, pieces: Iterable[bytes | memoryview]) -> FinishedBlob:
-        blob, done = None, 0
-        with closing(self.writer(size)) as writer:
-            for piece in pieces:
-                blob = writer.put(done, piece)
-                done += len(piece)
-        if blob is None:
-            raise AssertionError("the last piece finishes a blob")
+    def put_all(self, blobs: Sequence[Bytes]) -> list[FinishedBlob]:
+        """See `Session`."""
+        return [
+            self._put(Digest(digest.hex()), memoryview(data))
+            for digest, data in zip(hashing.digests(blobs), blobs, strict=True)
+        ]
+
+    def _put(self, digest: Digest, data: memoryview) -> FinishedBlob:
+        name, syncs = str(next(self._numbers)), not self._syncs_whole
+        blob = write_whole(self._folder, digest, data, name, syncs=syncs)
+        self._finished(blob)
         return blob
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
@@ -172,7 +181,13 @@ class LocalSession:
         """See `Session`: in pieces of 1 MiB."""
         if reader.size <= _CHUNK:
             return self.put(reader.read(0, reader.size))
-        return self._written(reader.size, reader.pieces(memoryview(bytearray(_CHUNK))))
+        made: list[FinishedBlob] = []
+        done = 0
+        with closing(self.writer(reader.size, made.append)) as writer:
+            for piece in reader.pieces(memoryview(bytearray(_CHUNK))):
+                writer.put(done, piece)
+                done += len(piece)
+        return made[0]
 
     @property
     def earlier(self) -> Self:

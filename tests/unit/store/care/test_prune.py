@@ -37,7 +37,7 @@ import sys
 from blobstore import open_store
 with open_store(sys.argv[1]).session() as session:
     session.put(b"finished")
-    session.writer(10).put(0, b"half")
+    session.writer(10, print).put(0, b"half")
     print("ready", flush=True)
     sys.stdin.read()
 """

@@ -31,7 +31,7 @@ import sys
 from blobstore import open_store
 with open_store(sys.argv[1]).session() as session:
     session.put(b"one")
-    session.writer(100).put_aside(0, b"half")
+    session.writer(100, lambda _: None).put_aside(0, b"half")
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -208,7 +208,7 @@ def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, pare
     def interrupt() -> None:
         with store.session("source") as session:
             session.note("0" * 64, session.put(b"one"))
-            with closing(session.writer(10)) as writer:
+            with closing(session.writer(10, lambda _: None)) as writer:
                 writer.put(0, b"half")
             raise KeyboardInterrupt
 

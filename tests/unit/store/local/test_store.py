@@ -134,7 +134,7 @@ def test_a_root_that_is_a_file_is_a_typed_error(tmp_path: Path) -> None:
 def test_nothing_is_visible_before_the_commit(store: Store) -> None:
     with store.session() as session:
         session.put(b"one")
-        with closing(session.writer(3)) as writer:
+        with closing(session.writer(3, lambda _: None)) as writer:
             writer.put(0, b"two")
         assert all(path.startswith(".blobstore/") for path in files(store.root))
         session.publish(NAME, Manifest(layers=(descriptor(b"one"),)))
@@ -157,7 +157,7 @@ def test_an_ingest_that_fails_leaves_nothing(
     def fail() -> None:
         with store.session() as session:
             session.put(b"two")
-            with closing(session.writer(100)) as writer:
+            with closing(session.writer(100, lambda _: None)) as writer:
                 writer.put(0, b"three")
             raise error("in the middle")
 

@@ -8,16 +8,18 @@ import random
 import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.pieces import Piece, Putter, cut
+from support.pieces import Piece, Putter, cut, writing
 
 from blobstore.errors import CorruptDataError, StorageError
 from blobstore.io.durable import PAGE
-from blobstore.store.local import blobs as blobs_module
-from blobstore.store.local.blobs import BlobWriter, FinishedBlob
+from blobstore.names import Digest
+from blobstore.store.local import writer as writer_module
+from blobstore.store.local.blobs import FinishedBlob
+from blobstore.store.local.writer import BlobWriter, write_whole
 
 DIRECT = 2**18
 DATA = random.Random(1).randbytes(6 * DIRECT)
@@ -46,11 +48,11 @@ def write(folder: Path, pieces: list[Piece], threads: int = 1) -> FinishedBlob:
     """
     size = sum(len(piece.data) + piece.gap for piece in pieces)
     files = open_files()
-    with closing(BlobWriter(folder, "x", size)) as writer:
+    with writing(folder, size) as (writer, made):
         putter = Putter(writer)
         putter.put_all(pieces, threads)
     assert open_files() <= files
-    (blob,) = putter.finished
+    (blob,) = made
     assert sorted(putter.given_back) == sorted(piece.offset for piece in pieces)
     assert blob.path.read_bytes() == DATA[:size]
     assert blob.digest.hex == hashlib.sha256(DATA[:size]).hexdigest()
@@ -117,9 +119,9 @@ def test_a_blob_may_end_with_a_gap(tmp_path: Path) -> None:
 
 def test_a_buffer_that_is_not_aligned_as_said_is_written_all_the_same(tmp_path: Path) -> None:
     (piece,) = blob_of((2 * DIRECT, 0, False))
-    with closing(BlobWriter(tmp_path, "x", 2 * DIRECT)) as writer:
-        blob = writer.put(0, memoryview(bytearray(b"?" + piece.data))[1:], aligned=True)
-    assert blob is not None
+    with writing(tmp_path, 2 * DIRECT) as (writer, made):
+        writer.put(0, memoryview(bytearray(b"?" + piece.data))[1:], aligned=True)
+    (blob,) = made
     assert blob.path.read_bytes() == piece.data
 
 
@@ -131,27 +133,29 @@ def test_writers_take_any_contiguous_buffer(tmp_path: Path) -> None:
         memoryview(b"ijkl").cast("B", (2, 2)),
     )
     offset = 0
-    with closing(BlobWriter(tmp_path, "x", 12)) as writer:
+    with writing(tmp_path, 12) as (writer, made):
         for part in parts:
-            blob = writer.put(offset, part)
+            writer.put(offset, part)
             offset += memoryview(part).nbytes
-    assert blob is not None
+    (blob,) = made
     assert blob.path.read_bytes() == b"abcdefghijkl"
 
 
 def test_only_the_last_byte_finishes_a_blob(tmp_path: Path) -> None:
-    with closing(BlobWriter(tmp_path, "x", 3)) as writer:
-        assert writer.put(2, b"c") is None
-        assert writer.put(0, b"a") is None
+    with writing(tmp_path, 3) as (writer, made):
+        writer.put(2, b"c")
+        writer.put(0, b"a")
+        assert made == []
         assert [path.name for path in tmp_path.iterdir()] == ["x"]
-        assert writer.put(1, b"b") is not None
+        writer.put(1, b"b")
+        assert len(made) == 1
     assert [path.name for path in tmp_path.iterdir()] == [
         f"sha256-{hashlib.sha256(b'abc').hexdigest()}"
     ]
 
 
 def test_a_blob_that_is_not_finished_has_its_whole_size_and_no_digest(tmp_path: Path) -> None:
-    with closing(BlobWriter(tmp_path, "x", DIRECT)) as writer:
+    with writing(tmp_path, DIRECT) as (writer, _):
         writer.put(0, b"abc")
         assert (tmp_path / "x").read_bytes() == b"abc" + bytes(DIRECT - 3)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
@@ -160,7 +164,7 @@ def test_a_blob_that_is_not_finished_has_its_whole_size_and_no_digest(tmp_path: 
 @pytest.mark.parametrize("end", ["release", "close"])
 def test_what_waits_is_given_back_when_the_blob_is_given_up(tmp_path: Path, end: str) -> None:
     back: list[str] = []
-    writer = BlobWriter(tmp_path, "x", 10)
+    writer = BlobWriter(tmp_path, "x", 10, lambda _: None)
     writer.put(4, b"ef", hashed=lambda: back.append("ef"))
     writer.put(2, b"cd", hashed=lambda: back.append("cd"))
     assert back == []
@@ -175,30 +179,33 @@ def test_what_waits_is_given_back_when_the_blob_is_given_up(tmp_path: Path, end:
 def test_two_blobs_of_the_same_bytes_are_one_file(tmp_path: Path, size: int) -> None:
     stamps = []
     for name in ("x", "y", "z"):
-        with closing(BlobWriter(tmp_path, name, size)) as writer:
-            blob = writer.put(0, bytes(size))
-            assert blob is not None
-            stamps.append(blob.stamp.inode)
+        with writing(tmp_path, size, name) as (writer, made):
+            writer.put(0, bytes(size))
+        stamps.append(made[0].stamp.inode)
     (path,) = tmp_path.iterdir()
     assert path.read_bytes() == bytes(size)
     assert path.stat().st_ino == stamps[-1]
 
 
 def test_blobs_of_the_same_bytes_at_once(tmp_path: Path) -> None:
-    def write_one(number: int) -> FinishedBlob | None:
-        with closing(BlobWriter(tmp_path, str(number), 5000)) as writer:
-            return writer.put(0, DATA[:5000])
+    def write_one(number: int) -> FinishedBlob:
+        if number % 2:
+            digest = Digest.of(DATA[:5000])
+            return write_whole(tmp_path, digest, memoryview(DATA[:5000]), str(number), syncs=False)
+        with writing(tmp_path, 5000, str(number)) as (writer, made):
+            writer.put(0, DATA[:5000])
+        return made[0]
 
     with ThreadPoolExecutor(8) as pool:
         blobs = list(pool.map(write_one, range(200)))
-    assert len({blob.digest for blob in blobs if blob}) == 1
+    assert len({blob.digest for blob in blobs}) == 1
     (path,) = tmp_path.iterdir()
     assert path.read_bytes() == DATA[:5000]
 
 
 def test_a_file_that_ends_in_a_gap_is_an_error(tmp_path: Path) -> None:
     back: list[int] = []
-    with closing(BlobWriter(tmp_path, "x", 200)) as writer:
+    with writing(tmp_path, 200) as (writer, _):
         writer.put_aside(100, bytes(100))
         os.truncate(tmp_path / "x", 150)
         with pytest.raises(CorruptDataError, match=r"ends at byte 150 of 200"):
@@ -217,7 +224,7 @@ def test_what_is_in_the_way_is_an_error_and_stays(tmp_path: Path, kind: str) -> 
         path.symlink_to("/dev/null" if kind == "link" else "nowhere")
     before = path.lstat().st_ino
     with (
-        closing(BlobWriter(tmp_path, "x", 3)) as writer,
+        writing(tmp_path, 3) as (writer, _),
         pytest.raises(StorageError, match="exists") as caught,
     ):
         writer.put(0, b"ab")
@@ -242,7 +249,7 @@ def test_too_many_open_files_leave_none_open(tmp_path: Path, count: int) -> None
     """A large blob's file is opened twice."""
     files = open_files()
     with (
-        closing(BlobWriter(tmp_path, "x", DIRECT)) as writer,
+        writing(tmp_path, DIRECT) as (writer, _),
         room_for_files(count),
         pytest.raises(StorageError, match="too many open files"),
     ):
@@ -256,7 +263,7 @@ def test_a_finished_blob_is_synced_where_syncfs_would_not_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, *, syncs: bool
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(blobs_module, "sync", synced.append)
-    with closing(BlobWriter(tmp_path, "x", size, syncs=syncs)) as writer:
-        assert writer.put(0, DATA[:size]) is not None
+    monkeypatch.setattr(writer_module, "sync", synced.append)
+    with writing(tmp_path, size, syncs=syncs) as (writer, _):
+        writer.put(0, DATA[:size])
     assert len(synced) == syncs

@@ -1,0 +1,109 @@
+"""SHA-256 of many streams at once, in C++.
+
+Blobs are independent streams, so their blocks can be hashed side by side: in the lanes of vectors
+(AVX-512, AVX2), or with the SHA instructions of x86-64 and arm64, interleaved. When the module is
+loaded, a measurement of a tenth of a millisecond chooses a method for each number of streams. The
+digests do not depend on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from blobstore.errors import UsageError
+from blobstore.hashing import _native
+from blobstore.hashing._native import Sha256
+
+Bytes: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
+"""Contiguous bytes."""
+
+_OPENSSL = "openssl"
+_FAMILIES = {
+    # Lanes are for many streams; AVX2 also has a method for one.
+    "avx512": ("avx512", "avx2"),
+    "avx2": ("avx2",),
+    "sha-ni": ("sha-ni",),
+    "armv8": ("armv8",),
+    "plain": ("plain",),
+}
+METHODS = ("fastest", *_FAMILIES, _OPENSSL)
+"""What `use` takes. A processor has some of them."""
+
+
+class Stream(Protocol):
+    """One stream of bytes that is hashed. One thread uses it at a time."""
+
+    def update(self, data: Bytes, /) -> None:
+        """Add bytes."""
+
+    def digest(self) -> bytes:
+        """Return the 32 bytes of the digest of all bytes so far."""
+
+
+def use(name: str) -> None:
+    """Choose how this process hashes, by a name in `METHODS`.
+
+    "fastest" measures what the processor has. "openssl" is Python's hashlib.
+
+    Raises: UsageError for another word, or for a method that the processor does not have.
+    """
+    global _uses_openssl  # noqa: PLW0603  # one choice a process, made before work starts
+    if name not in METHODS:
+        raise UsageError(
+            f"unknown SHA-256 method {name!r}", hint=f"Use one of: {', '.join(METHODS)}."
+        )
+    here = _native.families()
+    if name in _FAMILIES and name not in here:
+        hint = f"Use one of: {', '.join(found for found in METHODS if _is_here(found, here))}."
+        raise UsageError(f"this processor has no SHA-256 method {name!r}", hint=hint)
+    _native.use(list(_FAMILIES.get(name, here)))
+    # OpenSSL has code for processors that have none of our methods.
+    _uses_openssl = name == _OPENSSL or (name == "fastest" and here == ["plain"])
+
+
+def _is_here(name: str, here: Sequence[str]) -> bool:
+    return name not in _FAMILIES or name in here
+
+
+_uses_openssl = False
+use("fastest")
+
+
+def in_use() -> str:
+    """Return the methods for one stream and for many, such as "sha-ni, avx512 x 16"."""
+    if _uses_openssl:
+        return _OPENSSL
+    names = (name if width == 1 else f"{name} x {width}" for name, width in _native.in_use())
+    return ", ".join(dict.fromkeys(names))
+
+
+def width() -> int:
+    """Return the number of streams that are best hashed together."""
+    return 1 if _uses_openssl else _native.in_use()[-1][1]
+
+
+def stream() -> Stream:
+    """Return a new stream. For one that can be stopped and continued, make a `Sha256`."""
+    return hashlib.sha256() if _uses_openssl else Sha256()
+
+
+def update_all(streams: Sequence[Stream], pieces: Sequence[Bytes]) -> None:
+    """Add a piece to each of several streams; the interpreter lock is released meanwhile.
+
+    Raises: RuntimeError if another thread hashes one of the streams, or if one is given twice.
+    """
+    if _uses_openssl or not all(isinstance(one, Sha256) for one in streams):
+        for one, piece in zip(streams, pieces, strict=True):
+            one.update(piece)
+    else:
+        _native.update_all(list(streams), list(pieces))
+
+
+def digests(pieces: Sequence[Bytes]) -> list[bytes]:
+    """Return the digest of each piece, 32 bytes, in their order."""
+    if _uses_openssl:
+        return [hashlib.sha256(piece).digest() for piece in pieces]
+    return _native.digests(list(pieces))

@@ -1,0 +1,134 @@
+"""The stage of a job in which its threads hash: several blobs at once.
+
+Threads give the pieces of blobs to the stage as they are made, in any order. Pieces of one blob are
+hashed one after the other, but those of different blobs together, as many as the processor hashes
+at once (`blobstore.hashing.width`). No thread of its own does that: a thread hashes when enough
+blobs have a piece, or when it has nothing else to do (`HashStage.work`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from blobstore import hashing
+from blobstore.hashing import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a blob.
+
+    ``read`` returns them, just before they are hashed. ``hashed`` is called when they are needed no
+    more.
+    """
+
+    nbytes: int
+    read: Callable[[], Bytes]
+    hashed: Callable[[], None] = lambda: None
+
+
+class BlobHash:
+    """The hash of one blob, whose pieces come in any order; see `HashStage.blob`."""
+
+    def __init__(self, stage: HashStage, size: int, finished: Callable[[bytes], None]) -> None:
+        self.finished = finished
+        self.stream = hashing.stream()
+        self._stage = stage
+        self._size = size
+        self._done = 0
+        self._waiting: dict[int, Piece] = {}
+        self._is_taken = self._is_abandoned = False
+
+    def add(self, offset: int, piece: Piece) -> None:
+        """Add the piece at ``offset`` of the blob; it is hashed after all bytes before it."""
+        with self._stage.mutex:
+            self._waiting[offset] = piece
+            self._offer()
+        if self._is_abandoned:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Drop all pieces that wait, and those that are still added: the blob has failed."""
+        with self._stage.mutex:
+            self._is_abandoned = True
+            dropped, self._waiting = self._waiting, {}
+        for piece in dropped.values():
+            piece.hashed()
+
+    def _offer(self) -> None:
+        if self._done in self._waiting and not self._is_taken:
+            self._is_taken = True
+            self._stage.ready.append(self)
+
+    def take(self) -> Piece | None:
+        """Return the next piece, None if the blob was abandoned. The stage's mutex is held."""
+        return self._waiting.pop(self._done, None)
+
+    def advance(self, nbytes: int) -> bool:
+        """Note that ``nbytes`` more are hashed; return True if these were the last ones.
+
+        The stage's mutex is held.
+        """
+        self._done += nbytes
+        self._is_taken = False
+        self._offer()
+        return self._done == self._size
+
+
+class HashStage:
+    """Where the threads of one job hash. Safe to share between them."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.Lock()
+        self.ready: deque[BlobHash] = deque()
+        self._width = hashing.width()
+
+    def blob(self, size: int, finished: Callable[[bytes], None]) -> BlobHash:
+        """Return the hash of a blob of ``size`` bytes.
+
+        ``finished`` is called with its digest, 32 bytes, in the thread that hashes its last piece.
+        """
+        return BlobHash(self, size, finished)
+
+    @property
+    def is_full(self) -> bool:
+        """True if as many blobs have a piece as are best hashed together."""
+        return len(self.ready) >= self._width
+
+    def work(self) -> bool:
+        """Hash a piece of each blob that has one, up to `hashing.width`; return False if none has.
+
+        Raises: the first error of reading a piece, or of ``finished``. The blobs that were hashed
+        together are abandoned then.
+        """
+        with self.mutex:
+            blobs = [self.ready.popleft() for _ in range(min(self._width, len(self.ready)))]
+            taken = [(blob, piece) for blob in blobs if (piece := blob.take()) is not None]
+        if taken:
+            try:
+                self._hash(taken)
+            except BaseException:
+                for blob, _ in taken:
+                    blob.abandon()
+                raise
+        return bool(blobs)
+
+    def _hash(self, taken: Sequence[tuple[BlobHash, Piece]]) -> None:
+        try:
+            data = [piece.read() for _, piece in taken]
+            hashing.update_all([blob.stream for blob, _ in taken], data)
+        finally:
+            for _, piece in taken:
+                piece.hashed()
+        with self.mutex:
+            complete = [blob for blob, piece in taken if blob.advance(piece.nbytes)]
+        for blob in complete:
+            blob.finished(blob.stream.digest())
+
+    def work_while(self, condition: Callable[[], bool]) -> None:
+        """Hash as long as the condition holds and a blob has a piece. Raises: as `work`."""
+        while condition() and self.work():
+            pass

@@ -1,0 +1,169 @@
+"""Writing a blob to a file of a session, while it is hashed.
+
+`BlobWriter` writes one blob of known size, by any thread at any offset, and gives
+its pieces to the hash stage.
+Two things keep memory and the page cache small. Bytes that can't be hashed yet wait in the caller's
+buffer, which is released when they are hashed. Bytes that come too early for that (the scales of a
+tensor whose weight is still being written) are written, and read back when it is their turn. Large
+aligned pieces are written with O_DIRECT where the system has it: a model that is twice the memory
+would otherwise push everything else out of the page cache, and on a virtual machine filling that
+cache costs more than the disk does (docs/performance.md, "Import").
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from blobstore.errors import CorruptDataError
+from blobstore.hashing.stage import HashStage, Piece
+from blobstore.io.durable import (
+    DIRECT_FROM,
+    create_file,
+    open_direct,
+    os_errors,
+    sync,
+    write_aligned,
+    write_all_at,
+)
+from blobstore.io.ranges import close_quietly
+from blobstore.names import Digest
+from blobstore.store.local.blobs import FinishedBlob, Stamp
+
+_READ_BACK = 2**19
+"""Bytes of a gap that are read back at a time."""
+
+
+def write_whole(
+    folder: Path, digest: Digest, data: memoryview, name: str, *, syncs: bool
+) -> FinishedBlob:
+    """Write a blob in one piece to ``folder``; return it.
+
+    ``name``: of its file meanwhile, if another file of the digest is there. Raises: StorageError.
+    """
+    path = f"{os.fspath(folder)}/{digest.file_name}"
+    with os_errors("write", path):
+        try:
+            fd, written = create_file(path), path
+        except FileExistsError:  # two tensors of the model are equal
+            written = f"{os.fspath(folder)}/{name}"
+            fd = create_file(written)
+        try:
+            write_all_at(fd, 0, data)
+            if syncs:
+                sync(fd)
+            stamp = Stamp.of(os.fstat(fd))
+        finally:
+            close_quietly(fd)
+        if written != path:
+            os.rename(written, path)  # noqa: PTH104  # a hundred thousand of them
+    return FinishedBlob(digest, len(data), folder, stamp)
+
+
+class BlobWriter:
+    """Writes and hashes one blob of ``size`` bytes into ``folder``. See `Session.writer`.
+
+    When its last byte is hashed, the blob is durable with ``syncs``, and ``finished`` is called.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        size: int,
+        finished: Callable[[FinishedBlob], None],
+        stage: HashStage | None = None,
+        *,
+        syncs: bool = False,
+    ) -> None:
+        self._folder = folder
+        self._path = folder / name
+        self._size = size
+        self._finished = finished
+        self._stage = stage or HashStage()
+        self._hashes_itself = stage is None
+        self._hash = self._stage.blob(size, self._finish)
+        self._syncs = syncs
+        self._mutex = threading.Lock()
+        self._fd = self._direct = -1
+
+    def put(
+        self,
+        offset: int,
+        data: Any,
+        *,
+        gap: int = 0,
+        aligned: bool = False,
+        hashed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """See `Writer`. Raises: StorageError (no space, I/O); CorruptDataError."""
+        view = memoryview(data).cast("B")
+        self._write(offset, view, aligned=aligned)
+        end = offset + len(view)
+        self._hash.add(offset, Piece(len(view), lambda: view, hashed))
+        for start in range(end, end + gap, _READ_BACK):
+            length = min(_READ_BACK, end + gap - start)
+            self._hash.add(start, Piece(length, partial(self._read_back, start, length)))
+        if self._hashes_itself:
+            self._stage.work_while(lambda: True)
+
+    def put_aside(self, offset: int, data: Any) -> None:
+        """See `Writer`."""
+        self._write(offset, memoryview(data).cast("B"), aligned=False)
+
+    def _open(self) -> None:
+        with self._mutex, os_errors("create", self._path):
+            if self._fd < 0:
+                self._fd = create_file(self._path, self._size if self._size >= DIRECT_FROM else 0)
+                self._direct = open_direct(self._path) if self._size >= DIRECT_FROM else -1
+
+    def _write(self, offset: int, view: memoryview, *, aligned: bool) -> None:
+        if self._fd < 0:
+            self._open()
+        with os_errors("write", self._path):
+            if aligned:
+                write_aligned(self._fd, self._direct, offset, view)
+            else:
+                write_all_at(self._fd, offset, view)
+
+    def _read_back(self, start: int, length: int) -> memoryview:
+        data = bytearray(length)
+        filled = 0
+        with os_errors("read back", self._path):
+            while filled < length:
+                count = os.preadv(self._fd, [memoryview(data)[filled:]], start + filled)
+                if not count:
+                    end = f"{start + filled:,} of {self._size:,}"
+                    raise CorruptDataError(f"{self._path} ends at byte {end}")
+                filled += count
+        return memoryview(data)
+
+    def _finish(self, raw_digest: bytes) -> None:
+        digest = Digest(raw_digest.hex())
+        with os_errors("write", self._path):
+            if self._syncs:
+                sync(self._fd)
+            stamp = Stamp.of(os.fstat(self._fd))
+            self._path.rename(self._folder / digest.file_name)
+        self.close()
+        self._finished(FinishedBlob(digest, self._size, self._folder, stamp))
+
+    def release(self) -> None:
+        """See `Writer`."""
+        self._hash.abandon()
+
+    def close(self) -> None:
+        """Close the file, when no thread writes to it any more; a second call does nothing.
+
+        Errors are ignored: a finished blob is synced by then, or will be by `LocalSession.publish`,
+        which reports them.
+        """
+        self.release()
+        open_fds = {self._fd, self._direct} - {-1}
+        self._fd = self._direct = -1
+        for fd in open_fds:
+            close_quietly(fd)

@@ -1,0 +1,110 @@
+"""The hash stage: pieces in any order, from any threads, are hashed in the order of their blob."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from blobstore import hashing
+from blobstore.errors import CorruptDataError
+from blobstore.hashing.stage import BlobHash, HashStage, Piece
+
+DATA = random.Random(3).randbytes(100_000)
+
+
+def begun(stage: HashStage, size: int, found: list[bytes]) -> BlobHash:
+    return stage.blob(size, found.append)
+
+
+def piece_of(data: bytes, back: list[int] | None = None) -> Piece:
+    back = [] if back is None else back
+    return Piece(len(data), lambda: data, lambda: back.append(len(data)))
+
+
+def test_pieces_wait_for_those_before_them() -> None:
+    stage, found, back = HashStage(), list[bytes](), list[int]()
+    blob = begun(stage, 6, found)
+    blob.add(4, piece_of(b"ef", back))
+    assert not stage.work()
+    blob.add(0, piece_of(b"abcd", back))
+    assert stage.work()
+    assert (found, back) == ([], [4])
+    assert stage.work()
+    assert (found, back) == ([hashlib.sha256(b"abcdef").digest()], [4, 2])
+    assert not stage.work()
+
+
+def test_an_empty_blob() -> None:
+    stage, found = HashStage(), list[bytes]()
+    begun(stage, 0, found).add(0, piece_of(b""))
+    stage.work_while(lambda: True)
+    assert found == [hashlib.sha256(b"").digest()]
+
+
+def test_a_stage_is_full_when_enough_blobs_have_a_piece() -> None:
+    stage, found = HashStage(), list[bytes]()
+    for number in range(hashing.width()):
+        assert not stage.is_full
+        begun(stage, 1, found).add(0, piece_of(b"%d" % (number % 10)))
+    assert stage.is_full
+    assert stage.work()
+    assert len(found) == hashing.width()
+    assert not stage.is_full
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_blobs_by_many_threads(seed: int) -> None:
+    chance = random.Random(seed)
+    stage = HashStage()
+    found: dict[int, bytes] = {}
+    pieces: list[tuple[BlobHash, int, bytes]] = []
+    sizes = [chance.randrange(1, 60_000) for _ in range(40)]
+    for number, size in enumerate(sizes):
+        blob = stage.blob(size, lambda digest, number=number: found.update({number: digest}))
+        at = 0
+        while at < size:
+            length = chance.randint(1, size - at)
+            pieces.append((blob, at, DATA[at : at + length]))
+            at += length
+    chance.shuffle(pieces)
+
+    def put(item: tuple[BlobHash, int, bytes]) -> None:
+        blob, at, data = item
+        blob.add(at, piece_of(data))
+        stage.work_while(lambda: stage.is_full)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(put, pieces))
+        list(pool.map(lambda _: stage.work_while(lambda: True), range(4)))
+    assert found == {n: hashlib.sha256(DATA[:size]).digest() for n, size in enumerate(sizes)}
+
+
+def test_what_an_abandoned_blob_has_is_given_back() -> None:
+    stage, found, back = HashStage(), list[bytes](), list[int]()
+    blob = begun(stage, 6, found)
+    blob.add(2, piece_of(b"cd", back))
+    blob.add(0, piece_of(b"ab", back))
+    blob.abandon()
+    assert back == [2, 2]
+    blob.add(4, piece_of(b"ef", back))
+    assert back == [2, 2, 2]
+    stage.work_while(lambda: True)
+    assert found == []
+
+
+def test_a_piece_that_can_not_be_read_abandons_its_blob() -> None:
+    def fail() -> bytes:
+        raise CorruptDataError("the file ends")
+
+    stage, found, back = HashStage(), list[bytes](), list[int]()
+    blob = begun(stage, 6, found)
+    blob.add(0, Piece(3, fail, lambda: back.append(1)))
+    blob.add(3, piece_of(b"def", back))
+    with pytest.raises(CorruptDataError):
+        stage.work()
+    assert back == [1, 3]
+    assert not stage.work()
+    assert found == []
