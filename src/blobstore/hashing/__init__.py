@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 from blobstore.errors import UsageError
 from blobstore.hashing import _native
-from blobstore.hashing._native import Sha256
+from blobstore.hashing._native import Sha256 as Sha256  # exported
 
 Bytes: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 """Contiguous bytes."""

@@ -15,7 +15,7 @@ from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
 from support.stores import commit_model, manifest_path
 
-from blobstore import kernels
+from blobstore import hashing, kernels
 from blobstore.cli.main import run
 from blobstore.store.local.store import open_store
 
@@ -397,7 +397,8 @@ def test_version_and_help(cli: Cli) -> None:
     assert run(["--version"]) == 0
     best = kernels.KERNELS["native"].name
     assert re.fullmatch(
-        rf"blobstore \d+\.\d+\.\d+ \(kernels: {best}\)\n", cli._capsys.readouterr().out
+        rf"blobstore \d+\.\d+\.\d+ \(kernels: {best}; SHA-256: {hashing.in_use()}\)\n",
+        cli._capsys.readouterr().out,
     )
     for arguments in (
         ["--help"],

@@ -26,7 +26,7 @@ def method(request: pytest.FixtureRequest) -> Iterator[str]:
     hashing.use("fastest")
 
 
-def expected(data: bytes) -> bytes:
+def expected(data: bytes | memoryview) -> bytes:
     return hashlib.sha256(data).digest()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_many_blobs_by_many_threads(seed: int) -> None:
     pieces: list[tuple[BlobHash, int, bytes]] = []
     sizes = [chance.randrange(1, 60_000) for _ in range(40)]
     for number, size in enumerate(sizes):
-        blob = stage.blob(size, lambda digest, number=number: found.update({number: digest}))
+        blob = stage.blob(size, partial(found.__setitem__, number))
         at = 0
         while at < size:
             length = chance.randint(1, size - at)

@@ -7,20 +7,21 @@ together; one thread checks the small ones.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain
 
+from blobstore import hashing
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
 from blobstore.formats.safetensors.codec import header_of
 from blobstore.formats.strictjson import MAX_CONFIG
+from blobstore.io.digests import digests_of
 from blobstore.io.ranges import BytesReader, FileIdentity, FileReader
 from blobstore.io.workers import Progress, each, silent
 from blobstore.names import Digest, ModelName
@@ -29,8 +30,8 @@ from blobstore.store.local.store import Store
 from blobstore.store.ports import Home
 from blobstore.store.stored import Settings, stored_tensors
 
-CHUNK = 2**20
-"""Bytes hashed at a time: as much as a core's own cache holds (docs/performance.md, "Verify")."""
+SMALL = 2**17
+"""Blobs of up to so many bytes are read whole, by one thread: Python threads would take turns."""
 MISSING = "it is missing"
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of the process, not of a file."""
@@ -83,8 +84,23 @@ class _Content:
     tensors: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class _Opened:
+    """An open blob, what was read of it (all, if it is small), and its digest if it was hashed."""
+
+    digest: Digest
+    reader: FileReader
+    uses: Sequence[BlobReference]
+    data: memoryview | None = None
+    found: Digest | BlobStoreError | None = None
+
+    @property
+    def is_tensor(self) -> bool:
+        return any(use.media_type == TENSOR_MEDIA_TYPE for use in self.uses)
+
+
 class BlobChecker:
-    """Checks blobs, in one thread. A file with several names (hard links) is read once.
+    """Checks blobs, in one thread, several together. A file of several names is read once.
 
     ``quick``: of tensor blobs only the headers are read. If ``stop`` is set, a check ends early,
     and its result is meaningless.
@@ -97,7 +113,6 @@ class BlobChecker:
         self._stop = stop or threading.Event()
         self._quick = quick
         self._progress = progress
-        self._buffer = memoryview(bytearray(CHUNK))
         self._linked: dict[tuple[object, ...], _Content] = {}
 
     def check(self, hexadecimal: str, uses: Sequence[BlobReference]) -> BlobCheck:
@@ -105,74 +120,108 @@ class BlobChecker:
 
         Raises: StorageError if the process can't open more files; a fault of the blob is a result.
         """
+        return self.check_all([(hexadecimal, uses)])[0]
+
+    def check_all(self, blobs: Sequence[tuple[str, Sequence[BlobReference]]]) -> list[BlobCheck]:
+        """Return the checks of several blobs, which are hashed together. Raises: as `check`."""
+        with ExitStack() as files:
+            opened: list[_Opened | BlobCheck] = []
+            for hexadecimal, uses in blobs:
+                blob = self._open(hexadecimal, uses)
+                if isinstance(blob, _Opened):
+                    files.enter_context(blob.reader)
+                opened.append(blob)
+            self._hash([blob for blob in opened if isinstance(blob, _Opened)])
+            return [self._checked(blob) if isinstance(blob, _Opened) else blob for blob in opened]
+
+    def _open(self, hexadecimal: str, uses: Sequence[BlobReference]) -> _Opened | BlobCheck:
         if self._store.blobs.is_missing(hexadecimal):  # a hundred thousand may be
             return BlobCheck(MISSING)
         digest = Digest(hexadecimal)
         try:
-            reader = self._store.blobs.reader(digest)
+            return _Opened(digest, self._store.blobs.reader(digest), uses)
         except NotFoundError:
             return BlobCheck(MISSING)
         except BlobStoreError as error:
             if error.errno in _OURS:
                 raise
             return BlobCheck(error.message)
-        with reader:
-            return self._check_file(reader, digest, uses)
 
-    def _check_file(
-        self, reader: FileReader, digest: Digest, uses: Sequence[BlobReference]
-    ) -> BlobCheck:
+    def _hash(self, opened: Sequence[_Opened]) -> None:
+        """Find the digests of all blobs that are read whole, except of links that are known."""
+        wanted = [blob for blob in opened if self._reads_all(blob) and not self._is_known(blob)]
+        small = [(blob, data) for blob in wanted if (data := self._read_whole(blob)) is not None]
+        digests = hashing.digests([data for _, data in small])
+        for (blob, _), raw in zip(small, digests, strict=True):
+            blob.found = Digest(raw.hex())
+            self._progress(blob.reader.size, _name_of(blob.uses))
+        large = [blob for blob in wanted if blob.found is None]
+        for blob in large:
+            blob.reader.read_ahead()
+        names = [_name_of(blob.uses) for blob in large]
+        readers = [blob.reader for blob in large]
+        results = digests_of(readers, names, progress=self._progress, stop=self._stop)
+        for blob, found in zip(large, results, strict=True):
+            blob.found = found
+
+    def _reads_all(self, blob: _Opened) -> bool:
+        return not self._quick or (not blob.is_tensor and blob.reader.size <= MAX_CONFIG)
+
+    def _is_known(self, blob: _Opened) -> bool:
+        known = self._linked.get(self._key(blob))
+        if known is None or known.digest is None:
+            return False
+        blob.found = known.digest
+        self._progress(blob.reader.size, _name_of(blob.uses))
+        return True
+
+    def _key(self, blob: _Opened) -> tuple[object, ...]:
+        kinds = {(use.media_type, use.is_config, use.name == CONFIG_NAME) for use in blob.uses}
+        settings = blob.uses[0].users.settings if blob.uses else None
+        return (blob.reader.identity, settings, *sorted(kinds))
+
+    def _read_whole(self, blob: _Opened) -> memoryview | None:
+        """Read a small blob, and return its bytes; None if it is large or can't be read."""
+        if blob.reader.size > SMALL:
+            return None
+        data = memoryview(bytearray(blob.reader.size))
         try:
+            blob.reader.readinto(0, data)
+        except BlobStoreError as error:
+            blob.found = error
+        else:
+            blob.data = data
+        return blob.data
+
+    def _checked(self, blob: _Opened) -> BlobCheck:
+        reader, uses = blob.reader, blob.uses
+        try:
+            if isinstance(blob.found, BlobStoreError):
+                raise blob.found
             status = reader.status()
-            is_linked = status.st_nlink > 1
-            content = (self._content_of_links if is_linked else self._content)(reader, uses)
+            content = self._content(blob, is_linked=status.st_nlink > 1)
         except BlobStoreError as error:
             reason = f"it can't be read: {error.message}"
             return BlobCheck(reason, reader.size, identity=reader.identity)
         hashed = reader.size if content.digest is not None else 0
         wrong = _wrong_mode(status) or _wrong_size(reader.size, uses) or content.wrong
-        if content.digest not in (None, digest):
+        if content.digest not in (None, blob.digest):
             wrong = "its bytes do not match its digest"
         return BlobCheck(wrong, reader.size, hashed, content.tensors, reader.identity)
 
-    def _content_of_links(self, reader: FileReader, uses: Sequence[BlobReference]) -> _Content:
-        kinds = sorted({(use.media_type, use.is_config, use.name == CONFIG_NAME) for use in uses})
-        key = (reader.identity, uses[0].users.settings if uses else None, *kinds)
-        if key not in self._linked:
-            self._linked[key] = self._content(reader, uses)
-        elif self._linked[key].digest is not None:
-            self._progress(reader.size, _name_of(uses))
-        return self._linked[key]
-
-    def _content(self, reader: FileReader, uses: Sequence[BlobReference]) -> _Content:
-        is_tensor = any(use.media_type == TENSOR_MEDIA_TYPE for use in uses)
-        reads_all = not self._quick or (not is_tensor and reader.size <= MAX_CONFIG)
-        data = self._whole(reader) if reads_all and reader.size <= CHUNK else None
-        digest = self._digest(reader, data, uses) if reads_all else None
-        if is_tensor:
-            return _Content(digest, *_tensors(reader, data, uses[0].users.settings))
-        return _Content(digest, _wrong_document(reader, data, uses), ())
-
-    def _whole(self, reader: FileReader) -> memoryview:
-        data = self._buffer[: reader.size]
-        reader.readinto(0, data)
-        return data
-
-    def _digest(
-        self, reader: FileReader, data: memoryview | None, uses: Sequence[BlobReference]
-    ) -> Digest:
-        name = _name_of(uses)
-        if data is not None:
-            self._progress(len(data), name)
-            return Digest.of(data)
-        reader.read_ahead()
-        total = hashlib.sha256()
-        for piece in reader.pieces(self._buffer):
-            if self._stop.is_set():
-                break  # another thread failed, or the user pressed Ctrl-C
-            total.update(piece)
-            self._progress(len(piece), name)
-        return Digest(total.hexdigest())
+    def _content(self, blob: _Opened, *, is_linked: bool) -> _Content:
+        """Return what is in a blob. Raises: StorageError."""
+        if is_linked and (known := self._linked.get(self._key(blob))) is not None:
+            return known
+        digest = blob.found if isinstance(blob.found, Digest) else None
+        if blob.is_tensor:
+            settings = blob.uses[0].users.settings
+            content = _Content(digest, *_tensors(blob.reader, blob.data, settings))
+        else:
+            content = _Content(digest, _wrong_document(blob.reader, blob.data, blob.uses), ())
+        if is_linked:
+            self._linked[self._key(blob)] = content
+        return content
 
 
 def _tensors(
@@ -225,8 +274,8 @@ def _wrong_size(size: int, uses: Sequence[BlobReference]) -> str | None:
 
 
 NOTHING = BlobListing({}, ())
-_SMALL = 2**17
-"""Blobs of up to so many bytes are for one thread: Python threads would take turns with them."""
+_TOGETHER = 16
+"""Blobs that a thread checks at once: as many as the widest processors hash at once."""
 
 
 @dataclass(slots=True)
@@ -291,23 +340,30 @@ class BlobChecks:
         """
         queues: tuple[list[str], list[str]] = ([], [])
         for digest in digests:
-            queues[self.quick or self.size(digest) <= _SMALL].append(digest)
-        large, small = map(iter, queues)
+            queues[self.quick or self.size(digest) <= SMALL].append(digest)
+        large, small = map(deque, queues)
         mutex = threading.Lock()
         stop = threading.Event()
+        others = min(jobs - 1, len(large))  # more threads would have no work
 
-        def work(*sources: Iterator[str]) -> None:
+        def work(*sources: deque[str]) -> None:
             checker = BlobChecker(self.store, quick=self.quick, progress=progress, stop=stop)
-            while (digest := take(sources)) is not None:
-                check = checker.check(digest, self.uses.get(digest, ()))
+            while digests := take(sources):
+                blobs = [(digest, self.uses.get(digest, ())) for digest in digests]
+                checks = checker.check_all(blobs)
                 with mutex:
-                    self._add_check(digest, check)
+                    for digest, check in zip(digests, checks, strict=True):
+                        self._add_check(digest, check)
 
-        def take(sources: tuple[Iterator[str], ...]) -> str | None:
+        def take(sources: tuple[deque[str], ...]) -> list[str]:
             with mutex:
-                return None if stop.is_set() else next(chain(*sources), None)
+                source = next(filter(None, sources), None)
+                if source is None or stop.is_set():
+                    return []
+                # Of the last large ones each thread gets its share.
+                share = _TOGETHER if source is small else -(-len(source) // (1 + others))
+                return [source.popleft() for _ in range(min(_TOGETHER, share, len(source)))]
 
-        others = min(jobs - 1, len(queues[0]))  # more threads would have no work
         shares = [(small, large), *((large,) for _ in range(others))]
         each(shares, lambda share: work(*share), 1 + others, name="verify", stop=stop)
 
