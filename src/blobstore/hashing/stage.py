@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from blobstore import hashing
 from blobstore.hashing import Bytes
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class BlobHash:
         self._done = 0
         self._waiting: dict[int, Piece] = {}
         self._is_taken = self._is_abandoned = False
+        self._error: BaseException | None = None
 
     def add(self, offset: int, piece: Piece) -> None:
         """Add the piece at ``offset`` of the blob; it is hashed after all bytes before it."""
@@ -57,6 +62,20 @@ class BlobHash:
             dropped, self._waiting = self._waiting, {}
         for piece in dropped.values():
             piece.hashed()
+
+    def attempt(self, do: Callable[[], _T]) -> _T | None:
+        """Return what ``do`` returns. If it fails, abandon the blob and return None."""
+        try:
+            return do()
+        except BaseException as error:  # noqa: BLE001  # `check` raises it
+            self._error = error
+            self.abandon()
+            return None
+
+    def check(self) -> None:
+        """Raise the error that the blob was abandoned for."""
+        if self._error is not None:
+            raise self._error
 
     def _offer(self) -> None:
         if self._done in self._waiting and not self._is_taken:
@@ -101,34 +120,59 @@ class HashStage:
     def work(self) -> bool:
         """Hash a piece of each blob that has one, up to `hashing.width`; return False if none has.
 
-        Raises: the first error of reading a piece, or of ``finished``. The blobs that were hashed
-        together are abandoned then.
+        Raises: the first error of reading a piece, or of ``finished``; its blob is abandoned.
         """
         with self.mutex:
             blobs = [self.ready.popleft() for _ in range(min(self._width, len(self.ready)))]
             taken = [(blob, piece) for blob in blobs if (piece := blob.take()) is not None]
-        if taken:
-            try:
-                self._hash(taken)
-            except BaseException:
-                for blob, _ in taken:
-                    blob.abandon()
-                raise
-        return bool(blobs)
-
-    def _hash(self, taken: Sequence[tuple[BlobHash, Piece]]) -> None:
         try:
-            data = [piece.read() for _, piece in taken]
-            hashing.update_all([blob.stream for blob, _ in taken], data)
+            self._hash(taken)
         finally:
             for _, piece in taken:
                 piece.hashed()
+        return bool(blobs)
+
+    def _hash(self, taken: Sequence[tuple[BlobHash, Piece]]) -> None:
+        data = {blob: raw for blob, piece in taken if (raw := blob.attempt(piece.read)) is not None}
+        hashing.update_all([blob.stream for blob in data], list(data.values()))
         with self.mutex:
-            complete = [blob for blob, piece in taken if blob.advance(piece.nbytes)]
+            complete = [
+                blob for blob, piece in taken if blob in data and blob.advance(piece.nbytes)
+            ]
         for blob in complete:
-            blob.finished(blob.stream.digest())
+            blob.attempt(partial(blob.finished, blob.stream.digest()))
+        for blob, _ in taken:
+            blob.check()
 
     def work_while(self, condition: Callable[[], bool]) -> None:
         """Hash as long as the condition holds and a blob has a piece. Raises: as `work`."""
         while condition() and self.work():
             pass
+
+    def work_until(self, event: threading.Event) -> None:
+        """Hash until the event is set: until the piece is hashed whose ``hashed`` sets it.
+
+        Raises: as `work`.
+        """
+        self.work_while(lambda: not event.is_set())
+        event.wait()
+
+    def digest(self, size: int, pieces: Iterable[memoryview]) -> bytes:
+        """Return the digest of ``size`` bytes, 32 bytes.
+
+        The pieces are hashed together with those that other threads have at the same time. Each is
+        hashed when the next is requested.
+        """
+        found: list[bytes] = []
+        blob, hashed = self.blob(size, found.append), threading.Event()
+        offset = 0
+        for piece in pieces:
+            hashed.clear()
+            blob.add(offset, Piece(len(piece), partial(_itself, piece), hashed.set))
+            self.work_until(hashed)
+            offset += len(piece)
+        return found[0] if found else blob.stream.digest()
+
+
+def _itself(piece: memoryview) -> memoryview:
+    return piece

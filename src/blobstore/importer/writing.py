@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import LifoQueue
 
+from blobstore import hashing
 from blobstore.errors import BlobStoreError, DigestMismatchError, StorageError
 from blobstore.hashing.stage import HashStage
 from blobstore.importer.making import CHUNK, RUN, Run, RunMaker
@@ -197,7 +198,7 @@ def write_blobs(
     tensor or the file; StorageError. Nothing is committed here.
     """
     allow_open_files(
-        sum(len(inventory.files) for inventory in plan.inventories) + 2 * (jobs + WINDOW)
+        sum(len(inventory.files) for inventory in plan.inventories) + 3 * jobs * WINDOW
     )
     making = _Making(plan, session, progress)
     try:
@@ -249,7 +250,8 @@ class _Making:
             if blob is not None:
                 self._finished[number] = blob
 
-        threads = jobs if verify or earlier.takes_time() else 1
+        # Each thread hashes one blob, together with those of the others.
+        threads = jobs * hashing.width() if verify or earlier.takes_time() else 1
         each(range(len(self._blobs)), find_one, threads, name="recall")
         self._recalled = len(self._finished)
         if self._finished:

@@ -11,7 +11,6 @@ truncated while a view is being read can't be noticed.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import secrets
@@ -28,6 +27,7 @@ from blobstore.errors import (
     StorageError,
     from_os_error,
 )
+from blobstore.hashing.stage import HashStage
 from blobstore.names import Digest
 
 _COARSE_TICK_NS = 10**7
@@ -67,7 +67,7 @@ class OpenReader:
     size: int
     identity: Identity | None
     """The state of the file when it was opened; None in memory."""
-    piece_nbytes = 2**20
+    piece_nbytes = 2**18
     """Bytes that `digest` reads at a time."""
 
     def fileno(self) -> int | None:
@@ -91,12 +91,13 @@ class OpenReader:
             self.readinto(start, piece)
             yield piece
 
-    def digest(self) -> Digest:
-        """Return the digest of the bytes, read in pieces. Raises: as `readinto`."""
-        hashed = hashlib.sha256()
-        for piece in self.pieces(self._buffer()):
-            hashed.update(piece)
-        return Digest(hashed.hexdigest())
+    def digest(self, stage: HashStage | None = None) -> Digest:
+        """Return the digest of the bytes, read in pieces.
+
+        ``stage``: where they are hashed together with what other threads read. Raises: as
+        `readinto`.
+        """
+        return Digest((stage or HashStage()).digest(self.size, self.pieces(self._buffer())).hex())
 
     def _buffer(self) -> memoryview:
         return memoryview(bytearray(min(self.piece_nbytes, max(self.size, 1))))

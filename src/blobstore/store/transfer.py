@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from blobstore import hashing
 from blobstore.errors import StorageError, UsageError
 from blobstore.formats.documents import Descriptor
 from blobstore.io.budget import allow_open_files
@@ -68,7 +69,8 @@ def transfer(
 def _transfer(
     old: ModelName, new: ModelName, source: Home, target: Home, jobs: int, progress: Progress | None
 ) -> Transferred:
-    allow_open_files(2 * jobs)
+    at_once = jobs * hashing.width()  # each thread has one blob, and they are hashed together
+    allow_open_files(3 * at_once)
     took: list[tuple[How, Descriptor]] = []
     with source.lease(), target.session(source.address) as session:
         manifest = source.manifests.read(old)
@@ -82,7 +84,7 @@ def _transfer(
             told(descriptor.size, descriptor.name or str(descriptor.digest))
 
         with _kept(session):
-            each(missing, take, jobs, name="transfer")
+            each(missing, take, max(1, min(at_once, len(missing))), name="transfer")
             session.publish(new, manifest)
     came = {blob.digest for blob in missing}
     there = (blob for blob in unique(manifest.descriptors) if blob.digest not in came)

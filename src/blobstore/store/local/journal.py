@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.hashing.stage import HashStage
 from blobstore.io.durable import append_file, make_folder, os_errors, read_own, replace_file
 from blobstore.io.ranges import FileReader
 from blobstore.names import Digest
@@ -78,12 +79,17 @@ class JournalEntry:
         return cls(key, Digest(digest), int(size), stamp, state == _DURABLE)
 
     def blob_at(
-        self, path: Path, *, verify: bool, settle: Callable[[int], None] = lambda _fd: None
+        self,
+        path: Path,
+        stage: HashStage,
+        *,
+        verify: bool,
+        settle: Callable[[int], None] = lambda _fd: None,
     ) -> FinishedBlob | None:
         """Return the blob at ``path`` if it has the entry's bytes, else None.
 
         It is hashed unless it was durable and its stamp is the entry's, and always with ``verify``.
-        ``settle`` is called with its open descriptor before it is hashed.
+        ``stage``: where. ``settle`` is called with its open descriptor before it is hashed.
         """
         try:
             with FileReader(path, follow=False) as reader:
@@ -95,7 +101,7 @@ class JournalEntry:
                     with os_errors("write back", path):
                         settle(reader.fileno())
                     reader.read_ahead()
-                    if reader.digest() != self.digest:
+                    if reader.digest(stage) != self.digest:
                         return None
                 return FinishedBlob(self.digest, self.size, path.parent, stamp)
         except NotFoundError:

@@ -99,6 +99,7 @@ class LocalSession:
                 close_quietly(self._folder_fd)
                 self._folder.rmdir()
                 raise
+        self._stage = HashStage()
         self._numbers = itertools.count()
         self._made: dict[Digest, FinishedBlob] = {}
         self._keyed: dict[str, FinishedBlob] = {}
@@ -167,7 +168,7 @@ class LocalSession:
         """Return the blob of a file that shares another's blocks, named for its digest."""
         with FileReader(place, follow=False) as reader:
             reader.read_ahead()
-            digest = reader.digest()
+            digest = reader.digest(self._stage)
             with os_errors("write", place):
                 if not self._syncs_whole:
                     sync(reader.fileno())
@@ -182,10 +183,13 @@ class LocalSession:
         if reader.size <= _CHUNK:
             return self.put(reader.read(0, reader.size))
         made: list[FinishedBlob] = []
+        hashed = threading.Event()
         done = 0
-        with closing(self.writer(reader.size, made.append)) as writer:
+        with closing(self.writer(reader.size, made.append, self._stage)) as writer:
             for piece in reader.pieces(memoryview(bytearray(_CHUNK))):
-                writer.put(done, piece)
+                hashed.clear()
+                writer.put(done, piece, hashed=hashed.set)
+                self._stage.work_until(hashed)
                 done += len(piece)
         return made[0]
 
@@ -232,7 +236,8 @@ class LocalSession:
             entry = self._journal.find(key)
         if entry is None or entry.size != size:
             return None
-        stored = entry.blob_at(self._blobs.path / entry.digest.file_name, verify=verify)
+        place = self._blobs.path / entry.digest.file_name
+        stored = entry.blob_at(place, self._stage, verify=verify)
         blob = _kept_young(stored) if stored is not None else None
         if blob is None and (blob := self._take_over(entry, verify=verify)) is not None:
             self._finished(blob)
@@ -247,7 +252,7 @@ class LocalSession:
             if left is None or not self._leftovers.take(left, self._folder):
                 return None
         path = self._folder / left.name
-        blob = entry.blob_at(path, verify=verify, settle=write_back)
+        blob = entry.blob_at(path, self._stage, verify=verify, settle=write_back)
         if blob is None:
             # It is removed at once: the kernel reports a lost write only once, so the next import
             # might not see it.
