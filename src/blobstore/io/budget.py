@@ -75,25 +75,28 @@ class Budget:
 
         Raises: LimitExceededError.
         """
-        before = f"{what} has {nbytes:,} bytes, which makes"
-        self._take("text", nbytes, before, f"in headers and documents of {self.name}")
+        if total := self._beyond("text", nbytes):
+            before = f"{what} has {nbytes:,} bytes, which makes"
+            raise self._error("text", before, total, f"in headers and documents of {self.name}")
 
     def give_back_text(self, nbytes: int) -> None:
         """Take back a part of what was counted: the padding of a header, which is not kept."""
-        self._take("text", -nbytes)
+        self._beyond("text", -nbytes)
 
     def take_tensors(self, count: int, what: str) -> None:
         """Count the tensors of a header, called ``what``, before more is made of them.
 
         Raises: LimitExceededError.
         """
-        before = f"{what} has {count:,} tensors, which makes"
-        self._take("tensors", count, before, f"in {self.name}")
+        if total := self._beyond("tensors", count):
+            before = f"{what} has {count:,} tensors, which makes"
+            raise self._error("tensors", before, total, f"in {self.name}")
 
     def receive(self, nbytes: int) -> None:
         """Count bytes that servers sent. Raises: LimitExceededError."""
-        after = f"bytes for the headers and documents of {self.name}"
-        self._take("received", nbytes, "servers sent", after)
+        if total := self._beyond("received", nbytes):
+            after = f"bytes for the headers and documents of {self.name}"
+            raise self._error("received", "servers sent", total, after)
 
     def seconds_left(self) -> float:
         """Return how long servers may be waited for.
@@ -115,15 +118,19 @@ class Budget:
             )
         return left
 
-    def _take(self, kind: str, amount: int, before: str = "", after: str = "") -> None:
-        """Count an amount. Beyond the limit raise an error instead: ``before`` TOTAL ``after``."""
+    def _beyond(self, kind: str, amount: int) -> int | None:
+        """Count an amount; if that exceeds the limit, return the total instead."""
         with self._lock:
-            total, limit = self._used[kind] + amount, self._limits[kind]
-            if total > limit:
-                raise LimitExceededError(
-                    f"limit exceeded: {before} {total:,} {after}; at most {limit:,}"
-                )
+            total = self._used[kind] + amount
+            if total > self._limits[kind]:
+                return total
             self._used[kind] = total
+            return None
+
+    def _error(self, kind: str, before: str, total: int, after: str) -> LimitExceededError:
+        return LimitExceededError(
+            f"limit exceeded: {before} {total:,} {after}; at most {self._limits[kind]:,}"
+        )
 
 
 def allow_open_files(count: int) -> None:

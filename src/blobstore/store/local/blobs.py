@@ -144,9 +144,9 @@ class BlobFolder:
         # The second name is an old Ollama's. The first is tried again: FUSE looks a name up and
         # then opens the file that it found. If another import replaces that file in between, it is
         # missing, though its name never is (bindfs).
-        for name in (digest.file_name, str(digest), digest.file_name):
+        for start in (_START, _OLD_START, _START):
             try:
-                return FileReader(self.path / name, follow=False)
+                return FileReader(f"{self.path}/{start}{digest.hex}", follow=False)
             except NotFoundError:
                 continue
             except BlobStoreError as error:
