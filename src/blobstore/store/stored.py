@@ -103,33 +103,32 @@ def stored_tensors(header: Header, settings: Settings = lambda: None) -> Iterato
     the wrong dtype or shape, or its type can't be inferred; UnsupportedSourceError for a type that
     does not exist here; as ``settings``, when they are needed.
     """
+    tensors, metadata = header.tensors, header.metadata
     scaled = {
-        name
-        for name, entry in header.tensors.items()
-        if entry.dtype is DType.U32 and name + ".scale" in header.tensors
+        name: {one: tensors[name + one] for one in SUFFIXES if name + one in tensors}
+        for name, entry in tensors.items()
+        if entry.dtype is DType.U32 and name + ".scale" in tensors
     }
-    companions = {name + suffix for name in scaled for suffix in SUFFIXES[1:]}
+    companions = {name + one for name, entries in scaled.items() for one in entries if one}
     described = {
-        key.removesuffix(".quant_type") for key in header.metadata if key.endswith(".quant_type")
+        key.removesuffix(".quant_type") for key in metadata if key.endswith(".quant_type")
     }
-    if missing := sorted(described - header.tensors.keys()):
+    if missing := sorted(described - tensors.keys()):
         raise CorruptDataError(
             f"the quantized tensor {quoted(missing[0])} is missing", tensor=missing[0]
         )
     quantized = False
-    for name in sorted(
-        header.tensors.keys() - companions, key=lambda name: header.tensors[name].begin
-    ):
-        suffixes = [one for one in SUFFIXES if name in scaled and name + one in header.tensors]
-        entries = {suffix: header.tensors[name + suffix] for suffix in suffixes or [""]}
-        quantization = _quantization(name, entries, header.metadata, settings)
+    logical = [item for item in tensors.items() if item[0] not in companions]
+    for name, entry in sorted(logical, key=lambda item: item[1].begin):
+        entries = scaled.get(name) or {"": entry}
+        quantization = _quantization(name, entries, metadata, settings)
         quantized = quantized or quantization is not None
-        tensor = StoredTensor(name, entries, quantization, f"{name}.transposed" in header.metadata)
-        _check_transposed(tensor, header.metadata)
+        tensor = StoredTensor(name, entries, quantization, f"{name}.transposed" in metadata)
+        _check_transposed(tensor, metadata)
         yield tensor
-    if "quant_type" in header.metadata and not quantized:
+    if "quant_type" in metadata and not quantized:
         raise CorruptDataError(
-            f"the blob's type is {header.metadata['quant_type']}, but it holds no quantized tensor"
+            f"the blob's type is {metadata['quant_type']}, but it holds no quantized tensor"
         )
 
 
@@ -158,9 +157,11 @@ def _quantization(
 
 
 def _check_transposed(tensor: StoredTensor, metadata: Mapping[str, str]) -> None:
+    if not tensor.transposed:
+        return
     is_matrix = tensor.quantization is not None and len(tensor.shape) > 1
-    value = metadata.get(f"{tensor.name}.transposed")
-    if tensor.transposed and not (is_matrix and value == "true"):
+    value = metadata[f"{tensor.name}.transposed"]
+    if not (is_matrix and value == "true"):
         raise CorruptDataError(
             f"the metadata of tensor {tensor.name!r} contain transposed={value!r}: only a quantized"
             " matrix can be transposed, and only the value 'true' is defined",

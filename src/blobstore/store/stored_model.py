@@ -28,6 +28,9 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Home
 from blobstore.store.stored import StoredTensor, stored_tensors
 
+_HEAD = 4096
+"""Bytes in which the headers of most blobs end: a page."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlobFile:
@@ -138,7 +141,7 @@ class StoredModel:
         `stored_tensors`; whatever the block raises, with the model and the blob.
         """
         with self.located(layer), self.home.blobs.open(layer) as reader:
-            header = header_of(reader, self._budget)
+            header = header_of(reader, self._budget, first_nbytes=_HEAD)
             if known is not None:
                 header.check_limits(reader.name)
             tensors = list(stored_tensors(header, self._settings))

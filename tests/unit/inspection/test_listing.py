@@ -55,9 +55,9 @@ def headers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     read: list[str] = []
     real = header_of
 
-    def note(reader: RangeReader, budget: Budget) -> Header:
+    def note(reader: RangeReader, budget: Budget, *, first_nbytes: int) -> Header:
         read.append(reader.name)
-        return real(reader, budget)
+        return real(reader, budget, first_nbytes=first_nbytes)
 
     monkeypatch.setattr(stored_model, "header_of", note)
     return iter([read])

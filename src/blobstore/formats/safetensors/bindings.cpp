@@ -26,12 +26,12 @@ nb::tuple fields_of(const Tensors& tensors, std::size_t index) {
   return nb::make_tuple(dtypes[found.dtype].name.data(), nb::tuple(shape), found.begin, found.end);
 }
 
-// The name of a tensor. Bytes that are not UTF-8 raise ValueError, as `unescape` does for half of a
+// A string of the text. Bytes that are not UTF-8 raise ValueError, as `unescape` does for half of a
 // surrogate pair.
-nb::object name_of(const String& name, const nb::callable& unescape) {
-  if (name.escaped) return unescape(nb::bytes(name.raw.data() - 1, name.raw.size() + 2));
-  const auto size = static_cast<Py_ssize_t>(name.raw.size());
-  nb::object decoded = nb::steal(PyUnicode_DecodeUTF8(name.raw.data(), size, "strict"));
+nb::object text_of(const String& found, const nb::callable& unescape) {
+  if (found.escaped) return unescape(nb::bytes(found.raw.data() - 1, found.raw.size() + 2));
+  const auto size = static_cast<Py_ssize_t>(found.raw.size());
+  nb::object decoded = nb::steal(PyUnicode_DecodeUTF8(found.raw.data(), size, "strict"));
   if (!decoded) nb::raise_python_error();
   return decoded;
 }
@@ -40,11 +40,23 @@ nb::object name_of(const String& name, const nb::callable& unescape) {
 nb::dict places_of(const std::vector<String>& names, const nb::callable& unescape) {
   nb::dict places;
   std::size_t place = 0;
-  for (const String& name : names) places[name_of(name, unescape)] = place++;
+  for (const String& name : names) places[text_of(name, unescape)] = place++;
   return places;
 }
 
-// (names with their places, table, the metadata's JSON), or None for a text that is not accepted.
+// The metadata, or None if a key stands there twice.
+std::optional<nb::dict> metadata_of(std::string_view found, const nb::callable& unescape) {
+  nb::dict metadata;
+  std::size_t count = 0;
+  each_pair(found, [&](const String& key, const String& value) {
+    metadata[text_of(key, unescape)] = text_of(value, unescape);
+    ++count;
+  });
+  if (metadata.size() != count) return {};
+  return metadata;
+}
+
+// (names with their places, table, metadata), or None for a text that is not accepted.
 std::optional<nb::tuple> scan_text(const nb::bytes& text, std::optional<std::uint64_t> data_size,
                                    const nb::callable& unescape) {
   std::optional<Scan> found;
@@ -56,8 +68,9 @@ std::optional<nb::tuple> scan_text(const nb::bytes& text, std::optional<std::uin
   if (!found) return {};
   const nb::dict places = places_of(found->names, unescape);
   if (places.size() != found->names.size()) return {};  // two names are equal
-  const nb::bytes metadata(found->metadata.data(), found->metadata.size());
-  return nb::make_tuple(places, std::move(found->tensors), metadata);
+  const std::optional<nb::dict> metadata = metadata_of(found->metadata, unescape);
+  if (!metadata) return {};
+  return nb::make_tuple(places, std::move(found->tensors), *metadata);
 }
 
 }  // namespace

@@ -104,10 +104,9 @@ def scan_header(text: bytes, data_size: int | None) -> Header | None:
         found = _native.scan(text, data_size, _unescaped)
         if found is None:
             return None
-        places, columns, raw_metadata = found
-        metadata = check_metadata(strictjson.parse(raw_metadata)) if raw_metadata else {}
-    except ValueError:  # strictjson's, and that of bytes that are not UTF-8
+    except ValueError:  # bytes that are not UTF-8, and escapes that are not JSON's
         return None
+    places, columns, metadata = found
     if METADATA in places:  # written in escapes
         return None
     entries = ScannedEntries(places, columns)
@@ -209,18 +208,21 @@ def _check_unknown_fields(value: dict[str, Any], name: str) -> None:
 _GIT_LFS = b"version "
 
 
-def header_of(reader: RangeReader, budget: Budget | None = None) -> Header:
-    """Return the header of a safetensors file, read in two reads and validated (rules F1 to F19).
+def header_of(
+    reader: RangeReader, budget: Budget | None = None, *, first_nbytes: int = PREFIX.size
+) -> Header:
+    """Return the header of a safetensors file, validated (rules F1 to F19).
 
     If the reader does not know its size, F3 and F17 are not checked. ``budget`` is that of the
     checkpoint or the stored model that the file belongs to; without one the header may be as large
-    as the format allows.
+    as the format allows. ``first_nbytes`` of the file are read first, and a header that ends behind
+    them by a second read.
 
     Raises: HeaderError with ``rule`` and, if one is wrong, ``tensor``; ShortReadError when the file
     shrinks meanwhile; LimitExceededError when the header exceeds the rest of ``budget``.
     """
     try:
-        text = _header_text(reader, budget)
+        text = _header_text(reader, budget, first_nbytes)
         size = None if reader.size is None else reader.size - PREFIX.size - len(text)
         header = parse_header(text, size)
         if budget is not None:
@@ -243,22 +245,24 @@ def parse_header(text: bytes, data_size: int | None) -> Header:
     return parse_strictly(text, data_size) if scanned is None else scanned
 
 
-def _header_text(reader: RangeReader, budget: Budget | None) -> bytes:
-    if reader.size is not None and reader.size < PREFIX.size:
-        raise invalid("F1", f"not a safetensors file: it has {reader.size} bytes, a header needs 8")
-    prefix = reader.read(0, PREFIX.size)
-    (length,) = PREFIX.unpack(prefix)
+def _header_text(reader: RangeReader, budget: Budget | None, first_nbytes: int) -> bytes:
+    size = reader.size
+    if size is not None and size < PREFIX.size:
+        raise invalid("F1", f"not a safetensors file: it has {size} bytes, a header needs 8")
+    head = reader.read(0, PREFIX.size if size is None else min(size, first_nbytes))
+    (length,) = PREFIX.unpack_from(head)
     if length > MAX_HEADER:
-        is_pointer = prefix == _GIT_LFS
+        is_pointer = head.startswith(_GIT_LFS)
         what = "a git-lfs pointer, not its file" if is_pointer else "not a safetensors file"
         raise invalid(
             "F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}"
         )
-    if reader.size is not None and PREFIX.size + length > reader.size:
+    end = PREFIX.size + length
+    if size is not None and end > size:
         raise invalid("F3", f"the file ends inside its header of {length:,} bytes")
-    if budget is None:
-        return reader.read(PREFIX.size, length)
-    budget.take_text(length, "the header")
-    text = reader.read(PREFIX.size, length)
-    budget.give_back_text(length - text.rfind(b"}") - 1)  # some programs pad blobs to pages
+    if budget is not None:
+        budget.take_text(length, "the header")
+    text = head[PREFIX.size : end] if end <= len(head) else reader.read(PREFIX.size, length)
+    if budget is not None:
+        budget.give_back_text(length - text.rfind(b"}") - 1)  # some programs pad blobs to pages
     return text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, KeysView, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -130,6 +130,12 @@ class ScannedEntries(Mapping[str, TensorEntry]):
             dtype, shape, begin, end = self._columns.fields(entry)
             entry = self._entries[name] = TensorEntry(DTYPE_BY_NAME[dtype], shape, begin, end)
         return entry
+
+    def items(self) -> ItemsView[str, TensorEntry]:
+        """Return names and entries as a dictionary's own view, after making the entries."""
+        for name in self._entries:
+            self[name]
+        return cast("dict[str, TensorEntry]", self._entries).items()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

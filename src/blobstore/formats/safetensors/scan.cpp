@@ -44,6 +44,17 @@ class Scanner {
   Scanner(std::string_view text, Scan& found)
       : at_(text.data()), end_(at_ + text.size()), found_(found) {}
 
+  // An object of strings.
+  bool strings(auto one) {
+    const auto pair = [&, this] {
+      String name, value;
+      if (!key(name) || !string(value)) return false;
+      one(name, value);
+      return true;
+    };
+    return members(pair);
+  }
+
   bool header() {
     if (!members([this] { return member(); })) return false;
     while (*at_ == ' ') ++at_;
@@ -128,11 +139,7 @@ class Scanner {
 
   bool metadata() {
     const char* const begin = at_;
-    const auto pair = [this] {
-      String one;
-      return key(one) && string(one);
-    };
-    if (!found_.metadata.empty() || !members(pair)) return false;
+    if (!found_.metadata.empty() || !strings([](String, String) {})) return false;
     found_.metadata = {begin, at_};
     return true;
   }
@@ -182,6 +189,11 @@ class Scanner {
 };
 
 }  // namespace
+
+void each_pair(std::string_view metadata, const std::function<void(String, String)>& pair) {
+  Scan unused;
+  if (!metadata.empty()) Scanner(metadata, unused).strings(pair);
+}
 
 std::optional<Scan> scan(std::string_view text, std::optional<std::uint64_t> data_size) {
   Scan found;

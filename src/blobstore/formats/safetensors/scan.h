@@ -4,7 +4,7 @@
 // codec.py, its twin in Python, reads again what it declines, and gives the verdict and the error's
 // message. So only what is accepted here has to be right: strict JSON, no key twice in an entry,
 // and rules F5 to F17 of __init__.py, except for the contents of strings. The caller decodes the
-// names, refuses a name that stands there twice, and reads the metadata.
+// strings, and refuses a name that stands there twice.
 //
 // Declined though legal: unknown fields, names over 64 KiB, ranks over 64, and empty shapes whose
 // other dimensions make 2^64 bits.
@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -66,6 +67,9 @@ struct Scan {
   Tensors tensors;
   std::string_view metadata;  // the JSON object of strings; empty if there is none
 };
+
+// Calls `pair` with each key and value of the metadata of a scan, in the order of the text.
+void each_pair(std::string_view metadata, const std::function<void(String, String)>& pair);
 
 // `text` ends in a NUL that does not count, as Python's bytes do: no JSON goes on over it, so no
 // step checks for the end.
