@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from blobstore.errors import UsageError
 from blobstore.formats.dtypes import DType
@@ -116,10 +117,9 @@ class Quantization:
         Without a ``group_size`` it is the type's first one. Raises: KeyError without a
         ``quant_type``; UsageError for an unknown type or a group size that the type does not have.
         """
-        quant_type = QuantType.parse(metadata[f"{prefix}quant_type"])
-        size = metadata.get(f"{prefix}group_size") or str(quant_type.group_sizes[0])
-        is_number = size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS
-        return cls(quant_type, int(size) if is_number else 0)
+        return _described(
+            metadata[f"{prefix}quant_type"], metadata.get(f"{prefix}group_size", "")
+        )
 
     def divides(self, shape: Sequence[int]) -> bool:
         """True if the last dimension of an array of ``shape`` is a whole number of groups."""
@@ -150,3 +150,11 @@ class Quantization:
 
     def __str__(self) -> str:
         return f"{self.quant_type}/{self.group_size}"
+
+
+@lru_cache(maxsize=64)  # only results are kept, so only short texts
+def _described(quant_type: str, group_size: str) -> Quantization:
+    parsed = QuantType.parse(quant_type)
+    size = group_size or str(parsed.group_sizes[0])
+    is_number = size.isascii() and size.isdigit() and len(size) <= _MAX_DIGITS
+    return Quantization(parsed, int(size) if is_number else 0)

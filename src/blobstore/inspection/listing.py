@@ -27,6 +27,8 @@ from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import StoredModel
 
 _QUANTIZED = frozenset(str(quant_type) for quant_type in QuantType)
+_Weights = tuple[tuple[str, int], ...]
+"""Numbers of weights, each with its type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +127,15 @@ def model_type(config: ModelConfig, counts: Mapping[str, int]) -> str:
 
 def weights_by_type(tensors: Iterable[StoredTensor]) -> dict[str, int]:
     """Return the number of weights of each quantized type or dtype, the most frequent first."""
-    weights: Counter[str] = Counter()
+    return dict(sorted(_weights_of(tensors).items(), key=lambda item: (-item[1], item[0])))
+
+
+def _weights_of(tensors: Iterable[StoredTensor]) -> dict[str, int]:
+    weights: dict[str, int] = {}
     for tensor in tensors:
-        weights[tensor.type_name] += tensor.parameters
-    return dict(sorted(weights.items(), key=lambda item: (-item[1], item[0])))
+        kind = tensor.type_name
+        weights[kind] = weights.get(kind, 0) + tensor.parameters
+    return weights
 
 
 def _integer(config: Mapping[str, Any], key: str) -> int | None:
@@ -192,7 +199,8 @@ class _Listing:
     """Summaries of earlier lists and new ones, and the digests of all blobs.
 
     ``sound``, ``failed``: what was found of manifests this time, because thousands of names may
-    have the same bytes. ``weights``: weights by type of blobs, which models may share.
+    have the same bytes. ``weights``: of blobs, which models may share, by their hex digits;
+    ``forms``: each value of it once, because thousands of blobs have the same.
     """
 
     store: Home
@@ -201,7 +209,8 @@ class _Listing:
     new: dict[str, Summary] = field(default_factory=dict)
     sound: dict[str, Summary] = field(default_factory=dict)
     failed: dict[str, BlobStoreError] = field(default_factory=dict)
-    weights: dict[Digest, dict[str, int]] = field(default_factory=dict)
+    weights: dict[str, _Weights] = field(default_factory=dict)
+    forms: dict[_Weights, _Weights] = field(default_factory=dict)
 
     def listed(self, name: ModelName) -> ListedModel:
         """Return a model in a line. Raises: as `Store.manifest` and `BlobFolder.open`."""
@@ -242,9 +251,12 @@ class _Listing:
         model = StoredModel(None, manifest, self.store)
         counts: Counter[str] = Counter()
         for layer in manifest.tensor_layers:
-            if layer.digest not in self.weights:
-                self.weights[layer.digest] = weights_by_type(model.tensors_of(layer))
-            counts.update(self.weights[layer.digest])
+            blob = layer.digest.hex
+            if (weights := self.weights.get(blob)) is None:
+                found = tuple(_weights_of(model.tensors_of(layer)).items())
+                weights = self.weights[blob] = self.forms.setdefault(found, found)
+            for kind, number in weights:
+                counts[kind] += number
         summary = self.new[key] = Summary(
             size=manifest.size,
             parameters=counts.total(),

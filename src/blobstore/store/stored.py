@@ -215,26 +215,28 @@ def _wrong_part(entries: Mapping[str, TensorEntry], quantization: Quantization) 
 
 
 def _faults(entries: Mapping[str, TensorEntry], quantization: Quantization) -> Iterator[str]:
-    """Yield what is wrong with the stored arrays; only the first fault means something."""
-    weight, scale = entries[""], entries[".scale"]
+    """Yield what is wrong with the stored arrays; only the first fault means something.
+
+    The weight itself is U32, and every shape of it holds whole words of codes.
+    """
+    weight, scale, is_affine = entries[""], entries[".scale"], quantization.quant_type.is_affine
     if not weight.shape:
         yield "its weight has rank 0"
-    if quantization.quant_type.is_affine and not scale.dtype.is_float:
+    if is_affine and not scale.dtype.is_float:
         yield f"its scale is {scale.dtype}"
-    shape = quantization.logical_shape(weight.shape)
-    if not quantization.divides(shape):
-        yield f"rows of {shape[-1]} are not whole groups"
-    wanted = {part.suffix: part for part in quantization.parts(shape, scale.dtype)}
+    *lead, cols = quantization.logical_shape(weight.shape)
+    if cols % quantization.group_size:
+        yield f"rows of {cols} are not whole groups"
+    dtype, groups = scale.dtype if is_affine else DType.U8, (*lead, cols // quantization.group_size)
     for suffix, entry in entries.items():
-        part = wanted.get(suffix)
         if suffix == ".global_scale":
             is_scalar = entry.dtype is DType.F32 and math.prod(entry.shape) == 1
             if quantization.quant_type is not QuantType.NVFP4 or not is_scalar:
                 yield f"its global scale is {entry.dtype} {list(entry.shape)}"
-        elif part is None:
-            yield f"it has a {suffix[1:]}"
-        elif (entry.dtype, entry.shape) != (part.dtype, part.shape):
-            found, what = f"{entry.dtype} {list(entry.shape)}", suffix[1:] or "weight"
-            yield f"its {what} is {found}, not {part.dtype} {list(part.shape)}"
-    for suffix in sorted(wanted.keys() - entries.keys()):
-        yield f"its {suffix[1:]} is missing"
+        elif suffix == ".bias" and not is_affine:
+            yield "it has a bias"
+        elif suffix and (entry.dtype is not dtype or entry.shape != groups):
+            found, what = f"{entry.dtype} {list(entry.shape)}", suffix[1:]
+            yield f"its {what} is {found}, not {dtype} {list(groups)}"
+    if is_affine and ".bias" not in entries:
+        yield "its bias is missing"

@@ -6,7 +6,7 @@ This is the one place that reads them. The loader, exports, inspections and list
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -154,8 +154,9 @@ class StoredModel:
 
     def tensors_of(self, layer: Descriptor) -> list[StoredTensor]:
         """Return the tensors of one blob. Raises: as `opened`."""
-        with self.opened(layer) as (_, _, tensors):
-            return tensors
+        with self.located(layer), self.home.blobs.open(layer) as reader:
+            header = header_of(reader, self._budget, first_nbytes=_HEAD)
+            return list(stored_tensors(header, self._settings))
 
     def read(self, layer: Descriptor) -> bytes:
         """Return the bytes of a document.
@@ -190,17 +191,27 @@ class StoredModel:
         raw = self.document(OWN_DOCUMENT)
         return None if raw is None else Provenance.parse(raw)
 
-    @contextmanager
-    def located(self, layer: Descriptor) -> Iterator[None]:
+    def located(self, layer: Descriptor) -> AbstractContextManager[None]:
         """Add the model and the blob to errors of the block, in their message and fields."""
-        try:
-            yield
-        except BlobStoreError as error:
-            if self.name is None:
-                raise
-            place = f"model {self.name}: blob {layer.digest} ({layer.name})"
-            fields = {"model": str(self.name), "blob": str(layer.digest), "tensor": layer.name}
-            raise error.at(place, **fields) from error
+        return _Located(self.name, layer)
+
+
+class _Located(AbstractContextManager[None]):
+    """See `StoredModel.located`. A generator would take a tenth of the time of a first list."""
+
+    __slots__ = ("_layer", "_name")
+
+    def __init__(self, name: ModelName | None, layer: Descriptor) -> None:
+        self._name = name
+        self._layer = layer
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._name is None or not isinstance(error, BlobStoreError):
+            return
+        layer = self._layer
+        place = f"model {self._name}: blob {layer.digest} ({layer.name})"
+        fields = {"model": str(self._name), "blob": str(layer.digest), "tensor": layer.name}
+        raise error.at(place, **fields) from error
 
 
 def damaged(digest: Digest) -> DigestMismatchError:
