@@ -104,31 +104,46 @@ def stored_tensors(header: Header, settings: Settings = lambda: None) -> Iterato
     does not exist here; as ``settings``, when they are needed.
     """
     tensors, metadata = header.tensors, header.metadata
+    if metadata:
+        _check_described(tensors, metadata)
+    items = tensors.items()
     scaled = {
         name: {one: tensors[name + one] for one in SUFFIXES if name + one in tensors}
-        for name, entry in tensors.items()
+        for name, entry in items
         if entry.dtype is DType.U32 and name + ".scale" in tensors
     }
     companions = {name + one for name, entries in scaled.items() for one in entries if one}
+    quantized = False
+    for name, entry in sorted(items, key=_begin):
+        if name in companions:
+            continue
+        entries, quantization, transposed = scaled.get(name) or {"": entry}, None, False
+        if metadata or name in scaled:
+            quantization = _quantization(name, entries, metadata, settings)
+            quantized = quantized or quantization is not None
+            transposed = f"{name}.transposed" in metadata
+        tensor = StoredTensor(name, entries, quantization, transposed)
+        if transposed:
+            _check_transposed(tensor, metadata)
+        yield tensor
+    if "quant_type" in metadata and not quantized:
+        raise CorruptDataError(
+            f"the blob's type is {metadata['quant_type']}, but it holds no quantized tensor"
+        )
+
+
+def _begin(item: tuple[str, TensorEntry]) -> int:
+    return item[1].begin
+
+
+def _check_described(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> None:
+    """Raise CorruptDataError when the metadata describe a tensor that is missing."""
     described = {
         key.removesuffix(".quant_type") for key in metadata if key.endswith(".quant_type")
     }
     if missing := sorted(described - tensors.keys()):
         raise CorruptDataError(
             f"the quantized tensor {quoted(missing[0])} is missing", tensor=missing[0]
-        )
-    quantized = False
-    logical = [item for item in tensors.items() if item[0] not in companions]
-    for name, entry in sorted(logical, key=lambda item: item[1].begin):
-        entries = scaled.get(name) or {"": entry}
-        quantization = _quantization(name, entries, metadata, settings)
-        quantized = quantized or quantization is not None
-        tensor = StoredTensor(name, entries, quantization, f"{name}.transposed" in metadata)
-        _check_transposed(tensor, metadata)
-        yield tensor
-    if "quant_type" in metadata and not quantized:
-        raise CorruptDataError(
-            f"the blob's type is {metadata['quant_type']}, but it holds no quantized tensor"
         )
 
 
@@ -157,8 +172,6 @@ def _quantization(
 
 
 def _check_transposed(tensor: StoredTensor, metadata: Mapping[str, str]) -> None:
-    if not tensor.transposed:
-        return
     is_matrix = tensor.quantization is not None and len(tensor.shape) > 1
     value = metadata[f"{tensor.name}.transposed"]
     if not (is_matrix and value == "true"):

@@ -133,9 +133,10 @@ class ScannedEntries(Mapping[str, TensorEntry]):
 
     def items(self) -> ItemsView[str, TensorEntry]:
         """Return names and entries as a dictionary's own view, after making the entries."""
-        for name in self._entries:
-            self[name]
-        return cast("dict[str, TensorEntry]", self._entries).items()
+        for name, entry in self._entries.items():
+            if isinstance(entry, int):
+                self[name]
+        return self._entries.items()  # type: ignore[return-value]  # all are made
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
