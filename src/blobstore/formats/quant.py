@@ -117,9 +117,7 @@ class Quantization:
         Without a ``group_size`` it is the type's first one. Raises: KeyError without a
         ``quant_type``; UsageError for an unknown type or a group size that the type does not have.
         """
-        return _described(
-            metadata[f"{prefix}quant_type"], metadata.get(f"{prefix}group_size", "")
-        )
+        return _described(metadata[f"{prefix}quant_type"], metadata.get(f"{prefix}group_size", ""))
 
     def divides(self, shape: Sequence[int]) -> bool:
         """True if the last dimension of an array of ``shape`` is a whole number of groups."""

@@ -77,7 +77,8 @@ def summarize(store: Home, name: ModelName, manifest: Manifest) -> ModelSummary:
     LimitExceededError.
     """
     model = StoredModel(name, manifest, store)
-    tensors = [tensor for layer in manifest.tensor_layers for tensor in model.tensors_of(layer)]
+    each = model.tensors_of_each(manifest.tensor_layers)
+    tensors = [tensor for tensors in each for tensor in tensors]
     return ModelSummary(
         name=name,
         id=manifest.digest,
@@ -157,7 +158,7 @@ def stored_coverage(store: Home, manifest: Manifest) -> Coverage:
     provenance = model.provenance
     if provenance is not None and provenance.coverage is not None:
         return provenance.coverage
-    tensors = sum(len(model.tensors_of(layer)) for layer in manifest.tensor_layers)
+    tensors = sum(map(len, model.tensors_of_each(manifest.tensor_layers)))
     layers = (*manifest.json_layers, *manifest.file_layers)
     files = sum(layer.name != OWN_DOCUMENT for layer in layers)
     return Coverage(Tally(None, tensors), Tally(None, files))
@@ -249,13 +250,14 @@ class _Listing:
     def _new(self, key: str, raw: bytes) -> Summary:
         manifest = Manifest.parse(raw, "the manifest")
         model = StoredModel(None, manifest, self.store)
+        layers = manifest.tensor_layers
+        new = {one.digest.hex: one for one in layers if one.digest.hex not in self.weights}
+        for blob, tensors in zip(new, model.tensors_of_each(list(new.values())), strict=True):
+            found = tuple(_weights_of(tensors).items())
+            self.weights[blob] = self.forms.setdefault(found, found)
         counts: Counter[str] = Counter()
-        for layer in manifest.tensor_layers:
-            blob = layer.digest.hex
-            if (weights := self.weights.get(blob)) is None:
-                found = tuple(_weights_of(model.tensors_of(layer)).items())
-                weights = self.weights[blob] = self.forms.setdefault(found, found)
-            for kind, number in weights:
+        for layer in layers:
+            for kind, number in self.weights[layer.digest.hex]:
                 counts[kind] += number
         summary = self.new[key] = Summary(
             size=manifest.size,

@@ -92,6 +92,15 @@ class Budget:
             before = f"{what} has {count:,} tensors, which makes"
             raise self._error("tensors", before, total, f"in {self.name}")
 
+    def took_header(self, nbytes: int, tensors: int) -> bool:
+        """Count a short header that was read, if it is within the limits; return whether it is."""
+        with self._lock:
+            text, count = self._used["text"] + nbytes, self._used["tensors"] + tensors
+            if text > self._limits["text"] or count > self._limits["tensors"]:
+                return False
+            self._used["text"], self._used["tensors"] = text, count
+            return True
+
     def receive(self, nbytes: int) -> None:
         """Count bytes that servers sent. Raises: LimitExceededError."""
         if total := self._beyond("received", nbytes):

@@ -259,7 +259,7 @@ class FileReader(SourceReader):
 
 def close_quietly(fd: int) -> None:
     """Close a file that was only read or locked. Errors are ignored: nothing can be lost."""
-    try:  # `suppress` costs as much again, for each of 600,000 blobs
+    try:  # noqa: SIM105  # `suppress` takes longer than the call
         os.close(fd)
     except OSError:
         pass

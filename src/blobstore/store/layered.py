@@ -15,6 +15,8 @@ from typing import TypeVar
 
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.safetensors.header import Header
+from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
@@ -45,6 +47,10 @@ class _Blobs:
 
     def read(self, descriptor: Descriptor) -> bytes:
         return _first([(home.blobs.read, descriptor) for home in self._homes])
+
+    def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
+        # Not also of the other homes: a blob that is damaged in the first hides those below.
+        return self._homes[0].blobs.headers(descriptors, budget)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         left = unique(descriptors)

@@ -14,6 +14,7 @@ from blobstore.errors import ModelNotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
+from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
@@ -48,6 +49,9 @@ class _Blobs:
     def read(self, descriptor: Descriptor) -> bytes:
         check_document_size(descriptor)
         return self.open(descriptor).read(0, descriptor.size)
+
+    def headers(self, descriptors: Sequence[Descriptor], _budget: Budget) -> list[None]:
+        return [None] * len(descriptors)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         return [blob for blob in unique(descriptors) if self._size(blob.digest) != blob.size]

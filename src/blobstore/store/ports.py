@@ -30,8 +30,10 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor, Manifest
+from blobstore.formats.safetensors.header import Header
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
+from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 
@@ -202,6 +204,12 @@ class Blobs(Protocol):
         """Return the bytes of a small blob, checked against its digest.
 
         Raises: as `open`; LimitExceededError for a large one; DigestMismatchError.
+        """
+
+    def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
+        """Return the headers of blobs of tensors, and count them.
+
+        None for each that has to be read from an open blob: many homes read no header here.
         """
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:

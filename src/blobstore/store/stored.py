@@ -138,9 +138,7 @@ def _begin(item: tuple[str, TensorEntry]) -> int:
 
 def _check_described(tensors: Mapping[str, TensorEntry], metadata: Mapping[str, str]) -> None:
     """Raise CorruptDataError when the metadata describe a tensor that is missing."""
-    described = {
-        key.removesuffix(".quant_type") for key in metadata if key.endswith(".quant_type")
-    }
+    described = {key.removesuffix(".quant_type") for key in metadata if key.endswith(".quant_type")}
     if missing := sorted(described - tensors.keys()):
         raise CorruptDataError(
             f"the quantized tensor {quoted(missing[0])} is missing", tensor=missing[0]

@@ -5,7 +5,7 @@ This is the one place that reads them. The loader, exports, inspections and list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -30,6 +30,8 @@ from blobstore.store.stored import StoredTensor, stored_tensors
 
 _HEAD = 4096
 """Bytes in which the headers of most blobs end: a page."""
+_AT_ONCE = 256
+"""Blobs whose headers are read together, and held in memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,6 +159,19 @@ class StoredModel:
         with self.located(layer), self.home.blobs.open(layer) as reader:
             header = header_of(reader, self._budget, first_nbytes=_HEAD)
             return list(stored_tensors(header, self._settings))
+
+    def tensors_of_each(self, layers: Sequence[Descriptor]) -> Iterator[list[StoredTensor]]:
+        """Yield the tensors of each blob, whose headers are read many at once. Raises: `opened`."""
+        for start in range(0, len(layers), _AT_ONCE):
+            some = layers[start : start + _AT_ONCE]
+            headers = self.home.blobs.headers(some, self._budget)
+            for layer, header in zip(some, headers, strict=True):
+                if header is None:
+                    yield self.tensors_of(layer)
+                    continue
+                with self.located(layer):
+                    tensors = list(stored_tensors(header, self._settings))
+                yield tensors
 
     def read(self, layer: Descriptor) -> bytes:
         """Return the bytes of a document.

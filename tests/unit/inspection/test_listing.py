@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +23,7 @@ from support.stores import (
 )
 
 import blobstore
-from blobstore.formats.documents import JSON_MEDIA_TYPE
-from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.documents import JSON_MEDIA_TYPE, Descriptor
 from blobstore.formats.safetensors.header import Header
 from blobstore.inspection.listing import (
     BrokenModel,
@@ -34,10 +33,9 @@ from blobstore.inspection.listing import (
     summarize,
 )
 from blobstore.io.budget import Budget
-from blobstore.io.ranges import RangeReader
-from blobstore.names import ModelName
-from blobstore.store import stored_model
+from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
+from blobstore.store.local.blobs import BlobFolder
 from blobstore.store.local.journal import SummaryCache
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.ports import Summary
@@ -50,21 +48,23 @@ ONE = Summary(1234, 567, "int4", is_plain=True)
 
 
 @pytest.fixture
-def headers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The names of the files whose headers are read."""
-    read: list[str] = []
-    real = header_of
+def headers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Digest]]:
+    """The blobs whose headers are read."""
+    read: list[Digest] = []
+    real = BlobFolder.headers
 
-    def note(reader: RangeReader, budget: Budget, *, first_nbytes: int) -> Header:
-        read.append(reader.name)
-        return real(reader, budget, first_nbytes=first_nbytes)
+    def note(
+        blobs: BlobFolder, descriptors: Sequence[Descriptor], budget: Budget
+    ) -> list[Header | None]:
+        read.extend(descriptor.digest for descriptor in descriptors)
+        return real(blobs, descriptors, budget)
 
-    monkeypatch.setattr(stored_model, "header_of", note)
+    monkeypatch.setattr(BlobFolder, "headers", note)
     return iter([read])
 
 
 def test_headers_are_read_once_for_all_and_shared_ones_once_for_both(
-    store: Store, headers: Iterator[list[str]]
+    store: Store, headers: Iterator[list[Digest]]
 ) -> None:
     read = next(headers)
     commit_model(store, "m", A, B)
@@ -111,7 +111,7 @@ def test_a_blob_that_goes_missing_or_comes_back_is_noticed(store: Store) -> None
 
 
 def test_a_manifest_that_is_not_plain_is_remembered_too(
-    store: Store, headers: Iterator[list[str]]
+    store: Store, headers: Iterator[list[Digest]]
 ) -> None:
     read = next(headers)
     link_by_hand(store, "m", {"a": A})  # with spaces

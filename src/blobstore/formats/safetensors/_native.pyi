@@ -1,9 +1,15 @@
 # Types of the compiled module: see bindings.cpp.
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 class Tensors:
     def fields(self, index: int) -> tuple[str, tuple[int, ...], int, int]: ...
 
+_Scanned: TypeAlias = tuple[dict[str, int], Tensors, dict[str, str]]
+
 def scan(
     text: bytes, data_size: int | None, unescape: Callable[[bytes], str]
-) -> tuple[dict[str, int], Tensors, dict[str, str]] | None: ...
+) -> _Scanned | None: ...
+def scan_files(
+    folder: int, files: Sequence[tuple[str, int]], unescape: Callable[[bytes], str]
+) -> list[tuple[_Scanned, int, int] | None]: ...

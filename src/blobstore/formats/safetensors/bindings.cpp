@@ -1,13 +1,19 @@
 // Python bindings of the scanner: Python's objects from columns, nothing else is decided here.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "files.h"
 #include "scan.h"
 
 namespace nb = nanobind;
@@ -56,7 +62,20 @@ std::optional<nb::dict> metadata_of(std::string_view found, const nb::callable& 
   return metadata;
 }
 
-// (names with their places, table, metadata), or None for a text that is not accepted.
+// (names with their places, table, metadata), or None for a text whose strings are not accepted.
+std::optional<nb::tuple> objects_of(Scan&& found, const nb::callable& unescape) {
+  try {
+    const nb::dict places = places_of(found.names, unescape);
+    if (places.size() != found.names.size()) return {};  // two names are equal
+    const std::optional<nb::dict> metadata = metadata_of(found.metadata, unescape);
+    if (!metadata) return {};
+    return nb::make_tuple(places, std::move(found.tensors), *metadata);
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_ValueError)) throw;
+    return {};
+  }
+}
+
 std::optional<nb::tuple> scan_text(const nb::bytes& text, std::optional<std::uint64_t> data_size,
                                    const nb::callable& unescape) {
   std::optional<Scan> found;
@@ -66,11 +85,30 @@ std::optional<nb::tuple> scan_text(const nb::bytes& text, std::optional<std::uin
     found = scan(view, data_size);
   }
   if (!found) return {};
-  const nb::dict places = places_of(found->names, unescape);
-  if (places.size() != found->names.size()) return {};  // two names are equal
-  const std::optional<nb::dict> metadata = metadata_of(found->metadata, unescape);
-  if (!metadata) return {};
-  return nb::make_tuple(places, std::move(found->tensors), *metadata);
+  return objects_of(std::move(*found), unescape);
+}
+
+// Of each file what `scan_text` gives, the length of the text, and the length without padding; or
+// None where the file or its header is declined.
+nb::list scan_files(int folder,
+                    const std::vector<std::pair<std::string, std::uint64_t>>& files,
+                    const nb::callable& unescape) {
+  std::vector<std::unique_ptr<FileHeader>> headers;
+  {
+    const nb::gil_scoped_release unlocked;
+    headers = headers_in(folder, files);
+  }
+  nb::list result;
+  for (const auto& header : headers) {
+    std::optional<nb::tuple> found;
+    if (header) found = objects_of(std::move(header->scan), unescape);
+    if (found) {
+      result.append(nb::make_tuple(*found, header->text.size(), header->text.rfind('}') + 1));
+    } else {
+      result.append(nb::none());
+    }
+  }
+  return result;
 }
 
 }  // namespace
@@ -78,4 +116,5 @@ std::optional<nb::tuple> scan_text(const nb::bytes& text, std::optional<std::uin
 NB_MODULE(_native, m) {
   nb::class_<Tensors>(m, "Tensors").def("fields", &fields_of, nb::arg("index"));
   m.def("scan", &scan_text, nb::arg("text"), nb::arg("data_size").none(), nb::arg("unescape"));
+  m.def("scan_files", &scan_files, nb::arg("folder"), nb::arg("files"), nb::arg("unescape"));
 }

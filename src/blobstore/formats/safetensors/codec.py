@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -100,17 +100,40 @@ def scan_header(text: bytes, data_size: int | None) -> Header | None:
     """
     if data_size is not None and not 0 <= data_size <= MAX_U64:
         return None
-    try:
-        found = _native.scan(text, data_size, _unescaped)
-        if found is None:
-            return None
-    except ValueError:  # bytes that are not UTF-8, and escapes that are not JSON's
-        return None
-    places, columns, metadata = found
+    scanned = _native.scan(text, data_size, _unescaped)
+    return None if scanned is None else _header(scanned, len(text))
+
+
+def headers_in(
+    folder: int, files: Sequence[tuple[str, int]], budget: Budget
+) -> list[Header | None]:
+    """Return the headers of many files in the folder with that descriptor, read at once.
+
+    ``files`` are names and sizes in bytes. None for a file that `header_of` has to read, or refuse:
+    one that is not a regular file of that size, whose header does not end in its first 4096 bytes
+    or exceeds the rest of ``budget``, or that the scanner declines.
+    """
+    headers: list[Header | None] = []
+    for found in _native.scan_files(folder, files, _unescaped):
+        header = None
+        if found is not None:
+            scanned, text_nbytes, counted = found
+            header = _header(scanned, text_nbytes)
+            if header is not None and not budget.took_header(counted, len(header.tensors)):
+                header = None
+        headers.append(header)
+    return headers
+
+
+def _header(
+    scanned: tuple[dict[str, int], _native.Tensors, dict[str, str]], nbytes: int
+) -> Header | None:
+    places, columns, metadata = scanned
     if METADATA in places:  # written in escapes
         return None
-    entries = ScannedEntries(places, columns)
-    return Header(entries, metadata, PREFIX.size + len(text), within_limits=True)
+    return Header(
+        ScannedEntries(places, columns), metadata, PREFIX.size + nbytes, within_limits=True
+    )
 
 
 def _unescaped(literal: bytes) -> str:

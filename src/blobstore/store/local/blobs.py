@@ -8,18 +8,21 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor
+from blobstore.formats.safetensors.codec import headers_in
+from blobstore.formats.safetensors.header import Header
+from blobstore.io.budget import Budget
 from blobstore.io.durable import (
     os_errors,
     remove_if_there,
 )
-from blobstore.io.ranges import FileReader, is_coarse
+from blobstore.io.ranges import FileReader, close_quietly, is_coarse
 from blobstore.names import Digest
 from blobstore.store.ports import (
     blob_not_found,
@@ -152,6 +155,18 @@ class BlobFolder:
             except BlobStoreError as error:
                 raise error.about(blob=str(digest)) from error
         raise blob_not_found(digest, str(self.path))
+
+    def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> list[Header | None]:
+        """See `Blobs`. A blob of an old Ollama's name is not found here."""
+        try:
+            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # opening a blob raises the error that says why
+            return [None] * len(descriptors)
+        try:
+            files = [(f"{_START}{blob.digest.hex}", blob.size) for blob in descriptors]
+            return headers_in(folder, files, budget)
+        finally:
+            close_quietly(folder)
 
     def read(self, descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> bytes:
         """Return the bytes of a small blob (a config, a JSON document), checked against its digest.
