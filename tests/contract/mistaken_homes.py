@@ -5,20 +5,35 @@ test_mistaken_homes.py runs `StoreTests` on them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from blobstore.errors import InvalidNameError
+from blobstore.errors import HeaderError, InvalidNameError
 from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.safetensors.codec import header_of
+from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store import memory
 from blobstore.store.memory import MemoryStore, _Blobs, _Manifests, _Session
 from blobstore.store.ports import Expected, How, Removal
 from blobstore.testing import StoreTests
+
+
+class ReadsHeadersOfOtherSizes(_Blobs):
+    def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> list[Any]:
+        headers: list[Any] = []
+        for descriptor in descriptors:
+            data = self._blobs.get(descriptor.digest, b"")
+            try:
+                headers.append(header_of(BytesReader(data), budget))
+            except HeaderError:
+                headers.append(None)
+        return headers
 
 
 class Mistaken(MemoryStore):
@@ -188,6 +203,7 @@ MISTAKES = {
     "what no manifest names becomes visible": lambda _: _with_session(PublishesAll),
     "names differ in case": lambda _: _with(manifests=TellsCase()),
     "an empty blob is never there": lambda _: _with(blobs=ForgetsEmptyBlobs()),
+    "the header of a blob of another size": lambda _: _with(blobs=ReadsHeadersOfOtherSizes()),
     "a read answers short": lambda _: _with(blobs=AnswersShort()),
     "removal takes shared blobs": lambda _: RemovesShared(),
     "a name escapes": _names_are_files,

@@ -17,7 +17,11 @@ import pytest
 
 from blobstore.errors import CorruptDataError, DigestMismatchError, NotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.dtypes import DType
+from blobstore.formats.safetensors.codec import encode_header, header_of
+from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.hashing.stage import HashStage
+from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Finished, Home, How, Session
@@ -222,6 +226,15 @@ class BlobTests(HomeTests):
         commit(home, "m", b"one")
         with pytest.raises(CorruptDataError):
             home.blobs.open(descriptor_of(b"one").model_copy(update={"size": 4}))
+
+    def test_headers_are_those_of_the_blobs(self, home: Home) -> None:
+        name, entry = "w", TensorEntry(DType.U8, (3,), 0, 3)
+        one, other = encode_header({name: entry}, {}, 8) + b"one", b"not a file of tensors"
+        commit(home, "m", one, other)
+        found, missing = descriptor_of(one), descriptor_of(one + b"?")
+        asked = [found, found.model_copy(update={"size": 4}), missing, descriptor_of(other)]
+        headers = home.blobs.headers(asked, Budget.of_stored("m"))
+        assert list(headers) in ([None] * 4, [header_of(BytesReader(one)), None, None, None])
 
     @pytest.mark.parametrize(("offset", "length"), [(0, 4), (3, 1), (2, 2), (100, 1)])
     def test_reading_beyond_the_end(self, home: Home, offset: int, length: int) -> None:

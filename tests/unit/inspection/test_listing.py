@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,67 @@ def test_a_blob_that_goes_missing_or_comes_back_is_noticed(store: Store) -> None
         path.with_name(path.name.replace("-", ":"))
     )  # as the first Ollamas named it
     assert isinstance(list_models(store)[0], ListedModel)
+
+
+def _shown(models: list[ListedModel | BrokenModel]) -> list[object]:
+    return [
+        (one.name, type(one.error), str(one.error), one.error.blob, one.error.tensor)
+        if isinstance(one, BrokenModel)
+        else one
+        for one in models
+    ]
+
+
+def _old_name(path: Path) -> None:
+    path.rename(path.with_name(path.name.replace("-", ":")))
+
+
+def _linked(path: Path) -> None:
+    path.rename(path.with_name("away"))
+    path.symlink_to("away")
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _without_header(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _without_companion(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"weight.scale", b"weight.scalf"))
+
+
+def _of_unknown_type(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"int4"', b'"int5"'))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Path.unlink,
+        _old_name,
+        _linked,
+        _cut,
+        _without_header,
+        _without_companion,
+        _of_unknown_type,
+        Path.stat,
+    ],
+)
+def test_what_is_read_at_once_is_what_is_read_one_by_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    arrays, metadata = stored_arrays("x.weight", normal("x", 4, 64), "int4", 32)
+    blob = safetensors_bytes(arrays, metadata)
+    link_by_hand(store, "m", {"a": A, "x.weight": blob, "b": B})
+    change(blob_path(store, blob))
+    at_once = _shown(list_models(store))
+    shutil.rmtree(store.root / ".blobstore", ignore_errors=True)
+    monkeypatch.setattr(BlobFolder, "headers", lambda _self, blobs, _budget: [None] * len(blobs))
+    assert _shown(list_models(store)) == at_once
+    assert isinstance(at_once[0], ListedModel) == (change in {_old_name, Path.stat})
 
 
 def test_a_manifest_that_is_not_plain_is_remembered_too(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,7 +35,7 @@ from blobstore.formats.safetensors.header import (
 )
 from blobstore.formats.strictjson import StrictJsonError
 from blobstore.io.budget import MAX_HEADER, Budget
-from blobstore.io.ranges import RangeReader
+from blobstore.io.ranges import RangeReader, close_quietly
 
 
 def encode_header(
@@ -105,29 +106,33 @@ def scan_header(text: bytes, data_size: int | None) -> Header | None:
 
 
 def headers_in(
-    folder: int, files: Sequence[tuple[str, int]], budget: Budget
+    folder: str | os.PathLike[str], files: Sequence[tuple[str, int]], budget: Budget
 ) -> list[Header | None]:
-    """Return the headers of many files in the folder with that descriptor, read at once.
+    """Return the headers of many files in a folder, read at once.
 
     ``files`` are names and sizes in bytes. None for a file that `header_of` has to read, or refuse:
     one that is not a regular file of that size, whose header does not end in its first 4096 bytes
     or exceeds the rest of ``budget``, or that the scanner declines.
     """
-    headers: list[Header | None] = []
-    for found in _native.scan_files(folder, files, _unescaped):
-        header = None
-        if found is not None:
-            scanned, text_nbytes, counted = found
-            header = _header(scanned, text_nbytes)
-            if header is not None and not budget.took_header(counted, len(header.tensors)):
-                header = None
-        headers.append(header)
-    return headers
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return [None] * len(files)
+    try:
+        scanned = _native.scan_files(opened, files, _unescaped)
+    finally:
+        close_quietly(opened)
+    return [None if found is None else _counted(*found, budget) for found in scanned]
 
 
-def _header(
-    scanned: tuple[dict[str, int], _native.Tensors, dict[str, str]], nbytes: int
-) -> Header | None:
+def _counted(scanned: _native.Scanned, nbytes: int, unpadded: int, budget: Budget) -> Header | None:
+    header = _header(scanned, nbytes)
+    if header is None or not budget.took_header(unpadded, len(header.tensors)):
+        return None
+    return header
+
+
+def _header(scanned: _native.Scanned, nbytes: int) -> Header | None:
     places, columns, metadata = scanned
     if METADATA in places:  # written in escapes
         return None

@@ -22,7 +22,7 @@ from blobstore.io.durable import (
     os_errors,
     remove_if_there,
 )
-from blobstore.io.ranges import FileReader, close_quietly, is_coarse
+from blobstore.io.ranges import FileReader, is_coarse
 from blobstore.names import Digest
 from blobstore.store.ports import (
     blob_not_found,
@@ -157,16 +157,9 @@ class BlobFolder:
         raise blob_not_found(digest, str(self.path))
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> list[Header | None]:
-        """See `Blobs`. A blob of an old Ollama's name is not found here."""
-        try:
-            folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:  # opening a blob raises the error that says why
-            return [None] * len(descriptors)
-        try:
-            files = [(f"{_START}{blob.digest.hex}", blob.size) for blob in descriptors]
-            return headers_in(folder, files, budget)
-        finally:
-            close_quietly(folder)
+        """See `Blobs`; None for a blob that has an old Ollama's name."""
+        files = [(f"{_START}{blob.digest.hex}", blob.size) for blob in descriptors]
+        return headers_in(self.path, files, budget)
 
     def read(self, descriptor: Descriptor, limit: int = MAX_DOCUMENT) -> bytes:
         """Return the bytes of a small blob (a config, a JSON document), checked against its digest.
