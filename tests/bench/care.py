@@ -5,6 +5,7 @@ BLOBS blobs (300) each, all of them different and a few hundred bytes long, and 
 models, and prints what each command takes on both: twice as many models should take twice as long.
 Each command is a process of its own; the best of three runs counts, and of `list` also the first
 run, which has every header to read. The second figure is the processor's time, for busy machines.
+The first list's peer is a program that only opens, stats, reads and closes every blob.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ COMMANDS = {
     "prune --dry-run": ["prune", "--dry-run"],
 }
 RUNS = 3
+FIRST, PEER = "list, the first time", "open, stat, read and close each blob"
+PEER_PROGRAM = """
+import os, sys
+for name in os.listdir(sys.argv[1]):
+    fd = os.open(f"{sys.argv[1]}/{name}", os.O_RDONLY)
+    os.fstat(fd), os.pread(fd, 4096, 0), os.close(fd)
+"""
 
 
 def main() -> None:
@@ -47,9 +55,12 @@ def main() -> None:
                 f"{count} models of {blobs} blobs, made in {time.perf_counter() - made:.0f} s",
                 flush=True,
             )
-            table.setdefault("list, the first time", []).append(seconds(store, ["list"]))
+            peer = [sys.executable, "-c", PEER_PROGRAM, str(store / "blobs")]
+            table.setdefault(PEER, []).append(seconds(peer))
+            table.setdefault(FIRST, []).append(seconds(command(store, ["list"])))
             for what, words in COMMANDS.items():
-                table.setdefault(what, []).append(min(seconds(store, words) for _ in range(RUNS)))
+                line = command(store, words)
+                table.setdefault(what, []).append(min(seconds(line) for _ in range(RUNS)))
             shutil.rmtree(store)
         print(f"\n| command | {models // 2:,} models | {models:,} models |\n|---|---|---|")
         for what, (half, whole) in table.items():
@@ -57,14 +68,23 @@ def main() -> None:
                 f"| `{what}` | {half[0]:.2f} s ({half[1]:.2f} s) | {whole[0]:.2f} s "
                 f"({whole[1]:.2f} s) |"
             )
+        first, bare = table[FIRST][1], table[PEER][1]
+        print(
+            f"\nthe first list: {first[1] / models / blobs * 1e6:.1f} us of the processor a blob, "
+            f"{first[1] / bare[1]:.1f} times its peer's; {first[0] / bare[0]:.1f} by the clock"
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def seconds(store: Path, words: list[str]) -> Seconds:
-    """Return how long a command takes on a store, by the clock and by the processor."""
+def command(store: Path, words: list[str]) -> list[str]:
+    """Return the command line of a command on a store."""
+    return [sys.executable, "-m", "blobstore", *words, "--store", str(store)]
+
+
+def seconds(line: list[str]) -> Seconds:
+    """Return how long a program takes, by the clock and by the processor."""
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    line = [sys.executable, "-m", "blobstore", *words, "--store", str(store)]
     subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (
