@@ -5,14 +5,12 @@ No weight is read. Headers of remote files come by HTTP Range.
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from blobstore.errors import BlobStoreError, MissingFileError, NotFoundError
-from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.safetensors.codec import collector_paused, header_of
 from blobstore.formats.safetensors.header import Header
 from blobstore.inspection.counting import InspectedFile, LogicalTensor, count_tensors, stored_tensor
 from blobstore.inspection.inspection import Inspection, TargetKind
@@ -77,7 +75,7 @@ def inspect_at(
 ) -> Inspection:
     """Return what `inspect` returns; ``store`` is called when a name has to be looked up."""
     found = parse_target(target) if isinstance(target, str) else InspectTarget(os.fspath(target))
-    with _collector_paused():
+    with collector_paused():
         if found.is_model:
             return inspect_model(found, store())
         with _opened(found, token, endpoint) as folder:
@@ -210,18 +208,6 @@ def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, st
             f"metadata that differ from file to file are not shown: {some(list(differing))}"
         )
     return {key: value for key, value in common.items() if key not in differing}
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause the cyclic garbage collector: it would traverse all new objects again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def read_header(path: str | os.PathLike[str], *, token: str | None = None) -> Header:

@@ -18,6 +18,7 @@ from blobstore.formats.coverage import Coverage, Tally
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
 from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.formats.quant import QuantType
+from blobstore.formats.safetensors.codec import collector_paused
 from blobstore.model.facts import ModelFacts, TensorFacts, Verdict, float_dtype
 from blobstore.model.runtimes import verdicts
 from blobstore.names import Digest, ModelName
@@ -181,7 +182,7 @@ def list_models(store: Home) -> list[ListedModel | BrokenModel]:
     Raises: StorageError when the folders can't be listed.
     """
     known = store.summaries.read() if store.summaries is not None else {}
-    listing = _Listing(store, known, store.blobs.digests())
+    listing = _Listing(store, known)
     models: list[ListedModel | BrokenModel] = []
     for name in store.manifests.names():
         try:
@@ -197,7 +198,7 @@ def list_models(store: Home) -> list[ListedModel | BrokenModel]:
 
 @dataclass(slots=True)
 class _Listing:
-    """Summaries of earlier lists and new ones, and the digests of all blobs.
+    """Summaries of earlier lists and new ones, and the digests of all blobs if they are needed.
 
     ``sound``, ``failed``: what was found of manifests this time, because thousands of names may
     have the same bytes. ``weights``: of blobs, which models may share, by their hex digits;
@@ -206,7 +207,7 @@ class _Listing:
 
     store: Home
     known: Mapping[str, Summary]
-    there: set[str]
+    there: set[str] | None = None
     new: dict[str, Summary] = field(default_factory=dict)
     sound: dict[str, Summary] = field(default_factory=dict)
     failed: dict[str, BlobStoreError] = field(default_factory=dict)
@@ -243,10 +244,13 @@ class _Listing:
         summary = self.known.get(key)
         if summary is None:
             return None
+        if self.there is None:
+            self.there = self.store.blobs.digests()
         if (missing := missing_blob(raw, self.there, is_plain=summary.is_plain)) is not None:
             raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}")
         return summary
 
+    @collector_paused()
     def _new(self, key: str, raw: bytes) -> Summary:
         manifest = Manifest.parse(raw, "the manifest")
         model = StoredModel(None, manifest, self.store)

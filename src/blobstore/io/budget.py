@@ -92,8 +92,8 @@ class Budget:
             before = f"{what} has {count:,} tensors, which makes"
             raise self._error("tensors", before, total, f"in {self.name}")
 
-    def took_header(self, nbytes: int, tensors: int) -> bool:
-        """Count a short header that was read, if it is within the limits; return whether it is."""
+    def took_headers(self, nbytes: int, tensors: int) -> bool:
+        """Count short headers that were read, if all are within the limits; else return False."""
         with self._lock:
             text, count = self._used["text"] + nbytes, self._used["tensors"] + tensors
             if text > self._limits["text"] or count > self._limits["tensors"]:

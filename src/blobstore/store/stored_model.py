@@ -169,8 +169,11 @@ class StoredModel:
                 if header is None:
                     yield self.tensors_of(layer)
                     continue
-                with self.located(layer):
+                try:
                     tensors = list(stored_tensors(header, self._settings))
+                except BlobStoreError:
+                    with self.located(layer):
+                        raise
                 yield tensors
 
     def read(self, layer: Descriptor) -> bytes:
