@@ -112,7 +112,7 @@ def headers_in(
 
     ``files`` are names and sizes in bytes. None for a file that `header_of` has to read, or refuse:
     one that is not a regular file of that size, whose header does not end in its first 4096 bytes,
-    or that the scanner declines; and for all of them if together they exceed the rest of ``budget``.
+    or that the scanner declines; and for all files if together they exceed the rest of ``budget``.
     """
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

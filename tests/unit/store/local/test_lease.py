@@ -156,8 +156,8 @@ def test_a_blob_that_is_cut_before_it_is_mapped_is_an_error(
     link_by_hand(store, "m", {"first": FIRST})
     real = header_of
 
-    def cut(reader: RangeReader, *rest: Any) -> Header:
-        header = real(reader, *rest)
+    def cut(reader: RangeReader, *rest: Any, **options: Any) -> Header:
+        header = real(reader, *rest, **options)
         os.truncate(blob_path(store, FIRST), 100)
         return header
 
