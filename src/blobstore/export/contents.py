@@ -14,7 +14,7 @@ from typing import Any
 
 from blobstore.errors import InvalidNameError, UnsupportedSourceError, UsageError, quoted
 from blobstore.export import texts
-from blobstore.export.exported_arrays import Checkpoint, Origin, mlx_arrays, output_arrays
+from blobstore.export.exported_arrays import Checkpoint, Origin, output_arrays
 from blobstore.export.planned_files import (
     INDEX_NAME,
     CopiedBlob,
@@ -31,6 +31,7 @@ from blobstore.export.planned_files import (
     split_into_shards,
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, SourceConfig, parse_config
+from blobstore.formats.conventions import DRAFT_FOLDER, DRAFT_PREFIX, FILE_TYPE, FILE_TYPES
 from blobstore.formats.documents import (
     FILE_MEDIA_TYPE,
     JSON_MEDIA_TYPE,
@@ -40,10 +41,7 @@ from blobstore.formats.documents import (
 )
 from blobstore.formats.dtypes import FLOATS, DType
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
-from blobstore.importer.planning.notes import DRAFT_FOLDER
-from blobstore.importer.planning.plan import DRAFT_PREFIX
 from blobstore.names import file_name
-from blobstore.source.inventory import FILE_TYPE, FILE_TYPES
 from blobstore.store.stored_model import BlobFile, StoredModel
 
 MODELOPT_CONFIG = "hf_quant_config.json"
@@ -106,6 +104,8 @@ def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPla
     quantization: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
     if options.format is ExportFormat.MLX:
+        from blobstore.export.mlx_arrays import mlx_arrays  # and NumPy, which copies do not need
+
         raw = checkpoint.documents.get(CONFIG_NAME)
         if raw is None:
             raise UnsupportedSourceError(

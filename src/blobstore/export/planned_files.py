@@ -26,7 +26,6 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
 from blobstore.formats.safetensors.codec import lay_out, parse_header
 from blobstore.io.budget import MAX_HEADER
-from blobstore.kernels.arrays import Array
 from blobstore.store.stored import StoredTensor
 from blobstore.store.stored_model import BlobFile, StoredModel, TensorBlob
 
@@ -203,11 +202,11 @@ class ValueRange:
 class MadeArray:
     """An array that can't be copied from blobs.
 
-    ``make`` returns it, contiguous; any thread may call it.
+    ``make`` returns its bytes; any thread may call it.
     """
 
     nbytes: int
-    make: Callable[[], Array]
+    make: Callable[[], memoryview]
 
 
 Piece = BlobRange | ValueRange | MadeArray

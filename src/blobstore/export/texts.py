@@ -22,6 +22,7 @@ from blobstore.errors import (
 from blobstore.export.planned_files import INDEX_NAME, CopiedBlob, ExportPlan, PlannedDocument
 from blobstore.formats import strictjson
 from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.conventions import family_of
 from blobstore.formats.documents import (
     MESSAGES_MEDIA_TYPE,
     PARAMS_MEDIA_TYPE,
@@ -32,7 +33,6 @@ from blobstore.formats.documents import (
 from blobstore.formats.modelfile import Modelfile
 from blobstore.formats.modelfile_commands import read_script
 from blobstore.formats.strictjson import parse_object
-from blobstore.importer.planning.notes import family_of
 from blobstore.names import relative_path
 from blobstore.source.shards import MAX_INDEX
 

@@ -11,17 +11,11 @@ import itertools
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from blobstore import kernels
-from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.export.planned_files import (
     BlobRange,
     CopiedBlob,
@@ -32,25 +26,23 @@ from blobstore.export.planned_files import (
     ValueRange,
 )
 from blobstore.io.budget import allow_open_files
-from blobstore.io.copying import copy_range
+from blobstore.io.copying import copy_around, copy_range, shares_blocks
 from blobstore.io.durable import (
+    DIRECT_FROM,
     PAGE,
     create_file,
+    is_remote,
     make_folder,
     open_direct,
     os_errors,
+    reserve,
     write_aligned,
     write_all_at,
 )
-from blobstore.io.ranges import FileReader, MappedFile, close_quietly
+from blobstore.io.ranges import FileReader, close_quietly
 from blobstore.io.workers import Progress, each
-from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
-from blobstore.model.tensors import MappedBlob, assembled, fill_values, read_run
-from blobstore.source.weights import tiles_of
 from blobstore.store.stored_model import BlobFile, damaged
 
-_BAND_VALUES = 2**20
-"""Values of a transposed weight that are dequantized at a time."""
 _COPIED_AT_ONCE = 2**26
 _VALUES_AT_ONCE = 2**20
 """A multiple of every group size."""
@@ -60,77 +52,6 @@ _WIDEST = 4
 """Bytes of a float32, the widest of the dtypes that values become."""
 _BATCH_BYTES = 2**24
 _BATCH_PIECES = 256
-
-
-def fill_range(piece: ValueRange, reader: FileReader, out: Array) -> None:
-    """Write the values into ``out``, flat: bit for bit those of `Tensor.dequantize`.
-
-    ``reader`` reads the weight's blob.
-
-    Raises: UnsupportedSourceError, with tensor and index, when a finite value is beyond the range
-    of the dtype; as `readinto`.
-    """
-    if piece.transposed:
-        _fill_transposed(piece, MappedBlob(piece.weight.blob, MappedFile(reader)), out)
-        return
-    weight = piece.weight
-    stored = read_run(weight.stored, weight.blob, reader, piece.start, piece.count)
-    fill_values(out, stored)
-    found = _first_beyond(
-        out, lambda: kernels.dequantize(stored) if isinstance(stored, QuantizedArray) else stored
-    )
-    if found is not None:
-        (place,), exact = found
-        raise _too_large(piece, np.unravel_index(piece.start + place, weight.stored.shape), exact)
-
-
-def _first_beyond(values: Array, exact: Callable[[], Array]) -> tuple[tuple[int, ...], Any] | None:
-    """Return the index and exact value of the first one that became infinite; None without one."""
-    infinite = np.isinf(values)
-    if not infinite.any():
-        return None
-    numbers = exact()
-    beyond = infinite & np.isfinite(numbers)
-    if not beyond.any():
-        return None
-    place = tuple(int(i) for i in np.unravel_index(int(np.argmax(beyond)), beyond.shape))
-    return place, numbers[place]
-
-
-def _fill_transposed(piece: ValueRange, blob: MappedBlob, out: Array) -> None:
-    """Write values of a quantized weight whose last two axes are stored the other way round.
-
-    In the file they lie a row apart, so it is mapped and not read; memory is that of
-    ``_BAND_VALUES`` values.
-    """
-    whole = assembled(piece.weight.stored, lambda _, entry: blob.array(entry))
-    lead = piece.weight.stored.shape[:-2]
-    for tile in tiles_of(piece.start, piece.count, *piece.shape[-2:]):
-        stored = kernels.matrix_of(whole, tile.matrix)
-        size = stored.group_size
-        begin, end = tile.row // size * size, -(-tile.stop_row // size) * size
-        place = out[tile.at : tile.at + tile.size].reshape(tile.shape)
-        band = max(1, _BAND_VALUES // (end - begin))
-        for first in range(tile.col, tile.stop_col, band):
-            last = min(first + band, tile.stop_col)
-            block = kernels.block_of(stored, slice(first, last), slice(begin, end))
-            values = kernels.dequantize(block, piece.dtype)
-            if (found := _first_beyond(values, partial(kernels.dequantize, block))) is not None:
-                (col, row), exact = found
-                index = (*np.unravel_index(tile.matrix, lead), begin + row, first + col)
-                raise _too_large(piece, index, exact)
-            rows = slice(tile.row - begin, tile.stop_row - begin)
-            place[:, first - tile.col : last - tile.col] = values.T[rows]
-
-
-def _too_large(piece: ValueRange, index: tuple[Any, ...], exact: Any) -> UnsupportedSourceError:
-    name, at = piece.weight.stored.name, tuple(int(i) for i in index)
-    return UnsupportedSourceError(
-        f"{quoted(name)}: the weight at {list(at)} is {exact}, which does not fit {piece.dtype}",
-        tensor=name,
-        index=at,
-        hint="Dequantize to bfloat16 or float32.",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,21 +92,24 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
                 write_all_at(fd, 0, memoryview(document.data))
         progress(document.size, document.path)
     allow_open_files(2 * len(plan.shards) + 2 * jobs)
+    with os_errors("write to", folder):
+        by_server = is_remote(folder)
     with ExitStack() as stack:
         files: list[_File] = []
         for shard in plan.shards:
-            files.append(stack.enter_context(_opened(shard, folder / shard.path)))
+            path = folder / shard.path
+            files.append(stack.enter_context(_opened(shard, path, around=not by_server)))
             progress(len(shard.header), shard.path)
         batches = (batch for file in files for batch in _batches(file))
         each(batches, _Work(progress).do, jobs, name="export")
 
 
 @contextmanager
-def _created(path: Path, size: int = 0) -> Iterator[int]:
+def _created(path: Path) -> Iterator[int]:
     """Yield a new file, open; its folder is made too. Raises: StorageError, also for closing it."""
     with os_errors("write", path):
         make_folder(path.parent)
-        fd = create_file(path, size)
+        fd = create_file(path)
     try:
         yield fd
     finally:
@@ -202,17 +126,29 @@ def _copy_blob(file: CopiedBlob, path: Path) -> None:
 
 
 @contextmanager
-def _opened(shard: PlannedShard, path: Path) -> Iterator[_File]:
-    pieces = [piece for array in shard.arrays for piece in array.pieces]
-    with _created(path, shard.size) as fd, ExitStack() as stack:
+def _opened(shard: PlannedShard, path: Path, *, around: bool) -> Iterator[_File]:
+    """Yield the shard's file with its header; with ``around`` it may bypass the page cache."""
+    with _created(path) as fd, ExitStack() as stack:
         file = _File(shard, path, fd, -1)
         with os_errors("write", path):
-            write_all_at(fd, 0, memoryview(shard.header))
-            if any(isinstance(piece, ValueRange) for piece in pieces):
+            if around and any(map(_goes_around, _whole_steps(shard))):
                 file.direct = open_direct(path)
-        if file.direct >= 0:
-            stack.callback(close_quietly, file.direct)  # nothing that it wrote waits
+            if file.direct >= 0:
+                stack.callback(close_quietly, file.direct)  # nothing that it wrote waits
+                reserve(fd, shard.size)
+            else:
+                os.ftruncate(fd, shard.size)
+            write_all_at(fd, 0, memoryview(shard.header))
         yield file
+
+
+def _goes_around(step: _Step) -> bool:
+    """Return True if the bytes are many, and no file system can share them with their blob."""
+    match step.piece:
+        case BlobRange(_, offset, nbytes):
+            return nbytes >= DIRECT_FROM and not shares_blocks(offset, step.at)
+        case piece:
+            return piece.nbytes >= DIRECT_FROM
 
 
 class _Work:
@@ -234,19 +170,24 @@ class _Work:
     def _write(self, step: _Step, reader: FileReader | None, file: _File) -> None:
         match step.piece:
             case BlobRange(_, offset, nbytes) if reader is not None:
-                copy_range(reader, offset, file.fd, file.path, step.at, nbytes)
+                if file.direct >= 0 and _goes_around(step):
+                    both, buffer = (file.fd, file.direct), self._memory()[:-PAGE]
+                    copy_around(reader, offset, both, file.path, step.at, nbytes, buffer)
+                else:
+                    copy_range(reader, offset, file.fd, file.path, step.at, nbytes)
             case ValueRange() as piece if reader is not None:
                 self._convert(piece, reader, file, step.at)
             case MadeArray(_, make):
                 with os_errors("write", file.path):
-                    write_all_at(file.fd, step.at, make().reshape(-1).view(np.uint8).data)
+                    write_all_at(file.fd, step.at, make())
 
     def _convert(self, piece: ValueRange, reader: FileReader, file: _File, at: int) -> None:
+        from blobstore.export.values import fill_range
+
         # A file that was not written by the safetensors library may have its arrays at odd places.
-        kind, start = numpy_dtype(piece.dtype), at % PAGE
-        is_aligned = at % kind.itemsize == 0
-        data = self._memory()[start if is_aligned else 0 :][: piece.nbytes]
-        fill_range(piece, reader, np.frombuffer(data, kind))
+        is_aligned = at % piece.dtype.nbytes((1,)) == 0
+        data = self._memory()[at % PAGE if is_aligned else 0 :][: piece.nbytes]
+        fill_range(piece, reader, data)
         with os_errors("write", file.path):
             write_aligned(file.fd, file.direct if is_aligned else -1, at, data)
 
@@ -278,12 +219,19 @@ def _batches(file: _File) -> Iterator[tuple[_File, list[_Step]]]:
 
 
 def _steps(shard: PlannedShard) -> Iterator[_Step]:
+    for whole in _whole_steps(shard):
+        at = whole.at
+        for piece in _cut(whole.piece):
+            yield _Step(piece, at, whole.array)
+            at += piece.nbytes
+
+
+def _whole_steps(shard: PlannedShard) -> Iterator[_Step]:
     at = len(shard.header)
     for array in shard.arrays:
-        for whole in array.pieces:
-            for piece in _cut(whole):
-                yield _Step(piece, at, array.name)
-                at += piece.nbytes
+        for piece in array.pieces:
+            yield _Step(piece, at, array.name)
+            at += piece.nbytes
 
 
 def _cut(piece: Piece) -> Iterator[Piece]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blobstore.errors import UsageError
+from blobstore.formats.conventions import group_of
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.allocation import (
     NEAR,
@@ -27,7 +28,6 @@ from blobstore.importer.allocation import (
     least_bytes,
     measure,
 )
-from blobstore.importer.planning.experts import group_of
 from blobstore.importer.planning.outputs import ImportPlan, OutputTensor, PlannedBlob
 from blobstore.importer.planning.plan import make_plan, plan_blobs
 from blobstore.importer.policies.arguments import SizeTarget

@@ -21,10 +21,10 @@ from blobstore.errors import (
     UnsupportedSourceError,
     quoted,
 )
+from blobstore.formats.conventions import DRAFT_PREFIX
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
 from blobstore.importer.planning.outputs import OutputTensor
-from blobstore.importer.planning.plan import DRAFT_PREFIX
 from blobstore.importer.policies.options import Experts
 from blobstore.importer.run import outputs_of
 from blobstore.inspection.diff import CHUNK_WEIGHTS, Errors, stored_values

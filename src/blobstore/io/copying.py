@@ -1,9 +1,10 @@
 """Whole files and folders: copied, cloned and linked by the kernel, and removed.
 
 copy_file_range(2) never brings bytes into the process, and a file system that can share blocks
-between files shares them where both offsets lie at the same place of a block. Where the kernel has
-no such thing for two files (other file systems, other systems than Linux) they are read and
-written.
+between files shares them where both offsets lie at the same place of a block. A server copies its
+own files. Where the kernel has no such thing for two files (other file systems, other systems than
+Linux) they are read and written. Large amounts that no file system shares are faster around the
+page cache (`copy_around`).
 
 Folders of ours are removed with all that is in them, however deep others made them. `shutil.rmtree`
 recurses (Python 3.11), so a thousand folders in one another end it with a RecursionError, and
@@ -23,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from blobstore.errors import ShortReadError, from_os_error
-from blobstore.io.durable import PAGE, create_file, os_errors, write_all_at
+from blobstore.io.durable import PAGE, create_file, os_errors, write_aligned, write_all_at
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -147,7 +148,7 @@ def copy_range(
     by_kernel = hasattr(os, "copy_file_range")
     while done < length:
         step = min(length - done, _STEP)
-        if (start - at) % PAGE == 0 and (odd := (start + done) % PAGE):
+        if shares_blocks(start, at) and (odd := (start + done) % PAGE):
             step = min(step, PAGE - odd)  # blocks can only be shared from their beginning on
         count = _by_kernel(source, start + done, target, name, at + done, step) if by_kernel else 0
         if count == 0:
@@ -156,6 +157,42 @@ def copy_range(
         done += count
         if progress is not None:
             progress(count)
+
+
+def copy_around(
+    source: FileReader,
+    start: int,
+    target: tuple[int, int],
+    name: object,
+    at: int,
+    length: int,
+    buffer: memoryview,
+) -> None:
+    """Copy as `copy_range`, but whole pages around the page cache.
+
+    ``target``: the descriptor, and that of `open_direct`. ``buffer``: writable memory from a page's
+    beginning; it holds whole pages. It is read from and written to the disk in turn, so other
+    threads should copy meanwhile. This costs half the processor time of copy_file_range, which
+    fills the page cache with the copy.
+
+    Raises: as `copy_range`.
+    """
+    done = 0
+    while done < length:
+        place = (at + done) % PAGE
+        view = buffer[place:][: length - done]
+        _read_for(name, source, start + done, view)
+        with os_errors("write", name):
+            write_aligned(*target, at + done, view)
+        done += len(view)
+
+
+def shares_blocks(start: int, at: int) -> bool:
+    """Return True if a file system may share blocks between byte ``start`` and ``at`` of two files.
+
+    The bytes are at the same place of a block.
+    """
+    return (start - at) % PAGE == 0
 
 
 def _by_kernel(
@@ -174,10 +211,14 @@ def _by_hand(
     source: FileReader, start: int, target: int, name: object, at: int, length: int
 ) -> int:
     buffer = memoryview(bytearray(length))
+    _read_for(name, source, start, buffer)
+    with os_errors("write", name):
+        write_all_at(target, at, buffer)
+    return length
+
+
+def _read_for(name: object, source: FileReader, start: int, buffer: memoryview) -> None:
     try:
         source.readinto(start, buffer)
     except ShortReadError as error:
         raise error.at(f"can't copy to {name}") from error
-    with os_errors("write", name):
-        write_all_at(target, at, buffer)
-    return length

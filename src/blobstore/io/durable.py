@@ -34,6 +34,8 @@ _REMOTE = frozenset({0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x53464
 """NFS, CIFS, SMB2, SMB, Ceph, AFS, 9p (statfs(2), linux/magic.h)."""
 _STATFS_BYTES = 256  # struct statfs has 120; its first member is the type
 _SYNCFS_REPORTS_ERRORS = (5, 8)
+_CALLS = ("syncfs", "fstatfs", "sync_file_range", "fallocate")
+_CAN_NOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM})
 _WRITE_AND_WAIT = 1 | 2 | 4
 """SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER (linux/fs.h)."""
 
@@ -150,10 +152,11 @@ def _find_libc() -> ctypes.CDLL | None:
     if sys.platform != "linux" or _kernel_version() < _SYNCFS_REPORTS_ERRORS:
         return None
     library = ctypes.CDLL(None, use_errno=True)
-    if not all(hasattr(library, name) for name in ("syncfs", "fstatfs", "sync_file_range")):
+    if not all(hasattr(library, name) for name in _CALLS):
         return None
     library.syncfs.argtypes = (ctypes.c_int,)
     library.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    library.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     library.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
     return library
 
@@ -239,6 +242,22 @@ def create_file(path: str | Path, size: int = 0) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def reserve(fd: int, size: int) -> None:
+    """Give a new file ``size`` bytes of zeros, and their place on the disk if that is possible.
+
+    Then a full disk is found before anything is written. Several threads may write around the page
+    cache at once: ext4 lets one at a time write where no place is reserved (torvalds/linux
+    fs/ext4/file.c `ext4_dio_write_checks`). Raises: OSError, of no space too.
+    """
+    code = errno.EINTR if _libc is not None else errno.ENOSYS
+    while _libc is not None and code == errno.EINTR:
+        code = ctypes.get_errno() if _libc.fallocate(fd, 0, 0, size) else 0
+    if code in _CAN_NOT_RESERVE:
+        os.ftruncate(fd, size)
+    elif code != 0:
+        raise OSError(code, os.strerror(code))
 
 
 def open_direct(path: Path) -> int:

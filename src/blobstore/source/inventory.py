@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final
 
 from blobstore.errors import (
     BlobStoreError,
@@ -28,6 +27,7 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, SourceConfig
+from blobstore.formats.conventions import FILE_TYPE
 from blobstore.formats.coverage import LeftOut
 from blobstore.formats.documents import MAX_DOCUMENT
 from blobstore.formats.quant import QuantType
@@ -277,12 +277,6 @@ def _tensors(read: list[tuple[SourceFile, Header]]) -> dict[str, SourceTensor]:
     if not tensors:
         raise NotFoundError(f"no tensors in {', '.join(file.path for file, _ in read)}")
     return dict(sorted(tensors.items()))
-
-
-FILE_TYPE: Final = "file_type"
-"""The key for the requested type in an exported file's metadata: Ollama's word for it."""
-FILE_TYPES = frozenset(kind.value for kind in QuantType)
-"""Its values; a file with another value is not an export of ours."""
 
 
 class SourceKind(enum.Enum):

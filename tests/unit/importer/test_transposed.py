@@ -22,7 +22,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.export import written_files
+from blobstore.export import values, written_files
 from blobstore.export.folder import export_model
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.codec import lay_out
@@ -242,7 +242,7 @@ def test_values_come_back_in_chunks_of_any_size(store: Store, source: Path, tmp_
     export_model("m", tmp_path / "whole", store=store, dequantize="bfloat16")
     with (
         mock.patch.object(written_files, "_VALUES_AT_ONCE", 1024),
-        mock.patch.object(written_files, "_BAND_VALUES", 96),
+        mock.patch.object(values, "_BAND_VALUES", 96),
     ):
         export_model("m", tmp_path / "cut", store=store, dequantize="bfloat16")
     with mock.patch.object(written_files, "_VALUES_AT_ONCE", 128):  # less than a row

@@ -20,6 +20,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
+from blobstore.formats.conventions import GROUP
 from blobstore.formats.safetensors.header import Header
 from blobstore.importer.planning.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.policies.options import ImportOptions
@@ -28,15 +29,6 @@ from blobstore.importer.policies.rules import NameIndex, RuleBook
 from blobstore.source.weights import SourceWeight, named_twice
 from blobstore.store.stored import stored_tensors
 
-_LAYER = (
-    r"(?:|model\.|language_model\.|language_model\.model\.|model\.language_model\.|backbone\.|language_model\.backbone\."
-    r"|model\.language_model\.backbone\.|mtp\.)layers\.[0-9]+"
-)
-_GROUP = re.compile(
-    rf"(?P<group>{_LAYER}\.(?:mlp\.experts|mlp\.shared_experts|moe\.experts|mixer\.experts|mixer\.shared_experts|mlp\.switch_mlp))"
-    r"\.(?P<rest>.+)",
-    re.ASCII | re.DOTALL,
-)
 _NUMBERED = re.compile(r"(?P<expert>[0-9]+)\.(?P<projection>.+)", re.ASCII | re.DOTALL)
 
 _MAX_DIGITS = 9
@@ -53,15 +45,9 @@ class Projection:
     weights: tuple[SourceWeight, ...]
 
 
-def group_of(name: str) -> str | None:
-    """Return the prefix of the expert group that a tensor belongs to, or None."""
-    match = _GROUP.fullmatch(name)
-    return match["group"] if match else None
-
-
 def stacked_group_of(name: str) -> str | None:
     """Return the group prefix of a numbered expert's weight, which may be stacked, or None."""
-    match = _GROUP.fullmatch(name)
+    match = GROUP.fullmatch(name)
     return (
         match["group"]
         if match and name.endswith(".weight") and _NUMBERED.fullmatch(match["rest"])

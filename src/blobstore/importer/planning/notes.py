@@ -13,10 +13,11 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.conventions import DRAFT_FOLDER, ParserFamily, family_of
 from blobstore.formats.coverage import DRAFT_MODEL, MTP_HEADS, Coverage, LeftOut, Tally
 from blobstore.formats.documents import REQUIRED_OLLAMA, Draft, ModelConfig
 from blobstore.formats.dtypes import DType
@@ -30,9 +31,6 @@ from blobstore.source.files import NOT_ITS_OWN, KeptFile, OtherFiles
 from blobstore.source.inventory import Inventory, quant_type_of
 from blobstore.source.shards import INDEX_NAME
 from blobstore.source.weights import Form, SourceWeight
-
-DRAFT_FOLDER = "draft/"
-"""Where a draft model's documents and files lie beside a model's."""
 
 _STACKED = "experts that were stacked"
 _APPLIED = "scales and biases that were applied to their weights"
@@ -270,45 +268,8 @@ def _kept(tensors: Iterable[OutputTensor]) -> Iterator[tuple[int, str]]:
         yield nbytes, f"{quoted(shown)} ({count}{nbytes:,} bytes) {reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class ParserFamily:
-    """An architecture family: words in its names, and what Ollama's parser for it can do."""
-
-    words: tuple[str, ...]
-    parser: str
-    renderer: str
-    tools: bool = True
-    thinking: bool = True
-
-
-# Tried in order: the more particular name first.
-_FAMILIES = (
-    ParserFamily(("glm4", "glm-4"), "glm-4.7", "glm-4.7"),
-    ParserFamily(("deepseek",), "deepseek3", "deepseek3"),
-    ParserFamily(("qwen3_5", "qwen3next", "qwen3_next"), "qwen3.5", "qwen3.5"),
-    # Its parser can think only when the template does.
-    ParserFamily(("qwen3",), "qwen3", "qwen3-coder", thinking=False),
-    ParserFamily(("gemma4",), "gemma4", "gemma4"),
-    ParserFamily(("cohere2",), "cohere", "cohere"),
-    ParserFamily(("nemotronh", "nemotron_h"), "nemotron-3-nano", "nemotron-3-nano"),
-    ParserFamily(("laguna",), "laguna", "laguna"),
-    ParserFamily(("glimmer",), "glimmer", "glimmer"),
-)
 _THINK_TAGS = ("<think>", "</think>")
 _TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
-
-
-def family_of(config: SourceConfig | None, parser: str | None) -> ParserFamily | None:
-    """Return the family whose parser the user names, else the architecture's, or None."""
-    if parser:
-        return next((family for family in _FAMILIES if family.parser == parser), None)
-    for name in (
-        (*(config.architectures or ()), config.model_type or "") if config is not None else ()
-    ):
-        for family in _FAMILIES:
-            if any(word in name.lower() for word in family.words):
-                return family
-    return None
 
 
 def describe_model(

@@ -15,6 +15,7 @@ from itertools import islice
 
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, quoted
 from blobstore.formats.checkpoint import CONFIG_NAME
+from blobstore.formats.conventions import DRAFT_FOLDER, DRAFT_PREFIX, group_of
 from blobstore.formats.documents import MAX_LAYERS
 from blobstore.formats.dtypes import DType
 from blobstore.formats.provenance import OWN_DOCUMENT
@@ -25,13 +26,11 @@ from blobstore.importer.planning.experts import (
     check_quantizable,
     check_readable,
     check_rules,
-    group_of,
     packed_order,
     projections,
     stacked_group_of,
 )
 from blobstore.importer.planning.notes import (
-    DRAFT_FOLDER,
     coverage_of,
     describe_model,
     own_document,
@@ -53,9 +52,6 @@ from blobstore.importer.policies.rules import Rule, RuleBook
 from blobstore.source.inventory import Inventory, SourceKind, classify
 from blobstore.source.producers import OWN
 from blobstore.source.weights import Form, SourceWeight
-
-DRAFT_PREFIX = "draft."
-"""The prefix of a draft model's tensors (x/create/manifest.go, ollama/ollama@1d7605bf)."""
 
 
 def make_plan(

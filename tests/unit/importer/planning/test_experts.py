@@ -10,10 +10,10 @@ import pytest
 from support.inventories import source_tensor
 
 from blobstore.errors import UnsupportedSourceError
+from blobstore.formats.conventions import group_of
 from blobstore.formats.dtypes import DType
 from blobstore.importer.planning.experts import (
     Projection,
-    group_of,
     packed_order,
     projections,
     stacked_group_of,
