@@ -28,10 +28,10 @@ from blobstore.io.copying import remove_tree
 from blobstore.io.durable import make_folder, os_errors
 from blobstore.model.facts import Runs, TensorFacts, Verdict, float_dtype
 from blobstore.model.loader import Model, open_model
+from blobstore.model.mlx_lm_package import import_mlx_lm
 from blobstore.model.network import build_network, planned_arrays
 from blobstore.model.network_plan import (
     NetworkPlan,
-    import_mlx_lm,
     mlx_lm_errors,
     plan_network,
 )

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 5
 
-
 Memory = Annotated[
     str | None,
     typer.Option(
@@ -374,8 +373,11 @@ def export(
     """
     from blobstore.export.folder import export_model
     from blobstore.export.planned_files import AS_SOURCE
+    from blobstore.model.delayed import delay_package
     from blobstore.views.checkpoints import ExportView
 
+    if form == "mlx":
+        delay_package("mlx_lm")
     with progress_bar() as progress:
         result = export_model(
             name,

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError, quoted
+from blobstore.errors import BlobStoreError, UnsupportedSourceError, quoted
 from blobstore.formats.checkpoint import with_floats
 from blobstore.formats.quant import Quantization
 from blobstore.kernels.arrays import Array
@@ -34,6 +34,7 @@ from blobstore.model.expressions import (
     substituted,
 )
 from blobstore.model.facts import TensorFacts
+from blobstore.model.mlx_lm_package import network_classes, require_mlx_lm
 from blobstore.model.sanitize import Offered, layouts, row_factors, trace
 
 _CLAIMS = ("quantization", "quantization_config")
@@ -117,17 +118,6 @@ class NetworkPlan:
         return {name for one in expression.of for name in leaves(self.offered[one].expression)}
 
 
-def import_mlx_lm() -> Any:
-    """Return mlx-lm's ``utils``. Raises: UsageError without the ``lm`` extra."""
-    try:
-        from mlx_lm import utils
-    except ImportError as error:
-        raise UsageError(
-            "mlx-lm is not installed", hint="Install the extra: pip install 'blobstore[lm]'."
-        ) from error
-    return utils
-
-
 @contextmanager
 def mlx_lm_errors(doing: str, model: str | None) -> Iterator[None]:
     """Raise UnsupportedSourceError, naming ``model``, for any error of mlx-lm.
@@ -175,16 +165,14 @@ def plan_network(
     Raises: UsageError without the ``lm`` extra; UnsupportedSourceError, naming ``model``, when
     mlx-lm does not know the architecture, or the tensors are not those that it needs.
     """
-    utils = import_mlx_lm()
+    require_mlx_lm()
     # How layers are quantized is a fact of what is stored; the settings of a source would speak of
     # others.
     settings = with_floats({key: value for key, value in config.items() if key not in _CLAIMS})
     stored = {tensor.name: tensor for tensor in tensors}
     with mlx_lm_errors("build", model):
         check_counts(settings, (tensor.shape for tensor in stored.values()))
-        # load_model itself insists on files in a folder; its default is the table of architectures.
-        options = inspect.signature(utils.load_model).parameters
-        model_class, args_class = options["get_model_classes"].default(settings)
+        model_class, args_class = network_classes(settings)
 
         def make_network() -> Any:
             return model_class(args_class.from_dict(settings))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from blobstore.model.facts import Layout, ModelFacts, Runs, TensorFacts, Verdict, are_alike
 
@@ -202,11 +202,15 @@ _TOKENIZER = ("tokenizer", "vocab")
 
 
 def module_of(model: ModelFacts) -> str | None:
-    """Return the module of mlx_lm/models that has a model's network; None for an unknown type.
+    """Return the module of mlx_lm/models that has a model's network; None for an unknown type."""
+    return module_for(model.config or {})
+
+
+def module_for(config: Mapping[str, Any]) -> str | None:
+    """Return the module of mlx_lm/models that has the network of a config.json, as `module_of`.
 
     Source: mlx_lm/utils.py `_get_classes` at version 0.32.2.
     """
-    config = model.config or {}
     model_type, named = config.get("model_type"), config.get("architectures")
     if not isinstance(model_type, str):
         return None

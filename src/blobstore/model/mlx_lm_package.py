@@ -1,0 +1,64 @@
+"""The installed mlx-lm: its package, and the classes of its networks.
+
+``import mlx_lm`` imports transformers, and PyTorch where that is installed: 1.9 seconds of a
+processor and 150 MB of memory. Its networks are modules without either (mlx_lm/models), but Python
+runs the code of a package before any module of it, unless it was delayed (delayed.py).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+from blobstore.errors import UsageError
+from blobstore.model.on_mlx_lm import VERSION, module_for
+
+_NAME = "mlx_lm"
+
+
+def import_mlx_lm() -> Any:
+    """Return mlx-lm's ``utils``. Raises: UsageError without the ``lm`` extra."""
+    try:
+        from mlx_lm import utils
+    except ImportError as error:
+        raise _not_installed() from error
+    return utils
+
+
+def require_mlx_lm() -> None:
+    """Raise UsageError without the ``lm`` extra. Nothing is imported."""
+    if importlib.util.find_spec(_NAME) is None:
+        raise _not_installed()
+
+
+def _not_installed() -> UsageError:
+    return UsageError(
+        "mlx-lm is not installed", hint="Install the extra: pip install 'blobstore[lm]'."
+    )
+
+
+def network_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return mlx-lm's classes of a config.json: that of the network, and that of its settings.
+
+    Raises: UsageError without the ``lm`` extra; what mlx-lm raises, ValueError among it for an
+    unknown type.
+    """
+    name = module_for(config) if _has_our_version() else None
+    if name is not None:
+        module = importlib.import_module(f"{_NAME}.models.{name}")
+        return module.Model, module.ModelArgs
+    # load_model itself insists on files in a folder; its default is the table of architectures.
+    options = signature(import_mlx_lm().load_model).parameters
+    classes: tuple[Any, Any] = options["get_model_classes"].default(config)
+    return classes
+
+
+def _has_our_version() -> bool:
+    """Return True if mlx-lm's table of architectures is ours; else it has to be asked."""
+    try:
+        return importlib.metadata.version("mlx-lm") == VERSION
+    except importlib.metadata.PackageNotFoundError:
+        return False
