@@ -49,7 +49,7 @@ def fill_range(piece: ValueRange, reader: FileReader, data: memoryview) -> None:
 
 def _first_beyond(values: Array, exact: Callable[[], Array]) -> tuple[tuple[int, ...], Any] | None:
     """Return the index and exact value of the first one that became infinite; None without one."""
-    if _are_finite(values):
+    if are_finite(values):
         return None
     infinite = np.isinf(values)
     if not infinite.any():
@@ -62,7 +62,7 @@ def _first_beyond(values: Array, exact: Callable[[], Array]) -> tuple[tuple[int,
     return place, numbers[place]
 
 
-def _are_finite(values: Array) -> bool:
+def are_finite(values: Array) -> bool:
     """Return True if no value is infinite or not a number.
 
     Of the bits of such values, those without a sign are the largest signed integers, and those with

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import PYCODE_MOE
+from support import PYCODE, PYCODE_MOE
 from support.checkpoints import raw_safetensors, safetensors_bytes, write_checkpoint
 
 import blobstore
@@ -28,7 +28,15 @@ def line(*arguments: object) -> list[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["list"], ["list", "--json"], ["show", "m"], ["cp", "m", "n"], ["rm", "m"]],
+    [
+        ["--help"],
+        ["list"],
+        ["list", "--json"],
+        ["show", "m"],
+        ["cp", "m", "n"],
+        ["rm", "m"],
+        ["export", "m", "out"],
+    ],
 )
 def test_what_the_light_commands_do_not_load(tmp_path: Path, arguments: list[str]) -> None:
     blobstore.import_model(
@@ -37,19 +45,34 @@ def test_what_the_light_commands_do_not_load(tmp_path: Path, arguments: list[str
         quant="int4",
         name="m",
     )
+    store = [] if arguments == ["--help"] else ["--store", str(tmp_path / "store")]
+    assert loaded(tmp_path, *arguments, *store) & HEAVY == set()
+
+
+def loaded(folder: Path, *arguments: str) -> set[str]:
+    """Return the packages that a successful command loads; its current folder is ``folder``."""
     code = """
 import json, sys
 from blobstore.cli.main import run
 code = run(sys.argv[1:])
 print(json.dumps([code, *sys.modules]))
 """
-    store = [] if arguments == ["--help"] else ["--store", str(tmp_path / "store")]
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments, *store], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
     )
     status, *modules = json.loads(done.stdout.splitlines()[-1])
     assert status == 0
-    assert {name.split(".")[0] for name in modules} & HEAVY == set()
+    return {name.split(".")[0] for name in modules}
+
+
+def test_an_export_for_mlx_lm_loads_its_networks_only(tmp_path: Path) -> None:
+    blobstore.import_model(PYCODE, "m", store=open_store(tmp_path / "store"), quant="int4")
+    modules = loaded(tmp_path, "export", "m", "out", "--format", "mlx", "--store", "store")
+    assert modules & HEAVY == {"mlx", "mlx_lm", "numpy", "ml_dtypes"}
 
 
 @pytest.mark.parametrize("lines_read", [0, 1, 5])

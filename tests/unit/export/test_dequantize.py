@@ -16,6 +16,8 @@ from support.prequantized_sources import mlx_model
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
+from blobstore.export.values import are_finite
+from blobstore.kernels.arrays import Array
 from blobstore.store.local.store import Store
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -162,3 +164,17 @@ def test_infinite_and_odd_values_stay_what_they_are(store: Store, tmp_path: Path
     )
     blobstore.export_model("m", tmp_path / "out", store=store, dequantize="bfloat16")
     assert_dequantized(store, tmp_path / "out", "bfloat16", {"a.weight"})
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
+@pytest.mark.parametrize("place", [0, 7, 99])
+def test_values_that_are_not_finite_are_seen(place: int, dtype: type) -> None:
+    information = ml_dtypes.finfo(dtype)
+    values: Array = np.array([0.0, -0.0, information.max, information.min, information.tiny], dtype)
+    every = np.resize(values, 100)
+    assert are_finite(every)
+    assert are_finite(every[:0])
+    for odd in (np.inf, -np.inf, np.nan, -np.nan):
+        every = np.resize(values, 100)
+        every[place] = odd
+        assert not are_finite(every)

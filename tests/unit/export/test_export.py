@@ -30,8 +30,9 @@ from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
 
 import blobstore
 from blobstore.errors import LimitExceededError, UnsupportedSourceError, UsageError
-from blobstore.export import planned_files
+from blobstore.export import planned_files, written_files
 from blobstore.formats.dtypes import DType
+from blobstore.io import durable
 from blobstore.kernels.arrays import Array
 from blobstore.names import Digest
 from blobstore.store.local.store import Store
@@ -316,16 +317,58 @@ def test_one_file_without_documents(store: Store, tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "same").iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("direct_from", [1, 2**18])
 @pytest.mark.parametrize("jobs", [1, 7])
 def test_pieces_are_cut_and_put_together(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int, direct_from: int
 ) -> None:
-    for name, value in {"_COPIED_AT_ONCE": 1000, "_BATCH_BYTES": 3000, "_BATCH_PIECES": 2}.items():
-        monkeypatch.setattr(f"blobstore.export.written_files.{name}", value)
+    sizes = {"_COPIED_AT_ONCE": 9000, "_BATCH_BYTES": 3000, "_BATCH_PIECES": 2}
+    for name, value in {**sizes, "_VALUES_AT_ONCE": 1024}.items():
+        monkeypatch.setattr(written_files, name, value)
+    for module in (written_files, durable):
+        monkeypatch.setattr(module, "DIRECT_FROM", direct_from)
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
     blobstore.import_model(source, "m", store=store)
     blobstore.export_model("m", tmp_path / "out", store=store, jobs=jobs, max_shard_size=50_000)
     assert raw_tensors(tmp_path / "out") == raw_tensors(source)
+
+
+def bypassing(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return the files of an export of which a part bypasses the page cache."""
+    # Without the small one, the large one could be at the same place of a block as in its blob.
+    tensors = {"a": np.arange(5, dtype=np.int32), "large": np.arange(75_000, dtype=np.int32)}
+    source = write_checkpoint(tmp_path / "in", tensors)
+    blobstore.import_model(source, "m", store=store)
+    opened: set[str] = set()
+
+    def open_direct(path: Path) -> int:
+        opened.add(path.name)
+        return durable.open_direct(path)
+
+    monkeypatch.setattr(written_files, "open_direct", open_direct)
+    blobstore.export_model("m", tmp_path / "out", store=store)
+    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
+    return opened
+
+
+def test_large_tensors_bypass_the_page_cache(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bypassing(store, tmp_path, monkeypatch) == {"model.safetensors"}
+
+
+def test_a_server_copies_its_own_files(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(written_files, "is_remote", lambda _folder: True)
+    assert bypassing(store, tmp_path, monkeypatch) == set()
+
+
+def test_blocks_that_may_be_shared_do_not_bypass_the_page_cache(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(written_files, "shares_blocks", lambda _start, _at: True)
+    assert bypassing(store, tmp_path, monkeypatch) == set()
 
 
 def test_many_tensors(store: Store, tmp_path: Path) -> None:

@@ -1,8 +1,13 @@
-"""Removing trees: however deep they are, whatever lies in them, and never what links lead to."""
+"""Removing trees: however deep they are, whatever lies in them, and never what links lead to.
+
+Copies: every byte to its place, and no other byte is written.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -10,8 +15,12 @@ import pytest
 from support.nested import nest
 from support.stores import NOBODY, unprivileged
 
-from blobstore.io.copying import clone, link, remove_tree
+from blobstore.errors import ShortReadError
+from blobstore.io.copying import clone, copy_around, link, remove_tree, shares_blocks
+from blobstore.io.durable import PAGE, open_direct
 from blobstore.io.ranges import BytesReader, FileReader
+
+DATA = random.Random(15).randbytes(40_000)
 
 
 @pytest.mark.parametrize("name", ["d", "d" * 255], ids=["beyond recursion", "beyond PATH_MAX"])
@@ -105,3 +114,49 @@ def test_a_link_to_what_has_replaced_the_file_is_none(tmp_path: Path) -> None:
         assert not link(memory, tmp_path / "b")
         assert not clone(memory, tmp_path / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def copied_around(folder: Path, start: int, at: int, length: int, *, has_direct: bool) -> bytes:
+    """Return a file of 40,000 "x" into which bytes of another file were copied."""
+    source, target = folder / "source", folder / "target"
+    source.write_bytes(DATA)
+    target.write_bytes(b"x" * 40_000)
+    fd = os.open(target, os.O_RDWR)
+    direct = open_direct(target) if has_direct else -1
+    buffer = memoryview(mmap.mmap(-1, 2 * PAGE))
+    try:
+        with FileReader(source) as reader:
+            copy_around(reader, start, (fd, direct), target, at, length, buffer)
+    finally:
+        for each in {fd, direct} - {-1}:
+            os.close(each)
+    return target.read_bytes()
+
+
+@pytest.mark.parametrize("has_direct", [True, False])
+@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 8192, 8193, 30_000])
+@pytest.mark.parametrize(("start", "at"), [(0, 0), (1, 0), (0, 1), (136, 5003), (4099, 8191)])
+def test_bytes_are_copied_around_the_page_cache(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start: int,
+    at: int,
+    length: int,
+    *,
+    has_direct: bool,
+) -> None:
+    monkeypatch.setattr("blobstore.io.durable.DIRECT_FROM", 1)
+    found = copied_around(tmp_path, start, at, length, has_direct=has_direct)
+    rest = b"x" * (40_000 - at - length)
+    assert found == b"x" * at + DATA[start : start + length] + rest
+
+
+def test_a_file_that_ends_before_the_copy_does(tmp_path: Path) -> None:
+    with pytest.raises(ShortReadError, match=r"can't copy to .*target.*ends before byte 40,001"):
+        copied_around(tmp_path, 30_000, 0, 10_001, has_direct=False)
+
+
+@pytest.mark.parametrize(("start", "at", "is_shared"), [(8, 4104, True), (8, 16, False)])
+def test_where_blocks_may_be_shared(start: int, at: int, *, is_shared: bool) -> None:
+    assert shares_blocks(start, at) is is_shared
+    assert shares_blocks(at, start) is is_shared

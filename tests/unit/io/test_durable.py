@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from pathlib import Path
@@ -64,3 +65,51 @@ def test_a_blob_of_an_old_ollama_is_removed_with_its_model(store: Store) -> None
         blob.size for blob in store.remove(ModelName.parse("m")).removed if blob.size == len(b"one")
     ] == [3]
     assert not old.exists()
+
+
+class Refusing:
+    """A C library whose fallocate fails with these error numbers, one after the other."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+
+    def fallocate(self, fd: int, _mode: int, start: int, size: int) -> int:
+        if not self.codes:
+            os.posix_fallocate(fd, start, size)
+            return 0
+        ctypes.set_errno(self.codes.pop(0))
+        return -1
+
+
+@pytest.mark.parametrize(
+    ("codes", "has_place"),
+    [
+        ([], True),
+        ([errno.EINTR, errno.EINTR], True),
+        ([errno.EOPNOTSUPP], False),
+        ([errno.EINTR, errno.ENOSYS], False),
+        (None, False),
+    ],
+)
+def test_a_file_gets_its_size_and_its_place_where_that_is_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: list[int] | None, *, has_place: bool
+) -> None:
+    monkeypatch.setattr(files, "_libc", None if codes is None else Refusing(*codes))
+    fd = files.create_file(tmp_path / "file")
+    files.reserve(fd, 100_000)
+    status = os.fstat(fd)
+    os.close(fd)
+    assert status.st_size == 100_000
+    assert (512 * status.st_blocks >= 100_000) is has_place
+    assert (tmp_path / "file").read_bytes() == bytes(100_000)
+
+
+def test_a_full_disk_is_found_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_libc", Refusing(errno.ENOSPC))
+    fd = files.create_file(tmp_path / "file")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as caught:
+        files.reserve(fd, 100_000)
+    os.close(fd)
+    assert caught.value.errno == errno.ENOSPC

@@ -5,10 +5,15 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
-from blobstore.model import on_mlx_lm as mlx_lm, on_mlx_lm as mlx_lm_values
+import pytest
+from mlx_lm import utils
+
+from blobstore.errors import UsageError
+from blobstore.model import mlx_lm_package, on_mlx_lm as mlx_lm, on_mlx_lm as mlx_lm_values
 
 _SPEC = importlib.util.find_spec("mlx_lm")
 assert _SPEC is not None
@@ -64,3 +69,42 @@ def test_remapped_types() -> None:
 
 def test_dequantized_weights_are_of_models_that_it_has() -> None:
     assert mlx_lm_values.ALWAYS.keys() | mlx_lm_values.JOINED.keys() <= mlx_lm.MODULES
+
+
+CONFIGS = [
+    *({"model_type": name} for name in ("qwen3", "mistral", "minimax_m2", "bailing_hybrid")),
+    {"model_type": "bailing_hybrid", "architectures": ["Other", "BailingMoeV3ForCausalLM"]},
+    {"model_type": "bailing_hybrid", "architectures": "BailingMoeV3ForCausalLM"},
+]
+
+
+@pytest.mark.parametrize("version", [mlx_lm.VERSION, "0.0.0"])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_classes_of_networks_are_those_of_mlx_lm(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], version: str
+) -> None:
+    """Both by our table, and by its own when it has another version than the table."""
+    monkeypatch.setattr(mlx_lm_package, "VERSION", version)
+    assert mlx_lm_package.network_classes(config) == utils._get_classes(config)
+
+
+def test_another_version_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_model(get_model_classes: Any = lambda config: ("network", config)) -> None:
+        raise AssertionError(get_model_classes)
+
+    monkeypatch.setattr(utils, "load_model", load_model)
+    config = {"model_type": "qwen3"}
+    assert mlx_lm_package.network_classes(config) != ("network", config)
+    assert mlx_lm_package.network_classes({"model_type": "new"}) == (
+        "network",
+        {"model_type": "new"},
+    )
+    monkeypatch.setattr(mlx_lm_package, "VERSION", "0.0.0")
+    assert mlx_lm_package.network_classes(config) == ("network", config)
+
+
+@pytest.mark.parametrize("function", ["import_mlx_lm", "require_mlx_lm"])
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_lm", None)
+    with pytest.raises(UsageError, match="mlx-lm is not installed"):
+        getattr(mlx_lm_package, function)()
