@@ -2,27 +2,48 @@
 
 `python tests/bench/export.py [--size GB] [--rounds N]` makes a Qwen3-like folder under --work
 (default: a temporary folder; five times the size), imports it unquantized and as int4, and prints a
-Markdown table: whole processes with a warm page cache, each into a place that is empty after a
-`sync`; ours durable, `cp` with and without a `sync` after it.
+Markdown table: whole processes with a warm page cache, in turn, each into a place that is empty
+after a `sync`; ours durable, `cp` with and without a `sync` after it. A ratio compares the best
+times: of exports of the source's bytes to `cp` with `sync`, of int4's to the plain export of int4.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from import_processes import MemoryPeak, Run, blobstore_command, import_command, run
 from import_sources import Sources, warm
 from search import show, table
 
+SYNCED = "`cp -r` of the source, `sync`"
+PLAIN = "`export` of int4"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Timed:
+    """A run: its seconds, those of the processor, and what it printed."""
+
+    seconds: float
+    processor_s: float
+    run: Run = field(compare=False)
+
+
+def processor_s() -> float:
+    """Return the processor time of all processes that were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
 
 def fresh(
     command: Sequence[str | Path], source: Path, target: Path, peak: MemoryPeak | None = None
-) -> Run:
+) -> Timed:
     """Run a command that fills ``target``, which is not there before and after.
 
     The source is in the page cache.
@@ -30,12 +51,14 @@ def fresh(
     shutil.rmtree(target, ignore_errors=True)
     os.sync()
     warm(source)
+    before = processor_s()
     done = run(command, peak)
+    used = processor_s() - before
     nbytes = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     shutil.rmtree(target, ignore_errors=True)
     if done.problem is not None or not nbytes:
         raise SystemExit(done.problem or "nothing was written")
-    return done
+    return Timed(done.seconds, used, done)
 
 
 def main() -> None:
@@ -66,13 +89,11 @@ def measure(work: Path, size: float, rounds: int) -> None:
     ours = ("export", Path("bench:none"), target, "--store", store)
     commands: dict[str, Sequence[str | Path]] = {
         "`cp -r` of the source": ["cp", "-r", source, target],
-        "`cp -r` of the source, `sync`": ["sh", "-c", 'cp -r "$0" "$1" && sync', source, target],
+        SYNCED: ["sh", "-c", 'cp -r "$0" "$1" && sync', source, target],
         "`export`": blobstore_command(*ours),
         "`export --jobs 1`": blobstore_command(*ours, "--jobs", "1"),
         "`export --max-shard-size 200MB`": blobstore_command(*ours, "--max-shard-size", "200MB"),
-        "`export` of int4": blobstore_command(
-            "export", Path("bench:int4"), target, "--store", store
-        ),
+        PLAIN: blobstore_command("export", Path("bench:int4"), target, "--store", store),
         "`export` of int4 `--dequantize bfloat16`": blobstore_command(
             "export", Path("bench:int4"), target, "--dequantize", "bfloat16", "--store", store
         ),
@@ -80,7 +101,7 @@ def measure(work: Path, size: float, rounds: int) -> None:
             "export", Path("bench:int4"), target, "--format", "mlx", "--store", store
         ),
     }
-    times: dict[str, list[Run]] = {name: [] for name in commands}
+    times: dict[str, list[Timed]] = {name: [] for name in commands}
     peaks = {name: MemoryPeak() for name in commands}
     for _ in range(rounds):
         for name, command in commands.items():
@@ -88,18 +109,19 @@ def measure(work: Path, size: float, rounds: int) -> None:
             times[name].append(fresh(command, place, target, peaks[name]))
     nbytes = sum(path.stat().st_size for path in source.iterdir())
     print(f"\n{nbytes / 1e9:.2f} GB, best of {rounds}\n")
-    table("command", "seconds", "written, GB", "said to write at, GB/s", "anonymous memory, MB")
+    table("command", "s", "ratio", "processor, s", "written, GB", "anonymous memory, MB")
     for name, runs in times.items():
-        best = min(runs, key=lambda one: one.seconds)
-        said = best.document if "export" in name else {"bytes": nbytes, "seconds": best.seconds}
-        memory = f"{peaks[name].anonymous / 1e6:.0f}" if "export" in name else "-"
+        best, is_ours = min(runs), "export" in name
+        said = best.run.document["bytes"] if is_ours else nbytes
+        peer = PLAIN if "int4" in name else SYNCED
         show(
             (
                 name,
                 f"{best.seconds:.2f}",
-                f"{said['bytes'] / 1e9:.2f}",
-                f"{said['bytes'] / said['seconds'] / 1e9:.2f}",
-                memory,
+                f"{best.seconds / min(times[peer]).seconds:.2f}",
+                f"{min(one.processor_s for one in runs):.2f}",
+                f"{said / 1e9:.2f}",
+                f"{peaks[name].anonymous / 1e6:.0f}" if is_ours else "-",
             )
         )
 

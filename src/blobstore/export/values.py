@@ -66,8 +66,8 @@ def are_finite(values: Array) -> bool:
     """Return True if no value is infinite or not a number.
 
     Of the bits of such values, those without a sign are the largest signed integers, and those with
-    one the largest unsigned integers. NumPy finds the two largest 30 times as fast as ml_dtypes
-    tests BF16 values, and needs no memory for it.
+    one the largest unsigned integers. NumPy finds these two 20 times as fast as ml_dtypes tests
+    BF16 values, and needs no memory for it.
     """
     size = values.itemsize
     infinity = np.array([np.inf, -np.inf], values.dtype)
