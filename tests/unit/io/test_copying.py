@@ -5,6 +5,7 @@ Copies: every byte to its place, and no other byte is written.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import random
@@ -16,6 +17,7 @@ from support.nested import nest
 from support.stores import NOBODY, unprivileged
 
 from blobstore.errors import ShortReadError
+from blobstore.io import durable
 from blobstore.io.copying import clone, copy_around, link, remove_tree, shares_blocks
 from blobstore.io.durable import PAGE, open_direct
 from blobstore.io.ranges import BytesReader, FileReader
@@ -145,10 +147,19 @@ def test_bytes_are_copied_around_the_page_cache(
     *,
     has_direct: bool,
 ) -> None:
-    monkeypatch.setattr("blobstore.io.durable.DIRECT_FROM", 1)
+    real, starts = durable._write_direct, list[int]()
+
+    def write_direct(fd: int, offset: int, data: memoryview) -> bool:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+        starts.extend((address % PAGE, offset % PAGE, len(data) % PAGE))
+        return real(fd, offset, data)
+
+    monkeypatch.setattr(durable, "DIRECT_FROM", 1)
+    monkeypatch.setattr(durable, "_write_direct", write_direct)
     found = copied_around(tmp_path, start, at, length, has_direct=has_direct)
     rest = b"x" * (40_000 - at - length)
     assert found == b"x" * at + DATA[start : start + length] + rest
+    assert set(starts) <= {0}
 
 
 def test_a_file_that_ends_before_the_copy_does(tmp_path: Path) -> None:
