@@ -49,8 +49,7 @@ class Case:
     def recorded_layers(self) -> list[Descriptor]:
         """The layers of the manifest that Ollama wrote."""
         return [
-            Descriptor.model_validate(layer)
-            for layer in json.loads(self.record["manifest"])["layers"]
+            Descriptor.checked(layer) for layer in json.loads(self.record["manifest"])["layers"]
         ]
 
     def described_arrays(self) -> dict[str, list[Any]]:

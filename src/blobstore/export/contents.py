@@ -37,10 +37,10 @@ from blobstore.formats.documents import (
     JSON_MEDIA_TYPE,
     TENSOR_MEDIA_TYPE,
     TEXT_LAYERS,
-    validated,
 )
 from blobstore.formats.dtypes import FLOATS, DType
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
+from blobstore.formats.strictdocument import validated
 from blobstore.names import file_name
 from blobstore.store.stored_model import BlobFile, StoredModel
 

@@ -9,14 +9,27 @@ contain the numbers ``Infinity``, ``-Infinity`` and ``NaN``: transformers 4 and 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Final, Literal
-
-from pydantic import ConfigDict, Field, model_validator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
 
 from blobstore.errors import UsageError
-from blobstore.formats.documents import Descriptor, Document, Manifest, validated
+from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.strictdocument import (
+    ANY_OBJECT,
+    Document,
+    InvalidError,
+    Key,
+    anything,
+    boolean,
+    items,
+    members,
+    one_of,
+    optional,
+    text,
+    validated,
+)
 from blobstore.formats.strictjson import parse_object
 
 CONFIG_NAME: Final = "config.json"
@@ -57,6 +70,7 @@ Source: mlx/nn/layers/quantized.py `_defaults_for_mode`, MLX 0.32.4.
 """
 
 
+@dataclass(frozen=True, kw_only=True)
 class ModuleQuantization(Document):
     """How MLX quantized a module.
 
@@ -65,21 +79,25 @@ class ModuleQuantization(Document):
     mixed_4_6); then the mode's defaults hold.
     """
 
-    group_size: Literal[16, 32, 64, 128]
-    bits: Literal[1, 2, 3, 4, 5, 6, 8]
-    mode: Literal["affine", "mxfp4", "mxfp8", "nvfp4"] = "affine"
+    group_size: int
+    bits: int
+    mode: str = "affine"
 
-    @model_validator(mode="before")
+    KEYS: ClassVar = {
+        "group_size": Key(one_of(16, 32, 64, 128), needed=True),
+        "bits": Key(one_of(1, 2, 3, 4, 5, 6, 8), needed=True),
+        "mode": Key(one_of("affine", "mxfp4", "mxfp8", "nvfp4")),
+    }
+
     @classmethod
-    def _integers(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
+    def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that an object gives. Raises: InvalidError."""
         defaults = _MODE_DEFAULTS.get(str(value.get("mode", "affine")), {})
         given = {key: item for key, item in value.items() if item is not None}
         filled = {**value, **defaults, **given}
         if not all(type(filled.get(key, 0)) is int for key in ("bits", "group_size")):
-            raise ValueError("bits and group_size are integers")
-        return filled
+            raise InvalidError("bits and group_size are integers")
+        return super().fields_of(filled)
 
     @property
     def quantization(self) -> Quantization:
@@ -98,6 +116,16 @@ class ModuleQuantization(Document):
         return Quantization(affine[self.bits], self.group_size)
 
 
+def _module(value: Any) -> ModuleQuantization | bool:
+    if isinstance(value, bool):
+        return value
+    try:
+        return ModuleQuantization.checked(value)
+    except InvalidError as error:
+        raise error.within("ModuleQuantization") from None
+
+
+@dataclass(frozen=True, kw_only=True)
 class QuantizationSettings(ModuleQuantization):
     """MLX's ``quantization`` of a config.json: the general settings, and those of ``modules``.
 
@@ -105,18 +133,18 @@ class QuantizationSettings(ModuleQuantization):
     means the general ones. Source: mlx_lm/utils.py `load_model` at version 0.32.2.
     """
 
-    modules: dict[str, ModuleQuantization | bool] = Field(default_factory=dict)
+    modules: Mapping[str, ModuleQuantization | bool] = field(default_factory=dict)
 
-    @model_validator(mode="before")
+    KEYS: ClassVar = {**ModuleQuantization.KEYS, "modules": Key(members(_module))}
+
     @classmethod
-    def _collect_modules(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
+    def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that an object gives. Raises: InvalidError."""
         if missing := sorted({"bits", "group_size"} - value.keys()):
-            raise ValueError(f"{missing[0]} is missing")
+            raise InvalidError(f"{missing[0]} is missing")
         modules = {key: item for key, item in value.items() if isinstance(item, dict | bool)}
         general = {key: item for key, item in value.items() if key not in modules}
-        return {**general, "modules": modules}
+        return super().fields_of({**general, "modules": modules})
 
     def of(self, module: str) -> ModuleQuantization | None:
         """Return how the module of that path is quantized; None if it is not."""
@@ -126,10 +154,9 @@ class QuantizationSettings(ModuleQuantization):
         return own
 
 
+@dataclass(frozen=True, kw_only=True)
 class SourceConfig(Document):
     """The config.json of a checkpoint: the keys that an import reads, and in `sizes` all others."""
-
-    model_config = ConfigDict(extra="allow")
 
     architectures: list[str] | None = None
     model_type: str | None = None
@@ -148,6 +175,32 @@ class SourceConfig(Document):
     vision_config: Any = None
     audio_config: Any = None
     sound_config: Any = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    KEYS: ClassVar = {
+        "architectures": Key(optional(items(text))),
+        "model_type": Key(optional(text)),
+        "quantization": Key(optional(QuantizationSettings.checked)),
+        "quantization_config": Key(optional(ANY_OBJECT)),
+        "text_config": Key(optional(ANY_OBJECT)),
+        "llm_config": Key(anything),
+        "ffn_config": Key(anything),
+        "num_hidden_layers": Key(anything),
+        "num_experts": Key(anything),
+        "norm_head": Key(anything),
+        "mlp_only_layers": Key(anything),
+        "mlp_layer_types": Key(anything),
+        "has_vision": Key(optional(boolean)),
+        "vision_config": Key(anything),
+        "audio_config": Key(anything),
+        "sound_config": Key(anything),
+    }
+
+    @classmethod
+    def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that an object gives. Raises: InvalidError."""
+        others = {key: item for key, item in value.items() if key not in cls.KEYS}
+        return {**super().fields_of(value), "others": others}
 
     @classmethod
     def parse(cls, raw: bytes, what: str = "config.json") -> SourceConfig:
@@ -217,7 +270,7 @@ class SourceConfig(Document):
     @property
     def sizes(self) -> dict[str, Any]:
         """The top level's values by their keys; None for a missing key that is read."""
-        return dict(self)
+        return {**{key: getattr(self, key) for key in self.KEYS}, **self.others}
 
     @property
     def width(self) -> int | None:

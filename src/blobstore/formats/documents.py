@@ -7,27 +7,26 @@ are kept, because they are hashed, stored and sent. A checkpoint's documents are
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypeVar
-
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PrivateAttr,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Final
 
 from blobstore.errors import BlobStoreError, DocumentError
 from blobstore.formats import strictjson
+from blobstore.formats.strictdocument import (
+    Document,
+    InvalidError,
+    Key,
+    integer,
+    items,
+    one_of,
+    optional,
+    short_text,
+    text,
+    validated,
+)
 from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.io.budget import MAX_TEXT
 from blobstore.names import Digest
-
-_T = TypeVar("_T", bound=BaseModel)
 
 MANIFEST_MEDIA_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG_MEDIA_TYPE: Final = "application/vnd.docker.container.image.v1+json"
@@ -62,75 +61,67 @@ MAX_BLOB = 2**48
 """Bytes of one blob: a larger size is a mistake or an attack, and allocates nothing."""
 
 
-def validated(model: type[_T], value: dict[str, Any], what: str, rule: str) -> _T:
-    """Return ``value`` as a document; raise DocumentError with ``rule`` and the place in it."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        reason = str(first.get("ctx", {}).get("error", first["msg"]))
-        raise DocumentError(
-            f"{what}: {place or 'document'}: {reason} (rule {rule})", rule=rule
-        ) from None
-
-
 def _digest(value: object) -> Digest:
     try:
         return value if isinstance(value, Digest) else Digest.parse(value)
     except BlobStoreError as error:
-        raise ValueError(error.message) from None
+        raise InvalidError(error.message) from None
 
 
-_Digest = Annotated[Digest, BeforeValidator(_digest), PlainSerializer(str)]
-_MediaType = Annotated[str, StringConstraints(max_length=255)]
+_MEDIA_TYPE = short_text(255)
 
 
-class Document(BaseModel):
-    """Base of all documents: strict, immutable, unknown keys ignored."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        strict=True,
-        extra="ignore",
-        populate_by_name=True,
-        arbitrary_types_allowed=True,
-        protected_namespaces=(),
-        defer_build=True,  # most commands need few of the validators
-    )
-
-
+@dataclass(frozen=True, slots=True)
 class Descriptor(Document):
     """A blob of a manifest: its media type, digest, size in bytes, and name of a tensor or file."""
 
-    media_type: _MediaType = Field(alias="mediaType")
-    digest: _Digest
-    size: int = Field(ge=0, le=MAX_BLOB)
-    source: str | None = Field(default=None, alias="from")
+    media_type: str
+    digest: Digest
+    size: int
+    source: str | None = None
     name: str | None = None
 
+    KEYS: ClassVar = {
+        "media_type": Key(_MEDIA_TYPE, "mediaType", needed=True),
+        "digest": Key(_digest, needed=True),
+        "size": Key(integer(0, MAX_BLOB), needed=True),
+        "source": Key(optional(text), "from"),
+        "name": Key(optional(text)),
+    }
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """The entry of a manifest; what is None is left out."""
+        named = {"from": self.source, "name": self.name}
+        entry = {"mediaType": self.media_type, "digest": str(self.digest), "size": self.size}
+        return entry | {key: said for key, said in named.items() if said is not None}
+
+
+_descriptors = items(Descriptor.checked)
+
+
+def _layers(value: Any) -> tuple[Descriptor, ...]:
+    if not isinstance(value, list):
+        raise InvalidError("Input should be a valid tuple")
+    return tuple(_descriptors(value))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest(Document):
     """A model: its config blob and its layers, in order; ``raw`` are its exact bytes."""
 
-    schema_version: Literal[2] = Field(default=2, alias="schemaVersion")
-    media_type: _MediaType = Field(default=MANIFEST_MEDIA_TYPE, alias="mediaType")
+    media_type: str = MANIFEST_MEDIA_TYPE
     config: Descriptor | None = None
-    layers: tuple[Descriptor, ...] = Field(strict=False)
-    _raw: bytes = PrivateAttr(default=b"")
+    layers: tuple[Descriptor, ...]
+    parsed: bytes = b""
+    """The bytes that it was parsed from; empty for a manifest that is new."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_one_image(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if "manifests" in value:
-            raise ValueError("an image index is not supported, only a manifest with layers")
-        # pydantic's Literal compares, and 2.0 == 2: the version has to be the integer.
-        if not isinstance(value.get("schemaVersion"), int | None):
-            raise ValueError("schemaVersion is not 2")  # noqa: TRY004  # pydantic reports ValueErrors
-        # Go writes a missing config as a descriptor of empty fields.
-        return {**value, "config": None} if value.get("config") == _NO_CONFIG else value
+    KEYS: ClassVar = {
+        "schema_version": Key(one_of(2), "schemaVersion"),
+        "media_type": Key(_MEDIA_TYPE, "mediaType"),
+        "config": Key(optional(Descriptor.checked)),
+        "layers": Key(_layers, needed=True),
+    }
 
     @classmethod
     def parse(cls, raw: bytes, what: str = "manifest") -> Manifest:
@@ -144,9 +135,21 @@ class Manifest(Document):
             raise DocumentError(f"{what}: schemaVersion is missing (rule M1)", rule="M1")
         if isinstance(layers := value.get("layers"), list):
             check_limit(what, len(layers), "layers", MAX_LAYERS, "M1")
-        manifest = validated(cls, value, what, "M1")
-        manifest._raw = raw  # noqa: SLF001  # its own class
-        return manifest
+        return replace(validated(cls, value, what, "M1"), parsed=raw)
+
+    @classmethod
+    def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that an object gives. Raises: InvalidError."""
+        if "manifests" in value:
+            raise InvalidError("an image index is not supported, only a manifest with layers")
+        if not isinstance(value.get("schemaVersion"), int | None):
+            raise InvalidError("schemaVersion is not 2")
+        # Go writes a missing config as a descriptor of empty fields.
+        if value.get("config") == _NO_CONFIG:
+            value = {**value, "config": None}
+        fields = super().fields_of(value)
+        fields.pop("schema_version", None)
+        return fields
 
     def check_limits(self) -> None:
         """Raise LimitExceededError if the manifest has too many layers or bytes to be read back."""
@@ -156,7 +159,7 @@ class Manifest(Document):
     @property
     def raw(self) -> bytes:
         """The exact bytes: as parsed, else a line of compact JSON in Ollama's key order."""
-        return self._raw or self._encode()
+        return self.parsed or self._encode()
 
     @property
     def digest(self) -> Digest:
@@ -200,16 +203,19 @@ class Manifest(Document):
     def _encode(self) -> bytes:
         # manifest.Manifest and manifest.Layer in ollama/ollama@fb307609 leave out an empty `from`
         # and `name`. The dictionaries of 100,000 layers at once would take three times their text.
-        shell = strictjson.encode(
-            self.model_dump(by_alias=True, exclude_none=True, exclude={"layers"})
-        )
-        layers = b",".join(
-            strictjson.encode(layer.model_dump(by_alias=True, exclude_none=True))
-            for layer in self.layers
-        )
-        return b'%b,"layers":[%b]}\n' % (shell[:-1], layers)
+        shell: dict[str, Any] = {"schemaVersion": 2, "mediaType": self.media_type}
+        if self.config is not None:
+            shell["config"] = self.config.document
+        layers = b",".join(strictjson.encode(layer.document) for layer in self.layers)
+        return b'%b,"layers":[%b]}\n' % (strictjson.encode(shell)[:-1], layers)
 
 
+def _said(document: Draft) -> dict[str, Any]:
+    """Return what a document says: its fields that are not None."""
+    return {key: value for key, value in asdict(document).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class Draft(Document):
     """A draft model in the same manifest: the prefix of its tensors' names, and its config's name.
 
@@ -221,6 +227,10 @@ class Draft(Document):
     architecture: str | None = None
     tensor_prefix: str | None = None
     config: str | None = None
+
+    KEYS: ClassVar = dict.fromkeys(
+        ("model_format", "architecture", "tensor_prefix", "config"), Key(optional(text))
+    )
 
     @classmethod
     def of(cls, architecture: str) -> Draft:
@@ -237,6 +247,7 @@ class Draft(Document):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(Document):
     """Ollama's config blob, in Ollama's key order; read leniently: GGUF models have one too."""
 
@@ -253,6 +264,21 @@ class ModelConfig(Document):
     architecture: str | None = ""
     os: str | None = ""
 
+    KEYS: ClassVar = {
+        "model_format": Key(text),
+        "model_family": Key(optional(text)),
+        "model_families": Key(optional(items(text))),
+        "model_type": Key(optional(text)),
+        "file_type": Key(optional(text)),
+        "renderer": Key(optional(text)),
+        "parser": Key(optional(text)),
+        "requires": Key(optional(text)),
+        "capabilities": Key(optional(items(text))),
+        "draft": Key(optional(Draft.checked)),
+        "architecture": Key(optional(text)),
+        "os": Key(optional(text)),
+    }
+
     @classmethod
     def parse(cls, raw: bytes, what: str = "config") -> ModelConfig:
         """Return the config in ``raw``. Raises: DocumentError (rule M1) if it is not one."""
@@ -263,8 +289,11 @@ class ModelConfig(Document):
 
         Renderer, parser, requires and draft are left out if None.
         """
-        optional = ("renderer", "parser", "requires", "draft")
-        document = self.model_dump(exclude={key for key in optional if getattr(self, key) is None})
+        if_said = ("renderer", "parser", "requires", "draft")
+        document = asdict(self)
+        for key in if_said:
+            if document[key] is None:
+                del document[key]
         if self.draft is not None:
-            document["draft"] = self.draft.model_dump(exclude_none=True)
+            document["draft"] = _said(self.draft)
         return strictjson.encode(document)

@@ -162,8 +162,12 @@ class Modelfile:
         "" keeps the architecture's, as in Ollama (`resolveParserName`). The caller sets the
         capabilities: Ollama asks the resulting parser for its tools and thinking.
         """
-        chosen = {"parser": self.parser, "renderer": self.renderer, "requires": self.requires}
-        return config.model_copy(update={name: text for name, text in chosen.items() if text})
+        return replace(
+            config,
+            parser=self.parser or config.parser,
+            renderer=self.renderer or config.renderer,
+            requires=self.requires or config.requires,
+        )
 
 
 def check_requires(text: str) -> str:

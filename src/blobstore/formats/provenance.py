@@ -9,21 +9,32 @@ be repeated, and an export gives the source's files back. The options stay words
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final, Literal
-
-from pydantic import Field
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Final
 
 from blobstore.errors import LimitExceededError
 from blobstore.formats import strictjson
 from blobstore.formats.coverage import Coverage, LeftOut, Tally
-from blobstore.formats.documents import MAX_DOCUMENT, Document, validated
+from blobstore.formats.documents import MAX_DOCUMENT
+from blobstore.formats.strictdocument import (
+    ANY_OBJECT,
+    Document,
+    Key,
+    integer,
+    items,
+    members,
+    one_of,
+    optional,
+    text,
+    validated,
+)
 
 OWN_DOCUMENT: Final = "blobstore.json"
 VERSION: Final = 1
 RULE: Final = "B1"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedFile(Document):
     """A .safetensors file of a source: name, bytes, metadata, names of its tensors in order."""
 
@@ -32,25 +43,53 @@ class RecordedFile(Document):
     metadata: Mapping[str, str]
     tensors: list[str]
 
+    KEYS: ClassVar = {
+        "name": Key(text, needed=True),
+        "size": Key(integer()),
+        "metadata": Key(members(text), needed=True),
+        "tensors": Key(items(text), needed=True),
+    }
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedDraft(Document):
     """A draft model: its type, if one was asked for, and the files of its source."""
 
     quant: str | None = None
     sources: list[RecordedFile]
 
+    KEYS: ClassVar = {
+        "quant": Key(optional(text)),
+        "sources": Key(items(RecordedFile.checked), needed=True),
+    }
 
+
+@dataclass(frozen=True, slots=True)
 class _LeftOut(Document):
     name: str
     reason: str
-    count: int = Field(default=1, ge=1)
+    count: int = 1
+
+    KEYS: ClassVar = {
+        "name": Key(text, needed=True),
+        "reason": Key(text, needed=True),
+        "count": Key(integer(1)),
+    }
 
 
+@dataclass(frozen=True, slots=True)
 class _Tally(Document):
-    source: int = Field(ge=0)
-    stored: int = Field(ge=0)
-    derived: dict[str, int] = Field(default_factory=dict)
-    left_out: list[_LeftOut] = Field(default_factory=list)
+    source: int
+    stored: int
+    derived: dict[str, int] = field(default_factory=dict)
+    left_out: list[_LeftOut] = field(default_factory=list)
+
+    KEYS: ClassVar = {
+        "source": Key(integer(0), needed=True),
+        "stored": Key(integer(0), needed=True),
+        "derived": Key(members(integer())),
+        "left_out": Key(items(_LeftOut.checked)),
+    }
 
     @property
     def value(self) -> Tally:
@@ -58,13 +97,21 @@ class _Tally(Document):
         return Tally(self.source, self.stored, self.derived, left_out)
 
 
+@dataclass(frozen=True, slots=True)
 class RecordedCoverage(Document):
     """How much of a source is stored, as a document."""
 
     tensors: _Tally
     files: _Tally
-    heads: dict[str, int] = Field(default_factory=dict)
-    kept_whole: list[str] = Field(default_factory=list)
+    heads: dict[str, int] = field(default_factory=dict)
+    kept_whole: list[str] = field(default_factory=list)
+
+    KEYS: ClassVar = {
+        "tensors": Key(_Tally.checked, needed=True),
+        "files": Key(_Tally.checked, needed=True),
+        "heads": Key(members(integer())),
+        "kept_whole": Key(items(text)),
+    }
 
     @property
     def value(self) -> Coverage:
@@ -73,17 +120,26 @@ class RecordedCoverage(Document):
         return Coverage(*tallies, self.heads, tuple(self.kept_whole))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(Document):
     """The document.
 
     ``options`` are as they were written; ``coverage`` is missing in what early versions wrote.
     """
 
-    version: Literal[1]
+    version: int
     options: dict[str, Any] | None = None
     sources: list[RecordedFile]
-    recorded_coverage: RecordedCoverage | None = Field(default=None, alias="coverage")
+    recorded_coverage: RecordedCoverage | None = None
     draft: RecordedDraft | None = None
+
+    KEYS: ClassVar = {
+        "version": Key(one_of(VERSION), needed=True),
+        "options": Key(optional(ANY_OBJECT)),
+        "sources": Key(items(RecordedFile.checked), needed=True),
+        "recorded_coverage": Key(optional(RecordedCoverage.checked), "coverage"),
+        "draft": Key(optional(RecordedDraft.checked)),
+    }
 
     @classmethod
     def parse(cls, raw: bytes) -> Provenance:

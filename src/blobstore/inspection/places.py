@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -279,6 +279,6 @@ class ConfigFile:
         inner = text.get("quantization_config")
         if config.quantization_config is None and isinstance(inner, dict):
             # As some models of several modalities have it.
-            config = config.model_copy(update={"quantization_config": inner})
+            config = replace(config, quantization_config=inner)
         _ = config.mlx_quantization  # raises here, and not in the midst of counting
         return config

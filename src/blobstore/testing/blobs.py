@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,7 @@ class BlobTests(HomeTests):
     def test_what_is_missing(self, home: Home) -> None:
         commit(home, "m", b"one")
         one, two = descriptor_of(b"one"), descriptor_of(b"two")
-        longer = one.model_copy(update={"size": 4})
+        longer = replace(one, size=4)
         assert home.blobs.missing([one, two, two, one]) == [two]
         assert home.blobs.missing([longer]) == [longer]
         assert home.blobs.missing([]) == []
@@ -225,7 +226,7 @@ class BlobTests(HomeTests):
     def test_a_blob_of_another_size_is_refused(self, home: Home) -> None:
         commit(home, "m", b"one")
         with pytest.raises(CorruptDataError):
-            home.blobs.open(descriptor_of(b"one").model_copy(update={"size": 4}))
+            home.blobs.open(replace(descriptor_of(b"one"), size=4))
 
     def test_headers_are_those_of_the_blobs(self, home: Home) -> None:
         name, entry = "w", TensorEntry(DType.U8, (3,), 0, 3)
@@ -279,7 +280,7 @@ class BlobTests(HomeTests):
     @pytest.mark.parametrize("size", [0, 5, 70_000])
     def test_other_bytes_from_elsewhere(self, home: Home, session: Session, size: int) -> None:
         wrong = bytes(size) if size else b""
-        said = descriptor_of(data_of(max(size, 1))).model_copy(update={"size": size})
+        said = replace(descriptor_of(data_of(max(size, 1))), size=size)
         with pytest.raises(DigestMismatchError):
             session.add(said, BytesReader(wrong))
         with pytest.raises(NotFoundError):
@@ -290,6 +291,6 @@ class BlobTests(HomeTests):
     @pytest.mark.parametrize("more", [-1, 1])
     def test_another_size_from_elsewhere(self, session: Session, more: int) -> None:
         data = data_of(1000)
-        said = descriptor_of(data).model_copy(update={"size": len(data) + more})
+        said = replace(descriptor_of(data), size=len(data) + more)
         with pytest.raises(CorruptDataError):
             session.add(said, BytesReader(data))

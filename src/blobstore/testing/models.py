@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ class ModelTests(HomeTests):
         assert blobs_of(home, "m") == [b"one"]
 
     def test_a_manifest_with_another_size_is_refused(self, home: Home) -> None:
-        wrong = Manifest(layers=(descriptor_of(b"one").model_copy(update={"size": 4}),))
+        wrong = Manifest(layers=(replace(descriptor_of(b"one"), size=4),))
         with home.session() as session:
             session.put(b"one")
             with pytest.raises(CorruptDataError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -33,13 +34,13 @@ def test_a_config_without_a_draft_has_no_such_key() -> None:
 
 
 def test_the_draft_comes_after_the_capabilities_in_ollamas_key_order() -> None:
-    config = CONFIG.model_copy(update={"draft": Draft.of("Gemma4AssistantForCausalLM")})
+    config = replace(CONFIG, draft=Draft.of("Gemma4AssistantForCausalLM"))
     assert config.encode() == PLAIN % (DRAFT % b"Gemma4AssistantForCausalLM")
     assert ModelConfig.parse(config.encode()) == config
 
 
 def test_an_architecture_is_escaped_as_go_does() -> None:
-    assert CONFIG.model_copy(update={"draft": Draft.of("<a&b>")}).encode() == PLAIN % (
+    assert replace(CONFIG, draft=Draft.of("<a&b>")).encode() == PLAIN % (
         DRAFT % rb"\u003ca\u0026b\u003e"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +255,7 @@ def test_hostile_names_of_files_are_refused(store: Store, tmp_path: Path, name: 
     assert some is not None
     evil = Descriptor(media_type=FILE_MEDIA_TYPE, digest=some.digest, size=some.size, name=name)
     with store.session("x") as session:
-        session.publish(M, manifest.model_copy(update={"layers": (*manifest.layers, evil)}))
+        session.publish(M, replace(manifest, layers=(*manifest.layers, evil)))
     with pytest.raises(UnsupportedSourceError, match=r"can't be a file|would be called"):
         blobstore.export_model("m", tmp_path / "out" / "deep", store=store)
     assert not (tmp_path / "x").exists()
@@ -310,9 +311,9 @@ def test_what_an_early_version_recorded_has_no_coverage(store: Store, tmp_path: 
     del document["coverage"]
     with store.session("x") as session:
         blob = session.put(json.dumps(document).encode())
-        changed = own.model_copy(update={"digest": blob.digest, "size": blob.size})
+        changed = replace(own, digest=blob.digest, size=blob.size)
         layers = tuple(changed if layer is own else layer for layer in manifest.layers)
-        session.publish(M, manifest.model_copy(update={"layers": layers}))
+        session.publish(M, replace(manifest, layers=layers))
     coverage = stored_coverage(store, store.manifest(M))
     assert (coverage.tensors.source, coverage.tensors.stored, coverage.files.stored) == (None, 3, 4)
 

@@ -8,12 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from blobstore.errors import DocumentError
 from blobstore.formats import strictjson
 from blobstore.formats.documents import MAX_BLOB
 from blobstore.formats.provenance import RecordedCoverage
 from blobstore.formats.quant import Quantization
+from blobstore.formats.strictdocument import InvalidError
 from blobstore.importer.planning.outputs import (
     ImportPlan,
     OutputTensor,
@@ -151,10 +153,26 @@ class PlanCopy(PlanPart):
     file: PlanFile
 
 
-_Coverage = Annotated[
-    RecordedCoverage,
-    BeforeValidator(lambda value: RecordedCoverage.model_validate(value, extra="forbid")),
-]
+def _coverage(value: Any) -> RecordedCoverage:
+    found = RecordedCoverage.checked(value)
+    _refuse_others(value, asdict(found))
+    return found
+
+
+def _refuse_others(value: Any, known: Any) -> None:
+    """Raise InvalidError for a key that only ``value`` has."""
+    both = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in both:
+        if isinstance(value, dict) and key not in known:
+            raise InvalidError("Extra inputs are not permitted", key)
+        if isinstance(item, dict | list):
+            try:
+                _refuse_others(item, known[key])
+            except InvalidError as error:
+                raise error.within(key) from None
+
+
+_Coverage = Annotated[RecordedCoverage, BeforeValidator(_coverage)]
 
 
 class PlanDocument(PlanPart):
@@ -173,6 +191,19 @@ class PlanDocument(PlanPart):
     relative_errors: dict[str, float]
     notes: list[str]
     importance: dict[str, str] | None
+
+
+def parse_plan(value: dict[str, Any], what: str) -> PlanDocument:
+    """Return ``value`` as a document; raise DocumentError (rule P2) with the place in it."""
+    try:
+        return PlanDocument.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place, reason = first["loc"], first.get("ctx", {}).get("error", first["msg"])
+        if isinstance(reason, InvalidError):
+            place, reason = (*place, *reason.place), reason.reason
+        shown = ".".join(map(str, place)) or "document"
+        raise DocumentError(f"{what}: {shown}: {reason} (rule {RULE})", rule=RULE) from None
 
 
 def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:

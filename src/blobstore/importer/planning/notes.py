@@ -76,13 +76,13 @@ def own_document(
     drafted = None
     if draft is not None:
         quant = options.draft_type and options.draft_type.value
-        drafted = RecordedDraft.model_construct(quant=quant, sources=_recorded(draft))
+        drafted = RecordedDraft(quant=quant, sources=_recorded(draft))
     return encoded(options.record, _recorded(inventory), coverage, drafted, inventory.path)
 
 
 def _recorded(inventory: Inventory) -> list[RecordedFile]:
     return [
-        RecordedFile.model_construct(
+        RecordedFile(
             name=file.name, size=file.size, metadata=file.metadata, tensors=list(file.tensor_names)
         )
         for file in inventory.files

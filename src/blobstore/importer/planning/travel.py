@@ -30,7 +30,7 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.formats import strictjson
-from blobstore.formats.documents import FILE_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig, validated
+from blobstore.formats.documents import FILE_MEDIA_TYPE, TENSOR_MEDIA_TYPE, ModelConfig
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.codec import header_of
@@ -48,6 +48,7 @@ from blobstore.importer.planning.document import (
     PlanTensor,
     PlanText,
     PlanWeight,
+    parse_plan,
     state_of,
 )
 from blobstore.importer.planning.experts import check_names, check_readable
@@ -94,7 +95,7 @@ def read_plan(
         raw = reader.read(0, min(reader.size, MAX_PLAN + 1))
     what = f"the plan {os.fspath(path)}"
     value = strictjson.parse_object(raw, what, rule=RULE, limit=MAX_PLAN)
-    document = validated(PlanDocument, value, what, RULE)
+    document = parse_plan(value, what)
     try:
         return _plan(document, source, open_source)
     except (UsageError, ValueError, KeyError, IndexError) as error:

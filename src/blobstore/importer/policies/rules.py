@@ -17,15 +17,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tomllib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase, translate
-from typing import Annotated, Any
-
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, ClassVar
 
 from blobstore.errors import (
     BlobStoreError,
@@ -34,10 +30,20 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
-from blobstore.formats.documents import validated
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.codec import header_of
+from blobstore.formats.strictdocument import (
+    Document,
+    InvalidError,
+    Key,
+    integer,
+    items,
+    members,
+    optional,
+    text,
+    validated,
+)
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.ranges import FileReader
 from blobstore.kernels.arrays import Array
@@ -202,13 +208,27 @@ Source: CPython Lib/tomllib/_parser.py `key_value_rule`, `create_dict_rule`.
 """
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
+@dataclass(frozen=True, slots=True)
+class _PolicyDocument(Document):
     quant: str | None = None
     method: str | None = None
-    groups: dict[str, int] = Field(default_factory=dict)
-    rules: Annotated[list[str], Field(max_length=_MOST_RULES)] = Field(default_factory=list)
+    groups: dict[str, int] = field(default_factory=dict)
+    rules: list[str] = field(default_factory=list)
+
+    KEYS: ClassVar = {
+        "quant": Key(optional(text)),
+        "method": Key(optional(text)),
+        "groups": Key(members(integer())),
+        "rules": Key(items(text, _MOST_RULES)),
+    }
+
+    @classmethod
+    def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that an object gives. Raises: InvalidError for other keys, too."""
+        fields = super(_PolicyDocument, cls).fields_of(value)
+        if others := [key for key in value if key not in cls.KEYS]:
+            raise InvalidError("Extra inputs are not permitted", others[0])
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +253,9 @@ class PolicyFile:
         """
         with FileReader(path) as reader:
             _check_size(reader, _LARGEST_FILE, "a policy")
-            text = reader.read(0, reader.size)
+            raw = reader.read(0, reader.size)
         try:
-            document = validated(_Document, _parsed(text, reader.name), reader.name, "O1")
+            document = validated(_PolicyDocument, _parsed(raw, reader.name), reader.name, "O1")
             groups = {QuantType.parse(kind): size for kind, size in document.groups.items()}
             for kind, size in groups.items():
                 Quantization(kind, size)
@@ -265,6 +285,8 @@ def _parsed(text: bytes, name: str) -> dict[str, Any]:
         raise LimitExceededError(
             f"limit exceeded: {name} has a dotted key of {_MOST_DOTS:,} parts or more", path=name
         )
+    import tomllib
+
     try:
         return tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:  # an integer of 4,301 digits is a ValueError, too
@@ -348,6 +370,8 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
                     tensor=name,
                     path=reader.name,
                 )
+        import numpy as np
+
         return {
             name: np.frombuffer(
                 reader.read(header.data_start + entry.begin, entry.nbytes), np.float32

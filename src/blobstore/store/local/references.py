@@ -31,7 +31,8 @@ from blobstore.errors import (
     NotFoundError,
     StorageError,
 )
-from blobstore.formats.documents import MAX_LAYERS, MAX_MANIFEST, Descriptor, Manifest, validated
+from blobstore.formats.documents import MAX_LAYERS, MAX_MANIFEST, Descriptor, Manifest
+from blobstore.formats.strictdocument import validated
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import FileReader, real_path
