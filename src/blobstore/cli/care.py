@@ -24,6 +24,7 @@ from blobstore.cli.output import (
     reason,
     short,
     shortened,
+    show_json,
     show_table,
     show_view,
     size,
@@ -35,13 +36,13 @@ from blobstore.cli.output import (
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
+    from blobstore.store.care.verify import VerifyResult
     from blobstore.views.stores import (
         ModelUsageView,
         PruneView,
         RepairView,
         UndoView,
         UsageView,
-        VerifyView,
     )
 
 
@@ -78,7 +79,6 @@ def verify(
 ) -> None:
     """Check every blob, manifest and document for damage. Exits with 3 if something is damaged."""
     from blobstore.store.care.verify import Sample, verify as check
-    from blobstore.views.stores import VerifyView
 
     part = Sample.parse(sample) if sample is not None else None
     layers = stores_at(store, lower)
@@ -94,25 +94,30 @@ def verify(
             lower=below,
         )
     with suppress(ReaderGoneError):  # the exit code says what was found, too
-        show_view(VerifyView.model_validate(result), _show_verify, as_json=as_json)
+        if as_json:
+            from blobstore.views.stores import VerifyView
+
+            show_json(VerifyView.model_validate(result))
+        else:
+            _show_verify(result)
     if not result.is_sound:
         raise typer.Exit(EXIT_DAMAGED)
 
 
-def _show_verify(view: VerifyView) -> None:
-    for broken in view.broken:
+def _show_verify(found: VerifyResult) -> None:
+    for broken in found.broken:
         emit(printable(f"{broken.name}: {broken.reason}"))
-    for blob in view.damaged:
+    for blob in found.damaged:
         emit(printable(f"{blob.digest}: {blob.reason}"))
         if blob.models:
-            emit(printable(f"  models: {shortened(blob.models, _SHOWN, blob.model_count)}"))
+            emit(printable(f"  models: {shortened(list(map(str, blob.models)), _SHOWN)}"))
         if blob.tensors:
-            emit(printable(f"  tensors: {shortened(blob.tensors, _SHOWN, blob.tensor_count)}"))
-    for odd in view.odd:
+            emit(printable(f"  tensors: {shortened(blob.tensors, _SHOWN)}"))
+    for odd in found.odd:
         emit(printable(f"Odd: {odd.path}: {odd.reason}"))
-    damage = len(view.damaged) + len(view.broken)
+    damage = len(found.damaged) + len(found.broken)
     verdict = f"{damage} damaged" if damage else "all sound"
-    emit(f"Checked {counted(view.checked, 'blob')}, hashed {size(view.bytes)}: {verdict}")
+    emit(f"Checked {counted(found.checked, 'blob')}, hashed {size(found.nbytes)}: {verdict}")
 
 
 def repair(

@@ -26,8 +26,8 @@ from blobstore.cli.output import (
     progress_bar,
     rate,
     shape,
-    short,
     shortened,
+    show_json,
     show_table,
     show_view,
     size,
@@ -39,9 +39,12 @@ from blobstore.errors import UsageError
 from blobstore.importer.policies.arguments import ImportArguments, Option
 
 if TYPE_CHECKING:
+    from blobstore.formats.coverage import Coverage, Tally
     from blobstore.importer.planning.outputs import ImportPlan
+    from blobstore.importer.run import ImportResult
+    from blobstore.model.facts import Verdict
     from blobstore.names import ModelName
-    from blobstore.views.checkpoints import ExportView, ImportView, PlanView
+    from blobstore.views.checkpoints import ExportView
     from blobstore.views.view import CoverageView, TallyView
 
 _MOST_NAMES = 5
@@ -147,7 +150,6 @@ def import_(
 ) -> None:
     """Import a checkpoint into the store, quantized on the way."""
     from blobstore.importer.run import check_tag, default_name, plan_import, run_plan
-    from blobstore.views.checkpoints import ImportView, PlanView
 
     if name is None and (options["modelfile"] is not None or planned is not None):
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
@@ -164,10 +166,10 @@ def import_(
         check_tag(made, target)
     _print_notes(made)
     if dry_run:
-        show_view(PlanView.of(made, made.runs_in), _show_plan, as_json=as_json)
+        _show_planned(made, made.runs_in, as_json=as_json)
         return
     if made.options.target is not None and not as_json:
-        _show_tensors(PlanView.of(made, ()))
+        _show_tensors(made)
     with progress_bar() as progress:
         result = run_plan(
             made,
@@ -178,7 +180,12 @@ def import_(
             verify_reuse=verify_reuse,
             progress=progress,
         )
-    show_view(ImportView.model_validate(result), _show_import, as_json=as_json)
+    if not as_json:
+        _show_import(result)
+        return
+    from blobstore.views.checkpoints import ImportView
+
+    show_json(ImportView.model_validate(result))
 
 
 def _travelled(planned: str, source: str | None, options: Any) -> ImportPlan:
@@ -237,7 +244,6 @@ def plan(
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     from blobstore.importer.run import plan_import
-    from blobstore.views.checkpoints import PlanView
 
     with progress_bar() as progress:
         made = plan_import(source, jobs=jobs, progress=progress, open_source=source_at, **options)
@@ -251,7 +257,7 @@ def plan(
         from blobstore.importer.planning.document import write_plan
 
         write_plan(made, output)
-    show_view(PlanView.of(made, runs_in), _show_plan, as_json=as_json)
+    _show_planned(made, runs_in, as_json=as_json)
 
 
 def _print_notes(made: ImportPlan) -> None:
@@ -259,47 +265,53 @@ def _print_notes(made: ImportPlan) -> None:
         note(text)
 
 
-def _show_import(view: ImportView) -> None:
-    emit(f"{view.name}   {short(view.digest)}")
-    stored = f"{size(view.source_bytes)} in, {size(view.stored_bytes)} stored"
-    emit(f"{stored}, {view.bits_per_weight:.2f} bits per weight")
-    saved = f" ({size(view.saved_bytes)} saved)" if view.saved_bytes else ""
-    recalled = f", {view.recalled} not made again" if view.recalled else ""
-    new = f"{view.created} new ({size(view.new_bytes)})"
-    emit(f"{counted(view.blobs, 'blob')}: {new}, {view.reused} were there{saved}{recalled}")
-    emit(f"{view.seconds:.2f} s, {rate(view.source_bytes, view.seconds)}")
-    first, *others = (with_flags(verdict.sentence) for verdict in view.runs_in)
+def _show_import(result: ImportResult) -> None:
+    emit(f"{result.name}   {result.digest.short}")
+    stored = f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored"
+    emit(f"{stored}, {result.bits_per_weight:.2f} bits per weight")
+    saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""
+    recalled = f", {result.recalled} not made again" if result.recalled else ""
+    new = f"{result.created} new ({size(result.new_bytes)})"
+    emit(f"{counted(result.blobs, 'blob')}: {new}, {result.reused} were there{saved}{recalled}")
+    emit(f"{result.seconds:.2f} s, {rate(result.source_bytes, result.seconds)}")
+    first, *others = (with_flags(verdict.sentence) for verdict in result.runs_in)
     lower = (sentence[0].lower() + sentence[1:] for sentence in others)
     emit(printable("; ".join([first, *lower])))
-    show_coverage(view.coverage)
+    show_coverage(result.coverage)
 
 
-def _show_plan(view: PlanView) -> None:
-    _show_tensors(view)
-    for verdict in view.runs_in:
+def _show_planned(made: ImportPlan, runs_in: Sequence[Verdict], *, as_json: bool) -> None:
+    if as_json:
+        from blobstore.views.checkpoints import PlanView
+
+        show_json(PlanView.of(made, runs_in))
+        return
+    _show_tensors(made)
+    for verdict in runs_in:
         emit(printable(with_flags(verdict.sentence)))
-    show_coverage(view.coverage)
+    show_coverage(made.coverage)
 
 
-def _show_tensors(view: PlanView) -> None:
+def _show_tensors(made: ImportPlan) -> None:
     headings = ["TENSOR", "TYPE", "SHAPE", "SIZE"]
     rows = []
-    for tensor in view.tensors:
-        kind = f"{tensor.type_name} transposed" if tensor.transposed else tensor.type_name
-        rows.append([tensor.name, kind, shape(tensor.shape), size(tensor.size)])
-    if any("relative_error" in tensor.model_fields_set for tensor in view.tensors):
+    for tensor in made.tensors:
+        kind = str(tensor.quantization or tensor.dtype)
+        kind = f"{kind} transposed" if tensor.transposed else kind
+        rows.append([tensor.name, kind, shape(tensor.shape), size(tensor.nbytes)])
+    if made.options.target is not None:
         headings.append("ERROR")
-        for tensor, row in zip(view.tensors, rows, strict=True):
-            error = tensor.relative_error
+        for row in rows:
+            error = made.relative_errors.get(row[0])
             row.append("" if error is None else f"{error:.3%}")
     show_table(headings, rows)
-    parameters = sum(math.prod(tensor.shape) for tensor in view.tensors)
-    totals = f"{count(parameters)} parameters, {size(view.stored_bytes)}"
-    blobs = counted(len(view.blobs), "blob")
-    emit(f"{blobs}, {totals}, {view.bits_per_weight:.2f} bits per weight")
+    parameters = sum(math.prod(tensor.shape) for tensor in made.tensors)
+    totals = f"{count(parameters)} parameters, {size(made.stored_bytes)}"
+    blobs = counted(len(made.blobs), "blob")
+    emit(f"{blobs}, {totals}, {made.bits_per_weight:.2f} bits per weight")
 
 
-def show_coverage(coverage: CoverageView) -> None:
+def show_coverage(coverage: Coverage | CoverageView) -> None:
     """Print what is stored of a source.
 
     One line, and one more for each thing to know: tensors that are counted apart, derived or left
@@ -313,9 +325,8 @@ def show_coverage(coverage: CoverageView) -> None:
     lines += [
         f"{number:,} of the tensors belong to the {head}" for head, number in coverage.heads.items()
     ]
-    lines += [
-        f"Derived: {number:,} {how}" for how, number in (tensors.derived | files.derived).items()
-    ]
+    derived = {**tensors.derived, **files.derived}
+    lines += [f"Derived: {number:,} {how}" for how, number in derived.items()]
     if coverage.kept_whole:
         lines.append(f"Kept as files, not quantized: {shortened(coverage.kept_whole, _MOST_NAMES)}")
     reasons: dict[str, list[str]] = {}
@@ -326,7 +337,7 @@ def show_coverage(coverage: CoverageView) -> None:
     emit(printable("\n".join(lines), keep="\n"))
 
 
-def _share(tally: TallyView, noun: str) -> str:
+def _share(tally: Tally | TallyView, noun: str) -> str:
     covered = tally.stored + sum(tally.derived.values())
     if tally.source is None:
         return counted(covered, noun)

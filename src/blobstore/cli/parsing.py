@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import typer
@@ -21,16 +21,17 @@ _TEXTS = (str, list[str])
 
 def _is_final(parameter: TyperOption | TyperArgument, value: Any) -> bool:
     """Return True for a value that typer's validator would return as it is."""
-    if parameter.callback or (parameter.required and parameter.value_is_missing(value)):
-        return False
     described = parameter.type_descriptor
     is_text = described.annotation in _TEXTS and described.parameter_info.parser is None
-    return value is None or is_text
+    is_missing = parameter.required and parameter.value_is_missing(value)  # typer has the message
+    return not is_missing and (value is None or is_text)
 
 
 class _Option(TyperOption):
     def process_value(self, ctx: Any, value: Any) -> Any:
-        return value if _is_final(self, value) else super().process_value(ctx, value)
+        if not _is_final(self, value):
+            return super().process_value(ctx, value)
+        return value if self.callback is None else self.callback(ctx, self, value)
 
 
 class _Argument(TyperArgument):
@@ -38,11 +39,16 @@ class _Argument(TyperArgument):
         return value if _is_final(self, value) else super().process_value(ctx, value)
 
 
+def _lighten(parameters: Iterable[Any]) -> None:
+    for parameter in parameters:
+        parameter.__class__ = _Option if isinstance(parameter, TyperOption) else _Argument
+
+
 class _Command(TyperCommand):
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        for parameter in self.params:
-            parameter.__class__ = _Option if isinstance(parameter, TyperOption) else _Argument
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters = super().get_params(ctx)
+        _lighten(parameters)
+        return parameters
 
 
 def _command(name: str, place: str, *, hidden: bool) -> Any:
@@ -83,6 +89,11 @@ def group(makers: Mapping[str, Callable[[], Any]]) -> type[TyperGroup]:
 
         def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # typer passes it
             return list(self.commands)
+
+        def get_params(self, ctx: Any) -> list[Any]:
+            parameters = super().get_params(ctx)
+            _lighten(parameters)
+            return parameters
 
     return Group
 

@@ -205,3 +205,12 @@ class Verdict:
     version: str
     runs: Runs
     reason: str
+
+    @property
+    def sentence(self) -> str:
+        """The verdict as a sentence without its full stop."""
+        runtime = f"{self.runtime} {self.version}"
+        if self.runs is Runs.YES:
+            return f"Runs in {runtime} ({self.reason})"
+        said = "Does not run" if self.runs is Runs.NO else "Uncertain"
+        return f"{said} in {runtime}: {self.reason}"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import AliasChoices, AliasPath, Field
 
 from blobstore.views.view import (
-    ONLY_SHOWN,
     Bytes,
     CoverageView,
     Figure,
     Nbytes,
-    Size,
     TensorView,
     Text,
     VerdictView,
@@ -59,7 +57,6 @@ class PlannedTensorView(TensorView):
     relative_error: float | None = Field(
         default=None, description="with a target: what was measured"
     )
-    size: Annotated[Size, ONLY_SHOWN] = 0
 
     @classmethod
     def of(cls, tensor: OutputTensor, plan: ImportPlan) -> PlannedTensorView:
@@ -87,11 +84,6 @@ class PlanView(View):
     bits_per_weight: float
     coverage: CoverageView
     runs_in: list[VerdictView]
-
-    @property
-    def tensors(self) -> list[PlannedTensorView]:
-        """The tensors of all blobs."""
-        return [tensor for blob in self.blobs for tensor in blob.tensors]
 
     @classmethod
     def of(cls, plan: ImportPlan, runs_in: Iterable[Verdict]) -> PlanView:

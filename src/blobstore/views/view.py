@@ -91,15 +91,6 @@ class VerdictView(View):
     runs: Text = Field(description="yes, no or unknown")
     reason: str
 
-    @property
-    def sentence(self) -> str:
-        """The verdict as a sentence without its full stop."""
-        runtime = f"{self.runtime} {self.version}"
-        if self.runs == "yes":
-            return f"Runs in {runtime} ({self.reason})"
-        verdict = "Does not run" if self.runs == "no" else "Uncertain"
-        return f"{verdict} in {runtime}: {self.reason}"
-
 
 class LeftOutView(View):
     """What is not stored, and why."""

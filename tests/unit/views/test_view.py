@@ -34,7 +34,7 @@ DIGEST = Digest.of(b"")
 )
 def test_a_verdict_in_words(verdict: Verdict, sentence: str) -> None:
     view = VerdictView.model_validate(verdict)
-    assert view.sentence == sentence
+    assert verdict.sentence == sentence
     assert view.document() == {
         "runtime": verdict.runtime,
         "version": verdict.version,
