@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blobstore.cli.import_options import takes_import_options
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -36,7 +36,6 @@ from blobstore.cli.output import (
     with_flags,
 )
 from blobstore.errors import UsageError
-from blobstore.importer.policies.arguments import ImportArguments, Option
 
 if TYPE_CHECKING:
     from blobstore.formats.coverage import Coverage, Tally
@@ -79,39 +78,6 @@ Planned = Annotated[
 ]
 CopyUp = Annotated[
     bool, typer.Option("--copy-up", help="Write all blobs, also those that a lower store has.")
-]
-
-
-# What a command line makes of a value's type; of all others a text.
-_TYPES: dict[Any, Any] = {kind: kind for kind in (bool, int | None, float | None)}
-_TYPES[Sequence[str]] = list[str] | None
-
-
-def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command, whose ``**options`` typer now sees as the options of an import."""
-    own = inspect.signature(command, eval_str=True)
-    *named, _ = own.parameters.values()
-    ordered = sorted([*_OPTIONS, *named], key=lambda one: one.kind)
-    command.__signature__ = own.replace(parameters=ordered)  # type: ignore[attr-defined]  # typer reads it
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
-    return command
-
-
-def _parameter(name: str, kind: Any, option: Option) -> inspect.Parameter:
-    """Return the parameter of a command for an option of the table."""
-    parse = parse_size if name == "target_size" else None
-    flags = typer.Option(*flags_of(name), metavar=option.metavar, help=option.help, parser=parse)
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False if kind is bool else None,
-        annotation=Annotated[_TYPES.get(kind, str | None), flags],
-    )
-
-
-_OPTIONS = [
-    _parameter(name, *get_args(hint))
-    for name, hint in get_type_hints(ImportArguments, include_extras=True).items()
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +30,6 @@ from blobstore.cli.output import (
     progress_bar,
     reason,
     shape,
-    short,
     show_facts,
     show_json,
     show_table,
@@ -43,8 +42,10 @@ from blobstore.cli.output import (
 from blobstore.errors import StorageError, UsageError
 
 if TYPE_CHECKING:
+    from blobstore.inspection.listing import BrokenModel, ListedModel, ModelDetails, ModelSummary
     from blobstore.names import ModelName
-    from blobstore.views.stores import CopyView, ListItemView, ModelView, NewNameView, RemovalView
+    from blobstore.store.stored import StoredTensor
+    from blobstore.views.stores import CopyView, NewNameView, RemovalView
 
 _DEFAULT_TOKENS = 128
 _SHOWN = 20
@@ -66,19 +67,19 @@ def list_(
 ) -> None:
     """List the models of the store, the newest first."""
     from blobstore.inspection.listing import list_models
-    from blobstore.views.stores import ListItemView
 
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
     home_of = getattr(opened, "home_of", None)  # of several stores
-    views = [
-        ListItemView.of(model, home_of and home_of(model.name).address)
-        for model in list_models(opened)
-    ]
-    views.sort(key=_ORDERS[sort])
-    if as_json or views:
-        show_view(views, _show_list, as_json=as_json)
+    found = [(model, home_of and home_of(model.name).address) for model in list_models(opened)]
+    found.sort(key=lambda item: _ORDERS[sort](item[0]))
+    if as_json:
+        from blobstore.views.stores import ListItemView
+
+        show_json([ListItemView.of(model, place) for model, place in found])
+    elif found:
+        _show_list(found)
     else:
         emit(printable(f"No models in {opened.address} yet. Import one: blobstore import FOLDER"))
     with _unreadable_is_noted():
@@ -97,28 +98,35 @@ def _unreadable_is_noted() -> Iterator[None]:
         note(f"the models of newer Ollamas are unknown: {error.message}")
 
 
-_ORDERS: Mapping[str, Callable[[ListItemView], float]] = {
+def _by_time(model: ListedModel | BrokenModel) -> float:
+    modified = getattr(model, "modified", None)
+    return math.inf if modified is None else -modified.timestamp()
+
+
+_ORDERS: Mapping[str, Callable[[ListedModel | BrokenModel], float]] = {
     "name": lambda _: 0,  # they are listed by name
-    "time": lambda view: math.inf if view.modified is None else -view.modified.timestamp(),
-    "size": lambda view: math.inf if view.size is None else -view.size,
+    "time": _by_time,
+    "size": lambda model: -getattr(model, "size", -math.inf),
 }
 
 
-def _show_list(views: list[ListItemView]) -> None:
+def _show_list(found: list[tuple[ListedModel | BrokenModel, str | None]]) -> None:
     headings = ["NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"]
-    rows = list(map(_list_row, views))
-    if any(view.store for view in views):
+    rows = [_list_row(model) for model, _ in found]
+    if any(place for _, place in found):
         headings.append("STORE")
-        rows = [(*row, view.store) for row, view in zip(rows, views, strict=True)]
+        rows = [(*row, place or "") for row, (_, place) in zip(rows, found, strict=True)]
     show_table(headings, rows)
 
 
-def _list_row(view: ListItemView) -> tuple[str, ...]:
-    if view.id is None or view.size is None:
-        return (view.name, "", "", "broken", "", reason(view.error))
-    parameters = count(view.parameters or 0)
-    types = view.quant_type or ""
-    return (view.name, short(view.id), size(view.size), types, parameters, age(view.modified))
+def _list_row(model: ListedModel | BrokenModel) -> tuple[str, ...]:
+    from blobstore.inspection.listing import BrokenModel
+
+    name = str(model.name)
+    if isinstance(model, BrokenModel):
+        return (name, "", "", "broken", "", reason(model.error.message))
+    numbers = (model.quant_type, count(model.parameters), age(model.modified))
+    return (name, model.id.short, size(model.size), *numbers)
 
 
 def show(
@@ -138,7 +146,6 @@ def show(
     """Show a model: its architecture, type and size."""
     from blobstore.inspection.listing import describe, stored_coverage, summarize
     from blobstore.names import ModelName
-    from blobstore.views.stores import ModelView
 
     asked = ModelName.parse(name)
     upper, opened = store_at(store, may_be_new=True), stores_at(store, lower)
@@ -150,46 +157,50 @@ def show(
     with _unreadable_is_noted():
         if upper.newer.has(full):
             note(f"a newer Ollama has its own {full}, in manifests-v2/: it does not read this one")
-    view = ModelView.of(summary, details, covered)
-    show_view(view, lambda view: _show_model(view, tensors=tensors), as_json=as_json)
+    if as_json:
+        from blobstore.views.stores import ModelView
 
-
-def _show_model(view: ModelView, *, tensors: bool) -> None:
-    parameters = f"{count(view.parameters)} ({view.parameters:,})" if view.parameters else None
-    facts = {
-        "name": view.name,
-        "id": view.id,
-        "architecture": view.architecture,
-        "parameters": parameters,
-        "type": view.quant_type or None,
-        "weights": _weights_by_type(view) or None,
-        "context length": view.context_length,
-        "embedding length": view.embedding_length,
-        "capabilities": ", ".join(view.capabilities) or None,
-        "size": size(view.size),
-        "layers": view.layers,
-        "tensors": len(view.tensors),
-    }
-    for verdict in view.runs_in:
-        answer = f"{verdict.runs}: {with_flags(verdict.reason)} ({verdict.version})"
-        facts[f"runs in {verdict.runtime}"] = answer
-    show_facts({key: str(value) for key, value in facts.items() if value is not None})
-    if view.coverage is not None:
+        show_json(ModelView.of(summary, details, covered))
+        return
+    _show_model(summary, details)
+    if covered is not None:
         emit()
-        show_coverage(view.coverage)
+        show_coverage(covered)
     if tensors:
         emit()
         rows = [
-            (tensor.name, tensor.type_name, shape(tensor.shape), size(tensor.size))
-            for tensor in view.tensors
+            (one.name, str(one.quantization or one.dtype), shape(one.shape), size(one.nbytes))
+            for one in summary.tensors
         ]
         show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows)
 
 
-def _weights_by_type(view: ModelView) -> str:
+def _show_model(summary: ModelSummary, details: ModelDetails) -> None:
+    parameters = f"{count(summary.parameters)} ({summary.parameters:,})"
+    facts = {
+        "name": summary.name,
+        "id": summary.id,
+        "architecture": details.architecture,
+        "parameters": parameters if summary.parameters else None,
+        "type": summary.quant_type or None,
+        "weights": _weights_by_type(summary.tensors) or None,
+        "context length": details.context_length,
+        "embedding length": details.embedding_length,
+        "capabilities": ", ".join(details.capabilities) or None,
+        "size": size(summary.size),
+        "layers": summary.layers,
+        "tensors": len(summary.tensors),
+    }
+    for verdict in details.runs_in:
+        answer = f"{verdict.runs.value}: {with_flags(verdict.reason)} ({verdict.version})"
+        facts[f"runs in {verdict.runtime}"] = answer
+    show_facts({key: str(value) for key, value in facts.items() if value is not None})
+
+
+def _weights_by_type(tensors: Iterable[StoredTensor]) -> str:
     weights: Counter[str] = Counter()
-    for tensor in view.tensors:
-        weights[tensor.quant_type or tensor.dtype] += math.prod(tensor.shape)
+    for tensor in tensors:
+        weights[str(tensor.quant_type or tensor.dtype)] += math.prod(tensor.shape)
     ordered = sorted(weights.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{kind} {count(number)}" for kind, number in ordered)
 
